@@ -54,7 +54,7 @@ pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e) {
     if ((unsigned)e->by_row > 1) return fail(PYSIM_BAD_ARGUMENT, "by_row is %d; it is 0 or 1", e->by_row);
     bool known = false, whole_numbers = false;
     const char *name = "";
-#define PYSIM_EPILOGUE(number, text, whole, expression) if (e->activation == number) known = true, name = #text, whole_numbers = whole;
+#define PYSIM_EPILOGUE(number, text, whole, times, function, of) if (e->activation == number) known = true, name = #text, whole_numbers = whole;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     if (!known) return fail(PYSIM_BAD_ARGUMENT, "activation %d is no line of epilogues.inc", e->activation);

@@ -42,10 +42,6 @@ struct Strides {
         : image(channels * height * width), channel(nhwc ? 1 : height * width), row(nhwc ? channels * width : width), column(nhwc ? channels : 1) {}
 };
 
-template <class Out> __device__ inline void put(const Epilogue<float, Out> &epilogue, Out *to, float sum, int f) {
-    *to = epilogue.finish(sum, epilogue.beta != 0 ? float(*to) : 0.f, f);
-}
-
 /* A kernel, and the outputs of a thread, whose rows are `apart` from one another; of so many groups. */
 struct Chosen {
     void (*kernel)(Conv, Places);

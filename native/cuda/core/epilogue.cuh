@@ -17,25 +17,79 @@ template <class Acc> struct Arithmetic { using type = float; };
 template <> struct Arithmetic<double> { using type = double; };
 template <> struct Arithmetic<int> { using type = int; };
 
-__device__ inline float erf_of(float x) { return erff(x); }
-__device__ inline double erf_of(double x) { return erf(x); }
-__device__ inline int erf_of(int x) { return x; } /* of s32 these are refused at entry */
+/* The functions that lines of epilogues.inc name. Those that keep whole numbers whole are two comparisons at most. */
+enum Function { same, positive, clamped, logistic, normal, ramp };
 
 /* 1 / (1 + exp(-x)). In f32 within 2^-21 of it, as division by __fdividef is (2 units in the last place; 0 below 2^-126), which is no call. */
 __device__ inline float logistic_of(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
 __device__ inline double logistic_of(double x) { return 1 / (1 + exp(-x)); }
-__device__ inline int logistic_of(int x) { return x; }
 
-/* Of N values: one branch for all. */
-template <class T, int N> __device__ inline void activate(int activation, T (&value)[N], T low, T high) {
-    (void)low, (void)high;
+/* How much of the normal distribution lies below x. */
+__device__ inline float normal_of(float x) { return 0.5f + 0.5f * erff(x * 0.70710678118654752440f); }
+__device__ inline double normal_of(double x) { return 0.5 + 0.5 * erf(x * 0.70710678118654752440); }
+
+/* From 0 at -3 to 1 at 3. */
+template <class T> __device__ inline T ramp_of(T x) { return (x < T(-3) ? T(0) : x > T(3) ? T(6) : x + T(3)) * T(1.0 / 6); }
+
+/* times function(of) of N values, by a function that is more than comparisons. */
+template <class T, int N> __device__ inline void activate_some(int activation, Function function, T (&value)[N]) {
+    T of[N] = {};
+    const auto each = [&](auto make) {
+#pragma unroll
+        for (int i = 0; i < N; i++) of[i] = make(value[i], of[i]);
+    };
     switch (activation) {
-#define PYSIM_EPILOGUE(number, name, whole, expression)                                                                               \
-    case number:                                                                                                                     \
-        _Pragma("unroll") for (int i = 0; i < N; i++) value[i] = [&](T x) -> T { return expression; }(value[i]);                      \
-        break;
+#define PYSIM_EPILOGUE(number, name, whole, times, function, of) case number: each([](T x, T) { return of; }); break;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
+    }
+    switch (function) {
+    case logistic: each([](T, T x) { return logistic_of(x); }); break;
+    case normal: each([](T, T x) { return normal_of(x); }); break;
+    default: each([](T, T x) { return ramp_of(x); });
+    }
+    switch (activation) {
+#define PYSIM_EPILOGUE(number, name, whole, times, function, of) case number: each([](T x, T y) { (void)x; return T(times) * y; }); break;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) value[i] = of[i];
+}
+
+/* Of N values: one branch for all. Functions of more than comparisons stand there for a few values, in a loop that is rolled: unrolled for all values of
+ * every store they were a sixth of a wgmma kernel. Values pass by, for registers have no addresses. */
+template <class T, int N> __device__ inline void activate(int activation, T (&value)[N], T low, T high) {
+    Function function = same;
+    switch (activation) {
+#define PYSIM_EPILOGUE(number, name, whole, times, function_, of) case number: function = function_; break;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    }
+    switch (function) {
+    case same: return;
+    case positive:
+#pragma unroll
+        for (int i = 0; i < N; i++) value[i] = value[i] < T(0) ? T(0) : value[i];
+        return;
+    case clamped:
+#pragma unroll
+        for (int i = 0; i < N; i++) value[i] = value[i] < low ? low : value[i] > high ? high : value[i];
+        return;
+    default: break;
+    }
+    if constexpr (T(0.5) != T(0)) {
+        constexpr int MOST = sizeof(T) == 8 ? 1 : 4, FEW = N < MOST ? N : MOST;
+        static_assert(N % FEW == 0, "all of them");
+#pragma unroll 1
+        for (int done = 0; done < N; done += FEW) {
+            T some[FEW];
+#pragma unroll
+            for (int i = 0; i < FEW; i++) some[i] = value[i];
+            activate_some(activation, function, some);
+#pragma unroll
+            for (int i = 0; i < N; i++) value[i] = i + FEW < N ? value[i + FEW] : some[i + FEW - N];
+        }
     }
 }
 

@@ -159,13 +159,13 @@ Verdict verdict_of(const char *block, size_t total, size_t head, const char *out
 /* One of the lines of epilogues.inc, by a random number; `exact`: one that keeps whole numbers whole. */
 inline int activation_of(unsigned random, bool exact) {
     enum {
-#define PYSIM_EPILOGUE(number, name, whole, expression) LINE_##name,
+#define PYSIM_EPILOGUE(number, name, whole, times, function, of) LINE_##name,
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
         LINES
     };
     static const struct { int number; bool whole; } lines[LINES] = {
-#define PYSIM_EPILOGUE(number, name, whole, expression) {number, whole != 0},
+#define PYSIM_EPILOGUE(number, name, whole, times, function, of) {number, whole != 0},
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     };

@@ -25,6 +25,35 @@ template <class T, class Body> __device__ inline void with_output(const Problem 
     body(Epilogue<float, float>(p));
 }
 
+/* Stores a thread's rows of outputs: of N sums each, until there(i) says no; put(i, results) stores row i, whose outputs were old(i, e), with bias and scale of
+ * line_of(e). What follows the sums stands there once, in a loop that is rolled: rows pass by, for registers have no addresses. */
+template <class Out, int HIGH, int N, class There, class Old, class LineOf, class Put>
+__device__ inline void store_rows(const Epilogue<float, Out> &epilogue, float (&sum)[HIGH][N], There there, Old old, LineOf line_of, Put put) {
+    Out results[N];
+    if (epilogue.plain) {
+#pragma unroll
+        for (int i = 0; i < HIGH; i++) {
+            if (!there(i)) break;
+#pragma unroll
+            for (int e = 0; e < N; e++) results[e] = Out(sum[i][e]);
+            put(i, results);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < HIGH && there(i); i++) {
+        if (epilogue.beta != 0)
+#pragma unroll
+            for (int e = 0; e < N; e++) results[e] = old(i, e);
+        epilogue.finish(sum[0], results, line_of);
+        put(i, results);
+#pragma unroll
+        for (int next = 1; next < HIGH; next++)
+#pragma unroll
+            for (int e = 0; e < N; e++) sum[next - 1][e] = sum[next][e];
+    }
+}
+
 /* Where a thread's outputs lie, HIGH rows, of the filters `first` to `end` of all; and what it reads for them. APART: `apart` rows apart. */
 template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
     Place at;
@@ -44,30 +73,28 @@ template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
     }
     __device__ int row_of(int i) const { return APART ? top + i * apart : at.p * HIGH + i; }
     /* sum[f][i][q]; PIECE columns are stored at once. */
-    template <int WIDE, int PIECE> __device__ void store(const Conv &c, const float (&sum)[OF][HIGH][WIDE]) const {
+    template <int WIDE, int PIECE> __device__ void store(const Conv &c, float (&sum)[OF][HIGH][WIDE]) const {
         with_output<T>(c.product, [&](const auto &epilogue) {
             using Out = std::decay_t<decltype(*epilogue.c)>;
             Out *const image = (Out *)c.out + at.n * out.image + first * out.channel + at.q * WIDE * out.column;
+            const auto inside = [&](int q) { return PIECE > 1 || at.q * WIDE + q < c.out_w; };
 #pragma unroll
             for (int f = 0; f < OF; f++) {
                 if (OF > 1 && first + f >= end) break;
+                Out *const channel = image + f * out.channel;
+                store_rows(
+                    epilogue, sum[f], [&](int i) { return row_of(i) < c.out_h; },
+                    [&](int i, int q) { return inside(q) ? channel[row_of(i) * out.row + q * out.column] : Out(0.f); }, [&](int) { return first + f; },
+                    [&](int i, const Out(&results)[WIDE]) {
 #pragma unroll
-                for (int i = 0; i < HIGH; i++) {
-                    if (row_of(i) >= c.out_h) break;
-                    Out *const row = image + f * out.channel + row_of(i) * out.row;
-#pragma unroll
-                    for (int q = 0; q < WIDE; q += PIECE) {
-                        if (PIECE == 1 && at.q * WIDE + q >= c.out_w) break;
-                        if (epilogue.plain) { /* has code of its own, which is short */
+                        for (int q = 0; q < WIDE; q += PIECE) {
+                            if (!inside(q)) break;
                             Pack<Out, PIECE> piece;
 #pragma unroll
-                            for (int j = 0; j < PIECE; j++) piece.value[j] = Out(sum[f][i][q + j]);
-                            *(Pack<Out, PIECE> *)(row + q * out.column) = piece;
-                        } else
-#pragma unroll
-                            for (int j = 0; j < PIECE; j++) put(epilogue, row + (q + j) * out.column, sum[f][i][q + j], first + f);
-                    }
-                }
+                            for (int j = 0; j < PIECE; j++) piece.value[j] = results[q + j];
+                            *(Pack<Out, PIECE> *)(channel + row_of(i) * out.row + q * out.column) = piece;
+                        }
+                    });
             }
         });
     }
@@ -137,7 +164,7 @@ __global__ void __launch_bounds__(THREADS, KERNEL == 3 ? 3 : KERNEL == 7 && STRI
     const T *const weights = (const T *)c.weights + channel * TAPS;
     const int column = c.groups / 2, row = c.width * column; /* in pairs */
     Pair by[TAPS];
-    float sum[ROWS][WIDE][2] = {};
+    float sum[ROWS][2 * WIDE] = {};
     unsigned inside = 0; /* bit s: column s */
 #pragma unroll
     for (int s = 0; s < LINE; s++) inside |= (unsigned)((unsigned)(w0 + s) < (unsigned)c.width) << s;
@@ -162,25 +189,23 @@ __global__ void __launch_bounds__(THREADS, KERNEL == 3 ? 3 : KERNEL == 7 && STRI
 #pragma unroll
                     for (int q = 0; q < WIDE; q++)
 #pragma unroll
-                        for (int f = 0; f < 2; f++) sum[i][q][f] += float(line[q * STRIDE + s].value[f]) * float(by[(h - i * STRIDE) * KERNEL + s].value[f]);
+                        for (int f = 0; f < 2; f++) sum[i][2 * q + f] += float(line[q * STRIDE + s].value[f]) * float(by[(h - i * STRIDE) * KERNEL + s].value[f]);
     }
     with_output<T>(c.product, [&](const auto &epilogue) {
         using Out = std::decay_t<decltype(*epilogue.c)>;
         Out *const to = (Out *)c.out + ((int64_t)at.n * c.out_h * c.out_w + at.q * WIDE) * c.groups + channel;
+        const auto place = [&](int i, int q) { return to + ((at.p * ROWS + i) * c.out_w + q) * c.groups; };
+        const auto inside = [&](int q) { return at.q * WIDE + q < c.out_w; };
+        store_rows(
+            epilogue, sum, [&](int i) { return at.p * ROWS + i < c.out_h; }, [&](int i, int e) { return inside(e / 2) ? place(i, e / 2)[e % 2] : Out(0.f); },
+            [&](int e) { return channel + e % 2; },
+            [&](int i, const Out(&results)[2 * WIDE]) {
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            const int p = at.p * ROWS + i;
-            if (p >= c.out_h) break;
-#pragma unroll
-            for (int q = 0; q < WIDE; q++) {
-                if (at.q * WIDE + q >= c.out_w) break;
-                Out *const pair = to + (p * c.out_w + q) * c.groups;
-                if (epilogue.plain) *(Pack<Out, 2> *)pair = {{Out(sum[i][q][0]), Out(sum[i][q][1])}};
-                else
-#pragma unroll
-                    for (int f = 0; f < 2; f++) put(epilogue, pair + f, sum[i][q][f], channel + f);
-            }
-        }
+                for (int q = 0; q < WIDE; q++) {
+                    if (!inside(q)) break;
+                    *(Pack<Out, 2> *)place(i, q) = {{results[2 * q], results[2 * q + 1]}};
+                }
+            });
     });
 }
 

@@ -118,21 +118,14 @@ template <Lying LYING> struct Gathered {
         if constexpr (LYING == CHANNELS_LAST) hopper::store_meeting(p, meeting, row, column);
         else
             with_epilogue<Acc>(p, [&](const auto &e) {
-                using E = std::decay_t<decltype(e)>;
                 using Out = std::decay_t<decltype(*e.c)>;
                 if constexpr (Becomes<S::DTYPE, Out>::value)
                     meeting.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
-#pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            Out *to;
-                            if (!find(c, e, at_row + 8 * h, to)) continue;
-#pragma unroll
-                            for (int i = 0; i < 2; i++) {
-                                if (at + i >= e.n) continue;
-                                Out &result = to[(at + i) * (c.out_h * c.out_w)];
-                                result = e.finish(v[2 * h + i], e.beta != 0 ? typename E::T(result) : typename E::T(0), at + i);
-                            }
-                        }
+                        Out *to[2];
+                        const bool exists[2] = {find(c, e, at_row, to[0]), find(c, e, at_row + 8, to[1])};
+                        store_four(
+                            e, v, false, [&](int h, int i) { return to[h] + (at + i) * (c.out_h * c.out_w); },
+                            [&](int h, int i) { return exists[h] && at + i < e.n; }, [&](int, int i) { return min(at + i, e.n - 1); });
                     });
             });
     }

@@ -356,27 +356,39 @@ template <class S, class Acc> struct Meeting {
     }
 };
 
+/* Four sums of a meeting into C: sum 2 h + i goes where place(h, i) points, which is read and written where here(h, i) says so, and has bias and scale of
+ * line_of(h, i). `pairs`: those of two i are one word. */
+template <class Acc, class Out, class Place, class Here, class LineOf>
+__device__ inline void store_four(const Epilogue<Acc, Out> &e, const Acc (&v)[4], bool pairs, Place place, Here here, LineOf line_of) {
+    Pack<Out, 2> value[2];
+    auto &all = *(Out(*)[4])value;
+    if (e.beta != 0)
+#pragma unroll
+        for (int i = 0; i < 4; i++) all[i] = here(i / 2, i % 2) ? *place(i / 2, i % 2) : Out(0.f);
+    if (e.plain)
+#pragma unroll
+        for (int i = 0; i < 4; i++) all[i] = Out(typename Epilogue<Acc, Out>::T(v[i]));
+    else e.finish(v, all, [&](int i) { return line_of(i / 2, i % 2); });
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (pairs && here(h, 1)) *(Pack<Out, 2> *)place(h, 0) = value[h];
+        else
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (here(h, i)) *place(h, i) = value[h].value[i];
+}
+
 /* What of a tile's part is this block's after a meeting, the first row and column of the warpgroup's given. */
 template <class S, class Acc> __device__ inline void store_meeting(const Problem &p, const Meeting<S, Acc> &meeting, int row, int column) {
     row += row_of_thread(), column += threadIdx.x % 4 * 2;
     const auto store = [&](const auto &e) {
-        using E [[maybe_unused]] = std::decay_t<decltype(e)>;
+        const bool turned = S::DTYPE == PYSIM_TF32 && p.turned, by_row = e.by_row != turned;
         meeting.store(row, column, [&](int at_row, int at, const Acc (&v)[4]) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const Acc pair[2] = {v[2 * h], v[2 * h + 1]};
-                if constexpr (S::DTYPE == PYSIM_TF32)
-                    if (p.turned) {
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            if (at_row + 8 * h >= e.m || at + i >= e.n) continue;
-                            auto *const to = e.c + (at + i) * e.ldc + at_row + 8 * h;
-                            *to = e.finish(pair[i], e.beta != 0 ? typename E::T(*to) : typename E::T(0), e.by_row ? at + i : at_row + 8 * h);
-                        }
-                        continue;
-                    }
-                e.store(at_row + 8 * h, at, pair);
-            }
+            store_four(
+                e, v, !turned && e.aligned % (2 * sizeof(*e.c)) == 0,
+                [&](int h, int i) { return e.c + (turned ? (at + i) * e.ldc + at_row + 8 * h : (at_row + 8 * h) * e.ldc + at + i); },
+                [&](int h, int i) { return at_row + 8 * h < e.m && at + i < e.n; },
+                [&](int h, int i) { return by_row ? min(at_row + 8 * h, e.m - 1) : min(at + i, e.n - 1); });
         });
     };
     with_epilogue<Acc>(p, [&](const auto &e) {
