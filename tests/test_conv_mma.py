@@ -105,7 +105,7 @@ def test_a_plan_explains_its_tiles_and_copies():
     text = explain(plan)
     for words in ("threads gather windows", "input, channels last", "of 32 along k", "instruction tile"):
         assert words in text, words
-    assert "model.families.conv_mma: those of mma" in plan.assumed
+    assert "model.families.conv_mma_f16: those of mma" in plan.assumed
 
 
 @pytest.fixture

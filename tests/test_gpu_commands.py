@@ -60,9 +60,8 @@ def test_a_measured_row_leans_on_nothing_assumed_and_one_without_tiles_says_on_w
     assert len(staged.cost.terms) > len(waves.TERMS) and set(staged.assumed) == {f"model.passes.{name}" for name in named}
     lent = planner.plan("conv:g32mb32ic32ih112oc32kh3ph1", "h200").assumed
     assert lent == ("kernel_attributes.f32_depthwise",)
-    assert (
-        "model.families.conv_wgmma: those of wgmma" in planner.plan("conv:mb8ic256ih14oc256kh3ph1:f16", "h200", algorithm="wgmma").assumed
-    )
+    parts = planner.plan("conv:mb8ic256ih14oc256kh3ph1", "h200", algorithm="wgmma").assumed
+    assert "model.families.conv_wgmma_tf32x3: those of wgmma" in parts
 
 
 @pytest.mark.parametrize("layout", CONV_LAYOUTS)

@@ -28,7 +28,7 @@ KERNEL = {
         "PYSIM_KERNEL(target(avx2),     dtype(f32),  form(win),   windows(16),  filters(6),   lane_windows(8),  lane_filters(1))",
         "PYSIM_KERNEL(target(avx2), dtype(f32), form(win), windows(16), filters(4), lane_windows(8), lane_filters(1))",
     ),
-    "native/x86/avx2_f32.c": ("DEFINE_WIN(f32_win_16x6__avx2, 16, 6, V2, TO6)", "DEFINE_WIN(f32_win_16x4__avx2, 16, 4, V2, TO4)"),
+    "native/x86/avx2_f32.c": ("DEFINE_WIN(f32_win_16x6__avx2, 6)", "DEFINE_WIN(f32_win_16x4__avx2, 4)"),
 }
 NEW = "f32_win_16x4__avx2"
 USE = f"""
