@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examples may take as long as a busy machine needs: hypothesis' deadline of 200 ms says nothing about the code."""
 
+from collections.abc import Iterator
+
+import emulated_cuda
+import pytest
 from hypothesis import settings
 
 settings.register_profile("pysim", deadline=None)
 settings.load_profile("pysim")
+
+
+@pytest.fixture
+def emulated() -> Iterator[None]:
+    """The CUDA kernels as the CPU runs them."""
+    with emulated_cuda.opened():
+        yield

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions on mma.sync: who has them, what they copy, their steps, and what they compute."""
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, conv_kernels
 from pysim.runtime import cuda
 
-BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
 ROWS = [row for row in conv_kernels() if row.algorithm == "mma"]
 A100 = machine.load_any("a100")
 assert isinstance(A100, machine.Gpu)
@@ -106,18 +103,6 @@ def test_a_plan_explains_its_tiles_and_copies():
     for words in ("threads gather windows", "input, channels last", "of 32 along k", "instruction tile"):
         assert words in text, words
     assert "model.families.conv_mma_f16: those of mma" in plan.assumed
-
-
-@pytest.fixture
-def emulated(monkeypatch):
-    if not BUILT.exists():
-        pytest.skip(f"{BUILT} is not built (meson setup build-native -Dtests=true)")
-    monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(BUILT))
-    cuda.library.cache_clear()
-    cuda.devices.cache_clear()
-    yield
-    cuda.library.cache_clear()
-    cuda.devices.cache_clear()
 
 
 @pytest.mark.parametrize("layout", CONV_LAYOUTS)

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Python says of every CUDA row's workspace and refusals, beside the library's own answer, without a GPU.
 
-The library is the kernels' build for the CPU (`native/cuda/emulated`), which has every row and the same checks:
-$PYSIM_EMULATED_CUDA_LIBRARY, or that of build-native.
+The library is the kernels' build for the CPU (`native/cuda/emulated`), which has every row and the same checks.
 """
 
 import itertools
-import os
 import random
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import emulated_cuda
 import numpy as np
 import pytest
 
@@ -34,8 +32,6 @@ from pysim.runtime import cuda
 
 MOST = cuda_limits()
 PROBLEMS = 150  # of a row and layout
-BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
-LIBRARY = Path(os.environ.get("PYSIM_EMULATED_CUDA_LIBRARY", BUILT))
 BASE = 4096  # an operand that lies aligned
 
 Lies = tuple[tuple[int, int], tuple[bool, bool]]  # pitches of A and B, and whether they begin aligned
@@ -73,18 +69,8 @@ def refusal(row: ConvKernel, w: Conv, layout: str) -> Reason | None:
 
 @pytest.fixture(scope="module", autouse=True)
 def native() -> Iterator[None]:
-    if not LIBRARY.exists():
-        pytest.skip(f"{LIBRARY} is not built (meson setup build-native -Dtests=true)")
-    before = os.environ.get("PYSIM_CUDA_LIBRARY")
-    os.environ["PYSIM_CUDA_LIBRARY"] = str(LIBRARY)
-    cuda.library.cache_clear()
-    cuda.devices.cache_clear()
-    yield
-    cuda.library.cache_clear()
-    cuda.devices.cache_clear()
-    os.environ.pop("PYSIM_CUDA_LIBRARY")
-    if before is not None:
-        os.environ["PYSIM_CUDA_LIBRARY"] = before
+    with emulated_cuda.opened():
+        yield
 
 
 def library_product_bytes(w: Gemm, schedule: GpuSchedule, lies: Lies) -> int:

@@ -2,9 +2,6 @@
 """Convolutions whose input is scaled, shifted and bounded as it is read: which rows take that, as planner and library say alike, and what
 comes out, by the CUDA kernels as the CPU runs them."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -19,24 +16,10 @@ from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, conv_kernel, conv_kernels, gemm_kernels
 from pysim.runtime import cuda
 
-BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
-LIBRARY = Path(os.environ.get("PYSIM_EMULATED_CUDA_LIBRARY") or BUILT)
 MODULES = {"implicit": implicit, "mma": mma, "wgmma": wgmma}
 ROWS = [row for row in conv_kernels() if row.prologue]
 OTHER = next(row for row in conv_kernels() if row.algorithm == "direct" and row.dtype == "f32")
 PROBLEMS = ["mb2ic6ih4oc5kh1", "mb2ic8ih4oc5kh1", "mb2ic6ih5oc5kh1", "mb1ic8ih6oc5kh3ph1", "mb2ic6ih5oc5kh1sh2", "g2mb1ic8ih5oc6kh1"]
-
-
-@pytest.fixture
-def emulated(monkeypatch):
-    if not LIBRARY.exists():
-        pytest.skip(f"the CUDA kernels are not built to be emulated: there is no {LIBRARY}")
-    monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(LIBRARY))
-    cuda.library.cache_clear()
-    cuda.devices.cache_clear()
-    yield
-    cuda.library.cache_clear()
-    cuda.devices.cache_clear()
 
 
 class Run:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of PyTorch models as they run on a GPU, by the CUDA kernels as the CPU runs them: epilogues, norms, residuals."""
 
-import os
 from contextlib import nullcontext
-from pathlib import Path
 
+import emulated_cuda
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
@@ -19,12 +18,9 @@ from pysim.models.torch_chain import LayerChain  # noqa: E402
 from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
-from pysim.runtime import cuda  # noqa: E402
 from pysim.runtime.cuda_call import ALIGNED  # noqa: E402
 from pysim.runtime.cuda_steps import LaunchSteps  # noqa: E402
 
-BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
-LIBRARY = Path(os.environ.get("PYSIM_EMULATED_CUDA_LIBRARY") or BUILT)
 CONV = Conv(batch=2, channels=8, height=10, width=10, filters=16, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1)
 CASES = [
     ("Conv", "relu", 1e-5, "nchw"),
@@ -42,15 +38,10 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch):
-    if not LIBRARY.exists():
-        pytest.skip(f"the CUDA kernels are not built to be emulated: there is no {LIBRARY}")
     torch.manual_seed(0)
-    monkeypatch.setenv("PYSIM_CUDA_LIBRARY", str(LIBRARY))
-    cuda.library.cache_clear()
     monkeypatch.setattr(torch_gpu.arrays, "library_of", lambda kind: Host())
-    yield
-    monkeypatch.undo()
-    cuda.library.cache_clear()
+    with emulated_cuda.opened():
+        yield
 
 
 class Host:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA library of the kernels as the CPU runs them (`native/cuda/emulated`): $PYSIM_EMULATED_CUDA_LIBRARY, or that of build-native."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pysim.runtime import cuda
+
+BUILT = Path(__file__).parent.parent / "build-native" / "native" / "cuda" / "libpysim_cuda_emulated.so"
+LIBRARY = Path(os.environ.get("PYSIM_EMULATED_CUDA_LIBRARY") or BUILT)
+
+
+@contextmanager
+def opened() -> Iterator[None]:
+    """It is the CUDA library meanwhile; the test is skipped where it is not built."""
+    if not LIBRARY.exists():
+        pytest.skip(f"{LIBRARY} is not built (meson setup build-native -Dtests=true)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSIM_CUDA_LIBRARY", str(LIBRARY))
+        cuda.library.cache_clear()
+        cuda.devices.cache_clear()
+        yield
+    cuda.library.cache_clear()
+    cuda.devices.cache_clear()
