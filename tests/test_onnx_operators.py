@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that no kernel of this library computes, by the onnx package's own definitions: equal to ONNX Runtime, or named."""
+
+import numpy as np
+import pytest
+from graphs import Builder, helper, numpy_helper
+from onnx_models import assert_close, by_onnxruntime, given, model_of
+
+from pysim.errors import ProblemError
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+
+def exported(nodes, shape, constants=(), opset=17):
+    """A model of nodes from "x" to "y"."""
+    kept = [numpy_helper.from_array(np.asarray(array, np.float32), name) for name, array in dict(constants).items()]
+    ends = [
+        helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape),
+        helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None),
+    ]
+    graph = helper.make_graph(nodes, "one", ends[:1], ends[1:], kept)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+RANDOM = np.random.default_rng(1)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_convolutions_and_pools_of_one_and_three_axes_run_with_what_follows_them(rank):
+    """They are no convolution of this library, and nothing may be fused into them."""
+    constants = {"w": RANDOM.standard_normal((4, 3, *[3] * rank)), "s": np.full((4, *[1] * rank), 0.5)}
+    nodes = [helper.make_node("Conv", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
+             helper.make_node("Mul", ["b", "s"], ["c"]),
+             helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[2] * rank, strides=[2] * rank)]  # fmt: skip
+    proto = exported(nodes, (2, 3, *[9] * rank), constants)
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {}, {"strides": [2, 3], "pads": [1, 0, 1, 2], "output_padding": [1, 0]}, {"dilations": [2, 1], "pads": [3, 2, 0, 1]}, {"group": 2},
+        {"strides": [3, 2], "auto_pad": "SAME_UPPER"}, {"strides": [4, 4]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_transposed_convolutions_equal_onnxruntime(how, bias):
+    """The last two: pads that are not told, and outputs that no input reaches."""
+    constants = {"w": RANDOM.standard_normal((4, 6 // how.get("group", 1), 3, 2)), "b": RANDOM.standard_normal(6)}
+    proto = exported([helper.make_node("ConvTranspose", ["x", "w", "b"][: 2 + bias], ["y"], **how)], (2, 4, 5, 6), constants)
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert_close(model(x), by_onnxruntime(content, x))
+    assert [layer.node.op for layer in model.plan.layers] == ["onnx.ConvTranspose" if "auto_pad" in how else "ConvTranspose"]
+
+
+@pytest.mark.parametrize("opset", [9, 13, 15])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 7, 9), (2, 7, 3, 3, 2)], ids=str)
+@pytest.mark.parametrize("settled", [True, False])
+def test_batch_normalization_of_any_rank_has_the_models_statistics(shape, opset, settled):
+    """Those of opset 13 and before have a momentum, which counts in training alone."""
+    constants = {name: RANDOM.uniform(0.5, 2, 7) for name in "gbmv"}
+    nodes = [helper.make_node("BatchNormalization", ["x", "g", "b", "m", "n"], ["y"], momentum=0.5)]
+    nodes.insert(0, helper.make_node("Identity" if settled else "Relu", ["v"], ["n"]))
+    if not settled:  # a variance that is no constant
+        nodes.insert(0, helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0))
+        nodes.insert(1, helper.make_node("Add", ["most", "v"], ["u"]))
+        nodes[2] = helper.make_node("Relu", ["u"], ["n"])
+    proto = exported(nodes, shape, constants, opset)
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+def test_batch_normalization_is_folded_into_the_product_before_it():
+    constants = {name: RANDOM.uniform(0.5, 2, 7) for name in "gbmv"} | {"w": RANDOM.standard_normal((5, 7))}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("BatchNormalization", ["a", *"gbmv"], ["y"])]
+    proto = exported(nodes, (3, 5), constants)
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert [layer.node.op for layer in model.plan.layers] == ["Linear"]
+    assert_close(model(x), by_onnxruntime(content, x))
+
+
+def test_sizes_are_known_of_what_is_computed_with_large_constants():
+    """Larger than any shape, and of sizes that depend on numbers, as masks of shifted windows are."""
+    nodes = [
+        helper.make_node("NonZero", ["ones"], ["places"]),
+        helper.make_node("Cast", ["places"], ["numbers"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "numbers"], ["y"]),
+    ]
+    proto = exported(nodes, (2, 1), {"ones": np.ones((100, 100))})
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+@pytest.mark.parametrize("read", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)])
+def test_outputs_that_nobody_reads_leave_the_others_theirs(read):
+    build = Builder(0)
+    build.shapes["x"] = (1, 12, 5, 5)
+    parts, whole = ["a", "b", "c"], build.add("Relu", ["x"], (1, 12, 5, 5))
+    build.nodes.append(helper.make_node("Split", [whole], parts, axis=1, split=[4, 4, 4], name="split"))
+    proto = build.model([build.add("Neg", [parts[at]], (1, 4, 5, 5)) for at in read], opset=11)
+    x = given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(proto.SerializeToString(), x))
+
+
+def test_a_pool_whose_last_window_begins_in_the_padding_is_named_before_anything_runs():
+    pool = helper.make_node("AveragePool", ["x"], ["y"], name="late", kernel_shape=[3, 1], strides=[3, 3], pads=[0, 0, 1, 0], ceil_mode=1)
+    with pytest.raises(ProblemError, match='AveragePool "late": its last window begins in the padding'):
+        model_of(exported([pool], (1, 4, 16, 8)))
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_a_logarithm_of_softmax_is_finite_where_softmax_is_zero(opset):
+    proto = exported([helper.make_node("LogSoftmax", ["x"], ["y"], name="log")], (2, 3, 4), opset=opset)
+    x = given(proto) * 300
+    wanted = by_onnxruntime(proto.SerializeToString(), x)
+    assert np.isfinite(wanted[0]).all()
+    assert_close(model_of(proto)(x), wanted)
