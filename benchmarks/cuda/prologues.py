@@ -34,7 +34,7 @@ MULTIPLIED = (
     "ic32ih112oc16 ic96ih56oc24 ic144ih56oc24 ic144ih28oc40 ic240ih28oc40 ic240ih14oc80 ic480ih14oc80 ic480ih14oc112 ic672ih14oc112 "
     "ic672ih7oc192 ic1152ih7oc192 ic1152ih7oc320"
 )
-Call = Callable[[], object]
+Call = Callable[[], Any]
 
 
 def captured(call: Call) -> Any:
@@ -102,7 +102,7 @@ def measure(w: Conv, multiplied: bool) -> dict[str, Any]:
         else torch.relu(torch.batch_norm(d, *(t.double() for t in (gamma, beta, mean, var)), False, 0.0, 1e-5, True))
     )
     exact = conv2d(d, f.double())
-    errors = [float((calls[name]().double() - exact).abs().max() / exact.abs().max()) for name in ("prologue", "operators and convolution")]  # type: ignore[attr-defined]
+    errors = [float((calls[name]().double() - exact).abs().max() / exact.abs().max()) for name in ("prologue", "operators and convolution")]
     row = {"problem": w.text, "first": "product" if multiplied else "norm, relu", "microseconds": timed(calls), "errors": errors}
     return row | {"plans": [begun.name, plain.name], "predicted": [round(1e6 * (one.seconds or 0), 2) for one in (begun, plain)]}
 

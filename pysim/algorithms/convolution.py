@@ -48,9 +48,8 @@ class Rows(NamedTuple):
     """An algorithm by its rows, one kernel each: what its module says of one of them, from which the contract's answers follow.
 
     `variant`: the row as the model knows it, in so many chunks; `refusal`: why it does not compute a problem that others do, `unbegun`:
-    why not with a prologue; `kept`: bytes
-    of what it keeps in the workspace, by name, "filters" among them if it makes something of those; `windows`: how many it numbers in a
-    group.
+    why not with a prologue; `kept`: bytes of what it keeps in the workspace, by name, "filters" among them if it makes something of
+    those; `windows`: how many it numbers in a group.
     """
 
     name: str
