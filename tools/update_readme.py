@@ -300,6 +300,7 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "models.md", "models", models_table())
     put(ROOT / "README.md", "models", models_table((4, 32)))
     put(ROOT / "docs" / "models.md", "cpu models", cpu_models_table("models-cpu.jsonl"))
+    put(ROOT / "docs" / "models.md", "two threads", cpu_models_table("models-cpu-two-threads.jsonl"))
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())

@@ -54,7 +54,7 @@ class Model:
         self._graph = graph = graph._replace(constants=constants)
         self.threads = threads
         buffers = planned(graph, lambda node: node.op in operators.IN_PLACE)
-        self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy), buffers, on.name)
+        self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
         last = {name: at for at, layer in enumerate(self.plan.layers) if layer.plan for name in layer.node.inputs[1:PARAMETERS]}
         elsewhere = {name for layer in self.plan.layers for name in layer.node.inputs[PARAMETERS if layer.plan else 0 :]}
         self._natives = list[Prepared | None]()

@@ -104,8 +104,8 @@ def problem_of(node: Node, graph: Graph) -> Conv | None:
 
 
 @lru_cache(maxsize=4096)
-def _plan(problem: Conv, on: Machine, accuracy: Accuracy, layout: Layout = "nchw", state: State = "chained") -> Plan:
-    return planner.plan(problem, on, accuracy=accuracy, state=state, layout=layout)
+def _plan(problem: Conv, on: Machine, accuracy: Accuracy, layout: Layout = "nchw", state: State = "chained", threads: int = 1) -> Plan:
+    return planner.plan(problem, on, accuracy=accuracy, state=state, layout=layout, threads=threads)
 
 
 def _state(node: Node, graph: Graph) -> State:
@@ -127,7 +127,7 @@ def _block_of(graph: Graph, on: Machine) -> int:
 
 
 def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> Laid:
-    """The graph with the layouts and changes of layout of least predicted time."""
+    """The graph with the layouts and changes of layout of least predicted time, of one thread."""
 
     def seconds(node: Node, read: int, written: int) -> float | None:
         if node.op != "Conv":
@@ -208,15 +208,15 @@ def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     return moved + (_pool_seconds(node, graph, on, node.attributes.get("blocks", (1, 1))[0]) if pools else 0.0)
 
 
-def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = "standard") -> tuple[Layer, ...]:
-    """The layers with their plans; PlanError names the node that has none."""
+def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = "standard", threads: int = 1) -> tuple[Layer, ...]:
+    """The layers with their plans for so many threads; PlanError names the node that has none."""
     layers = []
     for node in graph.nodes:
         problem = problem_of(node, graph)
         besides = _moving(node, graph, on, buffers) + _activating(node, graph, on) + _starting(node, on)
         try:
             layout = _layout(*node.attributes.get("blocks", (1, 1)))
-            layers.append(Layer(node, _plan(problem, on, accuracy, layout, _state(node, graph)) if problem else None, besides))
+            layers.append(Layer(node, _plan(problem, on, accuracy, layout, _state(node, graph), threads) if problem else None, besides))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)
