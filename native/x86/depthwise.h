@@ -10,6 +10,8 @@
  *         use however short the rows are, and transposed back. */
 
 enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL_ROWS: of tiles of several filters */
+/* Fewer rows are a corner of a tile of so many: a sum is a chain of multiply-adds, which leave room for those of the rows that are not there. */
+enum { LEAST_ROWS = 4, LEAST_SEVERAL = 3 };
 
 /* How the columns of one row of outputs lie in the input: next to each other; every second one; strides apart. */
 enum { UNIT, PAIRS, STRIDED };
@@ -25,7 +27,7 @@ typedef struct {
     int64_t step;          /* rows of the input between loads */
     int64_t out_pitch;     /* elements between rows of outputs */
     int64_t q;             /* columns of outputs */
-    int64_t rows;          /* of outputs, at most ROWS; fewer in corners of kernels whose rows share no loads */
+    int64_t rows;          /* of outputs, at most ROWS; fewer in corners */
     int64_t channels, kernel_h, kernel_w, stride, dilation_h, dilation, height, width, pad; /* the others are along columns */
     int64_t out_filter;    /* elements between filters' outputs */
     T low, high;           /* bounds of outputs */
@@ -173,7 +175,7 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
         T *out = t->out + f * t->out_filter + q;
 #pragma GCC unroll 8
         for (int o = 0; o < ROWS; o++, out += t->out_pitch) {
-            if (KR == 1 && EDGE == CORNER && o >= t->rows) break;
+            if (EDGE == CORNER && o >= t->rows) break;
             const VEC value = v_between(low, high, acc[f][o]);
             if (EDGE)
                 v_store_mask(out, value, keep);
@@ -212,17 +214,13 @@ INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS
     static __attribute__((noinline)) void middle_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
         middle(KR, SH, ROWS, FILTERS, MODE, t, begin, end, corner_##KR##_##MODE##_##ROWS##x##FILTERS);                    \
     }
-#define TILES_TO4(KR, SH, MODE, FILTERS) \
-    TILES_OF(KR, SH, MODE, 1, FILTERS) TILES_OF(KR, SH, MODE, 2, FILTERS) TILES_OF(KR, SH, MODE, 3, FILTERS) TILES_OF(KR, SH, MODE, 4, FILTERS)
-#define TILES_TO8(KR, SH, MODE)                                         \
-    TILES_TO4(KR, SH, MODE, 1) TILES_OF(KR, SH, MODE, 5, 1)             \
-    TILES_OF(KR, SH, MODE, 6, 1) TILES_OF(KR, SH, MODE, 7, 1) TILES_OF(KR, SH, MODE, 8, 1)
+#define TILES_TO8(KR, SH, MODE)                                                     \
+    TILES_OF(KR, SH, MODE, 4, 1) TILES_OF(KR, SH, MODE, 5, 1) TILES_OF(KR, SH, MODE, 6, 1) \
+    TILES_OF(KR, SH, MODE, 7, 1) TILES_OF(KR, SH, MODE, 8, 1)
 #define NAME(KR, MODE, ROWS, FILTERS) {middle_##KR##_##MODE##_##ROWS##x##FILTERS, corner_##KR##_##MODE##_##ROWS##x##FILTERS}
-#define NAMES_TO4(KR, MODE, FILTERS) NAME(KR, MODE, 1, FILTERS), NAME(KR, MODE, 2, FILTERS), NAME(KR, MODE, 3, FILTERS), NAME(KR, MODE, 4, FILTERS)
-#define NAMES_TO8(KR, MODE) \
-    {NAMES_TO4(KR, MODE, 1), NAME(KR, MODE, 5, 1), NAME(KR, MODE, 6, 1), NAME(KR, MODE, 7, 1), NAME(KR, MODE, 8, 1)}
-#define SEVERAL_TO4(KR, SH, MODE, FILTERS) TILES_TO4(KR, SH, MODE, FILTERS)
-#define SEVERAL_NAMES(KR, MODE, FILTERS) {NAMES_TO4(KR, MODE, FILTERS)}
+#define NAMES_TO8(KR, MODE) {NAME(KR, MODE, 4, 1), NAME(KR, MODE, 5, 1), NAME(KR, MODE, 6, 1), NAME(KR, MODE, 7, 1), NAME(KR, MODE, 8, 1)}
+#define SEVERAL_TO4(KR, SH, MODE, FILTERS) TILES_OF(KR, SH, MODE, 3, FILTERS) TILES_OF(KR, SH, MODE, 4, FILTERS)
+#define SEVERAL_NAMES(KR, MODE, FILTERS) {NAME(KR, MODE, 3, FILTERS), NAME(KR, MODE, 4, FILTERS)}
 
 TILES_OF(1, 1, UNIT, 8, 1)
 TILES_OF(1, 1, PAIRS, 8, 1)
@@ -240,15 +238,15 @@ SEVERAL_TO4(3, 1, UNIT, SEVERAL)
 SEVERAL_TO4(3, 2, PAIRS, SEVERAL)
 
 /* Rows of tiles in the middle of the image and at its top or bottom; by how many kernel rows share loads (1, 3, 5, 7), how columns lie, and
- * rows of the tile: where none share loads, the most that it has, of which corners leave out what is not there. */
+ * rows of the tile: where none share loads, the most that it has. Corners leave out what is not there. */
 typedef void (*some_tiles[2])(const TILES *t, int64_t begin, int64_t end);
-static const some_tiles by_one[4][3][MAX_ROWS] = {
+static const some_tiles by_one[4][3][MAX_ROWS - LEAST_ROWS + 1] = {
     {{NAME(1, UNIT, 8, 1)}, {NAME(1, PAIRS, 8, 1)}, {NAME(1, STRIDED, 8, 1)}},
     {NAMES_TO8(3, UNIT), NAMES_TO8(3, PAIRS)},
     {NAMES_TO8(5, UNIT), NAMES_TO8(5, PAIRS)},
     {NAMES_TO8(7, UNIT), NAMES_TO8(7, PAIRS)},
 };
-static const some_tiles by_several[2][3][SEVERAL_ROWS] = {
+static const some_tiles by_several[2][3][SEVERAL_ROWS - LEAST_SEVERAL + 1] = {
     {{NAME(1, UNIT, 4, SEVERAL)}, {NAME(1, PAIRS, 4, SEVERAL)}, {NAME(1, STRIDED, 4, SEVERAL)}},
     {SEVERAL_NAMES(3, UNIT, SEVERAL), SEVERAL_NAMES(3, PAIRS, SEVERAL)},
 };
@@ -309,9 +307,10 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
                 t.bias = bias ? bias + f : NULL;
                 t.out = out + (f * of->p + p) * of->q;
                 fetch_for_stores(t.out + here * phases * of->q, here * phases * of->q);
-                const int64_t whole = shared > 1 ? here : width > 1 ? SEVERAL_ROWS : MAX_ROWS; /* rows of the tiles that there are */
+                const int64_t fewest = width > 1 ? LEAST_SEVERAL : LEAST_ROWS;
+                const int64_t whole = shared > 1 ? pysim_max(fewest, here) : width > 1 ? SEVERAL_ROWS : MAX_ROWS; /* rows of the tiles that there are */
                 const int is_corner = at_edge || here < whole;
-                (width > 1 ? several : single)[shared > 1 ? here - 1 : 0][is_corner](&t, is_corner ? 0 : first, is_corner ? of->q : last);
+                (width > 1 ? several : single)[shared > 1 ? whole - fewest : 0][is_corner](&t, is_corner ? 0 : first, is_corner ? of->q : last);
             }
             row += here;
             if (++block == blocks) block = 0, row = 0, g++;
