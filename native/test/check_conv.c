@@ -429,12 +429,27 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
 static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (k->s.algorithm != CHECK_sconv) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
-        const int own_rows = i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc;
+        const int own_rows = i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc || i == CHECK_blocked;
         if (check_computes[i] != PYSIM_CONV || own_rows) continue;
         k->s.algorithm = i;
         if (pack(k, side)) random_inputs(k, e, side);
         k->s.algorithm = CHECK_sconv;
     }
+}
+
+/* A case of blocks once more, as planes that are brought into blocks. */
+static void by_way_of_blocks(conv_case *k, guard_side side) {
+    if (k->s.algorithm != CHECK_direct_nchwc || k->c.input_block <= 1) return;
+    const int32_t block = k->c.input_block;
+    k->c.input_block = k->c.output_block = k->index & 1;
+    k->s.algorithm = CHECK_blocked;
+    if (prepare(k, FILL_RANDOM, side)) {
+        const pysim_epilogue e = epilogue_of(k);
+        random_inputs(k, &e, side);
+        if (!check_failed()) poisoned(k, &e, side);
+    }
+    k->c.input_block = k->c.output_block = block;
+    k->s.algorithm = CHECK_direct_nchwc;
 }
 
 static void check_case(conv_case *k) {
@@ -451,6 +466,7 @@ static void check_case(conv_case *k) {
     if (k->s.algorithm == CHECK_winograd) return; /* which needs finite operands */
     others(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     if (!check_failed() && !check_is_exact(k->result)) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
+    if (!check_failed()) by_way_of_blocks(k, side);
 }
 
 static void family(int family_of, int32_t round, int32_t kernel, const pysim_kernel_info *row) {

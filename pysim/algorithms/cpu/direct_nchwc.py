@@ -33,11 +33,14 @@ SETS = (1, 4, 8, 16, 32)  # blocks of channels, and all of them
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    block, out = blocks_of(layout)
-    if out == 1:
+    if blocks_of(layout)[1] == 1:
         return Reason("shape", f"its output has blocks of channels, and {layout} was asked for")
-    if reason := untyped(problem.dtype, nchwc_kernels()):
-        return reason
+    return untyped(problem.dtype, nchwc_kernels()) or refuses_sizes(problem, layout)
+
+
+def refuses_sizes(problem: Conv, layout: Layout) -> Reason | None:
+    """Why channels or filters of a group do not lie so."""
+    block, out = blocks_of(layout)
     for what, count, size in (("channels", problem.channels, block), ("filters", problem.filters, out)):
         if count // problem.groups % size:
             each = f"{count // problem.groups} {what}{' of a group' if problem.groups > 1 else ''}"
@@ -51,7 +54,8 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {layout} was asked for")
 
 
-def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
+def wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
+    """What a kernel's schedules are like; nothing where this is one."""
     own, channels, inner = schedule.channels, problem.channels // problem.groups, blocks_of(layout)[0]
     right, whole = _schedule(kernel, own, schedule.k2), 1 <= own <= channels and (own == channels or own % inner == 0)
     if schedule == right and whole and schedule.k2 >= 1:
@@ -59,7 +63,7 @@ def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) ->
     return f"schedules like {right} with channels of 1 to {channels}, in steps of {inner} unless all"
 
 
-def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
+def schedules(problem: Conv, kernel: Kernel, request: Request, algorithm: str = NAME) -> Iterator[Schedule]:
     """Sets of channels and blocks of tiles that may be best: all tiles, or those whose input fills a part of L1 or L2."""
     assert isinstance(request.machine, Machine)
     shape, levels = Shape.of(problem, kernel, request.layout), request.machine.levels
@@ -67,15 +71,15 @@ def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Sche
     each = max(1, problem.height * problem.width * shape.channels * SIZES[problem.dtype] // shape.tiles)
     inner, outer = levels[0].size_bytes, levels[min(1, len(levels) - 1)].size_bytes
     for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
-        yield from (_schedule(kernel, channels, tiles) for channels in sets)
+        yield from (_schedule(kernel, channels, tiles, algorithm) for channels in sets)
 
 
-def _schedule(kernel: Kernel, channels: int, tiles: int) -> Schedule:
+def _schedule(kernel: Kernel, channels: int, tiles: int, algorithm: str = NAME) -> Schedule:
     """Channels of a set, and tiles of a block that stays while panels pass by."""
-    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, tiles, 1, NAME)
+    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, tiles, 1, algorithm)
 
 
-_LISTED = OfList(NAME, nchwc_kernels, _schedules, _wrong, terms, passed, _unfit)
+_LISTED = OfList(NAME, nchwc_kernels, schedules, wrong, terms, passed, _unfit)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 

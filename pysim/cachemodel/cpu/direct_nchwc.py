@@ -86,6 +86,11 @@ def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout:
     return cycles, call * sets, store * sets + load * (sets - 1)
 
 
+def least_cycles(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -> float:
+    """What no schedule of a kernel goes below: all channels in one set."""
+    return w.batch * w.groups * sum(_of_set(Shape.of(w, kernel, layout), kernel, machine)[:3])
+
+
 @lru_cache(maxsize=64)
 def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float]:
     """Cycles of an image's group: kernel; a set's call and store; and what later sets load again."""

@@ -20,6 +20,7 @@ from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Layout, Request
 from pysim.record.schedule import AnySchedule, Schedule
+from pysim.record.state import State
 from pysim.registry.cpu import Kernel, cpu_kernel
 
 _CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "scattered", "fork", "written", "together")
@@ -40,6 +41,7 @@ def row_of(schedule: AnySchedule) -> Kernel:
 
 
 Rows = Sequence[tuple[Kernel, Schedule]]
+Terms = Mapping[str, Array]
 TERMS = "kernel", "call", "store", "pack"  # of computing, in cycles; an algorithm that does not pack has the first three
 
 
@@ -56,16 +58,17 @@ class Listed(NamedTuple):
 class OfList(NamedTuple):
     """An algorithm whose `schedules` of a problem by a kernel are listed. `wrong` says what is right where a named one is not; `terms` are
     TERMS of one; `passed` is the pass of several by kernels of one form, of their terms; `unfit`: why a kernel is; `latencies`: costs lean
-    on those of the levels, too."""
+    on those of the levels, too; `besides`: passes that each schedule has before or after its own."""
 
     name: str
     kernels: Callable[[], Sequence[Kernel]]
     schedules: Callable[[Any, Kernel, Request], Iterable[Schedule]]
     wrong: Callable[[Any, Kernel, Schedule, Layout], str]
     terms: Callable[[Any, Kernel, Schedule, Machine, Layout], tuple[float, ...]]
-    passed: Callable[[Any, Rows, Mapping[str, Array], Machine, Request], Pass]
+    passed: Callable[[Any, Rows, Terms, Machine, Request], Pass]
     unfit: Callable[[Any, Kernel, Layout], Reason | None] = lambda problem, kernel, layout: None
     latencies: bool = False
+    besides: Callable[[Any, Machine, State], tuple[Pass, ...]] = lambda problem, machine, state: ()
 
     def least_cycles(self, request: Request, best: float) -> float:
         """What computes at least."""
@@ -75,16 +78,16 @@ class OfList(NamedTuple):
     def candidates(self, request: Request, limit: float | None) -> Listed:
         return _listed(self, request)
 
+    def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
+        """Why a kernel of the problem's type cannot run."""
+        assert isinstance(request.machine, Machine)
+        return row_refuses(kernel, request.machine, request.micro_kernel) or self.unfit(request.problem, kernel, request.layout)
+
     def rows(self, request: Request) -> tuple[Rows, tuple[Rejected, ...]]:
         """Those of the kernels that can run; a named plan's alone. Raises PlanError where that is wrong."""
-        problem, machine, dtype = request.problem, request.machine, request.problem.dtype
-        assert isinstance(machine, Machine)
+        problem, dtype = request.problem, request.problem.dtype
         known = {kernel.name: kernel for kernel in self.kernels() if kernel.dtype == dtype}
-        refused = {
-            kernel: reason
-            for kernel in known.values()
-            if (reason := row_refuses(kernel, machine, request.micro_kernel) or self.unfit(problem, kernel, request.layout))
-        }
+        refused = {kernel: reason for kernel in known.values() if (reason := self.refuses(kernel, request))}
         if request.schedule is None:
             rows = ((kernel, one) for kernel in known.values() if kernel not in refused for one in self.schedules(problem, kernel, request))
             return (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
@@ -104,7 +107,7 @@ class OfList(NamedTuple):
         return [ListedCosts(self, machine, one) for one in found]
 
 
-def as_described(nest: Callable[[Any, Rows], LoopNest]) -> Callable[[Any, Rows, Mapping[str, Array], Machine, Request], Pass]:
+def as_described(nest: Callable[[Any, Rows], LoopNest]) -> Callable[[Any, Rows, Terms, Machine, Request], Pass]:
     """`OfList.passed` by the description of the loops alone."""
     return lambda problem, rows, terms, machine, request: pass_of(nest(problem, rows), machine, terms, request.state)
 
@@ -128,7 +131,9 @@ class ListedCosts:
             one = algorithm.passed(of.request.problem, of.rows[at[0] : at[-1] + 1], terms, machine, of.request)
             self._at += [(one, column) for column in range(len(at))]
         self.kinds = (algorithm.name,)
-        self.cycles: Array = np.array([one.cycles[column] for one, column in self._at])
+        self._besides = algorithm.besides(of.request.problem, machine, of.request.state)
+        shared = sum(float(one.cycles[0]) for one in self._besides)
+        self.cycles: Array = np.array([one.cycles[column] + shared for one, column in self._at])
         self.kernels = tuple(dict.fromkeys(kernel.name for kernel, _ in of.rows))
         self.kernel = np.array([self.kernels.index(kernel.name) for kernel, _ in of.rows], dtype=np.int64)
         self.alike, self.kind = self.kernel, np.zeros(len(of.rows), dtype=np.int64)
@@ -139,7 +144,7 @@ class ListedCosts:
 
     def cost(self, row: int) -> Cost:
         one, column = self._at[row]
-        return cost_from([one], column)
+        return cost_from([*self._besides, one], column)
 
     def assumed(self, row: int) -> tuple[str, ...]:
         return assumed(self._on, self._rows[row][0].target, self._latencies, UNREAD)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Direct convolution of planes by way of blocks of channels: each image is brought into blocks, convolved there by direct_nchwc's kernels, and
+its results are brought back.
+
+    cost = that of `direct_nchwc` + reordering the input and the results (`pysim.cachemodel.cpu.reorder`)
+
+Each element is moved once, where SConv packs it once a tap: for kernels that no transform helps (7x1, dilated, strided, or where none is
+allowed). A group's channels and filters are whole blocks of a vector's lanes.
+
+Worked number: 192 channels of 17x17 to 192, 7x1: 55,488 elements go in and as many come out; packing a tap at a time would copy 7 times 55,488.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import msgspec
+
+from pysim.algorithms.contract import Prepared, of_planes, sums
+from pysim.algorithms.cpu import direct_nchwc
+from pysim.cachemodel.cpu import words
+from pysim.cachemodel.cpu.cost import Pass
+from pysim.cachemodel.cpu.direct_nchwc import described, terms
+from pysim.cachemodel.cpu.direct_nchwc import least_cycles as least_of
+from pysim.cachemodel.cpu.direct_nchwc import passed as convolved
+from pysim.cachemodel.cpu.listed import OfList, Rows, Terms, row_of, untyped
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.reorder import reordering, reordering_cycles
+from pysim.cachemodel.cpu.threads import Part
+from pysim.machine.cpu import Machine
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.record.cost import Reason
+from pysim.record.description import Description, Section
+from pysim.record.plan import Layout, MicroKernel, Plan, Request
+from pysim.record.schedule import Schedule
+from pysim.registry.cpu import Kernel, nchwc_kernels
+
+NAME = "blocked"
+COMPUTES = Conv
+tolerance = sums
+REGIONS = 3  # forks and joins of an image: there, sums, back
+
+
+def _layout(kernel: Kernel) -> Layout:
+    """Of an image on the way."""
+    return f"nchw{kernel.lane_filters}c"  # type: ignore[return-value]
+
+
+def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
+    return of_planes(layout) or untyped(problem.dtype, nchwc_kernels())
+
+
+def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
+    return direct_nchwc.refuses_sizes(problem, _layout(kernel))
+
+
+def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
+    return direct_nchwc.wrong(problem, kernel, msgspec.structs.replace(schedule, algorithm=direct_nchwc.NAME), _layout(kernel))
+
+
+def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
+    return direct_nchwc.schedules(problem, kernel, request._replace(layout=_layout(kernel)), NAME)
+
+
+def _terms(problem: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
+    return terms(problem, kernel, schedule, machine, _layout(kernel))
+
+
+def _passed(problem: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
+    return convolved(problem, rows, of, machine, request._replace(layout=_layout(rows[0][0])))
+
+
+_LISTED = OfList(NAME, nchwc_kernels, _schedules, _wrong, _terms, _passed, _unfit, besides=reordering)
+candidates, cost = _LISTED.candidates, _LISTED.cost
+
+
+def least_cycles(request: Request, best: float) -> float:
+    """By kernels first: most lose by that."""
+    w, on = request.problem, request.machine
+    assert isinstance(w, Conv) and isinstance(on, Machine)
+    if request.threads > 1:
+        return 0.0
+    least = _least_of_kernels(w, on, request.micro_kernel)
+    return least if least > best else reordering_cycles(w, on) + _LISTED.least_cycles(request, best)
+
+
+@lru_cache(maxsize=64)
+def _least_of_kernels(w: Conv, on: Machine, micro_kernel: MicroKernel) -> float:
+    """That of the best kernel; 0 where none can run."""
+    request = Request(w, on, micro_kernel=micro_kernel)
+    able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
+    least = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=None)
+    return 0.0 if least is None else least + reordering_cycles(w, on)
+
+
+def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
+    return direct_nchwc.prepare(problem, schedule, _layout(row_of(schedule)))
+
+
+def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
+    """The blocks of an image and of its results, in whole lines."""
+    sizes = problem.channels * problem.height * problem.width, problem.filters * problem.windows
+    lines = sum(ceil_div(size * SIZES[problem.dtype], PANEL_ALIGN) for size in sizes)
+    return (lines + 1) * PANEL_ALIGN + direct_nchwc.workspace_bytes(problem, schedule, layout)
+
+
+def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
+    """That of the sums of one image; whole blocks of its channels are brought there and back (native/conv/blocked.c)."""
+    part = direct_nchwc.largest_part(msgspec.structs.replace(problem, batch=1), schedule, threads)
+    images = msgspec.structs.replace(part.problem, batch=part.problem.batch * problem.batch)  # type: ignore[union-attr]
+    return part._replace(problem=images, regions=REGIONS * problem.batch)
+
+
+def describe(plan: Plan) -> Description:
+    w, schedule = plan.workload, plan.schedule
+    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
+    kernel = row_of(schedule)
+    moved = f"each image's {w.channels} channels into blocks of {kernel.lane_filters}, its {w.filters} planes of results back"
+    inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
+    nest, names = described(w, [(kernel, schedule)], _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}
+    peak = words.peak_of(plan, kernel, kernel.lane_filters)
+    return words.describe(plan, "direct convolution by way of blocks of channels", nest, peak, inner, names, (Section("reordering", (moved,)),))
