@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of planes by way of blocks of channels: the numbers of others, of any epilogue and number of threads; what does not fit is said; the
-model counts what is run."""
+"""Convolutions of planes by way of blocks of channels: the numbers of others, with any epilogue and number of threads;
+what does not fit is said; the model counts what is run."""
 
 import numpy as np
 import pytest

@@ -163,7 +163,9 @@ def _onnxruntime(content: bytes, feeds: dict[str, Array], threads: int) -> Any:
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 4
-    options.add_session_config_entry("session.force_spinning_stop", "1")  # after a call: its threads would spin on the CPUs of the next turn
+    options.add_session_config_entry(
+        "session.force_spinning_stop", "1"
+    )  # after a call: its threads would spin on the CPUs of the next turn
     try:
         session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # each version has its own exceptions

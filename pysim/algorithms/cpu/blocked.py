@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct convolution of planes by way of blocks of channels: each image is brought into blocks, convolved there by direct_nchwc's kernels, and
-its results are brought back.
+"""Direct convolution of planes by way of blocks of channels: each image is brought into blocks, convolved there by the kernels of
+direct_nchwc, and its results are brought back.
 
     cost = that of `direct_nchwc` + reordering the input and the results (`pysim.cachemodel.cpu.reorder`)
 
 Each element is moved once, where SConv packs it once a tap: for kernels that no transform helps (7x1, dilated, strided, or where none is
 allowed). A group's channels and filters are whole blocks of a vector's lanes.
 
-Worked number: 192 channels of 17x17 to 192, 7x1: 55,488 elements go in and as many come out; packing a tap at a time would copy 7 times 55,488.
+Worked number: 192 channels of 17x17 to 192, 7x1: 55,488 elements go in and as many come out; packing would copy 7 times 55,488, a tap at
+a time.
 """
 
 from collections.abc import Iterator
@@ -119,4 +120,6 @@ def describe(plan: Plan) -> Description:
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest, names = described(w, [(kernel, schedule)], _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}
     peak = words.peak_of(plan, kernel, kernel.lane_filters)
-    return words.describe(plan, "direct convolution by way of blocks of channels", nest, peak, inner, names, (Section("reordering", (moved,)),))
+    return words.describe(
+        plan, "direct convolution by way of blocks of channels", nest, peak, inner, names, (Section("reordering", (moved,)),)
+    )
