@@ -157,7 +157,7 @@ def test_kinds_that_are_not_accurate_enough_are_not_waited_for():
     """Of an algorithm none of whose kernels is left, the planner does not go on asking for more."""
     request = planner.plan.__globals__["_request"](CONV, ZEN4, "full", None, "hot", "nchw", "ieee", None)
     algorithm = algorithm_named("sconv", parse(CONV), ZEN4)
-    (costs,) = nested.cost(ZEN4, [algorithm.candidates(request, None)])
+    (costs,) = nested.cost(ZEN4, [algorithm.candidates(request)])
     split = SimpleNamespace(tolerance=lambda problem, schedule: SUMS._replace(multiplied="split"))
     left = Accurate(request, split, costs)
     assert not left.cycles.size and set(left.lost) == set(costs.kind) and np.isnan(left.bounds[np.unique(costs.kernel)]).all()

@@ -456,7 +456,7 @@ def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_
 def test_schedules_that_compute_beyond_the_limit_are_left_out_and_the_others_cost_the_same() -> None:
     for everything in predictions(LAYER, ZEN4):
         limit = float(np.median(everything.cycles))
-        some = predict(everything.rates, everything.table, limit=limit)
+        some = predict(everything.rates, everything.table, limit=np.full(2, limit))
         compute = sum(compute_cycles(everything.rates, everything.table).values()) + everything.table.packed * fetch_cycles(
             everything.rates
         )

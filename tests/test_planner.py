@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from problems import LAYER, PROBLEMS, full_cost, nest_algorithm
 from yardstick import quiet_seconds
 
 from pysim import plan, plans
+from pysim.algorithms.cpu import im2col, sconv, winograd
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import predict, schedule_of
 from pysim.cachemodel.cpu.incore import rates
@@ -25,6 +27,7 @@ from pysim.planner import candidates, forget
 from pysim.problem import text as workload
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import CsaCost
+from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, name_of
 from pysim.record.state import State
 from pysim.registry.cpu import kernels
@@ -47,6 +50,24 @@ def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str)
     assert best.keys() == set(STATIONARY)
     for kind, kept in zip(STATIONARY, (True, False), strict=True):
         assert best[kind].cycles == pytest.approx(found.cycles[found.table.keeps_windows == kept].min(), rel=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", [sconv, winograd, im2col], ids=lambda one: one.NAME)
+def test_what_is_asked_for_after_a_first_round_is_new_and_with_that_all_there_is(algorithm: Any) -> None:
+    request = Request(parse(LAYER), machine.load("zen4"))
+
+    def schedules(*limits: Any) -> list[Any]:
+        (costs,) = algorithm.cost(request.machine, [algorithm.candidates(request, *limits)])
+        return [costs.schedule(row) for row in range(costs.cycles.size)]
+
+    (first,) = algorithm.cost(request.machine, [algorithm.candidates(request)])
+    most, done = np.full(len(first.kinds), 2 * first.cycles.min()), np.zeros(len(first.kinds))
+    some, more, everything = schedules(), schedules(most, done), schedules(most)
+    assert more and not {*some} & {*more}
+    assert {*some, *more} == {*everything}
+    of_one = np.where(np.arange(done.size) == 0, most, 0.0)
+    kinds = {one.kind for one in schedules(of_one, done)} if algorithm is sconv else {}
+    assert len(kinds) <= 1
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

@@ -107,14 +107,19 @@ class Prediction(NamedTuple):
         return self.one.cycles
 
 
-def predict(rates: Rates, table: Table, state: State = "hot", limit: float = np.inf) -> Prediction:
+def predict(rates: Rates, table: Table, state: State = "hot", limit: Array | None = None, done: Array | None = None) -> Prediction:
     """The cost of every schedule of `table`: the equations at the head of this file. `state` is that of the caches at the start.
 
-    Schedules whose compute cycles alone, with what packing waits at least, exceed `limit` are left out of the prediction and of its table.
+    Schedules whose compute cycles alone, with what packing waits at least, exceed `limit`, or do not exceed what is `done` (of input and
+    weight stationary ones), are left out of the prediction and of its table.
     """
     terms = compute_cycles(rates, table)
-    if limit < np.inf:
-        keep = sum(terms.values(), table.packed * fetch_cycles(rates)) <= limit
+    if limit is not None:
+        least = sum(terms.values(), table.packed * fetch_cycles(rates))
+        keep = least <= np.where(table.keeps_windows, *limit)
+        if done is not None:
+            keep &= least > np.where(table.keeps_windows, *done)
+            keep[least.argmin()] |= not keep.any()  # no table is empty
         if not keep.all():
             table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
     return total(rates, table, terms, crossing(rates, flows(rates, table, state)))

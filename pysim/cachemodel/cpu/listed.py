@@ -72,7 +72,7 @@ class OfList(NamedTuple):
         terms = _listed(self, request).terms if request.threads == 1 else np.empty(0)
         return float(terms.sum(axis=0).min()) if terms.size else 0.0
 
-    def candidates(self, request: Request, limit: float | None) -> Listed:
+    def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Listed:
         return _listed(self, request)
 
     def rows(self, request: Request) -> tuple[Rows, tuple[Rejected, ...]]:

@@ -30,13 +30,15 @@ TRANSFERS = 0.5  # of the least bound: what moving data takes beside it, or less
 
 
 class NestCandidates(NamedTuple):
-    """Schedules of a nest as a table, of kernels with lower bounds in cycles; `limit` as in the contract."""
+    """Schedules of a nest as a table, of kernels with lower bounds in cycles; of those that compute for at most `limit` cycles, by kind
+    (STATIONARY), and for more than `done`."""
 
     rates: Rates
     table: Table
     state: State
     bounds: Array
-    limit: float
+    limit: Array
+    done: Array | None
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
 
@@ -47,7 +49,7 @@ class NestCosts:
     kinds: tuple[str, ...] = STATIONARY
 
     def __init__(self, of: NestCandidates) -> None:
-        self.prediction = predict(of.rates, of.table, of.state, of.limit)
+        self.prediction = predict(of.rates, of.table, of.state, of.limit, of.done)
         self._algorithm, self.bounds, self.cycles = of.algorithm, of.bounds, self.prediction.cycles
         self.kernels = tuple(kernel.name for kernel in of.rates.kernels)
         self.kernel = self.alike = self.prediction.table.kernel
@@ -116,10 +118,15 @@ def least_cycles(nest: Nest, request: Request, best: float) -> float:
 
 
 def candidates(
-    nest: Nest, request: Request, limit: float | None, form: str | None = None, algorithm: str | None = None
+    nest: Nest,
+    request: Request,
+    limit: Array | float = 0.0,
+    done: Array | None = None,
+    form: str | None = None,
+    algorithm: str | None = None,
 ) -> Found | NoneLegal:
-    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles. Of kernels of a `form` alone, where one
-    is given, and of an `algorithm` that is not its problem's first."""
+    """The schedules of a nest that a request asks for, within limits as the contract has them. Of kernels of a `form` alone, where one is
+    given, and of an `algorithm` that is not its problem's first."""
     on, dtype = request.machine, request.problem.dtype
     assert isinstance(on, Machine)
     if request.model == "csa":
@@ -128,19 +135,23 @@ def candidates(
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
         of, table = one_schedule(nest, on, request.schedule, dtype)
-        return NestCandidates(of, table, request.state, np.zeros(1), np.inf, (), algorithm)
+        return NestCandidates(of, table, request.state, np.zeros(1), np.full(2, np.inf), None, (), algorithm)
     rows = tilings.rows(on, dtype, request.micro_kernel, form)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
     of = rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
-    limit = max(guess * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
-    possible = np.flatnonzero(bounds <= limit).tolist()
+    first = guess * bounds.min()  # of less, the best would hardly be among them
+    most = np.full(2, np.maximum(first, limit))
+    new = most
+    if done is not None:
+        done = np.full(2, np.maximum(first, done))
+        new, most = np.where(most > done, most, 0.0), np.maximum(most, done)
     place = tilings.in_place_reason(nest)
-    return NestCandidates(
-        of, tilings.table(of, possible, limit), request.state, bounds, limit, (*((place,) if place else ()), *rows.rejected), algorithm
-    )
+    rejected = (*((place,) if place else ()), *rows.rejected)
+    table = tilings.table(of, np.flatnonzero(bounds <= new.max()).tolist(), new)
+    return NestCandidates(of, table, request.state, bounds, most, done, rejected, algorithm)
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[NestCosts | CsaCosts]:

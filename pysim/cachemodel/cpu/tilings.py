@@ -27,6 +27,7 @@ from pysim.registry.cpu import Kernel, kernels
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _K2_PARTS = np.array([1.0, 2, 4, 8, 24])
 _K3_PARTS = np.array([1.0, 4])
+_UNLIMITED = np.full(2, np.inf)
 _LEAST_STEPS = 64  # shorter inner loops cost more in calls than any cache gives back
 
 
@@ -89,19 +90,19 @@ def in_place_reason(nest: Nest) -> Rejected | None:
     return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory", "shape")
 
 
-def table(rates: Rates, kernels: Sequence[int], limit: float = np.inf) -> Table:
+def table(rates: Rates, kernels: Sequence[int], limit: Array = _UNLIMITED) -> Table:
     """The candidate schedules of the kernels with the given indices, input stationary before weight stationary.
 
-    Channel sets whose `least_cycles` are above the limit are left out.
+    Channel sets whose `least_cycles` are above the limit, of either, are left out.
     """
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     keeps, packed, kernel = (np.array(column) for column in zip(*itertools.product((True, False), places, kernels), strict=True))
-    row, channels, k2, k3 = _columns(rates, kernel, packed, keeps, limit)
+    row, channels, k2, k3 = _columns(rates, kernel, packed, keeps, limit[1 - keeps])
     return Table(keeps[row], kernel[row], packed[row], channels, k2, k3)
 
 
 def _columns(
-    rates: Rates, at: NDArray[np.int64], packed: Array, keeps_windows: NDArray[np.bool_], limit: float
+    rates: Rates, at: NDArray[np.int64], packed: Array, keeps_windows: NDArray[np.bool_], limit: Array
 ) -> tuple[NDArray[np.int64], Array, Array, Array]:
     """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3."""
     l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
@@ -110,7 +111,7 @@ def _columns(
     filters, out = rates.stored_tile[at], tile * rates.filters[at] * rates.nest.out_bytes
 
     channels, new = _channels(rates.nest, (l1 - out) / (window + filters))
-    new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels), packed[:, None]) <= limit
+    new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels), packed[:, None]) <= limit[:, None]
     row, column = np.nonzero(new)
     channels, swap, at = channels[row, column], keeps_windows[row], at[row]
     window, filters, out = window[row] * channels, filters[row] * channels, out[row]
