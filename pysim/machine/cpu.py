@@ -196,7 +196,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def unit(self, target: str) -> Unit | None:
         """What the core does with this registry target, or None where it lacks it."""
-        return next((unit for unit in self.core.units if unit.target == target), None)
+        for unit in self.core.units:
+            if unit.target == target:
+                return unit
+        return None
 
     def assumed(self) -> list[str]:
         """Paths of the numbers that are of kind assumed, such as `levels.L3.latency_cycles`."""

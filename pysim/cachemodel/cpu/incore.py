@@ -133,15 +133,15 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
 
 def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
     """Cycles of one step of all tiles and of storing them, and vectors of their outputs; `rows` are (tiles, live kernel rows, windows)."""
-    rate = unit.rate(kernel.dtype)
     full_filters, last_filters = divmod(nest.filters, kernel.filters)
     steps = store = vectors = 0.0
     for tiles, live, windows in rows:
         for count, filters in ((full_filters, kernel.filters), (1, last_filters)):
             if windows and count and filters:
-                steps += live * count * _step_cycles(kernel, unit, rate, windows, filters)
-                store += tiles * count * _store_cycles(kernel, unit, windows, filters)
-                vectors += tiles * count * _out_vectors(kernel, windows, filters)
+                step, stored, out = _tile(kernel, unit, windows, filters)
+                steps += live * count * step
+                store += tiles * count * stored
+                vectors += tiles * count * out
     return steps, store, vectors
 
 
@@ -160,31 +160,28 @@ def products_per_cycle(nest: Nest, kernel: Kernel, unit: Unit | None) -> float:
     return kernel.lane_windows * kernel.lane_filters * k_depth(nest, kernel) * unit.rate(kernel.dtype) if unit else 0.0
 
 
-def _step_cycles(kernel: Kernel, unit: Unit, rate: float, windows: int, filters: int) -> float:
-    """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator.
+@lru_cache(maxsize=4096)
+def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float, float, int]:
+    """Cycles of one step of a tile and of storing it, and vectors of its outputs.
 
-    Portable tiles compute all their filters; where windows are not full, sums are in memory and one filter waits for the one before."""
+    A step is one multiply-add: the slowest of its instructions, operand loads and the latency of an accumulator. Portable tiles compute all
+    their filters; where windows are not full, sums are in memory and one filter waits for the one before. Outputs are vectors of rows of
+    windows, as long as what the kernel puts along its lanes; filters along them pass through the stack and a transposition of lanes x
+    lanes blocks.
+    """
+    vectors = stores = filters * ceil_div(windows, kernel.lane_filters if kernel.along_filters else kernel.lane_windows)
+    shuffles = 0.0
+    if kernel.along_filters:
+        lanes = kernel.lane_filters
+        blocks = ceil_div(filters, lanes)
+        stores += windows * blocks
+        shuffles = ceil_div(windows, lanes) * blocks * lanes * log2(lanes)
     latency = unit.fma_latency_cycles.value
     if _plain(kernel):
         filters, latency = kernel.filters, latency * (kernel.filters if windows < kernel.windows else 1)
     along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
-    return max(along * across / rate, (along + across) / unit.loads_per_cycle.value, latency)
-
-
-def _out_vectors(kernel: Kernel, windows: int, filters: int) -> int:
-    """Vectors of one output tile: rows of windows, as long as what the kernel puts along its lanes."""
-    return filters * ceil_div(windows, kernel.lane_filters if kernel.along_filters else kernel.lane_windows)
-
-
-def _store_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> float:
-    """Cycles to store one output tile; filters along the lanes pass through the stack and a transposition of lanes x lanes blocks."""
-    vectors, shuffles = _out_vectors(kernel, windows, filters), 0.0
-    if kernel.along_filters:
-        lanes = kernel.lane_filters
-        blocks = ceil_div(filters, lanes)
-        vectors += windows * blocks
-        shuffles = ceil_div(windows, lanes) * blocks * lanes * log2(lanes)
-    return vectors / unit.stores_per_cycle.value + shuffles
+    step = max(along * across / unit.rate(kernel.dtype), (along + across) / unit.loads_per_cycle.value, latency)
+    return step, stores / unit.stores_per_cycle.value + shuffles, vectors
 
 
 def fetch_cycles(rates: Rates) -> float:

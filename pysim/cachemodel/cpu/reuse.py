@@ -209,7 +209,7 @@ def flows(rates: Rates, table: Table, state: State) -> Flows:
     kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]) or s.nest.windows_packed, s.own) for span in columns)
     roles, operand, at, shares, never, before = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
     output = runs_ago(state, OPERANDS[OUTPUT])
-    runs = np.where(at[0] == RUN_OUTPUT, output, 1.0)[:, None]
+    runs = np.ones((1, 1)) if output == 1 else np.where(at[0] == RUN_OUTPUT, output, 1.0)[:, None]
     size = stacked(s.at.size, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
     between = _between(s)

@@ -35,6 +35,7 @@ Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 =
 
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import product
 from math import log2
 from typing import NamedTuple
 
@@ -187,15 +188,17 @@ class Candidates(NamedTuple):
 
 def candidates(w: Conv, machine: Machine, state: State, cases: Cases, kept: NDArray[np.bool_]) -> Candidates:
     """Balanced parts of panels of tiles and panels of filters, for the cases and the sets of channels that are `kept`."""
-    parts = _channel_parts(w)
-    rows = [
-        (at, parts[part], k2, k3)
-        for at, part in zip(*(which.tolist() for which in kept.nonzero()), strict=True)
-        for k2 in _parts(cases[at][1].panels, 32)
-        for k3 in _parts(cases[at][1].filter_panels, 32)
-    ]
-    table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
-    return Candidates(w, machine, state, cases, table[0].astype(np.int64), *table[1:])
+    parts = np.array(_channel_parts(w), dtype=np.float64)
+    case, part = kept.nonzero()
+    sets = [_sets(cases[at][1].panels, cases[at][1].filter_panels) for at in case.tolist()]
+    counts = [of.shape[1] for of in sets]
+    return Candidates(w, machine, state, cases, case.repeat(counts), parts[part].repeat(counts), *np.concatenate(sets, axis=1))
+
+
+@lru_cache(maxsize=1024)
+def _sets(panels: int, filter_panels: int) -> Array:
+    """K2 and K3 of each pair."""
+    return np.array([*product(_parts(panels, 32), _parts(filter_panels, 32))], dtype=np.float64).T
 
 
 def _channel_parts(w: Conv) -> tuple[int, ...]:
