@@ -43,7 +43,7 @@ def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str)
     problem, on = parse(text), machine.load(name)
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    found = predict(costs, space.table(costs, range(len(rows))))
+    found = predict(space.table(costs, range(len(rows))))
     chosen = plan(problem, on, algorithm=nest_algorithm(text))
     assert full_cost(chosen).cycles == pytest.approx(found.cycles.min(), rel=1e-12)
     best = {item.schedule.kind: item.cost for item in chosen.considered}
@@ -75,7 +75,7 @@ def test_candidates_are_legal_and_none_stands_twice(text: str) -> None:
     nest, on = nest_of(parse(text)), machine.load("zen4")
     rows = space.rows(on, parse(text).dtype).kernels
     costs = rates(nest, on, rows)
-    prediction = predict(costs, space.table(costs, range(len(rows))))
+    prediction = predict(space.table(costs, range(len(rows))))
     schedules = [schedule_of(prediction, index) for index in range(prediction.cycles.size)]
     assert len(set(schedules)) == len(schedules)
     for kind in STATIONARY:
@@ -134,7 +134,7 @@ def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their
     problem, on = parse(text), machine.load("zen4")
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    found = predict(costs, space.table(costs, range(len(rows))))
+    found = predict(space.table(costs, range(len(rows))))
     everything = {schedule_of(found, row): float(cycles) for row, cycles in enumerate(found.cycles)}
     best = min(everything.values())
     listed = candidates(text, "zen4", within, algorithm=nest_algorithm(text))

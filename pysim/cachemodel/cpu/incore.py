@@ -7,7 +7,7 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,26 +23,9 @@ Array = NDArray[np.float64]
 UNPACKED = 3.5  # times as long as from panels plain C takes to multiply an A where it lies (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
-class Table(NamedTuple):
-    """Schedules as columns: `keeps_windows` (input stationary) or filters; `kernel` indexes the kernels of the rates; `packed` is 1, or 0
-    where windows are read in place."""
-
-    keeps_windows: NDArray[np.bool_]
-    kernel: NDArray[np.int64]
-    packed: Array
-    channels: Array
-    k2: Array
-    k3: Array
-
-
-def select(table: Table, rows: NDArray[np.bool_]) -> Table:
-    """Some rows of a table."""
-    keeps, kernel, packed, channels, k2, k3 = table
-    return Table(keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
-
-
 class Rates(NamedTuple):
-    """What a nest costs with each of some kernels whatever the tiling; every array has one entry per kernel.
+    """What a nest costs with each of some kernels whatever the tiling; every array has one entry per kernel, or, in a
+    table, per schedule.
 
     Cycles are of the whole run: `kernel` in full, `store`, `reload`, `pack` and `pack_filters` for one pass over their operand, which
     takes `pack_calls` calls of the packing routine for each channel set. `windows` and `filters` are those of a tile, `window_tiles`
@@ -72,6 +55,30 @@ class Rates(NamedTuple):
     place_edge: Array
     out_edge: Array
     filter_edge: Array
+
+    def of(self, which: Any) -> "Rates":
+        """Entries of some kernels, or schedules."""
+        nest, machine, kernels, *columns = self
+        return Rates(nest, machine, kernels, *np.array(columns)[:, which])
+
+
+class Table(NamedTuple):
+    """Schedules as columns, each with the `rates` of its kernel: `keeps_windows` (input stationary) or filters; `kernel` indexes the
+    kernels of the rates; `packed` is 1, or 0 where windows are read in place."""
+
+    rates: Rates
+    keeps_windows: NDArray[np.bool_]
+    kernel: NDArray[np.int64]
+    packed: Array
+    channels: Array
+    k2: Array
+    k3: Array
+
+
+def select(table: Table, rows: NDArray[np.bool_]) -> Table:
+    """Some rows of a table."""
+    rates, keeps, kernel, packed, channels, k2, k3 = table
+    return Table(rates.of(rows), keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
 
 
 def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
@@ -191,20 +198,19 @@ def fetch_cycles(rates: Rates) -> float:
     return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
 
 
-def compute_cycles(rates: Rates, table: Table) -> dict[str, Array]:
+def compute_cycles(table: Table) -> dict[str, Array]:
     """The compute terms of every schedule: what the operands' places in the caches do not change."""
-    nest, at, call = rates.nest, table.kernel, rates.machine.core.call_cycles.value
-    pack_call = rates.machine.core.pack_call_cycles.value
-    window_tiles, filter_tiles = rates.window_tiles[at], rates.filter_tiles[at]
+    of, nest, core = table.rates, table.rates.nest, table.rates.machine.core
+    call, pack_call = core.call_cycles.value, core.pack_call_cycles.value
     sets = np.ceil(nest.channels / table.channels)
-    of_windows, of_filters = np.ceil(window_tiles / table.k3), np.ceil(filter_tiles / table.k3)  # sets of kept tiles
+    of_windows, of_filters = np.ceil(of.window_tiles / table.k3), np.ceil(of.filter_tiles / table.k3)  # sets of kept tiles
     passes, filter_passes = np.where(table.keeps_windows, 1.0, of_filters), np.where(table.keeps_windows, of_windows, 1.0)
-    pack = table.packed * passes * (rates.pack[at] + pack_call * sets * rates.pack_calls[at])
+    pack = table.packed * passes * (of.pack + pack_call * sets * of.pack_calls)
     if not nest.filters_packed:
-        pack += filter_passes * (rates.pack_filters[at] + call * nest.repeats * sets * filter_tiles)
+        pack += filter_passes * (of.pack_filters + call * nest.repeats * sets * of.filter_tiles)
     return {
-        "kernel": rates.kernel[at],
-        "call": call * nest.repeats * sets * window_tiles * filter_tiles,
-        "store": rates.store[at] * sets + rates.reload[at] * (sets - 1),
+        "kernel": of.kernel,
+        "call": call * nest.repeats * sets * of.window_tiles * of.filter_tiles,
+        "store": of.store * sets + of.reload * (sets - 1),
         "pack": pack,
     }

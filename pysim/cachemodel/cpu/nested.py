@@ -16,7 +16,7 @@ import numpy as np
 
 from pysim.cachemodel.cpu import csa, tilings
 from pysim.cachemodel.cpu.cost import assumed, cost_of, one_schedule, predict, schedule_of
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, products_per_cycle, rates
+from pysim.cachemodel.cpu.incore import Array, Table, products_per_cycle, rates
 from pysim.cachemodel.cpu.nest import Nest, live_pairs
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
@@ -33,7 +33,6 @@ class NestCandidates(NamedTuple):
     """Schedules of a nest as a table, of kernels with lower bounds in cycles; of those that compute for at most `limit` cycles, by kind
     (STATIONARY), and for more than `done`."""
 
-    rates: Rates
     table: Table
     state: State
     bounds: Array
@@ -49,9 +48,9 @@ class NestCosts:
     kinds: tuple[str, ...] = STATIONARY
 
     def __init__(self, of: NestCandidates) -> None:
-        self.prediction = predict(of.rates, of.table, of.state, of.limit, of.done)
+        self.prediction = predict(of.table, of.state, of.limit, of.done)
         self._algorithm, self.bounds, self.cycles = of.algorithm, of.bounds, self.prediction.cycles
-        self.kernels = tuple(kernel.name for kernel in of.rates.kernels)
+        self.kernels = tuple(kernel.name for kernel in of.table.rates.kernels)
         self.kernel = self.alike = self.prediction.table.kernel
         self.kind = 1 - self.prediction.table.keeps_windows.astype(np.int64)
 
@@ -63,7 +62,7 @@ class NestCosts:
         return cost_of(self.prediction, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        nest, machine = self.prediction.rates.nest, self.prediction.rates.machine
+        nest, machine, *_ = self.prediction.table.rates
         in_place = nest.filters_in_place or not nest.filters_packed  # whose rows no prefetcher follows
         return assumed(machine, self.kernels[self.kernel[row]].rpartition("__")[2], latencies=in_place)
 
@@ -114,7 +113,7 @@ def least_cycles(nest: Nest, request: Request, best: float) -> float:
     least = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters / fastest
     if not kernels or least > best:
         return least
-    return float(tilings.least_cycles(rates(nest, on, kernels), np.arange(len(kernels))).min())
+    return float(tilings.least_cycles(rates(nest, on, kernels)).min())
 
 
 def candidates(
@@ -134,13 +133,14 @@ def candidates(
     if request.schedule is not None:
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
-        of, table = one_schedule(nest, on, request.schedule, dtype)
-        return NestCandidates(of, table, request.state, np.zeros(1), np.full(2, np.inf), None, (), algorithm)
+        return NestCandidates(
+            one_schedule(nest, on, request.schedule, dtype), request.state, np.zeros(1), np.full(2, np.inf), None, (), algorithm
+        )
     rows = tilings.rows(on, dtype, request.micro_kernel, form)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
     of = rates(nest, on, rows.kernels)
-    bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
+    bounds = tilings.least_cycles(of)
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
     first = guess * bounds.min()  # of less, the best would hardly be among them
     most = np.full(2, np.maximum(first, limit))
@@ -151,7 +151,7 @@ def candidates(
     place = tilings.in_place_reason(nest)
     rejected = (*((place,) if place else ()), *rows.rejected)
     table = tilings.table(of, np.flatnonzero(bounds <= new.max()).tolist(), new)
-    return NestCandidates(of, table, request.state, bounds, most, done, rejected, algorithm)
+    return NestCandidates(table, request.state, bounds, most, done, rejected, algorithm)
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[NestCosts | CsaCosts]:

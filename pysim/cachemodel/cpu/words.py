@@ -78,7 +78,7 @@ def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProx
 
 def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
     """The loops of a schedule of SConv's nest, and what they are called."""
-    of = Sliced(*of_row(nest, on, s, _row(on, s)))
+    of = Sliced(of_row(nest, on, s, _row(on, s)))
     read = PANELS[0] if s.pack == "tiles" or nest.windows_packed else "input", "filters" if nest.filters_packed else PANELS[1]
     windows, filters = ("window tiles", read[0], "input to pack"), ("filter tiles", read[1], "filters to pack")
     kept, streamed = (windows, filters) if s.stationary == "input_stationary" else (filters, windows)
