@@ -349,7 +349,8 @@ def cost_from(passes: Sequence[Pass], row: int = 0) -> Cost:
             size, found = sum(moved) + back, levels.setdefault(name, {})
             _add(found, {"lines": size / above.line_bytes, "bytes": size, "cycles": cycles, "writeback_lines": back / above.line_bytes})
             for operand, read, written in zip(one.operands, moved[::2], moved[1::2], strict=True):
-                _add(found, {f"{operand}_bytes": read + 2 * written})
+                key = operand + "_bytes"
+                found[key] = found.get(key, 0.0) + read + 2 * written
     terms |= transfers
     cycles = sum(terms.values()) - sum(hidden.values())
     bound_by = max(terms, key=lambda name: terms[name] - hidden.get(name, 0.0))
