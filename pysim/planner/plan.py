@@ -32,8 +32,7 @@ from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
-from pysim.planner.accurate import Accurate, accurate
-from pysim.planner.rounds import Rounds
+from pysim.planner.accurate import Accurate, Picked, accurate
 from pysim.planner.team import plan_for_team
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload, parse
@@ -327,7 +326,7 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
             while (most := _wanted(kept, candidates.limit, done)).any():
                 candidates = one.candidates(request, most, done)
                 rounds += one.cost(request.machine, [candidates])
-                kept, done = accurate(request, one, Rounds(rounds)), np.maximum(done, most)
+                kept, done = accurate(request, one, Picked(rounds)), np.maximum(done, most)
             found.append((one, kept))
             best = min(best, kept.cycles.min(initial=np.inf))
 

@@ -276,8 +276,8 @@ def describe(plan: Plan) -> Description:
     counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2
     form = f"F({m}x{m}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
     transform = Section("transform", (f"{form}: {counts[0]} multiplications for {counts[1]}, {of.tiles} tiles in rows of {of.row}",))
-    peak = words.peak_of(plan, kernel) * counts[1] / counts[0]
+    peak = words.peak_of(plan) * counts[1] / counts[0]
     summary = "Winograd: tiles of outputs from transformed patches and filters, a product for each plane"
     inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
     nest = model.described(_alone(Request(w, on, plan.layout, plan.state), kernel, s))
-    return words.describe(plan, summary, nest, peak, inner, {"tiles": "panels of tiles"}, (transform,))
+    return words.describe(plan, summary, nest, inner, {"tiles": "panels of tiles"}, (transform,), peak)

@@ -183,12 +183,11 @@ def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float
         blocks = ceil_div(filters, lanes)
         stores += windows * blocks
         shuffles = ceil_div(windows, lanes) * blocks * lanes * log2(lanes)
-    latency = unit.fma_latency_cycles.value
+    waits = 0.0
     if _plain(kernel):
-        filters, latency = kernel.filters, latency * (kernel.filters if windows < kernel.windows else 1)
-    along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
-    step = max(along * across / unit.rate(kernel.dtype), (along + across) / unit.loads_per_cycle.value, latency)
-    return step, stores / unit.stores_per_cycle.value + shuffles, vectors
+        filters, waits = kernel.filters, unit.fma_latency_cycles.value * (kernel.filters if windows < kernel.windows else 1)
+    step = unit.step_cycles(kernel.dtype, ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters))
+    return max(step, waits), stores / unit.stores_per_cycle.value + shuffles, vectors
 
 
 def fetch_cycles(rates: Rates) -> float:

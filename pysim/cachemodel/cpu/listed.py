@@ -14,12 +14,13 @@ import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from, pass_of
 from pysim.cachemodel.cpu.loops import Array, LoopNest
+from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Layout, Request
-from pysim.record.schedule import AnySchedule, Schedule
+from pysim.record.schedule import AnySchedule, Schedule, name_of
 from pysim.registry.cpu import Kernel, cpu_kernel
 
 _CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "scattered", "fork", "written", "together")
@@ -39,6 +40,11 @@ def row_of(schedule: AnySchedule) -> Kernel:
     return kernel
 
 
+def whole_steps(size: int, step: int) -> int:
+    """The whole number of steps, at least one, that takes up a size."""
+    return ceil_div(max(1, size), step) * step
+
+
 Rows = Sequence[tuple[Kernel, Schedule]]
 TERMS = "kernel", "call", "store", "pack"  # of computing, in cycles; an algorithm that does not pack has the first three
 
@@ -54,14 +60,14 @@ class Listed(NamedTuple):
 
 
 class OfList(NamedTuple):
-    """An algorithm whose `schedules` of a problem by a kernel are listed. `wrong` says what is right where a named one is not; `terms` are
-    TERMS of one; `passed` is the pass of several by kernels of one form, of their terms; `unfit`: why a kernel is; `latencies`: costs lean
-    on those of the levels, too."""
+    """An algorithm whose `schedules` of a problem by a kernel are listed. `nearest` is the legal one that is nearest to a named one, itself
+    where it is legal; `terms` are TERMS of one; `passed` is the pass of several by kernels of one form, of their terms; `unfit`: why a
+    kernel is; `latencies`: costs lean on those of the levels, too."""
 
     name: str
     kernels: Callable[[], Sequence[Kernel]]
     schedules: Callable[[Any, Kernel, Request], Iterable[Schedule]]
-    wrong: Callable[[Any, Kernel, Schedule, Layout], str]
+    nearest: Callable[[Any, Kernel, Schedule, Layout], Schedule]
     terms: Callable[[Any, Kernel, Schedule, Machine, Layout], tuple[float, ...]]
     passed: Callable[[Any, Rows, Mapping[str, Array], Machine, Request], Pass]
     unfit: Callable[[Any, Kernel, Layout], Reason | None] = lambda problem, kernel, layout: None
@@ -95,8 +101,8 @@ class OfList(NamedTuple):
             raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
         assert isinstance(request.schedule, Schedule)
         schedule = msgspec.structs.replace(request.schedule, algorithm=self.name)
-        if why := self.wrong(problem, kernel, schedule, request.layout):
-            raise PlanError(f"{kernel.name} has {why}")
+        if schedule != (right := self.nearest(problem, kernel, schedule, request.layout)):
+            raise PlanError(f"{kernel.name} has no such schedule for {problem.text}; the nearest is {name_of(self.name, right)}")
         return ((kernel, schedule),), ()
 
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list["ListedCosts"]:
