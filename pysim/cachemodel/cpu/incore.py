@@ -107,7 +107,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     taps = nest.channels * nest.kernel_w
     full_tiles, last_windows = divmod(nest.windows, kernel.windows)
     steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
-    steps *= nest.repeats * taps / k_depth(nest, kernel) * (UNPACKED if _plain(kernel) and nest.filters_in_place else 1.0)
+    steps *= nest.repeats * taps / k_depth(kernel, nest.out_bytes // size) * (UNPACKED if _plain(kernel) and nest.filters_in_place else 1.0)
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
@@ -157,14 +157,15 @@ def _plain(kernel: Kernel) -> bool:
     return kernel.lane_windows * kernel.lane_filters == 1
 
 
-def k_depth(nest: Nest, kernel: Kernel) -> int:
-    """k steps that one multiply-add takes: a lane is as wide as a result, and narrower operands fill it (rank-2 and rank-4 updates)."""
-    return 1 if _plain(kernel) else nest.out_bytes // nest.element_bytes
+def k_depth(kernel: Kernel, width: int) -> int:
+    """k steps that one multiply-add takes: a lane is as wide as a result, and as many operands as that is wide fill it (rank-2 and rank-4
+    updates)."""
+    return 1 if _plain(kernel) else width
 
 
-def products_per_cycle(nest: Nest, kernel: Kernel, unit: Unit | None) -> float:
-    """Multiplications of a kernel in a cycle at most: what its unit's multiply-adds cover."""
-    return kernel.lane_windows * kernel.lane_filters * k_depth(nest, kernel) * unit.rate(kernel.dtype) if unit else 0.0
+def products_per_cycle(kernel: Kernel, unit: Unit, width: int) -> float:
+    """Multiplications of a kernel in a cycle at most: what its unit's multiply-adds cover; `width`: of a result, in operands."""
+    return kernel.lane_windows * kernel.lane_filters * k_depth(kernel, width) * unit.rate(kernel.dtype)
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; th
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +25,7 @@ from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
-from pysim.registry.cpu import kernels
+from pysim.registry.cpu import Kernel, kernels
 
 TRANSFERS = 0.5  # of the least bound: what moving data takes beside it, or less, in most best schedules
 
@@ -109,11 +110,17 @@ def least_cycles(nest: Nest, request: Request, best: float) -> float:
     on = request.machine
     assert isinstance(on, Machine)
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
-    fastest = max((products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels), default=np.inf)
-    least = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters / fastest
+    least: float = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters
+    least /= _fastest(kernels, on, nest.out_bytes // nest.element_bytes)
     if not kernels or least > best:
         return least
     return float(tilings.least_cycles(rates(nest, on, kernels)).min())
+
+
+@lru_cache(maxsize=64)
+def _fastest(kernels: tuple[Kernel, ...], on: Machine, width: int) -> float:
+    """Multiplications of any kernel in a cycle at most."""
+    return max((products_per_cycle(kernel, on.unit_of(kernel.target), width) for kernel in kernels), default=np.inf)
 
 
 def candidates(

@@ -163,7 +163,7 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
     if kernel is None or unit is None:
         return 0.0
     live = sum(nest.live_rows(kernel.windows)) / (ceil_div(nest.windows, kernel.windows) * nest.kernel_h)
-    return 2 * products_per_cycle(nest, kernel, unit) * on.clock_hz / live if live else 0.0
+    return 2 * products_per_cycle(kernel, unit, nest.out_bytes // nest.element_bytes) * on.clock_hz / live if live else 0.0
 
 
 def _exact(plan: Plan) -> tuple[str, ...]:
