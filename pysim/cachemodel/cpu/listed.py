@@ -27,7 +27,8 @@ _CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "scattered", "f
 UNREAD = tuple(f"core.{name}" for name in _CONSTANTS)  # of the constants between inner loops
 
 
-def untyped(dtype: str, kernels: Iterable[Kernel]) -> Reason | None:
+@lru_cache(maxsize=64)
+def untyped(dtype: str, kernels: tuple[Kernel, ...]) -> Reason | None:
     """Why none of the kernels computes a type."""
     known = sorted({kernel.dtype for kernel in kernels})
     return None if dtype in known else Reason("type", f"it computes {' and '.join(known)}; the problem is {dtype}")

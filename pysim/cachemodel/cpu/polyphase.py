@@ -17,6 +17,7 @@ and two multiply-adds a cycle a tap takes 12 + 8 + 8 = 28 cycles for 56 multiply
 them.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +58,7 @@ def tiles_of(vectors: int, most: int) -> list[int]:
     return [vectors // tiles + (at < vectors % tiles) for at in range(tiles)]
 
 
+@lru_cache(maxsize=64)
 def _row_cycles(w: Conv, kernel: Kernel, unit: Unit, begin: float) -> float:
     """Of one row of outputs of a panel of filters; `begin`: of a tile."""
     taps = w.channels // w.groups * w.kernel_h * w.kernel_w
