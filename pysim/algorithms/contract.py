@@ -151,7 +151,8 @@ class Algorithm(Protocol):
 
     def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates:
         """Every legal schedule that may take up to `limit` cycles, and at least those that may well be the best of their kind. Where it was
-        asked before, up to `done`, without those that it named then. Arrays are by kind."""
+        asked before, up to `done`, without those that it named then; of one kind at least `limit` is above what they said. Arrays are by
+        kind."""
 
     def cost(self, machine: Any, candidates: Sequence[Any]) -> Sequence[Costs]:
         """The costs of several algorithms' candidates in one go: those that share this function are costed together."""
