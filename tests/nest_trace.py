@@ -115,9 +115,8 @@ class Trace:
         """What each step of the description touches: packing a tile or a set of them, and (True) a call of the micro-kernel."""
         s, keeps = self.s, self.s.stationary == "input_stationary"
         numbers = (np.array([float(n)]) for n in (s.pack == "tiles", s.channels, s.k2, s.k3))
-        table = Table(np.array([keeps]), np.zeros(1, dtype=np.int64), *numbers)
         rates = rates_of(self.nest, MACHINE, [next(row for row in kernels() if row.name == s.kernel)])
-        described = Sliced(rates, table)
+        described = Sliced(Table(rates, np.array([keeps]), np.zeros(1, dtype=np.int64), *numbers))
         window, filters = ("kept", "streamed") if keeps else ("streamed", "kept")
         for image in range(self.nest.repeats):
             touched: dict[str, range] = {}

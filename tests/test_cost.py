@@ -69,7 +69,7 @@ def predictions(text: str, on: Machine, dtype: str = "f32", state: State = "hot"
     """Every candidate of a problem, input stationary then weight stationary."""
     rows = space.rows(on, dtype).kernels
     costs = rates(nest_of(parse(text)), on, rows)
-    return [predict(costs, table, state) for table in each_order(space.table(costs, range(len(rows))))]
+    return [predict(table, state) for table in each_order(space.table(costs, range(len(rows))))]
 
 
 def each_order(table: Table) -> list[Table]:
@@ -216,7 +216,7 @@ def sample(seed: int) -> Iterator[tuple[str, Machine, Schedule]]:
             kept = [kernel for kernel in space.rows(on, "f32").kernels if kernel.name in ("f32_win_32x14__avx512", "f32_fil_14x32__avx512")]
             tables = each_order(space.table(rates(nest_of(parse(text)), on, kept), range(len(kept))))
             table = tables[int(chosen.integers(2))]
-            prediction = predict(rates(nest_of(parse(text)), on, kept), table)
+            prediction = predict(table)
             yield text, on, schedule_of(prediction, int(chosen.integers(table.kernel.size)))
 
 
@@ -258,7 +258,7 @@ def test_a_larger_cache_never_raises_the_traffic_of_any_schedule(text: str) -> N
             tables = [prediction.table for prediction in predictions(text, small)]
             for table in tables:
                 costs = [rates(nest_of(parse(text)), on, space.rows(on, "f32").kernels) for on in (small, larger)]
-                before, after = (predict(cost, table) for cost in costs)
+                before, after = (predict(table._replace(rates=cost.of(table.kernel))) for cost in costs)
                 crossed, fewer = (one.one.moved.sum(axis=1) for one in (before, after))
                 assert (fewer <= crossed * (1 + 1e-9)).all(), (index, scale)
 
@@ -296,7 +296,7 @@ def test_nothing_crosses_further_out_than_it_did_further_in_and_terms_are_not_ne
     for prediction in predictions(text, with_levels((64, 8), (256, 8), (512, 8))):
         levels = list(prediction.one.moved)
         assert all((outer <= inner).all() for inner, outer in itertools.pairwise(levels))
-        found = flows(prediction.rates, prediction.table, "hot")
+        found = flows(prediction.table, "hot")
         assert (found.bytes >= 0).all() and (found.between >= 0).all()
         assert all(term >= -1e-6 for row in range(0, prediction.cycles.size, 9) for term in cost_of(prediction, row).terms.values())
 
@@ -336,7 +336,7 @@ def test_two_runs_overfill_as_many_sets_as_on_average_over_where_they_start(mine
 
 def test_a_run_that_fits_a_level_misses_nothing_there_and_one_beyond_it_all() -> None:
     for text in PROBLEMS:
-        found = [flows(item.rates, item.table, "hot") for item in predictions(text, ZEN4)]
+        found = [flows(item.table, "hot") for item in predictions(text, ZEN4)]
         data = max(item.between[:4, -1].sum(axis=0).max() for item in found)  # until outputs are touched again: a whole run
         for ways, some in ((int(data / 64 / 512) + 2, False), (1, True)):
             for prediction in predictions(text, with_levels((64, 8), (512, ways))):
@@ -398,7 +398,8 @@ def test_reading_in_place_packs_nothing_and_needs_no_panels() -> None:
 
 def again(prediction: Prediction, on: Machine) -> Prediction:
     """The same schedules on a machine with other numbers."""
-    return predict(rates(prediction.rates.nest, on, prediction.rates.kernels), prediction.table)
+    table = prediction.table
+    return predict(table._replace(rates=rates(table.rates.nest, on, table.rates.kernels).of(table.kernel)))
 
 
 OF_OTHERS = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles")  # of Winograd, of threads
@@ -456,10 +457,8 @@ def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_
 def test_schedules_that_compute_beyond_the_limit_are_left_out_and_the_others_cost_the_same() -> None:
     for everything in predictions(LAYER, ZEN4):
         limit = float(np.median(everything.cycles))
-        some = predict(everything.rates, everything.table, limit=limit)
-        compute = sum(compute_cycles(everything.rates, everything.table).values()) + everything.table.packed * fetch_cycles(
-            everything.rates
-        )
+        some = predict(everything.table, limit=np.full(2, limit))
+        compute = sum(compute_cycles(everything.table).values()) + everything.table.packed * fetch_cycles(everything.table.rates)
         assert 0 < some.cycles.size < everything.cycles.size
         assert np.allclose(some.cycles, everything.cycles[compute <= limit], rtol=1e-14, atol=0)
 
@@ -468,8 +467,8 @@ def test_schedules_that_compute_beyond_the_limit_are_left_out_and_the_others_cos
 def test_packing_waits_for_at_least_what_the_bound_says(text: str) -> None:
     for prediction in predictions(text, ZEN4):
         compute = sum(prediction.one.terms.values())
-        least = sum(compute_cycles(prediction.rates, prediction.table).values())
-        assert (compute >= (least + prediction.table.packed * fetch_cycles(prediction.rates)) * (1 - 1e-12)).all()
+        least = sum(compute_cycles(prediction.table).values())
+        assert (compute >= (least + prediction.table.packed * fetch_cycles(prediction.table.rates)) * (1 - 1e-12)).all()
 
 
 def test_a_portable_tile_of_few_windows_takes_longer_than_a_full_one() -> None:

@@ -148,7 +148,7 @@ def test_a_plan_is_made_again_from_its_name_and_printed():
     asked = {"machine": "zen5", "layout": "nchw16c"}
     assert pysim.plan(plan.workload, name=plan.name, **asked).schedule == plan.schedule
     assert "panels" in plan.explain() and "NCHW16C" in plan.explain()
-    with pytest.raises(PlanError, match="in steps of 16"):
+    with pytest.raises(PlanError, match=r"has no such schedule for .*channels=16"):
         pysim.plan(plan.workload, name=plan.name.replace(f"channels={plan.tile['channels']}", "channels=7"), **asked)
 
 

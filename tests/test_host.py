@@ -67,6 +67,12 @@ PAGESIZE                           4096
 """
 
 
+def test_a_last_level_that_is_smaller_than_the_one_before_is_none(tmp_path: Path) -> None:
+    share = ZEN4_CACHES[-1]._replace(sets=ZEN4_CACHES[1].sets // 2, ways=ZEN4_CACHES[1].ways)
+    write_caches(tmp_path, [*ZEN4_CACHES[:-1], share], {f"cpu{n}": str(n) for n in range(2)})
+    assert [found.level for found in read_caches(tmp_path, no_getconf)] == [1, 2]
+
+
 def test_without_sysfs_getconf_tells_the_geometry(tmp_path: Path) -> None:
     found = read_caches(tmp_path, lambda: GETCONF)
     assert found == [Geometry(1, 64, 12, 64, ""), Geometry(2, 2048, 16, 64, "")]

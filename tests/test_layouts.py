@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from graphs import random_model
-from test_models import assert_close, by_onnxruntime, given, model_of
+from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 from pysim.errors import NativeError
 from pysim.models import plan

@@ -280,6 +280,12 @@ FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "band
         ("sets = 64", "sets = 99999999999999999999999999", ["levels[0].sets"]),
         ("sets = 64\n", "", ["levels[0]", "missing required field `sets`"]),
         ('target = "avx2"', 'target = "avx512"', ["core.units", '"avx512" stands twice']),
+        ('target = "avx2"', 'target = "avx521"', ["core.units", 'no kernel has the target "avx521"', 'did you mean "avx512"']),
+        (
+            "sets = 64\nways = 8",
+            "sets = 4096\nways = 8",
+            ["levels.L1", "2,097,152 bytes", "more than the 1,048,576 of L2", "none larger than the next"],
+        ),
         ('name = "L2"', 'name = "L1"', ["levels", '"L1" stands twice']),
         (FREQUENCY, "frequency_hz = 3.661e9", ["core.frequency_hz", "{ value = 1.5, kind"]),
         (

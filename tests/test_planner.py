@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from problems import LAYER, PROBLEMS, full_cost, nest_algorithm
 from yardstick import quiet_seconds
 
 from pysim import plan, plans
+from pysim.algorithms.cpu import im2col, sconv, winograd
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import predict, schedule_of
 from pysim.cachemodel.cpu.incore import rates
@@ -25,6 +27,7 @@ from pysim.planner import candidates, forget
 from pysim.problem import text as workload
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import CsaCost
+from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, name_of
 from pysim.record.state import State
 from pysim.registry.cpu import kernels
@@ -40,7 +43,7 @@ def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str)
     problem, on = parse(text), machine.load(name)
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    found = predict(costs, space.table(costs, range(len(rows))))
+    found = predict(space.table(costs, range(len(rows))))
     chosen = plan(problem, on, algorithm=nest_algorithm(text))
     assert full_cost(chosen).cycles == pytest.approx(found.cycles.min(), rel=1e-12)
     best = {item.schedule.kind: item.cost for item in chosen.considered}
@@ -49,12 +52,31 @@ def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str)
         assert best[kind].cycles == pytest.approx(found.cycles[found.table.keeps_windows == kept].min(), rel=1e-12)
 
 
+@pytest.mark.parametrize("algorithm", [sconv, winograd, im2col], ids=lambda one: one.NAME)
+def test_what_is_asked_for_after_a_first_round_is_new_and_with_that_all_there_is(algorithm: Any) -> None:
+    request = Request(parse(LAYER), machine.load("zen4"))
+
+    def costs(*limits: Any) -> Any:
+        return algorithm.cost(request.machine, [algorithm.candidates(request, *limits)])[0]
+
+    def schedules(of: Any) -> list[Any]:
+        return [of.schedule(row) for row in range(of.cycles.size)]
+
+    first = costs()
+    most, done = np.full(len(first.kinds), 2 * first.cycles.min()), np.zeros(len(first.kinds))
+    some, more, everything = schedules(first), schedules(costs(most, done)), schedules(costs(most))
+    assert more and not {*some} & {*more}
+    assert {*some, *more} == {*everything}
+    of_one = costs(np.where(np.arange(done.size) == 0, np.inf, 0.0), done)
+    assert of_one.cycles.size and not of_one.kind.any()
+
+
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_candidates_are_legal_and_none_stands_twice(text: str) -> None:
     nest, on = nest_of(parse(text)), machine.load("zen4")
     rows = space.rows(on, parse(text).dtype).kernels
     costs = rates(nest, on, rows)
-    prediction = predict(costs, space.table(costs, range(len(rows))))
+    prediction = predict(space.table(costs, range(len(rows))))
     schedules = [schedule_of(prediction, index) for index in range(prediction.cycles.size)]
     assert len(set(schedules)) == len(schedules)
     for kind in STATIONARY:
@@ -113,7 +135,7 @@ def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their
     problem, on = parse(text), machine.load("zen4")
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    found = predict(costs, space.table(costs, range(len(rows))))
+    found = predict(space.table(costs, range(len(rows))))
     everything = {schedule_of(found, row): float(cycles) for row, cycles in enumerate(found.cycles)}
     best = min(everything.values())
     listed = candidates(text, "zen4", within, algorithm=nest_algorithm(text))

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """How accurate results are, on any machine in the same words: the largest error over the result's root mean square, against float64, of
-operands that are uniform in [-1, 1); in [0, 1), where sums grow evenly, it is less.
+operands that are uniform in [-1, 1); in [0, 1), where sums grow evenly, it is less. Operands are drawn: fewer than one draw in a hundred
+has a larger error than is stated.
 
 A direct sum, of n results of k products each, one product after another:
 
-    error = 0.33 ln(n) u sqrt(k)  +  k u / 4  +  spread (0.6 u_A + u_C)              spread = sqrt(2 ln(n))
+    error = (0.25 (ln(n) + 5) u sqrt(k)  +  k u / 4  +  spread (0.6 u_A + u_C)) / sqrt(met)            spread = sqrt(2 ln(n))
 
 u is the unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to
-u of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way: hence ln(n),
-and 0.33, which is measured. k u / 4 is what tensor cores add, which truncate their sums (measured). u_A is the operands' roundoff where
-they are rounded to be multiplied (tf32), u_C that of a result narrower than the sums. Kernels that add in several partial sums do better.
+u of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way. Of 150,000 sums
+of 64 to 4,608 products a share of exp(-x / 0.25 - 0.5) was off by more than x u sqrt(k), whatever k: hence ln(n), and 5 more for the
+hundredth draw. Results whose windows lie in the padding in part are smaller, and so is the root mean square: `met` is the share of a whole
+window's products that windows have on average. k u / 4 is what tensor cores add, which truncate their sums (measured). u_A is the operands'
+roundoff where they are rounded to be multiplied (tf32), u_C that of a result narrower than the sums. Kernels that add in several partial
+sums do better.
 
     standard   any plan
     strict     none whose stated error is larger than a direct sum's of that type
     ieee       multiply-adds of the type alone: operands neither transformed nor split
 
-Worked number: 802,816 results of 576 products in f32 (conv:mb4ic64ih56oc64kh3ph1): 0.33 x 13.6 x 2^-24 x 24 = 6.4e-6.
+Worked number: 802,816 results of 576 products in f32 (conv:mb4ic64ih56oc64kh3ph1), of which windows have 98 % on average:
+0.25 x 18.6 x 2^-24 x 24 / sqrt(0.98) = 6.7e-6.
 """
 
 import math
@@ -32,7 +37,8 @@ from pysim.record.cost import Reason
 
 # Of zero-mean walks of roundings, of sums that tensor cores truncate, of operands that are rounded: measured
 # (benchmarks/data/accuracy-*.jsonl; tests/test_accuracy.py holds every line to what is stated)
-WALK, TRUNCATED, ROUNDED = 0.33, 1 / 4, 0.6
+WALK, SURE, TRUNCATED, ROUNDED = 0.25, 5.0, 1 / 4, 0.6
+MOST_TAPS = 64  # of a row or column of a kernel that are gone through; of more, some
 
 
 class Size(NamedTuple):
@@ -51,12 +57,27 @@ def size_of(problem: Workload) -> Size:
 
 def walk(size: Size, unit: float) -> float:
     """The error of sums that are added product by product, each rounded to `unit`."""
-    return WALK * math.log(max(2, size.results)) * unit * math.sqrt(size.products)
+    return WALK * (math.log(max(2, size.results)) + SURE) * unit * math.sqrt(size.products)
+
+
+def met(problem: Workload) -> float:
+    """Share of the products of a whole window that windows have on average: taps in the padding are none."""
+    if isinstance(problem, Gemm) or not problem.padded:
+        return 1.0
+    rows = _met(problem.out_h, problem.kernel_h, problem.stride_h, problem.dilation_h, problem.pad_top, problem.height)
+    return rows * _met(problem.out_w, problem.kernel_w, problem.stride_w, problem.dilation_w, problem.pad_left, problem.width)
+
+
+def _met(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> float:
+    """Along one edge: taps that meet the image, over all windows, of as many as meet it at once."""
+    taps = range(-before, kernel * dilation - before, dilation * -(-kernel // MOST_TAPS))
+    found = sum(max(0, min(out - 1, (size - 1 - at) // stride) - max(0, -(at // stride)) + 1) for at in taps)
+    return max(1, found) / (out * min(len(taps), (size - 1) // taps.step + 1))
 
 
 def direct(problem: Workload, machine: Machine | Gpu) -> float:
     """The error of a direct sum of a problem's type."""
-    return sums(problem, machine) + stored(problem, machine)
+    return (sums(problem, machine) + stored(problem, machine)) / math.sqrt(met(problem))
 
 
 def sums(problem: Workload, machine: Machine | Gpu) -> float:
@@ -83,9 +104,8 @@ def _spread(size: Size) -> float:
 
 def stated(bound: Bound, problem: Workload, machine: Machine | Gpu) -> float:
     """An algorithm's error by its bound, the result's type included; where it states none, a direct sum's, or what it may be off."""
-    if bound.error is None:
-        return max(sums(problem, machine) * bound.growth, bound.rms) + stored(problem, machine)
-    return bound.error + stored(problem, machine)
+    error = max(sums(problem, machine) * bound.growth, bound.rms) if bound.error is None else bound.error
+    return (error + stored(problem, machine)) / math.sqrt(met(problem))
 
 
 def refuses(bound: Bound, problem: Workload, machine: Machine | Gpu, accuracy: Accuracy, limit: float | None) -> Reason | None:

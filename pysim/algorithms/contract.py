@@ -38,8 +38,8 @@ Operands = Literal["plain", "transformed", "split"]  # as they are, sums of seve
 class Candidates(Protocol):
     """Legal schedules of one algorithm as arrays, whatever its cost function reads.
 
-    `limit`: cycles; a schedule that was left out takes longer than this (infinity: none was left out), where it is an array, one of that
-    kind. `rejected`: kernels that cannot run.
+    `limit`: cycles, or cycles of each kind; a schedule that was left out takes longer than this (infinity: none was left out). `rejected`:
+    kernels that cannot run.
     """
 
     @property
@@ -149,8 +149,10 @@ class Algorithm(Protocol):
     def refuses(self, problem: Any, machine: Any, layout: Layout) -> Reason | None:
         """Why it cannot compute the problem here whatever the kernel; None where it can."""
 
-    def candidates(self, request: Request, limit: float | None) -> Candidates:
-        """Every legal schedule that may take up to `limit` cycles; without a limit, at least those that may be the best of their kind."""
+    def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates:
+        """Every legal schedule that may take up to `limit` cycles, and at least those that may well be the best of their kind. Where it was
+        asked before, up to `done`, without those that it named then; of one kind at least `limit` is above what they said. Arrays are by
+        kind."""
 
     def cost(self, machine: Any, candidates: Sequence[Any]) -> Sequence[Costs]:
         """The costs of several algorithms' candidates in one go: those that share this function are costed together."""

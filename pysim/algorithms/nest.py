@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pysim.cachemodel.cpu import nested, words
+from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import Nest, workspace_bytes
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
@@ -32,8 +33,8 @@ class OnNest(NamedTuple):
     def least_cycles(self, request: Request, best: float) -> float:
         return nested.least_cycles(self.nest(request.problem), request, best) if request.threads == 1 else 0.0
 
-    def candidates(self, request: Request, limit: float | None) -> nested.Found | NoneLegal:
-        return nested.candidates(self.nest(request.problem), request, limit, form=self.form, algorithm=self.algorithm)
+    def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> nested.Found | NoneLegal:
+        return nested.candidates(self.nest(request.problem), request, limit, done, self.form, self.algorithm)
 
     def workspace_bytes(self, problem: Any, schedule: Schedule, layout: Layout) -> int:
         return workspace_bytes(self.nest(problem), schedule)

@@ -77,7 +77,8 @@ def _whole(text: str) -> int:
 
 
 def read_caches(sysfs: Path = SYSFS, run_getconf: Callable[[], str] = getconf) -> list[Geometry]:
-    """Data and unified cache levels, L1 first, from sysfs or else from getconf."""
+    """Data and unified cache levels, L1 first, from sysfs or else from getconf; none that is smaller than the one before, such as a virtual
+    machine's share of the last one may be."""
     root = sysfs / "cpu0" / "cache"
     found = [geometry for index in sorted(root.glob("index[0-9]*")) if (geometry := _sysfs_level(index))]
     if not found:
@@ -86,7 +87,8 @@ def read_caches(sysfs: Path = SYSFS, run_getconf: Callable[[], str] = getconf) -
     if [geometry.level for geometry in found] != list(range(1, len(found) + 1)):
         levels = ", ".join(f"L{geometry.level}" for geometry in found)
         raise MachineError(f"{root}: data caches {levels} are reported; L1, L2, ... should be, once each. {BY_HAND}")
-    return found
+    sizes = [0, *(geometry.size_bytes for geometry in found)]
+    return [geometry for geometry, inner in zip(found, sizes, strict=False) if geometry.size_bytes >= inner]
 
 
 def _sysfs_level(index: Path) -> Geometry | None:

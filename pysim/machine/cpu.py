@@ -81,6 +81,12 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 return one.fma_per_cycle.value
         return self.fma_per_cycle.value / (2 if self.target == "portable" and dtype == "f64" else 1)
 
+    def step_cycles(self, dtype: str, along: float, across: float) -> float:
+        """Cycles of along x across multiply-adds, each on an accumulator of its own, of as many operands, loaded once each: the slowest of
+        these instructions and of the latency of an accumulator."""
+        loads = (along + across) / self.loads_per_cycle.value
+        return max(along * across / self.rate(dtype), loads, self.fma_latency_cycles.value)
+
 
 class Csa(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The machine as the convolution slicing analysis of SConv (arXiv 2303.04739, section 4) sees it.
@@ -196,7 +202,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def unit(self, target: str) -> Unit | None:
         """What the core does with this registry target, or None where it lacks it."""
-        return next((unit for unit in self.core.units if unit.target == target), None)
+        for unit in self.core.units:
+            if unit.target == target:
+                return unit
+        return None
+
+    def unit_of(self, target: str) -> Unit:
+        """The unit of kernels that the machine is known to run."""
+        unit = self.unit(target)
+        assert unit is not None
+        return unit
 
     def assumed(self) -> list[str]:
         """Paths of the numbers that are of kind assumed, such as `levels.L3.latency_cycles`."""

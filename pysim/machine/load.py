@@ -10,6 +10,7 @@ per cycle of the core's clock.
 Worked number: 64 sets x 8 ways x 64 bytes = 32,768 bytes of L1; two 64-byte loads a cycle at 3.66 GHz = 468 GB/s.
 """
 
+import itertools
 import math
 import re
 import tomllib
@@ -24,6 +25,7 @@ from pysim.errors import MachineError, choose, nearest, quoted
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
 from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses
 from pysim.machine.quantity import SCHEMA, Count, Kind, Number, Source, check_range, facts, quantities
+from pysim.registry.cpu import cpu_kernels
 
 SHIPPED = Path(__file__).parent / "data"
 _MAX_FILE_BYTES = 1 << 20
@@ -143,8 +145,15 @@ def _check(machine: Machine | Gpu, where: str) -> None:
     if isinstance(machine, Machine):
         _check_source(machine.source, "source", machine, where)
         _check_unique([level.name for level in machine.levels], f"{where}: levels: name")
+        for inner, outer in itertools.pairwise(machine.levels):
+            if inner.size_bytes > outer.size_bytes:
+                sizes = f"{inner.size_bytes:,} bytes (sets x ways x line_bytes) are more than the {outer.size_bytes:,} of {outer.name}"
+                raise MachineError(f"{where}: levels.{inner.name}: its {sizes}; levels stand nearest first, none larger than the next")
         _check_unique([unit.target for unit in machine.core.units], f"{where}: core.units: target")
+        targets = sorted({kernel.target for kernel in cpu_kernels()})
         for unit in machine.core.units:
+            if unit.target not in targets:
+                raise MachineError(f"{where}: core.units: no kernel has the target {quoted(unit.target)}; {choose(unit.target, targets)}")
             _check_unique([one.name for one in unit.types], f"{where}: core.units.{unit.target}.types: name")
     for path, fact in facts(machine):
         _check_source(fact.source, path, machine, where)

@@ -5,11 +5,11 @@
 
 No algorithm is known here by name; what one can answer is `pysim.algorithms.contract`. Algorithms that share a cost function are costed
 together, in one table. Those whose lower bound is the least come first, and one whose bound is above the best so far is never predicted.
-Where an algorithm leaves out schedules that cannot win (`Candidates.limit`), it is asked again with a higher limit until the best of every
-kind takes no longer than that.
+Where an algorithm leaves out schedules that cannot win (`Candidates.limit`), it is asked for more of them, of the kinds whose best takes
+longer than that, until none does.
 
 Worked number: two kernels with bounds of 100 and 300 cycles. The first round considers what may take 110; if the best of that takes 120,
-the second considers up to 120, and the kernel of 300 never enters a table.
+the second considers what takes 110 to 120, and the kernel of 300 never enters a table.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
-from pysim.planner.accurate import Accurate, accurate
+from pysim.planner.accurate import Accurate, Picked, accurate
 from pysim.planner.team import plan_for_team
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload, parse
@@ -56,6 +56,8 @@ from pysim.record.schedule import AnySchedule, from_name
 from pysim.record.state import STATES, State
 from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
 from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
+
+FURTHER = 1.5  # times the first limit: where the best of a kind lies that has none below that
 
 
 class Asked(TypedDict, total=False):
@@ -313,16 +315,18 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
         nonlocal best
         asked = list[tuple[Algorithm, Candidates]]()
         for one in some:
-            candidates = one.candidates(request, np.inf if exhaustive else None)
+            candidates = one.candidates(request, np.inf if exhaustive else 0.0)
             rejected.extend(candidates.rejected)
             if not isinstance(candidates, NoneLegal):
                 asked.append((one, candidates))
         costs = asked[0][0].cost(request.machine, [candidates for _, candidates in asked]) if asked else ()
         for (one, candidates), of in zip(asked, costs, strict=True):
+            rounds, done = [of], np.zeros(len(of.kinds))
             kept = accurate(request, one, of)
-            while most := _wanted(kept, candidates.limit):
-                candidates = one.candidates(request, most * (1 + 1e-9))
-                kept = accurate(request, one, one.cost(request.machine, [candidates])[0])
+            while (most := _wanted(kept, candidates.limit, done)).any():
+                candidates = one.candidates(request, most, done)
+                rounds += one.cost(request.machine, [candidates])
+                kept, done = accurate(request, one, Picked(rounds)), np.maximum(done, most)
             found.append((one, kept))
             best = min(best, kept.cycles.min(initial=np.inf))
 
@@ -348,14 +352,15 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
     return sorted(found, key=lambda item: algorithms.index(item[0])), rejected
 
 
-def _wanted(costs: Costs, limit: Array | float) -> float:
-    """The most that a schedule which was left out may take and be the best of its kind; 0 where there is none such. Kinds of which none is
-    accurate enough have no best."""
+def _wanted(costs: Costs, limit: Array | float, done: Array) -> Array:
+    """The most that a schedule of each kind which was left out may take and be its best; 0 where there is none such. Kinds of which none is
+    accurate enough have no best; of those of which there is none, some more, and when that was `done`, all."""
     least = np.full(len(costs.kinds), np.inf)
     np.minimum.at(least, costs.kind, costs.cycles)
     if isinstance(costs, Accurate):
         least[costs.lost] = 0.0
-    return float(least.max(initial=0.0, where=least > limit))
+    some: Array = np.where(np.isinf(least) & (done == 0), FURTHER * limit, least * (1 + 1e-9))
+    return np.where(least > limit, some, 0.0)
 
 
 def _ranked(request: Request, algorithms: Sequence[Algorithm], memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:

@@ -102,8 +102,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cost leaned on and nobody measured or published. `workspace_bytes` is what one thread (launch) needs. `layout` is that of a
     convolution's input and output, `memory_limit` the bytes of workspace that were allowed. `needs_finite` says what must be finite, lest
     the result is NaN where the definition has a number: an entry of NEEDS_FINITE ("filters": where the problem is padded). `error` is what
-    the algorithm states: its largest error over the result's root mean square, against float64; `accuracy` and `error_limit` are what was
-    asked for. The cost is that of a run on so many `threads` of a CPU.
+    the algorithm states: its largest error over the result's root mean square, against float64, where operands are in [-1, 1); one draw of
+    those in a hundred may have a larger one (`pysim.algorithms.accuracy`). `accuracy` and `error_limit` are what was asked for. The
+    cost is that of a run on so many `threads` of a CPU.
     """
 
     workload: Workload

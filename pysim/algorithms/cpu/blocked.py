@@ -55,8 +55,8 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     return direct_nchwc.refuses_sizes(problem, _layout(kernel))
 
 
-def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
-    return direct_nchwc.wrong(problem, kernel, msgspec.structs.replace(schedule, algorithm=direct_nchwc.NAME), _layout(kernel))
+def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
+    return direct_nchwc.nearest(problem, kernel, schedule, _layout(kernel), NAME)
 
 
 def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
@@ -71,7 +71,7 @@ def _passed(problem: Conv, rows: Rows, of: Terms, machine: Machine, request: Req
     return convolved(problem, rows, of, machine, request._replace(layout=_layout(rows[0][0])))
 
 
-_LISTED = OfList(NAME, nchwc_kernels, _schedules, _wrong, _terms, _passed, _unfit, besides=reordering)
+_LISTED = OfList(NAME, nchwc_kernels, _schedules, _nearest, _terms, _passed, _unfit, besides=reordering)
 candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
@@ -119,7 +119,6 @@ def describe(plan: Plan) -> Description:
     moved = f"each image's {w.channels} channels into blocks of {kernel.lane_filters}, its {w.filters} planes of results back"
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest, names = described(w, [(kernel, schedule)], _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}
-    peak = words.peak_of(plan, kernel, kernel.lane_filters)
     return words.describe(
         plan, "direct convolution by way of blocks of channels", nest, peak, inner, names, (Section("reordering", (moved,)),)
     )

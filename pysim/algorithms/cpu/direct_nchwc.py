@@ -14,7 +14,7 @@ import msgspec
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.direct_nchwc import Shape, described, passed, prepared_bytes, terms
-from pysim.cachemodel.cpu.listed import OfList, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, row_of, untyped, whole_steps
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
@@ -54,13 +54,10 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {layout} was asked for")
 
 
-def wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
-    """What a kernel's schedules are like; nothing where this is one."""
-    own, channels, inner = schedule.channels, problem.channels // problem.groups, blocks_of(layout)[0]
-    right, whole = _schedule(kernel, own, schedule.k2), 1 <= own <= channels and (own == channels or own % inner == 0)
-    if schedule == right and whole and schedule.k2 >= 1:
-        return ""
-    return f"schedules like {right} with channels of 1 to {channels}, in steps of {inner} unless all"
+def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout, algorithm: str = NAME) -> Schedule:
+    """Whole blocks of channels, or all."""
+    channels = min(problem.channels // problem.groups, whole_steps(schedule.channels, blocks_of(layout)[0]))
+    return _schedule(kernel, channels, max(1, schedule.k2), algorithm)
 
 
 def schedules(problem: Conv, kernel: Kernel, request: Request, algorithm: str = NAME) -> Iterator[Schedule]:
@@ -79,7 +76,7 @@ def _schedule(kernel: Kernel, channels: int, tiles: int, algorithm: str = NAME) 
     return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, tiles, 1, algorithm)
 
 
-_LISTED = OfList(NAME, nchwc_kernels, schedules, wrong, terms, passed, _unfit)
+_LISTED = OfList(NAME, nchwc_kernels, schedules, nearest, terms, passed, _unfit)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
@@ -107,13 +104,12 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, on, schedule = plan.workload, plan.on, plan.schedule
-    assert isinstance(w, Conv) and isinstance(on, Machine) and isinstance(schedule, Schedule)
+    w, schedule = plan.workload, plan.schedule
+    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
     kernel = row_of(schedule)
-    unit, shape = on.unit(kernel.target), Shape.of(w, kernel, plan.layout)
+    shape = Shape.of(w, kernel, plan.layout)
     lies = f"blocks of {shape.inner} channels" if shape.inner > 1 else "planes"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
-    peak = 2 * unit.rate(w.dtype) * kernel.lane_filters * on.clock_hz if unit else 0.0
     nest = described(w, [(kernel, schedule)], plan.layout)
     names = {"panels": f"panels of {kernel.filters} filters"}
-    return words.describe(plan, f"direct convolution of {lies}, broadcast as they lie", nest, peak, inner, names)
+    return words.describe(plan, f"direct convolution of {lies}, broadcast as they lie", nest, inner, names)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import SUMS, Bound, Prepared, of_planes
+from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from
@@ -111,7 +111,7 @@ def least_cycles(request: Request, best: float) -> float:
     return float(columns_pass(problem, on, request.state, packer=packer).cycles[0]) + product
 
 
-def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
+def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel)
@@ -119,9 +119,9 @@ def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
         return NoneLegal(rejected)
     columns = columns_pass(problem, on, request.state, packer=_packer(kernels, on))
     cycles = float(columns.cycles[0])
-    product = nested.candidates(_nest(problem), request, None if limit is None else limit - cycles, algorithm=NAME)
+    product = nested.candidates(_nest(problem), request, limit - cycles, None if done is None else done - cycles, algorithm=NAME)
     assert isinstance(product, NestCandidates)
-    return Candidates(columns, product, product.limit + cycles, product.rejected)
+    return Candidates(columns, product, float(product.limit[0]) + cycles, product.rejected)  # both stationary operands are one kind
 
 
 def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:

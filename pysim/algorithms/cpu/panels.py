@@ -15,6 +15,7 @@ from pysim.algorithms.cpu.unpacked import nest_of as unpacked
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested
+from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nested import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part
 from pysim.problem.dtypes import SIZES
@@ -36,9 +37,9 @@ _NEST = OnNest(nest_of, "matrix product, B in panels that are packed beforehand,
 refuses, least_cycles, workspace_bytes, describe = broadcasts, _NEST.least_cycles, _NEST.workspace_bytes, _NEST.describe
 
 
-def candidates(request: Request, limit: float | None) -> nested.Found | NoneLegal:
+def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> nested.Found | NoneLegal:
     if request.prepared or request.schedule is not None:
-        return _NEST.candidates(request, limit)
+        return _NEST.candidates(request, limit, done)
     return NoneLegal((Rejected(NAME, "B is not prepared; pysim.prepare does, and plan with prepared=True", "shape"),))
 
 

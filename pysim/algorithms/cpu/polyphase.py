@@ -43,10 +43,8 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def _wrong(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
-    if schedule == _schedule(kernel, problem, schedule.k2) and 1 <= schedule.k2 <= problem.out_h:
-        return ""
-    return f"schedules like {_schedule(kernel, problem, 1)} with k2 of 1 to {problem.out_h}"
+def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
+    return _schedule(kernel, problem, max(1, min(schedule.k2, problem.out_h)))
 
 
 def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
@@ -60,7 +58,7 @@ def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
     return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, channels, rows, 1, NAME)
 
 
-_LISTED = OfList(NAME, phases_kernels, _schedules, _wrong, terms, as_described(described))
+_LISTED = OfList(NAME, phases_kernels, _schedules, _nearest, terms, as_described(described))
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
@@ -86,12 +84,10 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, on, schedule = plan.workload, plan.on, plan.schedule
-    kernel = row_of(schedule)
-    assert isinstance(w, Conv) and isinstance(on, Machine) and isinstance(schedule, Schedule)
-    unit, of = on.unit(kernel.target), Parted.of(w, schedule.k2)
+    w, schedule = plan.workload, plan.schedule
+    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
+    kernel, of = row_of(schedule), Parted.of(w, schedule.k2)
     taps = f"{w.channels // w.groups}x{w.kernel_h}x{w.kernel_w} taps"
     inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} where they lie"
     summary = f"rows of the input parted into {of.phases} phases, {of.rows} rows for {schedule.k2} of outputs"
-    peak = 2 * unit.rate(w.dtype) * kernel.lane_windows * on.clock_hz if unit else 0.0
-    return words.describe(plan, summary, described(w, [(kernel, schedule)]), peak, inner)
+    return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner)

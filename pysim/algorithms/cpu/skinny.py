@@ -13,7 +13,7 @@ import msgspec
 
 from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.listed import OfList, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, row_of, untyped, whole_steps
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import FEW_STEP, Shape, described, lanes_of, passed, terms
 from pysim.cachemodel.cpu.threads import Part
@@ -49,13 +49,9 @@ def _unfit(problem: Gemm, kernel: Kernel, layout: Layout) -> Reason | None:
     return Reason("shape", "rows of the large matrix do not lie as it reads them")
 
 
-def _wrong(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> str:
-    k, own = schedule.channels, _schedule(kernel, schedule.channels, schedule.k2)
-    whole = k == problem.k or kernel.form == "axpy" or k % FEW_STEP == 0
-    if schedule == own and 1 <= k <= problem.k and whole:
-        return ""
-    right = f"channels of 1 to {problem.k}{f', in steps of {FEW_STEP} unless all' if kernel.form == 'dot' else ''}"
-    return f"schedules like {own} with {right}"
+def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
+    k = min(problem.k, whole_steps(schedule.channels, FEW_STEP if kernel.form == "dot" else 1))
+    return _schedule(kernel, k, max(1, schedule.k2))
 
 
 def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
@@ -77,7 +73,7 @@ def _schedule(kernel: Kernel, k: int, strip: int) -> Schedule:
     return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, k, strip, 1, NAME)
 
 
-_LISTED = OfList(NAME, skinny_kernels, _schedules, _wrong, terms, passed, _unfit, latencies=True)
+_LISTED = OfList(NAME, skinny_kernels, _schedules, _nearest, terms, passed, _unfit, latencies=True)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
@@ -110,5 +106,4 @@ def describe(plan: Plan) -> Description:
     lanes = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"
     inner = f"{kernel.name} on {kernel.windows} results x up to {kernel.filters} {few}: {lanes}"
     summary = f"matrix product of few rows or columns, {large} read once as it lies"
-    peak = words.peak_of(plan, kernel, lanes_of(kernel))
-    return words.describe(plan, summary, described(shape, [(kernel, schedule)]), peak, inner)
+    return words.describe(plan, summary, described(shape, [(kernel, schedule)]), inner, peak=words.peak_of(plan, lanes_of(kernel)))

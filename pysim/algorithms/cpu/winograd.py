@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Array, Bound, Prepared
 from pysim.cachemodel.cpu import tilings, words
@@ -140,7 +141,7 @@ def least_cycles(request: Request, best: float) -> float:
     return float(_cases_of(request).bounds.min(initial=np.inf)) if request.threads == 1 else 0.0
 
 
-def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
+def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
     problem, on = request.problem, request.machine
     assert isinstance(problem, Conv) and isinstance(on, Machine)
     if request.schedule is not None:
@@ -150,11 +151,16 @@ def candidates(request: Request, limit: float | None) -> Candidates | NoneLegal:
         return NoneLegal(())
     of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
-    kept = of_forms <= np.maximum(guess * of_forms.min(axis=(1, 2), keepdims=True), limit or 0.0)
-    if not request.any_error:
-        kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
+
+    def possible(limit: Array | float) -> NDArray[np.bool_]:
+        first = guess * of_forms.min(axis=(1, 2))
+        kept: NDArray[np.bool_] = of_forms <= np.maximum(first, limit)[:, None, None]
+        return kept if request.any_error else kept | kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
+
+    before = np.zeros_like(of_forms, dtype=bool) if done is None else possible(done)
+    kept = before | possible(limit)
     beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2))
-    table = model.candidates(problem, on, request.state, cases, kept.reshape(bounds.shape))
+    table = model.candidates(problem, on, request.state, cases, (kept & ~before).reshape(bounds.shape))
     return Candidates(rows, forms, of_forms.min(axis=(0, 2)), table, beyond, ())
 
 
@@ -270,8 +276,8 @@ def describe(plan: Plan) -> Description:
     counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2
     form = f"F({m}x{m}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
     transform = Section("transform", (f"{form}: {counts[0]} multiplications for {counts[1]}, {of.tiles} tiles in rows of {of.row}",))
-    peak = words.peak_of(plan, kernel) * counts[1] / counts[0]
+    peak = words.peak_of(plan) * counts[1] / counts[0]
     summary = "Winograd: tiles of outputs from transformed patches and filters, a product for each plane"
     inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
     nest = model.described(_alone(Request(w, on, plan.layout, plan.state), kernel, s))
-    return words.describe(plan, summary, nest, peak, inner, {"tiles": "panels of tiles"}, (transform,))
+    return words.describe(plan, summary, nest, inner, {"tiles": "panels of tiles"}, (transform,), peak)

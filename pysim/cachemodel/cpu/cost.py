@@ -98,7 +98,6 @@ class Pass:
 class Prediction(NamedTuple):
     """The cost of every row of a table."""
 
-    rates: Rates
     table: Table
     one: Pass
 
@@ -107,35 +106,41 @@ class Prediction(NamedTuple):
         return self.one.cycles
 
 
-def predict(rates: Rates, table: Table, state: State = "hot", limit: float = np.inf) -> Prediction:
+def predict(table: Table, state: State = "hot", limit: Array | None = None, done: Array | None = None) -> Prediction:
     """The cost of every schedule of `table`: the equations at the head of this file. `state` is that of the caches at the start.
 
-    Schedules whose compute cycles alone, with what packing waits at least, exceed `limit` are left out of the prediction and of its table.
+    Schedules whose compute cycles alone, with what packing waits at least, exceed `limit`, or do not exceed what is `done` (of input and
+    weight stationary ones), are left out of the prediction and of its table.
     """
-    terms = compute_cycles(rates, table)
-    if limit < np.inf:
-        keep = sum(terms.values(), table.packed * fetch_cycles(rates)) <= limit
+    terms = compute_cycles(table)
+    if limit is not None:
+        least = sum(terms.values(), table.packed * fetch_cycles(table.rates))
+        keep = least <= np.where(table.keeps_windows, *limit)
+        if done is not None:
+            keep &= least > np.where(table.keeps_windows, *done)
+            keep[least.argmin()] |= not keep.any()  # no table is empty
         if not keep.all():
             table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
-    return total(rates, table, terms, crossing(rates, flows(rates, table, state)))
+    return total(table, terms, crossing(table.rates, flows(table, state)))
 
 
-def total(rates: Rates, table: Table, terms: dict[str, Array], moved: Array) -> Prediction:
+def total(table: Table, terms: dict[str, Array], moved: Array) -> Prediction:
     """The compute terms of every schedule with what crosses from each supplier (as `crossing` has it), whoever counted that, as cycles."""
-    core, inner = rates.machine.core, rates.machine.levels[0]
-    terms["store"] = terms["store"] + _scattered_runs(rates, table, moved) * core.store_run_cycles.value
+    machine = table.rates.machine
+    core, inner = machine.core, machine.levels[0]
+    terms["store"] = terms["store"] + _scattered_runs(table, moved) * core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
-    terms["kernel"] = terms["kernel"] + _stalls(rates, table, moved)
-    late = _late(rates, table, terms["kernel"], moved)
-    return Prediction(rates, table, Pass(rates.machine, terms, OPERANDS, moved, wait=_waits(rates, table, moved), late=late))
+    terms["kernel"] = terms["kernel"] + _stalls(table, moved)
+    late = _late(table, terms["kernel"], moved)
+    return Prediction(table, Pass(machine, terms, OPERANDS, moved, wait=_waits(table, moved), late=late))
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, state: State = "hot") -> Cost:
     """The cost of one given schedule. Raises PlanError for a kernel that the registry or the machine lacks."""
-    return cost_of(predict(*one_schedule(nest, machine, schedule), state), 0)
+    return cost_of(predict(one_schedule(nest, machine, schedule), state), 0)
 
 
-def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | None = None) -> tuple[Rates, Table]:
+def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | None = None) -> Table:
     """One given schedule as a table of one row. Raises PlanError for a kernel that the registry or the machine lacks, of another type than
     `dtype`, and for sizes that the kernel or the nest does not have."""
     kernel = next((row for row in kernels() if row.name == schedule.kernel), None)
@@ -151,7 +156,7 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
     return of_row(nest, machine, schedule, kernel)
 
 
-def of_row(nest: Nest, machine: Machine, schedule: Schedule, kernel: Kernel) -> tuple[Rates, Table]:
+def of_row(nest: Nest, machine: Machine, schedule: Schedule, kernel: Kernel) -> Table:
     """A schedule that is known to be legal for a kernel."""
 
     def column(value: float) -> Array:
@@ -159,73 +164,77 @@ def of_row(nest: Nest, machine: Machine, schedule: Schedule, kernel: Kernel) -> 
 
     sizes = (column(schedule.channels), column(schedule.k2), column(schedule.k3))
     keeps = np.array([schedule.stationary == STATIONARY[0]])
-    table = Table(keeps, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
-    return rates_of(nest, machine, [kernel]), table
+    return Table(rates_of(nest, machine, [kernel]), keeps, np.zeros(1, dtype=np.int64), column(schedule.pack == "tiles"), *sizes)
 
 
-def _unfollowed(rates: Rates, table: Table) -> Array:
+def _unfollowed(table: Table) -> Array:
     """Share of the rows of outputs written in turn that no prefetcher follows, because there are too many."""
-    tile = rates.filters[table.kernel]
+    rates = table.rates
+    tile = rates.filters
     rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, rates.nest.filters), tile)
     found: Array = np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
     return found
 
 
-def _scattered_runs(rates: Rates, table: Table, moved: Array) -> Array:
+def _scattered_runs(table: Table, moved: Array) -> Array:
     """Rows of output tiles from beyond L2 that no prefetcher brings."""
     beyond = moved[min(1, len(moved) - 1)]
-    runs: Array = (beyond[-2] + beyond[-1]) / (rates.windows[table.kernel] * rates.nest.out_bytes)
-    return runs * _unfollowed(rates, table)
+    runs: Array = (beyond[-2] + beyond[-1]) / (table.rates.windows * table.rates.nest.out_bytes)
+    return runs * _unfollowed(table)
 
 
-def _waits(rates: Rates, table: Table, moved: Array) -> Array | float:
+def _waits(table: Table, moved: Array) -> Array | float:
     """Cycles of each supplier beyond its rate, for lines of rows that a product reads in place, and where runs of its output begin."""
+    rates = table.rates
     nest, line = rates.nest, rates.machine.levels[0].line_bytes
     if nest.filters_packed and not nest.filters_in_place:
         return 0.0
     served = _served(moved) / line
-    found: Array = (1 - table.packed) * served[:, 0] * _wait_of_lines(rates, rates.windows[table.kernel], _rows_ahead(rates, table))
+    found: Array = (1 - table.packed) * served[:, 0] * _wait_of_lines(rates, rates.windows, _rows_ahead(table))
     if nest.filters_in_place and nest.filters_in_rows_of_k:
-        found += served[:, 2 * OPERANDS.index("filters")] * _wait_of_lines(rates, rates.filters[table.kernel])
+        found += served[:, 2 * OPERANDS.index("filters")] * _wait_of_lines(rates, rates.filters)
     elif nest.filters_in_place:
-        found[0] += _refetched_lines(rates)[table.kernel] * line / rates.machine.levels[min(1, len(moved) - 1)].read_bytes_per_cycle.value
-    return found + _run_waits(rates, table, moved)
+        found[0] += _refetched_lines(rates) * line / rates.machine.levels[min(1, len(moved) - 1)].read_bytes_per_cycle.value
+    return found + _run_waits(table, moved)
 
 
-def _run_waits(rates: Rates, table: Table, moved: Array) -> Array | float:
+def _run_waits(table: Table, moved: Array) -> Array | float:
     """Cycles until prefetchers follow a run of a product's output beyond L2: of a row, the window tiles of a set, or one tile where too
     many rows are written in turn. 3000x3000x16 by tiles of 48 x 9 in sets of 3, 8, 16, 63: 3.6, 3.2, 3.1, 2.95 ms (Zen 5)."""
+    rates = table.rates
     share, nest = rates.machine.core.run_start_share, rates.nest
     if share is None:
         return 0.0
     latencies = np.array([place.latency_cycles.value for place in suppliers(rates.machine).values()])
-    tiles, unfollowed = rates.window_tiles[table.kernel], _unfollowed(rates, table)
+    tiles, unfollowed = rates.window_tiles, _unfollowed(table)
     sets = np.ceil(tiles / np.where(table.keeps_windows, table.k3, table.k2))
-    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows[table.kernel] * nest.out_bytes)
+    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.out_bytes)
     found: Array = share.value * latencies[:, None] * _served(moved)[:, -2:].sum(axis=1) * runs
     found[0] = 0.0
     return found
 
 
-def _late(rates: Rates, table: Table, kernel: Array, moved: Array) -> Array | float:
+def _late(table: Table, kernel: Array, moved: Array) -> Array | float:
     """Cycles in which the micro-kernel has multiplied what came of a convolution's filters from beyond L2, and waits for more: each window
     tile reads all of them, the first one from there, and multiplies no longer with each byte than the others do."""
+    rates = table.rates
     nest = rates.nest
     if not nest.filters_packed or len(moved) < 2:
         return 0.0
     read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.channels * nest.repeats
-    each = 1 / _rates(rates.machine)[1:, :1] - kernel / read[table.kernel]
+    each = 1 / _rates(rates.machine)[1:, :1] - kernel / read
     found: Array = (_served(moved)[1:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, each)).sum(axis=0)
     return found
 
 
-def _rows_ahead(rates: Rates, table: Table) -> Array | float:
+def _rows_ahead(table: Table) -> Array | float:
     """Rows of windows in place that are on their way at once. What the nest asks for beforehand, the next tile or set of tiles, has to find
     room in L2 beside the one that is multiplied, lest a line comes when it is used: 128x3072x768 in sets of 786 KB 3.8 ms, of 295 KB 3.2,
     128x768x3072 3.1 and 2.8 (Zen 5, 1 MiB)."""
+    rates = table.rates
     nest, levels = rates.nest, rates.machine.levels
-    asked = np.where(table.keeps_windows, 1.0, np.minimum(table.k2, rates.window_tiles[table.kernel]))
-    asked *= rates.windows[table.kernel] * table.channels * nest.element_bytes
+    asked = np.where(table.keeps_windows, 1.0, np.minimum(table.k2, rates.window_tiles))
+    asked *= rates.windows * table.channels * nest.element_bytes
     return np.where(2 * asked > levels[min(1, len(levels) - 1)].size_bytes, 1.0, ROWS_AHEAD)
 
 
@@ -240,12 +249,13 @@ def _beyond_rate(machine: Machine, ahead: Array) -> Array:
     return np.array([np.maximum(0.0, at.latency_cycles.value / ahead - line / at.read_bytes_per_cycle.value) for at in places])
 
 
-def _stalls(rates: Rates, table: Table, moved: Array) -> Array | float:
+def _stalls(table: Table, moved: Array) -> Array | float:
     """Cycles in which a kernel has nothing to multiply: rows of an A in place end their lines together, and nobody asked for the next."""
+    rates = table.rates
     if not rates.nest.filters_in_place or rates.nest.filters_in_rows_of_k:
         return 0.0
     lines = _served(moved)[:, 2 * OPERANDS.index("filters")] / rates.machine.levels[0].line_bytes
-    stalls: Array = (lines * _beyond_rate(rates.machine, rates.filters[table.kernel])).sum(axis=0)
+    stalls: Array = (lines * _beyond_rate(rates.machine, rates.filters)).sum(axis=0)
     return stalls
 
 
@@ -339,7 +349,8 @@ def cost_from(passes: Sequence[Pass], row: int = 0) -> Cost:
             size, found = sum(moved) + back, levels.setdefault(name, {})
             _add(found, {"lines": size / above.line_bytes, "bytes": size, "cycles": cycles, "writeback_lines": back / above.line_bytes})
             for operand, read, written in zip(one.operands, moved[::2], moved[1::2], strict=True):
-                _add(found, {f"{operand}_bytes": read + 2 * written})
+                key = operand + "_bytes"
+                found[key] = found.get(key, 0.0) + read + 2 * written
     terms |= transfers
     cycles = sum(terms.values()) - sum(hidden.values())
     bound_by = max(terms, key=lambda name: terms[name] - hidden.get(name, 0.0))
@@ -354,7 +365,7 @@ def _add(to: dict[str, float], some: Mapping[str, float]) -> None:
 def schedule_of(prediction: Prediction, row: int) -> Schedule:
     """One row of a prediction's table as the schedule that the macro-kernel obeys."""
     table = prediction.table
-    kernel = prediction.rates.kernels[table.kernel[row]]
+    kernel = table.rates.kernels[table.kernel[row]]
     return Schedule(
         kernel=kernel.name,
         stationary=STATIONARY[0 if table.keeps_windows[row] else 1],

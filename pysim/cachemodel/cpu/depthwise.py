@@ -262,9 +262,7 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
-    unit = machine.unit(kernel.target)
-    assert unit is not None
     work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work}[kernel.form](w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
-    busy, store = work.cycles(unit, machine, w.dtype)
+    busy, store = work.cycles(machine.unit_of(kernel.target), machine, w.dtype)
     return calls * busy, calls * work.calls * machine.core.call_cycles.value, calls * store

@@ -94,23 +94,25 @@ def least_cycles(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -> f
 @lru_cache(maxsize=64)
 def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float]:
     """Cycles of an image's group: kernel; a set's call and store; and what later sets load again."""
-    unit = machine.unit(kernel.target)
-    assert unit is not None
-    w, f, rate = shape.w, kernel.filters // kernel.lane_filters, unit.rate(shape.w.dtype)
+    unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
     small, more = divmod(shape.pixels, shape.per_row)
-    loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
     if kernel.target == "portable":  # plain C: what a loop needs besides is in the rate
-        of_row = shape.pixels * f * kernel.lane_filters / rate
+        of_row = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype)
     else:
         sizes = ((small, shape.per_row - more), (small + 1, more))
-        of_row = sum(count * max(pixels * f / rate, (pixels + f) / loads, latency) for pixels, count in sizes)
+        of_row = sum(count * unit.step_cycles(w.dtype, pixels, f) for pixels, count in sizes)
     runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # of the input, whose steps are one loop
     steps = shape.panels * shape.rows * shape.channels * shape.steps
     kernel_cycles = steps * (of_row + shape.per_row * RUN_CYCLES / runs)
     sides = sum(min(w.kernel_w, ceil_div(pad, w.dilation_w)) + 1 for pad in (w.pad_left, w.pad_right) if pad)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
     stored = w.windows * shape.vectors
-    return kernel_cycles, calls * (machine.core.call_cycles.value + TILE_CYCLES), stored / unit.stores_per_cycle.value, stored / loads
+    return (
+        kernel_cycles,
+        calls * (machine.core.call_cycles.value + TILE_CYCLES),
+        stored / unit.stores_per_cycle.value,
+        stored / unit.loads_per_cycle.value,
+    )
 
 
 def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:

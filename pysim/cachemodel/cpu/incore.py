@@ -7,7 +7,7 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,26 +23,9 @@ Array = NDArray[np.float64]
 UNPACKED = 3.5  # times as long as from panels plain C takes to multiply an A where it lies (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
-class Table(NamedTuple):
-    """Schedules as columns: `keeps_windows` (input stationary) or filters; `kernel` indexes the kernels of the rates; `packed` is 1, or 0
-    where windows are read in place."""
-
-    keeps_windows: NDArray[np.bool_]
-    kernel: NDArray[np.int64]
-    packed: Array
-    channels: Array
-    k2: Array
-    k3: Array
-
-
-def select(table: Table, rows: NDArray[np.bool_]) -> Table:
-    """Some rows of a table."""
-    keeps, kernel, packed, channels, k2, k3 = table
-    return Table(keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
-
-
 class Rates(NamedTuple):
-    """What a nest costs with each of some kernels whatever the tiling; every array has one entry per kernel.
+    """What a nest costs with each of some kernels whatever the tiling; every array has one entry per kernel, or, in a
+    table, per schedule.
 
     Cycles are of the whole run: `kernel` in full, `store`, `reload`, `pack` and `pack_filters` for one pass over their operand, which
     takes `pack_calls` calls of the packing routine for each channel set. `windows` and `filters` are those of a tile, `window_tiles`
@@ -73,6 +56,30 @@ class Rates(NamedTuple):
     out_edge: Array
     filter_edge: Array
 
+    def of(self, which: Any) -> "Rates":
+        """Entries of some kernels, or schedules."""
+        nest, machine, kernels, *columns = self
+        return Rates(nest, machine, kernels, *np.array(columns)[:, which])
+
+
+class Table(NamedTuple):
+    """Schedules as columns, each with the `rates` of its kernel: `keeps_windows` (input stationary) or filters; `kernel` indexes the
+    kernels of the rates; `packed` is 1, or 0 where windows are read in place."""
+
+    rates: Rates
+    keeps_windows: NDArray[np.bool_]
+    kernel: NDArray[np.int64]
+    packed: Array
+    channels: Array
+    k2: Array
+    k3: Array
+
+
+def select(table: Table, rows: NDArray[np.bool_]) -> Table:
+    """Some rows of a table."""
+    rates, keeps, kernel, packed, channels, k2, k3 = table
+    return Table(rates.of(rows), keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
+
 
 def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
     """The costs of `nest` that depend on the kernel alone. Raises PlanError for a kernel whose unit the machine lacks."""
@@ -100,7 +107,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     taps = nest.channels * nest.kernel_w
     full_tiles, last_windows = divmod(nest.windows, kernel.windows)
     steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
-    steps *= nest.repeats * taps / k_depth(nest, kernel) * (UNPACKED if _plain(kernel) and nest.filters_in_place else 1.0)
+    steps *= nest.repeats * taps / k_depth(kernel, nest.out_bytes // size) * (UNPACKED if _plain(kernel) and nest.filters_in_place else 1.0)
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
@@ -133,15 +140,15 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
 
 def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
     """Cycles of one step of all tiles and of storing them, and vectors of their outputs; `rows` are (tiles, live kernel rows, windows)."""
-    rate = unit.rate(kernel.dtype)
     full_filters, last_filters = divmod(nest.filters, kernel.filters)
     steps = store = vectors = 0.0
     for tiles, live, windows in rows:
         for count, filters in ((full_filters, kernel.filters), (1, last_filters)):
             if windows and count and filters:
-                steps += live * count * _step_cycles(kernel, unit, rate, windows, filters)
-                store += tiles * count * _store_cycles(kernel, unit, windows, filters)
-                vectors += tiles * count * _out_vectors(kernel, windows, filters)
+                step, stored, out = _tile(kernel, unit, windows, filters)
+                steps += live * count * step
+                store += tiles * count * stored
+                vectors += tiles * count * out
     return steps, store, vectors
 
 
@@ -150,41 +157,38 @@ def _plain(kernel: Kernel) -> bool:
     return kernel.lane_windows * kernel.lane_filters == 1
 
 
-def k_depth(nest: Nest, kernel: Kernel) -> int:
-    """k steps that one multiply-add takes: a lane is as wide as a result, and narrower operands fill it (rank-2 and rank-4 updates)."""
-    return 1 if _plain(kernel) else nest.out_bytes // nest.element_bytes
+def k_depth(kernel: Kernel, width: int) -> int:
+    """k steps that one multiply-add takes: a lane is as wide as a result, and as many operands as that is wide fill it (rank-2 and rank-4
+    updates)."""
+    return 1 if _plain(kernel) else width
 
 
-def products_per_cycle(nest: Nest, kernel: Kernel, unit: Unit | None) -> float:
-    """Multiplications of a kernel in a cycle at most: what its unit's multiply-adds cover."""
-    return kernel.lane_windows * kernel.lane_filters * k_depth(nest, kernel) * unit.rate(kernel.dtype) if unit else 0.0
+def products_per_cycle(kernel: Kernel, unit: Unit, width: int) -> float:
+    """Multiplications of a kernel in a cycle at most: what its unit's multiply-adds cover; `width`: of a result, in operands."""
+    return kernel.lane_windows * kernel.lane_filters * k_depth(kernel, width) * unit.rate(kernel.dtype)
 
 
-def _step_cycles(kernel: Kernel, unit: Unit, rate: float, windows: int, filters: int) -> float:
-    """Cycles of one multiply-add on a tile: the slowest of its instructions, operand loads and the latency of an accumulator.
+@lru_cache(maxsize=4096)
+def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float, float, int]:
+    """Cycles of one step of a tile and of storing it, and vectors of its outputs.
 
-    Portable tiles compute all their filters; where windows are not full, sums are in memory and one filter waits for the one before."""
-    latency = unit.fma_latency_cycles.value
-    if _plain(kernel):
-        filters, latency = kernel.filters, latency * (kernel.filters if windows < kernel.windows else 1)
-    along, across = ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters)
-    return max(along * across / rate, (along + across) / unit.loads_per_cycle.value, latency)
-
-
-def _out_vectors(kernel: Kernel, windows: int, filters: int) -> int:
-    """Vectors of one output tile: rows of windows, as long as what the kernel puts along its lanes."""
-    return filters * ceil_div(windows, kernel.lane_filters if kernel.along_filters else kernel.lane_windows)
-
-
-def _store_cycles(kernel: Kernel, unit: Unit, windows: int, filters: int) -> float:
-    """Cycles to store one output tile; filters along the lanes pass through the stack and a transposition of lanes x lanes blocks."""
-    vectors, shuffles = _out_vectors(kernel, windows, filters), 0.0
+    A step is one multiply-add: the slowest of its instructions, operand loads and the latency of an accumulator. Portable tiles compute all
+    their filters; where windows are not full, sums are in memory and one filter waits for the one before. Outputs are vectors of rows of
+    windows, as long as what the kernel puts along its lanes; filters along them pass through the stack and a transposition of lanes x
+    lanes blocks.
+    """
+    vectors = stores = filters * ceil_div(windows, kernel.lane_filters if kernel.along_filters else kernel.lane_windows)
+    shuffles = 0.0
     if kernel.along_filters:
         lanes = kernel.lane_filters
         blocks = ceil_div(filters, lanes)
-        vectors += windows * blocks
+        stores += windows * blocks
         shuffles = ceil_div(windows, lanes) * blocks * lanes * log2(lanes)
-    return vectors / unit.stores_per_cycle.value + shuffles
+    waits = 0.0
+    if _plain(kernel):
+        filters, waits = kernel.filters, unit.fma_latency_cycles.value * (kernel.filters if windows < kernel.windows else 1)
+    step = unit.step_cycles(kernel.dtype, ceil_div(windows, kernel.lane_windows), ceil_div(filters, kernel.lane_filters))
+    return max(step, waits), stores / unit.stores_per_cycle.value + shuffles, vectors
 
 
 def fetch_cycles(rates: Rates) -> float:
@@ -194,20 +198,19 @@ def fetch_cycles(rates: Rates) -> float:
     return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
 
 
-def compute_cycles(rates: Rates, table: Table) -> dict[str, Array]:
+def compute_cycles(table: Table) -> dict[str, Array]:
     """The compute terms of every schedule: what the operands' places in the caches do not change."""
-    nest, at, call = rates.nest, table.kernel, rates.machine.core.call_cycles.value
-    pack_call = rates.machine.core.pack_call_cycles.value
-    window_tiles, filter_tiles = rates.window_tiles[at], rates.filter_tiles[at]
+    of, nest, core = table.rates, table.rates.nest, table.rates.machine.core
+    call, pack_call = core.call_cycles.value, core.pack_call_cycles.value
     sets = np.ceil(nest.channels / table.channels)
-    of_windows, of_filters = np.ceil(window_tiles / table.k3), np.ceil(filter_tiles / table.k3)  # sets of kept tiles
+    of_windows, of_filters = np.ceil(of.window_tiles / table.k3), np.ceil(of.filter_tiles / table.k3)  # sets of kept tiles
     passes, filter_passes = np.where(table.keeps_windows, 1.0, of_filters), np.where(table.keeps_windows, of_windows, 1.0)
-    pack = table.packed * passes * (rates.pack[at] + pack_call * sets * rates.pack_calls[at])
+    pack = table.packed * passes * (of.pack + pack_call * sets * of.pack_calls)
     if not nest.filters_packed:
-        pack += filter_passes * (rates.pack_filters[at] + call * nest.repeats * sets * filter_tiles)
+        pack += filter_passes * (of.pack_filters + call * nest.repeats * sets * of.filter_tiles)
     return {
-        "kernel": rates.kernel[at],
-        "call": call * nest.repeats * sets * window_tiles * filter_tiles,
-        "store": rates.store[at] * sets + rates.reload[at] * (sets - 1),
+        "kernel": of.kernel,
+        "call": call * nest.repeats * sets * of.window_tiles * of.filter_tiles,
+        "store": of.store * sets + of.reload * (sets - 1),
         "pack": pack,
     }

@@ -14,12 +14,13 @@ import numpy as np
 
 from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from, pass_of
 from pysim.cachemodel.cpu.loops import Array, LoopNest
+from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Layout, Request
-from pysim.record.schedule import AnySchedule, Schedule
+from pysim.record.schedule import AnySchedule, Schedule, name_of
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, cpu_kernel
 
@@ -27,7 +28,8 @@ _CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "scattered", "f
 UNREAD = tuple(f"core.{name}" for name in _CONSTANTS)  # of the constants between inner loops
 
 
-def untyped(dtype: str, kernels: Iterable[Kernel]) -> Reason | None:
+@lru_cache(maxsize=64)
+def untyped(dtype: str, kernels: tuple[Kernel, ...]) -> Reason | None:
     """Why none of the kernels computes a type."""
     known = sorted({kernel.dtype for kernel in kernels})
     return None if dtype in known else Reason("type", f"it computes {' and '.join(known)}; the problem is {dtype}")
@@ -38,6 +40,11 @@ def row_of(schedule: AnySchedule) -> Kernel:
     kernel = cpu_kernel(schedule.kernel)
     assert kernel
     return kernel
+
+
+def whole_steps(size: int, step: int) -> int:
+    """The whole number of steps, at least one, that takes up a size."""
+    return ceil_div(max(1, size), step) * step
 
 
 Rows = Sequence[tuple[Kernel, Schedule]]
@@ -56,14 +63,14 @@ class Listed(NamedTuple):
 
 
 class OfList(NamedTuple):
-    """An algorithm whose `schedules` of a problem by a kernel are listed. `wrong` says what is right where a named one is not; `terms` are
-    TERMS of one; `passed` is the pass of several by kernels of one form, of their terms; `unfit`: why a kernel is; `latencies`: costs lean
-    on those of the levels, too; `besides`: passes that each schedule has before or after its own."""
+    """An algorithm whose `schedules` of a problem by a kernel are listed. `nearest` is the legal one that is nearest to a named one, itself
+    where it is legal; `terms` are TERMS of one; `passed` is the pass of several by kernels of one form, of their terms; `unfit`: why a
+    kernel is; `latencies`: costs lean on those of the levels, too; `besides`: passes that each schedule has before or after its own."""
 
     name: str
     kernels: Callable[[], Sequence[Kernel]]
     schedules: Callable[[Any, Kernel, Request], Iterable[Schedule]]
-    wrong: Callable[[Any, Kernel, Schedule, Layout], str]
+    nearest: Callable[[Any, Kernel, Schedule, Layout], Schedule]
     terms: Callable[[Any, Kernel, Schedule, Machine, Layout], tuple[float, ...]]
     passed: Callable[[Any, Rows, Terms, Machine, Request], Pass]
     unfit: Callable[[Any, Kernel, Layout], Reason | None] = lambda problem, kernel, layout: None
@@ -75,7 +82,7 @@ class OfList(NamedTuple):
         terms = _listed(self, request).terms if request.threads == 1 else np.empty(0)
         return float(terms.sum(axis=0).min()) if terms.size else 0.0
 
-    def candidates(self, request: Request, limit: float | None) -> Listed:
+    def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Listed:
         return _listed(self, request)
 
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
@@ -98,8 +105,8 @@ class OfList(NamedTuple):
             raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
         assert isinstance(request.schedule, Schedule)
         schedule = msgspec.structs.replace(request.schedule, algorithm=self.name)
-        if why := self.wrong(problem, kernel, schedule, request.layout):
-            raise PlanError(f"{kernel.name} has {why}")
+        if schedule != (right := self.nearest(problem, kernel, schedule, request.layout)):
+            raise PlanError(f"{kernel.name} has no such schedule for {problem.text}; the nearest is {name_of(self.name, right)}")
         return ((kernel, schedule),), ()
 
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list["ListedCosts"]:

@@ -51,7 +51,7 @@ and 1 / 4 + 2 (1 - 1 / 4) = 2 - 1 / 4 of I: whole before and after where F is ne
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple
 
@@ -100,15 +100,21 @@ class Operand(NamedTuple):
 
 
 class Access(NamedTuple):
-    """Of data: the loops that move it, the one inside which it is touched, and the one in whose first iteration alone it is."""
+    """Of data: the loops that move it, the one inside which it is touched, the one in whose first iteration alone it is, and whether it is
+    after the loops in that body."""
 
     moved: frozenset[int]
     inside: int
     first: int | None = None
+    after: bool = False
 
     def level(self, loop: int) -> int:
         """The loop whose iterations have the same data as those of `loop`."""
         return max((at for at in self.moved if at <= loop), default=-1)
+
+    def phase(self, loop: int) -> int:
+        """Of the body of a loop: 0 ahead of its loops, 1 in them, 2 after; -1: not in it."""
+        return -1 if self.inside < loop else 1 if self.inside > loop else 2 * self.after
 
 
 class Use(NamedTuple):
@@ -227,6 +233,98 @@ def _derived(uses: tuple[Use | None, ...], operands: tuple[Access, ...]) -> _Der
     )
 
 
+def _shares(extent: Extent) -> bool:
+    """Whether neighbouring tiles have something in common."""
+    return not isinstance(extent.base, int | float) or extent.base != 0
+
+
+class _Shape(NamedTuple):
+    """A nest whatever its sizes.
+
+    `along`: of each dimension the operands, the loops over it, and how many of those lie around or at each loop. `before` is the operand
+    that is the same buffer in the phase before, or the one before; `both` the innermost loop in whose body both are, -1 where there is one
+    alone. `uses` are those again in the next iteration of a loop.
+
+    Sums are of footprints together, those of one name once: `places` (operand, loop + 1) of which the largest counts, a weight each, and
+    where each sum begins. The first is of all operands. `apart`: the first of a buffer's, for each of PARTS, since the phase before;
+    `bodies`: that of what lies between neighbours, by operand and loop, or none: in one iteration.
+    """
+
+    accesses: tuple[Access, ...]
+    along: dict[str, tuple[list[int], list[int], list[int]]]
+    before: tuple[int, ...]
+    both: tuple[int, ...]
+    uses: tuple[Use, ...]
+    places: Indices
+    weights: Array
+    starts: Indices
+    apart: dict[int, int]
+    bodies: dict[tuple[int, int | None], int]
+
+
+# loops: names and dimensions; operands: names, dimensions and those along which neighbours share, and the fields behind the extents
+@lru_cache(maxsize=256)
+def _shape(loops: tuple[tuple[str, str], ...], operands: tuple[tuple[Any, ...], ...]) -> _Shape:
+    inside, over = zip(*loops, strict=True)
+    rows, names = range(len(operands)), [name for name, *_ in operands]
+    along = {
+        name: (
+            [row for row in rows if name in operands[row][1]],
+            [at for at, of in enumerate(over) if of == name],
+            [*itertools.accumulate((of == name for of in over), initial=0)],
+        )
+        for name in dict.fromkeys(name for _, extents, *_ in operands for name in extents)
+    }
+    accesses = tuple(
+        Access(frozenset(at for name in of for at in along[name][1]), inside.index(within), inside.index(first) if first else None, after)
+        for _, of, _, within, first, after in operands
+    )
+    same = [[at for at in rows if names[at] == name] for name in names]
+    before = tuple(of[of.index(row) - 1] for row, of in enumerate(same))
+    both = tuple(min(accesses[row].inside, accesses[at].inside) if at != row else -1 for row, at in enumerate(before))
+    uses = [
+        Use(of, loop)
+        for row, of in enumerate(accesses)
+        for loop in range(both[row] + (before[row] != row), of.inside + 1)
+        if loop not in of.moved
+    ]
+    sums: list[list[tuple[float, list[tuple[int, int]]]]] = []
+
+    def added(*parts: tuple[float, int, Iterable[int]]) -> int:
+        """A sum of parts, each so much of what some operands take in an iteration of a loop."""
+        sums.append([])
+        for weight, loop, of in parts:
+            named = itertools.groupby(sorted(of, key=names.__getitem__), key=names.__getitem__)
+            sums[-1] += [(weight, [(row, loop + 1) for row in some]) for _, some in named]
+        return len(sums) - 1
+
+    added((1.0, -1, rows))
+    apart = dict[int, int]()
+    for row, (at, loop) in enumerate(zip(before, both, strict=True)):
+        if at != row:
+            phases = [of.phase(loop) for of in accesses]
+            start, end = phases[at], phases[row]
+            within = (moved for moved in accesses[at if start == 1 else row].moved if moved > loop)
+            once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
+            passed = {*range(start + 1, end)} if start < end else {0, 1, 2} - {*range(end, start + 1)}
+            always = [other for other in rows if other in same[row] or phases[other] in passed]
+            known = {names[other] for other in always}
+            ends = [(once if of == 1 else loop, [at for at in rows if phases[at] == of and names[at] not in known]) for of in (start, end)]
+            apart[row] = min([added((1.0, loop, always), (1 - part, *ends[0]), (part, *ends[1])) for part in PARTS])
+    bodies = dict[tuple[int, int | None], int]()
+    for row, (of, (_, _, shared, *_)) in enumerate(zip(accesses, operands, strict=True)):
+        for at in (at for name in shared for at in along[name][1] if at <= of.inside):
+            bodies[row, at] = added((1.0, at, (other for other in rows if accesses[other].phase(at) >= 0)))
+        if shared:
+            alike = (other for other in rows if accesses[other].phase(of.inside) == of.phase(of.inside))
+            bodies[row, None] = added((1.0, of.inside, alike))
+    terms = [*itertools.chain(*sums)]
+    most = max(len(some) for _, some in terms)
+    places = np.array([[*itertools.islice(itertools.cycle(some), most)] for _, some in terms]).T
+    starts = np.array([*itertools.accumulate(map(len, sums[:-1]), initial=0)])
+    return _Shape(accesses, along, before, both, tuple(uses), places, np.array([[weight] for weight, _ in terms]), starts, apart, bodies)
+
+
 @lru_cache(maxsize=64)
 def _ways(levels: tuple[Level, ...]) -> Array:
     """Ways, and bytes of one, of each level."""
@@ -244,12 +342,6 @@ def missing(levels: Sequence[Level], distance: Array) -> Array:
     return found
 
 
-def _mean(shares: Array) -> Array:
-    """Of each level over the distances of one use."""
-    found: Array = shares[:, 0] if shares.shape[1] == 1 else shares.mean(axis=1)
-    return found
-
-
 def stacked(columns: int, *rows: Any) -> Array:
     """Columns and constants as the rows of one array."""
     found = np.empty((len(rows), columns))
@@ -263,29 +355,32 @@ class LoopNest:
 
     def __init__(self, loops: Sequence[Loop], operands: Sequence[Operand], total: Mapping[str, Number], columns: int) -> None:
         self.loops, self.operands, self.total, self.columns = tuple(loops), tuple(operands), dict(total), columns
-        names = [loop.name for loop in loops]
-        moved = [frozenset(at for at, loop in enumerate(loops) if loop.dimension in one.extents) for one in operands]
-        self.accesses = tuple(
-            Access(of, names.index(one.inside), names.index(one.first) if one.first else None)
-            for one, of in zip(operands, moved, strict=True)
+        self._shape = _shape(
+            tuple((loop.name, loop.dimension) for loop in loops),
+            tuple(
+                (name, (*of,), tuple(name for name in of if _shares(of[name])), inside, first, after)
+                for name, of, inside, first, after, _ in operands
+            ),
         )
-        self._extents: dict[tuple[int, str], Array] = {}  # of an operand along a dimension: of all tiles, then by loop over it
+        self.accesses = self._shape.accesses
+        self._extents: dict[str, Array] = {}  # of each operand along a dimension: of all tiles, then by loop over it
         self._footprints: Array = np.ones((len(operands), len(loops) + 1, columns))  # of all tiles, then in one iteration of each loop
-        for name in total:
-            rows = [row for row, one in enumerate(operands) if name in one.extents]
+        for name, (rows, over, around) in self._shape.along.items():
             of = [operands[row].extents[name] for row in rows]
-            counts = stacked(columns, total[name], *(loop.tiles for loop in loops if loop.dimension == name))
+            counts = stacked(columns, total[name], *(loops[at].tiles for at in over))
             step, whole = (stacked(columns, *(one[at] for one in of))[:, None] for at in range(2))
             found = step * counts
-            if any(one.alone is not None or not isinstance(one.base, float) or one.base for one in of):
+            if any(one.alone is not None or _shares(one) for one in of):
                 base = stacked(columns, *(one.base for one in of))[:, None]
                 alone = stacked(columns, *(one.base + one.step if one.alone is None else one.alone for one in of))[:, None]
                 found += base
                 np.minimum(found, alone * counts, out=found)
-            np.minimum(found, whole, out=found)
-            self._extents |= {(row, name): each for row, each in zip(rows, found, strict=True)}
-            over = itertools.accumulate((loop.dimension == name for loop in loops), initial=0)
-            self._footprints[rows] *= found[:, [*over]]
+            self._extents[name] = np.minimum(found, whole, out=found)
+            self._footprints[rows] *= found[:, around]
+
+    def _extent(self, row: int, name: str) -> Array:
+        found: Array = self._extents[name][self._shape.along[name][0].index(row)]
+        return found
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -312,7 +407,7 @@ class LoopNest:
         for at, row, where in of.joined:
             base = self.operands[row].extents[name := self.loops[where].dimension].base
             if not isinstance(base, float):
-                one = self._extents[row, name][sum(each.dimension == name for each in self.loops[: where + 1])]
+                one = self._extent(row, name)[self._shape.along[name][2][where + 1]]
                 distances[at] -= base / np.maximum(1e-9, one) * np.maximum(0.0, distances[at] - self.footprint(where, row))
         np.minimum(distances[:-1], sizes[of.most], out=distances[:-1])
         return distances[of.which]
@@ -321,52 +416,72 @@ class LoopNest:
         """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
         are in a `state` at the start."""
         found = np.zeros((len(levels), len(self.operands), self.columns))
-        whole = self._together(self._footprints[:, 0]).max()
         ago = [runs_ago(state, name) for name in self.names]
-        spilled = [  # others keep all
-            level for level in levels if level.forgets or whole * max(ago) > (level.ways - 1) * level.sets * level.line_bytes
-        ]
-        uses = [*self.reuses()] if spilled else []
-        distances = [one.distance * factor for one in uses for factor in ((1.0, ago[one.row]) if one.first else (1.0,))]
-        missed = missing(spilled, np.concatenate(distances)) if uses else np.empty((0, 0))
-        shares = (missed[:, slice(*ends)] for ends in itertools.pairwise(itertools.accumulate(map(len, distances), initial=0)))
-        forgets = np.array([level.forgets for level in spilled])[:, None]
-        for one in uses:
-            share = _mean(next(shares))
-            if one.first:
-                share = (share * (one.times - 1) + np.where(forgets, 1.0, _mean(next(shares)))) / one.times
-            found[: len(spilled), one.row] += share * (one.times * one.size)
+        sums = self._sums()
+        whole = sums[0].max() * max(ago)
+        spilled = [level for level in levels if level.forgets or whole > (level.ways - 1) * level.sets * level.line_bytes]
+        if not spilled:  # all levels keep all
+            return found
+        rows, distances, sizes, before = list[int](), list[Array](), list[Array](), list[bool]()  # of what an earlier run touched last
+        for one in self._reuses(sums):
+            known = [(one.distance * ago[one.row], one.size, True)] if one.first else []
+            if one.loop >= 0:
+                known.append((one.distance, one.size * (one.times - one.first), False))
+            for distance, size, first in known:
+                for part in distance:
+                    rows.append(one.row)
+                    distances.append(part)
+                    sizes.append(size / len(distance))
+                    before.append(first)
+        missed = missing(spilled, np.stack(distances))
+        for share, level in zip(missed, spilled, strict=True):
+            if level.forgets:
+                share[before] = 1.0
+        missed *= np.stack(sizes)
+        found[: len(spilled)] = np.add.reduceat(missed, np.flatnonzero(np.diff(rows, prepend=-1)), axis=1)
         for inner, outer in itertools.pairwise(found):
             np.minimum(outer, inner, out=outer)
         return found
 
     def reuses(self) -> Iterator[Reuse]:
         """Every use of every operand, those of an operand together, by the loop whose next iteration it is in (-1: the next run)."""
-        # the phase before of each buffer, and the innermost loop in whose body both are; -1 where there is one alone
-        befores = [self._before(row) for row in range(len(self.operands))]
-        boths = [
-            min(of.inside, self.accesses[at].inside) if at != row else -1
-            for row, (of, at) in enumerate(zip(self.accesses, befores, strict=True))
-        ]
-        uses = [
-            Use(of, loop)
-            for row, of in enumerate(self.accesses)
-            for loop in range(boths[row] + (befores[row] != row), of.inside + 1)
-            if loop not in of.moved
-        ]
-        again = dict(zip(uses, self._together(self.between(tuple(uses))), strict=True))
-        for row, (of, before, both) in enumerate(zip(self.accesses, befores, boths, strict=True)):
+        return self._reuses(self._sums())
+
+    def _sums(self) -> Array:
+        """Those of footprints, as the shape has them."""
+        of = self._shape
+        largest = self._footprints[*of.places].max(axis=0)
+        largest *= of.weights
+        sums: Array = np.add.reduceat(largest, of.starts, axis=0)
+        return sums
+
+    def _reuses(self, sums: Array) -> Iterator[Reuse]:
+        of = self._shape
+        again = dict(zip(of.uses, self._together(self.between(of.uses))[:, None], strict=True))
+        for row, (one, before, both) in enumerate(zip(of.accesses, of.before, of.both, strict=True)):
             passes, size = np.ones(self.columns), self.footprint(both, row)
             if before == row:
-                yield Reuse(row, -1, passes, size, again[Use(of, -1)][None], True)
+                yield Reuse(row, -1, passes, size, again[Use(one, -1)], True)
             else:
                 passes = passes * math.prod(loop.trips for loop in self.loops[: both + 1])
-                yield Reuse(row, both, passes, size, self._from(before, row, both), before > row)
-            for loop in range(both + 1, of.inside + 1):
-                if loop not in of.moved:
-                    yield Reuse(row, loop, passes * (self.loops[loop].trips - 1), size, again[Use(of, loop)][None])
+                yield Reuse(row, both, passes, size, sums[of.apart[row] :][: len(PARTS)], before > row)
+            for loop in range(both + 1, one.inside + 1):
+                if loop not in one.moved:
+                    yield Reuse(row, loop, passes * (self.loops[loop].trips - 1), size, again[Use(one, loop)])
                     passes = passes * self.loops[loop].trips
-            yield from self._shared(row, passes)
+            for name in (name for name, extent in self.operands[row].extents.items() if _shares(extent)):
+                yield from self._shared(row, name, passes, sums)
+
+    def _shared(self, row: int, name: str, passes: Array, sums: Array) -> Iterator[Reuse]:
+        """Of what neighbouring tiles along a dimension share."""
+        inside, bodies = self.accesses[row].inside, self._shape.bodies
+        base = self.operands[row].extents[name].base
+        each, tiles = base / np.maximum(1e-9, self._extent(row, name)[0]) * self.footprint(-1, row), passes
+        for at in (at for at in self._shape.along[name][1] if at <= inside):
+            yield Reuse(row, at, (self.loops[at].trips - 1) * tiles, each, sums[bodies[row, at]][None], shared=ACROSS)
+            tiles = tiles * self.loops[at].trips
+        most = np.maximum(1.0, self.total[name] * passes / tiles)
+        yield Reuse(row, inside, (most - 1) * tiles, each, sums[bodies[row, None]][None] / most, shared=WITHIN)
 
     def touched(self, row: int) -> Array:
         """Bytes of an operand that all iterations touch, whole tiles."""
@@ -374,56 +489,9 @@ class LoopNest:
         trips = math.prod(loop.trips for at, loop in enumerate(self.loops[: of.inside + 1]) if at != of.first)
         return self.footprint(of.inside, row) * trips
 
-    def _together(self, sizes: Mapping[int, Array] | Array) -> Array:
+    def _together(self, sizes: Array) -> Array:
         """Bytes of operands by row, those of one name once."""
         found: dict[str, Array] = {}
-        for row, size in sizes.items() if isinstance(sizes, Mapping) else enumerate(sizes):
-            name = self.operands[row].name
+        for name, size in zip(self.names, sizes, strict=True):
             found[name] = np.maximum(found[name], size) if name in found else size
-        return reduce(np.add, found.values(), np.zeros(self.columns))
-
-    def _before(self, row: int) -> int:
-        """The operand that is the same buffer in the phase before, or the one before."""
-        same = [at for at, one in enumerate(self.operands) if one.name == self.operands[row].name]
-        return same[same.index(row) - 1]
-
-    def _phase(self, row: int, loop: int) -> int:
-        """Of the body of a loop: 0 ahead of its loops, 1 in them, 2 after; -1: not in it."""
-        inside = self.accesses[row].inside
-        return -1 if inside < loop else 1 if inside > loop else 2 * self.operands[row].after
-
-    def _from(self, before: int, row: int, loop: int) -> Array:
-        """Bytes from a buffer's use in one phase of a loop to that in another, for each of PARTS."""
-        start, end, own = self._phase(before, loop), self._phase(row, loop), self.operands[row].name
-        within = [at for at in self.accesses[before if start == 1 else row].moved if at > loop]
-        once = min(within, default=loop + 1) - 1  # the last loop that passes over the whole buffer
-
-        phases = [self._phase(at, loop) for at in range(len(self.operands))]
-        passed = {*range(start + 1, end)} if start < end else {0, 1, 2} - {*range(end, start + 1)}
-        rows = [at for at, one in enumerate(self.operands) if one.name == own or phases[at] in passed]
-        names, always = {self.operands[at].name for at in rows}, self._together({at: self.footprint(loop, at) for at in rows})
-
-        def size(phase: int) -> Array:
-            others = (at for at, one in enumerate(self.operands) if one.name not in names and phases[at] == phase)
-            return self._together({at: self.footprint(once if phase == 1 else loop, at) for at in others})
-
-        first, last = size(start), size(end)
-        return np.stack([always + (1 - part) * first + part * last for part in PARTS])
-
-    def _shared(self, row: int, passes: Array) -> Iterator[Reuse]:
-        """Of what neighbouring tiles share."""
-        inside = self.accesses[row].inside
-        rows = range(len(self.operands))
-        for name, extent in self.operands[row].extents.items():
-            if isinstance(extent.base, float) and not extent.base:
-                continue
-            each, tiles = extent.base / np.maximum(1e-9, self._extents[row, name][0]) * self.footprint(-1, row), passes
-            for at, loop in enumerate(self.loops[: inside + 1]):
-                if loop.dimension == name:
-                    body = self._together({other: self.footprint(at, other) for other in rows if self._phase(other, at) >= 0})
-                    yield Reuse(row, at, (loop.trips - 1) * tiles, each, body[None], shared=ACROSS)
-                    tiles = tiles * loop.trips
-            phase = self._phase(row, inside)
-            body = self._together({other: self.footprint(inside, other) for other in rows if self._phase(other, inside) == phase})
-            most = np.maximum(1.0, self.total[name] * passes / tiles)
-            yield Reuse(row, inside, (most - 1) * tiles, each, body[None] / most, shared=WITHIN)
+        return reduce(np.add, found.values())

@@ -137,6 +137,8 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
         A kernel row is skipped in a tile when all windows of the tile find it in vertical padding.
         """
         last_tile, partial, last_row, wide = (self.windows - 1) // tile, self.windows % tile != 0, self.out_h - 1, self.out_w
+        if live_pairs(self) == self.out_h * self.kernel_h:  # none lies in padding
+            return (last_tile + 1 - partial) * self.kernel_h, partial * self.kernel_h
         tiles = edge = 0
         for first, last in live_rows_of(self):
             low = first.quotients(wide, 0, tile, last_row)

@@ -9,6 +9,7 @@ for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; th
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy as np
 
 from pysim.cachemodel.cpu import csa, tilings
 from pysim.cachemodel.cpu.cost import assumed, cost_of, one_schedule, predict, schedule_of
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, products_per_cycle, rates
+from pysim.cachemodel.cpu.incore import Array, Table, products_per_cycle, rates
 from pysim.cachemodel.cpu.nest import Nest, live_pairs
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
@@ -24,19 +25,20 @@ from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
-from pysim.registry.cpu import kernels
+from pysim.registry.cpu import Kernel, kernels
 
 TRANSFERS = 0.5  # of the least bound: what moving data takes beside it, or less, in most best schedules
 
 
 class NestCandidates(NamedTuple):
-    """Schedules of a nest as a table, of kernels with lower bounds in cycles; `limit` as in the contract."""
+    """Schedules of a nest as a table, of kernels with lower bounds in cycles; of those that compute for at most `limit` cycles, by kind
+    (STATIONARY), and for more than `done`."""
 
-    rates: Rates
     table: Table
     state: State
     bounds: Array
-    limit: float
+    limit: Array
+    done: Array | None
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
 
@@ -47,9 +49,9 @@ class NestCosts:
     kinds: tuple[str, ...] = STATIONARY
 
     def __init__(self, of: NestCandidates) -> None:
-        self.prediction = predict(of.rates, of.table, of.state, of.limit)
+        self.prediction = predict(of.table, of.state, of.limit, of.done)
         self._algorithm, self.bounds, self.cycles = of.algorithm, of.bounds, self.prediction.cycles
-        self.kernels = tuple(kernel.name for kernel in of.rates.kernels)
+        self.kernels = tuple(kernel.name for kernel in of.table.rates.kernels)
         self.kernel = self.alike = self.prediction.table.kernel
         self.kind = 1 - self.prediction.table.keeps_windows.astype(np.int64)
 
@@ -61,7 +63,7 @@ class NestCosts:
         return cost_of(self.prediction, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        nest, machine = self.prediction.rates.nest, self.prediction.rates.machine
+        nest, machine, *_ = self.prediction.table.rates
         in_place = nest.filters_in_place or not nest.filters_packed  # whose rows no prefetcher follows
         return assumed(machine, self.kernels[self.kernel[row]].rpartition("__")[2], latencies=in_place)
 
@@ -108,18 +110,29 @@ def least_cycles(nest: Nest, request: Request, best: float) -> float:
     on = request.machine
     assert isinstance(on, Machine)
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
-    fastest = max((products_per_cycle(nest, kernel, on.unit(kernel.target)) for kernel in kernels), default=np.inf)
-    least = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters / fastest
+    least: float = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters
+    least /= _fastest(kernels, on, nest.out_bytes // nest.element_bytes)
     if not kernels or least > best:
         return least
-    return float(tilings.least_cycles(rates(nest, on, kernels), np.arange(len(kernels))).min())
+    return float(tilings.least_cycles(rates(nest, on, kernels)).min())
+
+
+@lru_cache(maxsize=64)
+def _fastest(kernels: tuple[Kernel, ...], on: Machine, width: int) -> float:
+    """Multiplications of any kernel in a cycle at most."""
+    return max((products_per_cycle(kernel, on.unit_of(kernel.target), width) for kernel in kernels), default=np.inf)
 
 
 def candidates(
-    nest: Nest, request: Request, limit: float | None, form: str | None = None, algorithm: str | None = None
+    nest: Nest,
+    request: Request,
+    limit: Array | float = 0.0,
+    done: Array | None = None,
+    form: str | None = None,
+    algorithm: str | None = None,
 ) -> Found | NoneLegal:
-    """The schedules of a nest that a request asks for and that compute for at most `limit` cycles. Of kernels of a `form` alone, where one
-    is given, and of an `algorithm` that is not its problem's first."""
+    """The schedules of a nest that a request asks for, within limits as the contract has them. Of kernels of a `form` alone, where one is
+    given, and of an `algorithm` that is not its problem's first."""
     on, dtype = request.machine, request.problem.dtype
     assert isinstance(on, Machine)
     if request.model == "csa":
@@ -127,20 +140,25 @@ def candidates(
     if request.schedule is not None:
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
-        of, table = one_schedule(nest, on, request.schedule, dtype)
-        return NestCandidates(of, table, request.state, np.zeros(1), np.inf, (), algorithm)
+        return NestCandidates(
+            one_schedule(nest, on, request.schedule, dtype), request.state, np.zeros(1), np.full(2, np.inf), None, (), algorithm
+        )
     rows = tilings.rows(on, dtype, request.micro_kernel, form)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
     of = rates(nest, on, rows.kernels)
-    bounds = tilings.least_cycles(of, np.arange(len(rows.kernels)))
+    bounds = tilings.least_cycles(of)
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
-    limit = max(guess * float(bounds.min()), limit or 0.0)  # of less, the best would hardly be among them
-    possible = np.flatnonzero(bounds <= limit).tolist()
+    first = guess * bounds.min()  # of less, the best would hardly be among them
+    most = np.full(2, np.maximum(first, limit))
+    new = most
+    if done is not None:
+        done = np.full(2, np.maximum(first, done))
+        new, most = np.where(most > done, most, 0.0), np.maximum(most, done)
     place = tilings.in_place_reason(nest)
-    return NestCandidates(
-        of, tilings.table(of, possible, limit), request.state, bounds, limit, (*((place,) if place else ()), *rows.rejected), algorithm
-    )
+    rejected = (*((place,) if place else ()), *rows.rejected)
+    table = tilings.table(of, np.flatnonzero(bounds <= new.max()).tolist(), new)
+    return NestCandidates(table, request.state, bounds, most, done, rejected, algorithm)
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[NestCosts | CsaCosts]:

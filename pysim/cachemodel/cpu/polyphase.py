@@ -17,6 +17,7 @@ and two multiply-adds a cycle a tap takes 12 + 8 + 8 = 28 cycles for 56 multiply
 them.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -57,21 +58,19 @@ def tiles_of(vectors: int, most: int) -> list[int]:
     return [vectors // tiles + (at < vectors % tiles) for at in range(tiles)]
 
 
+@lru_cache(maxsize=64)
 def _row_cycles(w: Conv, kernel: Kernel, unit: Unit, begin: float) -> float:
     """Of one row of outputs of a panel of filters; `begin`: of a tile."""
-    taps, rate = w.channels // w.groups * w.kernel_h * w.kernel_w, unit.rate(w.dtype)
+    taps = w.channels // w.groups * w.kernel_h * w.kernel_w
     if kernel.lane_windows == 1:  # plain C: what a loop needs besides is in the rate
-        return taps * w.out_w * kernel.filters / rate
-    loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
+        return taps * w.out_w * kernel.filters / unit.rate(w.dtype)
     tiles = tiles_of(ceil_div(w.out_w, kernel.lane_windows), kernel.windows // kernel.lane_windows)
-    each = (max(v * kernel.filters / rate, (v + kernel.filters) / loads, latency) for v in tiles)
-    return taps * sum(each) + len(tiles) * begin
+    return taps * sum(unit.step_cycles(w.dtype, vectors, kernel.filters) for vectors in tiles) + len(tiles) * begin
 
 
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
     """kernel, call, store, pack."""
-    unit, core, inner = machine.unit(kernel.target), machine.core, machine.levels[0]
-    assert unit is not None
+    unit, core, inner = machine.unit_of(kernel.target), machine.core, machine.levels[0]
     repeats, size, parted = w.batch * w.groups, SIZES[w.dtype], Parted.of(w, schedule.k2)
     filters, blocks = w.filters // w.groups, ceil_div(w.out_h, schedule.k2)
     lanes = max(1, unit.vector_bytes // size)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table
+from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.loops import PARTS, Access, Extent, Loop, LoopNest, Operand, Use, stacked
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_pairs
 from pysim.machine.cpu import Machine
@@ -101,14 +101,13 @@ class Flows(NamedTuple):
 class Sliced:
     """The nest of every schedule of a table, input stationary ones first, and its sizes in bytes and counts."""
 
-    def __init__(self, rates: Rates, table: Table) -> None:
-        nest, at = rates.nest, table.kernel
-        self.rates, self.nest, self.at = rates, nest, at
+    def __init__(self, table: Table) -> None:
+        self.rates, self.columns = rates, n = table.rates, table.kernel.size
+        self.nest = nest = rates.nest
         self.kept, self.packed, self.channels = table.keeps_windows, table.packed > 0, table.channels
         self.own, self.split = not nest.filters_packed, int(np.count_nonzero(self.kept))
         self.sets = np.ceil(nest.channels / self.channels)
-        self.windows, self.filters = rates.windows[at], rates.filters[at]
-        self.n_windows, self.n_filters = rates.window_tiles[at], rates.filter_tiles[at]
+        self.windows, self.filters, self.n_windows, self.n_filters = rates.windows, rates.filters, rates.window_tiles, rates.filter_tiles
         n_kept, n_streamed = self.swapped(self.n_windows, self.n_filters)
         self.k2, k3 = np.minimum(table.k2, n_streamed), np.minimum(table.k3, n_kept)
         self.streamed_sets = np.ceil(n_streamed / self.k2)
@@ -118,22 +117,22 @@ class Sliced:
         self.kept_sets = np.ceil(n_kept / self.k3)
         # a tile of windows as the micro-kernel reads it, and all of them, with the rest of the lines of a last panel that is not full
         line, size = rates.machine.levels[0].line_bytes, nest.element_bytes
-        panel = np.ceil(rates.packed_window[at] * self.channels * self.windows / PANEL_ALIGN) * PANEL_ALIGN
+        panel = np.ceil(rates.packed_window * self.channels * self.windows / PANEL_ALIGN) * PANEL_ALIGN
         self.panel = np.where(self.packed, panel, size * self.channels * self.windows)
         last = nest.windows - (self.n_windows - 1) * self.windows
         rest = (line - np.gcd((self.windows * size).astype(np.int64), line)) / size
         more = self.packed * (np.minimum(self.windows, last + rest) - last)
         self.all_windows = self.panel / self.windows * (nest.windows + more)
         self.panels = np.minimum(np.where(one_loop, 1.0, np.where(self.kept, k3, self.k2)) * self.panel, self.all_windows)
-        self.tile_bytes = rates.stored_tile[at] * self.channels  # of a filter panel
+        self.tile_bytes = rates.stored_tile * self.channels  # of a filter panel
         self.filter_panels = np.where(self.kept, self.k2, self.k3) * self.tile_bytes
         self.once = stacked(  # bytes of OPERANDS that one repeat touches at least once; outputs and filters in full
-            at.size,
+            n,
             0.0 if nest.windows_packed else nest.channels * nest.touched_bytes(line),
             nest.channels * nest.touched_bytes(line)
             if nest.windows_packed
             else self.packed * self.panels + (self.filter_panels if self.own else 0.0),
-            nest.filters * nest.channels * size if self.own else rates.stored_tile[at] * nest.channels * self.n_filters,
+            nest.filters * nest.channels * size if self.own else rates.stored_tile * nest.channels * self.n_filters,
             nest.filters * nest.windows * nest.out_bytes,
         )
         self.loop_nest = self._described(n_kept, n_streamed)
@@ -145,7 +144,7 @@ class Sliced:
         return kept, np.concatenate([filters[..., :at], windows[..., at:]], axis=-1)
 
     def _described(self, n_kept: Array, n_streamed: Array) -> LoopNest:
-        nest, sets, at, n = self.nest, self.sets, self.at, self.at.size
+        nest, sets, n = self.nest, self.sets, self.columns
         loops = (
             Loop("channels", "channels", 1.0, sets),
             Loop("kept sets", "kept", self.k3, self.kept_sets),
@@ -155,8 +154,8 @@ class Sliced:
         )
         held = np.where(self.packed, self.panels, self.all_windows)
         packed = self.filter_panels if self.own else self.n_filters * self.tile_bytes
-        edge = ~self.packed * self.channels * self.rates.place_edge[at]
-        out, end = self.windows * nest.out_bytes, self.rates.out_edge[at]
+        edge = ~self.packed * self.channels * self.rates.place_edge
+        out, end = self.windows * nest.out_bytes, self.rates.out_edge
         raw = self.filters * self.channels * nest.element_bytes * self.own
         tiles = self.swapped(
             stacked(n, self.panel, held, edge, self.panel + edge, out, nest.windows * nest.out_bytes, end, out + end, *self._raw_input()),
@@ -196,21 +195,21 @@ class Sliced:
         row = nest.touched_bytes(self.rates.machine.levels[0].line_bytes) / nest.touched_h
         step = min(nest.stride_h, nest.kernel_h) * row
         first = max(0.0, min((nest.kernel_h - 1) * nest.dilation_h + 1, nest.touched_h) * row - step)
-        alone = depth * (live_pairs(nest) * row + self.rates.pack_edge[self.at]) / self.n_windows
+        alone = depth * (live_pairs(nest) * row + self.rates.pack_edge) / self.n_windows
         return Extent(depth * (self.windows / nest.out_w * step), depth * (nest.touched_h * row), depth * first, alone)
 
 
-def flows(rates: Rates, table: Table, state: State) -> Flows:
+def flows(table: Table, state: State) -> Flows:
     """The streams of a table, with first touches in caches of a `state`."""
-    s = Sliced(rates, table)
+    s = Sliced(table)
     streams = list(_streams(s, state))
-    ends = [0, *(np.flatnonzero(np.diff(2 * s.kept + s.packed)) + 1).tolist(), s.at.size]
+    ends = [0, *(np.flatnonzero(np.diff(2 * s.kept + s.packed)) + 1).tolist(), s.columns]
     columns = [slice(*span) for span in pairwise(ends)]
     kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]) or s.nest.windows_packed, s.own) for span in columns)
     roles, operand, at, shares, never, before = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
     output = runs_ago(state, OPERANDS[OUTPUT])
-    runs = np.where(at[0] == RUN_OUTPUT, output, 1.0)[:, None]
-    size = stacked(s.at.size, *(stream[2] for stream in streams))
+    runs = np.ones((1, 1)) if output == 1 else np.where(at[0] == RUN_OUTPUT, output, 1.0)[:, None]
+    size = stacked(s.columns, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
     between = _between(s)
     between[:, RUN_OUTPUT] *= output
@@ -283,8 +282,8 @@ def _planes(s: Sliced, between: Array) -> Array:
     """Planes of inputs and outputs in between, the turns (a loop over filter tiles leaves half of the outputs of each of two sets), and of
     a transposed A its rows of k, of an A in place its own rows. A transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
-    tiles = np.minimum(stacked(s.at.size, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
-    found = np.ones((3 + (s.nest.filter_rows is not None), len(_LOOPS), s.at.size))
+    tiles = np.minimum(stacked(s.columns, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
+    found = np.ones((3 + (s.nest.filter_rows is not None), len(_LOOPS), s.columns))
     found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
     if s.nest.filter_rows:
         found[3] = found[0 if s.nest.filters_in_rows_of_k else 1]
@@ -305,7 +304,7 @@ def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
     nest, kept, packed, own, once = s.nest, s.kept, s.packed, s.own, s.once
     lies = [runs_ago(state, name) < NEVER for name in OPERANDS]
     w_sets, f_sets = np.where(kept, s.kept_sets, s.streamed_sets), np.where(kept, s.streamed_sets, s.kept_sets)
-    depth, live = nest.channels / s.channels, s.rates.filter_tile[s.at]
+    depth, live = nest.channels / s.channels, s.rates.filter_tile
     for order, of, raw, keeps, packs, first, size, tiles, sets, passes, turns in (
         (
             1,
@@ -358,18 +357,18 @@ def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
     passes = np.where(kept, 1.0, f_sets) * packed
     across = np.maximum(0.0, w_sets - 1) / np.maximum(1.0, s.n_windows - 1)  # neighbours between which a set ends
     edges = [
-        (OUTPUT, 1.0, (s.n_windows - 1) * nest.filters * s.rates.out_edge[s.at] * s.sets, across, CALL, (SETS, TURN)),
-        (INPUT, 0.0, s.rates.pack_edge[s.at] * nest.channels * passes, across, BURST, (SETS, TURN)),
+        (OUTPUT, 1.0, (s.n_windows - 1) * nest.filters * s.rates.out_edge * s.sets, across, CALL, (SETS, TURN)),
+        (INPUT, 0.0, s.rates.pack_edge * nest.channels * passes, across, BURST, (SETS, TURN)),
     ]
     if again := max(0, live_pairs(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes:  # kernel rows overlap
         beyond = np.clip((w_sets - 1) / max(1, nest.out_h - 1), 0.0, 1.0)
         edges.append((INPUT, 0.0, passes * nest.channels * again, beyond, CALL, (SETS, TURN)))
     if nest.in_place:
-        shared = ~packed * (s.n_windows - 1) * s.rates.place_edge[s.at] * nest.channels
+        shared = ~packed * (s.n_windows - 1) * s.rates.place_edge * nest.channels
         yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
         edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
     if nest.filters_in_rows_of_k:
-        shared = (s.n_filters - 1) * s.rates.filter_edge[s.at] * nest.channels
+        shared = (s.n_filters - 1) * s.rates.filter_edge * nest.channels
         beyond = np.maximum(0.0, f_sets - 1) / np.maximum(1.0, s.n_filters - 1)
         if own:  # all panels of a set take some rows before the next ones, so they share lines at once; sets do not
             yield FILTERS, 0.0, shared * np.where(kept, w_sets, 1.0) * beyond, TURN, SETS

@@ -207,8 +207,7 @@ def _counts(shape: Shape, kernel: Kernel, schedule: Schedule) -> tuple[int, int]
 
 def terms(g: Gemm, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
     """kernel, call, store, pack."""
-    shape, unit = Shape.of(g), machine.unit(kernel.target)
-    assert unit is not None
+    shape, unit = Shape.of(g), machine.unit_of(kernel.target)
     number, strips = _counts(shape, kernel, schedule)
     call = number * strips * machine.core.call_cycles.value
     pack = shape.few * shape.k * (1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value / (FEW_STEP if shape.dot else 1))

@@ -27,6 +27,7 @@ from pysim.registry.cpu import Kernel, kernels
 _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _K2_PARTS = np.array([1.0, 2, 4, 8, 24])
 _K3_PARTS = np.array([1.0, 4])
+_UNLIMITED = np.full(2, np.inf)
 _LEAST_STEPS = 64  # shorter inner loops cost more in calls than any cache gives back
 
 
@@ -89,33 +90,31 @@ def in_place_reason(nest: Nest) -> Rejected | None:
     return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory", "shape")
 
 
-def table(rates: Rates, kernels: Sequence[int], limit: float = np.inf) -> Table:
+def table(rates: Rates, kernels: Sequence[int], limit: Array = _UNLIMITED) -> Table:
     """The candidate schedules of the kernels with the given indices, input stationary before weight stationary.
 
-    Channel sets whose `least_cycles` are above the limit are left out.
+    Channel sets whose `least_cycles` are above the limit, of either, are left out.
     """
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     keeps, packed, kernel = (np.array(column) for column in zip(*itertools.product((True, False), places, kernels), strict=True))
-    row, channels, k2, k3 = _columns(rates, kernel, packed, keeps, limit)
-    return Table(keeps[row], kernel[row], packed[row], channels, k2, k3)
+    row, channels, k2, k3 = _columns(rates.of(kernel), packed, keeps, limit[1 - keeps])
+    return Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], channels, k2, k3)
 
 
-def _columns(
-    rates: Rates, at: NDArray[np.int64], packed: Array, keeps_windows: NDArray[np.bool_], limit: float
-) -> tuple[NDArray[np.int64], Array, Array, Array]:
+def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limit: Array) -> tuple[NDArray[np.int64], Array, Array, Array]:
     """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3."""
     l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
-    size, tile = rates.nest.element_bytes, rates.windows[at]
-    window = np.where(packed > 0, tile * rates.packed_window[at], tile * size + rates.place_edge[at])
-    filters, out = rates.stored_tile[at], tile * rates.filters[at] * rates.nest.out_bytes
+    size, tile = rates.nest.element_bytes, rates.windows
+    window = np.where(packed > 0, tile * rates.packed_window, tile * size + rates.place_edge)
+    filters, out = rates.stored_tile, tile * rates.filters * rates.nest.out_bytes
 
     channels, new = _channels(rates.nest, (l1 - out) / (window + filters))
-    new &= least_cycles(rates, at[:, None], np.ceil(rates.nest.channels / channels), packed[:, None]) <= limit
+    new &= (least_cycles(rates, np.ceil(rates.nest.channels / channels.T), packed) <= limit).T
     row, column = np.nonzero(new)
-    channels, swap, at = channels[row, column], keeps_windows[row], at[row]
+    channels, swap = channels[row, column], keeps_windows[row]
     window, filters, out = window[row] * channels, filters[row] * channels, out[row]
     kept, streamed = np.where(swap, window, filters), np.where(swap, filters, window)
-    n_windows, n_filters = rates.window_tiles[at], rates.filter_tiles[at]
+    n_windows, n_filters = rates.window_tiles[row], rates.filter_tiles[row]
     n_kept, n_streamed = np.where(swap, n_windows, n_filters), np.where(swap, n_filters, n_windows)
 
     k2, new = _counts(n_streamed, _K2_PARTS, (l2 - kept) / (streamed + out))
@@ -130,8 +129,8 @@ def _columns(
     return row[pair], channels[pair], k2[last], k3[last, column]
 
 
-def least_cycles(rates: Rates, at: NDArray[np.int64], sets: Array | float = 1.0, packed: Array | float | None = None) -> Array:
-    """A lower bound of the compute cycles of schedules of the kernels `at` with `sets` channel sets: each operand is packed once,
+def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float | None = None) -> Array:
+    """A lower bound of the compute cycles of schedules of each kernel with `sets` channel sets: each operand is packed once,
     from beyond L1 where it does not fit there.
 
     `packed` is 1 where the windows are, 0 where they are read in place; without it, they are read in place where that is possible.
@@ -139,13 +138,13 @@ def least_cycles(rates: Rates, at: NDArray[np.int64], sets: Array | float = 1.0,
     nest, core = rates.nest, rates.machine.core
     if packed is None:
         packed = 0.0 if nest.in_place else 1.0
-    calls = nest.repeats * rates.window_tiles[at] * rates.filter_tiles[at]
-    per_set = rates.store[at] + calls * core.call_cycles.value + packed * core.pack_call_cycles.value * rates.pack_calls[at]
-    once = rates.kernel[at] + packed * (rates.pack[at] + fetch_cycles(rates))
+    calls = nest.repeats * rates.window_tiles * rates.filter_tiles
+    per_set = rates.store + calls * core.call_cycles.value + packed * core.pack_call_cycles.value * rates.pack_calls
+    once = rates.kernel + packed * (rates.pack + fetch_cycles(rates))
     if not nest.filters_packed:
-        per_set += core.call_cycles.value * nest.repeats * rates.filter_tiles[at]
-        once += rates.pack_filters[at]
-    least: Array = once + sets * per_set + (sets - 1) * rates.reload[at]
+        per_set += core.call_cycles.value * nest.repeats * rates.filter_tiles
+        once += rates.pack_filters
+    least: Array = once + sets * per_set + (sets - 1) * rates.reload
     return least
 
 

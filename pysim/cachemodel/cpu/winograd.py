@@ -35,6 +35,7 @@ Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 =
 
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import product
 from math import log2
 from typing import NamedTuple
 
@@ -187,15 +188,17 @@ class Candidates(NamedTuple):
 
 def candidates(w: Conv, machine: Machine, state: State, cases: Cases, kept: NDArray[np.bool_]) -> Candidates:
     """Balanced parts of panels of tiles and panels of filters, for the cases and the sets of channels that are `kept`."""
-    parts = _channel_parts(w)
-    rows = [
-        (at, parts[part], k2, k3)
-        for at, part in zip(*(which.tolist() for which in kept.nonzero()), strict=True)
-        for k2 in _parts(cases[at][1].panels, 32)
-        for k3 in _parts(cases[at][1].filter_panels, 32)
-    ]
-    table = np.array(rows, dtype=np.float64).reshape(-1, 4).T
-    return Candidates(w, machine, state, cases, table[0].astype(np.int64), *table[1:])
+    parts = np.array(_channel_parts(w), dtype=np.float64)
+    case, part = kept.nonzero()
+    sets = [_sets(cases[at][1].panels, cases[at][1].filter_panels) for at in case.tolist()]
+    counts = [of.shape[1] for of in sets]
+    return Candidates(w, machine, state, cases, case.repeat(counts), parts[part].repeat(counts), *np.concatenate(sets, axis=1))
+
+
+@lru_cache(maxsize=1024)
+def _sets(panels: int, filter_panels: int) -> Array:
+    """K2 and K3 of each pair."""
+    return np.array([*product(_parts(panels, 32), _parts(filter_panels, 32))], dtype=np.float64).T
 
 
 def _channel_parts(w: Conv) -> tuple[int, ...]:
@@ -256,7 +259,7 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
         "outputs": outputs + misses["sums", False][beyond] / line * core.scattered_wait,
     }
     if w.stride_h > 1:
-        parting = _parting(w, machine, _unit(machine, of.cases[0][0]))
+        parting = _parting(w, machine, machine.unit_of(of.cases[0][0].target))
         terms["phases"] = parting + misses["image", False][0] / line * core.pack_line_cycles.value
     return terms
 
@@ -267,7 +270,7 @@ def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
     kernel, calls, store, load, patches, outputs = own.swapaxes(0, 1)
     sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
     each = machine.core.call_cycles.value * calls + store + load
-    parting = np.array([[_parting(w, machine, _unit(machine, kernel))] for kernel, _ in cases]).reshape(-1, 1)
+    parting = np.array([[_parting(w, machine, machine.unit_of(kernel.target))] for kernel, _ in cases]).reshape(-1, 1)
     least: Array = kernel + patches + outputs + parting - load + sets * each
     return least
 
@@ -275,23 +278,16 @@ def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
 # In the core
 
 
-def _unit(machine: Machine, kernel: Kernel) -> Unit:
-    unit = machine.unit(kernel.target)
-    assert unit is not None
-    return unit
-
-
 @lru_cache(maxsize=256)
 def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[float, ...]:
     """Of one group: cycles of all steps, calls of one channel set, cycles to store and to load the sums once, cycles of both transforms."""
-    unit = _unit(machine, kernel)
+    unit = machine.unit_of(kernel.target)
     last_tiles, last_filters = of.tiles - (of.panels - 1) * of.panel, of.filters - (of.filter_panels - 1) * kernel.windows
     steps, vectors, lanes = 0.0, 0, max(1, unit.vector_bytes // SIZES[w.dtype])
     for tile_panels, tiles in ((of.panels - 1, of.panel), (1, last_tiles)):
         for filter_panels, filters in ((of.filter_panels - 1, kernel.windows), (1, last_filters)):
             along, across = ceil_div(filters, kernel.lane_windows), ceil_div(tiles, kernel.lane_filters)
-            busy = max(along * across / unit.rate(w.dtype), (along + across) / unit.loads_per_cycle.value, unit.fma_latency_cycles.value)
-            steps += tile_panels * filter_panels * busy
+            steps += tile_panels * filter_panels * unit.step_cycles(w.dtype, along, across)
             vectors += tile_panels * filter_panels * tiles * ceil_div(filters, lanes)
     calls, sums = of.planes * of.panels * of.filter_panels, of.planes * vectors
     return (

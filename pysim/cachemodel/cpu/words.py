@@ -13,6 +13,7 @@ import numpy as np
 from pysim.cachemodel.cpu.cost import of_row
 from pysim.cachemodel.cpu.graph import critical_edge, edges
 from pysim.cachemodel.cpu.incore import products_per_cycle
+from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number, Operand, Reuse
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.reuse import Sliced
@@ -29,9 +30,15 @@ PANELS = "packed input", "packed filters"  # of windows and of filters, in the w
 
 
 def describe(
-    plan: Plan, summary: str, nest: LoopNest, peak: float, inner: str, names: Names = MappingProxyType({}), more: Sequence[Section] = ()
+    plan: Plan,
+    summary: str,
+    nest: LoopNest,
+    inner: str,
+    names: Names = MappingProxyType({}),
+    more: Sequence[Section] = (),
+    peak: float | None = None,
 ) -> Description:
-    """The description of a plan by that of its loops, whose innermost body is `inner`."""
+    """The description of a plan by that of its loops, whose innermost body is `inner`; `peak` is its kernel's unless given."""
     sections = (
         *more,
         Section("loops", tuple(printed(nest, names, inner))),
@@ -39,14 +46,13 @@ def describe(
         Section("exact maxima", _exact(plan)),
         Section("heaviest flow", _heaviest(plan, nest, names)),
     )
-    return Description(summary, tuple(section for section in sections if section.lines), peak)
+    return Description(summary, tuple(section for section in sections if section.lines), peak_of(plan) if peak is None else peak)
 
 
-def peak_of(plan: Plan, kernel: Kernel, lanes: int = 0) -> float:
-    """FLOP/s at which a kernel's multiply-adds, of its columns' lanes unless said otherwise, keep one core's unit busy."""
-    on = on_cpu(plan)[1]
-    unit = on.unit(kernel.target)
-    return 2 * (lanes or kernel.lane_windows * kernel.lane_filters) * unit.rate(plan.workload.dtype) * on.clock_hz if unit else 0.0
+def peak_of(plan: Plan, lanes: int = 0) -> float:
+    """FLOP/s at which the kernel's multiply-adds, of its columns' lanes unless said otherwise, keep one core's unit busy."""
+    on, kernel = on_cpu(plan)[1], row_of(plan.schedule)
+    return 2 * (lanes or kernel.lane_windows * kernel.lane_filters) * on.unit_of(kernel.target).rate(plan.workload.dtype) * on.clock_hz
 
 
 def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
@@ -62,7 +68,7 @@ def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] 
     of = dict(zip(("kept", "streamed"), parts if s.stationary == "input_stationary" else parts[::-1], strict=True))
     threads = tuple(divided(described, of, names)) if plan.threads > 1 else ()
     sections = (*more, Section("repeats", repeats), Section("threads", threads))
-    return describe(plan, summary, described, _peak(nest, on, s.kernel), inner, names, sections)
+    return describe(plan, summary, described, inner, names, sections, _peak(nest, on, s.kernel))
 
 
 def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProxyType({})) -> Iterator[str]:
@@ -78,7 +84,7 @@ def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProx
 
 def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
     """The loops of a schedule of SConv's nest, and what they are called."""
-    of = Sliced(*of_row(nest, on, s, _row(on, s)))
+    of = Sliced(of_row(nest, on, s, _row(on, s)))
     read = PANELS[0] if s.pack == "tiles" or nest.windows_packed else "input", "filters" if nest.filters_packed else PANELS[1]
     windows, filters = ("window tiles", read[0], "input to pack"), ("filter tiles", read[1], "filters to pack")
     kept, streamed = (windows, filters) if s.stationary == "input_stationary" else (filters, windows)
@@ -157,7 +163,7 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
     if kernel is None or unit is None:
         return 0.0
     live = sum(nest.live_rows(kernel.windows)) / (ceil_div(nest.windows, kernel.windows) * nest.kernel_h)
-    return 2 * products_per_cycle(nest, kernel, unit) * on.clock_hz / live if live else 0.0
+    return 2 * products_per_cycle(kernel, unit, nest.out_bytes // nest.element_bytes) * on.clock_hz / live if live else 0.0
 
 
 def _exact(plan: Plan) -> tuple[str, ...]:

@@ -35,9 +35,9 @@ def simulated_cost(workload: Workload, machine: Machine, schedule: Schedule, hot
     Raises PlanError for a kernel that the registry or the machine lacks, NativeError for a schedule that does not fit the workload,
     MissingError without the native library, which makes and simulates the trace.
     """
-    rates, table = one_schedule(nest_of(workload), machine, schedule)
+    table = one_schedule(nest_of(workload), machine, schedule)
     counted = trace.simulate(workload, schedule, Hierarchy.from_machine(machine), warm=hot, flush=not hot)
-    return cost_of(total(rates, table, compute_cycles(rates, table), crossed(counted, machine)), 0)
+    return cost_of(total(table, compute_cycles(table), crossed(counted, machine)), 0)
 
 
 def crossed(counted: Result, machine: Machine) -> Array:

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a network is computed as one, what lies in one place, and what is one call: networks that have much of it, and random ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import Builder, random_model
+from onnx_models import assert_close, by_onnxruntime, given, model_of
+
+import pysim
+from pysim.frontends import onnx_graph
+from pysim.machine.load import load
+from pysim.models import operators, plan
+from pysim.models.buffers import planned
+from pysim.models.fusion import PARAMETERS, fused, norm_constants
+from pysim.models.graph import Graph, Node, Tensor
+from pysim.models.model import _able
+from pysim.runtime.steps import Chain, Step
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+FLOAT = np.dtype(np.float32)
+
+
+def fused_ops(proto):
+    return [(one.op, one.attributes.get("activation"), len(one.inputs) > PARAMETERS) for one in fused(
+        onnx_graph.graph_of(proto, "a model"), _able).nodes]  # fmt: skip
+
+
+def square(b, x, channels=4):
+    return b.add("Conv", [x, b.constant(b.rng.standard_normal((channels, channels, 3, 3)))], b.shapes[x], pads=[1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_residual_and_what_activates_the_sum_follow_the_later_convolution(swapped):
+    b = Builder(0)
+    b.shapes["x"] = (1, 4, 9, 9)
+    first = square(b, "x")
+    last = square(b, b.add("Relu", [first], b.shapes["x"]))
+    total = b.add("Add", [first, last][:: -1 if swapped else 1], b.shapes["x"])
+    proto = b.model([b.add("Clip", [total, b.constant(np.array(0.0)), b.constant(np.array(6.0))], b.shapes["x"])])
+    assert fused_ops(proto) == [("Conv", None, False), ("Relu", None, False), ("Conv", ("clamp", 0.0, 6.0), True)]
+    assert_close(model_of(proto)(given(proto)), by_onnxruntime(proto.SerializeToString(), given(proto)))
+
+
+def test_the_image_itself_may_be_the_residual_and_is_not_written_over():
+    b = Builder(0)
+    b.shapes["x"] = (1, 4, 9, 9)
+    proto = b.model([b.add("Add", ["x", square(b, "x")], b.shapes["x"])])
+    assert fused_ops(proto) == [("Conv", None, True)]
+    x = given(proto)
+    before = x.copy()
+    assert_close(model_of(proto)(x), by_onnxruntime(proto.SerializeToString(), x))
+    assert (x == before).all()
+
+
+def test_x_times_its_sigmoid_is_one_activation_where_nobody_else_reads_x():
+    b = Builder(0)
+    b.shapes["x"] = (1, 4, 9, 9)
+    y = square(b, "x")
+    z = b.add("Mul", [y, b.add("Sigmoid", [y], b.shapes["x"])], b.shapes["x"])
+    assert fused_ops(b.model([z])) == [("Conv", "silu", False)]
+    assert [op for op, *_ in fused_ops(b.model([z, y]))] == ["Conv", "Sigmoid", "Mul"]
+
+
+def test_dense_blocks_copy_nothing():
+    b = Builder(0)
+    b.shapes["x"] = (1, 4, 9, 9)
+    parts = [square(b, "x")]
+    for count in (2, 3, 4):
+        channels = 4 * (count - 1)
+        joined = b.add("Concat", list(parts), (1, channels, 9, 9), axis=1)
+        weights = b.constant(b.rng.standard_normal((4, channels, 3, 3)))
+        parts.append(b.add("Conv", [joined, weights], (1, 4, 9, 9), pads=[1, 1, 1, 1]))
+    proto = b.model([b.add("Relu", [b.add("Concat", list(parts), (1, 16, 9, 9), axis=1)], (1, 16, 9, 9))])
+    plan = model_of(proto).plan
+    concats = [one.node for one in plan.layers if one.node.op == "Concat"]
+    assert len(concats) == 4 and all((one.output, part) in plan.buffers.joined for one in concats for part in one.inputs)
+    assert_close(model_of(proto)(given(proto)), by_onnxruntime(proto.SerializeToString(), given(proto)))
+
+
+def chain(*nodes, constants=None, shape=(1, 4, 6, 6), outputs=None):
+    made = [name for node in nodes for name in node.outputs]
+    constants = constants or {}
+    tensors = {name: Tensor(shape, FLOAT) for name in ("x", *made)} | {name: Tensor(a.shape, a.dtype) for name, a in constants.items()}
+    return Graph(tuple(nodes), ("x",), tuple(outputs or made[-1:]), tensors, constants)
+
+
+def node(op, inputs, output, **attributes):
+    return Node(op, output, tuple(inputs.split()), (output,), attributes)
+
+
+def test_batch_norm_is_a_scale_and_a_shift():
+    scale, shift = norm_constants(*(np.array([value], np.float32) for value in (2, 7, 5, 3)), epsilon=1.0)
+    assert scale == [1] and shift == [2]
+
+
+def test_an_affine_is_folded_into_weights_and_an_activation_follows():
+    w, s, t = np.ones((4, 4, 1, 1), np.float32), np.arange(4, dtype=np.float32), np.full(4, 3, np.float32)
+    graph = chain(node("Conv", "x w", "a"), node("Affine", "a s t", "b"), node("Relu", "b", "c"), constants={"w": w, "s": s, "t": t})
+    (conv,) = fused(graph, _able).nodes
+    assert conv.absorbed == ("b", "c") and conv.attributes["activation"] == "relu" and conv.output == "c"
+    weights, bias = (fused(graph, _able).constants[name] for name in conv.inputs[1:])
+    assert (weights[:, 0, 0, 0] == s).all() and (bias == t).all()
+
+
+@pytest.mark.parametrize("outputs", [["a", "c"], ["b", "c"]])
+def test_what_is_an_output_itself_takes_nothing_in(outputs):
+    w, s = np.ones((4, 4, 1, 1), np.float32), np.ones(4, np.float32)
+    graph = chain(
+        node("Conv", "x w", "a"), node("Affine", "a s s", "b"), node("Relu", "b", "c"), constants={"w": w, "s": s}, outputs=outputs
+    )
+    assert set(outputs) <= {name for one in fused(graph, _able).nodes for name in one.outputs}
+
+
+def test_what_two_read_is_not_fused_into_one():
+    graph = chain(
+        node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Add", "a b", "c"), constants={"w": np.ones((4, 4, 1, 1), np.float32)}
+    )
+    assert [one.op for one in fused(graph, _able).nodes] == ["Conv", "Relu", "Add"]
+
+
+def test_weights_that_two_share_stay_as_they_are_for_the_other():
+    w, s = np.ones((4, 4, 1, 1), np.float32), np.full(4, 2, np.float32)
+    graph = chain(node("Conv", "x w", "a"), node("Affine", "a s s", "b"), node("Conv", "b w", "c"), constants={"w": w, "s": s})
+    first, second = fused(graph, _able).nodes
+    constants = fused(graph, _able).constants
+    assert (constants[first.inputs[1]] == 2).all() and (constants[second.inputs[1]] == 1).all()
+
+
+def test_a_chain_in_place_needs_one_buffer_and_another_two():
+    graph = chain(node("Relu", "x", "a"), node("Relu", "a", "b"), node("Identity", "b", "c"), node("Identity", "c", "d"))
+    size = graph.tensors["a"].nbytes
+    assert size * 2 <= planned(graph, lambda one: one.op == "Relu").nbytes < size * 3
+    assert planned(graph, lambda one: False).nbytes < size * 3
+
+
+def test_parts_of_a_concatenation_lie_in_its_result():
+    graph = chain(node("Relu", "x", "a"), node("Tanh", "x", "b"), node("Concat", "a b", "c", axis=1))
+    graph.tensors["c"] = Tensor((1, 8, 6, 6), FLOAT)
+    found = planned(graph, lambda one: False)
+    assert found.joined == {("c", "a"), ("c", "b")}
+    assert found.offsets["b"] - found.offsets["a"] == graph.tensors["a"].nbytes and found.nbytes == graph.tensors["c"].nbytes
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_values_that_live_at_once_lie_apart(seed):
+    """Whatever is written does not touch what somebody reads later, but where it is the same memory on purpose."""
+    graph = fused(onnx_graph.graph_of(random_model(seed), "a model"), _able)
+    found = planned(graph, lambda one: one.op in operators.IN_PLACE)
+    users, makers = graph.users(), graph.makers()
+
+    def lies_in(part, name):
+        return any(result == name or lies_in(result, name) for result, one in found.joined if one == part)
+
+    def span(name):
+        return found.offsets[name], found.offsets[name] + graph.tensors[name].nbytes
+
+    for at, one in enumerate(graph.nodes):
+        for name in one.outputs:
+            if name not in found.offsets or one.op == "View":
+                continue
+            for other in found.offsets:
+                written, last = makers[other], max(users.get(other, [makers[other]]))
+                begin, end = max(span(name)[0], span(other)[0]), min(span(name)[1], span(other)[1])
+                overlaps = other != name and written < at < last and begin < end
+                assert not overlaps or (one.op == "Concat" and lies_in(other, name)), (name, other)
+
+
+def test_native_operators_in_a_row_are_one_call():
+    model = pysim.load(LIGHT / "light_squeezenet.onnx", threads=1)
+    (tensor,) = model.inputs.values()
+    model(np.zeros(tensor.shape, np.float32))
+    run = model._idle[0]
+    bound = sum(isinstance(step, Step) for step in run.steps)
+    assert bound > 25 and [type(call) for call in run.calls].count(Chain) == 1
+    assert len(run.calls) <= 1 + len(run.steps) - bound  # what is left: the layer that reads the caller's array, and what NumPy runs
+
+
+def test_an_activation_that_stores_do_not_have_is_in_a_layers_predicted_time():
+    silu, relu = (Node(op, op, ("x",), ("y",), {"activation": op}) for op in ("silu", "relu"))
+    graph = Graph((silu,), ("x",), ("y",), {name: Tensor((1, 8, 30, 40), FLOAT) for name in "xy"})
+    zen5 = load("zen5")
+    assert plan._activating(silu, graph, zen5) * zen5.core.frequency_hz.value == pytest.approx(8 * 75 * 8)
+    assert plan._activating(relu, graph, zen5) == 0
