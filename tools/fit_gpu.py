@@ -28,7 +28,7 @@ from scipy.stats import kendalltau
 
 from pysim.algorithms.gpu.im2col import products_of
 from pysim.cachemodel.gpu import waves
-from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Moved, fit, half_of, predicted
+from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Measured, Moved, fit, half_of, predicted
 from pysim.errors import MissingError
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
@@ -293,7 +293,7 @@ def main() -> None:
     known = attributes
     if not options.no_fit:
         moved = Moved(STARTS, (), not options.machine_alone) if options.families else Moved(CONSTANTS, RATES, not options.machine_alone)
-        gpu, known, _ = fit(gpu, attributes, halves["fitted on"], moved)
+        (gpu,), known, _ = fit([Measured(gpu, halves["fitted on"])], attributes, moved)
     found = {name: report(some, gpu, known) for name, some in halves.items()}
     for dtype in sorted({case.problem.dtype for case in cases}):
         for half, some in halves.items():
