@@ -72,9 +72,7 @@ CHANGED = {  # since a file was measured
     "products-clusters-h200.jsonl": (turned, lined, tensor_f64),
     "products-held-h200.jsonl": (turned, lined, tensor_f64),
     "products-random-h200.jsonl": (turned, lined),
-    "products-tall-h200.jsonl": (turned, lined),
     "products-random-h100.jsonl": (turned, lined),
-    "products-tall-h100.jsonl": (turned, lined),
     "products-calibrated-h100.jsonl": (turned,),
 }
 
