@@ -73,7 +73,7 @@ def test_steps_of_64_bytes_leave_fewer_channels_to_fill_and_groups_of_32_where_t
     assert wgmma.whole_steps(folds, conv("conv:mb1ic3ih224oc32kh3sh2ph1"), "nhwc") == 2 * 32, "2 x 2 taps of 16 channels"
 
 
-def test_two_sets_of_warpgroups_take_half_of_what_a_tile_of_one_step_takes():
+def test_of_two_sets_of_warpgroups_one_starts_and_ends_a_tile_beside_the_other_s_loop():
     row = next(row for row in ROWS if row.dtype == "f16" and row.pingpong and row.block_filters == 64)
     columns = wgmma.variant(Asked(H200, conv("conv:mb32ic64ih56oc64kh1"), "nhwc", {}), row).columns
     assert columns is not None
@@ -82,7 +82,7 @@ def test_two_sets_of_warpgroups_take_half_of_what_a_tile_of_one_step_takes():
     turns, one = (waves.predict(H200, columns_of([alone._replace(pingpong=value)]), table) for value in (True, False))
     first, number = one.terms["tiles"][0] / 6, 6  # 784 tiles on 132 SMs
     loop = one.waves[:, 0].sum() / number
-    assert turns.terms["tiles"][0] == pytest.approx(first + (number - 1) * (first - loop) / 2, rel=0.02)
+    assert turns.terms["tiles"][0] == pytest.approx(first + (number - 1) * waves.IN_TURN * (first - loop), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_parts_of_a_deep_layer_s_tiles_meet_in_clusters_and_need_no_workspace():
         assert columns is not None
         launch = waves.Table(*(np.array([value]) for value in (0, waves.SPLIT_K, 2, False, 1)))
         together, apart = (waves.predict(H200, columns_of([one]), launch).cycles[0] for one in (columns, columns._replace(near=0)))
-        assert together < apart - H200.model.clear_seconds.value * H200.clock_hz, "no flags to clear, no sums through memory"
+        assert together < apart - 1e-6 * H200.clock_hz, "no flags to clear, no sums through memory"
 
 
 def test_a_pointwise_convolution_of_larger_stride_copies_only_the_pixels_that_it_takes():

@@ -9,7 +9,7 @@ import pytest
 
 from pysim.calibration import gpu_calibrate, gpu_lab
 from pysim.calibration.gpu_calibrate import FEWEST, GpuFit, calibrate, fitted, moved_to
-from pysim.calibration.gpu_fit import Case, Moved, fit, half_of, predicted
+from pysim.calibration.gpu_fit import Case, Measured, Moved, fit, half_of, predicted
 from pysim.calibration.gpu_lab import best_of_kernels, case_of, drawn
 from pysim.errors import MachineError
 from pysim.machine.gpu import Gpu
@@ -90,12 +90,32 @@ def test_a_family_that_no_product_used_keeps_its_constants(measured) -> None:
 
 def test_constants_of_one_fit_move_together_sure_or_not(measured) -> None:
     _, found, cases = measured
-    best = fit(h200(), gemm_attributes(90), cases, Moved())
+    best = fit([Measured(h200(), cases)], gemm_attributes(90), Moved())
     assert found.constants.keys() == {f"families.{name}" if "." in name else name for name in best.errors}
     assert any(one.doubt for one in found.constants.values())
     constants = moved_to(h200(), found.constants).model.families["wgmma_f16"]
     for name in ("launch_seconds", "block_cycles", "meet_cycles"):
-        assert getattr(constants, name).value == pytest.approx(getattr(best.gpu.model.families["wgmma_f16"], name).value, rel=1e-3)
+        assert getattr(constants, name).value == pytest.approx(getattr(best.gpus[0].model.families["wgmma_f16"], name).value, rel=1e-3)
+
+
+def test_machines_of_one_chip_get_one_set_of_constants_and_keep_what_differs_between_them() -> None:
+    slow, kin = slower(h200(), 1.3), load_any("h100")
+    assert isinstance(kin, Gpu)
+    known, texts = gemm_attributes(90), drawn("f16", 2 * COUNT, 6, 1e9)
+    labs = [
+        Synthetic(slow),
+        Synthetic(msgspec.structs.replace(slow, l2_bytes=kin.l2_bytes, memory_bytes_per_second=kin.memory_bytes_per_second)),
+    ]
+    measured = [
+        Measured(msgspec.structs.replace(h200(), l2_bytes=lab.gpu.l2_bytes, memory_bytes_per_second=lab.gpu.memory_bytes_per_second), cases)
+        for lab, own in zip(labs, (texts[::2], texts[1::2]), strict=True)
+        if (cases := [case for text in own if (case := lab.measure(text, 4))])
+    ]
+    found = fit(measured, known, Moved())
+    one, other = found.gpus
+    assert one.model == other.model and one.memory_bytes_per_second != other.memory_bytes_per_second == kin.memory_bytes_per_second
+    for gpu, (_, cases) in zip(found.gpus, measured, strict=True):
+        assert np.median(np.abs(np.concatenate([np.log(predicted(case, gpu, known) / case.seconds) for case in cases]))) < 0.03
 
 
 def test_every_constant_that_was_moved_says_where_it_is_from(measured) -> None:

@@ -61,7 +61,8 @@ def test_a_measured_row_leans_on_nothing_assumed_and_one_without_tiles_says_on_w
     lent = planner.plan("conv:g32mb32ic32ih112oc32kh3ph1", "h200").assumed
     assert lent == ("kernel_attributes.f32_depthwise",)
     parts = planner.plan("conv:mb8ic256ih14oc256kh3ph1", "h200", algorithm="wgmma").assumed
-    assert "model.families.conv_wgmma_tf32x3: those of wgmma" in parts
+    assert set(parts) == {f"model.passes.{name}" for name in ("rate_share", "element_instructions", "copied_instructions")}
+    assert "model.families.conv_mma_f16: those of mma" in planner.plan("conv:mb8ic256ih14oc256kh3ph1:f16", "a100", layout="nhwc").assumed
 
 
 @pytest.mark.parametrize("layout", CONV_LAYOUTS)

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
+import fit_gpu  # noqa: E402
 import prediction_quality as quality  # noqa: E402
 from prediction_quality import Sample  # noqa: E402
 
@@ -27,6 +28,17 @@ def test_a_problem_with_few_plans_has_an_error_and_no_rank() -> None:
     (_, own) = quality.rows(PLANS[:2])
     assert own.tau is own.regret_mean is own.regret_worst is None and own.p90_error > 0
     assert quality.rows([*PLANS, PLANS[0]._replace(dtype="f64")])[0].plans == 3  # types stand apart
+
+
+def test_launches_of_kernels_that_changed_since_they_were_measured_play_no_part() -> None:
+    for name, changed in fit_gpu.CHANGED.items():
+        path = ROOT / "benchmarks" / "data" / name
+        all_of = fit_gpu.document_of(path)["problems"]
+        cases, _ = fit_gpu.read([path])
+        assert 0 < sum(len(case.seconds) for case in cases) < sum(len(one["launches"]) for one in all_of)
+        for case in cases:
+            used = {case.kernels[place] for place in case.table.variant}
+            assert not any(are(case.problem, kernel) for kernel in used for are in changed)
 
 
 def test_the_document_has_what_the_data_say_and_its_picture_is_there() -> None:

@@ -9,7 +9,10 @@
 Fitted, by least squares of log(predicted / measured) over half of the problems (`pysim/calibration/gpu_fit.py`): the machine's [model]
 table, its L2 and memory rates, and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which
 convolutions were fitted with; with --machine-alone kernels' efficiencies stay, which another machine of the same capability was fitted
-with and shares. Reported, for both halves: error (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the
+with and shares. --kin names another machine of the same chip, and files of it: one set of all that is moved is fitted to both, and what
+differs, memory's rate and L2's size, stays as each has it. Launches of kernels that CHANGED since they were measured play no part.
+
+Reported, for both halves: error (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the
 launches of a problem, and the regret of the launch predicted best;
 beside them what nvidia-matmul-heuristics makes of the same kernels where it is installed.
 --write puts the constants into the machine's file, with kind "fitted", and attributes and efficiencies beside the registry.
@@ -19,6 +22,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +30,51 @@ import msgspec
 import numpy as np
 from scipy.stats import kendalltau
 
+from pysim.algorithms.gpu.gemm import THIRD_BYTES, computed, copies
 from pysim.algorithms.gpu.im2col import products_of
 from pysim.cachemodel.gpu import waves
-from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Moved, fit, half_of, predicted
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Measured, Moved, fit, half_of, predicted
 from pysim.errors import MissingError
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
 from pysim.machine.quantity import Number
+from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
-from pysim.registry.cuda import Attributes, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
 import conv_data
 
 SOURCE = "fit"
-SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "median_error_of_chosen")
+SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "p90_error", "median_error_of_chosen")
+
+
+def turned(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Results that left in words, and leave in vectors (native/cuda/mainloop/hopper/epilogue.cuh)."""
+    return computed(problem, kernel) is not problem
+
+
+def tensor_f64(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Whole rows of C leave by way of shared memory, and parts meet in clusters (native/cuda/mainloop/tensor/mma_f64.cuh)."""
+    return kernel.dtype == "f64" and kernel.mainloop == "mma"
+
+
+def lined(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Rows of copied operands were multiples of 16 bytes, and are whole lines of L2 (native/cuda/abi/gemm.cu)."""
+    sizes = {SIZES[problem.dtype], THIRD_BYTES}
+    return any(one.pitch % LINE_BYTES == 0 and all(one.columns * size % LINE_BYTES for size in sizes) for one in copies(problem, kernel))
+
+
+CHANGED = {  # since a file was measured
+    "products-clusters-h200.jsonl": (turned, lined, tensor_f64),
+    "products-held-h200.jsonl": (turned, lined, tensor_f64),
+    "products-random-h200.jsonl": (turned, lined),
+    "products-random-h100.jsonl": (turned, lined),
+    "products-calibrated-h100.jsonl": (turned,),
+}
 
 
 def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
@@ -51,8 +83,16 @@ def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
     for path in paths:
         document = document_of(path)
         attributes |= {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one}
-        cases += [case for one in document["problems"] if (case := case_of(one, document["kernels"]))]
+        found = [case for one in document["problems"] if (case := case_of(one, document["kernels"]))]
+        cases += [case for one in found if (case := unchanged(one, CHANGED.get(path.name, ())))]
     return cases, attributes
+
+
+def unchanged(case: Case, changed: tuple[Callable[[Gemm, GemmKernel], bool], ...]) -> Case | None:
+    """A case without launches of kernels that changed since."""
+    left = [any(are(case.problem, kernel) for are in changed) for kernel in case.kernels]
+    kept = np.flatnonzero(~np.array(left)[case.table.variant])
+    return case._replace(table=case.table.select(kept), seconds=case.seconds[kept], samples=case.samples[kept]) if len(kept) else None
 
 
 def document_of(path: Path) -> dict[str, Any]:
@@ -276,10 +316,14 @@ def main() -> None:
     parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
     parser.add_argument("--report", type=Path, nargs="+", default=[], help="fit on all of the other files, and report on these")
     parser.add_argument("--dtype", default="", help="of this type alone")
+    parser.add_argument("--kin", nargs="+", default=[], metavar=("MACHINE", "FILE"), help="another machine of the chip, fitted along")
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
     assert isinstance(gpu, Gpu)
     cases = of_type(cases, options.dtype)
+    kin = [load_any(name) for name in options.kin[:1]]
+    files_of_kin = [Path(name) for name in options.kin[1:]]
+    of_kin = of_type(read(files_of_kin)[0], options.dtype)
     for name, one in gemm_attributes(gpu.capability_number).items():  # what was fitted before is where a fit starts
         told = attributes.get(name, one)
         attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency)
@@ -293,8 +337,13 @@ def main() -> None:
     known = attributes
     if not options.no_fit:
         moved = Moved(STARTS, (), not options.machine_alone) if options.families else Moved(CONSTANTS, RATES, not options.machine_alone)
-        gpu, known, _ = fit(gpu, attributes, halves["fitted on"], moved)
+        own = [case for case in of_kin if options.report or half_of(case.problem) == int(options.other_half)]
+        (gpu, *kin), known, _ = fit([Measured(gpu, halves["fitted on"]), *(Measured(one, own) for one in kin)], attributes, moved)
     found = {name: report(some, gpu, known) for name, some in halves.items()}
+    for one in kin:
+        found[f"{one.name}, reported on"] = report(
+            [case for case in of_kin if half_of(case.problem) != int(options.other_half)], one, known
+        )
     for dtype in sorted({case.problem.dtype for case in cases}):
         for half, some in halves.items():
             found[f"{half}, {dtype}"] = report([case for case in some if case.problem.dtype == dtype], gpu, known)
@@ -312,7 +361,9 @@ def main() -> None:
         options.out.write_text(json.dumps({"schema": 1, "constants": constants, "efficiencies": efficiencies, "sets": found}, indent=1))
     if options.write:
         flags = [f"--{name.replace('_', '-')}" for name in ("families", "machine_alone", "other_half") if getattr(options, name)]
-        write(gpu, {} if options.machine_alone else known, options.files, " ".join(["tools/fit_gpu.py", *flags]))
+        command, files = " ".join(["tools/fit_gpu.py", *flags, *(f"--kin {one.name}" for one in kin)]), [*options.files, *files_of_kin]
+        for one in (gpu, *kin):
+            write(one, {} if options.machine_alone or one is not gpu else known, files, command)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from pysim.calibration.estimate import SURE, Estimate
-from pysim.calibration.gpu_fit import Case, Known, Moved, errors_of, fit, half_of, predicted
+from pysim.calibration.gpu_fit import Case, Known, Measured, Moved, errors_of, fit, half_of, predicted
 from pysim.calibration.gpu_lab import problems
 from pysim.errors import MachineError
 from pysim.machine.gpu import Gpu
@@ -91,11 +91,12 @@ def fitted(gpu: Gpu, cases: Sequence[Case], seconds: float = 0.0) -> GpuFit:
 
 def _constants(gpu: Gpu, known: Known, cases: Sequence[Case]) -> dict[str, Estimate]:
     """What a fit finds, and how sure each is."""
-    found = fit(gpu, known, cases, Moved())
+    found = fit([Measured(gpu, cases)], known, Moved())
+    on = found.gpus[0]
     constants = dict[str, Estimate]()
     for name, error in found.errors.items():
         family, _, last = name.rpartition(".")
-        value = getattr(found.gpu.model.families[family] if family else found.gpu.model, last).value
+        value = getattr(on.model.families[family] if family else on.model, last).value
         constants[f"families.{name}" if family else name] = Estimate(value, error * value, f"{error:.0%} of error" if error > SURE else "")
     return constants
 

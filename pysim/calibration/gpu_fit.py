@@ -78,10 +78,18 @@ class Moved(NamedTuple):
     efficiencies: bool = False
 
 
-class Fitted(NamedTuple):
-    """The machine with its constants, the attributes of the kernels that were measured, and the relative error of each constant by path."""
+class Measured(NamedTuple):
+    """What was measured on a machine."""
 
     gpu: Gpu
+    cases: Sequence[Case]
+
+
+class Fitted(NamedTuple):
+    """The machines with their constants, the attributes of the kernels that were measured, and the relative error of each constant by
+    path."""
+
+    gpus: tuple[Gpu, ...]
     known: Known
     errors: dict[str, float]
 
@@ -131,28 +139,31 @@ class _Batch(NamedTuple):
     family: NDArray[np.intp]
 
 
-def fit(gpu: Gpu, known: Known, cases: Sequence[Case], moved: Moved) -> Fitted:
-    """The machine and its kernels as measured launches have them; `known` are the kernels' attributes, with what efficiency was known."""
-    kernels = list({kernel.name: kernel for case in cases for kernel in case.kernels}.values())
-    parameters = _Parameters(gpu, kernels, known, moved)
-    batch = _batch(gpu, cases, kernels, parameters)
+def fit(measured: Sequence[Measured], known: Known, moved: Moved) -> Fitted:
+    """The machines and their kernels as measured launches have them; `known` are the kernels' attributes, with what efficiency was known.
+    Several machines are of one chip: what is moved is one number for all of them, and what differs between them stays as they have it."""
+    kernels = list({kernel.name: kernel for _, cases in measured for case in cases for kernel in case.kernels}.values())
+    parameters = _Parameters(measured[0].gpu, kernels, known, moved)
+    batches = [_batch(one.gpu, one.cases, kernels, parameters) for one in measured]
 
     def residuals(vector: Floats) -> Floats:
-        on, efficiencies = parameters.parts(vector)
-        found = _with(on, parameters.families, efficiencies, batch)
-        seconds = waves.predict(on, found, batch.table).cycles / on.clock_hz
-        return np.concatenate([batch.weight * np.log(seconds / batch.seconds), parameters.strength * (vector - parameters.start)])
+        parts = []
+        for one, batch in zip(measured, batches, strict=True):
+            on, efficiencies = parameters.parts(vector, one.gpu)
+            seconds = waves.predict(on, _with(on, parameters.families, efficiencies, batch), batch.table).cycles / on.clock_hz
+            parts.append(batch.weight * np.log(seconds / batch.seconds))
+        return np.concatenate([*parts, parameters.strength * (vector - parameters.start)])
 
     found = least_squares(
         residuals, parameters.start, bounds=(parameters.low, parameters.high), loss="soft_l1", f_scale=SOFT, max_nfev=40,
-        jac_sparsity=_sparsity(batch, parameters),
+        jac_sparsity=_sparsity(batches, parameters),
     )  # fmt: skip
-    machine, attributes = parameters.machine(found.x)
     jacobian = found.jac.toarray()
-    spread = 2 * found.cost / max(1, len(batch.seconds) - len(found.x))
+    spread = 2 * found.cost / max(1, sum(len(batch.seconds) for batch in batches) - len(found.x))
     covariance = spread * np.linalg.pinv(jacobian.T @ jacobian)
     deviations = np.sqrt(np.maximum(0.0, np.diag(covariance)))
-    return Fitted(machine, known | attributes, dict(zip(parameters.names, deviations.tolist(), strict=False)))
+    machines = tuple(parameters.machine(found.x, one.gpu) for one in measured)
+    return Fitted(machines, known | parameters.attributes(found.x), dict(zip(parameters.names, deviations.tolist(), strict=False)))
 
 
 def _batch(gpu: Gpu, cases: Sequence[Case], kernels: Sequence[GemmKernel], parameters: "_Parameters") -> _Batch:
@@ -182,16 +193,17 @@ def _with(gpu: Gpu, families: Sequence[str], efficiencies: Floats, batch: _Batch
     return found._replace(step=found.step / share, alone=found.alone / share, **own)
 
 
-def _sparsity(batch: _Batch, parameters: "_Parameters") -> Any:
+def _sparsity(batches: Sequence[_Batch], parameters: "_Parameters") -> Any:
     """Which residuals each parameter moves: a family's constant and a kernel's efficiency their own launches, others all."""
     count, shared = len(parameters.start), len(parameters.shared)
-    touched = np.zeros((len(batch.seconds), count), int)
+    family = np.concatenate([batch.family[batch.table.variant] for batch in batches])
+    kernel = np.concatenate([batch.kernel[batch.table.variant] for batch in batches])
+    touched, rows = np.zeros((len(family), count), int), np.arange(len(family))
     touched[:, :shared] = 1
-    rows = np.arange(len(batch.seconds))
     for place in range(len(OF_FAMILY)):
-        touched[rows, shared + batch.family[batch.table.variant] * len(OF_FAMILY) + place] = 1
+        touched[rows, shared + family * len(OF_FAMILY) + place] = 1
     if parameters.moved.efficiencies:
-        touched[rows, len(parameters.names) + batch.kernel[batch.table.variant]] = 1
+        touched[rows, len(parameters.names) + kernel] = 1
     return np.concatenate([touched, np.eye(count, dtype=int)])
 
 
@@ -217,31 +229,34 @@ class _Parameters:
         own = self.known[kernel.name].efficiency if kernel.name in self.known else None
         return own or self.gpu.model.families[family_name(self.gpu, kernel)].efficiency.value
 
-    def parts(self, vector: Floats) -> tuple[Gpu, Floats]:
-        """The machine, and the efficiency of each kernel."""
+    def parts(self, vector: Floats, gpu: Gpu) -> tuple[Gpu, Floats]:
+        """A machine, and the efficiency of each kernel."""
         values = np.exp(vector)
         numbers = {name: Number(value=float(x), kind="fitted", source="fit") for name, x in zip(self.names, values, strict=False)}
         efficiencies = values[len(self.names) :] if self.moved.efficiencies else self.fixed
         families = {
-            family: msgspec.structs.replace(self.gpu.model.families[family], **{name: numbers[f"{family}.{name}"] for name in OF_FAMILY})
+            family: msgspec.structs.replace(gpu.model.families[family], **{name: numbers[f"{family}.{name}"] for name in OF_FAMILY})
             for family in self.families
         }
         own = {name: numbers[name] for name in self.moved.model}
-        model = msgspec.structs.replace(self.gpu.model, **own, families=self.gpu.model.families | families)
-        return msgspec.structs.replace(self.gpu, model=model, **{name: numbers[name] for name in self.moved.machine}), efficiencies
+        model = msgspec.structs.replace(gpu.model, **own, families=gpu.model.families | families)
+        return msgspec.structs.replace(gpu, model=model, **{name: numbers[name] for name in self.moved.machine}), efficiencies
 
-    def machine(self, vector: Floats) -> tuple[Gpu, Known]:
-        """The machine and the attributes that a vector stands for."""
-        gpu, efficiencies = self.parts(vector)
+    def machine(self, vector: Floats, gpu: Gpu) -> Gpu:
+        """The machine that a vector stands for."""
+        gpu, efficiencies = self.parts(vector, gpu)
         if not self.moved.efficiencies:
-            return gpu, {}
+            return gpu
         families, own = dict(gpu.model.families), [family_name(gpu, k) for k in self.kernels]
         for family in self.families:
             some = [one for one, name in zip(efficiencies, own, strict=True) if name == family]
             median = Number(value=float(np.median(some)), kind="fitted", source="fit")
             families[family] = msgspec.structs.replace(families[family], efficiency=median)
-        known = {
+        return msgspec.structs.replace(gpu, model=msgspec.structs.replace(gpu.model, families=families))
+
+    def attributes(self, vector: Floats) -> Known:
+        """The kernels' attributes with the efficiencies that a vector stands for, where it has them."""
+        return {
             kernel.name: msgspec.structs.replace(gemm.attributes_of(kernel, self.known), efficiency=float(efficiency))
-            for kernel, efficiency in zip(self.kernels, efficiencies, strict=True)
+            for kernel, efficiency in zip(self.kernels, np.exp(vector)[len(self.names) :], strict=False)
         }
-        return msgspec.structs.replace(gpu, model=msgspec.structs.replace(gpu.model, families=families)), known

@@ -25,6 +25,7 @@ from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
+from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
 from pysim.cachemodel.gpu.waves import Columns
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -34,7 +35,7 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import WARP, Attributes, GemmKernel, Tiles, cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 NAME = "gemm"
 COMPUTES = Gemm
@@ -170,6 +171,19 @@ def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[Copi
             yield copied(*((outer, problem.k) if k_last or k_major else (problem.k, outer)), size, max(VECTOR_BYTES, alignment))
 
 
+def lines_of(problem: Gemm, kernel: GemmKernel) -> tuple[float, float]:
+    """Lines of L2 that a row of a box of TMA lies in, of A and B as they are read."""
+    own, size = computed(problem, kernel), SIZES[problem.dtype]
+    sides = ((not own.trans_a, kernel.k_major == 1, own.m), (own.trans_b, kernel.k_major > 0, own.n))
+    found = []
+    for (k_last, k_major, outer), apart in zip(sides, pitches(own), strict=True):
+        pitch = apart * size
+        if (k_major and not k_last) or pitch % kernel.alignment:
+            pitch = copied(*((outer, own.k) if k_last or k_major else (own.k, outer)), size, kernel.alignment).pitch
+        found.append(lines_of_row(pitch))
+    return found[0], found[1]
+
+
 def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
     """Bytes that the copies read and write."""
     size = SIZES[problem.dtype]
@@ -208,6 +222,9 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         turned = computed(problem, kernel)
         by_registers = kernel.k_major > 1 and turned.trans_a
         columns, step, family = product(gpu, turned, tiles, families_of(kernel), attributes, attributes.efficiency, by_registers)
+        if tiles.producer:
+            lines = lines_of(problem, kernel)
+            columns = columns._replace(lines_a=lines[0], lines_b=lines[1])
         if (
             tiles.by_warpgroups and not tiles.promotion
         ):  # rows along k come in boxes of no more than there are, but where clusters share them
@@ -247,7 +264,10 @@ def product(
     result = GPU_RESULT_BYTES[problem.dtype]
     a, b = problem.m * problem.k * size, problem.k * problem.n * size * tiles.parts
     sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES[problem.dtype])
-    return Columns(*sizes, *fixed[len(sizes) :])._replace(narrow=problem.n * result % VECTOR_BYTES > 0), step, family
+    pitch = problem.n * result
+    narrow = pitch % VECTOR_BYTES > 0  # whose rows leave one by one, a warp's lanes side by side
+    own = {"narrow": narrow, "sectors": sectors_of(pitch, WARP * result) if narrow else sectors_of(pitch)}
+    return Columns(*sizes, *fixed[len(sizes) :])._replace(**own), step, family
 
 
 @lru_cache(maxsize=4096)

@@ -26,6 +26,7 @@ from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.tiled import Special, lying
+from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES, Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -187,12 +188,21 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     found = tiled.variant_of(gpu, windows, row, step, known, around, special)
     columns = found.columns
     assert columns is not None
-    columns = columns._replace(overlaps=not row.promotion, near=row.reduces_in_cluster)  # of three products overlap was not measured
+    columns = columns._replace(near=row.reduces_in_cluster, **pitched(row, w, layout))
     if stays(row, w, layout):
         share = min(1.0, gpu.sms.value // row.tiles.blocks / -(-columns.m // columns.tile_m))
         columns = columns._replace(asks_b=columns.asks_b * share, parts=columns.parts * share)
     found = found._replace(columns=columns)
     return found._replace(leans=(*found.leans, "model.passes.copied_") if around else found.leans)
+
+
+def pitched(row: ConvKernel, w: Conv, layout: Layout) -> dict[str, float]:
+    """Lines of L2 that rows of boxes of windows and filters lie in, and sectors of the output, by how far apart rows begin."""
+    size, of = SIZES[w.dtype], folded(row, w, layout)
+    pixel = w.height * w.width * size if planes(w, layout) else of.padded if of else w.groups * padded_bytes(w)
+    lines = {"lines_a": pixel, "lines_b": filters_bytes(row, w, layout) // w.filters}
+    found = {name: lines_of_row(pitch, step_bytes(row)) for name, pitch in lines.items()}
+    return found | {"sectors": sectors_of((w.filters if layout == "nhwc" else w.windows) * size)}
 
 
 def copies(row: ConvKernel, w: Conv, layout: Layout) -> dict[str, int]:

@@ -27,10 +27,10 @@ class Pass(NamedTuple):
     launches: int = 1
 
 
-def copy_rate(gpu: Gpu, size: Array) -> Array:
-    """Bytes a second of a copy: of L2 where the data lie there, else of memory."""
+def copy_rate(gpu: Gpu, size: Array, longer: Array | float = 1.0) -> Array:
+    """Bytes a second of a copy: of L2 where the data lie there, which takes so many times longer, else of memory."""
     away = miss(gpu, size)
-    return 1 / (away / gpu.memory_bytes_per_second.value + (1 - away) * 2 / gpu.l2_bytes_per_second.value)
+    return 1 / (away / gpu.memory_bytes_per_second.value + (1 - away) * 2 * longer / gpu.l2_bytes_per_second.value)
 
 
 def pass_cycles(gpu: Gpu, one: Pass) -> float:

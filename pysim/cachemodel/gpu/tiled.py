@@ -70,10 +70,13 @@ def columns_of(
         parts=tiles.parts,
         narrow=False,
         near=0,
-        overlaps=False,
+        overlaps=tiles.producer,
         pingpong=tiles.pingpong,
         box_m=tiles.rows * tiles.cluster_rows,
         box_n=tiles.columns * tiles.cluster_columns,
+        lines_a=1.0,
+        lines_b=1.0,
+        sectors=1.0,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
 

@@ -19,16 +19,20 @@ Worked number: 24 x 24 tiles on 66 clusters are 8.727 tiles a cluster. Tiles of 
 are 3 x 8.727: of the 24 tiles of a row, 6 at a time read it together. Of 32 x 32 tiles, 15.515 a cluster, 2.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 
 Array = NDArray[Any]
 
 TOGETHER = 1.0  # k steps: blocks no further apart ask for the same bytes at once
+RUN_BYTES = 64  # of a row of C that leave at once
 TOUCHES = 128  # of a panel that are looked at: of more, the first
 
 
@@ -56,6 +60,16 @@ class Reads(NamedTuple):
     slow_alone: Array
     fast_again: Array
     slow_again: Array
+
+
+def lines_of_row(pitch: int, size: int = LINE_BYTES) -> float:
+    """Lines that a box's row of `size` bytes lies in, at most a line, where rows begin at multiples of `pitch` bytes, on average."""
+    return 1 + max(0, size - math.gcd(pitch, LINE_BYTES)) / LINE_BYTES
+
+
+def sectors_of(pitch: int, run: int = RUN_BYTES) -> float:
+    """Bytes of the sectors that a run of bytes touches over its own, where rows begin at multiples of `pitch` bytes, on average."""
+    return 1 + (SECTOR_BYTES - math.gcd(pitch, SECTOR_BYTES)) / run
 
 
 def miss(gpu: Gpu, distance: Array) -> Array:

@@ -15,28 +15,30 @@ alone   what a block waits for a step when nothing else runs: max(step, latency 
         with one stage (two barriers). Fewer than four warps leave sub-cores idle.
 loop    full waves x steps x ((occupancy step)^KNEE + alone^KNEE)^(1/KNEE) + the last wave likewise with the blocks that it has left an SM:
         tile and wave quantisation are in the counts; blocks hide each other's waiting the better the more there are, not all at once.
+        Where a producer loads ahead, and an SM has one block, a step takes alone.
 power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
 L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile. What several
         ask for at once costs repeat_share after the first (NVIDIA Nsight Compute's documentation: the L2 request coalescer, LRC, joins
         requests before L2). TMA's boxes are whole: rows and columns outside A and B are filled, and take as long as others
-        (on an H200, 128 x 64 tiles of wgmma take 41 us for 8 x 4096 x 4096 of FP16, and 25 us for 128 x 4096 x 4096). What comes from
-        memory passes through L2 as well: bytes / l2 rate, and what SMs ask for / (active SMs x port).
+        (on an H200, 128 x 64 tiles of wgmma take 41 us for 8 x 4096 x 4096 of FP16, and 25 us for 128 x 4096 x 4096). A box's row is a
+        line long, and lies in two where it begins inside one: the second costs SPLIT_LINE times the row. C leaves in runs of 64 bytes;
+        where rows of C begin inside a sector, each has sectors that it fills in part, and whose rest costs PART_SECTOR times its bytes.
+        What comes from memory passes through L2 as well: bytes / l2 rate, and what SMs ask for / (active SMs x port).
 memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port). First touches lie a whole run apart when operands are
         used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `traffic`.
-tiles   A tile's start and end: block_cycles (half of it whatever the tile, half for TYPICAL_SUMS a thread), the latency of the first
+tiles   A tile's start and end: block_cycles (OF_SUMS of it for TYPICAL_SUMS a thread, the rest whatever the tile), the latency of the first
         load, and its way out through the SM's port, where rows of C are no whole vectors output by output (single_cycles); `hidden` of it
-        overlaps with other work in all waves but one; two sets of warpgroups in turn take half of what a tile's loop and edges take, at
-        least the loop. Of kernels
-        whose producers go on loading (`overlaps`) it is busy time like the loop's, beside which traffic goes on.
+        overlaps with other work in all waves but one; of two sets of warpgroups in turn IN_TURN of what is longer than the loop does not.
+        Of kernels whose producers go on loading (`overlaps`) it is busy time like the loop's, beside which traffic goes on, but for that
+        of the first step, before which there is nothing to multiply, and of the last wave's results.
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
           them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, MEET_LATENCIES for its two
-          barriers and what is on its way between them, and each block gets its share of a tile's sums from all others, at
-          CLUSTER_BYTES_PER_CYCLE. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
-relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate.
+          barriers, and each block gets its share of a tile's sums from all others, MET of a thread at once, VECTOR_LATENCIES for each
+          such, at CLUSTER_BYTES_PER_CYCLE. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
+relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate,
+          elements of one byte in L2 as slowly as of LEAST_COPIED: blocks copy squares of as many elements whatever their size.
 passes    pass_seconds for the launch that copies operands, else clear_seconds for the one that clears split-K's and stream-K's flags. A
-        launch of clusters, or of parts that meet in them, takes CLUSTER_LATENCIES longer (H200: refitted with 12 of them Kendall's tau over
-        the launches of a problem is 0.638 in the mean of 722 problems that were not fitted on, with 6 of them 0.617;
-        `tools/fit_gpu.py --families` on the files that h200.toml names).
+        launch of clusters, or of parts that meet in them, takes CLUSTER_LATENCIES longer, but beside a copy, which it starts beside.
 
 Assumptions: blocks of a wave start together; the clock does not move; TLB misses and L2's two halves are nowhere but in fitted rates.
 
@@ -58,10 +60,14 @@ from pysim.record.schedule import DECOMPOSITIONS
 Array = NDArray[Any]
 
 KNEE = 2.0  # how sharply what waits turns into what is busy: blocks of an SM, arithmetic and traffic of a launch
-TYPICAL_SUMS = 64  # of a thread: a tile of so many starts and ends in block_cycles
+TYPICAL_SUMS, OF_SUMS = 64, 0.25  # of a thread: a tile of so many starts and ends in block_cycles, of which that share is of its sums
+IN_TURN = 0.85  # of a tile's start and end beyond its loop, where two sets of warpgroups take tiles in turn: they share the way out
 SUMS_AT_ONCE = 16  # partial sums that a thread reads before it waits for them
+SPLIT_LINE, PART_SECTOR = 2.0, 4.0  # of L2, as least squares over H100's and H200's products have them (docs/gpu.md)
 CLUSTER_LATENCIES = 12  # of L2: what a launch takes longer whose blocks are clusters, and wait for one another at both ends
-MEET_LATENCIES, MET = 12, 4  # of L2: what the parts of a tile take to meet in a cluster; sums of a thread that go to one of its blocks
+LEAST_COPIED = 2  # bytes: an element of fewer takes as long to copy
+MEET_LATENCIES, VECTOR_LATENCIES = 3, 3  # of L2: what the parts of a tile take to meet in a cluster, and each of a thread's shares of it
+MET = 4  # sums of a thread that go to one block of a cluster
 CLUSTER_BYTES_PER_CYCLE = 14.0  # that a block gets from others of its cluster: 3.3 TB/s of all (arXiv 2402.13499, Hopper, clusters of two)
 NEARLY = 0.9  # of a loop's cycles: blocks that fill less of it with work wait
 DATA_PARALLEL, SPLIT_K, STREAM_K = range(len(DECOMPOSITIONS))
@@ -77,7 +83,8 @@ class Columns(NamedTuple):
     column of tiles asks of L2, and of B each row of tiles; `result`, `sum`: bytes of one output of a tile as it leaves, and as it is
     summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
     `stream_most` blocks of stream-K. `whole`: TMA's boxes, and of an operand with one tile's rows or columns multiples of `box_m` or
-    `box_n`; `outputs`, `turns`: of a thread, of which it sums so many at once. `relayouts` copies of operands, one launch, move
+    `box_n`; `lines_a`, `lines_b`: of L2, that a row of a box of A or B lies in; `sectors`: that C's runs touch over what they fill;
+    `outputs`, `turns`: of a thread, of which it sums so many at once. `relayouts` copies of operands, one launch, move
     `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`: whether rows of C are no whole vectors; `near`: so
     many parts of split-K meet in a cluster; `overlaps`: whether traffic goes on while a tile starts and ends; `pingpong`: whether
     another tile's products do. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's family of
@@ -121,6 +128,9 @@ class Columns(NamedTuple):
     pingpong: Any
     box_m: Any
     box_n: Any
+    lines_a: Any
+    lines_b: Any
+    sectors: Any
     launch_seconds: Any
     block_cycles: Any
     step_cycles: Any
@@ -166,7 +176,7 @@ class Prediction(NamedTuple):
 
 
 def together(busy: Any, transfer: Any) -> Any:
-    """Cycles of arithmetic and traffic at once: they wait for each other the more the closer they are."""
+    """Cycles of arithmetic and traffic, or of blocks, at once: they wait for each other the more the closer they are."""
     return (busy**KNEE + transfer**KNEE) ** (1 / KNEE)
 
 
@@ -186,23 +196,23 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     waves = _waves(gpu, c, facts, latency)
     out = c.tile_m * c.tile_n / c.blocks * (c.result / gpu.port_bytes_per_cycle.value + c.narrow * model.single_cycles.value)
     number = facts["full_waves"] + (facts["last"] > 0)
-    edge = (
-        c.block_cycles * (1 + c.outputs / TYPICAL_SUMS) / 2 + latency + np.where(facts["full_waves"] > 0, c.resident, facts["last"]) * out
-    )
-    # two sets of warpgroups in turn take half as long a tile as one takes with its loop and its edges, but no less than the loop
-    later = np.where(c.pingpong, np.maximum(0, edge - waves[:, 0].sum(axis=0) / number) / 2, edge * (1 - c.hidden))
+    blocks = np.where(facts["full_waves"] > 0, c.resident, facts["last"])
+    edge = c.block_cycles * (1 + OF_SUMS * (c.outputs / TYPICAL_SUMS - 1)) + latency + blocks * out
+    # two sets of warpgroups in turn: one's tile starts and ends beside the other's loop
+    later = np.where(c.pingpong, IN_TURN * np.maximum(0, edge - waves[:, 0].sum(axis=0) / number), edge * (1 - c.hidden))
     tiles = facts["turns"] * (edge + (number - 1) * later)
     busy = waves.copy()
     busy[:, 0] += tiles * np.stack([facts["full_waves"], facts["last"] > 0]) / number
-    tiles = np.where(c.overlaps, joined(busy) - joined(waves), tiles)
-    copied = c.relaid * frequency / copy_rate(gpu, c.relaid) / model.copy_share.value
+    ends = np.maximum(waves[:, 2], waves[:, 3]).sum(axis=0) / (facts["steps"] * number) + _last_results(gpu, c, facts)
+    tiles = np.where(c.overlaps, joined(busy) - joined(waves) + ends, tiles)
+    rate = copy_rate(gpu, c.relaid, np.maximum(1, LEAST_COPIED / c.size)) * model.copy_share.value
+    copied = c.relaid * frequency / rate
     near = _near(c, table)
     far = (table.kind != DATA_PARALLEL) & ~near
-    clustered = np.where((c.blocks > 1) | near, CLUSTER_LATENCIES * gpu.l2_latency_cycles.value, 0.0)
+    clustered = np.where(((c.blocks > 1) | near) & (c.relayouts == 0), CLUSTER_LATENCIES * gpu.l2_latency_cycles.value, 0.0)
     cleared = far * model.clear_seconds.value
     passes = np.where(c.relayouts > 0, model.pass_seconds.value, cleared)
     others = np.stack([tiles, _partials(gpu, c, table, facts, latency), copied, (c.launch_seconds + passes) * frequency + clustered])
-    blocks = np.where(facts["full_waves"] > 0, c.resident, facts["last"])
     waits = blocks * c.step * facts["steps"] * number < NEARLY * waves[:, 0].sum(axis=0)
     wavefronts = c.shared * facts["steps"] * facts["items"]
     traffic = np.stack([wavefronts, wavefronts / gpu.sms.value, facts["l2_bytes"], facts["memory_bytes"]])
@@ -244,20 +254,23 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: b
     asked_fast = np.where(along_n, c.asks_b, c.asks_a) * n_slow  # of L2
     asked_slow = np.where(along_n, c.asks_a, c.asks_b) * n_fast
     repeat = gpu.model.repeat_share.value
-    shared = sum(asked * (repeat + (1 - repeat) * alone) for asked, alone in ((asked_fast, found[0]), (asked_slow, found[1])))
+    lines = (np.where(along_n, c.lines_b, c.lines_a), np.where(along_n, c.lines_a, c.lines_b))
+    sides = zip((asked_fast, asked_slow), lines, found[:2], strict=True)
+    shared = sum(asked * (1 + SPLIT_LINE * (of - 1)) * (repeat + (1 - repeat) * alone) for asked, of, alone in sides)
     # TMA fills what lies outside an operand, and takes as long as for what lies inside
     m = np.where(facts["tiles_m"] > 1, facts["tiles_m"] * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
     n = np.where(facts["tiles_n"] > 1, facts["tiles_n"] * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
     k = facts["all_steps"] * c.block_k
     boxes = (m * facts["tiles_n"] + c.parts * n * facts["tiles_m"]) * k * c.size
     outside = np.where(c.whole > 0, np.maximum(0, boxes - asked_fast - asked_slow), 0)
-    others = outside + c.c + 2 * partial
-    facts["l2_bytes"] = asked_fast + asked_slow + others
+    facts["l2_bytes"] = asked_fast + asked_slow + outside + c.c + 2 * partial
+    facts["written"] = c.c * (1 + PART_SECTOR * (c.sectors - 1))  # as what is read whole
     whole = miss(gpu, c.a + c.b + c.c + partial)
     first = whole if hot else np.ones(())
     read_fast, read_slow = fast * (first + found.fast_again), slow * (first + found.slow_again)
     facts["memory_bytes"] = read_fast + read_slow + c.c * whole + 2 * partial * miss(gpu, partial)
-    facts["served_bytes"] = shared + others + facts["memory_bytes"]
+    facts["served_bytes"] = shared + outside + facts["written"] + 2 * partial + facts["memory_bytes"]
+    facts["memory_served"] = facts["memory_bytes"] + (facts["written"] - c.c) * whole
     facts["miss"] = np.clip(np.maximum(read_fast / asked_fast, read_slow / asked_slow), 0, 1)  # a step waits for the slower operand
 
 
@@ -279,9 +292,16 @@ def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Arr
             facts["l2_bytes"] / (active * gpu.port_bytes_per_cycle.value),
         )
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
-        loop = waves * facts["steps"] * ((blocks * c.step) ** KNEE + alone**KNEE) ** (1 / KNEE)
-        parts.append([loop, power * part, l2 * part, facts["memory_bytes"] * part / memory])
+        loop = waves * facts["steps"] * np.where((c.overlaps > 0) & (c.resident <= 1), alone, together(blocks * c.step, alone))
+        parts.append([loop, power * part, l2 * part, facts["memory_served"] * part / memory])
     return np.array(parts)
+
+
+def _last_results(gpu: Gpu, c: Columns, facts: dict[str, Array]) -> Array:
+    """Cycles in which L2 takes the results of the last wave."""
+    share = np.minimum(1, np.where(facts["left"] > 0, facts["left"], facts["slots"]) / facts["items"])
+    found: Array = facts["written"] * share / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
+    return found
 
 
 def _near(c: Columns, table: Table) -> Array:
@@ -299,7 +319,8 @@ def _partials(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], laten
     parts = np.where(stream, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
     sums = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"])) * parts * (leave + c.turns * latency)
     vectors = np.maximum(1, c.outputs / MET)  # that the blocks of a cluster share, each of which gets its own of all others' parts
-    got = np.ceil(vectors / table.splits) / vectors * (table.splits - 1) * c.tile_m * c.tile_n / c.blocks * c.sum
-    near = meets * (MEET_LATENCIES * gpu.l2_latency_cycles.value + got / CLUSTER_BYTES_PER_CYCLE)
+    own = np.ceil(vectors / table.splits)
+    got = own / vectors * (table.splits - 1) * c.tile_m * c.tile_n / c.blocks * c.sum
+    near = meets * ((MEET_LATENCIES + own * VECTOR_LATENCIES) * gpu.l2_latency_cycles.value + got / CLUSTER_BYTES_PER_CYCLE)
     found = np.where(_near(c, table), near, left * leave + meets * c.meet_cycles + sums)
     return np.where(table.kind == DATA_PARALLEL, 0.0, found)
