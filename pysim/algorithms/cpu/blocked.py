@@ -119,6 +119,4 @@ def describe(plan: Plan) -> Description:
     moved = f"each image's {w.channels} channels into blocks of {kernel.lane_filters}, its {w.filters} planes of results back"
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest, names = described(w, [(kernel, schedule)], _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}
-    return words.describe(
-        plan, "direct convolution by way of blocks of channels", nest, peak, inner, names, (Section("reordering", (moved,)),)
-    )
+    return words.describe(plan, "direct convolution by way of blocks of channels", nest, inner, names, (Section("reordering", (moved,)),))
