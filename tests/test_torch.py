@@ -281,7 +281,7 @@ def test_an_optimized_model_is_exported_as_pytorchs():
         assert_close(torch.export.export(optimized, (x,)).module()(x), optimized(x))
 
 
-def test_autocast_is_pytorchs():
+def test_autocast_on_a_cpu_is_pytorchs():
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
