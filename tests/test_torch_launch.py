@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
-from emulated_torch import Host, aligned, as_on_gpu, settled  # noqa: E402
+from emulated_torch import Host, aligned, as_on_gpu  # noqa: E402
+from torch_models import settled  # noqa: E402
 
 from pysim import planner  # noqa: E402
 from pysim.check.bounds import bound_of  # noqa: E402

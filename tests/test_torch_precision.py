@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
-from emulated_torch import aligned, as_on_gpu, autocast, settled  # noqa: E402
+from emulated_torch import aligned, as_on_gpu, autocast  # noqa: E402
 from torch import nn  # noqa: E402
+from torch_models import settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402

@@ -5,8 +5,8 @@
 
 Precisions: FP32 with TF32 off, FP32 with TF32 allowed, under autocast to float16, converted to float16. Contenders take turns, one call
 after an untimed one, between two events; medians of 30. PyTorch: eager, a CUDA graph, both channels last too, cudnn.benchmark on. pysim:
-eager, and CUDA graphs of each accuracy in FP32 ("pysim" is strict, the default), of one in which no layer stays PyTorch's ("pysim all"), and
-of inputs that lie channels last. What autocast casts of PyTorch's weights is cast once, before a graph is recorded.
+eager, and CUDA graphs of each accuracy in FP32 ("pysim" is strict, the default), of one in which no layer stays PyTorch's ("pysim all"),
+and of inputs that lie channels last. What autocast casts of PyTorch's weights is cast once, before a graph is recorded.
 Weights are random, BatchNorm's statistics of one pass of training over random images. Errors are the largest difference from the same model
 in float64 over the largest of its outputs. Memory: what a call needs after a first one, and what that one keeps (prepared weights,
 workspace). One JSON line a model.
