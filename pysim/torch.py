@@ -12,7 +12,7 @@ Works on the current stream with memory of PyTorch's allocator, and can be captu
 import copy
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pysim.arguments import word
 from pysim.errors import MissingError, OperandError
@@ -44,27 +44,30 @@ def backend(module: fx.GraphModule, example_inputs: Any, options: dict[str, Any]
     return lambda *given: _lying_as(given, made(*given))
 
 
-def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: bool = False) -> torch.nn.Module:
+def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: bool | Literal["caller"] = False) -> torch.nn.Module:
     """A module of the same class that shares the model's parameters, buffers and submodules, and computes the same faster in inference.
 
     `accuracy` is "strict" (no layer whose stated error is above a direct sum's of its type), "standard" (any plan) or "ieee" (multiply-adds
     of the type alone), as in `pysim.plan`, or "tf32": "strict", and TF32 allowed. On a GPU types are those that PyTorch would take: TF32 is
     multiplied where the program allows it (torch.backends), and under autocast its type. With `cuda_graph` calls on a GPU are recorded and
     run as CUDA graphs (`pysim.models.torch_graph`): for small batches, where PyTorch's host time is most of what a network takes. Each kind
-    of input then has its own memory for what lies between layers.
+    of input then has its own memory for what lies between layers. "caller": they run as they are, and layers are chosen for a caller who
+    records them: no time of the host counts for them.
     `state_dict`, training and gradients are the model's own. Changed weights take effect, but for writes through `.data`, which PyTorch
     does not count: call `optimize` again after these. OperandError for a model that cannot be traced
     by torch.fx: torch.compile(model, backend="pysim") takes those, too.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; right is a torch.nn.Module")
+    if cuda_graph not in (True, False, "caller"):
+        raise OperandError(f'cuda_graph is {cuda_graph!r}; right are True, False and "caller", who records calls')
     accuracy = _known(accuracy)
     kind = type(model)
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
     object.__setattr__(optimized, "_pysim_modules", tuple(optimized.modules()))
-    module, layers = rewritten(_traced(model), accuracy, cuda_graph)
-    object.__setattr__(optimized, "_pysim", (GraphedCalls(module, model) if cuda_graph else module, layers))
+    module, layers = rewritten(_traced(model), accuracy, bool(cuda_graph))
+    object.__setattr__(optimized, "_pysim", (GraphedCalls(module, model) if cuda_graph is True else module, layers))
     return optimized
 
 

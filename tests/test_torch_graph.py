@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch_models import Residual, assert_close, block, in_threads, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
+from pysim.errors import OperandError  # noqa: E402
 from pysim.models import torch_graph  # noqa: E402
 from pysim.runtime import cuda_call  # noqa: E402
 
@@ -121,3 +122,16 @@ def test_threads_may_call_a_model_with_graphs(recorder):
         for at, results in found.items():
             for y in results:
                 assert_close(y, model(images[at]))
+
+
+def test_layers_are_chosen_for_a_caller_who_records_calls(recorder):
+    """Whose host does nothing for them; here nothing is recorded."""
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model, cuda_graph="caller")
+    with torch.no_grad():
+        for _ in range(4):
+            assert_close(optimized(x), model(x))
+    assert not recorder.recorded and all(layer.graphed for layer in optimized.__dict__["_pysim"][1])
+    assert not any(layer.graphed for layer in pysim.torch.optimize(model).__dict__["_pysim"][1])
+    with pytest.raises(OperandError, match='right are True, False and "caller"'):
+        pysim.torch.optimize(model, cuda_graph="callers")

@@ -142,7 +142,7 @@ def compared(model: torch.nn.Module, x: torch.Tensor, exact: torch.Tensor, preci
             continue
         torch_layers.pytorch_seconds = expected if label != "pysim all" else lambda *_: math.inf
         try:
-            ours = pysim.torch.optimize(model, accuracy)
+            ours = pysim.torch.optimize(model, accuracy, cuda_graph="caller")
             kept.append(ours)  # a graph reads its prepared weights
             before = torch.cuda.memory_allocated()
             y = ours(x).clone()
@@ -153,7 +153,8 @@ def compared(model: torch.nn.Module, x: torch.Tensor, exact: torch.Tensor, preci
             calls[f"{label} graph"]()
             equal = equal and bool((result == y).all())
             if label == "pysim":
-                calls["pysim eager"] = lambda ours=ours: ours(x)
+                eager = pysim.torch.optimize(model, accuracy)
+                calls["pysim eager"] = lambda eager=eager: eager(x)
                 calls["pysim channels_last graph"], _ = captured(lambda ours=ours: ours(image))
                 decisions = [one._asdict() for one in pysim.torch.report(ours)]
         finally:

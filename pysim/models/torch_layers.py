@@ -245,8 +245,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return _Native(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
 
     def _problem(self, x: Any, w: Any, dtype: str) -> Workload | None:
-        """What is computed in a type, or None for what no kernel takes. On a CPU a product is the 1x1 convolution that it is, with rows of x
-        as windows of one image: that has its weights packed once."""
+        """What is computed in a type, or None for what no kernel takes. On a CPU a product is the 1x1 convolution that it is, with rows of
+        x as windows of one image: that has its weights packed once."""
         if x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
             return None
         if self.kind == "Linear":
