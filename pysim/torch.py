@@ -108,7 +108,9 @@ def _lying_as(given: Iterable[Any], results: Any) -> Any:
     """Results as PyTorch's lie: channels last where an operand does, whatever layers have between them."""
     if isinstance(results, torch.Tensor):
         return results.contiguous() if _last(results) and not any(map(_last, given)) else results
-    return _pytree.tree_map(lambda one: _lying_as(given, one) if isinstance(one, torch.Tensor) else one, results)
+    if type(results) is tuple:
+        return tuple(_lying_as(given, one) for one in results)
+    return _pytree.tree_map_only(torch.Tensor, lambda one: _lying_as(given, one), results)
 
 
 def _traced(model: torch.nn.Module) -> fx.GraphModule:

@@ -168,6 +168,26 @@ def test_results_lie_as_pytorchs_though_layers_have_channels_last(on_gpu):
         assert optimized(x).is_contiguous(memory_format=torch.channels_last) and not optimized(x).is_contiguous()
 
 
+class Named(nn.Module):
+    """Results by name, and one that is no convolution's."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 16, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return {"conv": y, "both": (y, y.mean((2, 3)))}
+
+
+def test_results_of_any_structure_lie_as_pytorchs(on_gpu):
+    optimized, x = pysim.torch.optimize(Named().eval()), torch.randn(2, 8, 6, 6)
+    with torch.no_grad(), autocast(torch.float16):
+        found = optimized(x)
+    y, mean = found["both"]
+    assert found["conv"].is_contiguous() and y.is_contiguous() and mean.shape == (2, 16)
+
+
 @pytest.mark.parametrize("scale", [1e-7, 1e7])
 def test_norms_whose_scale_f16_weights_cannot_have_are_multiplied_in_the_sums(scale, on_gpu):
     """Weights of 0.1 times 1e-7 are no numbers of f16, nor are those times 1e7; sums in f32 times either are results of f16."""
