@@ -162,7 +162,9 @@ def compared(model: torch.nn.Module, x: torch.Tensor, exact: torch.Tensor, preci
     medians = timed(calls, 30)
     best = min(value for label, value in medians.items() if not label.startswith("pysim"))
     row = {"precision": precision, "milliseconds": medians, "ratio": best / medians["pysim graph"], "errors": errors}
-    return row | {"peak_bytes": memory, "prepared_bytes": prepared, "graph_equals_call": equal, "decisions": decisions}
+    weights = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
+    row |= {"weights_bytes": weights, "peak_bytes": memory, "prepared_bytes": prepared}
+    return row | {"graph_equals_call": equal, "decisions": decisions}
 
 
 def main() -> None:
