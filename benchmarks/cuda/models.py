@@ -8,8 +8,8 @@ after an untimed one, between two events; medians of 30. PyTorch: eager, a CUDA 
 eager, and CUDA graphs of each accuracy in FP32 ("pysim" is strict, the default), of one in which no layer stays PyTorch's ("pysim all"),
 and of inputs that lie channels last. What autocast casts of PyTorch's weights is cast once, before a graph is recorded.
 Weights are random, BatchNorm's statistics of one pass of training over random images. Errors are the largest difference from the same model
-in float64 over the largest of its outputs. Memory: what a call needs after a first one, and what that one keeps (prepared weights,
-workspace). One JSON line a model.
+in float64 over the largest of its outputs, and the root mean square of differences over that of outputs. Memory: what a call needs after a
+first one, and what that one keeps (prepared weights, workspace). One JSON line a model.
 """
 
 import argparse
@@ -129,7 +129,12 @@ def compared(model: torch.nn.Module, x: torch.Tensor, exact: torch.Tensor, preci
         return float((y.double() - exact).abs().max() / exact.abs().max())
 
     last, image = copy.deepcopy(model).to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
-    errors, decisions, equal, kept = {"pytorch": error(model(x))}, [], True, []
+
+    def mean_error(y: Any) -> float:
+        return float((y.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+    first, decisions, equal, kept = model(x), [], True, []
+    errors, mean_errors = {"pytorch": error(first)}, {"pytorch": mean_error(first)}
     calls: dict[str, Call] = {"eager": lambda: model(x), "graph": captured(lambda: model(x))[0]}
     calls |= {"channels_last": lambda: last(image), "channels_last graph": captured(lambda: last(image))[0]}
     memory, prepared = {"pytorch": peak(lambda: model(x))}, {}
@@ -148,7 +153,7 @@ def compared(model: torch.nn.Module, x: torch.Tensor, exact: torch.Tensor, preci
             y = ours(x).clone()
             prepared[label] = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()
             memory[label] = peak(lambda ours=ours: ours(x))
-            errors[label] = error(y)
+            errors[label], mean_errors[label] = error(y), mean_error(y)
             calls[f"{label} graph"], result = captured(lambda ours=ours: ours(x))
             calls[f"{label} graph"]()
             equal = equal and bool((result == y).all())
@@ -161,7 +166,13 @@ def compared(model: torch.nn.Module, x: torch.Tensor, exact: torch.Tensor, preci
             torch_layers.pytorch_seconds = expected
     medians = timed(calls, 30)
     best = min(value for label, value in medians.items() if not label.startswith("pysim"))
-    row = {"precision": precision, "milliseconds": medians, "ratio": best / medians["pysim graph"], "errors": errors}
+    row = {
+        "precision": precision,
+        "milliseconds": medians,
+        "ratio": best / medians["pysim graph"],
+        "errors": errors,
+        "mean_errors": mean_errors,
+    }
     weights = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
     row |= {"weights_bytes": weights, "peak_bytes": memory, "prepared_bytes": prepared}
     return row | {"graph_equals_call": equal, "decisions": decisions}
@@ -190,7 +201,7 @@ def main() -> None:
             out.write(json.dumps(row) + "\n")
             out.flush()
             times = "  ".join(f"{label} {value:.3f}" for label, value in row["milliseconds"].items())
-            errors = "  ".join(f"{label} {value:.1e}" for label, value in row["errors"].items())
+            errors = "  ".join(f"{label} {value:.1e} {row['mean_errors'][label]:.1e}" for label, value in row["errors"].items())
             ours = sum(one["runs"] == "pysim" for one in row["decisions"])
             memory = row["peak_bytes"]["pysim"] / row["peak_bytes"]["pytorch"]
             told = f"{ours}/{len(row['decisions'])} layers; errors {errors}; memory {memory:.2f}x"
