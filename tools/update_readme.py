@@ -212,7 +212,7 @@ def models_table(batches: tuple[int, ...] = ()) -> str:
 
 def precisions_table() -> str:
     """Whole networks in other types than FP32: milliseconds of PyTorch's best and of pysim as a CUDA graph, errors, types of layers."""
-    rows = ["| network, batch | set | PyTorch | its best of | pysim | ratio | errors: PyTorch, pysim | layers by pysim, their types |"]
+    rows = ["| network, batch | set | PyTorch | its best of | pysim | ratio | mean errors: PyTorch, pysim | layers by pysim, their types |"]
     rows.append("|---|---|--:|---|--:|--:|---|---|")
     told, header = [], {}
     for precision, name in (("f16", "autocast to float16"), ("tf32", "TF32 allowed")):
@@ -222,11 +222,12 @@ def precisions_table() -> str:
             theirs = {label: value for label, value in one["milliseconds"].items() if not label.startswith("pysim")}
             best, ours = min(theirs, key=theirs.__getitem__), one["milliseconds"]["pysim graph"]
             ratios.append(theirs[best] / ours)
-            native = [parse(layer["problem"]).dtype for layer in one["decisions"] if layer["runs"] == "pysim"]
+            decided = {layer["layer"]: layer for layer in reversed(one["decisions"])}  # on the first kind of input
+            native = [parse(layer["problem"]).dtype for layer in decided.values() if layer["runs"] == "pysim"]
             layers = ", ".join(f"{native.count(dtype)} {dtype}" for dtype in dict.fromkeys(sorted(native)))
-            errors = ", ".join(f"{one['errors'][who]:.1e}" for who in ("pytorch", "pysim"))
+            errors = ", ".join(f"{one['mean_errors'][who]:.1e}" for who in ("pytorch", "pysim"))
             times = f"{theirs[best]:.2f} | {best.replace('_', ' ')} | {ours:.2f} | {ratios[-1]:.2f}x"
-            rows.append(f"| {one['model']}, {one['batch']} | {name} | {times} | {errors} | {layers} of {len(one['decisions'])} |")
+            rows.append(f"| {one['model']}, {one['batch']} | {name} | {times} | {errors} | {layers} of {len(decided)} |")
         told.append(f"{name} {geometric_mean(ratios):.2f}x")
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
     return "\n".join([*rows, "", f"{header['device']}, {versions}; milliseconds; geometric means: {', '.join(told)}.", ""])
