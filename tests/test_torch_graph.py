@@ -14,6 +14,7 @@ from torch_models import Residual, assert_close, block, in_threads, settled  # n
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
 from pysim.models import torch_graph  # noqa: E402
+from pysim.models.torch_precision import Settings  # noqa: E402
 from pysim.runtime import cuda_call  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
@@ -135,3 +136,20 @@ def test_layers_are_chosen_for_a_caller_who_records_calls(recorder):
     assert not any(layer.graphed for layer in pysim.torch.optimize(model).__dict__["_pysim"][1])
     with pytest.raises(OperandError, match='right are True, False and "caller"'):
         pysim.torch.optimize(model, cuda_graph="callers")
+
+
+def test_calls_under_other_settings_are_recorded_apart(recorder, monkeypatch):
+    """What is allowed, and autocast's type, decide on the types of what a graph launches."""
+    told = [Settings(False, False, None)]
+    monkeypatch.setattr(torch_graph, "settings", lambda: told[0])
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model, cuda_graph=True)
+    with torch.no_grad():
+        for recorded, cast in enumerate((None, torch.float16, torch.bfloat16), 1):
+            told[0] = Settings(False, False, cast)
+            for _ in range(3):
+                assert_close(optimized(x), model(x))
+            assert recorder.recorded == recorded
+        told[0] = Settings(False, False, None)
+        assert_close(optimized(x), model(x))
+    assert recorder.recorded == 3

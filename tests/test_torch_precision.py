@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of PyTorch models in the types that PyTorch would take: TF32, autocast's, those of converted models."""
 
+import copy
+
 import emulated_cuda
 import pytest
 
@@ -200,6 +202,17 @@ def test_norms_whose_scale_f16_weights_cannot_have_are_multiplied_in_the_sums(sc
     with torch.no_grad(), autocast(torch.float16):
         found, wanted = optimized(x).float(), model(x)
         assert (found - wanted).abs().max() <= max(2.0**-9 * wanted.abs().max(), 2.0**-23)
+
+
+def test_compiled_models_have_autocasts_type(on_gpu):
+    model, x = settled(Block()), torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        wanted = model(x)
+        with autocast(torch.float16):
+            optimized = pysim.torch.optimize(model)(x)
+            made = pysim.torch.backend(torch.fx.symbolic_trace(copy.deepcopy(model)), [x])(x)
+    assert made.dtype is torch.float16 and torch.equal(made, optimized)
+    assert_near(made, wanted, "f16")
 
 
 def test_gradients_under_autocast_are_pytorchs(on_gpu, monkeypatch):
