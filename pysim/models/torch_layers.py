@@ -304,9 +304,9 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             x = x.to(dtype, memory_format=form)
         parts, begins = parameters[: PARAMETERS - 1], native.begins
 
-        lean = self._leans.get(plan.name)
+        lean = self._leans.get(key)
         if lean is None:
-            lean = self._leans.put(plan.name, bound_of(plan).lean)
+            lean = self._leans.put(key, bound_of(plan).lean)
 
         # a copy that is small beside the result; to multiply all sums took 1x1 layers up to a tenth longer on an H200
         folds = isinstance(plan.workload, Conv) and parameters[0].numel() < math.prod(_out_shape(plan.workload))
