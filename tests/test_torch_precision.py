@@ -2,6 +2,7 @@
 """Layers of PyTorch models in the types that PyTorch would take: TF32, autocast's, those of converted models."""
 
 import copy
+from contextlib import nullcontext
 
 import emulated_cuda
 import pytest
@@ -213,6 +214,24 @@ def test_compiled_models_have_autocasts_type(on_gpu):
             made = pysim.torch.backend(torch.fx.symbolic_trace(copy.deepcopy(model)), [x])(x)
     assert made.dtype is torch.float16 and torch.equal(made, optimized)
     assert_near(made, wanted, "f16")
+
+
+def test_weights_are_rounded_once(on_gpu):
+    """Those of a converted model are read where they lie, and sums multiplied by a norm's scale; under autocast a copy is multiplied."""
+    model, x = settled(nn.Sequential(nn.Conv2d(8, 16, 1, bias=False), nn.BatchNorm2d(16))), torch.randn(2, 8, 12, 12)
+    made = []
+    with torch.no_grad():
+        for cast in (True, False):
+            optimized = pysim.torch.optimize(model if cast else model.half())
+            with autocast(torch.float16) if cast else nullcontext():
+                optimized(x if cast else x.half())
+            (layer,) = optimized.__dict__["_pysim"][1]
+            ((_, weights),) = layer._weights.values()
+            made.append(weights)
+    (folded, none, _), (lying, scale, _) = made
+    assert none is None and folded.dtype is lying.dtype is torch.float16
+    assert lying.data_ptr() == model[0].weight.data_ptr() and scale.dtype is torch.float32
+    assert torch.allclose(folded.float(), lying.float() * scale.reshape(-1, 1, 1, 1), rtol=2.0**-9)
 
 
 def test_gradients_under_autocast_are_pytorchs(on_gpu, monkeypatch):
