@@ -5,27 +5,29 @@
     model = pysim.torch.optimize(model); print(pysim.torch.report(model))
 
 Results are PyTorch's to within the rounding of the type; BatchNorm and activations are computed where the sums still are. Training,
-gradients, autocast and `torch.export` see PyTorch's own operators, bit for bit, and so do layers for which they are expected to be faster.
+gradients and `torch.export` see PyTorch's own operators, bit for bit, and so do layers for which they are expected to be faster.
 Works on the current stream with memory of PyTorch's allocator, and can be captured in a CUDA graph after a call that warms it up.
 """
 
 import copy
+from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pysim.arguments import word
 from pysim.errors import MissingError, OperandError
-from pysim.record.accuracy import ACCURACIES, Accuracy
 
 try:
     import torch
     from torch import fx
+    from torch.utils import _pytree
 except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
 from pysim.frontends.torch import rewritten
 from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
+from pysim.models.torch_precision import MODEL_ACCURACIES, ModelAccuracy
 
 __all__ = ["Decision", "backend", "optimize", "report"]
 
@@ -38,34 +40,39 @@ def backend(module: fx.GraphModule, example_inputs: Any, options: dict[str, Any]
         raise OperandError(f"the backend pysim has no option {', '.join(map(repr, told))}; it has accuracy")
     if torch.is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in example_inputs):
         return module.forward
-    return rewritten(module, accuracy)[0].forward
+    made = rewritten(module, accuracy)[0].forward
+    return lambda *given: _lying_as(given, made(*given))
 
 
-def optimize(model: torch.nn.Module, accuracy: Accuracy = "strict", cuda_graph: bool = False) -> torch.nn.Module:
+def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: bool | Literal["caller"] = False) -> torch.nn.Module:
     """A module of the same class that shares the model's parameters, buffers and submodules, and computes the same faster in inference.
 
     `accuracy` is "strict" (no layer whose stated error is above a direct sum's of its type), "standard" (any plan) or "ieee" (multiply-adds
-    of the type alone), as in `pysim.plan`. With `cuda_graph` calls on a GPU are recorded and run as CUDA graphs
-    (`pysim.models.torch_graph`): for small batches, where PyTorch's host time is most of what a network takes. Each kind of input then has
-    its own memory for what lies between layers.
+    of the type alone), as in `pysim.plan`, or "tf32": "strict", and TF32 allowed. On a GPU types are those that PyTorch would take: TF32 is
+    multiplied where the program allows it (torch.backends), and under autocast its type. With `cuda_graph` calls on a GPU are recorded and
+    run as CUDA graphs (`pysim.models.torch_graph`): for small batches, where PyTorch's host time is most of what a network takes. Each kind
+    of input then has its own memory for what lies between layers. "caller": they run as they are, and layers are chosen for a caller who
+    records them: no time of the host counts for them.
     `state_dict`, training and gradients are the model's own. Changed weights take effect, but for writes through `.data`, which PyTorch
     does not count: call `optimize` again after these. OperandError for a model that cannot be traced
     by torch.fx: torch.compile(model, backend="pysim") takes those, too.
     """
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; right is a torch.nn.Module")
+    if cuda_graph not in (True, False, "caller"):
+        raise OperandError(f'cuda_graph is {cuda_graph!r}; right are True, False and "caller", who records calls')
     accuracy = _known(accuracy)
     kind = type(model)
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
     object.__setattr__(optimized, "_pysim_modules", tuple(optimized.modules()))
-    module, layers = rewritten(_traced(model), accuracy, cuda_graph)
-    object.__setattr__(optimized, "_pysim", (GraphedCalls(module, model) if cuda_graph else module, layers))
+    module, layers = rewritten(_traced(model), accuracy, bool(cuda_graph))
+    object.__setattr__(optimized, "_pysim", (GraphedCalls(module, model) if cuda_graph is True else module, layers))
     return optimized
 
 
-def _known(accuracy: Any) -> Accuracy:
-    return cast("Accuracy", word(accuracy, "accuracy", ACCURACIES))
+def _known(accuracy: Any) -> ModelAccuracy:
+    return cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
 
 
 def report(model: torch.nn.Module) -> list[Decision]:
@@ -88,7 +95,22 @@ class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         given = (*args, *kwargs.values())
         if torch.is_grad_enabled() and any(one.requires_grad for one in (*given, *self.parameters()) if isinstance(one, torch.Tensor)):
             return super().forward(*args, **kwargs)
-        return self.__dict__["_pysim"][0](*args, **kwargs)
+        return _lying_as(given, self.__dict__["_pysim"][0](*args, **kwargs))
+
+
+def _last(x: Any) -> bool:
+    """Whether a tensor lies on a GPU, channels last."""
+    some = isinstance(x, torch.Tensor) and x.is_cuda and x.dim() == 4 and not x.is_contiguous()
+    return bool(some and x.is_contiguous(memory_format=torch.channels_last))
+
+
+def _lying_as(given: Iterable[Any], results: Any) -> Any:
+    """Results as PyTorch's lie: channels last where an operand does, whatever layers have between them."""
+    if isinstance(results, torch.Tensor):
+        return results.contiguous() if _last(results) and not any(map(_last, given)) else results
+    if type(results) is tuple:
+        return tuple(_lying_as(given, one) for one in results)
+    return _pytree.tree_map_only(torch.Tensor, lambda one: _lying_as(given, one), results)
 
 
 def _traced(model: torch.nn.Module) -> fx.GraphModule:

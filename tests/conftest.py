@@ -16,3 +16,14 @@ def emulated() -> Iterator[None]:
     """The CUDA kernels as the CPU runs them."""
     with emulated_cuda.opened():
         yield
+
+
+@pytest.fixture
+def every_layer_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a PyTorch model, whatever PyTorch is expected to need."""
+    import torch
+
+    from pysim.models import torch_layers
+
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of PyTorch models as they run on a GPU, by the CUDA kernels as the CPU runs them: epilogues, norms, residuals."""
 
-from contextlib import nullcontext
-
 import emulated_cuda
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from emulated_torch import Host, aligned, as_on_gpu  # noqa: E402
+from torch_models import settled  # noqa: E402
 
 from pysim import planner  # noqa: E402
 from pysim.check.bounds import bound_of  # noqa: E402
@@ -44,28 +45,11 @@ def _emulated(monkeypatch):
         yield
 
 
-class Host:
-    """PyTorch as it makes memory on a device, here of the host."""
-
-    def stream(self, x):
-        return 0
-
-    def keeps(self):
-        return True
-
-    def maker(self, like, shape, dtype):
-        return lambda: torch.empty(shape, dtype=torch.uint8)
-
-    def pointer(self, x, stream):
-        return x.data_ptr()
-
-
 class Case:
     """A layer as it would be called on an H200, and its tensors."""
 
-    def __init__(self, kind, activation, epsilon, layout, monkeypatch):
+    def __init__(self, kind, activation, epsilon, layout):
         form = torch.channels_last if layout == "nhwc" else torch.contiguous_format
-        monkeypatch.setattr(torch_layers, "_layout", lambda x: layout)
         if kind == "Conv":
             self.x, w, geometry = torch.randn(2, 8, 10, 10).to(memory_format=form), torch.randn(16, 8, 3, 3), Geometry(padding=(1, 1))
         else:
@@ -87,16 +71,16 @@ class Case:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_layer_equals_pytorchs_operators(case, monkeypatch):
-    one = Case(*case, monkeypatch)
+def test_a_layer_equals_pytorchs_operators(case):
+    one = Case(*case)
     one.assert_right()
     one.parameters[0].mul_(2)
     one.assert_right()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_residual_is_added_where_it_lies_or_behind(case, monkeypatch):
-    one = Case(*case, monkeypatch)
+def test_a_residual_is_added_where_it_lies_or_behind(case):
+    one = Case(*case)
     like = one.run()
     lying = torch.empty(like.numel() + 64)
     start = -lying.data_ptr() // 4 % 64
@@ -107,18 +91,11 @@ def test_a_residual_is_added_where_it_lies_or_behind(case, monkeypatch):
     assert one.assert_right(elsewhere).data_ptr() != elsewhere.data_ptr()
 
 
-def test_operands_that_begin_anywhere_are_taken(monkeypatch):
-    one = Case(*CASES[0], monkeypatch)
+def test_operands_that_begin_anywhere_are_taken():
+    one = Case(*CASES[0])
     one.x = torch.empty(one.x.numel() + 1)[1:].reshape(one.x.shape).normal_()
     assert one.x.data_ptr() % ALIGNED and torch_gpu.GpuLaunch
     one.assert_right()
-
-
-def aligned(like):
-    """A tensor that lies as another one does, where kernels can read and write it."""
-    lying = torch.empty(like.numel() + 64)
-    start = -lying.data_ptr() // 4 % 64
-    return lying[start : start + like.numel()].as_strided(like.shape, like.stride()).normal_()
 
 
 class Counted(LayerChain):
@@ -134,16 +111,8 @@ class Counted(LayerChain):
 @pytest.fixture
 def on_gpu(monkeypatch):
     """Every tensor as on a GPU of the first generation with tensor cores, whose kernels all run here."""
-    for module in (torch_gpu, torch_layers, torch_chain):
-        monkeypatch.setattr(module, "ALIGNED", 64)  # what a host's memory begins at
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True), raising=False)
-    monkeypatch.setattr(torch_layers.host, "gpu_here", lambda: load_any("v100"))
-    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
+    as_on_gpu(monkeypatch, "v100")
     monkeypatch.setattr(frontend, "LayerChain", Counted)
-    monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
-    monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
-    for module in (torch_layers, torch_chain):
-        monkeypatch.setattr(module, "tf32", lambda kind: False)
 
 
 class Block(torch.nn.Module):
@@ -160,14 +129,6 @@ class Block(torch.nn.Module):
         short, inner = self.short(x), self.body(x)
         y = torch.relu(self.last(inner) + short)
         return (y, inner) if self.twice else y
-
-
-def settled(model):
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-    return model.eval()
 
 
 class Chained:
@@ -400,19 +361,7 @@ def test_small_layers_are_expected_to_keep_pytorchs_host_busy_unless_they_are_re
     """Of three operators 5 us each; a kernel takes as long as the shortest that was measured, and 16 ns for each product of a sum."""
     small, gpu = Conv(channels=8, height=1, width=1, filters=32, kernel_h=1, kernel_w=1), load_any("h200")
     assert expected.pytorch_seconds(small, gpu, 2) == 3 * expected.HOST_SECONDS
-    assert 4.5e-6 <= expected.pytorch_seconds(small, gpu, 0, True) - 8 * 16e-9 < 4.6e-6
+    alone = expected.GPU_LEAST + 8 * expected.GPU_PRODUCT + gpu.model.pass_seconds.value
+    assert expected.pytorch_seconds(small, gpu, 0, True) == pytest.approx(alone)
     large = Conv(batch=32, channels=256, height=56, width=56, filters=256, kernel_h=3, kernel_w=3)
     assert expected.pytorch_seconds(large, gpu, 2) == expected.pytorch_seconds(large, gpu, 2, True) > 15e-3
-
-
-@pytest.mark.skipif(torch_layers._precision is None, reason="this PyTorch has the older settings alone")
-def test_whether_tf32_is_allowed_is_known_however_the_program_said_so():
-    """PyTorch's older settings raise where the newer ones were set."""
-    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    before = matmul.fp32_precision, conv.fp32_precision
-    try:
-        for setting in ("tf32", "ieee"):
-            matmul.fp32_precision = conv.fp32_precision = setting
-            assert {torch_layers.tf32("Linear"), torch_layers.tf32("Conv")} == {setting == "tf32"}
-    finally:
-        matmul.fp32_precision, conv.fp32_precision = before

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
 import conv_data  # noqa: E402
 
+from pysim.problem.text import parse  # noqa: E402
+
 DATA = ROOT / "benchmarks" / "data"
 ABLATION = (  # a row of im2win, and the rows that leave something out of it
     "f32_im2win_128x128x8_64x32_8x8_s2",
@@ -208,6 +210,29 @@ def models_table(batches: tuple[int, ...] = ()) -> str:
     return "\n".join([*rows, "", about, ""])
 
 
+def precisions_table() -> str:
+    """Whole networks in other types than FP32: milliseconds of PyTorch's best and of pysim as a CUDA graph, errors, types of layers."""
+    rows = ["| network, batch | set | PyTorch | its best of | pysim | ratio | mean errors: PyTorch, pysim | layers by pysim, their types |"]
+    rows.append("|---|---|--:|---|--:|--:|---|---|")
+    told, header = [], {}
+    for precision, name in (("f16", "autocast to float16"), ("tf32", "TF32 allowed")):
+        header, *found = map(json.loads, (DATA / f"models-{precision}-h200.jsonl").read_text().splitlines())
+        ratios = []
+        for one in found:
+            theirs = {label: value for label, value in one["milliseconds"].items() if not label.startswith("pysim")}
+            best, ours = min(theirs, key=theirs.__getitem__), one["milliseconds"]["pysim graph"]
+            ratios.append(theirs[best] / ours)
+            decided = {layer["layer"]: layer for layer in reversed(one["decisions"])}  # on the first kind of input
+            native = [parse(layer["problem"]).dtype for layer in decided.values() if layer["runs"] == "pysim"]
+            layers = ", ".join(f"{native.count(dtype)} {dtype}" for dtype in dict.fromkeys(sorted(native)))
+            errors = ", ".join(f"{one['mean_errors'][who]:.1e}" for who in ("pytorch", "pysim"))
+            times = f"{theirs[best]:.2f} | {best.replace('_', ' ')} | {ours:.2f} | {ratios[-1]:.2f}x"
+            rows.append(f"| {one['model']}, {one['batch']} | {name} | {times} | {errors} | {layers} of {len(decided)} |")
+        told.append(f"{name} {geometric_mean(ratios):.2f}x")
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    return "\n".join([*rows, "", f"{header['device']}, {versions}; milliseconds; geometric means: {', '.join(told)}.", ""])
+
+
 def networks_table() -> str:
     """The paper's networks measured: milliseconds of all convolutions, each as often as it occurs, and im2col and OpenBLAS over SConv."""
     header, *found = map(json.loads, (DATA / "networks-cpu.jsonl").read_text().splitlines())
@@ -298,6 +323,7 @@ def gpu_search_text() -> str:
 if __name__ == "__main__":
     put(ROOT / "docs" / "performance.md", "xeon server", server_table("compare-xeon-server.jsonl"))
     put(ROOT / "docs" / "models.md", "models", models_table())
+    put(ROOT / "docs" / "models.md", "models in other types", precisions_table())
     put(ROOT / "README.md", "models", models_table((4, 32)))
     put(ROOT / "docs" / "models.md", "cpu models", cpu_models_table("models-cpu.jsonl"))
     put(ROOT / "docs" / "models.md", "two threads", cpu_models_table("models-cpu-two-threads.jsonl"))

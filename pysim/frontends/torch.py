@@ -20,17 +20,18 @@ from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, RESIDUAL, First, 
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_chain import LayerChain, Link
 from pysim.models.torch_layers import FusedLayer, Geometry, NormLayer, ProductLayer
-from pysim.record.accuracy import Accuracy
+from pysim.models.torch_precision import ModelAccuracy
 
 _Arguments = dict[str, Any]
 _Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer)
 _SUMS = ("Conv", "Linear")
 
 
-def rewritten(module: fx.GraphModule, accuracy: Accuracy = "strict", graphed: bool = False) -> tuple[fx.GraphModule, list[FusedLayer]]:
+def rewritten(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", graphed: bool = False) -> tuple[fx.GraphModule, list[FusedLayer]]:
     """The traced module with its fused layers in their places, and these; `module` itself is changed."""
     _without_drops(module)
     _as_functions(module)
+    _as_reshapes(module)
     places = {node.name: node for node in module.graph.nodes}
     graph = fused(_graph(module.graph), _able)
     layers = [_put(module, node, places, _layer(node, places)) for node in graph.nodes if node.op in _SUMS]
@@ -78,6 +79,14 @@ def _without_drops(module: fx.GraphModule) -> None:
         if drops and isinstance(x, fx.Node):
             node.replace_all_uses_with(x)
             module.graph.erase_node(node)
+
+
+def _as_reshapes(module: fx.GraphModule) -> None:
+    """Views of values that may lie channels last here, where they do not by PyTorch's operators."""
+    for node in module.graph.nodes:
+        shape = [*node.args[1:], *node.kwargs.values()]
+        if node.op == "call_method" and node.target == "view" and not any(isinstance(one, torch.dtype) for one in shape):
+            node.target = "reshape"
 
 
 # Modules as functions

@@ -42,7 +42,9 @@ def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, graph
     size, outputs = SIZES[problem.dtype], _outputs(problem)
     moved = size * (_inputs(problem) + outputs)
     if isinstance(on, Gpu):
-        peak = 2 * on.fma_per_cycle[problem.dtype].value * on.sms.value * on.frequency_hz.value
+        rates = on.fma_per_cycle
+        fastest = rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]
+        peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
         bandwidth, launch, share, least = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_SHARE, GPU_LEAST
         least += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.channels / problem.groups * problem.kernel_h * problem.kernel_w
     else:

@@ -22,7 +22,9 @@ import torch
 
 from pysim.models.buffers import Lifetime, placed
 from pysim.models.torch_gpu import Called, on_device_of
-from pysim.models.torch_layers import FusedLayer, Owned, home_of, state_of, tf32
+from pysim.models.torch_layers import FusedLayer
+from pysim.models.torch_precision import settings
+from pysim.models.torch_state import Owned, home_of, state_of
 from pysim.once import Recent
 from pysim.runtime import cuda
 from pysim.runtime.cuda_call import ALIGNED, workspace
@@ -57,7 +59,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     def forward(self, *given: Any) -> Any:
         values = [*given]
         if not _wants_more():
-            for part in self._ready.get(given[self._links[0].x].shape) or ():
+            for part in self._ready.get((given[self._links[0].x].shape, settings())) or ():
                 if isinstance(part, Link):
                     values.append(self._called(part, values)[0])
                 elif not part.takes(values) or not part.run(values):
@@ -76,7 +78,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def _look_up(self, values: list[Any]) -> None:
         """Runs the layers whose results are not there yet, and keeps their launches where parameters are the same as in the call before."""
-        first, key = len(values) - self._given, values[self._links[0].x].shape
+        first, key = len(values) - self._given, (values[self._links[0].x].shape, settings())
         steps: list[_Step] = []
         for at, link in enumerate(self._links[first:], first):
             y, called, parameters = self._called(link, values)
@@ -96,7 +98,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
 def _wants_more() -> bool:
     """Whether more than numbers may be wanted, whatever the operands."""
-    return bool(torch.is_grad_enabled() or torch.is_autocast_enabled("cuda") or torch.compiler.is_compiling())
+    return bool(torch.is_grad_enabled() or torch.compiler.is_compiling())
 
 
 class _Lies(NamedTuple):
@@ -149,7 +151,6 @@ class _Launches:
 
     def __init__(self, steps: Sequence[_Step], read: set[int | None]) -> None:
         results = [step.result for step in steps]
-        self._kinds = {step.link.layer.kind for step in steps}
         self._operands = _operands(steps)
         self._arguments, self._owned = _sources(steps)
         state = state_of(tuple(one for step in steps for one in step.parameters))
@@ -192,7 +193,7 @@ class _Launches:
         for number, one in self._arguments:
             if values[number] is not one:
                 return False
-        return self._owned.hold() and self._state.holds() and not any(map(tf32, self._kinds))
+        return self._owned.hold() and self._state.holds()
 
     def run(self, values: list[Any]) -> bool:
         """Appends the results, None for those that nobody else reads; False where there is no memory, before anything was written."""

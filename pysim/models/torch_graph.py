@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree
 
-from pysim.models.torch_layers import Owned, TensorState, home_of, state_of, tf32
+from pysim.models.torch_precision import settings
+from pysim.models.torch_state import Owned, TensorState, home_of, state_of
 from pysim.once import Recent
 from pysim.runtime.cuda_call import forget_workspaces
 
@@ -84,7 +85,17 @@ class GraphedCalls:
 
 def captured(call: Call) -> tuple[Call, Any]:
     """A CUDA graph of a call, and where it writes its results. What cuBLAS works in belongs to streams: it is let go of before, so that the
-    graph's is in the graph's own memory, and behind, or each recorded call would leave 32 MiB of two streams."""
+    graph's is in the graph's own memory, and behind, or each recorded call would leave 32 MiB of two streams. Weights that autocast keeps
+    live until it ends: the graph casts its own."""
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        return _captured(call)
+    finally:
+        torch.set_autocast_cache_enabled(caches)
+
+
+def _captured(call: Call) -> tuple[Call, Any]:
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -106,12 +117,12 @@ def _kind(leaves: list[Any], form: Any) -> Any:
     if not tensors or not plain or len({one.device for one in tensors}) > 1 or _busy():
         return None
     lies = tuple((one.shape, one.stride(), one.dtype, one.device) if isinstance(one, torch.Tensor) else one for one in leaves)
-    return str(form), lies, _stream(tensors[0]), tf32("Conv"), tf32("Linear"), torch.is_inference_mode_enabled()
+    return str(form), lies, _stream(tensors[0]), settings(), torch.is_inference_mode_enabled()
 
 
 def _busy() -> bool:
-    """Whether a call is recorded, traced or cast by somebody else."""
-    return bool(torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda") or torch.cuda.is_current_stream_capturing())
+    """Whether a call is recorded or traced by somebody else."""
+    return bool(torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing())
 
 
 def _on_gpu(x: Any) -> bool:

@@ -10,15 +10,15 @@ small, and layers of a network add that up.
 Weights are tensors that may change. On a CPU they are multiplied by the scale and packed. On a GPU those with more elements than the result
 are read where they lie, so that they are in memory once, and kernels multiply sums by the scale; the others are multiplied in a copy. What
 is made of parameters is made when first needed, and anew when one of them is another tensor, lies elsewhere or was written to, which
-PyTorch counts. PyTorch's own operators compute the same where gradients flow, under autocast, where no kernel takes the operands, and where
-they are expected to be faster; `decisions` says which and why.
+PyTorch counts. A layer is multiplied in the type that PyTorch would take (`pysim.models.torch_precision`), the faster where there are two;
+convolutions in types that tensor cores multiply as they are have channels last, as their kernels read them, however x lies. PyTorch's own
+operators compute the same where gradients flow, where no kernel takes the operands, and where they are expected to be faster; `decisions`
+says which and why.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import starmap
-from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -28,22 +28,26 @@ from pysim import planner
 from pysim.calibration import host
 from pysim.check.bounds import bound_of
 from pysim.errors import PysimError
+from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.models.expected import passes_seconds, pytorch_seconds
 from pysim.models.fusion import PARAMETERS
 from pysim.models.torch_gpu import Begun, Called, GpuLaunch
+from pysim.models.torch_precision import TENSORS, ModelAccuracy, planned, settings, types_of
+from pysim.models.torch_state import TensorState, home_of, owned, state_of
 from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
-from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.cuda_call import ALIGNED
 
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var, and of a norm that comes first gamma, beta, mean, var
-_DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_CORES = ("tf32", "f16", "bf16")  # types that tensor cores multiply as they are
+# Of the largest weight of a filter in f16: what is below 2^-13 of it is rounded to 2^-24, the least number, as it would be at any scale
+_SMALLEST, _LARGEST = 2.0**-12, 2.0**15
 _KEPT = 16  # shapes of inputs that one layer keeps packed weights for
 
 
@@ -82,7 +86,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     called, are where arguments that are not given are read: in a graph each would pass through every module that it lies in."""
 
     first: "NormLayer | ProductLayer | None"
-    accuracy: Accuracy = "strict"
+    accuracy: ModelAccuracy = "strict"
     graphed: bool = False
     owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * (PARAMETERS - 1)
 
@@ -133,7 +137,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         """The parameters, each from the arguments or from its owner."""
         owners = self.all_owners
         given += (None,) * (len(owners) - len(given))
-        return tuple([_owned(*at) if at else one for one, at in zip(given, owners, strict=True)])
+        return tuple([owned(*at) if at else one for one, at in zip(given, owners, strict=True)])
 
     @property
     def stays(self) -> bool:
@@ -148,7 +152,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return self._whole(x, parameters, residual, factor), None
         if isinstance(self.first, ProductLayer):
             x, factor = self.first.ordered(x, factor)
-        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, tf32(self.kind) if x.is_cuda else False)
+        told = settings() if x.is_cuda else None
+        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, told)
         key = key if factor is None else (*key, factor.shape, factor.dtype)
         native = self._natives.get(key) or self._natives.put(key, self._decided(x, w, factor))
         if native.plan is None:
@@ -172,11 +177,12 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return self.own(self._begun(x, parameters, factor), w, bias, gamma, beta, mean, var, residual)
 
     def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
-        """Whether more than numbers is wanted: a gradient, autocast's types, or what traces or transforms this call."""
+        """Whether more than numbers is wanted: a gradient, autocast's types on a CPU, or what traces or transforms this call."""
         given = [x, *[one for one in others if one is not None]]
         gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
         plain = {*map(type, given)} <= _PLAIN
-        return gradient or not plain or torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling()
+        cast = not x.is_cuda and torch.is_autocast_enabled(x.device.type)
+        return gradient or not plain or cast or torch.compiler.is_compiling()
 
     def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """By PyTorch's operators, one after the other."""
@@ -188,48 +194,61 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     # Which
 
     def _decided(self, x: Any, w: Any, factor: Any = None) -> _Native:
-        problem = None
+        problem, plan, before = None, None, 0.0
+        types = types_of(x, w, self.kind, self.accuracy, settings())
         try:
-            problem = self._problem(x, w)
+            problem = self._problem(x, w, types[0]) if types else None
             if problem is None:
                 return self._stay(f"x is {x.dtype} of shape {tuple(x.shape)}, which no kernel takes here", None)
-            if x.is_cuda and tf32(self.kind):
-                return self._stay("TF32 is allowed, and PyTorch's kernels use it; torch.backends says so", problem)
             on = host.gpu_here() if x.is_cuda else host.runnable("host")
-            plan, before = planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy), 0.0
-            begun = self._plan_begun(x, problem, on, factor)
+            plan = self._planned(x, w, types, on)
+            begun = self._plan_begun(x, w, types, on, factor)
             if self.first is not None and isinstance(on, Gpu):
-                before = passes_seconds(x.numel(), problem.dtype, on, self.first.passes, self.graphed)
+                before = passes_seconds(x.numel(), plan.workload.dtype, on, self.first.passes, self.graphed)
         except PysimError as error:
             return self._stay(str(error), problem)
         expected = pytorch_seconds(problem, on, self._passes, self.graphed)
         if begun is not None and self.first is not None and (begun.seconds or 0) <= min((plan.seconds or 0) + before, expected + before):
             reason = f"{begun.name}, its input's {self.first.name} in the kernel"
-            return _Native(Decision(self.name, problem.text, "pysim", reason, begun.seconds, expected + before), begun, True)
+            return _Native(Decision(self.name, begun.problem, "pysim", reason, begun.seconds, expected + before), begun, True)
         if plan.seconds is not None and plan.seconds > expected:
             return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
-        return _Native(Decision(self.name, problem.text, "pysim", plan.name, plan.seconds, expected), plan)
+        return _Native(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
 
-    def _plan_begun(self, x: Any, problem: Workload, on: Any, factor: Any) -> Plan | None:
+    def _planned(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, prologue: bool = False) -> Plan:
+        """The fastest plan of these types; PlanError, of the first one, where there is none."""
+        found, refused = [], []
+        for dtype in types:
+            last = x.is_cuda and self.kind == "Conv" and (dtype in _CORES or _last(x))
+            try:
+                problem: Any = self._problem(x, w, dtype)
+                layout: Layout = "nhwc" if last else "nchw"
+                found.append(planner.plan(problem, on, layout=layout, accuracy=planned(self.accuracy), prologue=prologue))
+            except PysimError as error:
+                refused.append(error)
+        if not found:
+            raise refused[0]
+        return min(found, key=lambda plan: plan.seconds or 0.0)
+
+    def _plan_begun(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, factor: Any) -> Plan | None:
         """The plan whose kernel does what comes first, too; None where there is none."""
         first = self.first
         relu = isinstance(first, NormLayer) and first.activation in (None, "relu")
-        if not x.is_cuda or x.dtype != torch.float32 or not (relu or factor is not None):
+        if not x.is_cuda or "f32" not in types or not (relu or factor is not None):
             return None
         try:
-            return planner.plan(problem, on, layout=_layout(x), accuracy=self.accuracy, prologue=True)
+            return self._planned(x, w, ("f32",), on, prologue=True)
         except PysimError:
             return None
 
     def _stay(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Native:
         return _Native(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
 
-    def _problem(self, x: Any, w: Any) -> Workload | None:
-        """What is computed, or None for what no kernel takes. On a CPU a product is the 1x1 convolution that it is, with rows of x as
-        windows of one image: that has its weights packed once."""
-        if x.dtype not in _DTYPES or w.dtype != x.dtype or x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
+    def _problem(self, x: Any, w: Any, dtype: str) -> Workload | None:
+        """What is computed in a type, or None for what no kernel takes. On a CPU a product is the 1x1 convolution that it is, with rows of
+        x as windows of one image: that has its weights packed once."""
+        if x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
             return None
-        dtype = _DTYPES[x.dtype]
         if self.kind == "Linear":
             rows = x.numel() // x.shape[-1]
             if x.is_cuda:
@@ -256,7 +275,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         def make() -> Prepared:
             w, (scale, shift) = parameters[0].detach(), self._affine(parameters)
             if scale is not None:
-                w = _scaled(w, scale)
+                w = _scaled(w, scale).to(w.dtype)
             schedule, on = on_cpu(plan)
             filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
             addend = None if shift is None else shift.to(w.dtype).numpy()
@@ -275,34 +294,39 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     def _on_gpu(
         self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
     ) -> tuple[Any, Called | None]:
-        plan, layout = native.plan, _layout(x)
+        plan = native.plan
         assert plan is not None
+        given, form = x, torch.channels_last if plan.layout == "nhwc" and x.dim() == 4 else torch.contiguous_format
         if not native.begins:
             x = self._begun(x, parameters, factor)
+        dtype = TENSORS[plan.workload.dtype]
+        if x.dtype is not dtype or (plan.layout == "nhwc" and not x.is_contiguous(memory_format=form)):
+            x = x.to(dtype, memory_format=form)
         parts, begins = parameters[: PARAMETERS - 1], native.begins
 
-        lean = self._leans.get(plan.name)
+        lean = self._leans.get(key)
         if lean is None:
-            lean = self._leans.put(plan.name, bound_of(plan).lean)
+            lean = self._leans.put(key, bound_of(plan).lean)
 
-        # a copy that is small beside the result; to multiply all sums took 1x1 layers up to a tenth longer on an H200
+        # a copy that is small beside the result; to multiply all sums took 1x1 layers up to a tenth longer on an H200. Weights of a
+        # converted model are rounded already: once more, and the error of ResNet-50 in float16 was 1.23 times PyTorch's
         folds = isinstance(plan.workload, Conv) and parameters[0].numel() < math.prod(_out_shape(plan.workload))
+        folds = folds and parameters[0].element_size() > 2
 
         def make() -> tuple[Any, Any, Any]:
             w, (scale, shift) = parts[0].detach(), self._affine(parts, lean)
-            if scale is not None and folds:
-                w, scale = _scaled(w, scale), None
-            form = torch.channels_last if layout == "nhwc" and w.dim() == 4 else torch.contiguous_format
-            return w.contiguous(memory_format=form), *(None if one is None else one.to(w.dtype) for one in (scale, shift))
+            if scale is not None and folds and _holds(scaled := _scaled(w, scale), dtype):
+                w, scale = scaled, None
+            scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
+            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(dtype)
 
-        w, scale, shift = self._current((layout, x.device, lean, folds), parts, make)
+        w, scale, shift = self._current((form, dtype, x.device, lean, folds), parts, make)
         begun = self._prologue(parameters, factor) if begins else None
         launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
-        image = x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()
-        image = image if layout == "nhwc" else image.contiguous()
+        image = (x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()).contiguous(memory_format=form)
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
         alone = self.first is None or (begins and factor is None)  # nothing but parameters beside x, which is what was given
-        like = alone and launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
+        like = alone and x is given and launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
         if residual is None:
             called = Called(launch, w, launch.epilogue(scale, shift, False, begun), (scale, shift, begun), False) if like else None
             return launch(image, w, scale, shift, prologue=begun).reshape(shape), called
@@ -371,7 +395,7 @@ class NormLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be h
         return 1 + (self.activation is not None)
 
     def forward(self, x: Any, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None) -> Any:
-        return self.normed(x, [_owned(*at) if at else one for one, at in zip((gamma, beta, mean, var), self.owners, strict=True)])
+        return self.normed(x, [owned(*at) if at else one for one, at in zip((gamma, beta, mean, var), self.owners, strict=True)])
 
     def normed(self, x: Any, parameters: Sequence[Any]) -> Any:
         """By parameters that are given."""
@@ -393,62 +417,17 @@ class ProductLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         return x * factor, None
 
 
-def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:
-    """Where a module keeps a parameter or buffer; None for what it computes."""
-    kept: dict[str, Any] = owner.__dict__["_parameters"]
-    if name in kept:
-        return kept
-    kept = owner.__dict__["_buffers"]
-    return kept if name in kept else None
-
-
-def _owned(owner: torch.nn.Module, name: str) -> Any:
-    """A parameter or buffer of a module, past `Module.__getattr__`, which takes as long as all else that a call looks at."""
-    home = home_of(owner, name)
-    return getattr(owner, name) if home is None else home[name]
-
-
-_written = attrgetter("_version")
-
-
-class TensorState:
-    """Tensors, where they lie and how often they were written to. A call asks of all parameters of a model whether they are as they were,
-    so nothing but C runs for each of them."""
-
-    def __init__(self, tensors: Sequence[Any]) -> None:
-        self.tensors = tensors
-        self._addresses, self._writes = [*map(torch.Tensor.data_ptr, tensors)], [*map(_written, tensors)]
-
-    def holds(self) -> bool:
-        """Whether none of them lies elsewhere or was written to since."""
-        return self._writes == [*map(_written, self.tensors)] and self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
-
-    def of(self, tensors: Sequence[Any]) -> bool:
-        """Whether these are the same tensors."""
-        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
-
-
-class Owned:
-    """Tensors that modules own, each by where its module keeps it and its name there."""
-
-    def __init__(self, owned: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
-        self._places = [(home, name) for home, name, _ in owned]
-        self._tensors = [one for *_, one in owned]
-
-    def hold(self) -> bool:
-        """Whether the modules have the same tensors still."""
-        return all(map(is_, starmap(dict.get, self._places), self._tensors))
-
-
-def state_of(parameters: Iterable[Any]) -> TensorState | None:
-    """Of those that there are; None where writes are not counted: for tensors of inference mode."""
-    given = [one for one in parameters if one is not None]
-    return None if any(one.is_inference() for one in given) else TensorState(given)
-
-
 def _scaled(w: Any, scale: Any) -> Any:
-    """Weights with each filter multiplied by its scale, in float64, rounded once."""
-    return (w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))).to(w.dtype)
+    """Weights with each filter multiplied by its scale, in float64."""
+    return w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))
+
+
+def _holds(w: Any, dtype: Any) -> bool:
+    """Whether a type keeps weights as exactly whatever their scale is: f16 only those of filters that are neither large nor small."""
+    if dtype != torch.float16:
+        return True
+    largest = w.abs().flatten(1).amax(1)
+    return bool(((largest == 0) | ((largest >= _SMALLEST) & (largest <= _LARGEST))).all())
 
 
 def _out_shape(problem: Conv) -> tuple[int, ...]:
@@ -470,17 +449,5 @@ def _activated(y: Any, activation: Any) -> Any:
     return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _OWN[activation](y)
 
 
-def _layout(x: Any) -> Layout:
-    last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return "nhwc" if last and x.is_cuda else "nchw"
-
-
-# Of PyTorch 2.9 and later, whose older settings cannot be read once the newer ones were set
-_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-
-
-def tf32(kind: str) -> bool:
-    """Whether PyTorch may multiply float32 as TF32 on a GPU, as the program has set it."""
-    if _precision is not None:
-        return bool(_precision("cuda", "matmul" if kind == "Linear" else "conv") == "tf32")
-    return bool(torch.backends.cuda.matmul.allow_tf32 if kind == "Linear" else torch.backends.cudnn.allow_tf32)
+def _last(x: Any) -> bool:
+    return bool(x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last))

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters of PyTorch modules as calls found them: where modules keep them, where they lie, how often they were written to."""
+
+from collections.abc import Iterable, Sequence
+from itertools import starmap
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+
+_written = attrgetter("_version")
+
+
+def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:
+    """Where a module keeps a parameter or buffer; None for what it computes."""
+    kept: dict[str, Any] = owner.__dict__["_parameters"]
+    if name in kept:
+        return kept
+    kept = owner.__dict__["_buffers"]
+    return kept if name in kept else None
+
+
+def owned(owner: torch.nn.Module, name: str) -> Any:
+    """A parameter or buffer of a module, past `Module.__getattr__`, which takes as long as all else that a call looks at."""
+    home = home_of(owner, name)
+    return getattr(owner, name) if home is None else home[name]
+
+
+class TensorState:
+    """Tensors, where they lie and how often they were written to. A call asks of all parameters of a model whether they are as they were,
+    so nothing but C runs for each of them."""
+
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self.tensors = tensors
+        self._addresses, self._writes = [*map(torch.Tensor.data_ptr, tensors)], [*map(_written, tensors)]
+
+    def holds(self) -> bool:
+        """Whether none of them lies elsewhere or was written to since."""
+        return self._writes == [*map(_written, self.tensors)] and self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
+
+    def of(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are the same tensors."""
+        return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+
+
+class Owned:
+    """Tensors that modules own, each by where its module keeps it and its name there."""
+
+    def __init__(self, owned: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+        self._places = [(home, name) for home, name, _ in owned]
+        self._tensors = [one for *_, one in owned]
+
+    def hold(self) -> bool:
+        """Whether the modules have the same tensors still."""
+        return all(map(is_, starmap(dict.get, self._places), self._tensors))
+
+
+def state_of(parameters: Iterable[Any]) -> TensorState | None:
+    """Of those that there are; None where writes are not counted: for tensors of inference mode."""
+    given = [one for one in parameters if one is not None]
+    return None if any(one.is_inference() for one in given) else TensorState(given)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's tensors as if they lay on a GPU, whose CUDA kernels the CPU runs."""
+
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from pysim.machine.load import load_any
+from pysim.models import torch_chain, torch_gpu, torch_layers, torch_precision
+
+
+class Host:
+    """PyTorch as it makes memory on a device, here of the host."""
+
+    def stream(self, x):
+        return 0
+
+    def keeps(self):
+        return True
+
+    def maker(self, like, shape, dtype):
+        return lambda: torch.empty(shape, dtype=torch.uint8)
+
+    def pointer(self, x, stream):
+        return x.data_ptr()
+
+
+def as_on_gpu(monkeypatch, machine):
+    """Every tensor as on that GPU, where every layer is expected to be faster than PyTorch's; TF32 is not allowed."""
+    monkeypatch.setattr(torch_gpu.arrays, "library_of", lambda kind: Host())
+    for module in (torch_gpu, torch_layers, torch_chain):
+        monkeypatch.setattr(module, "ALIGNED", 64)  # what a host's memory begins at
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True), raising=False)
+    monkeypatch.setattr(torch_layers.host, "gpu_here", lambda: load_any(machine))
+    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
+    monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
+    monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
+    monkeypatch.setattr(torch_precision, "tf32", lambda kind: False)
+
+
+@contextmanager
+def autocast(dtype):
+    """What autocast on a GPU sets, without one."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+
+
+def aligned(like):
+    """A tensor that lies as another one does, where kernels can read and write it."""
+    lying = torch.empty(like.numel() + 64, dtype=like.dtype)
+    start = -lying.data_ptr() // lying.element_size() % (64 // lying.element_size())
+    return lying[start : start + like.numel()].as_strided(like.shape, like.stride()).normal_()

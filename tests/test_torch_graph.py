@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls on a GPU that are recorded as CUDA graphs, as the CPU records them."""
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from torch import nn  # noqa: E402
+from torch_models import Residual, assert_close, block, in_threads, settled  # noqa: E402
+
+import pysim.torch  # noqa: E402
+from pysim.errors import OperandError  # noqa: E402
+from pysim.models import torch_graph  # noqa: E402
+from pysim.models.torch_precision import Settings  # noqa: E402
+from pysim.runtime import cuda_call  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
+
+
+class Recorder:
+    """Records calls as a GPU would, on the CPU: a replay writes where the recorded call wrote."""
+
+    def __init__(self, monkeypatch):
+        self.recorded, self.replayed, self.fails = 0, 0, False
+        monkeypatch.setattr(torch_graph, "captured", self.captured)
+        monkeypatch.setattr(torch_graph, "_on_gpu", lambda x: True)
+        monkeypatch.setattr(torch_graph, "_busy", lambda: False)
+        monkeypatch.setattr(torch_graph, "_stream", lambda x: 0)
+
+    def captured(self, call):
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.recorded += 1
+        results = call()
+
+        def replay():
+            self.replayed += 1
+            results.copy_(call())
+
+        return replay, results
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    return Recorder(monkeypatch)
+
+
+def test_calls_with_a_graph_are_recorded_once_and_give_results_of_their_own(recorder):
+    model = settled(Residual())
+    optimized = pysim.torch.optimize(model, cuda_graph=True)
+    images = [torch.randn(2, 3, 12, 12) for _ in range(5)]
+    with torch.no_grad():
+        results = [optimized(x) for x in images]
+        for x, y in zip(images, results, strict=True):  # none was written over by a later one
+            assert_close(y, model(x))
+        assert (recorder.recorded, recorder.replayed) == (1, 4)
+        assert_close(optimized(torch.ones(1, 3, 9, 9)), model(torch.ones(1, 3, 9, 9)))
+    assert recorder.recorded == 1
+
+
+def test_what_calls_that_are_recorded_later_worked_in_is_let_go_of(recorder):
+    kept = cuda_call._workspaces.of_stream
+    kept.put(("cuda", 0), (1 << 20, object(), 0))
+    optimized = pysim.torch.optimize(settled(block()), cuda_graph=True)
+    with torch.no_grad():
+        optimized(torch.ones(1, 3, 9, 9))
+        assert len(kept) == 1
+        optimized(torch.ones(1, 3, 9, 9))
+    assert recorder.recorded == 1 and len(kept) == 0
+
+
+def test_changed_weights_are_recorded_anew(recorder):
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model, cuda_graph=True)
+    with torch.no_grad():
+        for change in (lambda: None, lambda: model[0].weight.mul_(2), lambda: setattr(model[0], "weight", nn.Parameter(-model[0].weight))):
+            change()
+            for _ in range(3):
+                assert_close(optimized(x), model(x))
+        assert recorder.recorded == 3
+        model[1].running_mean.add_(1)
+        assert_close(optimized(x), model(x))
+    assert recorder.recorded == 4
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(recorder):
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized, recorder.fails = pysim.torch.optimize(model, cuda_graph=True), True
+    with torch.no_grad():
+        for _ in range(4):
+            assert_close(optimized(x), model(x))
+    assert not recorder.recorded
+
+
+def test_gradients_and_copies_of_a_model_with_graphs_are_its_own(recorder):
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model, cuda_graph=True)
+    assert torch.equal(optimized(x), model(x)) and optimized(x).requires_grad
+    with torch.no_grad():
+        for _ in range(3):
+            optimized(x)
+        twin = copy.deepcopy(optimized)
+        twin[0].weight.mul_(2)
+        for _ in range(3):
+            assert_close(optimized(x), model(x))
+            assert not np.allclose(twin(x), model(x))
+
+
+def test_threads_may_call_a_model_with_graphs(recorder):
+    model = settled(block())
+    optimized, images = pysim.torch.optimize(model, cuda_graph=True), [torch.randn(1, 3, 9, 9) for _ in range(4)]
+    found = {}
+
+    def run(at):
+        with torch.no_grad():
+            found[at] = [optimized(images[at]) for _ in range(5)]
+
+    in_threads(run, 4)
+    with torch.no_grad():
+        for at, results in found.items():
+            for y in results:
+                assert_close(y, model(images[at]))
+
+
+def test_layers_are_chosen_for_a_caller_who_records_calls(recorder):
+    """Whose host does nothing for them; here nothing is recorded."""
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model, cuda_graph="caller")
+    with torch.no_grad():
+        for _ in range(4):
+            assert_close(optimized(x), model(x))
+    assert not recorder.recorded and all(layer.graphed for layer in optimized.__dict__["_pysim"][1])
+    assert not any(layer.graphed for layer in pysim.torch.optimize(model).__dict__["_pysim"][1])
+    with pytest.raises(OperandError, match='right are True, False and "caller"'):
+        pysim.torch.optimize(model, cuda_graph="callers")
+
+
+def test_calls_under_other_settings_are_recorded_apart(recorder, monkeypatch):
+    """What is allowed, and autocast's type, decide on the types of what a graph launches."""
+    told = [Settings(False, False, None)]
+    monkeypatch.setattr(torch_graph, "settings", lambda: told[0])
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model, cuda_graph=True)
+    with torch.no_grad():
+        for recorded, cast in enumerate((None, torch.float16, torch.bfloat16), 1):
+            told[0] = Settings(False, False, cast)
+            for _ in range(3):
+                assert_close(optimized(x), model(x))
+            assert recorder.recorded == recorded
+        told[0] = Settings(False, False, None)
+        assert_close(optimized(x), model(x))
+    assert recorder.recorded == 3

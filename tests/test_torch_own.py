@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where PyTorch's own operators compute, bit for bit: gradients, training, export, hooks, what no kernel takes or is faster with."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from torch import nn  # noqa: E402
+from torch_models import Residual, assert_close, block, settled  # noqa: E402
+
+import pysim.torch  # noqa: E402
+from pysim.errors import OperandError  # noqa: E402
+from pysim.models import torch_layers  # noqa: E402
+from pysim.models.torch_chain import LayerChain  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
+
+
+def gradients(model, x):
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return [one.grad.clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_are_pytorchs_bits(training):
+    model, x = settled(Residual()).train(training), torch.randn(2, 3, 16, 16)
+    other = copy.deepcopy(model)
+    optimized = pysim.torch.optimize(model).train(training)
+    wanted, found = gradients(other, x), gradients(optimized, x)
+    assert all((a == b).all() for a, b in zip(wanted, found, strict=True))
+    assert all((a == b).all() for a, b in zip(other.state_dict().values(), model.state_dict().values(), strict=True))
+
+
+def test_a_model_that_trains_afterwards_is_as_it_trained():
+    model = settled(block())
+    optimized = pysim.torch.optimize(model)
+    optimized.train()
+    assert model[1].training and not optimized.eval()[1].training
+
+
+def test_compiled_models_train_by_pytorch():
+    model, x = settled(Residual()), torch.randn(2, 3, 16, 16)
+    wanted, found = gradients(model, x), gradients(torch.compile(model, backend=pysim.torch.backend), x)
+    assert all((a == b).all() for a, b in zip(wanted, found, strict=True))
+
+
+def test_an_optimized_model_is_exported_as_pytorchs():
+    optimized, x = pysim.torch.optimize(settled(block())), torch.randn(1, 3, 9, 9)
+    with torch.no_grad():
+        assert_close(torch.export.export(optimized, (x,)).module()(x), optimized(x))
+
+
+def test_autocast_on_a_cpu_is_pytorchs():
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert (optimized(x) == model(x)).all() and optimized(x).dtype == model(x).dtype
+
+
+def test_modules_with_hooks_keep_them():
+    model, seen = settled(block()), []
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        pysim.torch.optimize(model)(torch.randn(1, 3, 9, 9))
+    assert seen
+
+
+def test_where_pytorch_is_expected_to_be_faster_it_stays_and_the_report_says_so(monkeypatch):
+    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: 0.0)
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        assert (optimized(x) == model(x)).all()
+    (one,) = pysim.torch.report(optimized)
+    assert one.runs == "torch" and "faster" in one.reason and one.predicted_seconds > one.torch_seconds == 0
+    assert one.layer == "0" and one.problem == "conv:mb1ic3ih9oc8kh3sh2ph1"
+
+
+@pytest.mark.parametrize("error", [OperandError("cannot allocate"), torch.OutOfMemoryError("out of memory")])
+def test_without_memory_pytorch_goes_on_and_the_report_says_so(error, monkeypatch):
+    def prepared(*_):
+        raise error
+
+    monkeypatch.setattr(torch_layers, "Prepared", prepared)
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        assert (optimized(x) == model(x)).all() and (optimized(x) == model(x)).all()
+    (one,) = pysim.torch.report(optimized)
+    assert one.runs == "torch" and one.reason == str(error)
+
+
+@pytest.mark.parametrize("x", [torch.randn(3, 9, 9), torch.randn(2, 3, 9, 9, dtype=torch.bfloat16)])
+def test_what_no_kernel_takes_is_pytorchs(x):
+    model = settled(nn.Sequential(nn.Conv2d(3, 4, 3))).to(x.dtype)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        assert (optimized(x) == model(x)).all()
+    assert [one.runs for one in pysim.torch.report(optimized)] == ["torch"]
+
+
+def test_a_model_that_cannot_be_traced_is_refused_with_a_way_out():
+    class Branches(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(OperandError, match=r"torch\.compile"):
+        pysim.torch.optimize(Branches())
+    with pytest.raises(OperandError, match="right is a torch"):
+        pysim.torch.optimize(3)
+    with pytest.raises(OperandError, match="optimize returned"):
+        pysim.torch.report(nn.ReLU())
+
+
+def test_layers_that_all_stay_pytorchs_look_nothing_up(monkeypatch):
+    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: 0.0)
+    model, x = settled(nn.Sequential(block(), nn.Conv2d(8, 4, 1))), torch.randn(1, 3, 9, 9)
+    optimized, looked_up = pysim.torch.optimize(model), []
+    look_up = LayerChain._look_up
+    monkeypatch.setattr(LayerChain, "_look_up", lambda chain, values: looked_up.append(1) or look_up(chain, values))
+    with torch.no_grad():
+        optimized(x)
+        before = len(looked_up)
+        for change in (lambda: None, lambda: model[0][0].weight.mul_(2), lambda: setattr(model[1], "bias", None)):
+            change()
+            assert torch.equal(optimized(x), model(x))
+    assert before and len(looked_up) == before

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models of PyTorch for tests, and what tests ask of them."""
+
+import threading
+
+from torch import nn
+from torch.nn import functional
+
+
+def settled(model):
+    """In inference, with statistics that are not those of a new BatchNorm."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+    return model.eval()
+
+
+def block(channels=8, groups=1):
+    return nn.Sequential(nn.Conv2d(3, channels, 3, 2, 1, groups=groups, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True))
+
+
+class Residual(nn.Module):
+    """Two ways that are added, of which either may be made later; `late` reads the sum's operand afterwards."""
+
+    def __init__(self, late=False, swapped=False):
+        super().__init__()
+        self.stem, self.late, self.swapped = block(), late, swapped
+        self.a, self.b = (nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1), nn.BatchNorm2d(8)) for _ in range(2))
+        self.short = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        out = self.b(functional.relu(self.a(x)))
+        identity = self.short(x)
+        out = identity + out if self.swapped else out + identity
+        y = functional.relu(out)
+        out2 = self.b(self.a(y))
+        out2 += y
+        return (functional.relu(out2), identity) if self.late else functional.relu(out2)
+
+
+def in_threads(work, count):
+    """work(0) to work(count - 1) at once."""
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def assert_close(found, wanted):
+    for y, right in zip(*((one if isinstance(one, tuple) else (one,)) for one in (found, wanted)), strict=True):
+        assert y.shape == right.shape and y.dtype == right.dtype
+        assert (y - right).abs().max() <= 1e-5 * right.abs().max()
