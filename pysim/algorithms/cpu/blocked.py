@@ -12,7 +12,6 @@ a time.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import msgspec
 
@@ -24,7 +23,7 @@ from pysim.cachemodel.cpu.direct_nchwc import described, terms
 from pysim.cachemodel.cpu.direct_nchwc import least_cycles as least_of
 from pysim.cachemodel.cpu.direct_nchwc import passed as convolved
 from pysim.cachemodel.cpu.listed import OfList, Rows, Terms, row_of, untyped
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.reorder import reordering, reordering_cycles
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine
@@ -32,7 +31,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description, Section
-from pysim.record.plan import Layout, MicroKernel, Plan, Request
+from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, nchwc_kernels
 
@@ -76,22 +75,21 @@ candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def least_cycles(request: Request, best: float) -> float:
-    """By kernels first: most lose by that."""
+    """Multiplications at the highest rate, and if these take less than `best`, those of the best kernel."""
     w, on = request.problem, request.machine
     assert isinstance(w, Conv) and isinstance(on, Machine)
     if request.threads > 1:
         return 0.0
-    least = _least_of_kernels(w, on, request.micro_kernel)
-    return least if least > best else reordering_cycles(w, on) + _LISTED.least_cycles(request, best)
+    rows, columns = live_taps(w)
+    sums, moved = w.batch * w.filters * (w.channels // w.groups) * rows * columns, reordering_cycles(w, on)
+    least = moved + sums / max(unit.rate(w.dtype) * unit.vector_bytes / SIZES[w.dtype] for unit in on.core.units)
+    return least if least > best else moved + _least_of_kernels(w, on, request, best - moved)
 
 
-@lru_cache(maxsize=64)
-def _least_of_kernels(w: Conv, on: Machine, micro_kernel: MicroKernel) -> float:
-    """That of the best kernel; 0 where none can run."""
-    request = Request(w, on, micro_kernel=micro_kernel)
+def _least_of_kernels(w: Conv, on: Machine, request: Request, best: float) -> float:
     able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
-    least = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=None)
-    return 0.0 if least is None else least + reordering_cycles(w, on)
+    least = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
+    return least if least > best else _LISTED.least_cycles(request, best)
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

@@ -57,6 +57,7 @@ class Shape(NamedTuple):
     per_row: int  # tiles
 
     @classmethod
+    @lru_cache(maxsize=64)
     def of(cls, w: Conv, kernel: Kernel, layout: Layout) -> "Shape":
         rows, pixels = (1, w.windows) if w.pointwise else (w.out_h, w.out_w)
         vectors = ceil_div(w.filters // w.groups, kernel.lane_filters)
