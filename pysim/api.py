@@ -7,14 +7,12 @@ GPU. What can differ between such calls (bias, activation, out, memory) is check
 """
 
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
 from typing import Any, cast
 
-import msgspec
-
 from pysim import planner
-from pysim.arguments import MOST_THREADS, flag, number, seconds, whole, wholes, word
+from pysim.arguments import MOST_THREADS, flag, number, seconds, whole, word
 from pysim.calibration import host
 from pysim.comparison import compare as comparison
 from pysim.comparison.compare import How
@@ -29,6 +27,7 @@ from pysim.peers import Asked, chosen
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload, distinct, parse, resolve
+from pysim.problem.windows import Pair, windows_of
 from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
@@ -38,7 +37,6 @@ from pysim.record.state import RunState, State
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
-Pair = int | Sequence[int]
 Accurate = tuple[Accuracy, float | None]  # what results must be: the level, and the largest error over their root mean square
 ANY: Accurate = ("standard", None)  # which calls that ask for nothing have, and no others: their signatures are without it
 
@@ -207,7 +205,7 @@ def conv2d(
     `"nchw-nchw16c"` takes x as planes and gives blocks. C and M of a group are multiples of the block. A plan has a layout of its own.
     """
     layout = _layout(plan, layout)
-    windows = _windows(stride, padding, dilation, groups)
+    windows = windows_of(stride, padding, dilation, groups)
     accurate = _accurate(accuracy, error_limit)
     threads = whole(threads, "threads", 1, MOST_THREADS)
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out, residual=residual)
@@ -327,46 +325,6 @@ def prepare(
     schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, layout, prepared=True)
     return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor, layout)
 
-
-class _Windows(msgspec.Struct, frozen=True):
-    """How a convolution goes over its input; called with the shapes of x and w and a dtype, the problem that they make."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]  # top, left, bottom, right
-    dilation: tuple[int, ...]
-    groups: int
-
-    @classmethod
-    def of(cls, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> "_Windows":
-        """Of the arguments as they are given, which two equal ones of other types are not."""
-        pads = wholes(padding, "padding", 0, (2, 4), "(height, width) or (top, left, bottom, right)")
-        return cls(
-            wholes(stride, "stride", 1, (2,), "(height, width)"),
-            pads if len(pads) == 4 else pads * 2,
-            wholes(dilation, "dilation", 1, (2,), "(height, width)"),
-            whole(groups, "groups", 1),
-        )
-
-    def __call__(self, x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> Conv:
-        if len(x) != 4 or len(w) != 4:
-            raise OperandError(f"x must be [N][C][H][W] and w [M][C/groups][R][S]; their shapes are {x} and {w}")
-        if w[1] * self.groups != x[1]:
-            raise OperandError(f"w takes {w[1]} channels x {self.groups} groups, but x has {x[1]} channels")
-        (stride_h, stride_w), (dilation_h, dilation_w) = self.stride, self.dilation
-        top, left, bottom, right = self.padding
-        return Conv(
-            batch=x[0], channels=x[1], height=x[2], width=x[3], filters=w[0], kernel_h=w[2], kernel_w=w[3], stride_h=stride_h,
-            stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=top, pad_left=left, pad_bottom=bottom,
-            pad_right=right, groups=self.groups, dtype=dtype,
-        )  # fmt: skip
-
-
-def _windows(stride: Pair, padding: Pair, dilation: Pair, groups: int) -> _Windows:
-    plain = type(stride) is type(padding) is type(dilation) is type(groups) is int
-    return (_kept_windows if plain else _Windows.of)(stride, padding, dilation, groups)
-
-
-_kept_windows = lru_cache(maxsize=256)(_Windows.of)
 
 # Plans and machines
 
