@@ -48,10 +48,10 @@ template <int DTYPE> Rows<ConvRow> wgmma_rows() {
             static_assert(c.reduces_in_cluster == S::NEAR, "as many parts as a cluster of blocks has room for");
             using Of = Wgmma<S, c.folds != 0>;
 #ifdef PYSIM_HOPPER
-            if constexpr (ABLATIONS || !c.replaced_on) add(row_of(c, {hopper::refuses, hopper::own_bytes, Of::launch, Of::attributes, Of::tile}));
-            else
+            add(row_of(c, {hopper::refuses, hopper::own_bytes, Of::launch, Of::attributes, Of::tile}));
+#else
+            add(row_of(c, {hopper::refuses, hopper::own_bytes, nullptr, nullptr, Of::tile}));
 #endif
-                add(row_of(c, {hopper::refuses, hopper::own_bytes, nullptr, nullptr, Of::tile}));
         }
     });
 }
