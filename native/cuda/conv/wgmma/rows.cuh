@@ -34,7 +34,7 @@ template <class S, bool FOLDS> struct Wgmma {
         const pysim_status status = hopper::prepare(c, windows, stream);
         return status == PYSIM_OK ? check(hopper::launch_windows<S>(windows, sms, stream), "a convolution on wgmma") : status;
     }
-    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(c, out); }
+    static cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(out); }
 #endif
 };
 
