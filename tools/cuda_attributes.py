@@ -23,6 +23,7 @@ import msgspec
 from pysim.algorithms.gpu.winograd import attributes_of
 from pysim.cachemodel.gpu.mainloop import estimated
 from pysim.cachemodel.gpu.tiled import estimate, lying
+from pysim.problem.dtypes import SIZES
 from pysim.record.plan import LAYOUTS
 from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
 
@@ -72,7 +73,8 @@ def pattern(k: Tiles, mainloop: str, operands: str = "Matrices", sum_bytes: int 
     if k.by_warpgroups:
         number = THIRDS if k.thirds else NUMBERS[k.dtype]
         return f"wgmma_kernel<pysim::hopper::Shape<{number}, {k.rows}, {k.columns}, {k.warp_rows}, {k.warp_columns}, " + (
-            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}, {str(k.pingpong).lower()}>, pysim::hopper::{operands}<"
+            f"{k.stages}, {k.cluster_rows}, {k.cluster_columns}, {k.promotion}, {str(k.pingpong).lower()}, {k.depth * SIZES[k.dtype]}>, "
+            f"pysim::hopper::{operands}>"
         )
     if not k.tensor:
         return f"simt::kernel<pysim::{shape_of(k)}"

@@ -13,12 +13,13 @@ fit_gpu.py does: error, Kendall's tau, regret. --write puts the constants into t
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from fit_gpu import merged, named, parser_of, rounded
+from fit_gpu import merged, named, parser_of, rounded, tell_gone
 from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
@@ -62,6 +63,8 @@ class Case(NamedTuple):
 def read(gpu: Gpu, paths: list[Path]) -> list[Case]:
     """The layers of some files; of one that several files or sets have, the last."""
     lines = {line.problem: line for path in paths for line in conv_data.read(path) if isinstance(line, conv_data.Line)}
+    schedules = (one.schedule for line in lines.values() for one in line.of(conv_data.OURS).values() if one.schedule)
+    tell_gone(Counter(one["kernel"] for one in schedules if not conv_kernel(one["kernel"])))
     return [case for line in lines.values() for layout in LAYOUTS if (case := case_of(gpu, line, layout))]
 
 

@@ -22,6 +22,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,15 @@ CHANGED = {  # since a file was measured
 
 def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
     """The problems of some files, and the attributes of their kernels."""
-    cases, attributes = [], {}
+    cases, attributes, gone = [], {}, Counter[str]()
     for path in paths:
         document = document_of(path)
-        attributes |= {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one}
-        found = [case for one in document["problems"] if (case := case_of(one, document["kernels"]))]
+        names = document["kernels"]
+        gone.update(name for one in document["problems"] for launch in one["launches"] if not gemm_kernel(name := names[launch[0]]))
+        attributes |= {name: msgspec.convert(one, Attributes) for name, one in document["attributes"].items() if one and gemm_kernel(name)}
+        found = [case for one in document["problems"] if (case := case_of(one, names))]
         cases += [case for one in found if (case := unchanged(one, CHANGED.get(path.name, ())))]
+    tell_gone(gone)
     return cases, attributes
 
 
@@ -93,6 +97,19 @@ def unchanged(case: Case, changed: tuple[Callable[[Gemm, GemmKernel], bool], ...
     left = [any(are(case.problem, kernel) for are in changed) for kernel in case.kernels]
     kept = np.flatnonzero(~np.array(left)[case.table.variant])
     return case._replace(table=case.table.select(kept), seconds=case.seconds[kept], samples=case.samples[kept]) if len(kept) else None
+
+
+def tell_gone(gone: Counter[str]) -> None:
+    """What was left out of recorded launches: kernels, with how many each."""
+    if gone:
+        print(f"left out are {gone.total()} launches of {len(gone)} kernels that the registry no longer has", file=sys.stderr)
+
+
+class Places(dict[str, int]):
+    """Names in the order in which they are first asked for."""
+
+    def __missing__(self, name: str) -> int:
+        return self.setdefault(name, len(self))
 
 
 def document_of(path: Path) -> dict[str, Any]:
@@ -107,8 +124,7 @@ def document_of(path: Path) -> dict[str, Any]:
 
 def of_layers(path: Path) -> dict[str, Any]:
     """The products of what `benchmarks/cuda/layers.py` wrote, as planner.py's document."""
-    names = [row.name for row in gemm_kernels()]
-    problems = []
+    places, problems = Places(), []
     for line in conv_data.read(path):
         if not isinstance(line, conv_data.Line):
             continue
@@ -116,27 +132,26 @@ def of_layers(path: Path) -> dict[str, Any]:
         launches = []
         for one in line.of(conv_data.OURS).values():
             s = msgspec.convert(one.schedule, GpuSchedule) if one.schedule and one.layout == "nhwc" else None
-            if s and s.gemm in names:
-                how = (names.index(s.gemm), DECOMPOSITIONS.index(s.decomposition), s.splits, int(s.along_n), s.group)
+            if s and s.gemm:
+                how = (places[s.gemm], DECOMPOSITIONS.index(s.decomposition), s.splits, int(s.along_n), s.group)
                 launches.append([*how, one.seconds, one.samples, one.predicted_seconds])
         if launches and of.times == 1 and not of.columns:
             problems.append({"problem": of.problem.text, "cublas": None, "launches": launches})
-    return {"kernels": names, "attributes": {}, "problems": problems}
+    return {"kernels": list(places), "attributes": {}, "problems": problems}
 
 
 def of_products(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """What `benchmarks/cuda/products.py` printed, as planner.py's document."""
-    names = [row.name for row in gemm_kernels()]
-    problems = []
+    places, problems = Places(), []
     for line in lines:
         launches = []
         for plan in line["plans"]:
             s = plan["schedule"]
-            if plan["right"] and plan["kernel"] in names:
-                how = (names.index(plan["kernel"]), DECOMPOSITIONS.index(s["decomposition"]), s["splits"], int(s["along_n"]), s["group"])
+            if plan["right"]:
+                how = (places[plan["kernel"]], DECOMPOSITIONS.index(s["decomposition"]), s["splits"], int(s["along_n"]), s["group"])
                 launches.append([*how, plan["seconds"], plan["samples"], plan["predicted"]])
         problems.append({"problem": line["problem"], "cublas": line["cublas"], "launches": launches})
-    return {"kernels": names, "attributes": {}, "problems": problems}
+    return {"kernels": list(places), "attributes": {}, "problems": problems}
 
 
 def of_bench(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -144,13 +159,11 @@ def of_bench(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
     Only whole results of a type (not "f16>f32") are taken; its walks are along m in bands of 8.
     """
-    names = [row.name for row in gemm_kernels()]
-    problems, launches = [], []
+    places, problems, launches = Places(), [], []
     for one in lines:
         if "row" in one and ">" not in one["dtype"]:
             name, kind, splits = (*one["row"].split(), "", "1")[:3]
-            if name in names:
-                launches.append([names.index(name), ("", "split-k", "stream-k").index(kind), int(splits), 0, 8, one["seconds"], 3, 0.0])
+            launches.append([places[name], ("", "split-k", "stream-k").index(kind), int(splits), 0, 8, one["seconds"], 3, 0.0])
         elif "layout" in one:
             layout = one["layout"][::-1]
             suffixes = f":{layout}" * (layout != "nn") + f":{one['dtype']}" * (one["dtype"] != "f32")
@@ -158,7 +171,7 @@ def of_bench(lines: list[dict[str, Any]]) -> dict[str, Any]:
             if launches:
                 problems.append({"problem": text, "cublas": one.get("cublas_seconds"), "launches": launches})
             launches = []
-    return {"kernels": names, "attributes": {}, "problems": problems}
+    return {"kernels": list(places), "attributes": {}, "problems": problems}
 
 
 def case_of(one: dict[str, Any], names: list[str]) -> Case | None:

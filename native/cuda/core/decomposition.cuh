@@ -19,16 +19,14 @@ namespace pysim {
 
 __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-/* a / b of what is not negative. A multiprocessor divides in some 20 instructions that wait for one another (in 64 bits 100), between one tile of
- * a thread and its next; what is smaller, or divided by 1, needs none. */
-__device__ inline int quotient(int a, int b) { return a < b ? 0 : b == 1 ? a : a / b; }
+/* a / b of what is not negative. A multiprocessor divides in some 20 instructions that wait for one another, between one tile of a thread and its
+ * next; what is smaller, or divided by 1, needs none. */
+__device__ inline int quotient(int a, int b) { return a < b ? 0 : b == 1 ? a : (int)((unsigned)a / (unsigned)b); }
 
 /* total * part / parts, of `part` up to `parts`. */
 __device__ inline int64_t share(int64_t total, int part, int parts) {
     if (part == 0 || part == parts) return part ? total : 0;
-    if (total >> 31 || parts >> 16) return total * part / parts;
-    const unsigned each = (unsigned)total / parts, rest = (unsigned)total - each * parts;
-    return part * each + part * rest / parts;
+    return (int64_t)((uint64_t)total * part / (unsigned)parts);
 }
 
 struct Tile {
@@ -69,12 +67,8 @@ class Work {
     int64_t at, stop; /* stream-K: steps of all tiles */
 
     __device__ int64_t first_step(int g) const { return share((int64_t)grid.tiles() * grid.steps, g, p.splits); }
-    __device__ int block_of(int64_t step) const { /* the g with first_step(g) <= step < first_step(g + 1) */
-        const int64_t total = (int64_t)grid.tiles() * grid.steps;
-        int g = min((int)((float)step / (float)total * (float)p.splits), p.splits - 1);
-        while (first_step(g + 1) <= step) g++;
-        while (first_step(g) > step) g--;
-        return g;
+    __device__ int block_of(int64_t step) const { /* the last g with first_step(g) <= step */
+        return (int)(((uint64_t)(step + 1) * p.splits - 1) / ((uint64_t)grid.tiles() * grid.steps));
     }
 
   public:
@@ -89,7 +83,7 @@ class Work {
                 if (item >= p.splits) return false;
                 at = first_step(item), stop = first_step(item + 1);
             }
-            t.index = at >> 31 ? (int)(at / grid.steps) : quotient((int)at, grid.steps);
+            t.index = (int)((uint64_t)at / (unsigned)grid.steps);
             const int64_t origin = (int64_t)t.index * grid.steps;
             const int first = block_of(origin), last = block_of(origin + grid.steps - 1);
             t.begin = (int)(at - origin);
@@ -113,7 +107,7 @@ class Work {
     __device__ int64_t slot_of(const Tile &t, int part) const {
         if (p.kind != PYSIM_STREAM_K) return t.slot + part;
         const int g = t.slot + part;
-        return 2 * (int64_t)g + (first_step(g) < (int64_t)t.index * grid.steps);
+        return 2 * (int64_t)g + ((int64_t)grid.tiles() * g < (int64_t)t.index * p.splits); /* first_step(g) is before the tile's first */
     }
 };
 

@@ -58,27 +58,32 @@ template <class T, int N> __device__ inline void activate_smoothly(int activatio
     for (int i = 0; i < N; i++) value[i] = of[i];
 }
 
-/* Of N values: one branch for all. */
-template <class T, int N> __device__ inline void activate(int activation, T (&value)[N], T low, T high) {
-    Function function = same;
+__device__ inline Function function_of(int activation) {
     switch (activation) {
-#define PYSIM_EPILOGUE(number, name, whole, times, function_, of) case number: function = function_; break;
+#define PYSIM_EPILOGUE(number, name, whole, times, function, of) case number: return function;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     }
-    switch (function) {
-    case same: return;
-    case positive:
+    return same;
+}
+__device__ inline bool is_smooth(Function function) { return function > clamped; }
+
+/* Of N values: one branch for all. */
+template <class T, int N> __device__ inline void bound(Function function, T (&value)[N], T low, T high) {
+    if (function == positive)
 #pragma unroll
         for (int i = 0; i < N; i++) value[i] = value[i] < T(0) ? T(0) : value[i];
-        return;
-    case clamped:
+    else if (function == clamped)
 #pragma unroll
-        for (int i = 0; i < N; i++) value[i] = value[i] < low ? low : value[i] > high ? high : value[i];
-        return;
-    default: break;
-    }
-    if constexpr (T(0.5) != T(0)) activate_smoothly(activation, function, value);
+        for (int i = 0; i < N; i++) value[i] = value[i] < low ? low : value[i], value[i] = value[i] > high ? high : value[i];
+}
+template <class T, int N> __device__ inline void activate(Function function, int activation, T (&value)[N], T low, T high) {
+    if constexpr (T(0.5) != T(0))
+        if (is_smooth(function)) return activate_smoothly(activation, function, value);
+    bound(function, value, low, high);
+}
+template <class T, int N> __device__ inline void activate(int activation, T (&value)[N], T low, T high) {
+    activate(function_of(activation), activation, value, low, high);
 }
 
 /* One value or a vector of them as memory sees it. */

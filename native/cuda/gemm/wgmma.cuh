@@ -25,10 +25,10 @@ template <int... DTYPES> Rows<GemmRow> wgmma_rows() {
             static_assert(!S::Element::MN_MAJOR || S::Element::SPLIT > 0 || S::B_SHARE % S::BLOCK_K == 0, "boxes of B are as wide as a stage is deep where rows run along n");
             static_assert(c.reduces_in_cluster == S::NEAR, "as many parts as a cluster of blocks has room for");
 #ifdef PYSIM_HOPPER
-            if constexpr (ABLATIONS || !c.replaced_on) add(row_of(c, hopper::launch<S>, hopper::attributes<S>));
-            else
+            add(row_of(c, hopper::launch<S>, hopper::attributes<S>));
+#else
+            add(row_of(c, nullptr, nullptr));
 #endif
-                add(row_of(c, nullptr, nullptr));
         }
     });
 }

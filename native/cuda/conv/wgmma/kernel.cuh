@@ -24,19 +24,22 @@
 namespace pysim {
 namespace hopper {
 
-/* How results lie, and input: PLANES as results do under NCHW, else in pixels, as TMA gathers them. */
-enum Lying { CHANNELS_FIRST, CHANNELS_LAST, PLANES };
-
-/* Windows and filters as the operands of a product, and how its results lie. */
-template <Lying LYING> struct Gathered {
-    enum { TA = LYING == PLANES, TB = 0 };
+/* Windows and filters as the operands of a product, and how its results lie: told at run time, as in Matrices. */
+struct Gathered {
     using Arguments = Windows;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
+    /* Whether the input is planes as they lie; else TMA gathers pixels. */
+    template <class S> static __device__ bool planes(const Windows &c) { return !S::Element::SPLIT && !c.pitch; }
+    template <class S, class Take> static __device__ void with_majors(const Windows &c, Take take) {
+        constexpr std::integral_constant<int, 0> K;
+        if constexpr (S::Element::SPLIT > 0) take(K, K);
+        else planes<S>(c) ? take(std::integral_constant<int, 1>(), K) : take(K, K);
+    }
 
     template <class S> class Shares {
         const Windows &c;
-        int image, high, wide, first; /* the first window's corner and channel; PLANES: `wide` is its place in the plane */
+        int image, high, wide, first; /* the first window's corner and channel; of planes `wide` is its place in the plane */
         int filter, tap, channel;
         int down, across;             /* the tap's offset */
 
@@ -46,7 +49,7 @@ template <Lying LYING> struct Gathered {
             int position, q;
             image = c.per_image.of(m - group * rows, position) + group * c.group_images;
             high = c.per_row.of(position, q) * c.stride_h - c.pad_top;
-            wide = LYING == PLANES ? position : q * c.stride_w - c.pad_left;
+            wide = planes<S>(c) ? position : q * c.stride_w - c.pad_left;
             first = group * c.group_channels;
             filter = group * c.filters + n;
             tap = quotient(step, blocks);
@@ -57,7 +60,7 @@ template <Lying LYING> struct Gathered {
         static __device__ int bytes_a(const Windows &) { return S::A_BYTES; }
         static __device__ int bytes_b(const Windows &) { return S::B_BYTES; }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int, uint16_t blocks) const {
-            if constexpr (LYING == PLANES) return load_planes(to, map, barrier, blocks);
+            if (planes<S>(c)) return load_planes(to, map, barrier, blocks);
             const Corner corner = {first + channel, wide, high, image};
             const uint16_t right = (uint16_t)across, below = (uint16_t)down;
             if (S::CLUSTER_N > 1) windows_load_multicast(to, map, barrier, corner, right, below, blocks);
@@ -90,44 +93,28 @@ template <Lying LYING> struct Gathered {
         }
     };
 
-    /* NHWC: rows of C. NCHW: neighbouring windows are neighbours in memory, so that results change places in shared memory, `staging`. */
-    template <class S, class Acc>
-    static __device__ void store(const Windows &c, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
-                                 const Acc (&sum)[S::PARTS][S::SUMS], void *staging) {
+    /* use(As<RUNS>, product, target, row) of what a tile's group has of C. NHWC: rows of C. NCHW: neighbouring windows are neighbours in memory. */
+    template <class S, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const Tile &t, int row, Use use) {
         const Problem p = of_group<S>(c, t, row);
-        if constexpr (LYING == CHANNELS_LAST) store_tile<S>(p, work, t, partials, row, column, sum);
-        else
-            with_epilogue<Acc>(p, [&](const auto &e) {
-                using Out = std::decay_t<decltype(*e.c)>;
-                if constexpr (Becomes<S::DTYPE, Out>::value) {
-                    Out *const own = (Out *)((char *)staging + threadIdx.x / 128 * (S::STAGED_BYTES / S::CONSUMERS));
-                    if (t.parts == 1 && e.plain) return store_plain_planes<S>(c, e, row, column, sum, own);
-                    each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) {
-                        Acc x[SLICE];
-#pragma unroll
-                        for (int i = 0; i < SLICE; i++) x[i] = v[i];
-                        finish_planes(c, e, at_row + row_of_thread(), at + 2 * (threadIdx.x % 4), x);
-                        store_planes(c, e, at_row, at, x, own);
-                    });
-                }
-            });
+        if (c.nhwc) return hopper::with_target<S>(p, [&](auto as, const auto &target) { use(as, p, target, row); });
+        const int plane = c.out_h * c.out_w;
+        const auto place = [&](int window, bool &here) { return find(c, p.m, window, here); };
+        use(As<BY_COLUMNS>(), p, Target{place, plane, p.n, p.m, true, in_fours(p, plane, plane, true), in_vectors(p, plane, plane, 16 / bytes_of_result(p))}, row);
     }
 
     template <class S, class Acc> static __device__ void store_meeting(const Windows &c, const Tile &t, const Meeting<S, Acc> &meeting, int row, int column) {
         const Problem p = of_group<S>(c, t, row);
-        if constexpr (LYING == CHANNELS_LAST) hopper::store_meeting(p, meeting, row, column);
-        else
-            with_epilogue<Acc>(p, [&](const auto &e) {
-                using Out = std::decay_t<decltype(*e.c)>;
-                if constexpr (Becomes<S::DTYPE, Out>::value)
-                    meeting.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
-                        Out *to[2];
-                        const bool exists[2] = {find(c, e, at_row, to[0]), find(c, e, at_row + 8, to[1])};
-                        store_four(
-                            e, v, false, [&](int h, int i) { return to[h] + (at + i) * (c.out_h * c.out_w); },
-                            [&](int h, int i) { return exists[h] && at + i < e.n; }, [&](int, int i) { return min(at + i, e.n - 1); });
-                    });
+        if (c.nhwc) hopper::store_meeting(p, meeting, row, column);
+        else {
+            const Behind<typename Arithmetic<Acc>::type> e(p);
+            meeting.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
+                bool exists[2];
+                const int64_t first[2] = {find(c, p.m, at_row, exists[0]), find(c, p.m, at_row + 8, exists[1])};
+                store_four<S>(
+                    e, v, false, [&](int h, int i) { return first[h] + (int64_t)(at + i) * (c.out_h * c.out_w); },
+                    [&](int h, int i) { return exists[h] && at + i < p.n; }, [&](int, int i) { return min(at + i, p.n - 1); });
             });
+        }
     }
 
   private:
@@ -135,7 +122,7 @@ template <Lying LYING> struct Gathered {
     template <class S> static __device__ Problem of_group(const Windows &c, const Tile &t, int &row) {
         const int group = quotient(t.i, c.group_tiles), filter = group * c.filters, bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
         Problem p = c.product;
-        p.c = (char *)c.out + (int64_t)(LYING == CHANNELS_LAST ? filter : filter * c.out_h * c.out_w) * bytes;
+        p.c = (char *)c.out + (int64_t)(c.nhwc ? filter : filter * c.out_h * c.out_w) * bytes;
         if (p.bias) p.bias = (const char *)p.bias + filter * bytes;
         if (p.scale) p.scale = (const float *)p.scale + filter;
         p.m = c.windows, p.n = c.filters;
@@ -143,84 +130,14 @@ template <Lying LYING> struct Gathered {
         return p;
     }
 
-    /* Unrolled, as store_plain of epilogue.cuh is. */
-    template <class S, class Acc, class Out>
-    static __device__ void store_plain_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS], Out *own) {
-#pragma unroll
-        for (int part = 0; part < S::PARTS; part++)
-#pragma unroll
-            for (int slice = 0; slice < S::SUMS / SLICE; slice++) {
-                if (column + 32 * slice >= e.n) break;
-                Acc x[SLICE];
-#pragma unroll
-                for (int i = 0; i < SLICE; i++) x[i] = sum[part][slice * SLICE + i];
-                store_planes(c, e, row + 64 * part, column + 32 * slice, x, own);
-            }
-    }
-
-    /* Where output 0 of a window's image lies, and the window in its plane; false where there is none. */
-    template <class Acc, class Out> static __device__ bool find(const Windows &c, const Epilogue<Acc, Out> &e, int window, Out *&to) {
+    /* How far output 0 of a window's image, and the window in its plane, lies from the first output; `here`: there is one, of so many windows. */
+    static __device__ int64_t find(const Windows &c, int windows, int window, bool &here) {
         const int plane = c.out_h * c.out_w;
         int position;
-        const int image = c.per_image.of(min(window, e.m - 1), position);
-        const bool spare = LYING == PLANES && position >= plane; /* beyond its plane */
-        to = e.c + (int64_t)image * c.groups * c.filters * plane + (spare ? plane - 1 : position);
-        return window < e.m && !spare;
-    }
-
-    /* The epilogue of a slice: windows `row` and row + 8, filters 8 j + i after `column`. */
-    template <class Acc, class Out>
-    static __device__ void finish_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, Acc (&x)[SLICE]) {
-        if (e.plain) return;
-        Out *to[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) find(c, e, row + 8 * h, to[h]);
-        finish_slice(e, row, column, x, [&](int h, int at) { return to[h] + (int64_t)at * c.out_h * c.out_w; });
-    }
-
-    /* A warpgroup's slice of 64 windows from `row` and 32 filters from `column`, by its own part of shared memory, where filters are rows: they are
-     * whole lines of the output. 16 bytes of padding a row keep lanes on different banks. */
-    template <class Acc, class Out>
-    static __device__ void store_planes(const Windows &c, const Epilogue<Acc, Out> &e, int row, int column, const Acc (&x)[SLICE], Out *own) {
-        enum { VECTOR = 16 / sizeof(Out), PITCH = 64 + VECTOR, ACROSS = 64 / VECTOR, FIRST_BARRIER = 3 /* after those of two sets (mainloop/hopper/kernel.cuh) */ };
-        const int thread = threadIdx.x % 128, lane = thread % 32, barrier = FIRST_BARRIER + threadIdx.x / 128, plane = c.out_h * c.out_w;
-        sync_threads(barrier, 128); /* the slice before has been read */
-        if constexpr (sizeof(Out) == 2) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                unsigned pairs[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const Pack<Out, 2> pair = {{Out(x[4 * j + 2 * h]), Out(x[4 * j + 2 * h + 1])}};
-                    pairs[j] = *(const unsigned *)&pair;
-                }
-                store_transposed(shared_address(own + lane * PITCH + thread / 32 * 16 + 8 * h), pairs);
-            }
-        } else {
-            Out *const to = own + 2 * (lane % 4) * PITCH + row_of_thread();
-#pragma unroll
-            for (int i = 0; i < SLICE; i++) to[(i / 4 * 8 + i % 2) * PITCH + i / 2 % 2 * 8] = Out(x[i]);
-        }
-        sync_threads(barrier, 128);
-        Out *to;
-        if (plane % VECTOR == 0 && (uintptr_t)e.c % 16 == 0) {
-            const int window = thread % ACROSS * VECTOR, filter = thread / ACROSS;
-            const bool here = find(c, e, row + window, to);
-            to += (int64_t)(column + filter) * plane;
-#pragma unroll
-            for (int i = 0; i < 32; i += 128 / ACROSS) {
-                const uint4 v = *(const uint4 *)(own + (filter + i) * PITCH + window);
-                const unsigned word[4] = {v.x, v.y, v.z, v.w};
-                store_16(to + i * plane, word, here && column + filter + i < e.n);
-            }
-        } else {
-            const int window = thread % 64, filter = thread / 64;
-            const bool here = find(c, e, row + window, to);
-            to += (int64_t)(column + filter) * plane;
-#pragma unroll
-            for (int i = 0; i < 32; i += 2)
-                if (here && column + filter + i < e.n) to[i * plane] = own[(filter + i) * PITCH + window];
-        }
+        const int image = c.per_image.of(min(window, windows - 1), position);
+        const bool spare = position >= plane; /* windows of planes beyond them */
+        here = window < windows && !spare;
+        return (int64_t)image * c.groups * c.filters * plane + (spare ? plane - 1 : position);
     }
 };
 
@@ -276,21 +193,15 @@ template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows 
     return describe_3d<S>(map, c.weights, sizes, pitches, boxes);
 }
 
-template <class S> Kernel<Windows> kernel_for(const Conv &c, bool planes) {
-    if constexpr (!S::Element::SPLIT)
-        if (planes) return wgmma_kernel<S, Gathered<PLANES>>;
-    return c.nhwc ? wgmma_kernel<S, Gathered<CHANNELS_LAST>> : wgmma_kernel<S, Gathered<CHANNELS_FIRST>>;
-}
-
 template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStream_t stream) {
     CUtensorMap windows, filters;
     const bool made = c.own && (c.in == c.own || c.weights == c.own); /* by a kernel before */
     cudaError_t error = !c.pitch ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
-    return error == cudaSuccess ? start<S>(kernel_for<S>(c, !c.pitch), windows, filters, c, c.product, sms, stream, made) : error;
+    return error == cudaSuccess ? start<S, Windows>(wgmma_kernel<S, Gathered>, windows, filters, c, c.product, sms, stream, made) : error;
 }
 
-template <class S> cudaError_t attributes_of_windows(const Conv &c, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(c, planes(c)), out); }
+template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) { return attributes_of<S, Windows>(wgmma_kernel<S, Gathered>, out); }
 }
 }
 #endif

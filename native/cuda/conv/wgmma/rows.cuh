@@ -34,7 +34,7 @@ template <class S, bool FOLDS> struct Wgmma {
         const pysim_status status = hopper::prepare(c, windows, stream);
         return status == PYSIM_OK ? check(hopper::launch_windows<S>(windows, sms, stream), "a convolution on wgmma") : status;
     }
-    static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(c, out); }
+    static cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) { return hopper::attributes_of_windows<S>(out); }
 #endif
 };
 
@@ -48,10 +48,10 @@ template <int DTYPE> Rows<ConvRow> wgmma_rows() {
             static_assert(c.reduces_in_cluster == S::NEAR, "as many parts as a cluster of blocks has room for");
             using Of = Wgmma<S, c.folds != 0>;
 #ifdef PYSIM_HOPPER
-            if constexpr (ABLATIONS || !c.replaced_on) add(row_of(c, {hopper::refuses, hopper::own_bytes, Of::launch, Of::attributes, Of::tile}));
-            else
+            add(row_of(c, {hopper::refuses, hopper::own_bytes, Of::launch, Of::attributes, Of::tile}));
+#else
+            add(row_of(c, {hopper::refuses, hopper::own_bytes, nullptr, nullptr, Of::tile}));
 #endif
-                add(row_of(c, {hopper::refuses, hopper::own_bytes, nullptr, nullptr, Of::tile}));
         }
     });
 }

@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * From wgmma's accumulators to C in 16-byte stores. A thread holds pairs of neighbouring columns, 8 columns apart (mma.cuh); four
- * neighbouring lanes hold a row's 8 columns. They exchange pairs until each holds 16 neighbouring bytes of one row, so that a warp
- * writes whole 32-byte sectors and no shared memory is needed. A slice of 32 columns and 16 registers goes through at a time: the
- * loop is rolled, or the program would be several times as large. */
+ * From wgmma's accumulators to C. A thread holds pairs of neighbouring columns, 8 columns apart (mma.cuh), and C's lines of 16 bytes and more are
+ * those of several threads. So results change threads in shared memory, where two pieces take turns and one barrier each is enough.
+ *
+ *   BY_ROWS     rows of the tile run through memory: what changes threads does so inside a warp
+ *   BY_COLUMNS  columns do (results of convolutions in planes; C' = B' A'): inside a warpgroup
+ *
+ * Most tiles leave by a way that is unrolled and does its arithmetic where sums are (store_direct). What is left, scales, residuals, functions of many
+ * instructions, rows that begin or end anywhere, and other types of results than the usual, takes a loop over strips of sums in f32 (store_strips):
+ * 8 registers of each thread, 8 rows of each warp x 32 columns, or 64 rows x 16 columns. There a thread has four neighbours in memory, and asks for
+ * bias, scale and what C had four at a time. An H200 waits 6 to 8 cycles from one instruction of a warp to its next in either, so each counts. */
 #ifndef PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #define PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #include <type_traits>
@@ -14,386 +20,437 @@
 namespace pysim {
 namespace hopper {
 
-enum { SLICE = 16 }; /* registers: v[4j + 2h + i] = row 8h, column 8j + 2q + i of 32, q the lane in its quad */
+/* A condition, or type, that the compiler does not know to be that of the strip before: it would make a program for each combination of them. */
+__device__ inline int anew(int now) {
+    asm volatile("" : "+r"(now));
+    return now;
+}
 
-/* The registers of slice `index`: by a switch, for registers have no addresses. */
-template <int SLICES, class Acc, int SUMS>
-__device__ inline void take_slice(Acc (&v)[SLICE], const Acc (&sum)[SLICES * SLICE / SUMS][SUMS], int index) {
-#define PYSIM_SLICE(S)                                                                                                               \
-    case S:                                                                                                                          \
-        if constexpr (S < SLICES) {                                                                                                  \
-            _Pragma("unroll") for (int i = 0; i < SLICE; i++) v[i] = sum[S * SLICE / SUMS][S * SLICE % SUMS + i];                      \
+enum Runs { BY_ROWS, BY_COLUMNS };
+enum { STRIP = 8 }; /* registers */
+
+/* A strip in shared memory: LINES of LENGTH neighbours, by so many THREADS. */
+template <Runs RUNS> struct Strip {
+    static constexpr bool ROWS = RUNS == BY_ROWS;
+    static constexpr int THREADS = ROWS ? 32 : 128, LENGTH = ROWS ? 32 : 64, LINES = STRIP * THREADS / LENGTH;
+    static constexpr int PITCH = ROWS ? 40 : 68, WORDS = LINES * PITCH; /* neither side meets in a bank */
+
+    /* This thread's registers of a strip. */
+    template <class Acc> static __device__ void put(Acc *to, const Acc (&v)[STRIP]) {
+        const int lane = threadIdx.x % 32, row = threadIdx.x % THREADS / 32 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < STRIP; i += 2)
+            if constexpr (ROWS) *(Pack<Acc, 2> *)(to + row * PITCH + column + 4 * i) = {{v[i], v[i + 1]}};
+            else
+#pragma unroll
+                for (int n = 0; n < 2; n++) to[(column + i / 4 * 8 + n) * PITCH + row + i % 4 * 4] = v[i + n];
+    }
+    static __device__ void sync() {
+        if constexpr (ROWS) __syncwarp();
+        else sync_threads(3 + threadIdx.x / 128, THREADS); /* after the barriers of two sets (kernel.cuh) */
+    }
+};
+
+/* What follows the sums of a problem, of any type of results. */
+template <class T> struct Behind {
+    void *c;
+    const void *bias;
+    const T *scale;
+    T alpha, beta, low, high;
+    int activation, c_dtype;
+    Function function;
+    __device__ explicit Behind(const Problem &p)
+        : c(p.c), bias(p.bias), scale((const T *)p.scale), alpha((T)p.alpha), beta((T)p.beta), low((T)p.low), high((T)p.high), activation(p.activation),
+          c_dtype(p.c_dtype), function(function_of(p.activation)) {}
+};
+
+/* The result types of a dtype: f32 (s32) always, those of two bytes as abi/gemm.cu allows them; and that which most have. */
+template <class T> struct Type { using type = T; };
+template <int DTYPE, class Acc, class Body> __device__ inline void with_result(int c_dtype, Body body) {
+    constexpr bool HALF = DTYPE == PYSIM_F16 || DTYPE == PYSIM_F8, BFLOAT = DTYPE == PYSIM_BF16 || DTYPE == PYSIM_F8;
+    if constexpr (HALF)
+        if (c_dtype == PYSIM_F16) return body(Type<__half>());
+    if constexpr (BFLOAT)
+        if (c_dtype == PYSIM_BF16) return body(Type<__nv_bfloat16>());
+    body(Type<Acc>());
+}
+template <int DTYPE, class Acc> struct Usual { using type = Acc; static constexpr int DTYPE_OF_C = DTYPE == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32; };
+template <class Acc> struct Usual<PYSIM_F16, Acc> { using type = __half; static constexpr int DTYPE_OF_C = PYSIM_F16; };
+template <class Acc> struct Usual<PYSIM_BF16, Acc> { using type = __nv_bfloat16; static constexpr int DTYPE_OF_C = PYSIM_BF16; };
+template <class Acc> struct Usual<PYSIM_F8, Acc> : Usual<PYSIM_F16, Acc> {};
+
+/* C under a tile: element `along` of line 0 lies place(along, here) elements after the first, if `here`, that of line l l pitch further, and there
+ * are so many lines, of so many elements. Bias and scale are of lines, or (`by_line` false) of elements. `vectors`: all lie in whole vectors of four;
+ * `direct`: in those of 16 bytes. */
+template <class Place, class Pitch> struct Target {
+    Place place;
+    Pitch pitch;
+    int lines, length;
+    bool by_line, vectors, direct;
+};
+template <class Place, class Pitch> __device__ Target(Place, Pitch, int, int, bool, bool, bool) -> Target<Place, Pitch>;
+template <Runs RUNS> struct As { static constexpr Runs runs = RUNS; };
+
+/* What a thread has of the strips of 64 rows of a warpgroup: of each 8 / V vectors of V neighbours, V 4 or 1. */
+template <Runs RUNS, int V, class Acc, class Out, class Place, class Pitch> class Share {
+    using At = Strip<RUNS>;
+    using T = typename Arithmetic<Acc>::type;
+    using Vector = typename Word<V * sizeof(Out)>::type;
+    static constexpr int VECTORS = STRIP / V, ACROSS = At::LENGTH / V, STEP = At::THREADS / ACROSS; /* lines from one vector to the next */
+    const Behind<T> &e;
+    const Target<Place, Pitch> &c;
+    int line, along; /* of its first */
+    Out *first;
+    bool exists;
+
+    /* Of a strip: lines and elements after those of the first strip. */
+    static __device__ int lines_of(int strip, int vector) { return (At::ROWS ? strip % 2 * 8 : strip * 16) + vector * STEP; }
+    static __device__ int elements_of(int strip) { return At::ROWS ? strip / 2 * 32 : 0; }
+    __device__ bool here(int strip, int vector) const {
+        return (At::ROWS ? along + elements_of(strip) < c.length : exists) && line + lines_of(strip, vector) < c.lines;
+    }
+    __device__ Out *place(int strip, int vector) const { return first + (int64_t)lines_of(strip, vector) * c.pitch + elements_of(strip); }
+
+  public:
+    /* From this row and column of the warpgroup on. */
+    __device__ Share(const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column) : e(e), c(c) {
+        const int thread = threadIdx.x % At::THREADS;
+        line = (At::ROWS ? row + threadIdx.x % 128 / 32 * 16 : column) + thread / ACROSS;
+        along = (At::ROWS ? column : row) + thread % ACROSS * V;
+        first = (Out *)e.c + c.place(along, exists) + (int64_t)line * c.pitch;
+    }
+
+    /* A strip's results are factor sum + term + beta before. */
+    T factor[STRIP], term[STRIP];
+    Vector before[VECTORS];
+
+    /* Asks memory for these; `by_line` is c.by_line. */
+    __device__ void ask(int strip, bool by_line) {
+        const auto each = [&](auto *from, auto take) {
+            using Value = std::decay_t<decltype(*from)>;
+            if (by_line)
+#pragma unroll
+                for (int i = 0; i < VECTORS; i++) {
+                    const T one = T(from[min(line + lines_of(strip, i), c.lines - 1)]);
+#pragma unroll
+                    for (int n = 0; n < V; n++) take(i * V + n, one);
+                }
+            else {
+                const auto all = *(const Pack<Value, V> *)(from + min(along + elements_of(strip), c.length - V));
+#pragma unroll
+                for (int i = 0; i < STRIP; i++) take(i, T(all.value[i % V]));
+            }
+        };
+#pragma unroll
+        for (int i = 0; i < STRIP; i++) factor[i] = e.alpha, term[i] = T(0);
+        if (anew(e.scale != nullptr)) each(e.scale, [&](int i, T value) { factor[i] = e.alpha * value; });
+        if (anew(e.bias != nullptr)) each((const Out *)e.bias, [&](int i, T value) { term[i] = value; });
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) before[i] = Access<sizeof(Vector)>::load(place(strip, i), e.beta != T(0) && here(strip, i));
+    }
+
+    /* This thread's results of a strip, whose sums lie at `from`. */
+    __device__ void take(T (&x)[STRIP], const Acc *from) const {
+        const int thread = threadIdx.x % At::THREADS;
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            const Pack<Acc, V> sums = *(const Pack<Acc, V> *)(from + (i * STEP + thread / ACROSS) * At::PITCH + thread % ACROSS * V);
+#pragma unroll
+            for (int n = 0; n < V; n++) x[i * V + n] = factor[i * V + n] * T(sums.value[n]) + term[i * V + n];
+        }
+        if (anew(e.beta != T(0)))
+#pragma unroll
+            for (int i = 0; i < VECTORS; i++) {
+                const auto old = *(const Pack<Out, V> *)&before[i];
+#pragma unroll
+                for (int n = 0; n < V; n++) x[i * V + n] += e.beta * T(old.value[n]);
+            }
+    }
+
+    __device__ void store(int strip, const T (&x)[STRIP]) const {
+#pragma unroll
+        for (int i = 0; i < VECTORS; i++) {
+            Pack<Out, V> value;
+#pragma unroll
+            for (int n = 0; n < V; n++) value.value[n] = Out(x[i * V + n]);
+            Access<sizeof(Vector)>::store(place(strip, i), *(const Vector *)&value, here(strip, i));
+        }
+    }
+};
+
+/* Where a warp's, or a warpgroup's results change threads: the first of two places, TURN bytes apart, behind stages and barriers. What is put at one
+ * was asked for by a barrier, and what was read there before by the one before it; so pieces take turns from the first place on, an even number
+ * of them, or one more barrier follows. */
+template <class S, Runs RUNS> struct Passage {
+    static constexpr int THREADS = Strip<RUNS>::THREADS, TURN = S::PASSAGE_BYTES / (128 / THREADS) / 2;
+    static __device__ char *own() {
+        extern __shared__ char memory[];
+        const uint32_t first = shared_address(memory), data = (first + 1023) / 1024 * 1024;
+        return memory + (data - first) + S::PASSAGES + threadIdx.x / THREADS * (2 * TURN);
+    }
+};
+
+/* Registers of strip `strip` into its place, by a switch where loops are rolled: registers have no addresses. */
+template <Runs RUNS, class S, class Acc> __device__ __forceinline__ void put_strip(Acc *own, const Acc (&sum)[S::PARTS][S::SUMS], int strip) {
+    constexpr int STRIPS = 2 * S::SLICES, PER_PART = S::SUMS / STRIP;
+    static_assert(STRIPS <= 16, "the cases below");
+#define PYSIM_STRIP(N)                                                                                                               \
+    case N:                                                                                                                          \
+        if constexpr (N < STRIPS) {                                                                                                  \
+            Acc v[STRIP];                                                                                                            \
+            _Pragma("unroll") for (int i = 0; i < STRIP; i++)                                                                        \
+                v[i] = sum[N / PER_PART][N % PER_PART / 2 * 16 + (RUNS == BY_ROWS ? i / 2 * 4 + N % 2 * 2 + i % 2 : N % 2 * STRIP + i)]; \
+            Strip<RUNS>::put(own + N % 2 * (Passage<S, RUNS>::TURN / 4), v);                                              \
         }                                                                                                                            \
         break;
-    static_assert(SLICES <= 8, "the cases below");
-    switch (index) {
-        PYSIM_SLICE(0) PYSIM_SLICE(1) PYSIM_SLICE(2) PYSIM_SLICE(3) PYSIM_SLICE(4) PYSIM_SLICE(5) PYSIM_SLICE(6) PYSIM_SLICE(7)
+    switch (strip) {
+        PYSIM_STRIP(0) PYSIM_STRIP(1) PYSIM_STRIP(2) PYSIM_STRIP(3) PYSIM_STRIP(4) PYSIM_STRIP(5) PYSIM_STRIP(6) PYSIM_STRIP(7)
+        PYSIM_STRIP(8) PYSIM_STRIP(9) PYSIM_STRIP(10) PYSIM_STRIP(11) PYSIM_STRIP(12) PYSIM_STRIP(13) PYSIM_STRIP(14) PYSIM_STRIP(15)
     }
-#undef PYSIM_SLICE
+#undef PYSIM_STRIP
 }
 
-/* Where a thread's part of a slice of partial sums lies: four vectors of four, `threads` vectors apart. */
-template <class Acc> struct Partials {
-    using Vector = Pack<Acc, 4>;
-    Vector *own;
-    int threads, slices;
-    __device__ Partials(const Problem &p, int64_t first, int thread, int threads, int slices)
-        : own((Vector *)p.partials + first * slices * 4 * threads + thread), threads(threads), slices(slices) {}
-    __device__ Vector *at(int64_t slot, int slice, int vector) const {
-        return own + ((slot * slices + slice) * 4 + vector) * threads;
-    }
+/* Two results as a word, and what bounds them, or one: a NaN stays. */
+template <class Out> struct Pair;
+template <> struct Pair<__half> {
+    using type = __half2;
+    static __device__ type of(float a, float b) { return __floats2half2_rn(a, b); }
 };
-
-/* Leaves a part of a tile's sums; true for the block that does so last, which then adds all of them (core/decomposition.cuh). `tile_flag`
- * counts the tile's parts, `shared` is one int of shared memory. */
-template <class S, class Acc, class Sync>
-__device__ inline bool leave(const Partials<Acc> &partials, int64_t slot, const Acc (&sum)[S::PARTS][S::SUMS], unsigned *tile_flag,
-                             int parts, int thread, int *shared, Sync sync) {
-#pragma unroll 1
-    for (int slice = 0; slice < S::SLICES; slice++) {
-        Acc v[SLICE] = {};
-        take_slice<S::SLICES>(v, sum, slice);
-#pragma unroll
-        for (int i = 0; i < 4; i++) *partials.at(slot, slice, i) = {{v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]}};
-    }
-    __threadfence();
-    sync();
-    if (thread == 0) *shared = atomicAdd(tile_flag, 1u) == (unsigned)parts - 1;
-    sync();
-    const bool last = *shared;
-    sync(); /* before anyone writes *shared again */
-    if (last) __threadfence();
-    return last;
+template <> struct Pair<__nv_bfloat16> {
+    using type = __nv_bfloat162;
+    static __device__ type of(float a, float b) { return __floats2bfloat162_rn(a, b); }
+};
+__device__ inline float at_least(float x, float low) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(low));
+    return x;
 }
-
-/* word[i] of lane q becomes word[q] of lane i, among the four lanes of a quad. */
-__device__ inline void transpose_quad(unsigned (&word)[4], int lane) {
-#pragma unroll
-    for (int bit = 1; bit < 4; bit *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (!(i & bit)) {
-                const bool upper = lane & bit;
-                const unsigned received = __shfl_xor_sync(~0u, upper ? word[i] : word[i | bit], bit);
-                if (upper) word[i] = received;
-                else word[i | bit] = received;
-            }
+__device__ inline float at_most(float x, float high) {
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(high));
+    return x;
 }
+__device__ inline int at_least(int x, int low) { return max(x, low); }
+__device__ inline int at_most(int x, int high) { return min(x, high); }
+template <class Two> __device__ inline Two at_least(Two x, Two low) { return __hmax2_nan(x, low); }
+template <class Two> __device__ inline Two at_most(Two x, Two high) { return __hmin2_nan(x, high); }
 
-/* Two results each of two columns 8 apart become four neighbours: of the first column in even lanes, of the second in odd ones. */
-__device__ inline void exchange_pair(unsigned (&word)[4], int lane) {
-    const bool odd = lane & 1;
+/* The way of most tiles: sums of a problem with nothing but bias of columns and bounds behind them, C in whole vectors of 16 bytes. All that is
+ * computed is computed where sums are, and results change threads as they are stored, 64 rows x 32 columns at a time: words of two results by
+ * stmatrix, so that a thread then has 16 bytes of a line; of 4 bytes those of rows leave as they are, four threads 32 bytes. */
+template <class S, Runs RUNS, class Out, class Acc, class T, class Place, class Pitch>
+__device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column, int columns, const Acc (&sum)[S::PARTS][S::SUMS]) {
+    constexpr bool ROWS = RUNS == BY_ROWS, NARROW = sizeof(Out) == 2;
+    constexpr int SLICES = S::SUMS / 16, VECTOR = 16 / sizeof(Out);
+    constexpr int PITCH = ROWS ? 32 : 64 + VECTOR, TURN = Passage<S, RUNS>::TURN / (int)sizeof(Out); /* results */
+    static_assert((NARROW ? (ROWS ? 16 : 32) * PITCH : Strip<RUNS>::WORDS) <= TURN, "a piece");
+    const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
+    Out *const own = (Out *)Passage<S, RUNS>::own();
+    const bool arithmetic = e.bias || e.alpha != T(1), bounded = e.function != same, capped = e.function == clamped;
+    const T low = e.function == positive ? T(0) : e.low;
+    const int first_column = column + lane % 4 * 2;
+    using Word = typename pysim::Word<2 * sizeof(Out)>::type; /* two of bias, as they lie: the compiler else takes halves apart */
+    Word bias[4];
+    const Out *const first_bias = (const Out *)e.bias + first_column;
+    const auto ask = [&](int slice) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const unsigned received = __shfl_xor_sync(~0u, odd ? word[i] : word[2 + i], 1);
-        if (odd) word[i] = received;
-        else word[2 + i] = received;
-    }
-}
-
-/* 16 bytes at once, if `here`. The compiler makes four stores of a uint4, and branches. */
-__device__ inline void store_16(void *to, const unsigned (&word)[4], bool here) {
-    asm volatile("{\n.reg .pred here;\nsetp.ne.b32 here, %5, 0;\n@here st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
-                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]), "r"((int)here) : "memory");
-}
-
-/* x = f(alpha scale x + beta C + bias) on a slice whose first row and column of this thread these are; place(h, column) points at C in row 8h. */
-template <class Acc, class Out, class T, class Place>
-__device__ inline void finish_slice(const Epilogue<Acc, Out> &e, int row, int column, T (&x)[SLICE], Place place) {
-    const auto row_of = [&](int i) { return row + i / 2 % 2 * 8; };
-    const auto column_of = [&](int i) { return column + i / 4 * 8 + i % 2; };
-    /* with(value, line): of every value, where bias and scale have it */
-    const auto each_line = [&](auto with) {
-        if (e.by_row)
-#pragma unroll
-            for (int i = 0; i < SLICE; i++) with(x[i], min(row_of(i), e.m - 1));
-        else
-#pragma unroll
-            for (int i = 0; i < SLICE; i++) with(x[i], min(column_of(i), e.n - 1));
+        for (int j = 0; j < 4; j++) bias[j] = Access<sizeof(Word)>::load(first_bias + 32 * slice + 8 * j, e.bias && first_column + 32 * slice + 8 * j < columns);
     };
 #pragma unroll
-    for (int i = 0; i < SLICE; i++) x[i] *= e.alpha;
-    if (e.scale) each_line([&](T &value, int line) { value *= e.scale[line]; });
-    if (e.beta != T(0)) {
-        T before[SLICE]; /* all at once: sums that change under a condition each wait for their own load */
-#pragma unroll
-        for (int i = 0; i < SLICE; i++) {
-            before[i] = T(0);
-            if (column_of(i) < e.n && row_of(i) < e.m) before[i] = T(*place(i / 2 % 2, column_of(i)));
-        }
-#pragma unroll
-        for (int i = 0; i < SLICE; i++) x[i] += e.beta * before[i];
-    }
-    if (e.bias) each_line([&](T &value, int line) { value += T(e.bias[line]); });
-    activate(e.activation, x, e.low, e.high);
-}
-
-/* 8 of a slice's 16 results, one row of the warp's: x[2j + i] = column 8j + 2q + i of 32. `to` is place() columns after the first of the 32,
- * and `left` columns of C begin there: whole vectors, so each is inside C or outside. */
-template <class Out> __device__ inline int place(int lane) { return sizeof(Out) == 2 ? 8 * lane : 8 * (lane % 2) + 4 * (lane / 2); }
-template <class Out, class T> __device__ inline void store_row(Out *to, const T (&x)[8], int lane, int left) {
-    Pack<Out, 2> pair[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) pair[j] = {{Out(x[2 * j]), Out(x[2 * j + 1])}};
-    if constexpr (sizeof(Out) == 2) {
-        unsigned word[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) word[j] = *(const unsigned *)&pair[j];
-        transpose_quad(word, lane);
-        store_16(to, word, left > 0);
-    } else {
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            const uint2 first = *(const uint2 *)&pair[j], second = *(const uint2 *)&pair[j + 1];
-            unsigned word[4] = {first.x, first.y, second.x, second.y};
-            exchange_pair(word, lane);
-            store_16(to + 8 * j, word, left > 8 * j);
-        }
-    }
-}
-
-/* Whether all of C from `column` on, so many at once, is whole vectors of 16 bytes, each inside C or outside. */
-template <class Acc, class Out> __device__ inline bool in_vectors(const Epilogue<Acc, Out> &e, int column, int columns) {
-    return e.aligned % 16 == 0 && (column + columns <= e.n || e.n % (int)(16 / sizeof(Out)) == 0);
-}
-
-/* Where a warp's 16 rows of a slice lie on their way: 40 words apart, so that neither side meets in a bank. */
-template <class S, class T> __device__ inline T *passage() {
-    extern __shared__ char memory[];
-    const uint32_t first = shared_address(memory), data = (first + 1023) / 1024 * 1024;
-    return (T *)(memory + (data - first) + S::PASSAGES + threadIdx.x / 32 * S::PASSAGE_BYTES);
-}
-
-/* A warp's slice into its passage, in rows of PITCH. */
-template <int PITCH, class T> __device__ inline void put_slice(T *passage, const T (&x)[SLICE]) {
-    const int lane = threadIdx.x % 32;
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < 4; j++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            *(Pack<T, 2> *)(passage + (lane / 4 + 8 * h) * PITCH + 8 * j + lane % 4 * 2) = {{x[4 * j + 2 * h], x[4 * j + 2 * h + 1]}};
-    __syncwarp();
-}
-
-/* A warp's slice, x as finish_slice has it, into rows of C that begin at no multiple of 16 bytes, or that end inside: a row at once, by all lanes. */
-template <class Out, class T>
-__device__ inline void store_ragged(Out *c, int64_t ldc, int rows, int columns, const T (&x)[SLICE], T *passage) {
-    enum { PITCH = 40 };
-    const int lane = threadIdx.x % 32;
-    put_slice<PITCH>(passage, x);
-    Out *const to = c + lane;
-    if (rows >= 16 && columns >= 32)
-#pragma unroll
-        for (int r = 0; r < 16; r++) to[r * ldc] = Out(passage[r * PITCH + lane]);
-    else
-        for (int r = 0; r < min(rows, 16); r++)
-            if (lane < columns) to[r * ldc] = Out(passage[r * PITCH + lane]);
-}
-
-/* A warp's slice of C' (Problem::turned), its first row and column given, into C: of each of eight rows of C 16 neighbours at once, in vectors, or of
- * each of two where rows of C are no whole vectors. */
-template <class Acc, class Out>
-__device__ inline void store_turned(Epilogue<Acc, Out> e, int row, int column, const Acc (&v)[SLICE], Acc *passage) {
-    enum { PITCH = 34 }; /* read without conflicts, either way */
-    const int lane = threadIdx.x % 32, m = e.m;
-    put_slice<PITCH>(passage, v);
-    e.m = e.n, e.n = m; /* C's own */
-    if (e.aligned % (4 * sizeof(Out))) {
-        row += lane % 16, column += lane / 16;
-#pragma unroll 4
-        for (int i = 0; i < 32; i += 2) e.store(column + i, row, passage[lane % 16 * PITCH + lane / 16 + i]);
-        return;
-    }
-    const Acc *const from = passage + lane % 4 * 4 * PITCH + lane / 4;
-    row += lane % 4 * 4, column += lane / 4;
-#pragma unroll
-    for (int i = 0; i < 32; i += 8) {
-        const Acc some[4] = {from[i], from[PITCH + i], from[2 * PITCH + i], from[3 * PITCH + i]};
-        if (e.plain && column + i < e.m && row + 4 <= e.n)
-            *(Pack<Out, 4> *)(e.c + (column + i) * e.ldc + row) = {{Out(some[0]), Out(some[1]), Out(some[2]), Out(some[3])}};
-        else e.store(column + i, row, some);
-    }
-}
-
-/* A slice's results into C, whatever the epilogue and wherever C ends: `row` is the thread's first, `column` the warp's. */
-template <class S, class Acc, class Out>
-__device__ inline void store_slice(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&v)[SLICE]) {
-    using T = typename Epilogue<Acc, Out>::T;
-    const int lane = threadIdx.x % 4;
-    T x[SLICE];
-#pragma unroll
-    for (int i = 0; i < SLICE; i++) x[i] = T(v[i]);
-    if (!e.plain) finish_slice(e, row, column + 2 * lane, x, [&](int h, int at) { return e.c + (row + 8 * h) * e.ldc + at; });
-    if (!in_vectors(e, column, 32)) {
-        row -= threadIdx.x % 32 / 4;
-        return store_ragged(e.c + row * e.ldc + column, e.ldc, e.m - row, e.n - column, x, passage<S, T>());
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++, row += 8) {
-        T of_row[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) of_row[i] = x[i / 2 * 4 + 2 * h + i % 2];
-        store_row(e.c + row * e.ldc + column + place<Out>(lane), of_row, lane, row < e.m ? e.n - column - place<Out>(lane) : 0);
-    }
-}
-
-/* All of a warpgroup's part at once where sums are results and rows whole vectors: unrolled, so that exchanges and stores overlap. On an
- * H200 the loop over slices took twice as long. */
-template <class S, class Acc, class Out>
-__device__ inline void store_plain(const Epilogue<Acc, Out> &e, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
-    const int lane = threadIdx.x % 4;
-#pragma unroll
     for (int part = 0; part < S::PARTS; part++) {
-        Out *const upper = e.c + (row + 64 * part) * e.ldc + column + place<Out>(lane), *const lower = upper + 8 * e.ldc;
-        const int left = e.n - column - place<Out>(lane), above = row + 64 * part < e.m ? left : 0, below = row + 64 * part + 8 < e.m ? left : 0;
+        /* of a thread's vectors: ROWS: rows 8 apart, columns from `at` on; else columns 128 / ACROSS apart */
+        constexpr int ACROSS = ROWS ? 4 : 64 / VECTOR, STEP = 128 / ACROSS;
+        const int line = ROWS ? row + 64 * part + 16 * warp + lane / 4 : column + thread / ACROSS;
+        const int at = ROWS ? column + (NARROW ? lane % 4 * VECTOR : lane % 4 * 2) : row + 64 * part + thread % ACROSS * VECTOR;
+        bool here;
+        Out *const to = (Out *)e.c + c.place(at, here) + (int64_t)line * c.pitch;
+        const auto exists = [&](int slice, int lines) { return (ROWS ? at + 32 * slice < c.length : here) && line + lines + (ROWS ? 0 : 32 * slice) < c.lines; };
+        const auto finish = [&](int slice, T (&x)[16]) {
 #pragma unroll
-        for (int slice = 0; slice < S::SUMS / SLICE; slice++) {
-            Acc first[8], second[8];
+            for (int i = 0; i < 16; i++) x[i] = T(sum[part][16 * slice + i]);
+            if (anew(arithmetic))
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                first[i] = sum[part][slice * SLICE + i / 2 * 4 + i % 2];
-                second[i] = sum[part][slice * SLICE + i / 2 * 4 + 2 + i % 2];
-            }
-            store_row(upper + 32 * slice, first, lane, above - 32 * slice);
-            store_row(lower + 32 * slice, second, lane, below - 32 * slice);
+                for (int i = 0; i < 16; i++) x[i] = e.alpha * x[i] + T(((const Pack<Out, 2> *)&bias[i / 4])->value[i % 2]);
+            if (slice + 1 < SLICES) ask(slice + 1);
+        };
+        /* Columns of C that begin or end anywhere: so many, each element by a thread of its own. */
+        const auto elements = [&](const Out *from, int pitch, int count, int first) {
+            bool there;
+            const int of = thread / 64, window = thread % 64;
+            Out *const lies = (Out *)e.c + c.place(row + 64 * part + window, there) + (int64_t)(column + first + of) * c.pitch;
+#pragma unroll
+            for (int i = 0; i < count; i += 2)
+                if (there && column + first + of + i < c.lines) lies[(int64_t)i * c.pitch] = from[(of + i) * pitch + window];
+        };
+        ask(0);
+        if constexpr (NARROW) {
+            using Two = typename Pair<Out>::type;
+            const Two least = Pair<Out>::of(low, low), most = Pair<Out>::of(e.high, e.high);
+            const auto put = [&](int slice) {
+                T x[16];
+                finish(slice, x);
+                Two word[8]; /* 2j + h */
+#pragma unroll
+                for (int i = 0; i < 8; i++) word[i] = Pair<Out>::of(x[2 * i], x[2 * i + 1]);
+                if (anew(bounded))
+#pragma unroll
+                    for (int i = 0; i < 8; i++) word[i] = at_least(word[i], least);
+                if (anew(capped))
+#pragma unroll
+                    for (int i = 0; i < 8; i++) word[i] = at_most(word[i], most);
+                Out *const buffer = own + slice % 2 * TURN;
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const unsigned of[4] = {*(unsigned *)&word[h], *(unsigned *)&word[2 + h], *(unsigned *)&word[4 + h], *(unsigned *)&word[6 + h]};
+                    if constexpr (ROWS) store_matrices(shared_address(buffer + (8 * h + lane % 8) * PITCH + (lane / 8 ^ lane % 8 / 2) * VECTOR), of);
+                    else store_transposed(shared_address(buffer + lane * PITCH + 16 * warp + 8 * h), of);
+                }
+            };
+            if (column < columns) put(0);
+#pragma unroll
+            for (int slice = 0; slice < SLICES; slice++)
+                if (column + 32 * slice < columns) {
+                    Strip<RUNS>::sync();
+                    if (slice + 1 < SLICES) put(slice + 1);
+                    if (!ROWS && !anew(c.direct)) {
+                        elements(own + slice % 2 * TURN, PITCH, 32, 32 * slice);
+                        continue;
+                    }
+                    const Out *const from = own + slice % 2 * TURN + (ROWS ? lane / 4 * PITCH + (lane % 4 ^ lane / 8) * VECTOR : thread / ACROSS * PITCH + thread % ACROSS * VECTOR);
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const int lines = i * (ROWS ? 8 : STEP);
+                        const uint4 v = *(const uint4 *)(from + lines * PITCH);
+                        Access<16>::store(to + (int64_t)(lines + (ROWS ? 0 : 32 * slice)) * c.pitch + (ROWS ? 32 * slice : 0), v, exists(slice, lines));
+                    }
+                }
+            if (min(SLICES, ceil_div(columns - column, 32)) % 2) Strip<RUNS>::sync();
+        } else {
+#pragma unroll
+            for (int slice = 0; slice < SLICES; slice++)
+                if (column + 32 * slice < columns) {
+                    T x[16];
+                    finish(slice, x);
+                    if (anew(bounded))
+#pragma unroll
+                        for (int i = 0; i < 16; i++) x[i] = at_least(x[i], low);
+                    if (anew(capped))
+#pragma unroll
+                        for (int i = 0; i < 16; i++) x[i] = at_most(x[i], e.high);
+                    if constexpr (ROWS) {
+#pragma unroll
+                        for (int h = 0; h < 2; h++)
+#pragma unroll
+                            for (int j = 0; j < 4; j++) {
+                                const Pack<Out, 2> two = {{x[4 * j + 2 * h], x[4 * j + 2 * h + 1]}};
+                                Access<8>::store(to + 8 * h * c.pitch + 32 * slice + 8 * j, *(const uint2 *)&two, at + 32 * slice + 8 * j < c.length && line + 8 * h < c.lines);
+                            }
+                    } else {
+#pragma unroll
+                        for (int half = 0; half < 2; half++) {
+                            T v[STRIP];
+#pragma unroll
+                            for (int i = 0; i < STRIP; i++) v[i] = x[STRIP * half + i];
+                            Out *const buffer = own + half * TURN;
+                            Strip<RUNS>::put(buffer, v);
+                            Strip<RUNS>::sync();
+                            if (!anew(c.direct)) {
+                                elements(buffer, Strip<RUNS>::PITCH, 16, 32 * slice + 16 * half);
+                                continue;
+                            }
+#pragma unroll
+                            for (int i = 0; i < 2; i++) {
+                                const int lines = 16 * half + i * STEP;
+                                const uint4 word = *(const uint4 *)(buffer + (i * STEP + thread / ACROSS) * Strip<RUNS>::PITCH + thread % ACROSS * VECTOR);
+                                Access<16>::store(to + (int64_t)(lines + 32 * slice) * c.pitch, word, exists(slice, lines));
+                            }
+                        }
+                    }
+                }
         }
     }
 }
 
-/* The result types of a dtype: f32 (s32) always, those of two bytes as abi/gemm.cu allows them. */
-template <int DTYPE, class Out> struct Becomes {
-    static constexpr bool value = sizeof(Out) == 4 || DTYPE == PYSIM_F8 ||
-                                  DTYPE == (std::is_same<Out, __half>::value ? PYSIM_F16 : PYSIM_BF16);
-};
-
-/* store_at(row, column, v) of each slice of a warpgroup's part of a tile whose first column is left of `columns`; of tiles in parts, of the
- * sum of all in the order of k. */
-template <class S, class Acc, class StoreAt>
-__device__ inline void each_slice(const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column, int columns,
-                                  const Acc (&sum)[S::PARTS][S::SUMS], StoreAt store_at) {
-    constexpr int PER_PART = S::SUMS / SLICE;
+/* All other ways, strip after strip: `count` of each 64 rows are not beyond C. */
+template <class S, Runs RUNS, class Acc, class T, class Place, class Pitch>
+__device__ __forceinline__ void store_strips(const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column, int count, const Acc (&sum)[S::PARTS][S::SUMS]) {
+    using At = Strip<RUNS>;
+    constexpr int PER_PART = S::SUMS / STRIP;
+    static_assert(4 * At::WORDS <= Passage<S, RUNS>::TURN, "a strip");
+    Acc *const own = (Acc *)Passage<S, RUNS>::own();
+    T x[STRIP];
 #pragma unroll 1
-    for (int slice = 0; slice < S::SLICES; slice++) {
-        const int at = column + slice % PER_PART * 32;
-        if (at >= columns) continue;
-        Acc v[SLICE] = {};
-        if (t.parts == 1) take_slice<S::SLICES>(v, sum, slice);
-        else
-            for (int part = 0; part < t.parts; part++) {
-                const int64_t slot = work.slot_of(t, part);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const uint4 word = __ldcg((const uint4 *)partials.at(slot, slice, i));
-                    const Pack<Acc, 4> from = *(const Pack<Acc, 4> *)&word;
-#pragma unroll
-                    for (int n = 0; n < 4; n++) v[4 * i + n] += from.value[n];
-                }
-            }
-        store_at(row + slice / PER_PART * 64, at, v);
+    for (int i = 0; i < S::PARTS * PER_PART; i++) {
+        const int part = i / PER_PART, strip = i % PER_PART;
+        if (strip >= count) continue;
+        /* with(share): in vectors or not, of what type C is */
+        const auto share = [&](auto with) {
+            with_result<S::DTYPE, Acc>(anew(e.c_dtype), [&](auto result) {
+                using Out = typename decltype(result)::type;
+                if (anew(c.vectors)) with(Share<RUNS, 4, Acc, Out, Place, Pitch>(e, c, row + 64 * part, column));
+                else with(Share<RUNS, 1, Acc, Out, Place, Pitch>(e, c, row + 64 * part, column));
+            });
+        };
+        put_strip<RUNS, S>(own, sum, i);
+        At::sync();
+        share([&](auto of) {
+            of.ask(strip, anew(c.by_line));
+            of.take(x, own + strip % 2 * (Passage<S, RUNS>::TURN / 4));
+        });
+        activate(e.function, e.activation, x, e.low, e.high);
+        share([&](auto of) { of.store(strip, x); });
     }
+}
+__device__ inline int bytes_of_result(const Problem &p) { return p.c_dtype == PYSIM_F16 || p.c_dtype == PYSIM_BF16 ? 2 : 4; }
+/* Whether so many results a line, `pitch` apart, are whole vectors of `count`, a power of two: no division. */
+__device__ inline bool in_vectors(const Problem &p, int64_t pitch, int length, int count) {
+    return ((uintptr_t)p.c & (count * bytes_of_result(p) - 1)) == 0 && ((pitch | length) & (count - 1)) == 0;
+}
+/* The same in fours, and with what elements have of bias and scale. */
+__device__ inline bool in_fours(const Problem &p, int64_t pitch, int length, bool by_line) {
+    return in_vectors(p, pitch, length, 4) && (by_line || (((uintptr_t)p.bias & (4 * bytes_of_result(p) - 1)) | ((uintptr_t)p.scale & 15)) == 0);
+}
+/* Whether columns have a bias that lies in pairs. */
+__device__ inline bool in_pairs(const Problem &p) { return ((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) == 0 && (p.n & 1) == 0; }
+
+template <class S, Runs RUNS, class Acc, class Place, class Pitch>
+__device__ __forceinline__ void store_sums(const Problem &p, const Target<Place, Pitch> &c, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
+    using Of = Usual<S::DTYPE, Acc>;
+    const Behind<typename Arithmetic<Acc>::type> e(p);
+    if ((c.direct || RUNS == BY_COLUMNS) && in_pairs(p) && p.beta == 0 && !p.scale && !is_smooth(e.function) && e.c_dtype == Of::DTYPE_OF_C && (!p.bias || c.by_line == (RUNS == BY_COLUMNS)))
+        store_direct<S, RUNS, typename Of::type>(e, c, row, column, p.n, sum);
+    else store_strips<S, RUNS>(e, c, row, column, 2 * ceil_div(p.n - column, 32), sum);
 }
 
 /* A thread's first row of a warpgroup's part. */
 __device__ inline int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
-/* A warpgroup's part of a tile, its first row and column given. */
-template <class S, class Acc>
-__device__ inline void store_tile(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row,
-                                  int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
-    row += row_of_thread();
-    const auto store = [&](const auto &e) {
-        if constexpr (S::DTYPE == PYSIM_TF32)
-            if (p.turned)
-                return each_slice<S>(work, t, partials, row - threadIdx.x % 32 / 4, column, e.n, sum,
-                                     [&](int at_row, int at, const Acc (&v)[SLICE]) { store_turned(e, at_row, at, v, passage<S, Acc>()); });
-        if (t.parts == 1 && e.plain && in_vectors(e, column, S::WARP_N)) return store_plain<S>(e, row, column, sum);
-        each_slice<S>(work, t, partials, row, column, e.n, sum, [&](int at_row, int at, const Acc (&v)[SLICE]) { store_slice<S>(e, at_row, at, v); });
+/* use(As<RUNS>, target) of a product's C. */
+template <class S, class Use> __device__ __forceinline__ void with_target(const Problem &p, Use use) {
+    const bool turned = S::DTYPE == PYSIM_TF32 && p.turned;
+    const int length = turned ? p.m : p.n;
+    const auto place = [&](int along, bool &here) {
+        here = along < length;
+        return along;
     };
-    with_epilogue<Acc>(p, [&](const auto &e) {
-        if constexpr (Becomes<S::DTYPE, std::decay_t<decltype(*e.c)>>::value) store(e);
-    });
+    const Target target{place, p.ldc, turned ? p.n : p.m, length, p.by_row != 0, in_fours(p, p.ldc, length, p.by_row), in_vectors(p, p.ldc, length, 16 / bytes_of_result(p))};
+    if constexpr (S::DTYPE == PYSIM_TF32)
+        if (turned) return use(As<BY_COLUMNS>(), target);
+    use(As<BY_ROWS>(), target);
 }
 
-/* Parts of a tile's sums that meet in a cluster: each block sums, of all of them, every `parts`th vector of a thread's. Those lie in the stages of the block,
- * part after part, and nobody reads the stages any more. What comes from another block is few bytes a cycle, so all blocks share it evenly. */
-template <class S, class Acc> struct Meeting {
-    int part, parts;
-    uint32_t stages; /* of this thread */
-    static constexpr int THREADS = 128 * S::GROUPS, VECTORS = 4 * S::SLICES;
-    static_assert((VECTORS + S::NEAR - 1) * THREADS * 16 <= S::STAGES * S::STAGE_BYTES, "all parts of a block's vectors");
-    __device__ Meeting(uint32_t stages, int part, int parts, int thread) : part(part), parts(parts), stages(stages + thread * 16) {}
-    __device__ uint32_t at(int vector, int of_part) const { return stages + (vector / parts * parts + of_part) * THREADS * 16; }
-    __device__ void leave(const Acc (&sum)[S::PARTS][S::SUMS]) const {
-        cluster_sync();
+/* What C has, which will be added, into L2 while the products are made: a warpgroup's part of a tile, by 128 bytes. */
+template <class S, Runs RUNS, class Place, class Pitch>
+__device__ inline void fetch_before(const Problem &p, const Target<Place, Pitch> &c, int row, int column) {
+    constexpr bool ROWS = RUNS == BY_ROWS;
+    constexpr int LINES = ROWS ? 64 : S::WARP_N, LENGTH = ROWS ? S::WARP_N : 64;
+    const int bytes = bytes_of_result(p), pieces = LINES * (LENGTH * bytes / 128);
 #pragma unroll 1
-        for (int slice = 0; slice < S::SLICES; slice++) {
-            Acc v[SLICE] = {};
-            take_slice<S::SLICES>(v, sum, slice);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int vector = 4 * slice + i;
-                store_at(address_at(at(vector, part), cluster_rank() + (vector % parts - part) * S::BLOCKS), (const float *)v + 4 * i);
-            }
-        }
-        cluster_sync();
+    for (int i = threadIdx.x % 128; i < S::PARTS * pieces; i += 128) {
+        const int part = i / pieces, of = i - part * pieces, line = (ROWS ? row + 64 * part : column) + of % LINES;
+        const int along = (ROWS ? column : row + 64 * part) + of / LINES * (128 / bytes);
+        bool here;
+        const int64_t at = c.place(along, here) + (int64_t)line * c.pitch;
+        if (here && line < c.lines) asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)p.c + at * bytes));
     }
-    /* store_at(row, column, v): this block's vectors, of two rows eight apart and two columns, `row` and `column` those of the thread's first. */
-    template <class StoreAt> __device__ void store(int row, int column, StoreAt store_at) const {
-        constexpr int PER_PART = S::SUMS / SLICE;
-#pragma unroll 1
-        for (int vector = part; vector < VECTORS; vector += parts) {
-            Acc v[4] = {};
-            for (int from = 0; from < parts; from++) {
-                const uint4 word = load_shared(at(vector, from));
-                const Pack<Acc, 4> of = *(const Pack<Acc, 4> *)&word;
-#pragma unroll
-                for (int i = 0; i < 4; i++) v[i] += of.value[i];
-            }
-            const int slice = vector / 4;
-            store_at(row + slice / PER_PART * 64, column + slice % PER_PART * 32 + vector % 4 * 8, v);
-        }
-    }
-};
-
-/* Four sums of a meeting into C: sum 2 h + i goes where place(h, i) points, which is read and written where here(h, i) says so, and has bias and scale of
- * line_of(h, i). `pairs`: those of two i are one word. */
-template <class Acc, class Out, class Place, class Here, class LineOf>
-__device__ inline void store_four(const Epilogue<Acc, Out> &e, const Acc (&v)[4], bool pairs, Place place, Here here, LineOf line_of) {
-    Pack<Out, 2> value[2];
-    auto &all = *(Out(*)[4])value;
-    if (e.beta != 0)
-#pragma unroll
-        for (int i = 0; i < 4; i++) all[i] = here(i / 2, i % 2) ? *place(i / 2, i % 2) : Out(0.f);
-    if (e.plain)
-#pragma unroll
-        for (int i = 0; i < 4; i++) all[i] = Out(typename Epilogue<Acc, Out>::T(v[i]));
-    else e.finish(v, all, [&](int i) { return line_of(i / 2, i % 2); });
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        if (pairs && here(h, 1)) *(Pack<Out, 2> *)place(h, 0) = value[h];
-        else
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (here(h, i)) *place(h, i) = value[h].value[i];
-}
-
-/* What of a tile's part is this block's after a meeting, the first row and column of the warpgroup's given. */
-template <class S, class Acc> __device__ inline void store_meeting(const Problem &p, const Meeting<S, Acc> &meeting, int row, int column) {
-    row += row_of_thread(), column += threadIdx.x % 4 * 2;
-    const auto store = [&](const auto &e) {
-        const bool turned = S::DTYPE == PYSIM_TF32 && p.turned, by_row = e.by_row != turned;
-        meeting.store(row, column, [&](int at_row, int at, const Acc (&v)[4]) {
-            store_four(
-                e, v, !turned && e.aligned % (2 * sizeof(*e.c)) == 0,
-                [&](int h, int i) { return e.c + (turned ? (at + i) * e.ldc + at_row + 8 * h : (at_row + 8 * h) * e.ldc + at + i); },
-                [&](int h, int i) { return at_row + 8 * h < e.m && at + i < e.n; },
-                [&](int h, int i) { return by_row ? min(at_row + 8 * h, e.m - 1) : min(at + i, e.n - 1); });
-        });
-    };
-    with_epilogue<Acc>(p, [&](const auto &e) {
-        if constexpr (Becomes<S::DTYPE, std::decay_t<decltype(*e.c)>>::value) store(e);
-    });
 }
 }
 }

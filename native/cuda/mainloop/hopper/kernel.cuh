@@ -10,6 +10,8 @@
  * its part of what is shared and multicasts it. A stage is ROW bytes of k, BLOCK_K elements: 128, whatever the type, but of
  * convolutions that have fewer channels.
  *
+ * All of it is one function (__forceinline__): ptxas would wait for each wgmma where accumulators pass from one to another.
+ *
  * What is multiplied is a type, `Operands`: Matrices here, the windows and filters of a convolution in conv/wgmma/kernel.cuh. It names the
  * kernel's arguments, finds the product among them, starts the copies of a stage and stores tiles.
  *
@@ -25,6 +27,7 @@
 #include "mainloop/hopper/shape.h"
 #include "mainloop/hopper/epilogue.cuh"
 #include "mainloop/hopper/mma.cuh"
+#include "mainloop/hopper/parts.cuh"
 #include "mainloop/hopper/ptx.cuh"
 #include "mainloop/hopper/split.cuh"
 #include "mainloop/hopper/thirds.cuh"
@@ -75,37 +78,48 @@ template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whol
     return whole || atoms > SHARE ? SHARE : atoms;
 }
 
-/* The operands of C = op(A) op(B); 1: MN-major. */
-template <int TA_, int TB_> struct Matrices {
-    enum { TA = TA_, TB = TB_ };
+/* The operands of C = op(A) op(B). How they lie is told at run time: only what loads and what multiplies is there for each way. */
+struct Matrices {
     using Arguments = Problem;
     static __device__ const Problem &product(const Problem &p) { return p; }
     static __device__ bool b_is_one(const Problem &) { return false; } /* nobody measured what it gives them */
-    template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, TA > 0 || S::CLUSTER_N > 1 || S::Element::SPLIT > 0); }
-    template <class S> static __host__ __device__ int box_b(const Problem &p) { return box_rows<S::B_SHARE>(p.n, TB > 0 || S::CLUSTER_M > 1 || S::Element::SPLIT > 0); }
+
+    /* take(A, B), 1 where it is MN-major: one of those ways that a type's operands may lie. */
+    template <class S, class Take> static __device__ void with_majors(const Problem &p, Take take) {
+        constexpr std::integral_constant<int, 0> K;
+        constexpr std::integral_constant<int, 1> MN;
+        if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) take(K, K);
+        else if constexpr (S::Element::SPLIT > 0 || S::DTYPE == PYSIM_TF32) p.trans_a ? take(MN, K) : take(K, K);
+        else if (p.trans_a) p.trans_b ? take(MN, K) : take(MN, MN);
+        else p.trans_b ? take(K, K) : take(K, MN);
+    }
+    template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, p.trans_a || S::CLUSTER_N > 1 || S::Element::SPLIT > 0); }
+    template <class S> static __host__ __device__ int box_b(const Problem &p) { return box_rows<S::B_SHARE>(p.n, !p.trans_b || S::CLUSTER_M > 1 || S::Element::SPLIT > 0); }
 
     /* A block's shares of a tile, step after step: rows from m, columns from n. */
     template <class S> struct Shares {
-        int m, n, columns;
-        __device__ Shares(const Problem &p, int m, int n, int) : m(m), n(n), columns(p.n) {}
+        const Problem &p;
+        int m, n;
+        __device__ Shares(const Problem &p, int m, int n, int) : p(p), m(m), n(n) {}
         /* What a stage has of each operand. */
         static __device__ int bytes_a(const Problem &p) { return S::A_BYTES / S::A_SHARE * box_a<S>(p); }
         static __device__ int bytes_b(const Problem &p) { return S::B_BYTES / S::B_SHARE * box_b<S>(p); }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
-            load<S, TA, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, blocks);
+            with_majors<S>(p, [&](auto a, auto) { load<S, decltype(a)::value, S::A_SHARE, (S::CLUSTER_N > 1)>(to, map, barrier, m, step * S::BLOCK_K, blocks); });
         }
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
 #pragma unroll
             for (int i = 0; i <= S::Element::SPLIT; i++) /* of B's thirds those of all columns, then the next ones */
-                load<S, TB, S::B_SHARE, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * columns + n, step * S::BLOCK_K, blocks);
+                with_majors<S>(p, [&](auto, auto b) {
+                    load<S, decltype(b)::value, S::B_SHARE, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * p.n + n, step * S::BLOCK_K, blocks);
+                });
         }
         __device__ void next() {}
     };
 
-    template <class S, class Acc>
-    static __device__ void store(const Problem &p, const Work &work, const Tile &t, const Partials<Acc> &partials, int row, int column,
-                                 const Acc (&sum)[S::PARTS][S::SUMS], void *) {
-        store_tile<S>(p, work, t, partials, row, column, sum);
+    /* use(As<RUNS>, product, target, row) of a tile whose first row this is. */
+    template <class S, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const Tile &, int row, Use use) {
+        hopper::with_target<S>(p, [&](auto as, const auto &target) { use(as, p, target, row); });
     }
     template <class S, class Acc> static __device__ void store_meeting(const Problem &p, const Tile &, const Meeting<S, Acc> &meeting, int row, int column) {
         hopper::store_meeting(p, meeting, row, column);
@@ -128,7 +142,7 @@ template <class S> struct Place {
 };
 
 template <class S, class Operands>
-__device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
+__device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
                                const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place) {
     const int rank_m = place.rank_m, rank_n = place.rank_n;
     const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << place.block(rank_m, 0)); /* blocks with this rank_m: they share A */
@@ -163,7 +177,7 @@ template <class S, int MN_MAJOR> __device__ inline uint64_t matrix_of(uint32_t a
 
 /* The products of one stage, as one group. a(bytes) and b(bytes): descriptors of what lies so far from where this warpgroup's rows of the tiles begin. */
 template <class S, int TA, int TB, class OfA, class OfB>
-__device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], OfA a, OfB b) {
+__device__ __forceinline__ void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], OfA a, OfB b) {
     /* 32 bytes of k: along a K-major row, or 16 rows of an MN-major one */
     constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
     mma_fence();
@@ -181,7 +195,7 @@ __device__ inline void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], OfA a
  * a step of 64x64x64 takes 50 instructions instead of 80, and 2048 -> 512 channels at 7x7, batch 32, f16, 11.3 us instead of 12.7 on an H200. Of
  * several instructions at a time each waited for its own registers: 256 windows of 32 filters took up to 1.34 times as long. */
 template <class S, int TA, int TB, class Release, class Last>
-__device__ inline void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
+__device__ __forceinline__ void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
                                   Release release, Last last) {
     const uint64_t first_a = matrix_of<S, TA>(shared.a(0) + row * S::ROW), first_b = matrix_of<S, TB>(shared.b(0) + column * S::ROW);
     const uint64_t high_a = matrix_of<S, TA>(0) >> 32 << 32, high_b = matrix_of<S, TB>(0) >> 32 << 32;
@@ -206,7 +220,7 @@ __device__ inline void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], con
 }
 
 template <class S, class Operands>
-__device__ inline void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place,
+__device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place,
                                bool near) {
     using Acc = typename S::Acc;
     const Problem &p = Operands::product(arguments);
@@ -221,7 +235,7 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
     const int waiter = other < 0 ? place.block(rank_m, lane) : place.block(other + (other >= rank_m), rank_n);
     /* each block of a cluster has flags and partial sums of its own */
     unsigned *const tile_flags = p.flags + place.rank * grid.tiles();
-    const Partials<Acc> partials(p, place.rank * grid.slots(p), thread, 128 * S::GROUPS, S::SLICES);
+    const Partials<S, Acc> partials(p, place.rank * grid.slots(p), thread);
     const bool tells = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
     Work work(p, grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
@@ -245,21 +259,34 @@ __device__ inline void consume(const Stages<S> &shared, int *flag, const typenam
             if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
         };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
-        if constexpr (S::DTYPE == BF16X6) {
-            accumulate_split<S, Thirds, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
-            mend_thirds<S, Operands::TA>(p, sum[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
-        } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Halves, Operands::TA>(sum[0], shared, ring, t.end - t.begin, row, column, release);
-        else if constexpr (Operands::TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, t.end - t.begin, row, column, release), last();
-        else accumulate<S, Operands::TA, Operands::TB>(sum, shared, ring, t.end - t.begin, row, column, release, last);
+        if (p.beta != 0 && !near)
+            Operands::template with_target<S>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
+                fetch_before<S, decltype(as)::runs>(of, target, first, first_column);
+            });
+        const int steps = t.end - t.begin;
+        Operands::template with_majors<S>(arguments, [&](auto a, auto b) {
+            constexpr int TA = decltype(a)::value; /* 1: MN-major */
+            if constexpr (S::DTYPE == BF16X6) {
+                accumulate_split<S, Thirds, TA>(sum[0], shared, ring, steps, row, column, release);
+                mend_thirds<S, TA>(p, sum[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
+            } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Halves, TA>(sum[0], shared, ring, steps, row, column, release);
+            else if constexpr (TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, steps, row, column, release), last();
+            else accumulate<S, TA, decltype(b)::value>(sum, shared, ring, steps, row, column, release, last);
+        });
         if (near) {
             const Meeting<S, Acc> meeting(shared.data, place.part, p.splits, thread);
             meeting.leave(sum);
             Operands::store_meeting(arguments, t, meeting, first_row, first_column);
             return;
         }
-        if (t.parts == 1 || leave<S>(partials, work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag + 4 * set,
-                                     [&] { sync_threads(1 + set, 128 * S::GROUPS); }))
-            Operands::template store<S>(arguments, work, t, partials, first_row, first_column, sum, flag + 4 * S::SETS);
+        if (t.parts > 1) {
+            const auto sync = [&] { sync_threads(1 + set, 128 * S::GROUPS); };
+            if (!partials.leave(work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag + 4 * set, sync)) continue;
+            partials.add_up(work, t, sum);
+        }
+        Operands::template with_target<S>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
+            store_sums<S, decltype(as)::runs>(of, target, first, first_column, sum);
+        });
     }
 }
 
@@ -367,31 +394,19 @@ template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> 
     return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES, out) : error;
 }
 
-/* take(Matrices) of those that a problem's operands are. */
-template <class S, class Take> auto with_matrices(const Problem &p, Take take) {
-    if constexpr (!S::Element::MN_MAJOR && S::DTYPE != PYSIM_TF32) return take(Matrices<0, 0>());
-    else if constexpr (S::Element::SPLIT > 0 || S::DTYPE == PYSIM_TF32) return p.trans_a ? take(Matrices<1, 0>()) : take(Matrices<0, 0>());
-    else if (p.trans_a) return p.trans_b ? take(Matrices<1, 0>()) : take(Matrices<1, 1>());
-    else return p.trans_b ? take(Matrices<0, 0>()) : take(Matrices<0, 1>());
-}
-template <class S> Kernel<Problem> kernel_for(const Problem &p) {
-    return with_matrices<S>(p, [](auto of) -> Kernel<Problem> { return wgmma_kernel<S, decltype(of)>; });
-}
-
 template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
     CUtensorMap a, b;
     const Encode encode = encoder().call;
-    const int box_a = with_matrices<S>(p, [&](auto of) { return decltype(of)::template box_a<S>(p); });
-    const int box_b = with_matrices<S>(p, [&](auto of) { return decltype(of)::template box_b<S>(p); });
+    const int box_a = Matrices::box_a<S>(p), box_b = Matrices::box_b<S>(p);
     cudaError_t error = encoder().error;
     if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
                                                 : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, box_a);
     if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, box_b, S::DTYPE == BF16X6)
                                                 : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
-    return error == cudaSuccess ? start<S>(kernel_for<S>(p), a, b, p, p, sms, stream) : error;
+    return error == cudaSuccess ? start<S, Problem>(wgmma_kernel<S, Matrices>, a, b, p, p, sms, stream) : error;
 }
 
-template <class S> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) { return attributes_of<S>(kernel_for<S>(p), out); }
+template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) { return attributes_of<S, Problem>(wgmma_kernel<S, Matrices>, out); }
 }
 }
 #endif

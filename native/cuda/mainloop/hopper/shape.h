@@ -46,12 +46,9 @@ struct Shape {
     static constexpr int A_BYTES = BLOCK_M * ROW, B_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
     /* what one block loads of a tile that the cluster shares */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
-    /* stages, barriers, each set's flag and barrier, each warp's passage to ragged rows (epilogue.cuh), room to align */
-    static constexpr int PASSAGE_BYTES = 16 * 40 * 4, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16 * SETS;
-    static constexpr int SHARED_BYTES = PASSAGES + 4 * CONSUMERS * PASSAGE_BYTES + 1024;
-    /* Results that pass through shared memory (conv/wgmma/kernel.cuh), in the passages' place: of a warpgroup 64 rows of 32 columns. */
-    static constexpr int STAGED_PITCH = 64 * 4 + 16, STAGED_BYTES = CONSUMERS * 32 * STAGED_PITCH;
-    static_assert(STAGED_BYTES <= 4 * CONSUMERS * PASSAGE_BYTES, "one area for both ways");
+    /* stages, barriers, each set's flag and barrier, each warpgroup's strips of results (epilogue.cuh), room to align */
+    static constexpr int PASSAGE_BYTES = 4 * 16 * 40 * 4, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16 * SETS;
+    static constexpr int SHARED_BYTES = PASSAGES + CONSUMERS * PASSAGE_BYTES + 1024;
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
     static_assert(ROW == 128 || (ROW == 64 && BYTES == 2), "swizzles of rows; what is read into registers has rows of 128 bytes");
     static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");

@@ -78,7 +78,7 @@ template <class S> struct Halves {
 
 /* The next COUNT stages of the ring: `sum` += their products. `column`: where this warpgroup's part of B begins; release(stage) gives one back. */
 template <class S, class Kept, int COUNT, class OfA, class Ring, class Stages, class Release>
-__device__ inline void promote(float (&sum)[S::SUMS], const OfA &of_a, const Stages &shared, Ring &ring, int column, Release release) {
+__device__ __forceinline__ void promote(float (&sum)[S::SUMS], const OfA &of_a, const Stages &shared, Ring &ring, int column, Release release) {
     float part[S::SUMS];
     Kept kept[COUNT];
     int stage[COUNT];
@@ -108,7 +108,7 @@ __device__ inline void promote(float (&sum)[S::SUMS], const OfA &of_a, const Sta
 /* `sum` += the products of the stages that follow in the ring, `steps` of them; `row` and `column`: where this warpgroup's part of the tile
  * begins. Kept: Halves, or Thirds (thirds.cuh). */
 template <class S, template <class> class Kept, int TA, class Ring, class Stages, class Release>
-__device__ inline void accumulate_split(float (&sum)[S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
+__device__ __forceinline__ void accumulate_split(float (&sum)[S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
     constexpr int TOGETHER = S::PROMOTION / S::BLOCK_K;
     const ThreadOfA<TA> of_a(row);
 #pragma unroll 1
@@ -121,7 +121,7 @@ __device__ inline void accumulate_split(float (&sum)[S::SUMS], const Stages &sha
 /* Of tf32 whose A is MN-major, as no instruction reads it from shared memory: by registers, in which A's elements of TOGETHER instructions come while
  * those before multiply, where sums leave room for both. */
 template <class S, class Ring, class Stages, class Release>
-__device__ inline void accumulate_turned(float (&sum)[S::PARTS][S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
+__device__ __forceinline__ void accumulate_turned(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
     constexpr int TOGETHER = 2, LEFT = S::PARTS > 1 || S::SUMS > 64 ? 0 : 1;
     const ThreadOfA<1, false> of_a(row);
     int before = -1;

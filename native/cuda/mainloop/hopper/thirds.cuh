@@ -52,7 +52,7 @@ template <class S> struct Thirds {
 };
 
 /* Sums that are not finite become those of multiply-adds in the order of k, of steps [begin, end); `row` and `column`: the thread's first of C. */
-template <class S, int TA> __device__ inline void mend_thirds(const Problem &p, float (&sum)[S::SUMS], int row, int column, int begin, int end) {
+template <class S, int TA> __device__ __forceinline__ void mend_thirds(const Problem &p, float (&sum)[S::SUMS], int row, int column, int begin, int end) {
     mend(sum, [&](int which) {
         const int m = row + which / 2 % 2 * 8, n = column + which / 4 * 8 + which % 2;
         float value = 0;
