@@ -44,7 +44,7 @@ from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
-from pysim.registry.cuda import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import Attributes, GemmKernel, attributes_file, gemm_attributes, gemm_kernel
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
 import conv_data
