@@ -100,6 +100,14 @@ def test_every_problem_plans_on_every_shipped_cpu(name: str) -> None:
         json.dumps(chosen.to_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+@pytest.mark.parametrize("text", ["gemm:300x200x100:tn", "conv:mb2ic64ih14oc96kh3sh2ph1"])
+def test_there_is_a_plan_whatever_computing_hides(text: str, overlap: float) -> None:
+    on = machine.load("zen4")
+    on = msgspec.structs.replace(on, core=msgspec.structs.replace(on.core, overlap=msgspec.structs.replace(on.core.overlap, value=overlap)))
+    assert plan(text, on).seconds == plans(text, on, top=1)[0].seconds
+
+
 def test_plans_are_ranked_and_the_first_is_the_plan() -> None:
     ranked = plans(LAYER, "zen4", top=25)
     cycles = [full_cost(item).cycles for item in ranked]

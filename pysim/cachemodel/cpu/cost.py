@@ -118,7 +118,7 @@ def predict(table: Table, state: State = "hot", limit: Array | None = None, done
         keep = least <= np.where(table.keeps_windows, *limit)
         if done is not None:
             keep &= least > np.where(table.keeps_windows, *done)
-            keep[least.argmin()] |= not keep.any()  # no table is empty
+        keep[least.argmin()] |= not keep.any()  # no table is empty
         if not keep.all():
             table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
     return total(table, terms, crossing(table.rates, flows(table, state)))
