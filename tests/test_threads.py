@@ -57,7 +57,8 @@ def test_images_that_do_not_go_round_are_divided_until_they_do() -> None:
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_the_largest_part_is_at_least_an_even_share_and_no_more_than_all(text: str, threads: int) -> None:
     problem = parse(text)
-    for one in planner.plan(problem, ZEN4).considered:
+    columns = [planner.plan(problem, ZEN4, algorithm="im2col")] if isinstance(problem, Conv) and not problem.pointwise else []
+    for one in (*planner.plan(problem, ZEN4).considered, *columns):
         part = algorithm_named(one.algorithm, problem, ZEN4).largest_part(problem, one.schedule, threads)
         work = part.share * part.problem.flops
         assert problem.flops / threads <= work * 1.001 and work <= 1.001 * problem.flops

@@ -149,7 +149,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     product = nest_part(_product(msgspec.structs.replace(problem, batch=1)), schedule, threads)
     assert isinstance(product.problem, Conv)
     rows, filters = product.problem.out_h, product.problem.filters // product.problem.groups
-    part = rows_of(problem, problem.batch, rows, filters, product.problem.groups)
+    part = rows_of(problem, problem.batch, rows, filters, groups=product.problem.batch)
     return product._replace(problem=part, regions=2 * problem.batch)
 
 
