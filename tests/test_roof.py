@@ -9,7 +9,8 @@ from pysim.explain.roof import above, floor_of, floor_seconds, read_bytes
 from pysim.explain.text import explain
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any, names
-from pysim.record.plan import State
+from pysim.record.plan import Layout
+from pysim.record.state import STATES, State
 
 PROBLEMS = (
     "conv:mb32ic512ih28oc512kh3ph1",
@@ -29,6 +30,40 @@ def test_no_plan_is_predicted_above_the_roof(machine: str, state: State) -> None
         for plan in planner.plans(text, machine, top=20, state=state):
             assert above(plan, plan.seconds, "predicted") == ""
             assert above(plan, 0.5 * floor_seconds(plan), "measured") or not floor_seconds(plan)
+
+
+PADDED = (
+    ("conv:g8mb1ic8ih2oc8kh5ph2", "nchw"),
+    ("conv:g4mb1ic16ih2iw40oc16kh3ph1", "nchw"),
+    ("conv:g16mb1ic16ih2oc16kh5ph2", "nchw16c"),
+    ("conv:mb1ic32ih2oc32kh5ph2", "nchw16c"),
+    ("conv:mb1ic2048ih1oc3200kh2kw3sh2ph2", "nchw16c"),
+)
+
+
+@pytest.mark.parametrize(("text", "layout"), PADDED)
+def test_the_roof_is_of_what_meets_the_image_alone(text: str, layout: Layout) -> None:
+    machine = load_any("zen4")
+    assert isinstance(machine, Machine)
+    free = {name: msgspec.structs.replace(getattr(machine.core, name), value=0.0) for name in ("call_cycles", "store_run_cycles")}
+    unit = machine.unit_of("avx512")
+    slow = msgspec.structs.replace(unit, fma_per_cycle=msgspec.structs.replace(unit.fma_per_cycle, value=0.01))
+    for units in ((slow,), machine.core.units):
+        core = msgspec.structs.replace(machine.core, units=units, **free)
+        for state in STATES:
+            plan = planner.plan(text, msgspec.structs.replace(machine, core=core), layout=layout, state=state)
+            assert above(plan, plan.seconds, "predicted") == ""
+
+
+@pytest.mark.parametrize("text", ["conv:g8mb1ic8ih56oc8kh3ph1", "conv:g8mb1ic8ih56oc8kh3sh2ph1:f64"])
+def test_depthwise_loops_of_plain_c_take_what_their_multiply_adds_take(text: str) -> None:
+    machine = load_any("zen4")
+    assert isinstance(machine, Machine)
+    unit = machine.unit_of("portable")
+    slow = msgspec.structs.replace(unit, fma_per_cycle=msgspec.structs.replace(unit.fma_per_cycle, value=0.1))
+    machine = msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, units=(slow,)))
+    plan = planner.plan(text, machine, algorithm="depthwise")
+    assert above(plan, plan.seconds, "predicted") == ""
 
 
 def test_a_number_that_a_machine_file_has_wrong_is_found_and_said() -> None:

@@ -11,6 +11,7 @@ Worked number: 192 channels of 17x17 to 192, 7x1: 55,488 elements go in and as m
 a time.
 """
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -117,4 +118,5 @@ def describe(plan: Plan) -> Description:
     moved = f"each image's {w.channels} channels into blocks of {kernel.lane_filters}, its {w.filters} planes of results back"
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest, names = described(w, [(kernel, schedule)], _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}
-    return words.describe(plan, "direct convolution by way of blocks of channels", nest, inner, names, (Section("reordering", (moved,)),))
+    section, peak = Section("reordering", (moved,)), words.peak_of_taps(plan, math.prod(live_taps(w)))
+    return words.describe(plan, "direct convolution by way of blocks of channels", nest, inner, names, (section,), peak)

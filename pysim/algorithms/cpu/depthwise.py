@@ -8,11 +8,13 @@ Worked number: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. Of 16 lanes `
 transposed per 16 groups.
 """
 
+import math
+
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, described, planes_elements, shares_rows, terms
+from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, described, live_rows, planes_elements, shares_rows, terms
 from pysim.cachemodel.cpu.listed import OfList, as_described, row_of, untyped
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -118,4 +120,5 @@ def describe(plan: Plan) -> Description:
         high = kernel.windows // kernel.lane_windows
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
     summary = "groups of few channels, operands read as they lie"
-    return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner)
+    met = math.prod(live_taps(w)) if kernel.form == BLOCKS else live_rows(w) * w.out_w * w.kernel_w
+    return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner, peak=words.peak_of_taps(plan, met))

@@ -112,4 +112,5 @@ def describe(plan: Plan) -> Description:
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest = described(w, [(kernel, schedule)], plan.layout)
     names = {"panels": f"panels of {kernel.filters} filters"}
-    return words.describe(plan, f"direct convolution of {lies}, broadcast as they lie", nest, inner, names)
+    peak = words.peak_of_taps(plan, shape.steps * w.windows)
+    return words.describe(plan, f"direct convolution of {lies}, broadcast as they lie", nest, inner, names, peak=peak)

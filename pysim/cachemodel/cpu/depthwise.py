@@ -8,7 +8,7 @@ rows    A tile is some rows of outputs x one vector of columns x some filters. W
         for two taps and parts them by a shuffle each, larger ones gather lane by lane; AVX-512 makes the taps of 3x3 from neighbouring
         lanes. Each tap of a tile loads R weights a filter. Kernel rows that lie in padding are left out.
         Plain C goes over a row of up to `windows` outputs for each tap, TAP_CYCLES to begin: it loads sums and inputs and stores sums, 16
-        bytes at a time, or an element every half cycle where strides part them.
+        bytes at a time, or an element every half cycle where strides part them; its multiply-adds are elements.
 planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed, before and after: L^2 / P loads of P
         elements, 16 bytes, at the rate of the machine's narrowest vectors, all but one of each vector's merged into it, L log2(P)
         shuffles and L stores. A tile of up to 8 outputs of a row loads its columns once for all taps (3, 5, 7 of strides 1 and 2), or a
@@ -107,7 +107,7 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
     if kernel.lane_windows == 1:
         taps = float(filters * channels * live_rows(w) * w.kernel_w)
         steps = taps * (ceil_div(w.out_w, PART_BYTES // SIZES[w.dtype]) if w.stride_w == 1 else w.out_w / 2)
-        return Work(0.0, 0.0, 2 * steps, steps, taps=taps * ceil_div(w.out_w, kernel.windows))
+        return Work(taps * w.out_w, 0.0, 2 * steps, steps, taps=taps * ceil_div(w.out_w, kernel.windows))
     shared, vectors = shares_rows(w, kernel), ceil_div(w.out_w, kernel.lane_windows)
     phases = w.dilation_h if shared else 1
     tiles = sum(ceil_div(rows, high) for rows in (len(range(phase, w.out_h, phases)) for phase in range(min(phases, w.out_h))))

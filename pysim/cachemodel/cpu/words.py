@@ -19,6 +19,7 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.cachemodel.cpu.threads import grid, parts_of_each
 from pysim.machine.cpu import Level, Machine
+from pysim.problem.conv import Conv
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan, on_cpu
@@ -53,6 +54,14 @@ def peak_of(plan: Plan, lanes: int = 0) -> float:
     """FLOP/s at which the kernel's multiply-adds, of its columns' lanes unless said otherwise, keep one core's unit busy."""
     on, kernel = on_cpu(plan)[1], row_of(plan.schedule)
     return 2 * (lanes or kernel.lane_windows * kernel.lane_filters) * on.unit_of(kernel.target).rate(plan.workload.dtype) * on.clock_hz
+
+
+def peak_of_taps(plan: Plan, met: float) -> float:
+    """FLOP/s of the definition at which one core's unit is busy, where of the taps of all windows so many are multiplied: those that meet
+    the image."""
+    w = plan.workload
+    assert isinstance(w, Conv)
+    return peak_of(plan) * w.windows * w.kernel_h * w.kernel_w / met if met else 0.0
 
 
 def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
