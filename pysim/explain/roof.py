@@ -56,7 +56,7 @@ def read_bytes(w: Workload) -> int:
         return SIZES[w.dtype] * (w.m * w.k + w.k * w.n)
     high, wide = min(w.height, w.out_h * w.kernel_h), min(w.width, w.out_w * w.kernel_w)
     met = max(0, high - w.pad_top - w.pad_bottom) * max(0, wide - w.pad_left - w.pad_right)  # less what may lie in padding
-    taps = math.prod(np.count_nonzero(taps) for taps in met_taps(w))
+    taps = math.prod(int(np.count_nonzero(outputs)) for outputs in met_taps(w))
     return SIZES[w.dtype] * (w.batch * w.channels * met + w.filters * (w.channels // w.groups) * taps)
 
 

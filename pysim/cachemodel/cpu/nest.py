@@ -201,7 +201,8 @@ def met_taps(w: Conv) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _met(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> NDArray[np.int64]:
     at = np.arange(kernel) * dilation - before  # of the first output
     first, last = np.maximum(0, -(at // stride)), np.minimum(out - 1, (size - 1 - at) // stride)
-    return np.maximum(0, last - first + 1)
+    met: NDArray[np.int64] = np.maximum(0, last - first + 1)
+    return met
 
 
 @lru_cache(maxsize=64)
