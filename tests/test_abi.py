@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from pysim.errors import MissingError
+from pysim.errors import MissingError, PysimError
+from pysim.registry import cpu as registry
 from pysim.registry.cpu import cpu_kernels
 from pysim.registry.files import native_file
 from pysim.runtime import cpu as runtime
@@ -98,3 +99,13 @@ def test_a_refused_call_leaves_its_sentence_and_the_next_one_works():
     assert LIB.pysim_kernel_at(-1, info) == LIB.PYSIM_BAD_ARGUMENT
     assert b"-1" in FFI.string(LIB.pysim_last_error())
     assert LIB.pysim_kernel_at(0, info) == LIB.PYSIM_OK
+
+
+def test_a_row_of_a_target_that_nothing_is_packed_for_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "conv").mkdir()
+    for table in ("kernels.inc", "conv/depthwise.inc"):
+        text = native_file(table).read_text()
+        (tmp_path / table).write_text(text.replace("PYSIM_DIRECT(target(avx512)", "PYSIM_DIRECT(target(avx521)", 1))
+    monkeypatch.setattr(registry, "native_file", lambda name: tmp_path / name)
+    with pytest.raises(PysimError, match=r'depthwise\.inc: .*__avx521: nothing packs for "avx521 f32"; did you mean "avx512 f32"'):
+        registry._rows.__wrapped__("conv/depthwise.inc")

@@ -9,12 +9,14 @@ from functools import cache
 
 import msgspec
 
+from pysim.errors import PysimError, choose, quoted
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.registry.files import epilogue_numbers, native_file
 
 _TABLES = ("kernels.inc", "conv/depthwise.inc", "conv/skinny.inc", "conv/polyphase.inc", "conv/direct_nchwc.inc")  # as registry.c has them
 _LINE = re.compile(r"^PYSIM_(?:KERNEL|DIRECT|SKINNY|PHASES|NCHWC)\((.*)\)", re.MULTILINE)
+_PACKERS = re.compile(r"^PYSIM_PACKER\((\w+),\s*(\w+)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
@@ -55,7 +57,13 @@ def _rows(table: str) -> tuple[Kernel, ...]:
     lines = _LINE.findall(native_file(table).read_text())
     first = sum(len(_rows(one)) for one in _TABLES[: _TABLES.index(table)])
     columns = (dict(_FIELD.findall(line)) for line in lines)
-    return tuple(msgspec.convert({"index": index, **of}, Kernel, strict=False) for index, of in enumerate(columns, first))
+    rows = tuple(msgspec.convert({"index": index, **of}, Kernel, strict=False) for index, of in enumerate(columns, first))
+    known = dict.fromkeys(_PACKERS.findall(native_file("kernels.inc").read_text()))
+    for row in rows:
+        if (row.target, row.dtype) not in known:
+            unit = f"{row.target} {row.dtype}"
+            raise PysimError(f"{native_file(table)}: {row.name}: nothing packs for {quoted(unit)}; {choose(unit, map(' '.join, known))}")
+    return rows
 
 
 def kernels() -> tuple[Kernel, ...]:
