@@ -31,6 +31,11 @@ def check_place(path: Path, replace: bool = False) -> None:
         raise MachineError(f"{path}: a machine file ends in .toml and goes to a folder that is there")
     if path.exists() and not (replace and path.is_file()):
         raise MachineError(f"{path} is there already and is kept; give another name, or --force to replace a file")
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            (Path(folder) / path.name).touch()
+    except (OSError, ValueError) as error:
+        raise MachineError(f"{path} cannot be written: {error}") from None
 
 
 def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
