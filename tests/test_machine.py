@@ -282,6 +282,11 @@ FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "band
         ('target = "avx2"', 'target = "avx512"', ["core.units", '"avx512" stands twice']),
         ('target = "avx2"', 'target = "avx521"', ["core.units", 'no kernel has the target "avx521"', 'did you mean "avx512"']),
         (
+            "stores_per_cycle = {",
+            'types = [{ name = "f46", fma_per_cycle = { value = 1.0, kind = "measured", source = "chains" } }]\nstores_per_cycle = {',
+            ["core.units.avx512.types", 'no element type is named "f46"', "there are: f32, f64"],
+        ),
+        (
             "sets = 64\nways = 8",
             "sets = 4096\nways = 8",
             ["levels.L1", "2,097,152 bytes", "more than the 1,048,576 of L2", "none larger than the next"],

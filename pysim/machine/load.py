@@ -25,6 +25,7 @@ from pysim.errors import MachineError, choose, nearest, quoted
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
 from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses
 from pysim.machine.quantity import SCHEMA, Count, Kind, Number, Source, check_range, facts, quantities
+from pysim.problem.dtypes import GEMM_DTYPES
 from pysim.registry.cpu import cpu_kernels
 
 SHIPPED = Path(__file__).parent / "data"
@@ -155,6 +156,10 @@ def _check(machine: Machine | Gpu, where: str) -> None:
             if unit.target not in targets:
                 raise MachineError(f"{where}: core.units: no kernel has the target {quoted(unit.target)}; {choose(unit.target, targets)}")
             _check_unique([one.name for one in unit.types], f"{where}: core.units.{unit.target}.types: name")
+            for one in unit.types:
+                if one.name not in GEMM_DTYPES:
+                    known = choose(one.name, GEMM_DTYPES)
+                    raise MachineError(f"{where}: core.units.{unit.target}.types: no element type is named {quoted(one.name)}; {known}")
     for path, fact in facts(machine):
         _check_source(fact.source, path, machine, where)
         if isinstance(fact, Number) and fact.error is not None and not (math.isfinite(fact.error) and fact.error >= 0):
