@@ -2,16 +2,18 @@
 """Schedules: what a run obeys, field for field the structs `pysim_schedule` and `pysim_cuda_schedule` of
 `native/pysim.h`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from pysim.errors import PlanError, quoted
+from pysim.problem.fields import INT64_MAX
 from pysim.registry.cuda import conv_kernel, gemm_kernel
 
 Stationary = Literal["input_stationary", "weight_stationary"]
 STATIONARY: tuple[Stationary, ...] = ("input_stationary", "weight_stationary")
 PACK = ("none", "tiles")
+Size = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -26,13 +28,13 @@ class Schedule(msgspec.Struct, frozen=True):
     kernel: str
     stationary: Stationary
     pack: Literal["none", "tiles"]
-    windows: int
-    filters: int
-    channels: int
-    k2: int
-    k3: int
+    windows: Size
+    filters: Size
+    channels: Size
+    k2: Size
+    k3: Size
     algorithm: str | None = None
-    outputs: int | None = None
+    outputs: Size | None = None
 
     @property
     def kind(self) -> str:
