@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -106,6 +107,21 @@ def test_there_is_a_plan_whatever_computing_hides(text: str, overlap: float) -> 
     on = machine.load("zen4")
     on = msgspec.structs.replace(on, core=msgspec.structs.replace(on.core, overlap=msgspec.structs.replace(on.core.overlap, value=overlap)))
     assert plan(text, on).seconds == plans(text, on, top=1)[0].seconds
+
+
+@pytest.mark.parametrize("side", ["ih1iw1000000000kh1kw3pw1", "ih1iw1000000000kh1kw1000000000", "ih1000000000iw1kh1000000000kw1"])
+def test_the_longest_problem_is_planned_as_fast_as_others(side: str) -> None:
+    begin = time.process_time()
+    assert plan(f"conv:mb1ic1oc1{side}", "zen4").seconds
+    assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize("size", [f"k2={10**20}", "k3=0", "channels=-1", "outputs=3"])
+def test_the_name_of_a_plan_with_a_size_that_none_has_is_refused(size: str) -> None:
+    field = size.partition("=")[0]
+    name = re.sub(f",{field}=[0-9]+", "", plan(LAYER, "zen4", algorithm="sconv").name)
+    with pytest.raises(PlanError, match=field):
+        plan(LAYER, "zen4", name=f"{name},{size}")
 
 
 def test_plans_are_ranked_and_the_first_is_the_plan() -> None:

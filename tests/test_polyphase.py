@@ -109,7 +109,7 @@ def test_small_blocks_of_rows_copy_their_halos_again() -> None:
 
 
 def test_vectors_of_a_row_are_divided_evenly_among_tiles() -> None:
-    assert [tiles_of(vectors, 3) for vectors in (1, 3, 4, 7)] == [[1], [3], [2, 2], [3, 2, 2]]
+    assert [tiles_of(vectors, 3) for vectors in (1, 3, 4, 7)] == [((0, 2), (1, 1)), ((0, 4), (1, 3)), ((0, 3), (2, 2)), ((1, 3), (2, 2))]
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

@@ -13,13 +13,10 @@ F(4x4), a quarter of the multiply-adds, on a unit of 117 GFLOP/s: 231 / (4 x 117
 GB/s in 2.1 ms; of them caches of 33 MiB may hold 34.6 MB, so hot 1.0 ms.
 """
 
-import math
 from typing import NamedTuple
 
-import numpy as np
-
 from pysim.algorithms import algorithm_named
-from pysim.cachemodel.cpu.nest import met_taps
+from pysim.cachemodel.cpu.nest import ceil_div, live_taps
 from pysim.machine.gpu import Gpu
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
@@ -56,7 +53,8 @@ def read_bytes(w: Workload) -> int:
         return SIZES[w.dtype] * (w.m * w.k + w.k * w.n)
     high, wide = min(w.height, w.out_h * w.kernel_h), min(w.width, w.out_w * w.kernel_w)
     met = max(0, high - w.pad_top - w.pad_bottom) * max(0, wide - w.pad_left - w.pad_right)  # less what may lie in padding
-    taps = math.prod(int(np.count_nonzero(outputs)) for outputs in met_taps(w))
+    rows, columns = live_taps(w)
+    taps = ceil_div(rows, w.out_h) * ceil_div(columns, w.out_w)  # that meet the image, or fewer
     return SIZES[w.dtype] * (w.batch * w.channels * met + w.filters * (w.channels // w.groups) * taps)
 
 

@@ -151,6 +151,8 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
     if (schedule.windows, schedule.filters) != (kernel.windows, kernel.filters) or not 1 <= schedule.channels <= nest.channels:
         right = f"{kernel.windows} windows x {kernel.filters} filters and 1 to {nest.channels} channels"
         raise PlanError(f"{kernel.name} has tiles of {right}, not {schedule.windows} x {schedule.filters} and {schedule.channels}")
+    if schedule.outputs is not None:
+        raise PlanError(f"{kernel.name} transforms no tiles, so its schedules have no outputs; the named one has {schedule.outputs}")
     if min(schedule.k2, schedule.k3) < 1 or (schedule.pack == "none" and not nest.in_place):
         raise PlanError("k2 and k3 are at least 1, and pack none is for windows that lie in place: an unpadded 1x1 convolution of stride 1")
     return of_row(nest, machine, schedule, kernel)

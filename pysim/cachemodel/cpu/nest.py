@@ -15,8 +15,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
@@ -188,21 +186,16 @@ def floor_sum(count: int, step: int, start: int, divisor: int) -> int:
 @lru_cache(maxsize=64)
 def live_taps(w: Conv) -> tuple[int, int]:
     """Kernel rows that meet the image, summed over rows of outputs, and taps of a row that do, summed over columns."""
-    rows, columns = met_taps(w)
-    return int(rows.sum()), int(columns.sum())
+    rows = _live(w.out_h, w.kernel_h, w.stride_h, w.dilation_h, w.pad_top, w.height)
+    return rows, _live(w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, w.width)
 
 
-def met_taps(w: Conv) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of outputs for which each kernel row meets the image, and columns of outputs for which each tap of a row does."""
-    rows = _met(w.out_h, w.kernel_h, w.stride_h, w.dilation_h, w.pad_top, w.height)
-    return rows, _met(w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, w.width)
+def _live(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> int:
+    def ending(at: int) -> int:
+        """Pairs of an output and a tap that lie at `at` or before."""
+        return Progression(at + before + stride, dilation, kernel).quotients(1, 0, stride, out * stride)
 
-
-def _met(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> NDArray[np.int64]:
-    at = np.arange(kernel) * dilation - before  # of the first output
-    first, last = np.maximum(0, -(at // stride)), np.minimum(out - 1, (size - 1 - at) // stride)
-    met: NDArray[np.int64] = np.maximum(0, last - first + 1)
-    return met
+    return ending(size - 1) - ending(-1)
 
 
 @lru_cache(maxsize=64)

@@ -52,10 +52,11 @@ class Parted(NamedTuple):
         return cls(high, phases, pitch, w.channels // w.groups * high * phases * pitch * SIZES[w.dtype])
 
 
-def tiles_of(vectors: int, most: int) -> list[int]:
-    """Vectors of each tile of a row."""
+def tiles_of(vectors: int, most: int) -> tuple[tuple[int, int], ...]:
+    """Tiles of a row, of equal size, give or take one: how many, and the vectors of each."""
     tiles = ceil_div(vectors, most)
-    return [vectors // tiles + (at < vectors % tiles) for at in range(tiles)]
+    small, more = divmod(vectors, tiles)
+    return (more, small + 1), (tiles - more, small)
 
 
 @lru_cache(maxsize=64)
@@ -65,7 +66,7 @@ def _row_cycles(w: Conv, kernel: Kernel, unit: Unit, begin: float) -> float:
     if kernel.lane_windows == 1:  # plain C: what a loop needs besides is in the rate
         return taps * w.out_w * kernel.filters / unit.rate(w.dtype)
     tiles = tiles_of(ceil_div(w.out_w, kernel.lane_windows), kernel.windows // kernel.lane_windows)
-    return taps * sum(unit.step_cycles(w.dtype, vectors, kernel.filters) for vectors in tiles) + len(tiles) * begin
+    return sum(count * (taps * unit.step_cycles(w.dtype, vectors, kernel.filters) + begin) for count, vectors in tiles)
 
 
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
