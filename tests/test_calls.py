@@ -342,6 +342,11 @@ def test_an_out_over_an_operand_is_refused_before_anything_is_written(turn):
         with pytest.raises(OperandError, match=f"out overlaps {place}, which is read while it is written"):
             pysim.gemm(**given, beta=1.0, out=x)
         assert np.array_equal(x, M)
+    for groups in (1, 4):  # with filters that are prepared, and that are read as they are
+        filters = np.full((4, 4 // groups, 9, 9), 2, np.float32)
+        with pytest.raises(OperandError, match="out overlaps w"):
+            pysim.conv2d(IMAGE, filters, groups=groups, out=filters.reshape(-1)[:4].reshape(1, 4, 1, 1))
+        assert (filters == 2).all()
     image = IMAGE.copy()
     with pytest.raises(OperandError, match="out overlaps x"):
         pysim.prepare("conv:ic4ih9oc4kh1", np.ones((4, 4, 1, 1), np.float32))(image[:, :, ::-1], image)

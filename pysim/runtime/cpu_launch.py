@@ -213,14 +213,14 @@ class ConvLaunch(Launch):
         super().__init__(w, shapes, schedule, threads, executor, layout)
 
     def __call__(self, x: Any, w: Any, bias: Any = None, activation: Activation = None, out: Any = None, residual: Any = None) -> Array:
-        w, epilogue = self._ffi.from_buffer(self.second(w)), self.epilogue(bias, activation, residual)
+        weights, epilogue = self._pointer(self.second(w)), self.epilogue(bias, activation, residual)
         if out is not None:
             check_apart(self.output(out), w=w, bias=bias, residual=residual)
         if not self.prepared_bytes:
-            return self.apply(x, w, epilogue, out)
+            return self.apply(x, weights, epilogue, out)
         prepared = _workspaces.take(self.prepared_bytes)
         try:
-            return self.apply(x, self.prepare(w, prepared[0 : self.prepared_bytes]), epilogue, out)
+            return self.apply(x, self.prepare(weights, prepared[0 : self.prepared_bytes]), epilogue, out)
         finally:
             _workspaces.give(prepared)
 
