@@ -71,6 +71,8 @@ def activation(given: Any, numbers: Mapping[str, int]) -> tuple[int, float, floa
         raise OperandError(f"activation {quoted(name)} is not known; {choose(name, numbers)}, clamp as ('clamp', low, high)")
     if name == "clamp" and not (isinstance(given, tuple) and low <= high):
         raise OperandError("clamp needs its bounds: activation=('clamp', low, high), low at most high")
+    if name != "clamp" and isinstance(given, tuple):
+        raise OperandError(f"activation is {quoted(given)}, and {name} has no bounds: activation={name!r}")
     return numbers[name], low, high
 
 

@@ -169,6 +169,7 @@ def test_a_prepared_convolution_takes_a_residual_and_gives_conv2ds_bits():
         ({"activation": "clamp"}, "clamp needs its bounds"),
         ({"activation": ("clamp", 2, 1)}, "low at most high"),
         ({"activation": ("clamp", "a", 1)}, "two numbers"),
+        ({"activation": ("relu", 0, 6)}, "relu has no bounds"),
         ({"activation": []}, "is not known"),
         ({"residual": np.zeros((1, 3, 3, 4), np.float32)}, "residual has shape"),
         ({"residual": np.zeros((1, 3, 3, 3))}, "residual is float64"),
