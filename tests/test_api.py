@@ -208,6 +208,8 @@ def test_arrays_of_other_libraries_come_back_in_kind():
         (lambda x, w: pysim.conv2d(x, w, bias=np.zeros(4, np.float32)), "bias has shape"),
         (lambda x, w: pysim.conv2d(x, w, activation="swish"), 'activation "swish"'),
         (lambda x, w: pysim.conv2d(x, w, out=np.zeros((1, 3, 3, 3))), "out must be"),
+        (lambda x, w: pysim.conv2d(np.ma.masked_less(x, 0), w), r"right is x\.filled\(0\)"),
+        (lambda x, w: pysim.gemm(x[0, 0], np.ma.masked_less(x[0, 0], 0)), r"right is b\.filled\(0\)"),
         (lambda x, w: pysim.conv2d(x, w, padding=1, plan=pysim.plan("conv:ic2ih5oc3kh3")), "the plan is for"),
         (lambda x, w: pysim.gemm(x[0, 0], x[0, 0], beta=1.0), "c must be given"),
         (lambda x, w: pysim.gemm(x[0, 0], w[0, 0]), "must agree"),

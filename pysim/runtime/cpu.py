@@ -203,6 +203,10 @@ def dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
 
 def as_numpy(x: Any, name: str) -> Array:
     """A CPU array as NumPy sees it, through the array interface, DLPack or a copy."""
+    if type(x) is np.ndarray:
+        return x
+    if isinstance(x, np.ma.MaskedArray):
+        raise OperandError(f"{name} is a masked array, of which the mask would not be read; right is {name}.filled(0), or another value")
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
