@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The measurement store keeps everything it was given, whatever happens to the process or the file."""
 
+import math
 import os
 import signal
 import sqlite3
@@ -228,6 +229,14 @@ def test_a_user_without_a_home_is_told_how_to_name_a_path(monkeypatch: pytest.Mo
     monkeypatch.setenv("PYSIM_STORE", "~nosuchuser/x")
     with pytest.raises(StoreError, match="set PYSIM_STORE"):
         default_path()
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, math.inf])
+def test_samples_that_are_no_times_are_a_damaged_store(tmp_path: Path, wrong: float) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add(measurement(samples=(1e-3, wrong)))
+        with pytest.raises(StoreError, match="no times"):
+            store.find()
 
 
 def test_a_number_where_samples_should_be_is_a_damaged_store_and_not_as_many_zeros(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Worked number: 30 samples take 240 bytes; with key and environment a measurement
 """
 
 import functools
+import math
 import os
 import platform
 import sqlite3
@@ -180,6 +181,8 @@ def _measurement(row: tuple[object, ...]) -> Measurement:
         raise ValueError("the samples of a measurement are no numbers")
     samples = array("d")
     samples.frombytes(kept)
+    if not all(0 <= one < math.inf for one in samples):
+        raise ValueError("the samples of a measurement are no times")
     fields["samples"] = tuple(samples)
     fields["environment"] = msgspec.json.decode(str(fields["environment"]))
     return msgspec.convert(fields, Measurement)
