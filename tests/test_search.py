@@ -226,6 +226,23 @@ def test_what_was_measured_elsewhere_is_never_pinned_silently(differs: str, monk
 
 
 @native
+def test_a_run_that_no_search_left_so_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    document("search", SMALL, "--budget", "0.5")
+    with Store() as store:
+        kept = store.find()
+    other = os.environ["PYSIM_STORE"] + ".other"
+    monkeypatch.setenv("PYSIM_STORE", other)
+    without = {"spent": "long"}, {"plan": ""}
+    wrong = [msgspec.structs.replace(kept[0], environment=kept[0].environment | said, run=str(said)) for said in without]
+    short = [msgspec.structs.replace(one, samples=one.samples[: 2 + number % 2], run="short") for number, one in enumerate(kept)]
+    with Store() as store:
+        store.add_run(wrong + short)
+    result = invoke("plan", SMALL, "--pinned", "--json")
+    assert json.loads(result.stdout)["plans"][0]["pinned"] is None and "do not count" in result.stderr
+    assert document("search", SMALL, "--budget", "0.3")["searches"][0]["plans_measured"]
+
+
+@native
 def test_a_pinned_plan_is_one_that_is_allowed() -> None:
     (found,) = document("search", SMALL, "--budget", "0.5", "--top", "1000")["searches"]
     legal = evidence.legal(parse(SMALL), host.runnable_any("host"))

@@ -96,22 +96,35 @@ def recall(store: Store, question: Question) -> Evidence:
         if differs:
             set_aside[", ".join(differs)] += 1
         else:
-            rows.setdefault(one.run, {})[one.environment["plan"]] = one
+            rows.setdefault(one.run, {})[one.environment.get("plan", "")] = one
     evidence = Evidence([], {}, {})
     incumbent = next((_about(run, "incumbent") for run in reversed(rows.values())), "")
     for run in rows.values():
         if _about(run, "incumbent") != incumbent or incumbent not in run:
             set_aside["another incumbent"] += len(run)
             continue
-        samples = {name: np.array(one.samples) for name, one in run.items()}
-        speed = Speed.of(next(iter(run.values())).environment)
-        evidence.runs.append(Run(cast("Purpose", _about(run, "search")), incumbent, samples, float(_about(run, "spent")), speed))
+        if (read := _run(run, incumbent)) is None:
+            set_aside["no search leaves a run so"] += len(run)
+            continue
+        evidence.runs.append(read)
         evidence.times.update({name: one.time for name, one in run.items()})
     return evidence._replace(set_aside=dict(set_aside))
 
 
+def _run(stored: Mapping[str, Measurement], incumbent: str) -> Run | None:
+    """A run by its measurements, which have as many samples each; None for what `keep` does not write."""
+    samples = {name: np.array(one.samples) for name, one in stored.items()}
+    if len({one.size for one in samples.values()}) > 1:
+        return None
+    try:
+        spent, speed = float(_about(stored, "spent")), Speed.of(next(iter(stored.values())).environment)
+    except ValueError:
+        return None
+    return Run(cast("Purpose", _about(stored, "search")), incumbent, samples, spent, speed)
+
+
 def _about(run: Mapping[str, Measurement], field: str) -> str:
-    return next(iter(run.values())).environment[field]
+    return next(iter(run.values())).environment.get(field, "")
 
 
 def said(set_aside: Mapping[str, int]) -> str:
