@@ -275,3 +275,10 @@ def test_plans_of_a_network_are_below_the_roof_and_say_what_they_assumed(name, b
 
 def test_a_network_is_planned_in_300_milliseconds_of_a_quiet_machine():
     assert quiet_seconds(network("a100", 32)) < 0.3
+
+
+@pytest.mark.parametrize("sms", [1, 2, 3])
+def test_a_gpu_of_so_few_multiprocessors_that_no_cluster_fits_has_plans(sms: int) -> None:
+    few = msgspec.structs.replace(H200, sms=msgspec.structs.replace(H200.sms, value=sms))
+    plan = planner.plan("conv:mb32ic3ih14oc64kh7:tf32", few, accuracy="ieee", state="cold")
+    assert plan.seconds and above(plan, plan.seconds, "predicted") == ""

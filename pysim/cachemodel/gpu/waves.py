@@ -225,7 +225,7 @@ def _counts(gpu: Gpu, c: Columns, table: Table) -> dict[str, Array]:
     parts = np.where(_near(c, table), table.splits, 1).astype(int)  # of a launch's cluster
     together = (parts * c.blocks).astype(int)
     at_once = np.array([gpu.clusters(blocks) for blocks in range(1, 1 + max(1, together.max(initial=1)))])
-    units = np.where(parts > 1, parts * at_once[together - 1], units)
+    units = np.where((parts > 1) & (at_once[together - 1] > 0), parts * at_once[together - 1], units)  # 0: too few SMs for that cluster
     tiles_m, tiles_n, all_steps = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
     tiles, stream = tiles_m * tiles_n, table.kind == STREAM_K
     items = np.where(stream, table.splits, tiles * table.splits)
