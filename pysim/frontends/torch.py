@@ -27,7 +27,7 @@ _Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer)
 _SUMS = ("Conv", "Linear")
 
 
-class Tracer(fx.Tracer):
+class Tracer(fx.Tracer):  # type: ignore[misc]  # PyTorch need not be here
     """Symbols of which x += y writes over x, as it does on tensors: torch.fx reads x = x + y, of which other names of x know nothing."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
