@@ -168,7 +168,7 @@ class _Run:
         if node.op == "View":
             return self._view(node, graph, buffers)
         if "reference" in node.attributes:
-            run, outs = operators.by_reference(node.attributes["reference"]), [values.get(name) for name in node.outputs]
+            run, outs = operators.by_reference(node), [values.get(name) for name in node.outputs]
             return lambda: run(outs, [values[name] for name in names])
         if node.op == "Concat":
             return self._concat(node, graph, buffers)

@@ -186,6 +186,13 @@ def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> N
     out[...] = inputs[0].transpose(attributes["perm"])
 
 
+def _pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    ends = [(max(0, before), max(0, -before), max(0, behind), max(0, -behind)) for before, behind in attributes["pads"]]
+    out[...] = attributes["value"]
+    inner = tuple(slice(more, size - behind) for (more, _, behind, _), size in zip(ends, out.shape, strict=True))
+    out[inner] = inputs[0][tuple(slice(less, size - last) for (_, less, _, last), size in zip(ends, inputs[0].shape, strict=True))]
+
+
 def _copy(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0].reshape(out.shape)
 
@@ -201,7 +208,7 @@ NATIVE: dict[str, Bind] = {
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
-    "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply),
+    "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
     "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
@@ -264,13 +271,18 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any
     return run
 
 
-def by_reference(evaluate: Callable[[Sequence[Array]], Sequence[Any]]) -> Callable[..., None]:
-    """A reference as an operator of several outputs, None for one that nobody reads."""
+def by_reference(node: Node) -> Callable[..., None]:
+    """A node's reference as an operator of several outputs, None for one that nobody reads."""
+    evaluate = node.attributes["reference"]
 
     def run(outs: Sequence[Array | None], inputs: Sequence[Array]) -> None:
         for out, found in zip(outs, evaluate(inputs), strict=True):
-            if out is not None:
-                out[...] = found
+            if out is None:
+                continue
+            if np.shape(found) != out.shape:
+                told = f"onnx's own definition of it gives the shape {list(np.shape(found))}, its shape inference {list(out.shape)}"
+                raise ProblemError(f'{node.op.removeprefix("onnx.")} "{printable(node.name)}" cannot be run: {told}')
+            out[...] = found
 
     return run
 
