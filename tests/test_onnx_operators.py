@@ -141,7 +141,7 @@ def test_a_logarithm_of_softmax_is_finite_where_softmax_is_zero(opset):
     assert_close(model_of(proto)(x), wanted)
 
 
-@pytest.mark.parametrize("opset, op, how, why", [
+@pytest.mark.parametrize(("opset", "op", "how", "why"), [
     (17, "Conv", {"dilations": [4, 1]}, r"spans \[9, 3\], more than the padded image, \[8, 9\]"),
     (6, "Add", {"broadcast": 1, "axis": 0}, "broadcasts along an axis"),
 ])  # fmt: skip

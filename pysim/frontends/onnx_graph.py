@@ -161,7 +161,7 @@ class _Reader(NamedTuple):
         if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
             raise ProblemError(f'{self.model}: the type of the value "{layers.text_of(name)}" is not known')
         dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
-        if dtype == object:
+        if dtype.kind == "O":
             raise ProblemError(f'{self.model}: the value "{layers.text_of(name)}" is text; nothing here computes with that')
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
 
@@ -335,7 +335,7 @@ def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """A pool of an image without indices; its pads as shape inference made the output of them."""
     x, given = graph.tensors[node.inputs[0]], node.attributes
-    some = _is_image(node.inputs[0], graph) and math.prod(graph.tensors[node.output].shape)
+    some = _is_image(node.inputs[0], graph) and graph.tensors[node.output].nbytes
     if not some or len([name for name in node.outputs if name]) != 1:
         return None
     kernel, strides, dilations = (layers.integers_of(given, name, default) for name, default in (
