@@ -165,3 +165,12 @@ def test_a_definition_that_contradicts_shape_inference_is_named():
     model = model_of(proto)
     with pytest.raises(ProblemError, match='Conv "wide" cannot be run: onnx'):
         model(given(proto))
+
+
+@pytest.mark.parametrize("op", ["Hardmax", "LogSoftmax", "Softmax"])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+@pytest.mark.parametrize("opset", [9, 12, 13])
+def test_until_opset_12_all_axes_from_one_on_are_taken_together(op, axis, opset):
+    proto = exported([helper.make_node(op, ["x"], ["y"], **({} if axis is None else {"axis": axis}))], (2, 3, 4), opset=opset)
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))

@@ -177,9 +177,6 @@ class _Reader(NamedTuple):
         attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
         if any(one.HasField("g") or one.graphs for one in proto.attribute):
             raise ProblemError(f'{self.model}: {proto.op_type} "{printable(label)}" cannot be run: control flow inside a model is not run')
-        if attributes.get("broadcast") and "axis" in attributes:
-            why = "it broadcasts along an axis of its own, as operators before opset 7 did: convert the model to a later opset"
-            raise ProblemError(f'{self.model}: {proto.op_type} "{printable(label)}" cannot be run: {why}')
         attributes |= {"reference": reference(proto, self.opset), "proto": proto}
         return Node(proto.op_type, label, tuple(proto.input), tuple(proto.output), attributes)
 
@@ -307,6 +304,7 @@ def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Mul or Add with one constant a channel, or one for all; a Sum of two is an Add."""
     op = "Add" if node.op == "Sum" else node.op
+    _check_axis(node, graph)
     if len(node.inputs) != 2:
         return None
     for x, other in (node.inputs, node.inputs[::-1]):
@@ -322,6 +320,15 @@ def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> 
         names = (_constant(constants, node, "scale", scale), _constant(constants, node, "shift", shift))
         return Node("Affine", node.name, (x, *names), node.outputs)
     return Node(op, node.name, node.inputs, node.outputs)
+
+
+def _check_axis(node: Node, graph: Graph) -> None:
+    """ProblemError for operands that are broadcast from an axis on, as before opset 7, and not from the last one."""
+    if node.attributes.get("broadcast") and "axis" in node.attributes:
+        ranks = [len(graph.tensors[name].shape) for name in node.inputs]
+        if node.attributes["axis"] % ranks[0] + ranks[1] != ranks[0]:
+            why = "it broadcasts along an axis of its own, as operators before opset 7 did: convert the model to a later opset"
+            raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
 
 
 def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
@@ -416,13 +423,14 @@ def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Operators of numbers in floating point whose NumPy function says the same."""
     floating = graph.tensors[node.output].dtype.kind == "f"
+    _check_axis(node, graph)
     return Node(node.op, node.name, node.inputs, node.outputs) if floating else None
 
 
 _LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
-    "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "LRN": _lrn, "LogSoftmax": _softmax,
-    "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is,
+    "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
+    "LogSoftmax": _softmax, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is,
     "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose,
     **dict.fromkeys(_VIEWS, _view),
 }  # fmt: skip

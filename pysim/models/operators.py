@@ -125,6 +125,13 @@ def _log_softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
     out -= np.log(np.exp(out).sum(axis=axes, keepdims=True))
 
 
+def _hardmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    (x,), first, several = inputs, attributes["axes"][0], len(attributes["axes"]) > 1
+    x, y = (one.reshape(*one.shape[:first], -1) if several else one for one in (x, out))
+    y[...] = 0
+    np.put_along_axis(y, x.argmax(first, keepdims=True), 1, first)
+
+
 def _sum(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
     a, b = inputs if out.ctypes.data != inputs[1].ctypes.data else inputs[::-1]
     fits = a.shape == b.shape and takes(out, a, b) and not np.may_share_memory(out, b)
@@ -208,7 +215,8 @@ NATIVE: dict[str, Bind] = {
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
-    "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply), "Pad": _pad,
+    "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply),
+    "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
     "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
