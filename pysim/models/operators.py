@@ -215,8 +215,8 @@ NATIVE: dict[str, Bind] = {
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
-    "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply),
-    "Pad": _pad,
+    "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul),
+    "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
     "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
