@@ -174,3 +174,11 @@ def test_until_opset_12_all_axes_from_one_on_are_taken_together(op, axis, opset)
     proto = exported([helper.make_node(op, ["x"], ["y"], **({} if axis is None else {"axis": axis}))], (2, 3, 4), opset=opset)
     content, x = proto.SerializeToString(), given(proto)
     assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+def test_group_normalization_is_defined_by_the_type_of_its_input():
+    constants = {"s": RANDOM.standard_normal(6), "b": RANDOM.standard_normal(6)}
+    proto = exported([helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2)], (2, 6, 3, 4), constants, 21)
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (2, 6, 3, 4)))
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))

@@ -36,12 +36,13 @@ def read_graph(path: str | Path, batch: int = 1, seed: int | None = None) -> Gra
 
 def load_model(path: str | Path, batch: int = 1, seed: int | None = None) -> "onnx.ModelProto":
     """The model as it is run, here and by ONNX Runtime: batch set, weights there."""
+    import onnx.checker
     import onnx.external_data_helper
 
     model = layers.load(Path(path), printable(str(path)))
     try:
         onnx.external_data_helper.load_external_data_for_model(model, str(Path(path).resolve().parent))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ProblemError(f"{printable(str(path))}: its weights in another file cannot be read: {error}") from None
     layers.set_batch(model.graph, batch)
     return model if seed is None else seeded(model, seed)
@@ -96,11 +97,10 @@ _ROLES: dict[tuple[str, int], _Random] = {
 
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     """The graph of a model in memory, which loses its weights."""
-    import onnx
-
     opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    constants = {tensor.name: _array(tensor, name) for tensor in model.graph.initializer}
     model = layers.infer(model, name)
+    _check_names(model.graph, name)
     types = layers.tensors_of(model)
     inputs = tuple(value.name for value in model.graph.input if value.name not in constants)
     outputs = tuple(value.name for value in model.graph.output)
@@ -115,6 +115,32 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     tensors |= {value: read.tensor(value) for value in (*inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     return live(read.lowered(graph._replace(tensors=tensors)))
+
+
+def _array(tensor: "onnx.TensorProto", name: str) -> Array:
+    import onnx
+
+    try:
+        found: Array = onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # whatever its data are short of
+        raise ProblemError(f'{name}: the constant "{layers.text_of(tensor.name)}" cannot be read: {error}') from None
+    return found
+
+
+def _check_names(graph: "onnx.GraphProto", name: str) -> None:
+    """ProblemError for a name that is no text, and for a value that is read before anything makes it."""
+    made = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
+    for node in graph.node:
+        about = f'{name}: {layers.text_of(node.op_type)} "{layers.text_of(node.name or next(iter(node.output), ""))}"'
+        if not all(isinstance(one, str) for one in (node.name, node.op_type, node.domain, *node.input, *node.output)):
+            raise ProblemError(f"{about} has a name that is no UTF-8")
+        for one in node.input:
+            if one not in made:
+                raise ProblemError(f'{about} reads "{layers.text_of(one)}", which no node before it makes')
+        made.update(node.output)
+    for value in graph.output:
+        if value.name not in made:
+            raise ProblemError(f'{name}: nothing makes its output "{layers.text_of(value.name)}"')
 
 
 def _settled(model: "onnx.ModelProto", read: "_Reader", graph: Graph) -> tuple["_Reader", Graph]:
@@ -177,7 +203,8 @@ class _Reader(NamedTuple):
         attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
         if any(one.HasField("g") or one.graphs for one in proto.attribute):
             raise ProblemError(f'{self.model}: {proto.op_type} "{printable(label)}" cannot be run: control flow inside a model is not run')
-        attributes |= {"reference": reference(proto, self.opset), "proto": proto}
+        elements = {name: found.element for name in proto.input if (found := self.types.get(name))}
+        attributes |= {"reference": reference(proto, self.opset, elements), "proto": proto}
         return Node(proto.op_type, label, tuple(proto.input), tuple(proto.output), attributes)
 
     def shapes_known(self, graph: Graph) -> Graph:
@@ -230,6 +257,9 @@ def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
         _check_window(node, graph)
     if problem is None or not all(name in constants for name in node.inputs[1:]):
         return None
+    told, made = graph.tensors[node.output].shape, (problem.batch, problem.filters, problem.out_h, problem.out_w)
+    if told != made:
+        raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
     return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
 
 
@@ -431,6 +461,6 @@ _LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LogSoftmax": _softmax, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean,
-    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose,
-    **dict.fromkeys(_VIEWS, _view),
+    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
+    "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
 }  # fmt: skip

@@ -216,9 +216,8 @@ NATIVE: dict[str, Bind] = {
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
     "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul),
-    "Mul": _ufunc(np.multiply), "Pad": _pad,
-    "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
-    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "Mul": _ufunc(np.multiply), "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax,
+    "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 
 
@@ -246,9 +245,10 @@ ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them
 _BETTER_LATER = {"BatchNormalization": (7, 14), "DequantizeLinear": (10, 19)}
 
 
-def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any]]:
+def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[Sequence[Array]], Sequence[Any]]:
     """The onnx package's own definition of a node (an onnx.NodeProto): called with every input that it names, as often as it does, it gives
-    its outputs, None for those without a name. ProblemError where there is none, and where it fails."""
+    its outputs, None for those without a name. Some depend on `elements`, ONNX's types of the inputs. ProblemError where there is none, and
+    where it fails."""
     try:
         import onnx
         from onnx.reference import ReferenceEvaluator
@@ -257,8 +257,9 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any
     since, better = _BETTER_LATER.get(node.op_type, (opset, opset))
     opset = better if since <= opset < better else opset
     given, made = [name for name in node.input if name], [bool(name) for name in node.output]
+    kinds = dict(onnx.TensorProto.DataType.items())
     ends = [
-        [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in dict.fromkeys(names)]
+        [onnx.helper.make_tensor_value_info(name, kinds.get(elements.get(name, ""), 0), None) for name in dict.fromkeys(names)]
         for names in (given, filter(None, node.output))
     ]
     graph = onnx.helper.make_graph([node], "one", inputs=ends[0], outputs=ends[1])
