@@ -10,6 +10,8 @@ Works on the current stream with memory of PyTorch's allocator, and can be captu
 """
 
 import copy
+import inspect
+import sys
 from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, Literal, cast
@@ -24,7 +26,7 @@ try:
 except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
-from pysim.frontends.torch import rewritten
+from pysim.frontends.torch import Tracer, rewritten
 from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
 from pysim.models.torch_precision import MODEL_ACCURACIES, ModelAccuracy
@@ -54,7 +56,8 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     of input then has its own memory for what lies between layers. "caller": they run as they are, and layers are chosen for a caller who
     records them: no time of the host counts for them.
     `state_dict`, training and gradients are the model's own. Changed weights take effect, but for writes through `.data`, which PyTorch
-    does not count: call `optimize` again after these. OperandError for a model that cannot be traced
+    does not count: call `optimize` again after these. PyTorch's own are calls that give an argument whose default is None, and all calls
+    once modules were replaced or got hooks. OperandError for a model that cannot be traced
     by torch.fx: torch.compile(model, backend="pysim") takes those, too.
     """
     if not isinstance(model, torch.nn.Module):
@@ -62,12 +65,14 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     if cuda_graph not in (True, False, "caller"):
         raise OperandError(f'cuda_graph is {cuda_graph!r}; right are True, False and "caller", who records calls')
     accuracy = _known(accuracy)
-    kind = type(model)
+    model = model.__dict__["_pysim_given"][0] if isinstance(model, _Optimized) else model
+    kind, left_out = type(model), _left_out(model)
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
-    object.__setattr__(optimized, "_pysim_modules", tuple(optimized.modules()))
-    module, layers = rewritten(_traced(model), accuracy, bool(cuda_graph))
-    object.__setattr__(optimized, "_pysim", (GraphedCalls(module, model) if cuda_graph is True else module, layers))
+    module, layers = rewritten(_traced(model, left_out), accuracy, bool(cuda_graph))
+    called = GraphedCalls(module, model) if cuda_graph is True else module
+    calls = _Calls(tuple(optimized.modules()), left_out)
+    optimized.__dict__.update(_pysim=(called, layers), _pysim_calls=calls, _pysim_given=(model, accuracy, cuda_graph))
     return optimized
 
 
@@ -80,22 +85,49 @@ def report(model: torch.nn.Module) -> list[Decision]:
     if not isinstance(model, _Optimized):
         raise OperandError(f"the report is of what pysim.torch.optimize returned, not of a {type(model).__name__}")
     layers: list[FusedLayer] = model.__dict__["_pysim"][1]
+    if not model.__dict__["_pysim_calls"].hold():
+        reason = "its modules are others, or have other hooks, than when it was optimized: optimize it again"
+        return [Decision(type(model).__name__, "", "torch", reason)]
     return [decision for layer in layers for decision in layer.decisions]
 
 
 _TRAINING = attrgetter("training")
 
 
+class _Calls:
+    """Which calls of a model compute what was traced."""
+
+    def __init__(self, modules: tuple[torch.nn.Module, ...], left_out: dict[str, int]) -> None:
+        self._modules, self._left_out = modules, left_out
+        self._homes = [one._modules for one in modules if one._modules]
+        self._children = [dict(home) for home in self._homes]
+        self._hooks = [hooks for one in modules[1:] for hooks in (one._forward_pre_hooks, one._forward_hooks) if not hooks]
+
+    def hold(self) -> bool:
+        """Whether the modules are those that they were, without a hook that they did not have."""
+        return self._homes == self._children and not any(self._hooks)
+
+    def take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call is one of what was traced, in inference and by itself."""
+        if any(map(_TRAINING, self._modules)) or torch.compiler.is_compiling() or torch.jit.is_tracing() or not self.hold():
+            return False
+        return all((args[at] if at < len(args) else kwargs.get(name)) is None for name, at in self._left_out.items())
+
+
 class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """Stands before a model's own class, whose forward trains, is traced and is exported."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if any(map(_TRAINING, self.__dict__["_pysim_modules"])) or torch.compiler.is_compiling():
+        if not self.__dict__["_pysim_calls"].take(args, kwargs):
             return super().forward(*args, **kwargs)
         given = (*args, *kwargs.values())
         if torch.is_grad_enabled() and any(one.requires_grad for one in (*given, *self.parameters()) if isinstance(one, torch.Tensor)):
             return super().forward(*args, **kwargs)
         return _lying_as(given, self.__dict__["_pysim"][0](*args, **kwargs))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copied and pickled as the model that it was made of, and optimized anew."""
+        return optimize, self.__dict__["_pysim_given"], {name: one for name, one in self.__dict__.items() if not name.startswith("_pysim")}
 
 
 def _last(x: Any) -> bool:
@@ -113,12 +145,21 @@ def _lying_as(given: Iterable[Any], results: Any) -> Any:
     return _pytree.tree_map_only(torch.Tensor, lambda one: _lying_as(given, one), results)
 
 
-def _traced(model: torch.nn.Module) -> fx.GraphModule:
+def _left_out(model: torch.nn.Module) -> dict[str, int]:
+    """Arguments that are None where they are not given, by name, with their places: no symbol is None, so none may stand for them."""
+    try:
+        told = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {one.name: sys.maxsize if one.kind is one.KEYWORD_ONLY else at for at, one in enumerate(told) if one.default is None}
+
+
+def _traced(model: torch.nn.Module, left_out: Iterable[str]) -> fx.GraphModule:
     """The model as it infers; its modules are set to train again where they were."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        return fx.GraphModule(model, fx.Tracer().trace(model))
+        return fx.GraphModule(model, Tracer().trace(model, dict.fromkeys(left_out)))
     except Exception as error:  # whatever the model's own code raises on symbols
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise OperandError(f'{type(model).__name__} cannot be traced ({what}); use torch.compile(model, backend="pysim")') from None

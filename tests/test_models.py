@@ -334,3 +334,39 @@ def test_a_layers_prediction_is_at_the_clock_when_timed():
     assert whole._seconds(layer, None) == layer.predicted_seconds
     then = CoreThen(1.25 * on.clock_hz, on.clock_hz, 1.0)
     assert whole._seconds(layer, then) == pytest.approx(layer.predicted_seconds / 1.25)  # nothing of it comes from memory
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda proto: proto.graph.initializer[0].dims.append(3), 'the constant "c0" cannot be read'),
+        (lambda proto: proto.graph.node[1].input.__setitem__(0, "lost"), 'Relu "second" reads "lost", which no node before it makes'),
+        (lambda proto: proto.graph.output[0].type.tensor_type.shape.dim[3].__setattr__("dim_value", 9), "where the model says"),
+    ],
+)
+def test_a_damaged_model_is_refused_with_what_is_wrong(damage, said):
+    build = Builder(0)
+    build.shapes["x"] = (1, 4, 5, 6)
+    y = build.add("Conv", ["x", build.constant(np.ones((2, 4, 1, 1)))], (1, 2, 5, 6))
+    proto = build.model([build.add("Relu", [y], (1, 2, 5, 6))])
+    proto.graph.node[1].name = "second"
+    if said == "where the model says":
+        proto.graph.node[0].output[0] = proto.graph.node.pop().output[0]
+    damage(proto)
+    with pytest.raises(ProblemError, match=said):
+        model_of(proto)
+
+
+def test_weights_in_a_file_that_is_not_there_are_told(tmp_path):
+    onnx.save_model(random_model(3), tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    pysim.load(tmp_path / "m.onnx")
+    (tmp_path / "weights").unlink()
+    with pytest.raises(ProblemError, match="its weights in another file cannot be read"):
+        pysim.load(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("calls", [0, "3"])
+def test_a_profile_is_of_some_calls(calls):
+    proto = random_model(3)
+    with pytest.raises(OperandError, match="calls is"):
+        model_of(proto).profile(given(proto), calls=calls)

@@ -43,18 +43,37 @@ def test_convolutions_and_pools_of_one_and_three_axes_run_with_what_follows_them
     "how",
     [
         {}, {"strides": [2, 3], "pads": [1, 0, 1, 2], "output_padding": [1, 0]}, {"dilations": [2, 1], "pads": [3, 2, 0, 1]}, {"group": 2},
-        {"strides": [3, 2], "auto_pad": "SAME_UPPER"}, {"strides": [4, 4]},
+        {"strides": [4, 4]}, *({"strides": [3, 2], "auto_pad": rule} for rule in ("SAME_UPPER", "SAME_LOWER", "VALID")),
+        {"strides": [2, 2], "output_shape": [9, 11]}, {"auto_pad": "SAME_LOWER", "group": 2, "dilations": [2, 1]},
     ],
     ids=str,
 )  # fmt: skip
 def test_transposed_convolutions_equal_onnxruntime(how, bias):
-    """The last two: pads that are not told, and outputs that no input reaches."""
+    """Among them pads that are not told, and outputs that no input reaches."""
     constants = {"w": RANDOM.standard_normal((4, 6 // how.get("group", 1), 3, 2)), "b": RANDOM.standard_normal(6)}
     proto = exported([helper.make_node("ConvTranspose", ["x", "w", "b"][: 2 + bias], ["y"], **how)], (2, 4, 5, 6), constants)
     content, x = proto.SerializeToString(), given(proto)
     model = model_of(proto)
     assert_close(model(x), by_onnxruntime(content, x))
-    assert [layer.node.op for layer in model.plan.layers] == ["onnx.ConvTranspose" if "auto_pad" in how else "ConvTranspose"]
+    assert [layer.node.op for layer in model.plan.layers] == ["ConvTranspose"]
+
+
+@pytest.mark.parametrize("opset", [9, 17, 18])
+@pytest.mark.parametrize("value", [0.0, -2.5])
+def test_pads_are_numbers_and_may_cut_away(opset, value):
+    pads = [0, 1, -1, 2, 0, 0, 2, -2]
+    if opset == 9:
+        nodes = [helper.make_node("Pad", ["x"], ["y"], pads=pads, value=value)]
+    else:
+        axes = ["", "axes"][: opset - 17 + 1][1:]  # which are told from opset 18 on
+        told = {"pads": [-1, 2, 2, -2] if axes else pads, "axes": [-2, 3]}
+        nodes = [helper.make_node("Constant", [], [name], value_ints=numbers) for name, numbers in told.items()]
+        nodes.append(helper.make_node("Pad", ["x", "pads", "v", *axes], ["y"]))
+    proto = exported(nodes, (2, 3, 5, 6), {"v": value}, opset)
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert_close(model(x), by_onnxruntime(content, x))
+    assert [layer.node.op for layer in model.plan.layers] == ["Pad"]
 
 
 @pytest.mark.parametrize("opset", [9, 13, 15])
@@ -120,3 +139,46 @@ def test_a_logarithm_of_softmax_is_finite_where_softmax_is_zero(opset):
     wanted = by_onnxruntime(proto.SerializeToString(), x)
     assert np.isfinite(wanted[0]).all()
     assert_close(model_of(proto)(x), wanted)
+
+
+@pytest.mark.parametrize(("opset", "op", "how", "why"), [
+    (17, "Conv", {"dilations": [4, 1]}, r"spans \[9, 3\], more than the padded image, \[8, 9\]"),
+    (6, "Add", {"broadcast": 1, "axis": 0}, "broadcasts along an axis"),
+])  # fmt: skip
+def test_what_is_invalid_or_too_old_is_named_before_anything_runs(opset, op, how, why):
+    node = helper.make_node(op, ["x", "w"], ["y"], name="it", **how)
+    with pytest.raises(ProblemError, match=f'{op} "it".*{why}'):
+        model_of(exported([node], (1, 4, 8, 9), {"w": np.ones((2, 4, 3, 3)) if op == "Conv" else np.ones(1)}, opset))
+
+
+def test_text_is_refused_before_anything_runs():
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.STRING, (2,)) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "words", ends[:1], ends[1:])
+    with pytest.raises(ProblemError, match='the value "x" is text'):
+        model_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+def test_a_definition_that_contradicts_shape_inference_is_named():
+    """It would be spread over a larger result without a word."""
+    wide = helper.make_node("Conv", ["x", "w"], ["y"], name="wide", kernel_shape=[1, 1, 5], strides=[1, 1, 3])
+    proto = exported([wide], (1, 1, 2, 2, 3), {"w": np.ones((1, 1, 1, 1, 5))})
+    model = model_of(proto)
+    with pytest.raises(ProblemError, match='Conv "wide" cannot be run: onnx'):
+        model(given(proto))
+
+
+@pytest.mark.parametrize("op", ["Hardmax", "LogSoftmax", "Softmax"])
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+@pytest.mark.parametrize("opset", [9, 12, 13])
+def test_until_opset_12_all_axes_from_one_on_are_taken_together(op, axis, opset):
+    proto = exported([helper.make_node(op, ["x"], ["y"], **({} if axis is None else {"axis": axis}))], (2, 3, 4), opset=opset)
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+def test_group_normalization_is_defined_by_the_type_of_its_input():
+    constants = {"s": RANDOM.standard_normal(6), "b": RANDOM.standard_normal(6)}
+    proto = exported([helper.make_node("GroupNormalization", ["x", "s", "b"], ["y"], num_groups=2)], (2, 6, 3, 4), constants, 21)
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (2, 6, 3, 4)))
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))

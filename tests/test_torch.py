@@ -2,6 +2,7 @@
 """PyTorch models with pysim's layers compute what PyTorch computes, whatever changes between calls."""
 
 import copy
+import io
 import os
 import subprocess
 import sys
@@ -190,6 +191,19 @@ def test_a_copy_is_a_model_of_its_own(called):
         twin[0].weight.mul_(2)
         assert_close(optimized(x), model(x))
         assert not np.allclose(twin(x), model(x))
+
+
+def test_an_optimized_model_is_saved_and_optimized_again():
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model, accuracy="standard")
+    kept = io.BytesIO()
+    torch.save(optimized.eval(), kept)
+    kept.seek(0)
+    loaded = torch.load(kept, weights_only=False)
+    with torch.no_grad():
+        assert_close(loaded(x), model(x))
+        assert_close(pysim.torch.optimize(loaded, accuracy="ieee")(x), model(x))
+    assert [one.runs for one in pysim.torch.report(loaded)] == ["pysim"] and not loaded.training
 
 
 def test_an_accuracy_is_what_all_layers_are_planned_for_and_an_unknown_one_is_refused():

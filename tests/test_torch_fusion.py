@@ -66,3 +66,35 @@ def test_modules_that_stay_are_found_by_one_name():
     assert len(called) == 3 and not any("." in target for target in called)
     with torch.no_grad():
         assert_close(optimized(x), model(x))
+
+
+class Written(nn.Module):
+    """Writes over the result of a convolution, which has another name, too."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.a, self.b, self.write = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1), write
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.write(y, self.b(y))
+
+
+def summed(y, z):
+    other = y
+    y += z
+    return other * y
+
+
+def scaled(y, z):
+    other = y
+    y *= z
+    return other + z
+
+
+@pytest.mark.parametrize("write", [summed, scaled, lambda y, z: y * y.sigmoid_(), lambda y, z: z.sigmoid_() * z + y])
+def test_what_is_written_over_is_so_by_all_of_its_names(write):
+    model, x = Written(write).eval(), torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        assert_close(pysim.torch.optimize(model)(x), model(x))
+        assert_close(torch.compile(model, backend=pysim.torch.backend)(x), model(x))

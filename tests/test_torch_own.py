@@ -68,6 +68,63 @@ def test_modules_with_hooks_keep_them():
     assert seen
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.__setitem__(0, nn.Conv2d(3, 8, 5)),
+        lambda model: model.append(nn.Conv2d(8, 2, 1)),
+        lambda model: model[0].register_forward_hook(lambda _, given, y: 2 * y),
+        lambda model: model[1].register_forward_pre_hook(lambda _, given: 2 * given[0]),
+    ],
+    ids=["replaced", "added", "hook", "hook before"],
+)
+def test_a_model_whose_modules_changed_since_is_pytorchs_and_the_report_says_so(change):
+    model, x = settled(block()), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        optimized(x)
+        change(optimized)
+        assert torch.equal(optimized(x), model(x))
+    (one,) = pysim.torch.report(optimized)
+    assert one.runs == "torch" and "optimize it again" in one.reason
+
+
+def test_an_argument_that_may_be_left_out_is_none_or_pytorchs():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x, mask=None, *, scale=None):
+            y = self.conv(x if mask is None else x * mask)
+            return y if scale is None else y * scale
+
+    model, x = Masked().eval(), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        assert_close(optimized(x), model(x))
+        assert_close(optimized(x, None), model(x))
+        for told in ({"mask": x}, {"scale": 3}, {"mask": x, "scale": x[..., :7, :7].sum()}):
+            assert torch.equal(optimized(x, **told), model(x, **told))
+        assert torch.equal(optimized(x, x), model(x, x))
+    assert [one.runs for one in pysim.torch.report(optimized)] == ["pysim"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+def test_what_stands_for_tensors_goes_through_pytorchs_operators():
+    """torch.func's transforms, tangents of forward-mode differentiation, and tracing."""
+    model, x = settled(Residual()).requires_grad_(False), torch.randn(2, 3, 16, 16)
+    optimized = pysim.torch.optimize(model)
+    wanted, found = (torch.vmap(one)(x[:, None]) for one in (model, optimized))
+    assert torch.equal(found, wanted)
+    wanted, found = (torch.func.jvp(one, (x,), (x,)) for one in (model, optimized))
+    assert torch.equal(found[1], wanted[1])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(optimized(dual)).tangent, wanted[1])
+    assert_close(torch.jit.trace(optimized, x)(2 * x), model(2 * x))
+
+
 def test_where_pytorch_is_expected_to_be_faster_it_stays_and_the_report_says_so(monkeypatch):
     monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: 0.0)
     model, x = settled(block()), torch.randn(1, 3, 9, 9)

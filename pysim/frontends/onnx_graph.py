@@ -36,12 +36,13 @@ def read_graph(path: str | Path, batch: int = 1, seed: int | None = None) -> Gra
 
 def load_model(path: str | Path, batch: int = 1, seed: int | None = None) -> "onnx.ModelProto":
     """The model as it is run, here and by ONNX Runtime: batch set, weights there."""
+    import onnx.checker
     import onnx.external_data_helper
 
     model = layers.load(Path(path), printable(str(path)))
     try:
         onnx.external_data_helper.load_external_data_for_model(model, str(Path(path).resolve().parent))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ProblemError(f"{printable(str(path))}: its weights in another file cannot be read: {error}") from None
     layers.set_batch(model.graph, batch)
     return model if seed is None else seeded(model, seed)
@@ -96,11 +97,10 @@ _ROLES: dict[tuple[str, int], _Random] = {
 
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     """The graph of a model in memory, which loses its weights."""
-    import onnx
-
     opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    constants = {tensor.name: _array(tensor, name) for tensor in model.graph.initializer}
     model = layers.infer(model, name)
+    _check_names(model.graph, name)
     types = layers.tensors_of(model)
     inputs = tuple(value.name for value in model.graph.input if value.name not in constants)
     outputs = tuple(value.name for value in model.graph.output)
@@ -115,6 +115,32 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     tensors |= {value: read.tensor(value) for value in (*inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     return live(read.lowered(graph._replace(tensors=tensors)))
+
+
+def _array(tensor: "onnx.TensorProto", name: str) -> Array:
+    import onnx
+
+    try:
+        found: Array = onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # whatever its data are short of
+        raise ProblemError(f'{name}: the constant "{layers.text_of(tensor.name)}" cannot be read: {error}') from None
+    return found
+
+
+def _check_names(graph: "onnx.GraphProto", name: str) -> None:
+    """ProblemError for a name that is no text, and for a value that is read before anything makes it."""
+    made = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
+    for node in graph.node:
+        about = f'{name}: {layers.text_of(node.op_type)} "{layers.text_of(node.name or next(iter(node.output), ""))}"'
+        if not all(isinstance(one, str) for one in (node.name, node.op_type, node.domain, *node.input, *node.output)):
+            raise ProblemError(f"{about} has a name that is no UTF-8")
+        for one in node.input:
+            if one not in made:
+                raise ProblemError(f'{about} reads "{layers.text_of(one)}", which no node before it makes')
+        made.update(node.output)
+    for value in graph.output:
+        if value.name not in made:
+            raise ProblemError(f'{name}: nothing makes its output "{layers.text_of(value.name)}"')
 
 
 def _settled(model: "onnx.ModelProto", read: "_Reader", graph: Graph) -> tuple["_Reader", Graph]:
@@ -161,6 +187,8 @@ class _Reader(NamedTuple):
         if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
             raise ProblemError(f'{self.model}: the type of the value "{layers.text_of(name)}" is not known')
         dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
+        if dtype.kind == "O":
+            raise ProblemError(f'{self.model}: the value "{layers.text_of(name)}" is text; nothing here computes with that')
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
 
     def is_known(self, name: str) -> bool:
@@ -175,7 +203,8 @@ class _Reader(NamedTuple):
         attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
         if any(one.HasField("g") or one.graphs for one in proto.attribute):
             raise ProblemError(f'{self.model}: {proto.op_type} "{printable(label)}" cannot be run: control flow inside a model is not run')
-        attributes |= {"reference": reference(proto, self.opset), "proto": proto}
+        elements = {name: found.element for name in proto.input if (found := self.types.get(name))}
+        attributes |= {"reference": reference(proto, self.opset, elements), "proto": proto}
         return Node(proto.op_type, label, tuple(proto.input), tuple(proto.output), attributes)
 
     def shapes_known(self, graph: Graph) -> Graph:
@@ -224,18 +253,41 @@ def _problem(node: Node, graph: Graph) -> Any:
 
 def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     problem = _problem(node, graph)
+    if problem is None and _is_image(node.inputs[0], graph):
+        _check_window(node, graph)
     if problem is None or not all(name in constants for name in node.inputs[1:]):
         return None
+    told, made = graph.tensors[node.output].shape, (problem.batch, problem.filters, problem.out_h, problem.out_w)
+    if told != made:
+        raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
     return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
 
 
+def _check_window(node: Node, graph: Graph) -> None:
+    """ProblemError for a window that is larger than the padded image, of which shape inference makes one output."""
+    given, (sizes, kernel) = node.attributes, [list(graph.tensors[name].shape[2:]) for name in node.inputs[:2]]
+    dilations, strides = (layers.integers_of(given, name, [1, 1]) for name in ("dilations", "strides"))
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+    pads = layers.pads_of(given, sizes, extents, strides)
+    padded = [sum(sides) for sides in zip(sizes, pads[:2], pads[2:], strict=True)]
+    if any(extent > size for extent, size in zip(extents, padded, strict=True)):
+        raise ProblemError(f'{node.op} "{printable(node.name)}": its window spans {extents}, more than the padded image, {padded}')
+
+
 def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """A transposed convolution whose pads are told; its output is as large as shape inference made it."""
+    """A transposed convolution whose output is as large as shape inference made it: where pads are not told, what is more is cut away."""
     given = node.attributes
-    if not _is_image(node.inputs[0], graph) or given.get("auto_pad", b"NOTSET") != b"NOTSET" or "output_shape" in given:
+    if not _is_image(node.inputs[0], graph):
         return None
     plain = {name: layers.integers_of(given, name, [fill] * count) for name, fill, count in (
-        ("strides", 1, 2), ("dilations", 1, 2), ("pads", 0, 4))}  # fmt: skip
+        ("strides", 1, 2), ("dilations", 1, 2), ("pads", 0, 4), ("output_padding", 0, 2))}  # fmt: skip
+    rule, more = given.get("auto_pad", b"NOTSET"), plain.pop("output_padding")
+    if rule != b"NOTSET" or "output_shape" in given:
+        sizes, kernel, out = (graph.tensors[name].shape[2:] for name in (*node.inputs[:2], node.output))
+        axes = zip(sizes, kernel, out, plain["strides"], plain["dilations"], more, strict=True)
+        cut = [max(0, (x - 1) * stride + dilation * (k - 1) + 1 + extra - y) for x, k, y, stride, dilation, extra in axes]
+        less, rest = [one // 2 for one in cut], [one - one // 2 for one in cut]
+        plain["pads"] = less + rest if rule == b"SAME_UPPER" else rest + less
     return Node(node.op, node.name, node.inputs, node.outputs, plain | {"group": given.get("group", 1)})
 
 
@@ -282,6 +334,7 @@ def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Mul or Add with one constant a channel, or one for all; a Sum of two is an Add."""
     op = "Add" if node.op == "Sum" else node.op
+    _check_axis(node, graph)
     if len(node.inputs) != 2:
         return None
     for x, other in (node.inputs, node.inputs[::-1]):
@@ -299,6 +352,15 @@ def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> 
     return Node(op, node.name, node.inputs, node.outputs)
 
 
+def _check_axis(node: Node, graph: Graph) -> None:
+    """ProblemError for operands that are broadcast from an axis on, as before opset 7, and not from the last one."""
+    if node.attributes.get("broadcast") and "axis" in node.attributes:
+        ranks = [len(graph.tensors[name].shape) for name in node.inputs]
+        if node.attributes["axis"] % ranks[0] + ranks[1] != ranks[0]:
+            why = "it broadcasts along an axis of its own, as operators before opset 7 did: convert the model to a later opset"
+            raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
+
+
 def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
     x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
     if math.prod(x) != math.prod(y):
@@ -310,7 +372,8 @@ def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """A pool of an image without indices; its pads as shape inference made the output of them."""
     x, given = graph.tensors[node.inputs[0]], node.attributes
-    if not _is_image(node.inputs[0], graph) or len([name for name in node.outputs if name]) != 1:
+    some = _is_image(node.inputs[0], graph) and graph.tensors[node.output].nbytes
+    if not some or len([name for name in node.outputs if name]) != 1:
         return None
     kernel, strides, dilations = (layers.integers_of(given, name, default) for name, default in (
         ("kernel_shape", [1, 1]), ("strides", [1, 1]), ("dilations", [1, 1])))  # fmt: skip
@@ -365,6 +428,22 @@ def _transpose(node: Node, graph: Graph, constants: Constants, opset: int) -> No
     return Node("Transpose", node.name, node.inputs, node.outputs, {"perm": tuple(node.attributes.get("perm", default))})
 
 
+def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Pads of a number, or of less than nothing: what these cut away."""
+    numbers = list(node.attributes.get("pads", ()))
+    rank = len(graph.tensors[node.output].shape)
+    if node.attributes.get("mode", b"constant") != b"constant" or not all(name in constants for name in node.inputs[1:] if name):
+        return None
+    named = {place: constants[name] for place, name in enumerate(node.inputs) if place and name}
+    numbers = named[1].tolist() if 1 in named else numbers
+    axes = [axis % rank for axis in named[3].tolist()] if 3 in named else range(rank)
+    pads = [(0, 0)] * rank
+    for axis, before, behind in zip(axes, numbers, numbers[len(numbers) // 2 :], strict=False):
+        pads[axis] = (before, behind)
+    value = named[2].reshape(()) if 2 in named else node.attributes.get("value", 0.0)
+    return Node("Pad", node.name, node.inputs[:1], node.outputs, {"pads": tuple(pads), "value": value})
+
+
 def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
     defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
     given = {name: node.attributes[name] for name in (*defaults, "size") if name in node.attributes}
@@ -374,13 +453,14 @@ def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Operators of numbers in floating point whose NumPy function says the same."""
     floating = graph.tensors[node.output].dtype.kind == "f"
+    _check_axis(node, graph)
     return Node(node.op, node.name, node.inputs, node.outputs) if floating else None
 
 
 _LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
-    "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "LRN": _lrn, "LogSoftmax": _softmax,
-    "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is,
-    "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose,
-    **dict.fromkeys(_VIEWS, _view),
+    "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
+    "LogSoftmax": _softmax, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean,
+    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
+    "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
 }  # fmt: skip

@@ -27,6 +27,25 @@ _Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer)
 _SUMS = ("Conv", "Linear")
 
 
+class Tracer(fx.Tracer):  # type: ignore[misc]  # PyTorch need not be here
+    """Symbols of which x += y writes over x, as it does on tensors: torch.fx reads x = x + y, of which other names of x know nothing."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Symbol(node, self)
+
+
+class _Symbol(fx.Proxy):  # type: ignore[misc]  # PyTorch need not be here
+    pass
+
+
+def _writes(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, other: x.tracer.create_proxy("call_function", function, (x, other), {})
+
+
+for _written in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"):
+    setattr(_Symbol, f"__{_written}__", _writes(getattr(operator, _written)))
+
+
 def rewritten(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", graphed: bool = False) -> tuple[fx.GraphModule, list[FusedLayer]]:
     """The traced module with its fused layers in their places, and these; `module` itself is changed."""
     _without_drops(module)
@@ -179,9 +198,11 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     functional.silu: ("Silu", ("input", "inplace")),
     functional.hardswish: ("HardSwish", ("input", "inplace")),
     **dict.fromkeys((torch.sigmoid, torch.sigmoid_, functional.sigmoid, "sigmoid", "sigmoid_"), _SIGMOID),
-    **dict.fromkeys((operator.mul, torch.mul, "mul"), ("Mul", ("input", "other"))),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul"), ("Mul", ("input", "other"))),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
+# which write over their input, and are what they stand for where nobody else reads that; a sum's readers are fusion's to look at
+_OVER = (operator.imul, torch.sigmoid_, "sigmoid_")
 
 
 def _graph(traced: fx.Graph) -> Graph:
@@ -201,7 +222,9 @@ def _node(node: fx.Node) -> Node:
     op, names = _FUNCTIONS.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
     given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
     read = _READERS.get(op)
-    found = read(given) if read and len(node.args) <= len(names) and isinstance(given.get("input"), fx.Node) else None
+    x = given.get("input")
+    plain = len(node.args) <= len(names) and isinstance(x, fx.Node) and not (node.target in _OVER and len(x.users) > 1)
+    found = read(given) if read and plain else None
     if found is None:
         return Node("opaque", node.name, tuple(one.name for one in node.all_input_nodes), (node.name,))
     kind, operands, attributes = found

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pysim.arguments import whole
 from pysim.errors import OperandError, printable
 from pysim.machine.cpu import Machine
 from pysim.models import operators
@@ -99,6 +100,7 @@ class Model:
 
     def profile(self, *arrays: Any, calls: int = 5, **named: Any) -> list[Timed]:
         """Where the time goes: median seconds of each layer over so many calls, clocks included, after one that is not counted."""
+        calls = whole(calls, "calls", 1)
         given, run = self._given(arrays, named), self._taken()
         run.take(given)
         spent = np.empty((calls + 1, len(run.steps)))
@@ -168,7 +170,7 @@ class _Run:
         if node.op == "View":
             return self._view(node, graph, buffers)
         if "reference" in node.attributes:
-            run, outs = operators.by_reference(node.attributes["reference"]), [values.get(name) for name in node.outputs]
+            run, outs = operators.by_reference(node), [values.get(name) for name in node.outputs]
             return lambda: run(outs, [values[name] for name in names])
         if node.op == "Concat":
             return self._concat(node, graph, buffers)

@@ -125,6 +125,13 @@ def _log_softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
     out -= np.log(np.exp(out).sum(axis=axes, keepdims=True))
 
 
+def _hardmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    (x,), first, several = inputs, attributes["axes"][0], len(attributes["axes"]) > 1
+    x, y = (one.reshape(*one.shape[:first], -1) if several else one for one in (x, out))
+    y[...] = 0
+    np.put_along_axis(y, x.argmax(first, keepdims=True), 1, first)
+
+
 def _sum(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
     a, b = inputs if out.ctypes.data != inputs[1].ctypes.data else inputs[::-1]
     fits = a.shape == b.shape and takes(out, a, b) and not np.may_share_memory(out, b)
@@ -186,6 +193,13 @@ def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> N
     out[...] = inputs[0].transpose(attributes["perm"])
 
 
+def _pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    ends = [(max(0, before), max(0, -before), max(0, behind), max(0, -behind)) for before, behind in attributes["pads"]]
+    out[...] = attributes["value"]
+    inner = tuple(slice(more, size - behind) for (more, _, behind, _), size in zip(ends, out.shape, strict=True))
+    out[inner] = inputs[0][tuple(slice(less, size - last) for (_, less, _, last), size in zip(ends, inputs[0].shape, strict=True))]
+
+
 def _copy(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0].reshape(out.shape)
 
@@ -201,9 +215,9 @@ NATIVE: dict[str, Bind] = {
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
-    "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "Mul": _ufunc(np.multiply),
-    "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
-    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul),
+    "Mul": _ufunc(np.multiply), "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax,
+    "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 
 
@@ -231,9 +245,10 @@ ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them
 _BETTER_LATER = {"BatchNormalization": (7, 14), "DequantizeLinear": (10, 19)}
 
 
-def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any]]:
+def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[Sequence[Array]], Sequence[Any]]:
     """The onnx package's own definition of a node (an onnx.NodeProto): called with every input that it names, as often as it does, it gives
-    its outputs, None for those without a name. ProblemError where there is none, and where it fails."""
+    its outputs, None for those without a name. Some depend on `elements`, ONNX's types of the inputs. ProblemError where there is none, and
+    where it fails."""
     try:
         import onnx
         from onnx.reference import ReferenceEvaluator
@@ -242,8 +257,9 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any
     since, better = _BETTER_LATER.get(node.op_type, (opset, opset))
     opset = better if since <= opset < better else opset
     given, made = [name for name in node.input if name], [bool(name) for name in node.output]
+    kinds = dict(onnx.TensorProto.DataType.items())
     ends = [
-        [onnx.helper.make_value_info(name, onnx.TypeProto()) for name in dict.fromkeys(names)]
+        [onnx.helper.make_tensor_value_info(name, kinds.get(elements.get(name, ""), 0), None) for name in dict.fromkeys(names)]
         for names in (given, filter(None, node.output))
     ]
     graph = onnx.helper.make_graph([node], "one", inputs=ends[0], outputs=ends[1])
@@ -264,13 +280,18 @@ def reference(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Any
     return run
 
 
-def by_reference(evaluate: Callable[[Sequence[Array]], Sequence[Any]]) -> Callable[..., None]:
-    """A reference as an operator of several outputs, None for one that nobody reads."""
+def by_reference(node: Node) -> Callable[..., None]:
+    """A node's reference as an operator of several outputs, None for one that nobody reads."""
+    evaluate = node.attributes["reference"]
 
     def run(outs: Sequence[Array | None], inputs: Sequence[Array]) -> None:
         for out, found in zip(outs, evaluate(inputs), strict=True):
-            if out is not None:
-                out[...] = found
+            if out is None:
+                continue
+            if np.shape(found) != out.shape:
+                told = f"onnx's own definition of it gives the shape {list(np.shape(found))}, its shape inference {list(out.shape)}"
+                raise ProblemError(f'{node.op.removeprefix("onnx.")} "{printable(node.name)}" cannot be run: {told}')
+            out[...] = found
 
     return run
 

@@ -24,7 +24,7 @@ from pysim.models.buffers import Lifetime, placed
 from pysim.models.torch_gpu import Called, on_device_of
 from pysim.models.torch_layers import FusedLayer
 from pysim.models.torch_precision import settings
-from pysim.models.torch_state import Owned, home_of, state_of
+from pysim.models.torch_state import Owned, home_of, state_of, transformed
 from pysim.once import Recent
 from pysim.runtime import cuda
 from pysim.runtime.cuda_call import ALIGNED, workspace
@@ -98,7 +98,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
 def _wants_more() -> bool:
     """Whether more than numbers may be wanted, whatever the operands."""
-    return bool(torch.is_grad_enabled() or torch.compiler.is_compiling())
+    return bool(torch.is_grad_enabled() or transformed())
 
 
 class _Lies(NamedTuple):

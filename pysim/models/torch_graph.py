@@ -48,10 +48,6 @@ class GraphedCalls:
         self._recorded: Recent[_Recorded | str] = Recent(_KEPT)  # or "warm", "refused"
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type["GraphedCalls"], tuple[Any, Any]]:
-        """A copy has no graphs: these read the tensors of what was copied."""
-        return type(self), (self._module, self._owner)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, form = _pytree.tree_flatten((args, kwargs))
         key = _kind(leaves, form)

@@ -34,7 +34,7 @@ from pysim.models.expected import passes_seconds, pytorch_seconds
 from pysim.models.fusion import PARAMETERS
 from pysim.models.torch_gpu import Begun, Called, GpuLaunch
 from pysim.models.torch_precision import TENSORS, ModelAccuracy, planned, settings, types_of
-from pysim.models.torch_state import TensorState, home_of, owned, state_of
+from pysim.models.torch_state import TensorState, home_of, owned, state_of, transformed
 from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -182,7 +182,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
         plain = {*map(type, given)} <= _PLAIN
         cast = not x.is_cuda and torch.is_autocast_enabled(x.device.type)
-        return gradient or not plain or cast or torch.compiler.is_compiling()
+        return gradient or not plain or cast or transformed()
 
     def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """By PyTorch's operators, one after the other."""

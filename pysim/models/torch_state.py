@@ -7,6 +7,8 @@ from operator import attrgetter, is_
 from typing import Any
 
 import torch
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 
 _written = attrgetter("_version")
 
@@ -53,6 +55,12 @@ class Owned:
     def hold(self) -> bool:
         """Whether the modules have the same tensors still."""
         return all(map(is_, starmap(dict.get, self._places), self._tensors))
+
+
+def transformed() -> bool:
+    """Whether a call is traced, or tensors of it stand for others: under torch.func's vmap and the like, or with tangents."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return bool(traced or forward_ad._current_level >= 0 or maybe_current_level() is not None)
 
 
 def state_of(parameters: Iterable[Any]) -> TensorState | None:
