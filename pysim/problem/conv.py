@@ -11,6 +11,7 @@ it, otherwise to the least that gives this output.
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 56 x 56 = 3,136 windows and 2 * 64 * 3,136 * 64 * 9 = 231,211,008 FLOP.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -46,7 +47,7 @@ class Axis(NamedTuple):
         return max(0, (out - 1) * self.stride + self.extent - self.size - self.before)
 
 
-class Conv(msgspec.Struct, frozen=True, kw_only=True):
+class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A 2-D convolution, NCHW, all in elements; dilation 1 is a dense kernel. Equal problems are equal values.
 
     Raises ProblemError for a size below 1, a padding below 0, an output below 1, groups that do not divide, an unknown
@@ -100,12 +101,12 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True):
     def _columns(self) -> Axis:
         return Axis(self.width, self.kernel_w, self.stride_w, self.dilation_w, self.pad_left, self.pad_right)
 
-    @property
+    @cached_property
     def out_h(self) -> int:
         """P, rows of the output."""
         return self._rows.out
 
-    @property
+    @cached_property
     def out_w(self) -> int:
         """Q, columns of the output."""
         return self._columns.out

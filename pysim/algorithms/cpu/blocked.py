@@ -75,7 +75,7 @@ candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def least_cycles(request: Request, best: float) -> float:
-    """Multiplications at the highest rate, and if these take less than `best`, those of the best kernel."""
+    """Multiplications at the highest rate, and if these take less than `best`, the best kernel's and all that reordering takes."""
     w, on = request.problem, request.machine
     assert isinstance(w, Conv) and isinstance(on, Machine)
     if request.threads > 1:
@@ -83,13 +83,11 @@ def least_cycles(request: Request, best: float) -> float:
     rows, columns = live_taps(w)
     sums, moved = w.batch * w.filters * (w.channels // w.groups) * rows * columns, reordering_cycles(w, on)
     least = moved + sums / max(unit.rate(w.dtype) * unit.vector_bytes / SIZES[w.dtype] for unit in on.core.units)
-    return least if least > best else moved + _least_of_kernels(w, on, request, best - moved)
-
-
-def _least_of_kernels(w: Conv, on: Machine, request: Request, best: float) -> float:
+    if least > best:
+        return least
     able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
     least = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
-    return least if least > best else _LISTED.least_cycles(request, best)
+    return least + (moved if least + moved > best else _LISTED.shared_cycles(request))
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

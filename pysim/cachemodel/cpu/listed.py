@@ -82,6 +82,11 @@ class OfList(NamedTuple):
         terms = _listed(self, request).terms if request.threads == 1 else np.empty(0)
         return float(terms.sum(axis=0).min()) if terms.size else 0.0
 
+    def shared_cycles(self, request: Request) -> float:
+        """Of the passes that every schedule has."""
+        assert isinstance(request.machine, Machine)
+        return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.machine, request.state))
+
     def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Listed:
         return _listed(self, request)
 
@@ -139,7 +144,7 @@ class ListedCosts:
             self._at += [(one, column) for column in range(len(at))]
         self.kinds = (algorithm.name,)
         self._besides = algorithm.besides(of.request.problem, machine, of.request.state)
-        shared = sum(float(one.cycles[0]) for one in self._besides)
+        shared = algorithm.shared_cycles(of.request)
         self.cycles: Array = np.array([one.cycles[column] + shared for one, column in self._at])
         self.kernels = tuple(dict.fromkeys(kernel.name for kernel, _ in of.rows))
         self.kernel = np.array([self.kernels.index(kernel.name) for kernel, _ in of.rows], dtype=np.int64)
