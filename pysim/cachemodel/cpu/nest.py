@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
@@ -187,13 +186,7 @@ def floor_sum(count: int, step: int, start: int, divisor: int) -> int:
 @lru_cache(maxsize=64)
 def live_taps(w: Conv) -> tuple[int, int]:
     """Kernel rows that meet the image, summed over rows of outputs, and taps of a row that do, summed over columns."""
-    rows = _live(w.out_h, w.kernel_h, w.stride_h, w.dilation_h, w.pad_top, w.height)
-    return rows, _live(w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, w.width)
-
-
-def _live(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> int:
-    at = np.arange(out)[:, None] * stride - before + np.arange(kernel) * dilation
-    return int(((at >= 0) & (at < size)).sum())
+    return w.rows.met(w.rows.taps), w.columns.met(w.columns.taps)
 
 
 @lru_cache(maxsize=64)
