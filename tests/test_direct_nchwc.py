@@ -8,8 +8,8 @@ import pytest
 import pysim
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.cachemodel.cpu.direct_nchwc import described
-from pysim.cachemodel.cpu.nest import _live
 from pysim.errors import MissingError, OperandError, PlanError
+from pysim.problem.conv import Axis
 from pysim.problem.text import parse
 from pysim.record.plan import BLOCKED, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
@@ -153,9 +153,10 @@ def test_a_plan_is_made_again_from_its_name_and_printed():
 
 
 def test_taps_that_meet_the_image_are_counted_as_a_walk_counts_them():
-    for out, kernel, stride, dilation, before, size in ((56, 3, 1, 1, 1, 56), (5, 7, 2, 1, 3, 9), (4, 3, 1, 5, 6, 2)):
-        walked = sum(0 <= i * stride - before + k * dilation < size for i in range(out) for k in range(kernel))
-        assert _live(out, kernel, stride, dilation, before, size) == walked
+    for size, kernel, stride, dilation, pad in ((56, 3, 1, 1, 1), (9, 7, 2, 1, 3), (2, 3, 1, 5, 6)):
+        axis = Axis(size, kernel, stride, dilation, pad, pad)
+        walked = sum(0 <= i * stride - pad + k * dilation < size for i in range(axis.out) for k in range(kernel))
+        assert axis.met(axis.taps) == walked
 
 
 def test_the_loops_touch_each_operand_whole():

@@ -180,4 +180,4 @@ def _shifts(pitch: int, way: int, planes: int, most: float) -> tuple[Array, Arra
     np.minimum(shift, way - shift, out=shift)
     (close,) = np.nonzero(shift < most)
     close = close[np.argsort(shift[close], kind="stable")]
-    return close + 1.0, shift[close].astype(np.float64)
+    return (close + 1).astype(np.float64), shift[close].astype(np.float64)
