@@ -64,8 +64,8 @@ candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def least_cycles(request: Request, best: float) -> float:
-    """Multiplications at the highest rate and moves in L1; if these take less than `best`, moves from where the data are; and if those do,
-    the best kernel's sums."""
+    """Multiplications at the highest rate and moves in L1; if these take less than `best`, the best kernel's sums, and if those do, moves
+    from where the data are."""
     w, on = request.problem, request.machine
     assert isinstance(w, Conv) and isinstance(on, Machine)
     if request.threads > 1:
@@ -74,10 +74,10 @@ def least_cycles(request: Request, best: float) -> float:
     fastest = max(unit.rate(w.dtype) * unit.vector_bytes / SIZES[w.dtype] for unit in on.core.units)
     sums, moved = w.batch * w.filters * (w.channels // w.groups) * rows * columns / fastest, reordering_cycles(w, on)
     if sums + moved <= best:
-        moved = _LISTED.shared_cycles(request)
-    if sums + moved <= best:
         able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
         sums = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
+    if sums + moved <= best:
+        moved = _LISTED.shared_cycles(request)
     return sums + moved
 
 
