@@ -368,11 +368,13 @@ class LoopNest:
         for name, (rows, over, around) in self._shape.along.items():
             of = [operands[row].extents[name] for row in rows]
             counts = stacked(columns, total[name], *(loops[at].tiles for at in over))
-            fields = zip(*((*one[:3], one.base + one.step if one.alone is None else one.alone) for one in of), strict=True)
-            step, whole, base, alone = stacked(columns, *itertools.chain(*fields)).reshape(4, len(of), 1, columns)
+            step, whole = (stacked(columns, *(one[at] for one in of))[:, None] for at in range(2))
             found = step * counts
-            found += base
-            np.minimum(found, alone * counts, out=found)
+            if any(one.alone is not None or _shares(one) for one in of):
+                base = stacked(columns, *(one.base for one in of))[:, None]
+                alone = stacked(columns, *(one.base + one.step if one.alone is None else one.alone for one in of))[:, None]
+                found += base
+                np.minimum(found, alone * counts, out=found)
             self._extents[name] = np.minimum(found, whole, out=found)
             self._footprints[rows] *= found[:, around]
 
