@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from pysim.algorithms.contract import Prepared, of_planes, sums
+from pysim.algorithms.contract import of_planes, sums
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.direct_nchwc import described, passed, terms
@@ -36,7 +36,7 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 NAME = "blocked"
 COMPUTES = Conv
 SELDOM_BEST = True
-tolerance = sums
+tolerance, prepare = sums, direct_nchwc.prepare
 REGIONS = 3  # forks and joins of an image: there, sums, back
 
 
@@ -79,10 +79,6 @@ def least_cycles(request: Request, best: float) -> float:
     if sums + moved <= best:
         moved = _LISTED.shared_cycles(request)
     return sums + moved
-
-
-def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    return direct_nchwc.prepare(problem, schedule, _layout(row_of(schedule)))
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
