@@ -29,6 +29,7 @@ from typing import NamedTuple
 from pysim.algorithms.contract import Bound
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
+from pysim.problem.conv import Axis
 from pysim.problem.dtypes import BY_NAME, SUM_UNITS
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
@@ -64,15 +65,13 @@ def met(problem: Workload) -> float:
     """Share of the products of a whole window that windows have on average: taps in the padding are none."""
     if isinstance(problem, Gemm) or not problem.padded:
         return 1.0
-    rows = _met(problem.out_h, problem.kernel_h, problem.stride_h, problem.dilation_h, problem.pad_top, problem.height)
-    return rows * _met(problem.out_w, problem.kernel_w, problem.stride_w, problem.dilation_w, problem.pad_left, problem.width)
+    return _met(problem.rows) * _met(problem.columns)
 
 
-def _met(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> float:
+def _met(axis: Axis) -> float:
     """Along one edge: taps that meet the image, over all windows, of as many as meet it at once."""
-    taps = range(-before, kernel * dilation - before, dilation * -(-kernel // MOST_TAPS))
-    found = sum(max(0, min(out - 1, (size - 1 - at) // stride) - max(0, -(at // stride)) + 1) for at in taps)
-    return max(1, found) / (out * min(len(taps), (size - 1) // taps.step + 1))
+    taps = axis.taps[:: -(-axis.kernel // MOST_TAPS)]
+    return max(1, axis.met(taps)) / (axis.out * min(len(taps), (axis.size - 1) // taps.step + 1))
 
 
 def direct(problem: Workload, machine: Machine | Gpu) -> float:

@@ -7,10 +7,12 @@ Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 ch
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pysim.algorithms.contract import Prepared
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.loops import Array
-from pysim.cachemodel.cpu.nest import Nest, workspace_bytes
+from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, workspace_bytes
 from pysim.machine.cpu import Machine
+from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
@@ -41,6 +43,11 @@ class OnNest(NamedTuple):
 
     def describe(self, plan: Plan) -> Description:
         return words.describe_nest(self.nest(plan.workload), plan, self.summary)
+
+
+def packed_filters(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
+    """`prepare` of algorithms whose filters lie in tiles."""
+    return Prepared("packed filters", packed_filter_bytes(nest_of(problem), schedule))
 
 
 def broadcasts(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:

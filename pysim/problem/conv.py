@@ -11,6 +11,7 @@ it, otherwise to the least that gives this output.
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 56 x 56 = 3,136 windows and 2 * 64 * 3,136 * 64 * 9 = 231,211,008 FLOP.
 """
 
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +40,16 @@ class Axis(NamedTuple):
     def out(self) -> int:
         return (self.size + self.before + self.after - self.extent) // self.stride + 1
 
+    @property
+    def taps(self) -> range:
+        """Where those of the first window lie."""
+        return range(-self.before, self.kernel * self.dilation - self.before, self.dilation)
+
+    def met(self, taps: range) -> int:
+        """How many windows find some of the `taps` in the image, summed over these."""
+        last, stride = self.out - 1, self.stride
+        return sum(max(0, min(last, (self.size - 1 - at) // stride) - max(0, -(at // stride)) + 1) for at in taps)
+
     def ending(self, out: int) -> int:
         """The padding at the end that gives `out` outputs: that of the beginning where it does, otherwise the least."""
         if self._replace(after=self.before).out == out:
@@ -46,7 +57,7 @@ class Axis(NamedTuple):
         return max(0, (out - 1) * self.stride + self.extent - self.size - self.before)
 
 
-class Conv(msgspec.Struct, frozen=True, kw_only=True):
+class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A 2-D convolution, NCHW, all in elements; dilation 1 is a dense kernel. Equal problems are equal values.
 
     Raises ProblemError for a size below 1, a padding below 0, an output below 1, groups that do not divide, an unknown
@@ -76,12 +87,12 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True):
         if self.channels % self.groups or self.filters % self.groups:
             sizes = f"{self.channels} channels (ic) and {self.filters} filters (oc)"
             raise ProblemError(f"groups (g) is {self.groups}; it should divide {sizes}")
-        for side, axis in (("rows", self._rows), ("columns", self._columns)):
+        for side, axis in (("rows", self.rows), ("columns", self.columns)):
             if axis.out < 1:
                 spans = f"{axis.size + axis.before + axis.after}, the dilated kernel {axis.extent}"
                 raise ProblemError(f"the output has no {side}: the padded input spans {spans}; it should be no smaller")
-        force_setattr(self, "pad_bottom", self._rows.ending(self.out_h))
-        force_setattr(self, "pad_right", self._columns.ending(self.out_w))
+        force_setattr(self, "pad_bottom", self.rows.ending(self.out_h))
+        force_setattr(self, "pad_right", self.columns.ending(self.out_w))
         taps = self.channels // self.groups * self.kernel_h * self.kernel_w
         padded = (self.height + self.pad_top + self.pad_bottom) * (self.width + self.pad_left + self.pad_right)
         check_int64(
@@ -93,22 +104,22 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def _rows(self) -> Axis:
+    def rows(self) -> Axis:
         return Axis(self.height, self.kernel_h, self.stride_h, self.dilation_h, self.pad_top, self.pad_bottom)
 
     @property
-    def _columns(self) -> Axis:
+    def columns(self) -> Axis:
         return Axis(self.width, self.kernel_w, self.stride_w, self.dilation_w, self.pad_left, self.pad_right)
 
-    @property
+    @cached_property
     def out_h(self) -> int:
         """P, rows of the output."""
-        return self._rows.out
+        return self.rows.out
 
-    @property
+    @cached_property
     def out_w(self) -> int:
         """Q, columns of the output."""
-        return self._columns.out
+        return self.columns.out
 
     @property
     def windows(self) -> int:
@@ -133,7 +144,7 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The shortest text that both `parse` and benchdnn read as this problem (benchdnn takes the dtype apart)."""
-        square = self._rows[:-1] == self._columns[:-1]
+        square = self.rows[:-1] == self.columns[:-1]
         out_h = self.pad_bottom != self.pad_top
         out_w = self.pad_right != (self.pad_bottom if square else self.pad_left)
         wide = out_w or not square

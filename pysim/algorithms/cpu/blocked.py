@@ -12,18 +12,16 @@ a time.
 """
 
 import math
-from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
-from pysim.algorithms.contract import Prepared, of_planes, sums
+from pysim.algorithms.contract import of_planes, sums
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import Pass
-from pysim.cachemodel.cpu.direct_nchwc import described, terms
+from pysim.cachemodel.cpu.direct_nchwc import described, passed, terms
 from pysim.cachemodel.cpu.direct_nchwc import least_cycles as least_of
-from pysim.cachemodel.cpu.direct_nchwc import passed as convolved
-from pysim.cachemodel.cpu.listed import OfList, Rows, Terms, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.reorder import reordering, reordering_cycles
 from pysim.cachemodel.cpu.threads import Part
@@ -38,7 +36,8 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 
 NAME = "blocked"
 COMPUTES = Conv
-tolerance = sums
+SELDOM_BEST = True
+tolerance, prepare = sums, direct_nchwc.prepare
 REGIONS = 3  # forks and joins of an image: there, sums, back
 
 
@@ -51,50 +50,36 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return of_planes(layout) or untyped(problem.dtype, nchwc_kernels())
 
 
-def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
-    return direct_nchwc.refuses_sizes(problem, _layout(kernel))
-
-
-def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    return direct_nchwc.nearest(problem, kernel, schedule, _layout(kernel), NAME)
-
-
-def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
-    return direct_nchwc.schedules(problem, kernel, request._replace(layout=_layout(kernel)), NAME)
-
-
-def _terms(problem: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
-    return terms(problem, kernel, schedule, machine, _layout(kernel))
-
-
-def _passed(problem: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
-    return convolved(problem, rows, of, machine, request._replace(layout=_layout(rows[0][0])))
-
-
-_LISTED = OfList(NAME, nchwc_kernels, _schedules, _nearest, _terms, _passed, _unfit, besides=reordering)
+_LISTED = OfList(
+    NAME,
+    nchwc_kernels,
+    partial(direct_nchwc.schedules, algorithm=NAME),
+    partial(direct_nchwc.nearest, algorithm=NAME),
+    terms,
+    passed,
+    lambda problem, kernel, layout: direct_nchwc.refuses_sizes(problem, layout),
+    besides=reordering,
+    layout_of=lambda kernel, layout: _layout(kernel),
+)
 candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def least_cycles(request: Request, best: float) -> float:
-    """Multiplications at the highest rate, and if these take less than `best`, those of the best kernel."""
+    """Multiplications at the highest rate and moves in L1; if these take less than `best`, the best kernel's sums, and if those do, moves
+    from where the data are."""
     w, on = request.problem, request.machine
     assert isinstance(w, Conv) and isinstance(on, Machine)
     if request.threads > 1:
         return 0.0
     rows, columns = live_taps(w)
-    sums, moved = w.batch * w.filters * (w.channels // w.groups) * rows * columns, reordering_cycles(w, on)
-    least = moved + sums / max(unit.rate(w.dtype) * unit.vector_bytes / SIZES[w.dtype] for unit in on.core.units)
-    return least if least > best else moved + _least_of_kernels(w, on, request, best - moved)
-
-
-def _least_of_kernels(w: Conv, on: Machine, request: Request, best: float) -> float:
-    able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
-    least = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
-    return least if least > best else _LISTED.least_cycles(request, best)
-
-
-def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    return direct_nchwc.prepare(problem, schedule, _layout(row_of(schedule)))
+    fastest = max(unit.rate(w.dtype) * unit.vector_bytes / SIZES[w.dtype] for unit in on.core.units)
+    sums, moved = w.batch * w.filters * (w.channels // w.groups) * rows * columns / fastest, reordering_cycles(w, on)
+    if sums + moved <= best:
+        able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
+        sums = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
+    if sums + moved <= best:
+        moved = _LISTED.shared_cycles(request)
+    return sums + moved
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:

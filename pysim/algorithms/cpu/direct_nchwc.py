@@ -13,9 +13,9 @@ import msgspec
 
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.direct_nchwc import Shape, described, passed, prepared_bytes, terms
+from pysim.cachemodel.cpu.direct_nchwc import Shape, described, passed, terms
 from pysim.cachemodel.cpu.listed import OfList, row_of, untyped, whole_steps
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, nest_of, panel_bytes
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -81,8 +81,7 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    kernel = row_of(schedule)
-    return Prepared("packed filters", prepared_bytes(Shape.of(problem, kernel, layout), kernel))
+    return Prepared("packed filters", panel_bytes(nest_of(problem), schedule))
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pysim.algorithms.contract import Prepared, of_planes, sums
+from pysim.algorithms.contract import of_planes, sums
+from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.listed import OfList, as_described, row_of, untyped
-from pysim.cachemodel.cpu.nest import PACKED_MARK_BYTES, PANEL_ALIGN, ceil_div
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.polyphase import Parted, described, terms
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
@@ -30,7 +30,7 @@ from pysim.registry.cpu import Kernel, phases_kernels
 
 NAME = "polyphase"
 COMPUTES = Conv
-tolerance = sums
+tolerance, prepare = sums, packed_filters
 MOST_CHANNELS = 32  # of a group: with more, rows of all channels leave L1, and packing sets of them was level or faster (Zen 5)
 OFFSET_BYTES = 8  # of a tap's place
 
@@ -60,12 +60,6 @@ def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
 
 _LISTED = OfList(NAME, phases_kernels, _schedules, _nearest, terms, as_described(described))
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
-
-
-def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    taps = problem.channels // problem.groups * problem.kernel_h * problem.kernel_w
-    filters = ceil_div(problem.filters // problem.groups, schedule.filters) * schedule.filters
-    return Prepared("packed filters", problem.groups * filters * taps * SIZES[problem.dtype] + PACKED_MARK_BYTES)
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:

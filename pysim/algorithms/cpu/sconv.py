@@ -4,20 +4,19 @@
 The nest is `pysim.cachemodel.cpu.nest`; its micro-kernels are the rows of `native/kernels.inc`.
 """
 
-from pysim.algorithms.contract import Prepared, of_planes, sums
-from pysim.algorithms.nest import OnNest
-from pysim.cachemodel.cpu.nest import nest_of, packed_filter_bytes
+from pysim.algorithms.contract import of_planes, sums
+from pysim.algorithms.nest import OnNest, packed_filters
+from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.cpu.nested import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
 from pysim.record.plan import Layout
-from pysim.record.schedule import Schedule
 
 NAME = "sconv"
 COMPUTES = Conv
-tolerance, largest_part = sums, nest_part
+tolerance, prepare, largest_part = sums, packed_filters, nest_part
 
 _NEST = OnNest(nest_of, "direct convolution by slicing, tiles of windows packed on demand")
 least_cycles, candidates, workspace_bytes, describe = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
@@ -25,7 +24,3 @@ least_cycles, candidates, workspace_bytes, describe = _NEST.least_cycles, _NEST.
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return of_planes(layout)
-
-
-def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    return Prepared("packed filters", packed_filter_bytes(nest_of(problem), schedule))

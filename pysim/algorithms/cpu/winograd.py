@@ -24,16 +24,18 @@ from pysim.algorithms.contract import Array, Bound, Prepared
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
 from pysim.cachemodel.cpu.cost import assumed, cost_from
+from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SUM_UNITS
 from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, MicroKernel, Plan, Request, blocks_of
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, cpu_kernel, kernels, winograd_forms, winograd_transforms
+from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transforms
 
 NAME = "winograd"
 COMPUTES = Conv
@@ -207,9 +209,8 @@ def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
 
 
 def _row(schedule: Schedule) -> tuple[Kernel, int]:
-    kernel = cpu_kernel(schedule.kernel)
-    assert kernel and schedule.outputs
-    return kernel, schedule.outputs
+    assert schedule.outputs
+    return row_of(schedule), schedule.outputs
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
@@ -227,14 +228,13 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
     assert schedule.outputs
     largest = _LARGEST[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
-    return Bound(1.0, SAFETY * largest * _ROUNDOFF[problem.dtype], _MEASURED, "operands")
+    return Bound(1.0, SAFETY * largest * SUM_UNITS[problem.dtype], _MEASURED, "operands")
 
 
 SAFETY = 2.0
 # By (m, r): largest errors over u and the results' root mean square, over sqrt(channels) + sqrt(sets) + 4; 50,176 results of 16 to 1024
 # channels
 _LARGEST = {(2, 3): 3.5, (4, 3): 14.0, (6, 3): 80.0, (3, 4): 11.0, (2, 5): 8.5}
-_ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
 _MEASURED = "measured against float64 on operands in [-1, 1): tools/winograd_errors.py"
 
 

@@ -75,11 +75,6 @@ class Shape(NamedTuple):
         return rows * columns / self.w.windows
 
 
-def prepared_bytes(shape: Shape, kernel: Kernel) -> int:
-    w = shape.w
-    return w.groups * shape.panels * kernel.filters * shape.channels * w.kernel_h * w.kernel_w * SIZES[w.dtype]
-
-
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
     cycles, call, store, load = (w.batch * w.groups * each for each in _of_set(Shape.of(w, kernel, layout), kernel, machine))

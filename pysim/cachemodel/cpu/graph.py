@@ -3,39 +3,20 @@
 
 Edges carry `bytes` (both directions) and `cycles`: an operand's share, by bytes, of the cycles that the cost charges its supplier,
 and between L1 and the registers the bytes that micro-kernels load and store over the rate of L1. Under CSA, whose lines are not told
-apart, each level supplies L1 by one edge "lines" of lines x latency. networkx is imported here only.
+apart, each level supplies L1 by one edge "lines" of lines x latency.
 
 Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a step, in 184 / 59 = 3.1 cycles of L1 reads on zen4, while its
 28 multiply-adds take 28 cycles.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from pysim.cachemodel.cpu.loops import LoopNest
-from pysim.record.cost import Cost, CsaCost
+from pysim.record.cost import CsaCost
 from pysim.record.plan import Plan, on_cpu
 
 REGISTERS = "registers"
 Edge = tuple[str, str, str, float, float]  # supplier, receiver, operand, bytes, cycles
-
-
-def traffic(plan: Plan, nest: LoopNest | None = None) -> Any:
-    """The networkx.MultiDiGraph of a plan, and between L1 and the registers of the description of its loops where it is given.
-
-    An edge's key is its operand. The graph knows `bound_by` and compute cycles by term.
-    """
-    import networkx as nx
-
-    graph = nx.MultiDiGraph(problem=plan.problem, machine=plan.machine, model=plan.model)
-    for level in on_cpu(plan)[1].levels:
-        graph.add_node(level.name, bytes=level.size_bytes)
-    graph.add_node("memory")
-    if isinstance(plan.cost, Cost):
-        graph.add_node(REGISTERS, **{term: cycles for term, cycles in plan.cost.terms.items() if term not in plan.cost.levels})
-    for supplier, receiver, operand, size, cycles in edges(plan, nest):
-        graph.add_edge(supplier, receiver, key=operand, bytes=size, cycles=cycles)
-    return graph
 
 
 def edges(plan: Plan, nest: LoopNest | None) -> Iterator[Edge]:
@@ -69,8 +50,3 @@ def _csa_edges(plan: Plan, cost: CsaCost) -> Iterator[Edge]:
     ):
         if lines:
             yield supplier, "L1", "lines", float(lines * model.line_bytes), lines * latency.value
-
-
-def critical_edge(flows: Iterable[Edge]) -> Edge | None:
-    """The flow that costs most cycles, or None where nothing flows."""
-    return max(flows, key=lambda edge: edge[4], default=None)

@@ -65,7 +65,8 @@ class Listed(NamedTuple):
 class OfList(NamedTuple):
     """An algorithm whose `schedules` of a problem by a kernel are listed. `nearest` is the legal one that is nearest to a named one, itself
     where it is legal; `terms` are TERMS of one; `passed` is the pass of several by kernels of one form, of their terms; `unfit`: why a
-    kernel is; `latencies`: costs lean on those of the levels, too; `besides`: passes that each schedule has before or after its own."""
+    kernel is; `latencies`: costs lean on those of the levels, too; `besides`: passes that each schedule has before or after its own;
+    `layout_of`: how operands lie for a kernel, which all these are asked about."""
 
     name: str
     kernels: Callable[[], Sequence[Kernel]]
@@ -76,11 +77,17 @@ class OfList(NamedTuple):
     unfit: Callable[[Any, Kernel, Layout], Reason | None] = lambda problem, kernel, layout: None
     latencies: bool = False
     besides: Callable[[Any, Machine, State], tuple[Pass, ...]] = lambda problem, machine, state: ()
+    layout_of: Callable[[Kernel, Layout], Layout] = lambda kernel, layout: layout
 
     def least_cycles(self, request: Request, best: float) -> float:
         """What computes at least."""
         terms = _listed(self, request).terms if request.threads == 1 else np.empty(0)
         return float(terms.sum(axis=0).min()) if terms.size else 0.0
+
+    def shared_cycles(self, request: Request) -> float:
+        """Of the passes that every schedule has."""
+        assert isinstance(request.machine, Machine)
+        return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.machine, request.state))
 
     def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Listed:
         return _listed(self, request)
@@ -88,7 +95,12 @@ class OfList(NamedTuple):
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
         """Why a kernel of the problem's type cannot run."""
         assert isinstance(request.machine, Machine)
-        return row_refuses(kernel, request.machine, request.micro_kernel) or self.unfit(request.problem, kernel, request.layout)
+        reason = row_refuses(kernel, request.machine, request.micro_kernel)
+        return reason or self.unfit(request.problem, kernel, self.layout_of(kernel, request.layout))
+
+    def seen_by(self, kernel: Kernel, request: Request) -> Request:
+        """A request with the layout that a kernel finds."""
+        return request._replace(layout=self.layout_of(kernel, request.layout))
 
     def rows(self, request: Request) -> tuple[Rows, tuple[Rejected, ...]]:
         """Those of the kernels that can run; a named plan's alone. Raises PlanError where that is wrong."""
@@ -96,7 +108,8 @@ class OfList(NamedTuple):
         known = {kernel.name: kernel for kernel in self.kernels() if kernel.dtype == dtype}
         refused = {kernel: reason for kernel in known.values() if (reason := self.refuses(kernel, request))}
         if request.schedule is None:
-            rows = ((kernel, one) for kernel in known.values() if kernel not in refused for one in self.schedules(problem, kernel, request))
+            able = (kernel for kernel in known.values() if kernel not in refused)
+            rows = ((kernel, one) for kernel in able for one in self.schedules(problem, kernel, self.seen_by(kernel, request)))
             return (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
         asked = getattr(request.schedule, "kernel", "")
         if not (kernel := known.get(asked)):
@@ -105,7 +118,7 @@ class OfList(NamedTuple):
             raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
         assert isinstance(request.schedule, Schedule)
         schedule = msgspec.structs.replace(request.schedule, algorithm=self.name)
-        if schedule != (right := self.nearest(problem, kernel, schedule, request.layout)):
+        if schedule != (right := self.nearest(problem, kernel, schedule, self.layout_of(kernel, request.layout))):
             raise PlanError(f"{kernel.name} has no such schedule for {problem.text}; the nearest is {name_of(self.name, right)}")
         return ((kernel, schedule),), ()
 
@@ -123,7 +136,7 @@ def as_described(nest: Callable[[Any, Rows], LoopNest]) -> Callable[[Any, Rows, 
 def _listed(algorithm: OfList, request: Request) -> Listed:
     rows, rejected = algorithm.rows(request)
     assert isinstance(request.machine, Machine)
-    terms = [algorithm.terms(request.problem, *row, request.machine, request.layout) for row in rows]
+    terms = [algorithm.terms(request.problem, *row, request.machine, algorithm.layout_of(row[0], request.layout)) for row in rows]
     return Listed(request, rows, np.array(terms).T, rejected)
 
 
@@ -135,11 +148,12 @@ class ListedCosts:
         for _, some in itertools.groupby(range(len(of.rows)), key=lambda at: of.rows[at][0].form):
             at = [*some]
             terms = dict(zip(TERMS, of.terms[:, at], strict=False))
-            one = algorithm.passed(of.request.problem, of.rows[at[0] : at[-1] + 1], terms, machine, of.request)
+            request = algorithm.seen_by(of.rows[at[0]][0], of.request)
+            one = algorithm.passed(request.problem, of.rows[at[0] : at[-1] + 1], terms, machine, request)
             self._at += [(one, column) for column in range(len(at))]
         self.kinds = (algorithm.name,)
         self._besides = algorithm.besides(of.request.problem, machine, of.request.state)
-        shared = sum(float(one.cycles[0]) for one in self._besides)
+        shared = algorithm.shared_cycles(of.request)
         self.cycles: Array = np.array([one.cycles[column] + shared for one, column in self._at])
         self.kernels = tuple(dict.fromkeys(kernel.name for kernel, _ in of.rows))
         self.kernel = np.array([self.kernels.index(kernel.name) for kernel, _ in of.rows], dtype=np.int64)

@@ -399,7 +399,7 @@ class LoopNest:
             factor[at], factor[~at] = 1 / loop.trips, np.greater(loop.trips, 1)
         factors = stacked(self.columns, *(reduce(np.multiply, (factor[at] for at in which), 1.0) for which in of.factors))
         sizes = self._footprints[of.footprints]
-        terms = np.einsum("wf,fn->wn", of.weights, factors)[of.weight]
+        terms = (of.weights @ factors)[of.weight]
         terms *= sizes[of.footprint]
         distances = np.zeros((of.rounds[0] + 1, self.columns))  # and none
         for end, count in zip(itertools.accumulate(of.rounds), of.rounds, strict=True):

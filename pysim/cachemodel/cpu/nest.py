@@ -244,11 +244,15 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
     return windows + filters + PANEL_ALIGN
 
 
-def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
-    """Bytes of filters that were packed once, in whole tiles, as `pysim_prepared_bytes` answers."""
+def panel_bytes(nest: Nest, schedule: Schedule) -> int:
+    """Bytes of filters that were packed once, in whole tiles."""
     tiles = ceil_div(nest.filters, schedule.filters)
-    panels = nest.groups * tiles * schedule.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    return panels + PACKED_MARK_BYTES
+    return nest.groups * tiles * schedule.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+
+
+def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
+    """Those with their mark, as `pysim_prepared_bytes` answers for the nest."""
+    return panel_bytes(nest, schedule) + PACKED_MARK_BYTES
 
 
 def _aligned(size: int) -> int:

@@ -24,7 +24,6 @@ Worked number: 8 ways, panels of 6.5 ways, filters of 1.75. Panels find 7 lines 
 add 2 with chance 0.75: 9 lines, a miss, with chance 0.40. On average there are 8.25 of 8: a model of one average would lose them all.
 """
 
-from functools import lru_cache
 from itertools import product
 from math import gcd
 
@@ -160,7 +159,7 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
         chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
     counts = planes.astype(np.int64)
     used = np.bincount(counts.ravel()) > 0
-    apart, shift = _shifts(pitch, way, used.size - 1)
+    apart, shift = _shifts(pitch, way, used.size - 1, float(chunk.max()))
     closer = shift.searchsorted(chunk)
     terms = int(closer.max())
     # sums over the shifts that are closer than a chunk, for each count of planes: of K - d, and of that times the shift
@@ -175,11 +174,10 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     return np.maximum(0.0, found, out=found)
 
 
-@lru_cache(maxsize=1024)
-def _shifts(pitch: int, way: int, planes: int) -> tuple[Array, Array]:
-    """How far apart in sets planes d apart are (bytes), nearest first: (d, distances)."""
-    d = np.arange(1, planes)
-    shift = d * pitch % way
-    shift = np.minimum(shift, way - shift)
-    order = np.argsort(shift, kind="stable")
-    return d[order].astype(np.float64), shift[order].astype(np.float64)
+def _shifts(pitch: int, way: int, planes: int, most: float) -> tuple[Array, Array]:
+    """How far apart in sets planes d apart are (bytes), those closer than `most`, nearest first: (d, distances)."""
+    shift = np.arange(1, planes) * pitch % way
+    np.minimum(shift, way - shift, out=shift)
+    (close,) = np.nonzero(shift < most)
+    close = close[np.argsort(shift[close], kind="stable")]
+    return (close + 1).astype(np.float64), shift[close].astype(np.float64)

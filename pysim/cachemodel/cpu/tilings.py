@@ -108,7 +108,8 @@ def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limi
     window = np.where(packed > 0, tile * rates.packed_window, tile * size + rates.place_edge)
     filters, out = rates.stored_tile, tile * rates.filters * rates.nest.out_bytes
 
-    channels, new = _channels(rates.nest, (l1 - out) / (window + filters))
+    common = np.array(_channel_parts(rates.nest.channels, rates.nest.kernel_h * rates.nest.kernel_w))
+    channels, new = _with_own(common, balanced(rates.nest.channels, (l1 - out) / (window + filters)))  # which fit L1
     new &= (least_cycles(rates, np.ceil(rates.nest.channels / channels.T), packed) <= limit).T
     row, column = np.nonzero(new)
     channels, swap = channels[row, column], keeps_windows[row]
@@ -158,12 +159,6 @@ def _channel_parts(total: int, taps: int) -> tuple[float, ...]:
     """Channels of a set that do not depend on the kernel: balanced parts and powers of two, none so few that calls prevail."""
     parts = {ceil_div(total, part) for part in _CHANNEL_PARTS} | {1 << bit for bit in range(total.bit_length())}
     return tuple(float(part) for part in sorted(parts) if part * taps >= min(_LEAST_STEPS, total * taps))
-
-
-def _channels(nest: Nest, most: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Channels of a set, rows x candidates, and which of them are new; `most` fit L1."""
-    common = np.array(_channel_parts(nest.channels, nest.kernel_h * nest.kernel_w))
-    return _with_own(common, balanced(nest.channels, most))
 
 
 def _counts(total: Array, parts: Array, most: Array) -> tuple[Array, NDArray[np.bool_]]:

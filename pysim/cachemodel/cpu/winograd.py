@@ -385,6 +385,7 @@ def described(of: Candidates) -> LoopNest:
     )
     image = w.batch * w.channels // w.groups * w.height * w.width * size
     output = w.batch * (w.filters // w.groups) * w.windows * size
+    source = w.batch * of.workload.channels * of.workload.height * of.workload.width * size  # the images that are parted
     groups = {"groups": Extent(1.0, w.groups)} if w.groups > 1 else {}
     each, depth = Extent(1.0, planes), Extent(1.0, channels)
     halo = (w.kernel_h - 1) / outputs * image / panels  # rows that two rows of tiles share
@@ -392,7 +393,7 @@ def described(of: Candidates) -> LoopNest:
     patches = {"planes": each, "channels": depth, "tiles": Extent(held, of.k2 * held)}
     sums = {"planes": each, "tiles": Extent(panel, of.k2 * panel), "filters": Extent(wide, of.k3 * wide)}
     parted = (
-        Operand("image", {"run": Extent(source := _source_bytes(of.workload), source)}, "run"),
+        Operand("image", {"run": Extent(source, source)}, "run"),
         Operand("input", image_of, "run", written=True),
     )
     operands = (
@@ -427,8 +428,3 @@ def described(of: Candidates) -> LoopNest:
         "channels": channels,
     }
     return LoopNest(loops, operands, total, of.k2.size)
-
-
-def _source_bytes(w: Conv) -> float:
-    """Of the images that are parted."""
-    return float(w.batch * w.channels * w.height * w.width * SIZES[w.dtype])

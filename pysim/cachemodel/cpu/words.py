@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel.cpu.cost import of_row
-from pysim.cachemodel.cpu.graph import critical_edge, edges
+from pysim.cachemodel.cpu.graph import edges
 from pysim.cachemodel.cpu.incore import products_per_cycle
 from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number, Operand, Reuse
@@ -182,8 +182,8 @@ def _exact(plan: Plan) -> tuple[str, ...]:
 
 
 def _heaviest(plan: Plan, nest: LoopNest, names: Names) -> tuple[str, ...]:
-    edge = critical_edge(edges(plan, nest))
-    if edge is None:
-        return ()
-    source, target, operand, size, cycles = edge
-    return (f"{names.get(operand, operand)} from {source} to {target}, {bytes_text(size)}, {cycles:,.0f} cycles",)
+    ranked = sorted(edges(plan, nest), key=lambda edge: edge[4], reverse=True)
+    return tuple(
+        f"{names.get(operand, operand)} from {source} to {target}, {bytes_text(size)}, {cycles:,.0f} cycles"
+        for source, target, operand, size, cycles in ranked[:1]
+    )
