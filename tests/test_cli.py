@@ -133,11 +133,11 @@ def test_the_total_counts_every_layer():
 
 
 @pytest.mark.parametrize("name", workload.sets())
-def test_rows_fit_in_110_columns_and_end_with_the_problem(name):
+def test_rows_fit_in_120_columns_and_end_with_the_problem(name):
     lines = ok("plan", name, "-m", "zen4").splitlines()
     rows = lines[1 : lines.index("")]
     assert [row.split()[-1] for row in rows] == [layer.workload.text for layer in workload.distinct(workload.resolve([name]))]
-    assert max(map(len, rows)) <= 110
+    assert max(map(len, rows)) <= 120
 
 
 def test_top_ranks_plans_by_predicted_time():
@@ -154,9 +154,9 @@ def test_top_ranks_plans_by_predicted_time():
 
 def test_explain_shows_loops_caches_and_why_the_loser_lost():
     text = ok("plan", "conv:ic64ih56oc64kh3sh2ph1", "-m", "zen4", "--explain")
-    assert re.search(r"loops\n  for each of \d+ sets of \d+ channels\n    for each of .* (window|filter) tiles", text)
-    assert re.search(r"\n {12}f32_\w+ on \d+ windows x \d+ filters x \d+ channels x 3x3\n", text)
-    assert "of L1 (32.0 KiB)" in text
+    assert re.search(r"loops\n  for each of 1 images\n    for each of 1 groups\n      for each of \d+ blocks of tiles", text)
+    assert re.search(r"\n {14}f32_nchwc_\w+ on up to \d+ pixels x \d+ filters x \d+ channels\n", text)
+    assert "of L2 (1.0 MiB)" in text
     assert re.search(r"(input|weight)_stationary lost by", text)
 
 

@@ -13,11 +13,12 @@ import model_errors
 
 MEDIAN, MOST = 0.25, 0.35
 TEAMS_MEDIAN, TEAMS_MOST = 0.21, 0.5  # of several threads
-FILES = model_errors.recorded()
+RECORDED = model_errors.recorded()
+FILES = [path for path in RECORDED if not model_errors.header(path).get("shared")]  # hosts that ran other things too prove little
 
 
 def test_there_are_recorded_plans() -> None:
-    assert [path.name for path in FILES]
+    assert FILES and len(FILES) > len(RECORDED) / 2
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

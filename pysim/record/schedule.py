@@ -13,7 +13,7 @@ from pysim.registry.cuda import conv_kernel, gemm_kernel
 Stationary = Literal["input_stationary", "weight_stationary"]
 STATIONARY: tuple[Stationary, ...] = ("input_stationary", "weight_stationary")
 PACK = ("none", "tiles")
-Size = Annotated[int, msgspec.Meta(ge=1, le=INT64_MAX)]
+Size = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]  # what the struct holds; what a problem allows is looked at there
 
 
 class Schedule(msgspec.Struct, frozen=True):
