@@ -33,6 +33,7 @@ template <Runs RUNS, class Use> __device__ void with_target_of(const Problem &p,
 }
 
 template <class S, Runs RUNS> __global__ void leave_tiles(Problem p, Planes planes, const typename S::Acc *sums) {
+    if constexpr (CODE_CAPABILITY < 90) return; /* no stmatrix */
     using Acc = typename S::Acc;
     const int group = threadIdx.x / 128 % S::GROUPS, tiles_n = ceil_div(p.n, S::BLOCK_N), tiles = ceil_div(p.m, S::BLOCK_M) * tiles_n;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {

@@ -5,10 +5,11 @@
  *   BY_ROWS     rows of the tile run through memory: what changes threads does so inside a warp
  *   BY_COLUMNS  columns do (results of convolutions in planes; C' = B' A'): inside a warpgroup
  *
- * Most tiles leave by a way that is unrolled and does its arithmetic where sums are (store_direct). What is left, scales, residuals, functions of many
- * instructions, rows that begin or end anywhere, and other types of results than the usual, takes a loop over strips of sums in f32 (store_strips):
- * 8 registers of each thread, 8 rows of each warp x 32 columns, or 64 rows x 16 columns. There a thread has four neighbours in memory, and asks for
- * bias, scale and what C had four at a time. An H200 waits 6 to 8 cycles from one instruction of a warp to its next in either, so each counts. */
+ * Most tiles leave by a way that does its arithmetic where sums are (direct.cuh), unrolled with bias and bounds alone; functions of many instructions, and
+ * what C had, stand there once, in a loop over slices. What is left, scales, rows that begin or end anywhere, and other types of results than the usual,
+ * takes a loop over strips of sums in f32 (strips.cuh): 8 registers of each thread, 8 rows of each warp x 32 columns, or 64 rows x 16 columns. There a
+ * thread has four neighbours in memory, and asks for bias, scale and what C had four at a time. An H200 waits 6 to 8 cycles from one instruction of a
+ * warp to its next in either, so each counts. */
 #ifndef PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #define PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #include "core/decomposition.cuh"
