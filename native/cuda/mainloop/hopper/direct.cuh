@@ -35,6 +35,19 @@ __device__ inline int at_most(int x, int high) { return min(x, high); }
 template <class Two> __device__ inline Two at_least(Two x, Two low) { return __hmax2_nan(x, low); }
 template <class Two> __device__ inline Two at_most(Two x, Two high) { return __hmin2_nan(x, high); }
 
+/* Half of a slice's values at a time, which then change places: half the program, and the registers. */
+template <class T> __device__ __forceinline__ void activate_halves(int activation, Function function, T (&x)[16]) {
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        T first[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) first[i] = x[i];
+        activate_smoothly(activation, function, first);
+#pragma unroll
+        for (int i = 0; i < 8; i++) x[i] = x[8 + i], x[8 + i] = first[i];
+    }
+}
+
 /* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or columns of it that begin or end anywhere, with bias of columns behind the
  * sums. All that is computed is computed where sums are, and results change threads as they are stored, a slice of 64 rows x 32 columns at a time: words of
  * two results by stmatrix, so that a thread then has 16 bytes of a line; of 4 bytes those of rows leave as they are, four threads 32 bytes.
@@ -86,6 +99,13 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
 #pragma unroll
             for (int i = 0; i < 2; i++) *slot(piece, i) = before[i];
         };
+        uint4 before[2]; /* of the piece after those that lie there */
+        const auto bring_first = [&] {
+            uint4 other[2];
+            fetch(before, 0), fetch(other, 1);
+            lay(before, 0), lay(other, 1);
+            fetch(before, 2);
+        };
         /* Results of a piece, which all have put, to C. */
         const auto leave = [&](int piece) {
             if (!ROWS && !anew(c.direct)) { /* columns of C that begin or end anywhere: each element by a thread of its own */
@@ -102,11 +122,12 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
         };
         /* What follows the sums of a slice but bounds; add(x): what C had */
         const auto finish = [&](int slice, T (&x)[16], auto add) {
-            with_number<S::SLICES>(part * SLICES + slice, [&](auto number) {
-                constexpr int N = decltype(number)::value;
+            const auto take = [&](const Acc *from) {
 #pragma unroll
-                for (int i = 0; i < 16; i++) x[i] = T(sum[N / SLICES][N % SLICES * 16 + i]);
-            });
+                for (int i = 0; i < 16; i++) x[i] = T(from[i]);
+            };
+            if constexpr (ALL) with_number<S::SLICES>(part * SLICES + slice, [&](auto number) { take(&sum[number / SLICES][number % SLICES * 16]); });
+            else take(&sum[part][16 * slice]);
             if (anew(arithmetic))
 #pragma unroll
                 for (int i = 0; i < 16; i++) x[i] = e.alpha * x[i] + value(bias[i / 4], i % 2);
@@ -114,7 +135,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
             if constexpr (ALL) {
                 if (anew(residual)) add(x);
                 if constexpr (T(0.5) != T(0))
-                    if (anew(smooth)) activate_smoothly(e.activation, e.function, x);
+                    if (anew(smooth)) activate_halves(e.activation, e.function, x);
             }
         };
         ask(0);
@@ -150,13 +171,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
                     store_matrices<!ROWS>(matrices(slice, h), of);
                 }
             };
-            uint4 before[2][2];
-            if (anew(residual)) {
-                fetch(before[0], 0), fetch(before[1], 1);
-                lay(before[0], 0), lay(before[1], 1);
-                fetch(before[0], 2);
-                Strip<RUNS>::sync();
-            }
+            if (anew(residual)) bring_first(), Strip<RUNS>::sync();
             if (column < columns) put(0);
 #pragma unroll UNROLLED
             for (int slice = 0; slice < (ALL ? count : SLICES); slice++)
@@ -164,7 +179,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
                     Strip<RUNS>::sync();
                     if (slice + 1 < (ALL ? count : SLICES)) put(slice + 1);
                     leave(slice);
-                    if (anew(residual)) lay(before[0], slice + 2), fetch(before[0], slice + 3);
+                    if (anew(residual)) lay(before, slice + 2), fetch(before, slice + 3);
                 }
             if (count % 2) Strip<RUNS>::sync();
         } else {
@@ -204,12 +219,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
                             }
                     }
             } else {
-                uint4 before[2][2];
-                if (anew(residual)) {
-                    fetch(before[0], 0), fetch(before[1], 1);
-                    lay(before[0], 0), lay(before[1], 1);
-                    fetch(before[0], 2), fetch(before[1], 3);
-                }
+                if (anew(residual)) bring_first();
 #pragma unroll UNROLLED
                 for (int slice = 0; slice < (ALL ? count : SLICES); slice++)
                     if (ALL || column + 32 * slice < columns) {
@@ -233,7 +243,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
                             Strip<RUNS>::put(own + half * TURN, v);
                             Strip<RUNS>::sync();
                             leave(2 * slice + half);
-                            if (anew(residual)) lay(before[half], half), fetch(before[half], 2 * slice + 4 + half);
+                            if (anew(residual)) lay(before, half), fetch(before, 2 * slice + 3 + half);
                         }
                     }
             }
