@@ -126,7 +126,11 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
 #pragma unroll
                 for (int i = 0; i < 16; i++) x[i] = T(from[i]);
             };
-            if constexpr (ALL) with_number<S::SLICES>(part * SLICES + slice, [&](auto number) { take(&sum[number / SLICES][number % SLICES * 16]); });
+            if constexpr (ALL)
+                with_number<S::SLICES>(part * SLICES + slice, [&](auto number) {
+                    constexpr int N = decltype(number)::value;
+                    take(&sum[N / SLICES][N % SLICES * 16]);
+                });
             else take(&sum[part][16 * slice]);
             if (anew(arithmetic))
 #pragma unroll
