@@ -145,7 +145,7 @@ def main() -> None:
     texts = options.problems or [text for dtype in dtypes for text in drawn(dtype, options.count, options.seed, MOST)]
     on, device, lines = host.any_machine(options.machine), cuda.devices()[0].name, []
     with multiprocessing.get_context("spawn").Pool() as pool:
-        plans = dict(pool.map(partial(planned, machine=on.name, top=options.top, f32=options.f32), texts, chunksize=4))
+        plans = dict(pool.map(partial(planned, machine=on.name if options.machine == "cuda" else options.machine, top=options.top, f32=options.f32), texts, chunksize=4))
     for text in texts:
         lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}))
         print(json.dumps(lines[-1]), flush=True)
