@@ -7,15 +7,15 @@ A direct sum, of n results of k products each, one product after another:
 
     error = ((0.25 (ln(n) + 5) u sqrt(k)  +  k u / 4  +  0.6 spread u_A) few  +  spread u_C) / sqrt(met)       spread = sqrt(2 ln(n))
 
-u is the unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to
-u of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way. Of 150,000 sums
+u is the unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to u
+of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way. Of 150,000 sums
 of 64 to 4,608 products a share of exp(-x / 0.25 - 0.5) was off by more than x u sqrt(k), whatever k: hence ln(n), and 5 more for the
 hundredth draw. Results whose windows lie in the padding in part are smaller, and so is the root mean square: `met` is the share of a whole
 window's products that windows have on average, and k counts what a window can meet at once: an image smaller than the kernel leaves fewer.
 Few results may all be small by chance, and the error's part in them large: few = 1 + 8 / n^3, n without those of padding alone, is the
-hundredth draw's (measured: 7.4, 1.7 and 1.2 for one, two and three results, 1 from four on). k u / 4 is what tensor cores add, which truncate their sums (measured). u_A is the operands'
-roundoff where they are rounded to be multiplied (tf32), u_C that of a result narrower than the sums. Kernels that add in several partial
-sums do better.
+hundredth draw's (measured: 7.4, 1.7 and 1.2 for one, two and three results, 1 from four on). k u / 4 is what tensor cores add, which
+truncate their sums (measured). u_A is the operands' roundoff where they are rounded to be multiplied (tf32), u_C that of a result narrower
+than the sums. Kernels that add in several partial sums do better.
 
     standard   any plan
     strict     none whose stated error is larger than a direct sum's of that type
