@@ -109,3 +109,10 @@ def test_a_row_of_a_target_that_nothing_is_packed_for_is_refused(tmp_path, monke
     monkeypatch.setattr(registry, "native_file", lambda name: tmp_path / name)
     with pytest.raises(PysimError, match=r'depthwise\.inc: .*__avx521: nothing packs for "avx521 f32"; did you mean "avx512 f32"'):
         registry._rows.__wrapped__("conv/depthwise.inc")
+
+
+def test_a_row_of_a_form_that_no_kernel_has_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "kernels.inc").write_text(native_file("kernels.inc").read_text().replace("form(outer)", "form(outre)", 1))
+    monkeypatch.setattr(registry, "native_file", lambda name: tmp_path / name)
+    with pytest.raises(PysimError, match=r'kernels\.inc: f32_outre_.*: no form is named "outre"; did you mean "outer"'):
+        registry._rows.__wrapped__("kernels.inc")

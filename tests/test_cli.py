@@ -369,7 +369,8 @@ def test_doctor_names_a_command_for_what_is_missing(monkeypatch):
     [
         (("plan", SMALL, "--top", "٣"), "is no whole number"),
         (("plan", SMALL, "--top", "1_0"), "is no whole number"),
-        (("plan", SMALL, "--top", "9" * 5000), "is no whole number"),
+        (("plan", SMALL, "--top", "9" * 5000), "is too large"),
+        (("plan", SMALL, "-m", "zen4", "--machine=h200"), "--machine is given 2 times; it takes one value"),
         (("plan", SMALL, "--model", "ful"), 'did you mean "full"?'),
         (("plan", SMALL, "--layout", "nhcw"), 'did you mean "nhwc"?'),
         (("plan", SMALL, "--memory-limit", "9" * 5000), "is no number of bytes"),

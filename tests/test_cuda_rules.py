@@ -14,6 +14,7 @@ import emulated_cuda
 import numpy as np
 import pytest
 
+import pysim.api
 from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.gpu import gemm, im2col
@@ -326,3 +327,11 @@ def test_the_reference_of_a_type_is_told_by_a_kernel_that_takes_the_problem(dtyp
     w = parse(f"conv:mb1ic24ih5oc8kh3:{dtype}")
     sums, scale = GpuBench(w, 1 << 20).everywhere()
     assert sums.shape == scale.shape == (1, 8, 3, 3) and (np.abs(sums) <= 1.01 * scale).all() and sums.any()
+
+
+def test_a_plan_for_channels_last_takes_an_input_that_lies_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pysim.api.host, "runnable_any", lambda machine: H200)
+    x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((8, 1, 3, 3), np.float32)
+    for layout in ("nhwc", "nchw"):
+        plan = pysim.plan("conv:ic1ih4oc8kh3", "h200", layout=layout, algorithm="direct")
+        assert np.array_equal(plan.run(x, w), np.full((1, 8, 2, 2), 9.0))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the documents name is there: files, links, commands with their options; and tables are what their data files hold."""
 
+import ast
+import inspect
 import os
 import re
 import shlex
@@ -9,12 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 import click
 import pytest
 
+import pysim
 from pysim.cli import main
+from pysim.errors import MissingError
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,6 +37,37 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 def test_every_link_leads_to_a_file(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", page.read_text())
     assert not [link for link in links if not link.startswith("http") and not (page.parent / link).exists()]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", heading).strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_part_of_a_page_leads_to_a_heading(page: Path) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text())
+    assert not [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)]
+
+
+def test_every_call_of_the_pages_examples_takes_what_it_is_given() -> None:
+    pytest.importorskip("torch")
+    examples = [block for page in PAGES for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+    calls = [node for block in examples for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)]
+    ours = [(call, name[1]) for call in calls if (name := re.fullmatch(r"pysim\.([\w.]+)", ast.unparse(call.func)))]
+    assert len(ours) > 15
+    for call, name in ours:
+        given = {word.arg: word.value for word in call.keywords if word.arg}
+        inspect.signature(attrgetter(name)(pysim)).bind(*call.args, **given)
+
+
+def test_the_example_of_the_first_page_runs() -> None:
+    (example,) = (block for block in re.findall(r"```python\n(.*?)```", PAGES[0].read_text(), re.DOTALL) if "import numpy" in block)
+    try:
+        exec(compile(example, "README.md", "exec"), {})
+    except MissingError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pysim").rglob("*.py")), ids=lambda path: path.stem)

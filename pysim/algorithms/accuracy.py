@@ -5,15 +5,17 @@ has a larger error than is stated.
 
 A direct sum, of n results of k products each, one product after another:
 
-    error = (0.25 (ln(n) + 5) u sqrt(k)  +  k u / 4  +  spread (0.6 u_A + u_C)) / sqrt(met)            spread = sqrt(2 ln(n))
+    error = ((0.25 (ln(n) + 5) u sqrt(k)  +  k u / 4  +  0.6 spread u_A) few  +  spread u_C) / sqrt(met)       spread = sqrt(2 ln(n))
 
-u is the unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to
-u of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way. Of 150,000 sums
+u is the unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to u
+of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way. Of 150,000 sums
 of 64 to 4,608 products a share of exp(-x / 0.25 - 0.5) was off by more than x u sqrt(k), whatever k: hence ln(n), and 5 more for the
 hundredth draw. Results whose windows lie in the padding in part are smaller, and so is the root mean square: `met` is the share of a whole
-window's products that windows have on average. k u / 4 is what tensor cores add, which truncate their sums (measured). u_A is the operands'
-roundoff where they are rounded to be multiplied (tf32), u_C that of a result narrower than the sums. Kernels that add in several partial
-sums do better.
+window's products that windows have on average, and k counts what a window can meet at once: an image smaller than the kernel leaves fewer.
+Few results may all be small by chance, and the error's part in them large: few = 1 + 8 / n^3, n without those of padding alone, is the
+hundredth draw's (measured: 7.4, 1.7 and 1.2 for one, two and three results, 1 from four on). k u / 4 is what tensor cores add, which
+truncate their sums (measured). u_A is the operands' roundoff where they are rounded to be multiplied (tf32), u_C that of a result narrower
+than the sums. Kernels that add in several partial sums do better.
 
     standard   any plan
     strict     none whose stated error is larger than a direct sum's of that type
@@ -39,11 +41,12 @@ from pysim.record.cost import Reason
 # Of zero-mean walks of roundings, of sums that tensor cores truncate, of operands that are rounded: measured
 # (benchmarks/data/accuracy-*.jsonl; tests/test_accuracy.py holds every line to what is stated)
 WALK, SURE, TRUNCATED, ROUNDED = 0.25, 5.0, 1 / 4, 0.6
+FEW = 8.0  # of a single result: how much more its error is of it in the hundredth draw, beside that of many
 MOST_TAPS = 64  # of a row or column of a kernel that are gone through; of more, some
 
 
 class Size(NamedTuple):
-    """How many results a problem has, and of how many products each."""
+    """How many results a problem has, and of how many products each at most."""
 
     results: int
     products: int
@@ -52,7 +55,7 @@ class Size(NamedTuple):
 def size_of(problem: Workload) -> Size:
     if isinstance(problem, Gemm):
         return Size(problem.m * problem.n, problem.k)
-    taps = problem.kernel_h * problem.kernel_w
+    taps = _at_once(problem.rows) * _at_once(problem.columns)
     return Size(problem.batch * problem.filters * problem.windows, problem.channels // problem.groups * taps)
 
 
@@ -74,9 +77,21 @@ def _met(axis: Axis) -> float:
     return max(1, axis.met(taps)) / (axis.out * min(len(taps), (axis.size - 1) // taps.step + 1))
 
 
+def _at_once(axis: Axis) -> int:
+    """How many taps a window can have in the image at once along one edge."""
+    return min(axis.kernel, (axis.size - 1) // axis.dilation + 1)
+
+
+def _of_results(error: float, problem: Workload, machine: Machine | Gpu) -> float:
+    """An error of whole windows' sums as a share of the results, in the padding and stored; few of them may be small by chance."""
+    share = met(problem)
+    few = 1 + FEW / max(1.0, size_of(problem).results * share) ** 3
+    return (error * few + stored(problem, machine)) / math.sqrt(share)
+
+
 def direct(problem: Workload, machine: Machine | Gpu) -> float:
     """The error of a direct sum of a problem's type."""
-    return (sums(problem, machine) + stored(problem, machine)) / math.sqrt(met(problem))
+    return _of_results(sums(problem, machine), problem, machine)
 
 
 def sums(problem: Workload, machine: Machine | Gpu) -> float:
@@ -104,7 +119,7 @@ def _spread(size: Size) -> float:
 def stated(bound: Bound, problem: Workload, machine: Machine | Gpu) -> float:
     """An algorithm's error by its bound, the result's type included; where it states none, a direct sum's, or what it may be off."""
     error = max(sums(problem, machine) * bound.growth, bound.rms) if bound.error is None else bound.error
-    return (error + stored(problem, machine)) / math.sqrt(met(problem))
+    return _of_results(error, problem, machine)
 
 
 def refuses(bound: Bound, problem: Workload, machine: Machine | Gpu, accuracy: Accuracy, limit: float | None) -> Reason | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from pysim.errors import ProblemError, choose, printable
+from pysim.errors import ProblemError, choose, printable, quoted
 from pysim.record.accuracy import ACCURACIES
 from pysim.registry.cuda import CONV_LAYOUTS
 
@@ -33,13 +33,24 @@ KIND_STYLE = {"assumed": "yellow", "measured": "green", "static": "cyan"}  # of 
 
 
 class Group(click.Group):
-    """A group that answers a mistyped command with the nearest one and all there are."""
+    """A group that answers a mistyped command with the nearest one and all there are, and refuses a value that is given twice."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-"):
             ctx.fail(f'there is no command "{name}"; {choose(name, known)}')
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        if found[1] is not None and not ctx.resilient_parsing:
+            _refuse_repeats(found[1], click.Context(found[1], ctx, found[0]), found[2])
+        return found
+
+
+def _refuse_repeats(command: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
+    """UsageError for an option that takes one value and has several, of which click would take the last without a word."""
+    _, _, order = command.make_parser(ctx).parse_args(list(args))
+    for option in order:
+        if isinstance(option, click.Option) and not option.is_flag and not option.multiple and order.count(option) > 1:
+            ctx.fail(f"{max(option.opts, key=len)} is given {order.count(option)} times; it takes one value")
 
 
 # What options take
@@ -59,7 +70,8 @@ class Whole(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
-            self.fail(f'"{value}" is no whole number; right is e.g. {self.max or self.min}', param, ctx)
+            larger = "too large" if re.fullmatch(r"[+-]?[0-9]+", value) else "no whole number"
+            self.fail(f"{quoted(value)} is {larger}; right is e.g. {self.max or self.min}", param, ctx)
         return int(super().convert(value, param, ctx))
 
 

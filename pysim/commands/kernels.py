@@ -5,19 +5,9 @@ import click
 
 from pysim.commands.common import Cell, document, json_option, put, put_table, say
 from pysim.errors import MissingError, ProblemError, nearest
-from pysim.registry.cpu import Kernel
+from pysim.registry.cpu import FORMS, Kernel
 from pysim.registry.cpu import cpu_kernels as registry
 from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernels, gemm_kernels
-
-FORMS = {
-    "win": "lanes hold windows, one filter value is broadcast",
-    "fil": "lanes hold filters, one window value is broadcast",
-    "outer": "one register holds a 4x4 outer product (SConv)",
-    "rows": "lanes hold columns of a row of outputs, operands as they lie",
-    "planes": "lanes hold groups of one channel, planes are transposed",
-    "axpy": "lanes hold neighbouring results of a product with few rows or columns, the large matrix as it lies along them",
-    "dot": "lanes hold neighbouring k of such a product, the large matrix as it lies along k",
-}
 
 
 @click.command()
@@ -47,7 +37,7 @@ def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
     put_table(titles, [_cells(row, available) for row in rows], left=["kernel", "here", "target", "type", "form"])
     put("")
     for form in dict.fromkeys(row.form for row in rows):
-        put(f"{form}: {FORMS.get(form, 'see native/kernels.inc')}")
+        put(f"{form}: {FORMS[form]}")
     if available is not None:
         put(f"{sum(row.name in available for row in rows)} of {len(rows)} run on this computer")
 

@@ -4,6 +4,7 @@
 The native library expands the same lines, so row i here is row i there (a test compares them).
 """
 
+import itertools
 import re
 from functools import cache
 
@@ -14,7 +15,26 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.registry.files import epilogue_numbers, native_file
 
-_TABLES = ("kernels.inc", "conv/depthwise.inc", "conv/skinny.inc", "conv/polyphase.inc", "conv/direct_nchwc.inc")  # as registry.c has them
+# As registry.c has them; of each, the forms of its kernels
+_TABLES = {
+    "kernels.inc": {
+        "win": "lanes hold windows, one filter value is broadcast",
+        "fil": "lanes hold filters, one window value is broadcast",
+        "outer": "one register holds a 4x4 outer product (SConv)",
+    },
+    "conv/depthwise.inc": {
+        "rows": "lanes hold columns of a row of outputs, operands as they lie",
+        "planes": "lanes hold groups of one channel, planes are transposed",
+        "blocks": "lanes hold groups of one channel, which lie in blocks of so many (NCHWc)",
+    },
+    "conv/skinny.inc": {
+        "axpy": "lanes hold neighbouring results of a product with few rows or columns, the large matrix as it lies along them",
+        "dot": "lanes hold neighbouring k of such a product, the large matrix as it lies along k",
+    },
+    "conv/polyphase.inc": {"phases": "lanes hold columns of a row of outputs, the input parted by the phases of the stride"},
+    "conv/direct_nchwc.inc": {"nchwc": "lanes hold filters, channels lie in blocks of so many (NCHWc)"},
+}
+FORMS = {form: text for forms in _TABLES.values() for form, text in forms.items()}
 _LINE = re.compile(r"^PYSIM_(?:KERNEL|DIRECT|SKINNY|PHASES|NCHWC)\((.*)\)", re.MULTILINE)
 _PACKERS = re.compile(r"^PYSIM_PACKER\((\w+),\s*(\w+)\)", re.MULTILINE)
 _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
@@ -55,11 +75,14 @@ class Kernel(msgspec.Struct, frozen=True):
 def _rows(table: str) -> tuple[Kernel, ...]:
     """The rows of a file, in its order; indices go on from those of the files before it."""
     lines = _LINE.findall(native_file(table).read_text())
-    first = sum(len(_rows(one)) for one in _TABLES[: _TABLES.index(table)])
+    first = sum(len(_rows(one)) for one in itertools.takewhile(lambda one: one != table, _TABLES))
     columns = (dict(_FIELD.findall(line)) for line in lines)
     rows = tuple(msgspec.convert({"index": index, **of}, Kernel, strict=False) for index, of in enumerate(columns, first))
     known = dict.fromkeys(_PACKERS.findall(native_file("kernels.inc").read_text()))
     for row in rows:
+        if row.form not in _TABLES[table]:
+            known_forms = choose(row.form, _TABLES[table])
+            raise PysimError(f"{native_file(table)}: {row.name}: no form is named {quoted(row.form)}; {known_forms}")
         if (row.target, row.dtype) not in known:
             unit = f"{row.target} {row.dtype}"
             raise PysimError(f"{native_file(table)}: {row.name}: nothing packs for {quoted(unit)}; {choose(unit, map(' '.join, known))}")

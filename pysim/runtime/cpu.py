@@ -57,7 +57,8 @@ def library() -> tuple[Any, Any]:
     try:
         lib = ffi.dlopen(str(library_path()))
     except OSError as error:
-        raise MissingError(f"the native library cannot be opened: {error}; reinstall the package with `pip install .`") from None
+        right = "unset PYSIM_LIBRARY, or " if os.environ.get("PYSIM_LIBRARY") else ""
+        raise MissingError(f"the native library cannot be opened: {error}; {right}reinstall the package with `pip install .`") from None
     try:
         version = lib.pysim_abi_version()
     except AttributeError:

@@ -71,17 +71,18 @@ def _layouts(x: Matrix) -> list[str]:
 def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | None) -> Ready:
     """Checks how arrays lie, and chooses the schedule of their convolution in the layout that x and out have."""
     x, w = seen["x"], seen["w"]
-    layout = _layout_of(x, target)
+    layouts = _layouts_of(x, target)
     dtype = multiplied(x, w, None, ("x", "w"))
     problem = options.describe(x.shape, w.shape, dtype)
     result = target.dtype if target else cuda.result_of(dtype)
     check_result("convolution", dtype, result)
     check_bias(seen.get("bias"), problem.filters, "filter", result)
     shape = (problem.batch, problem.filters, problem.out_h, problem.out_w)
+    schedule, layout = _chosen(options.choose, problem, layouts)
     if target and (target.shape != shape or not lies(target, layout)):
         have = f"{target.shape}, strides {target.strides}"
         raise OperandError(f"out must be of shape {shape} and lie {layout.upper()} as x does; it has {have}")
-    schedule, last = options.choose(problem, layout), layout == "nhwc"
+    last = layout == "nhwc"
     row = conv_kernel(schedule.kernel)
     return Ready(
         launch=cuda.Launch(problem, schedule, result=result, layout=layout),
@@ -95,15 +96,27 @@ def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | Non
     )
 
 
-def _layout_of(x: Matrix, target: Matrix | None) -> str:
+def _layouts_of(x: Matrix, target: Matrix | None) -> list[str]:
+    """What x lies as, and the result where it is given; at least one."""
     if len(x.shape) != 4 or not all(x.shape):
         raise OperandError(f"x must be [N][C][H][W] with no size 0; its shape is {x.shape}")
     found = _layouts(x)
     if not found:
         raise OperandError(f"x of shape {x.shape} has strides {x.strides}: neither NCHW nor channels last; pass a contiguous copy")
-    if len(found) > 1 and target is not None and len(target.shape) == 4 and not lies(target, found[0]):
-        return found[1]  # x lies either way, and the result is wanted so
-    return found[0]
+    if target is None or len(target.shape) != 4:
+        return found
+    return [layout for layout in found if lies(target, layout)] or found[:1]
+
+
+def _chosen(choose: Chooser, problem: Conv, layouts: list[str]) -> tuple[GpuSchedule, str]:
+    """The schedule and its layout: the first, or, where a plan is for the other one and x lies either way, that."""
+    first, *others = layouts
+    try:
+        return choose(problem, first), first
+    except OperandError:
+        if not others:
+            raise
+        return choose(problem, others[0]), others[0]
 
 
 def fitting(schedule: GpuSchedule, layout: str, lying: str) -> GpuSchedule:

@@ -27,7 +27,7 @@ from pysim.cachemodel.cpu.cost import assumed, cost_from
 from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
-from pysim.errors import PlanError
+from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SUM_UNITS
@@ -180,7 +180,9 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
     s = request.schedule
     kernel = next((row for row in kernels() if s and row.name == s.kernel), None)
     if not isinstance(s, Schedule) or kernel is None or not on.unit(kernel.target) or kernel.dtype != problem.dtype:
-        raise PlanError(f"the named plan's kernel is none of {on.name} for {problem.dtype}; `pysim kernels` lists them")
+        known = [row.name for row in tilings.rows(on, problem.dtype, None).kernels]
+        named = s.kernel if s else ""
+        raise PlanError(f"the named plan's kernel {quoted(named)} is none of {on.name} for {problem.dtype}; {choose(named, known)}")
     if (
         s.outputs not in outputs_of(problem)
         or not _suits(kernel, request.layout)
