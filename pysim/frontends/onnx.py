@@ -129,19 +129,25 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
         raise ProblemError(f"{name}: shape inference refused the model: {' '.join(str(error).split())}") from None
 
 
+def undeclared(graph: "onnx.GraphProto") -> dict[str, ValueType]:
+    """Takes away the shapes that a graph declares of what its nodes make, and gives those that it declares."""
+    told = {}
+    for value in (*graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            told[value.name] = _type_of(value)
+        value.type.tensor_type.ClearField("shape")
+    del graph.value_info[:]
+    return told
+
+
 def with_constants(model: "onnx.ModelProto", found: Mapping[str, Any]) -> "onnx.ModelProto":
-    """The model with arrays in the place of nodes that make them, of large ones their shapes alone, and without shapes that are known in
-    part: they are inferred again."""
+    """The model with arrays in the place of nodes that make them, of large ones their shapes alone."""
     import onnx
 
     made: onnx.ModelProto = onnx.ModelProto.FromString(model.SerializeToString())
-    nodes = [node for node in made.graph.node if not set(node.output) & found.keys()]
-    told = [value for value in made.graph.value_info if value.type.tensor_type.HasField("shape") and value.name not in found]
-    known = [value for value in told if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)]
-    for field, items in ((made.graph.node, nodes), (made.graph.value_info, known)):
-        copies = [type(item).FromString(item.SerializeToString()) for item in items]
-        del field[:]
-        field.extend(copies)
+    nodes = [type(node).FromString(node.SerializeToString()) for node in made.graph.node if not set(node.output) & found.keys()]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
     for name, array in found.items():
         about = {"name": name, "data_type": onnx.helper.np_dtype_to_tensor_dtype(array.dtype), "dims": array.shape}
         large = array.nbytes > KEEP_BYTES
@@ -195,17 +201,20 @@ def set_batch(graph: "onnx.GraphProto", batch: int = 1) -> list[Skipped]:
 
 def tensors_of(model: "onnx.ModelProto") -> dict[str, ValueType]:
     """What is known of each value of the top graph, by name."""
+    tensors = {value.name: _type_of(value) for value in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
+    return tensors | {one.name: ValueType(tuple(one.dims), _element(one.data_type)) for one in model.graph.initializer}
+
+
+def _type_of(value: "onnx.ValueInfoProto") -> ValueType:
+    kind = value.type.tensor_type
+    sizes = tuple(dim.dim_value if dim.HasField("dim_value") else text_of(dim.dim_param) or "?" for dim in kind.shape.dim)
+    return ValueType(sizes if kind.HasField("shape") else None, _element(kind.elem_type))
+
+
+def _element(number: int) -> str:
     import onnx
 
-    names = {number: name for name, number in onnx.TensorProto.DataType.items()}
-    tensors = {}
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        kind = value.type.tensor_type
-        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else text_of(dim.dim_param) or "?" for dim in kind.shape.dim)
-        tensors[value.name] = ValueType(sizes if kind.HasField("shape") else None, names.get(kind.elem_type, "UNDEFINED"))
-    for constant in model.graph.initializer:
-        tensors[constant.name] = ValueType(tuple(constant.dims), names.get(constant.data_type, "UNDEFINED"))
-    return tensors
+    return str(onnx.TensorProto.DataType.Name(number)) if number in onnx.TensorProto.DataType.values() else "UNDEFINED"
 
 
 def nodes_of(nodes: "Sequence[onnx.NodeProto]", inside: str = "") -> "Iterator[tuple[onnx.NodeProto, str]]":
@@ -301,12 +310,12 @@ def integers_of(attributes: Mapping[str, Any], name: str, default: list[int]) ->
 
 
 def pads_of(attributes: Mapping[str, Any], sizes: list[int], extents: list[int], strides: list[int]) -> list[int]:
-    """Top, left, bottom, right."""
-    rule = attributes.get("auto_pad", b"NOTSET")
+    """Top, left, bottom, right; or of any axes, all that stand before, then all behind."""
+    rule, none = attributes.get("auto_pad", b"NOTSET"), [0] * (2 * len(sizes))
     if rule == b"NOTSET":
-        return integers_of(attributes, "pads", [0, 0, 0, 0])
+        return integers_of(attributes, "pads", none)
     if rule == b"VALID":
-        return [0, 0, 0, 0]
+        return none
     if rule not in (b"SAME_UPPER", b"SAME_LOWER"):
         raise ProblemError(f"auto_pad is {text_of(repr(rule))}; it should be NOTSET, VALID, SAME_UPPER or SAME_LOWER")
     if min(strides) < 1:

@@ -11,7 +11,7 @@ results in L1 (`pysim.cachemodel.cpu.finish`). Until a layer computes it waits f
 """
 
 from functools import lru_cache
-from math import log2
+from math import log2, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,7 +165,8 @@ def _pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
     """Of its passes in L1, for each row of outputs: down the columns of a row of the input, then along it. Of blocks, whose taps follow one
     another in a register: a latency for each vector and tap."""
     x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
-    (down, along), level = node.attributes["kernel_shape"], on.levels[0]
+    (*others, along), level = node.attributes["kernel_shape"], on.levels[0]
+    down = prod(others)
     if block > 1 and (unit := _loops_unit(on, y)):
         vectors = y.nbytes / min(unit.vector_bytes, block * y.dtype.itemsize)
         return float(vectors * down * along * unit.fma_latency_cycles.value / on.core.frequency_hz.value)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX models as files have them: pools of any attributes, known branches, declared shapes, batches that are asked for."""
+
+import numpy as np
+import pytest
+from graphs import Builder, helper, numpy_helper
+from onnx_models import assert_close, by_onnxruntime, given, model_of
+
+from pysim.errors import ProblemError
+
+ort = pytest.importorskip("onnxruntime")
+
+
+def assert_as_onnxruntime(proto):
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+def without_shapes(proto):
+    for value in proto.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return proto
+
+
+# Pools
+
+
+@pytest.mark.parametrize("opset", [10, 17, 22])
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize(
+    ("sizes", "how"),
+    [
+        ((5, 6), {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [1, 1, 1, 1]}),  # a fourth row would begin in padding
+        ((5, 6), {"kernel_shape": [2, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        ((4, 8), {"kernel_shape": [1, 2], "strides": [2, 3]}),
+        ((2, 7), {"kernel_shape": [4, 3], "strides": [3, 3]}),  # more than there is
+        ((8,), {"kernel_shape": [1], "strides": [2]}),
+        ((11,), {"kernel_shape": [3], "strides": [2], "pads": [1, 2]}),
+        ((4, 4, 6), {"kernel_shape": [1, 2, 2], "strides": [4, 3, 4], "pads": [0, 1, 0, 0, 0, 1]}),
+    ],
+)
+def test_windows_that_would_begin_in_padding_are_left_out(sizes, how, op, opset):
+    b = Builder(0)
+    b.shapes["x"] = 2, 3, *sizes
+    y = b.add(op, ["x"], b.shapes["x"], ceil_mode=1, **how)
+    assert_as_onnxruntime(without_shapes(b.model([b.add("Tanh", [y], b.shapes["x"])], opset)))
+
+
+def test_what_stands_behind_a_pool_has_the_sizes_that_it_makes():
+    b = Builder(0)
+    b.shapes["x"] = 1, 4, 5, 5
+    pooled = b.add("AveragePool", ["x"], (1, 4, 3, 3), kernel_shape=[2, 2], strides=[2, 2], pads=[1] * 4, ceil_mode=1, count_include_pad=1)
+    assert_as_onnxruntime(b.model([b.conv(pooled)], 13))
+
+
+def test_pools_of_sequences_and_of_volumes_are_counted_in_padding_or_not():
+    for sizes in ((9,), (5, 4, 7)):
+        for counted in (0, 1):
+            b, axes = Builder(0), len(sizes)
+            b.shapes["x"] = 2, 3, *sizes
+            how = {"kernel_shape": [3] * axes, "strides": [2] * axes, "pads": [1] * 2 * axes, "count_include_pad": counted}
+            assert_as_onnxruntime(without_shapes(b.model([b.add("AveragePool", ["x"], b.shapes["x"], **how)])))
+
+
+def test_bytes_are_pooled_as_bytes():
+    b = Builder(0, dtype=np.int8)
+    b.shapes["x"] = 1, 2, 5, 5
+    proto = b.model([b.add("MaxPool", ["x"], (1, 2, 3, 3), kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2])])
+    x = np.random.default_rng(0).integers(-99, 99, (1, 2, 5, 5), np.int8)
+    content = proto.SerializeToString()
+    assert (model_of(proto)(x) == by_onnxruntime(content, x)[0]).all()
+
+
+def test_a_window_that_fits_nowhere_is_named():
+    b = Builder(0)
+    b.shapes["x"] = 1, 2, 2, 9
+    with pytest.raises(ProblemError, match=r'MaxPool "MaxPool_v0": its window spans \[3, 3\], more than the padded image, \[2, 9\]'):
+        model_of(without_shapes(b.model([b.add("MaxPool", ["x"], b.shapes["x"], kernel_shape=[3, 3])])))
+
+
+# Branches
+
+
+def branch(name, nodes, outputs, constants=()):
+    ends = [helper.make_tensor_value_info(one, 1, None) for one in outputs]
+    return helper.make_graph(nodes, name, [], ends, list(constants))
+
+
+def with_if(b, condition, then, other, results=("y",)):
+    node = helper.make_node("If", [condition], list(results), name="If_0", then_branch=then, else_branch=other)
+    b.nodes.append(node)
+    b.shapes |= dict.fromkeys(results, b.shapes["x"])
+    return without_shapes(b.model(list(results)))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_the_branch_of_a_known_condition_is_taken(value):
+    """Both branches use the same names, and read what stands outside."""
+    b = Builder(0)
+    b.constants.append(numpy_helper.from_array(np.array(value), "told"))
+    outer = b.add("Tanh", ["x"], b.shapes["x"])
+    two = numpy_helper.from_array(np.array(2, np.float32), "number")
+    nodes = [helper.make_node("Mul", [outer, "number"], ["inner"]), helper.make_node("Identity", [outer], ["same"])]
+    then = branch("then", nodes, ["inner", "same"], [two])
+    other = branch("else", [helper.make_node("Relu", ["x"], ["inner"]), helper.make_node("Exp", ["inner"], ["same"])], ["inner", "same"])
+    assert_as_onnxruntime(with_if(b, "told", then, other, ("y", "z")))
+
+
+def test_a_condition_on_shapes_is_known_and_branches_may_have_branches():
+    """As exporters write a squeeze: where a size is 1, else as it is."""
+    b = Builder(0)
+    b.shapes["x"] = 2, 1, 4, 5
+    axis = b.constants.append(numpy_helper.from_array(np.array([1]), "axis")) or "axis"
+    one = b.constants.append(numpy_helper.from_array(np.array([1]), "one")) or "one"
+    size = b.add("Gather", [b.add("Shape", ["x"], (4,)), axis], (1,))
+    told = b.add("Equal", [size, one], (1,))
+    then, other = (branch(op, [helper.make_node(op, ["seen"], ["n"])], ["n"]) for op in ("Neg", "Abs"))
+    deeper = helper.make_node("If", [told], ["deep"], name="deeper", then_branch=then, else_branch=other)
+    then = branch("then", [helper.make_node("Squeeze", ["x", axis], ["seen"]), deeper], ["deep"])
+    other = branch("else", [helper.make_node("Frobnicate", ["x"], ["seen"], domain="elsewhere")], ["seen"])
+    b.shapes["y"] = 2, 4, 5
+    proto = with_if(b, told, then, other)
+    proto.opset_import.append(helper.make_opsetid("elsewhere", 1))
+    x = given(proto)
+    assert (model_of(proto)(x) == -x[:, 0]).all()
+
+
+def test_a_condition_that_is_not_known_is_named():
+    b = Builder(0)
+    told = b.add("Greater", [b.add("ReduceMax", ["x"], (1, 1, 1, 1), keepdims=0), b.constant(np.array(0.0))], ())
+    then, other = (branch(op, [helper.make_node(op, ["x"], ["inner"])], ["inner"]) for op in ("Relu", "Neg"))
+    with pytest.raises(ProblemError, match=r'If "If_0" cannot be run: its condition is not known'):
+        model_of(with_if(b, told, then, other))
+
+
+# Declared shapes
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 6, 7), (1, 4, 3, 12), (1, 4, 6)])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_value_that_is_declared_as_what_it_is_not_is_named(sizes, inside):
+    b = Builder(0)
+    b.shapes["x"] = 1, 4, 6, 6
+    middle = b.add("Sub", [b.add("Relu", ["x"], (1, 4, 6, 6)), "x"], (1, 4, 6, 6))
+    proto = b.model([b.add("Tanh", [middle], (1, 4, 6, 6) if inside else sizes)])
+    if inside:
+        proto.graph.value_info.append(helper.make_tensor_value_info(middle, 1, sizes))
+    with pytest.raises(ProblemError, match=r'declares the value "v\d" as .* but it is \[1, 4, 6, 6\]'):
+        model_of(proto)
