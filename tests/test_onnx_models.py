@@ -6,7 +6,13 @@ import pytest
 from graphs import Builder, helper, numpy_helper
 from onnx_models import assert_close, by_onnxruntime, given, model_of
 
-from pysim.errors import ProblemError
+import pysim
+from pysim.calibration import host
+from pysim.commands import models
+from pysim.errors import OperandError, ProblemError
+from pysim.frontends import load
+from pysim.frontends import onnx as onnx_layers
+from pysim.problem import text
 
 ort = pytest.importorskip("onnxruntime")
 
@@ -147,3 +153,71 @@ def test_a_value_that_is_declared_as_what_it_is_not_is_named(sizes, inside):
         proto.graph.value_info.append(helper.make_tensor_value_info(middle, 1, sizes))
     with pytest.raises(ProblemError, match=r'declares the value "v\d" as .* but it is \[1, 4, 6, 6\]'):
         model_of(proto)
+
+
+# Batches
+
+
+def classifier(batch, shape=None):
+    """Convolution, mean, Flatten (or a Reshape to a constant shape), product."""
+    b = Builder(3, batch=batch)
+    b.shapes["x"] = batch, 4, 6, 6
+    y = b.add("Conv", ["x", b.constant(b.rng.standard_normal((8, 4, 3, 3)))], (batch, 8, 4, 4))
+    y = b.add("GlobalAveragePool", [y], (batch, 8, 1, 1))
+    if shape is None:
+        y = b.add("Flatten", [y], (batch, 8))
+    else:
+        b.constants.append(numpy_helper.from_array(np.array(shape), "shape"))
+        y = b.add("Reshape", [y, "shape"], (batch, 8))
+    return b.model([b.add("MatMul", [y, b.constant(b.rng.standard_normal((8, 5)))], (batch, 5))])
+
+
+def saved(tmp_path, proto):
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    return str(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("suffix", "how"), [(":mb4", {}), ("", {"batch": 4}), ("", {"batch": "any"})])
+def test_a_model_is_of_the_batch_that_is_asked_for(tmp_path, symbolic, suffix, how):
+    proto = classifier(1)
+    if symbolic:
+        for value in (*proto.graph.input, *proto.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_param = "N"
+    path = saved(tmp_path, proto) + suffix
+    x = np.random.default_rng(0).standard_normal((4, 4, 6, 6)).astype(np.float32)
+    assert_close(pysim.load(path, **how)(x), by_onnxruntime(classifier(4).SerializeToString(), x))
+
+
+def test_a_model_of_any_batch_keeps_what_it_made():
+    made = []
+    model = load.AnyBatch(lambda batch: made.append(batch) or model_of(classifier(batch)))
+    for batch in (3, 1, 3, 2):
+        assert model(np.zeros((batch, 4, 6, 6), np.float32)).shape == (batch, 5)
+    assert made == [1, 3, 2] and model.at(3) is model.at(3)
+    with pytest.raises(OperandError, match="the first input is 3"):
+        model(3)
+
+
+def test_a_batch_that_is_fixed_inside_is_named(tmp_path):
+    path = saved(tmp_path, classifier(1, [1, -1]))
+    assert pysim.load(path + ":mb1").inputs["x"].shape[0] == 1
+    with pytest.raises(ProblemError, match=r'cannot be of batch 4: Reshape "Reshape_v2" has the constant shape \[1, -1\]'):
+        pysim.load(path, batch=4)
+    assert pysim.load(saved(tmp_path, classifier(1, [-1, 8])) + ":mb4")(np.zeros((4, 4, 6, 6), np.float32)).shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "how"), [(":mb0", {}), (":f16", {}), (":mb4", {"batch": 3}), ("", {"batch": 0}), ("", {"batch": "all"})]
+)
+def test_what_is_no_batch_is_refused(tmp_path, suffix, how):
+    with pytest.raises(pysim.PysimError, match="batch"):
+        pysim.load(saved(tmp_path, classifier(1)) + suffix, **how)
+
+
+def test_commands_take_a_models_batch(tmp_path):
+    path = saved(tmp_path, classifier(1)) + ":mb4"
+    layers = text.resolve([path], lambda model: onnx_layers.read(*model)[0])
+    assert [layer.workload.text for layer in layers] == ["conv:mb4ic4ih6oc8kh3", "gemm:4x5x8"]
+    (one,) = models.measured([path], host.runnable("host"), 1, peers=True, min_seconds=0.0)
+    assert one.correct and one.model == path and "onnxruntime" in one.peers

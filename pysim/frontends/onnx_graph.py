@@ -31,12 +31,13 @@ _STANDARD = ("", "ai.onnx")
 _MOST_FOLDED_BYTES = 1 << 31
 
 
-def read_graph(path: str | Path, batch: int = 1, seed: int | None = None) -> Graph:
-    """The graph of a model file for a batch; with a `seed`, weights that it lacks are random. ProblemError names a node that cannot run."""
+def read_graph(path: str | Path, batch: int | None = None, seed: int | None = None) -> Graph:
+    """The graph of a model file, of a batch that is asked for; with a `seed`, weights that it lacks are random. ProblemError names a node
+    that cannot run."""
     return graph_of(load_model(path, batch, seed), printable(str(path)))
 
 
-def load_model(path: str | Path, batch: int = 1, seed: int | None = None) -> "onnx.ModelProto":
+def load_model(path: str | Path, batch: int | None = None, seed: int | None = None) -> "onnx.ModelProto":
     """The model as it is run, here and by ONNX Runtime: batch set, weights there."""
     import onnx.checker
     import onnx.external_data_helper
@@ -46,8 +47,9 @@ def load_model(path: str | Path, batch: int = 1, seed: int | None = None) -> "on
         onnx.external_data_helper.load_external_data_for_model(model, str(Path(path).resolve().parent))
     except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ProblemError(f"{printable(str(path))}: its weights in another file cannot be read: {error}") from None
-    layers.set_batch(model.graph, batch)
-    return model if seed is None else seeded(model, seed)
+    model = model if seed is None else seeded(model, seed)
+    layers.set_batch(model.graph, printable(str(path)), batch)
+    return model
 
 
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
