@@ -221,3 +221,42 @@ def test_commands_take_a_models_batch(tmp_path):
     assert [layer.workload.text for layer in layers] == ["conv:mb4ic4ih6oc8kh3", "gemm:4x5x8"]
     (one,) = models.measured([path], host.runnable("host"), 1, peers=True, min_seconds=0.0)
     assert one.correct and one.model == path and "onnxruntime" in one.peers
+
+
+# Slices
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("opset", [9, 11, 17])
+@pytest.mark.parametrize("channels", [6, 32])
+def test_halves_of_channels_lie_in_the_whole_and_are_written_over_by_nobody(channels, opset, batch):
+    """As in ShuffleNet: one half goes on, the other through layers and activations that work in place."""
+    b = Builder(0)
+    half, b.shapes["x"] = channels // 2, (batch, channels, 5, 4)
+    parts = (batch, half, 5, 4)
+    whole = b.add("Conv", ["x", b.constant(b.rng.standard_normal((channels, channels, 1, 1)))], b.shapes["x"])
+    b.constants += [numpy_helper.from_array(np.array([half, half]), "sizes")]
+    how = {"axis": 1} if opset >= 13 else {"axis": 1, "split": [half, half]}
+    b.nodes.append(helper.make_node("Split", [whole] + ["sizes"] * (opset >= 13), ["low", "high"], name="split", **how))
+    scaled = b.add("Relu", [b.add("Mul", ["high", b.constant(np.array(-2.0))], parts)], parts)
+    weights = b.constant(b.rng.standard_normal((half, half, 3, 3)))
+    convolved = b.add("Conv", [b.add("Relu", ["low"], parts), weights], parts, pads=[1] * 4)
+    y = b.add("Concat", ["low", convolved, scaled, "high"], (batch, 4 * half, 5, 4), axis=1)
+    proto = b.model([y, whole], opset)
+    assert_as_onnxruntime(proto)
+    assert not any("reference" in layer.node.attributes for layer in model_of(proto).plan.layers)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "axis", "step"),
+    [(0, 3, 1, 1), (1, 99, 1, 1), (-2, 99, 2, 1), (-1, -99, 3, -1), (1, -1, 3, 2), (3, 0, 1, -2), (0, 1, 0, 1)],
+)
+@pytest.mark.parametrize("made", [True, False])
+def test_slices_are_what_onnx_says(start, end, axis, step, made):
+    b = Builder(0)
+    b.shapes["x"] = 1, 4, 5, 6
+    for name, number in (("start", start), ("end", end), ("axis", axis), ("step", step)):
+        b.constants.append(numpy_helper.from_array(np.array([number]), name))
+    x = b.add("Tanh", ["x"], b.shapes["x"]) if made else "x"
+    y = b.add("Slice", [x, "start", "end", "axis", "step"], ())
+    assert_as_onnxruntime(without_shapes(b.model([b.add("Neg", [y], ()), y])))

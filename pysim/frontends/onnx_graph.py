@@ -198,6 +198,9 @@ class _Reader(NamedTuple):
             if node.op == "If":
                 why = "its condition is not known before the model runs, and control flow is not run"
                 raise ProblemError(f'{self.model}: If "{printable(node.name)}" cannot be run: {why}')
+            if node.op == "Split":
+                nodes += _split(node, graph)
+                continue
             lower = _LOWER.get(node.op)
             by_reference = node._replace(op=f"onnx.{node.op}") if lower else node  # none of the form that its name stands for here
             nodes.append((lower and lower(node, graph, constants, self.opset)) or by_reference)
@@ -388,6 +391,38 @@ def _concat(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
     return Node("Concat", node.name, node.inputs, node.outputs, {"axis": node.attributes.get("axis", 1) % rank})
 
 
+def _slice(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """One of constant ends; numbers beyond the ends of an axis mean its ends, as in Python."""
+    x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    told = dict(zip(("starts", "ends", "axes", "steps"), node.inputs[1:], strict=False))
+    if not all(name in constants for name in told.values() if name):
+        return None
+    given = {what: constants[name].tolist() for what, name in told.items() if name} or node.attributes
+    axes = given.get("axes", range(len(given["starts"])))
+    slices = [slice(0, size, 1) for size in x]
+    for axis, start, end, step in zip(axes, given["starts"], given["ends"], given.get("steps", [1] * len(axes)), strict=True):
+        first, last, by = slice(start, end, step).indices(x[axis])
+        slices[axis] = slice(first, None if last < 0 else last, by)
+    made = tuple(len(range(*one.indices(size))) for one, size in zip(slices, x, strict=True))
+    return Node("Slice", node.name, node.inputs[:1], node.outputs, {"slices": tuple(slices)}) if made == y else None
+
+
+def _split(node: Node, graph: Graph) -> list[Node]:
+    """A Slice for each part that is read."""
+    x, start, found = graph.tensors[node.inputs[0]].shape, 0, list[Node]()
+    axis = node.attributes.get("axis", 0) % len(x)
+    parts = [graph.tensors[name].shape if name else None for name in node.outputs]
+    if None in parts[:-1]:  # how many an unread one takes is not known
+        return [node]
+    for at, (name, part) in enumerate(zip(node.outputs, parts, strict=True)):
+        if part is not None:
+            end = start + part[axis]
+            slices = tuple(slice(start, end, 1) if at_axis == axis else slice(0, size, 1) for at_axis, size in enumerate(x))
+            found.append(Node("Slice", f"{node.name}:{at}", node.inputs[:1], (name,), {"slices": slices}))
+            start = end
+    return found
+
+
 def _transpose(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
     default = range(len(graph.tensors[node.output].shape))[::-1]
     return Node("Transpose", node.name, node.inputs, node.outputs, {"perm": tuple(node.attributes.get("perm", default))})
@@ -426,6 +461,6 @@ _LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LogSoftmax": _softmax, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean,
-    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
+    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
     "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
 }  # fmt: skip

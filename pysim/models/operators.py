@@ -242,6 +242,10 @@ def _copy(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0].reshape(out.shape)
 
 
+def _slice(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    out[...] = inputs[0][attributes["slices"]]
+
+
 def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = np.mean(inputs[0], axis=tuple(attributes["axes"])).reshape(out.shape)
 
@@ -255,8 +259,8 @@ _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvTranspose": _transposed_convolution,
     "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn,
     "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply),
-    "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
-    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax,
+    "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 
 

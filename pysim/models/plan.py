@@ -20,7 +20,7 @@ from pysim import planner
 from pysim.cachemodel.cpu.finish import finish_cycles
 from pysim.errors import PlanError, printable
 from pysim.machine.cpu import Machine, Unit
-from pysim.models.buffers import Buffers
+from pysim.models.buffers import Buffers, offset_in
 from pysim.models.fusion import PARAMETERS, activation_of
 from pysim.models.graph import Graph, Node, Tensor
 from pysim.models.layouts import Laid, laid_out
@@ -176,9 +176,9 @@ def _pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
     return float(cycles / on.core.frequency_hz.value)
 
 
-def _starting(node: Node, on: Machine) -> float:
+def _starting(node: Node, graph: Graph, on: Machine) -> float:
     """Seconds until a layer computes: its code lies as far away as its weights."""
-    return 0.0 if node.op == "View" else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
+    return 0.0 if offset_in(graph, node) is not None else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
 
 
 def _activating(node: Node, graph: Graph, on: Machine) -> float:
@@ -196,7 +196,7 @@ def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     """Seconds of what a node reads and writes beside a plan."""
     if node.op in ("Conv", "Linear") and "reference" not in node.attributes:
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[PARAMETERS:]), 0)
-    if node.op == "View":
+    if offset_in(graph, node) is not None:
         return 0.0
     if node.op == "Reorder":
         return _reordering(graph.tensors[node.output], on)
@@ -214,7 +214,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
     layers = []
     for node in graph.nodes:
         problem = problem_of(node, graph)
-        besides = _moving(node, graph, on, buffers) + _activating(node, graph, on) + _starting(node, on)
+        besides = _moving(node, graph, on, buffers) + _activating(node, graph, on) + _starting(node, graph, on)
         try:
             layout = _layout(*node.attributes.get("blocks", (1, 1)))
             layers.append(Layer(node, _plan(problem, on, accuracy, layout, _state(node, graph), threads) if problem else None, besides))
