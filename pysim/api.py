@@ -152,7 +152,7 @@ def compare(
         layers = [Layer(problem)]
     else:
         words = list(problem) if isinstance(problem, Iterable) and not isinstance(problem, str | bytes) else [problem]
-        layers = distinct(resolve(words, lambda path: onnx.read(path)[0]))
+        layers = distinct(resolve(words, lambda model: onnx.read(*model)[0]))
     if store is not None and not isinstance(store, Store):
         raise OperandError(f"store is {quoted(store)}; right is a pysim.measure.store.Store, open")
     if _layout(None, layout) in values.BLOCKED:

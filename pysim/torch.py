@@ -65,6 +65,10 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     if cuda_graph not in (True, False, "caller"):
         raise OperandError(f'cuda_graph is {cuda_graph!r}; right are True, False and "caller", who records calls')
     accuracy = _known(accuracy)
+    if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
+        raise OperandError(
+            f"the parameter {lazy[0]} has no shape before the model's first call; right is to call it once, then optimize it"
+        )
     model = model.__dict__["_pysim_given"][0] if isinstance(model, _Optimized) else model
     kind, left_out = type(model), _left_out(model)
     optimized = copy.copy(model)

@@ -219,3 +219,13 @@ def test_an_accuracy_is_what_all_layers_are_planned_for_and_an_unknown_one_is_re
         pysim.torch.optimize(model, "strikt")
     with pytest.raises(OperandError, match="has no option 'speed'"):
         pysim.torch.backend(None, [], {"speed": 1})
+
+
+def test_a_model_whose_parameters_have_no_shapes_yet_is_refused_until_its_first_call():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)).eval()
+    with pytest.raises(OperandError, match=r"the parameter 0\.weight has no shape before the model's first call"):
+        pysim.torch.optimize(model)
+    x = torch.randn(1, 3, 6, 6)
+    with torch.no_grad():
+        right = model(x)
+        assert_close(pysim.torch.optimize(model)(x), right)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -22,7 +21,7 @@ from pysim.record.accuracy import ACCURACIES
 from pysim.registry.cuda import CONV_LAYOUTS
 
 if TYPE_CHECKING:
-    from pysim.problem.text import Layer
+    from pysim.problem.text import Layer, ModelFile
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
@@ -148,13 +147,13 @@ def layers_of(words: Sequence[str], keep_every: bool = False) -> "list[Layer]":
     return layers if keep_every else distinct(layers)
 
 
-def _read_model(path: Path) -> "list[Layer]":
+def _read_model(model: "ModelFile") -> "list[Layer]":
     from pysim.frontends import onnx
 
-    layers, skipped = onnx.read(path)
+    layers, skipped = onnx.read(*model)
     for node in skipped:
         told = node.reason if node.reason.startswith("not skipped: ") else f"skipped: {node.reason}"
-        say(f'{path}: {node.op} "{node.node}": {told.removeprefix("not skipped: ")}')
+        say(f'{model.path}: {node.op} "{node.node}": {told.removeprefix("not skipped: ")}')
     return layers
 
 

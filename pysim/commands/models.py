@@ -2,12 +2,14 @@
 """Whole networks in `run` and `compare`: the model files among the problems, each as one row, and where its time goes."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pysim.commands.common import Column, plural, put, put_header, put_row, say, seconds, size
 from pysim.commands.timing import put_cores
-from pysim.errors import PysimError
+from pysim.errors import PysimError, printable
+from pysim.problem.text import model_file
 
 if TYPE_CHECKING:
     from pysim.frontends.whole import ModelComparison
@@ -19,8 +21,8 @@ _LONGEST = 8  # layers that are shown, those that take most time
 
 def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: bool, min_seconds: float = 0.2) -> "list[ModelComparison]":
     """Every model file among the words as a whole; one that cannot run as a whole is said on stderr, and its layers stay."""
-    files = [word for word in words if word.endswith(".onnx")]
-    if not files:
+    named = [(word, model) for word in words if (model := model_file(word.strip())) is not None]
+    if not named:
         return []
     from pysim.calibration import host
     from pysim.frontends.whole import compare
@@ -29,11 +31,11 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
     if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
         return []
     found = []
-    for file in files:
+    for word, (path, batch) in named:
         try:
-            found.append(compare(Path(file), on, threads, peers, min_seconds))
+            found.append(msgspec.structs.replace(compare(path, on, threads, peers, min_seconds, batch), model=printable(word)))
         except PysimError as error:
-            say(f"{file} as a whole: {error}")
+            say(f"{word} as a whole: {error}")
     return found
 
 

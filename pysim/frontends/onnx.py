@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX models as layers: the problem of every Conv, Gemm and MatMul, from shapes alone; no weight is looked at.
 
-Shapes come from ONNX's own shape inference, after local functions are inlined and a symbolic batch is set to 1. Nodes
+Shapes come from ONNX's own shape inference, after local functions are inlined and a batch is set, a symbolic one to 1. Nodes
 are read as https://onnx.ai/onnx/operators/ defines them: NCHW input, weights [M][C/g][R][S], pads top, left, bottom and
 right; auto_pad SAME gives ceil(H / stride) outputs, the odd row of padding last (SAME_UPPER) or first (SAME_LOWER).
 A MatMul whose right side is one matrix is one product, with the left's leading dimensions as its rows.
@@ -33,6 +33,7 @@ _MOST_NODES = 50_000  # of a model whose functions are inlined
 _MOST_CALLS = 100  # of functions, one inside the other
 _MOST_DIMENSIONS = 64
 _LONGEST = 200  # characters of a name or value in a reason
+_WEIGHTED = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm")  # what these read but their first input has no batch
 _NOT_READ = {
     "ConvTranspose": "a transposed convolution is not read",
     "DeformConv": "a deformable convolution is not read",
@@ -63,14 +64,15 @@ class ValueType(NamedTuple):
     element: str
 
 
-def read(path: str | Path) -> tuple[list[Layer], list[Skipped]]:
-    """The layers of a model in graph order, labelled by node (or else output), and what was skipped, with the reason.
+def read(path: str | Path, batch: int | None = None) -> tuple[list[Layer], list[Skipped]]:
+    """The layers of a model in graph order, labelled by node (or else output), and what was skipped, with the reason; `batch` as in
+    `set_batch`.
 
     Raises MissingError without the onnx package and ProblemError for a file that is no ONNX model.
     """
     name = printable(str(path))
     model = load(Path(path), name)
-    skipped = set_batch(model.graph)
+    skipped = set_batch(model.graph, name, batch)
     model = infer(model, name)
     tensors = tensors_of(model)
     layers: list[Layer] = []
@@ -129,19 +131,25 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
         raise ProblemError(f"{name}: shape inference refused the model: {' '.join(str(error).split())}") from None
 
 
+def undeclared(graph: "onnx.GraphProto") -> dict[str, ValueType]:
+    """Takes away the shapes that a graph declares of what its nodes make, and gives those that it declares."""
+    told = {}
+    for value in (*graph.value_info, *graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            told[value.name] = _type_of(value)
+        value.type.tensor_type.ClearField("shape")
+    del graph.value_info[:]
+    return told
+
+
 def with_constants(model: "onnx.ModelProto", found: Mapping[str, Any]) -> "onnx.ModelProto":
-    """The model with arrays in the place of nodes that make them, of large ones their shapes alone, and without shapes that are known in
-    part: they are inferred again."""
+    """The model with arrays in the place of nodes that make them, of large ones their shapes alone."""
     import onnx
 
     made: onnx.ModelProto = onnx.ModelProto.FromString(model.SerializeToString())
-    nodes = [node for node in made.graph.node if not set(node.output) & found.keys()]
-    told = [value for value in made.graph.value_info if value.type.tensor_type.HasField("shape") and value.name not in found]
-    known = [value for value in told if all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)]
-    for field, items in ((made.graph.node, nodes), (made.graph.value_info, known)):
-        copies = [type(item).FromString(item.SerializeToString()) for item in items]
-        del field[:]
-        field.extend(copies)
+    nodes = [type(node).FromString(node.SerializeToString()) for node in made.graph.node if not set(node.output) & found.keys()]
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
     for name, array in found.items():
         about = {"name": name, "data_type": onnx.helper.np_dtype_to_tensor_dtype(array.dtype), "dims": array.shape}
         large = array.nbytes > KEEP_BYTES
@@ -170,42 +178,79 @@ def _check_functions(model: "onnx.ModelProto", name: str) -> None:
         raise ProblemError(f"{name} has functions that call each other more than {_MOST_CALLS} deep; at most that is read")
 
 
-def set_batch(graph: "onnx.GraphProto", batch: int = 1) -> list[Skipped]:
-    """Sets a symbolic first dimension of each input to `batch`, wherever its name stands, and says so."""
-    notes = []
+def set_batch(graph: "onnx.GraphProto", name: str, batch: int | None = None) -> list[Skipped]:
+    """Sets the first dimension of inputs, wherever its name stands: a symbolic one to `batch`, or to 1, and says so; a fixed one where a
+    batch is asked for. ProblemError for a model that is of another batch inside."""
     constants = {tensor.name for tensor in graph.initializer}
-    symbols = set()
-    for value in graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if value.name in constants or len(dims) < 2 or dims[0].HasField("dim_value") or dims[0].dim_param in symbols:
+    constants |= {one for node in graph.node if node.op_type in _WEIGHTED for one in node.input[1:]}
+    inputs = [value for value in graph.input if value.name not in constants and len(value.type.tensor_type.shape.dim) > 1]
+    dims = [value.type.tensor_type.shape.dim[0] for value in inputs]
+    if all(dim.HasField("dim_value") for dim in dims):
+        if batch is not None:
+            _set_fixed_batch(graph, name, [(value.name, dim) for value, dim in zip(inputs, dims, strict=True)], batch)
+        return []
+    size, notes, symbols = batch or 1, [], set[str]()
+    for value, dim in zip(inputs, dims, strict=True):
+        if dim.HasField("dim_value") or dim.dim_param in symbols:
             continue
-        symbol = dims[0].dim_param
-        dims[0].dim_value = batch
-        if symbol:
-            symbols.add(symbol)
-        notes.append(
-            Skipped(text_of(value.name), "Input", f'not skipped: its symbolic batch "{text_of(symbol) or "?"}" is read as {batch}')
-        )
+        symbol = dim.dim_param
+        dim.dim_value = size
+        symbols.update({symbol} - {""})
+        told = f'not skipped: its symbolic batch "{text_of(symbol) or "?"}" is read as {size}'
+        notes.append(Skipped(text_of(value.name), "Input", told))
     for value in (*graph.input, *graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in symbols:
-                dim.dim_value = batch
+                dim.dim_value = size
     return notes
+
+
+def _set_fixed_batch(graph: "onnx.GraphProto", name: str, inputs: Sequence[tuple[str, Any]], batch: int) -> None:
+    """Of inputs and outputs whose batch is that of the first input; a constant shape inside that has it, too, is refused."""
+    import onnx
+
+    if not inputs:
+        raise ProblemError(f"{name} cannot be of batch {batch}: none of its inputs has a batch")
+    before = inputs[0][1].dim_value
+    if before == batch:
+        return
+    told = {tensor.name: tensor for tensor in graph.initializer} | {
+        node.output[0]: one.t for node in graph.node if node.op_type == "Constant" for one in node.attribute if one.name == "value"
+    }
+    follows = {value for value, dim in inputs if dim.dim_value == before}
+    for node in graph.node:
+        if not follows & set(node.input):
+            continue
+        follows.update(node.output)
+        shape = next((list(one.ints) for one in node.attribute if one.name == "shape"), [])
+        if node.op_type == "Reshape" and len(node.input) > 1 and node.input[1] in told:
+            shape = onnx.numpy_helper.to_array(told[node.input[1]]).tolist()
+        if node.op_type == "Reshape" and node.input[0] in follows and shape[:1] == [before]:
+            where = f'Reshape "{text_of(node.name or node.output[0])}" has the constant shape {shape}'
+            raise ProblemError(f"{name} cannot be of batch {batch}: {where}; right is a model that was exported with a dynamic batch")
+    ends = [value.type.tensor_type.shape.dim for value in graph.output]
+    for dim in [one for _, one in inputs] + [one[0] for one in ends if one]:
+        if dim.dim_value == before:
+            dim.dim_value = batch
+    del graph.value_info[:]
 
 
 def tensors_of(model: "onnx.ModelProto") -> dict[str, ValueType]:
     """What is known of each value of the top graph, by name."""
+    tensors = {value.name: _type_of(value) for value in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
+    return tensors | {one.name: ValueType(tuple(one.dims), _element(one.data_type)) for one in model.graph.initializer}
+
+
+def _type_of(value: "onnx.ValueInfoProto") -> ValueType:
+    kind = value.type.tensor_type
+    sizes = tuple(dim.dim_value if dim.HasField("dim_value") else text_of(dim.dim_param) or "?" for dim in kind.shape.dim)
+    return ValueType(sizes if kind.HasField("shape") else None, _element(kind.elem_type))
+
+
+def _element(number: int) -> str:
     import onnx
 
-    names = {number: name for name, number in onnx.TensorProto.DataType.items()}
-    tensors = {}
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        kind = value.type.tensor_type
-        sizes = tuple(dim.dim_value if dim.HasField("dim_value") else text_of(dim.dim_param) or "?" for dim in kind.shape.dim)
-        tensors[value.name] = ValueType(sizes if kind.HasField("shape") else None, names.get(kind.elem_type, "UNDEFINED"))
-    for constant in model.graph.initializer:
-        tensors[constant.name] = ValueType(tuple(constant.dims), names.get(constant.data_type, "UNDEFINED"))
-    return tensors
+    return str(onnx.TensorProto.DataType.Name(number)) if number in onnx.TensorProto.DataType.values() else "UNDEFINED"
 
 
 def nodes_of(nodes: "Sequence[onnx.NodeProto]", inside: str = "") -> "Iterator[tuple[onnx.NodeProto, str]]":
@@ -301,12 +346,12 @@ def integers_of(attributes: Mapping[str, Any], name: str, default: list[int]) ->
 
 
 def pads_of(attributes: Mapping[str, Any], sizes: list[int], extents: list[int], strides: list[int]) -> list[int]:
-    """Top, left, bottom, right."""
-    rule = attributes.get("auto_pad", b"NOTSET")
+    """Top, left, bottom, right; or of any axes, all that stand before, then all behind."""
+    rule, none = attributes.get("auto_pad", b"NOTSET"), [0] * (2 * len(sizes))
     if rule == b"NOTSET":
-        return integers_of(attributes, "pads", [0, 0, 0, 0])
+        return integers_of(attributes, "pads", none)
     if rule == b"VALID":
-        return [0, 0, 0, 0]
+        return none
     if rule not in (b"SAME_UPPER", b"SAME_LOWER"):
         raise ProblemError(f"auto_pad is {text_of(repr(rule))}; it should be NOTSET, VALID, SAME_UPPER or SAME_LOWER")
     if min(strides) < 1:

@@ -3,9 +3,7 @@
 
 What has another form under another opset gets one here: pads and axes as attributes, BatchNorm and channel-wise constants as Affine,
 products with a constant matrix as Linear, whatever only reshapes as View. A node that stays as it is carries its `reference`, the onnx
-package's own definition of it, and is called onnx.Conv where a Conv would be something else here. Models without weights (graph inputs
-without a value, or weights that are one number everywhere) are given random ones by `seeded`, of a scale that keeps activations from
-growing or dying: He et al., "Delving Deep into Rectifiers", 2015.
+package's own definition of it, and is called onnx.Conv where a Conv would be something else here.
 """
 
 import math
@@ -17,6 +15,9 @@ import numpy as np
 
 from pysim.errors import ProblemError, printable
 from pysim.frontends import onnx as layers
+from pysim.frontends import onnx_shapes
+from pysim.frontends.onnx_branches import captured, with_branches
+from pysim.frontends.onnx_seeds import seeded
 from pysim.models.fusion import norm_constants
 from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed
 from pysim.models.operators import reference
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
 
 _IDENTITIES = ("Dropout", "Identity")
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_STANDARD = ("", "ai.onnx")
 _MOST_FOLDED_BYTES = 1 << 31
 
 
-def read_graph(path: str | Path, batch: int = 1, seed: int | None = None) -> Graph:
-    """The graph of a model file for a batch; with a `seed`, weights that it lacks are random. ProblemError names a node that cannot run."""
+def read_graph(path: str | Path, batch: int | None = None, seed: int | None = None) -> Graph:
+    """The graph of a model file, of a batch that is asked for; with a `seed`, weights that it lacks are random. ProblemError names a node
+    that cannot run."""
     return graph_of(load_model(path, batch, seed), printable(str(path)))
 
 
-def load_model(path: str | Path, batch: int = 1, seed: int | None = None) -> "onnx.ModelProto":
+def load_model(path: str | Path, batch: int | None = None, seed: int | None = None) -> "onnx.ModelProto":
     """The model as it is run, here and by ONNX Runtime: batch set, weights there."""
     import onnx.checker
     import onnx.external_data_helper
@@ -44,75 +47,32 @@ def load_model(path: str | Path, batch: int = 1, seed: int | None = None) -> "on
         onnx.external_data_helper.load_external_data_for_model(model, str(Path(path).resolve().parent))
     except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ProblemError(f"{printable(str(path))}: its weights in another file cannot be read: {error}") from None
-    layers.set_batch(model.graph, batch)
-    return model if seed is None else seeded(model, seed)
-
-
-def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
-    """The model with random weights where it has none: normal of variance 2 / (C/g R S) for weights, 1 +- 0.1 for variances, +- 0.1 for
-    shifts, 0.8 +- 0.1 for scales, which keeps sums of residuals from growing."""
-    import onnx
-
-    graph, rng = model.graph, np.random.default_rng(seed)
-    known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    shapes = {name: known[node.input[0]] for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in known
-              for name in node.output}  # fmt: skip
-    for value in graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if value.name not in known and all(dim.HasField("dim_value") for dim in dims):
-            shapes[value.name] = np.array([dim.dim_value for dim in dims], np.int64)
-    made: dict[str, Array] = {}
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            role = _ROLES.get((node.op_type, place))
-            if role and name in shapes and name not in made:
-                made[name] = role(rng, tuple(map(int, shapes[name])))
-    kept = [node for node in graph.node if not set(node.output) & made.keys()]
-    inputs = [value for value in graph.input if value.name not in made]
-    for field, items in ((graph.node, kept), (graph.input, inputs)):
-        copies = [type(item).FromString(item.SerializeToString()) for item in items]
-        del field[:]
-        field.extend(copies)
-    model.ir_version = max(model.ir_version, 4)  # from which on an initializer need not be an input
-    graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in made.items())
+    model = model if seed is None else seeded(model, seed)
+    layers.set_batch(model.graph, printable(str(path)), batch)
     return model
-
-
-def _weights(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    return rng.normal(0, math.sqrt(2 / max(1, math.prod(shape[1:]))), shape)
-
-
-def _around(middle: float) -> Callable[[np.random.Generator, tuple[int, ...]], Array]:
-    return lambda rng, shape: rng.uniform(middle - 0.1, middle + 0.1, shape)
-
-
-# (operator, place of an input) -> what random numbers are like there
-_Random = Callable[[np.random.Generator, tuple[int, ...]], Array]
-_ROLES: dict[tuple[str, int], _Random] = {
-    ("Conv", 1): _weights, ("Conv", 2): _around(0), ("Gemm", 1): _weights, ("Gemm", 2): _around(0), ("MatMul", 1): _weights,
-    ("BatchNormalization", 1): _around(0.8), ("BatchNormalization", 2): _around(0), ("BatchNormalization", 3): _around(0),
-    ("BatchNormalization", 4): _around(1), ("Unsqueeze", 0): _around(0.8),
-}  # fmt: skip
 
 
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     """The graph of a model in memory, which loses its weights."""
     opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
     constants = {tensor.name: _array(tensor, name) for tensor in model.graph.initializer}
+    declared = layers.undeclared(model.graph)
     model = layers.infer(model, name)
     _check_names(model.graph, name)
-    types = layers.tensors_of(model)
-    inputs = tuple(value.name for value in model.graph.input if value.name not in constants)
     outputs = tuple(value.name for value in model.graph.output)
-    read = _Reader(name, opset, types)
-    nodes = tuple(map(read.plain, model.graph.node))
-    known = {value: read.tensor(value) for value in inputs}
-    read, graph = _settled(model, read, folded(Graph(nodes, inputs, outputs, known, constants), _evaluated))
+    read, graph = _settled(model, name, opset, Graph((), (), outputs, {}, constants))
+    while (taken := with_branches(model, graph.constants)) is not None:
+        model = taken
+        constants |= {tensor.name: _array(tensor, name) for tensor in model.graph.initializer if tensor.name not in constants}
+        read, graph = _settled(model, name, opset, graph._replace(constants=constants))
+    if told := {value: of for value, of in declared.items() if not read.is_known(value) and onnx_shapes.is_known(of)}:
+        read, graph = _settled(model, name, opset, graph._replace(constants=constants), told)
+    onnx_shapes.check_declared(declared, read.types, name)
     used = graph.users()  # nobody may have said what a second output is that nobody reads
     nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
     graph = graph._replace(nodes=nodes)
     tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
-    tensors |= {value: read.tensor(value) for value in (*inputs, *outputs)}
+    tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     return live(read.lowered(graph._replace(tensors=tensors)))
 
@@ -143,10 +103,18 @@ def _check_names(graph: "onnx.GraphProto", name: str) -> None:
             raise ProblemError(f'{name}: nothing makes its output "{layers.text_of(value.name)}"')
 
 
-def _settled(model: "onnx.ModelProto", read: "_Reader", graph: Graph) -> tuple["_Reader", Graph]:
-    """The graph with every constant that follows from shapes, which are inferred anew as constants become known that they depend on: half
-    of the channels, where a model computes how many those are."""
-    told = {value for value, seen in read.types.items() if seen.sizes is not None}
+def _settled(
+    model: "onnx.ModelProto", name: str, opset: int, graph: Graph, declared: onnx_shapes.Types | None = None
+) -> tuple["_Reader", Graph]:
+    """A model's nodes as a graph, with every constant that follows from shapes. They are inferred anew as constants become known that they
+    depend on: half of the channels, where a model computes how many those are."""
+    inferring, types = onnx_shapes.inferred(model, name, declared or {})
+    read = _Reader(name, opset, types)
+    inputs = tuple(value.name for value in model.graph.input if value.name not in graph.constants)
+    known = {value: read.tensor(value) for value in inputs}
+    nodes = tuple(map(read.plain, model.graph.node))
+    graph = folded(graph._replace(nodes=nodes, inputs=inputs, tensors=known), _evaluated)
+    told = {value for value, seen in types.items() if seen.sizes is not None}
     told -= {value for node in model.graph.node for value in node.output}
     while True:
         graph = live(read.shapes_known(graph))
@@ -155,8 +123,8 @@ def _settled(model: "onnx.ModelProto", read: "_Reader", graph: Graph) -> tuple["
         if not found or all(read.is_known(value) for value in made):
             return read, graph
         told |= found.keys()
-        model = layers.infer(layers.with_constants(model, found), read.model)
-        read = read._replace(types=layers.tensors_of(model))
+        inferring, types = onnx_shapes.inferred(layers.with_constants(inferring, found), name, declared or {})
+        read = read._replace(types=types)
 
 
 def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array]:
@@ -192,8 +160,7 @@ class _Reader(NamedTuple):
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
 
     def is_known(self, name: str) -> bool:
-        sizes = self.types.get(name, layers.ValueType(None, "")).sizes
-        return sizes is not None and all(isinstance(size, int) for size in sizes)
+        return onnx_shapes.is_known(self.types.get(name, layers.ValueType(None, "")))
 
     def plain(self, proto: "onnx.NodeProto") -> Node:
         """A node with its attributes and its reference; ProblemError where nothing can run it."""
@@ -201,6 +168,8 @@ class _Reader(NamedTuple):
 
         label = layers.text_of(proto.name or next(iter(proto.output), ""))
         attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
+        if proto.op_type == "If" and proto.domain in _STANDARD:
+            return Node("If", label, (*proto.input, *captured(proto)), tuple(proto.output), attributes)
         if any(one.HasField("g") or one.graphs for one in proto.attribute):
             raise ProblemError(f'{self.model}: {proto.op_type} "{printable(label)}" cannot be run: control flow inside a model is not run')
         elements = {name: found.element for name in proto.input if (found := self.types.get(name))}
@@ -225,6 +194,12 @@ class _Reader(NamedTuple):
             (node,) = renamed([node], names)
             if node.op in _IDENTITIES and node.output not in graph.outputs:
                 names[node.output] = node.inputs[0]
+                continue
+            if node.op == "If":
+                why = "its condition is not known before the model runs, and control flow is not run"
+                raise ProblemError(f'{self.model}: If "{printable(node.name)}" cannot be run: {why}')
+            if node.op == "Split":
+                nodes += _split(node, graph)
                 continue
             lower = _LOWER.get(node.op)
             by_reference = node._replace(op=f"onnx.{node.op}") if lower else node  # none of the form that its name stands for here
@@ -370,21 +345,14 @@ def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 
 
 def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """A pool of an image without indices; its pads as shape inference made the output of them."""
-    x, given = graph.tensors[node.inputs[0]], node.attributes
-    some = _is_image(node.inputs[0], graph) and graph.tensors[node.output].nbytes
-    if not some or len([name for name in node.outputs if name]) != 1:
+    """A pool without indices."""
+    sizes = list(graph.tensors[node.inputs[0]].shape[2:])
+    if not sizes or len([name for name in node.outputs if name]) != 1:
         return None
-    kernel, strides, dilations = (layers.integers_of(given, name, default) for name, default in (
-        ("kernel_shape", [1, 1]), ("strides", [1, 1]), ("dilations", [1, 1])))  # fmt: skip
-    extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
-    pads = layers.pads_of(given, list(x.shape[2:]), extents, strides)
-    for size, stride, before, out in zip(x.shape[2:], strides, pads, graph.tensors[node.output].shape[2:], strict=False):
-        if given.get("ceil_mode") and (out - 1) * stride >= size + before:
-            why = "its last window begins in the padding behind the image, where libraries leave it out and shape inference does not"
-            raise ProblemError(f'{node.op} "{printable(node.name)}": {why}; right are pads that need no ceil_mode')
-    plain = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads}
-    return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | {"count_include_pad": given.get("count_include_pad", 0)})
+    found = onnx_shapes.pool_of(node.attributes, sizes)
+    plain = {"kernel_shape": found.kernel, "strides": found.strides, "dilations": found.dilations, "pads": found.pads}
+    counted = {"count_include_pad": node.attributes.get("count_include_pad", 0)}
+    return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | counted)
 
 
 def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -421,6 +389,38 @@ def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 def _concat(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
     rank = len(graph.tensors[node.output].shape)
     return Node("Concat", node.name, node.inputs, node.outputs, {"axis": node.attributes.get("axis", 1) % rank})
+
+
+def _slice(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """One of constant ends; numbers beyond the ends of an axis mean its ends, as in Python."""
+    x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    told = dict(zip(("starts", "ends", "axes", "steps"), node.inputs[1:], strict=False))
+    if not all(name in constants for name in told.values() if name):
+        return None
+    given = {what: constants[name].tolist() for what, name in told.items() if name} or node.attributes
+    axes = given.get("axes", range(len(given["starts"])))
+    slices = [slice(0, size, 1) for size in x]
+    for axis, start, end, step in zip(axes, given["starts"], given["ends"], given.get("steps", [1] * len(axes)), strict=True):
+        first, last, by = slice(start, end, step).indices(x[axis])
+        slices[axis] = slice(first, None if last < 0 else last, by)
+    made = tuple(len(range(*one.indices(size))) for one, size in zip(slices, x, strict=True))
+    return Node("Slice", node.name, node.inputs[:1], node.outputs, {"slices": tuple(slices)}) if made == y else None
+
+
+def _split(node: Node, graph: Graph) -> list[Node]:
+    """A Slice for each part that is read."""
+    x, start, found = graph.tensors[node.inputs[0]].shape, 0, list[Node]()
+    axis = node.attributes.get("axis", 0) % len(x)
+    parts = [graph.tensors[name].shape if name else None for name in node.outputs]
+    if None in parts[:-1]:  # how many an unread one takes is not known
+        return [node]
+    for at, (name, part) in enumerate(zip(node.outputs, parts, strict=True)):
+        if part is not None:
+            end = start + part[axis]
+            slices = tuple(slice(start, end, 1) if at_axis == axis else slice(0, size, 1) for at_axis, size in enumerate(x))
+            found.append(Node("Slice", f"{node.name}:{at}", node.inputs[:1], (name,), {"slices": slices}))
+            start = end
+    return found
 
 
 def _transpose(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
@@ -461,6 +461,6 @@ _LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LogSoftmax": _softmax, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean,
-    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
+    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
     "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
 }  # fmt: skip

@@ -63,10 +63,12 @@ class ModelComparison(msgspec.Struct, frozen=True):
     layouts: tuple[str, ...] = ()  # changes of layout between layers
 
 
-def compare(path: str | Path, on: Machine, threads: int = 1, peers: bool = True, min_seconds: float = 0.2) -> ModelComparison:
+def compare(
+    path: str | Path, on: Machine, threads: int = 1, peers: bool = True, min_seconds: float = 0.2, batch: int | None = None
+) -> ModelComparison:
     """Checks a model file and times it, alone or beside ONNX Runtime; nothing wrong is timed."""
     name = printable(str(path))
-    proto = _with_logits(onnx_graph.load_model(path, seed=_SEED))
+    proto = _with_logits(onnx_graph.load_model(path, batch, seed=_SEED))
     content = proto.SerializeToString() if peers else b""
     graph = onnx_graph.graph_of(proto, name)
     model = Model(graph, on, threads, host.executor(on))

@@ -2,7 +2,7 @@
 """Where every value of a network lies: one arena, planned before anything runs.
 
 Three ways to need no memory of one's own, in this order:
-    view        a value that is another one under another shape lies where that does
+    view        a value that is another one under another shape, or one piece of its memory (a slice), lies where that does
     part        what a concatenation joins lies in its result already, where each part is one piece of memory there: nothing is copied
     in place    an operator that writes element i after it has read element i may write over an input that nobody reads later
 
@@ -73,10 +73,11 @@ def _shared(graph: Graph, in_place: Callable[[Node], bool]) -> tuple[dict[str, t
     lying: dict[str, tuple[str, int]] = {}
     joined: set[tuple[str, str]] = set()
     users, makers = graph.users(), graph.makers()
-    viewed = {node.inputs[0] for node in graph.nodes if node.op == "View"}
+    viewed = set()
     for node in graph.nodes:
-        if node.op == "View":
-            lying[node.output] = (node.inputs[0], 0)
+        if (offset := offset_in(graph, node)) is not None:
+            viewed.add(node.inputs[0])
+            lying[node.output] = (node.inputs[0], offset)
     for node in graph.nodes:
         if node.op == "Concat":
             _join(graph, node, makers, lying, joined)
@@ -89,6 +90,21 @@ def _shared(graph: Graph, in_place: Callable[[Node], bool]) -> tuple[dict[str, t
                 lying[node.output] = (name, 0)
                 break
     return lying, joined
+
+
+def offset_in(graph: Graph, node: Node) -> int | None:
+    """Bytes from the beginning of its input at which the result of a View lies, or of a Slice that is one piece; None of another node."""
+    if node.op == "View":
+        return 0
+    if node.op != "Slice":
+        return None
+    x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
+    cut = [at for at, (size, left) in enumerate(zip(x.shape, y.shape, strict=True)) if size != left]
+    first = cut[0] if cut else 0
+    if len(cut) > 1 or math.prod(x.shape[:first]) != 1 or any(one.step != 1 for one in node.attributes["slices"]):
+        return None
+    offset: int = node.attributes["slices"][first].start * math.prod(x.shape[first + 1 :]) * x.dtype.itemsize
+    return offset
 
 
 def _join(graph: Graph, node: Node, makers: dict[str, int], lying: dict[str, tuple[str, int]], joined: set[tuple[str, str]]) -> None:

@@ -81,10 +81,10 @@ Evaluate = Callable[[Node, Sequence[Array]], Sequence[Array]]
 
 
 def folded(graph: Graph, evaluate: Evaluate) -> Graph:
-    """Nodes whose inputs are all constants are computed now; `evaluate` does it."""
+    """Nodes whose inputs are all constants are computed now; `evaluate` does it. Not an If, whose branch is to be taken."""
     constants, nodes = dict(graph.constants), []
     for node in graph.nodes:
-        if all(name in constants or not name for name in node.inputs):
+        if node.op != "If" and all(name in constants or not name for name in node.inputs):
             made = evaluate(node, [constants[name] for name in node.inputs if name])
             constants |= {name: np.asarray(one) for name, one in zip(node.outputs, made, strict=True) if name}
         else:

@@ -4,7 +4,7 @@
 Each value is planes (0) or blocks (1), and each node reads and writes one or the other:
 
     Conv       seconds of its best plan from planes to planes, blocks to blocks, planes to blocks
-    same       pools, sums, factors of channels and activations: what they write lies as what they read
+    same       pools, sums, factors of channels, activations and slices of whole blocks: what they write lies as what they read
     else       planes; a value of 1x1 pixels is both at once
 
 seconds = sum of nodes(read, written) + changes of layout, each once whoever reads what it gives. Such a sum of two labels is least at a
@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 
+from pysim.models.buffers import offset_in
 from pysim.models.fusion import PARAMETERS
 from pysim.models.graph import Graph, Node
 
 _NEVER = 10**13  # nanoseconds, above any sum of layers
-SAME = frozenset({"Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Mul", "Relu", "Sigmoid"})
+SAME = frozenset({"Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice"})
 
 Seconds = Callable[[Node, int, int], float | None]  # of a node whose input and output have blocks of so many channels; None: no plan
 Change = Callable[[str, bool], float]  # seconds to bring a value into blocks, or back to planes
@@ -98,6 +99,8 @@ class _Cut:
             return False
         if node.op == "Concat":
             return bool(node.attributes["axis"] == 1)
+        if node.op == "Slice":  # whole blocks, one piece
+            return offset_in(self._graph, node) is not None and node.attributes["slices"][1].start % self._block == 0
         like = [tensors[name] == tensors[node.output] for name in values]
         if node.op == "Mul":  # or planes by a number each
             return any(like) and all(one or _pointlike(self._graph, name, self._block) for one, name in zip(like, values, strict=True))

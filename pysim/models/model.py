@@ -5,6 +5,7 @@ What calls differ by is the arrays that they are given and a `_Run`: an arena wi
 borrows a run, so any number of threads may call one model at once; as many runs are kept as were in use together.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -16,7 +17,7 @@ from pysim.arguments import whole
 from pysim.errors import OperandError, printable
 from pysim.machine.cpu import Machine
 from pysim.models import operators
-from pysim.models.buffers import Buffers, planned
+from pysim.models.buffers import Buffers, offset_in, planned
 from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, RESIDUAL, fused
 from pysim.models.graph import Array, Graph, Node, Tensor
 from pysim.models.plan import Layer, ModelPlan, layers_of, with_layouts
@@ -167,8 +168,8 @@ class _Run:
             if node.op == "Linear":
                 return _product(native, values, names[0], values[node.output])
             return _convolution(native, values, names[0], values[node.output], *node.inputs[PARAMETERS:])
-        if node.op == "View":
-            return self._view(node, graph, buffers)
+        if (offset := offset_in(graph, node)) is not None:
+            return self._view(node, graph, buffers, offset)
         if "reference" in node.attributes:
             run, outs = operators.by_reference(node), [values.get(name) for name in node.outputs]
             return lambda: run(outs, [values[name] for name in names])
@@ -209,14 +210,15 @@ class _Run:
 
         return concat if copied else _nothing
 
-    def _view(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
-        """Nothing to do for a value of the arena; what the caller gave is seen under another shape in each call."""
-        values, (name,), shape = self.values, node.inputs[:1], graph.tensors[node.output].shape
+    def _view(self, node: Node, graph: Graph, buffers: Buffers, offset: int) -> Call:
+        """Nothing to do for a value of the arena; what the caller gave is seen under another shape, from so many bytes on, in each call."""
+        values, (name,), (shape, dtype) = self.values, node.inputs[:1], graph.tensors[node.output]
+        first, size = offset // dtype.itemsize, math.prod(shape)
         if node.output in buffers.offsets:
             return _nothing
 
         def view() -> None:
-            values[node.output] = values[name].reshape(shape)
+            values[node.output] = values[name].reshape(-1)[first : first + size].reshape(shape)
 
         return view
 

@@ -7,6 +7,7 @@ it (`onnx.reference`), which is right and often slow.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,50 @@ def _reorder(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Ste
     return reorder_step(out, inputs[0], attributes["block"], attributes["to_planes"])
 
 
-def _max_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
-    return pool_step(out, inputs[0], _window(attributes), largest=True, block=_block(attributes))
+def _pool(largest: bool) -> Bind:
+    """Of images, or of sequences, which are images of one row."""
+
+    def bind(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+        (x,), window, counted = inputs, _window(attributes), bool(attributes["count_include_pad"])
+        if x.ndim > 4 or not takes(out, x):
+            return None
+        if x.ndim == 3:
+            x, out = x[:, :, None], out[:, :, None]
+            kernel, strides, dilations, pads = window
+            window = Window((1, *kernel), (1, *strides), (1, *dilations), (0, pads[0], 0, pads[1]))
+        return pool_step(out, x, window, largest, counted, _block(attributes))
+
+    return bind
 
 
-def _average_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
-    counted = bool(attributes["count_include_pad"])
-    return pool_step(out, inputs[0], _window(attributes), largest=False, count_padding=counted, block=_block(attributes))
+def _pool_by_taps(largest: bool) -> Run:
+    """Of any number of axes and any type."""
+
+    def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+        (x,), (kernel, strides, dilations, pads) = inputs, _window(attributes)
+        axes = list(zip(x.shape[2:], out.shape[2:], kernel, strides, dilations, pads, strict=False))
+        kinds = np.float32 if x.dtype == np.float16 and not largest else x.dtype  # sums of halves are wider
+        least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min if largest else 0
+        found = np.full(out.shape, least if largest else 0, kinds)
+        for lies in product(*(tuple(taps(*axis)) for axis in axes)):
+            to, of = ((slice(None), slice(None), *(lie[side] for lie in lies)) for side in (0, 1))
+            (np.maximum if largest else np.add)(found[to], x[of], out=found[to])
+        for at, axis in enumerate(axes if not largest else ()):
+            found /= _counts(*axis, behind=pads[at + len(axes)], padded=attributes["count_include_pad"]).reshape(
+                -1, *[1] * (len(axes) - 1 - at)
+            )
+        out[...] = found
+
+    return run
+
+
+def _counts(size: int, out: int, kernel: int, stride: int, dilation: int, before: int, *, behind: int, padded: bool) -> Array:
+    """Of an axis the taps of each window that a mean divides by: those in the image, or in the padded one."""
+    counts = np.zeros(out)
+    size, before = (size + before + behind, 0) if padded else (size, before)
+    for to, _ in taps(size, out, kernel, stride, dilation, before):
+        counts[to] += 1
+    return counts
 
 
 def _plane_means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
@@ -204,19 +242,24 @@ def _copy(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0].reshape(out.shape)
 
 
+def _slice(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    out[...] = inputs[0][attributes["slices"]]
+
+
 def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = np.mean(inputs[0], axis=tuple(attributes["axes"])).reshape(out.shape)
 
 
 NATIVE: dict[str, Bind] = {
-    "Add": _sum, "Affine": _affine, "AveragePool": _average_pool, "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])),
-    "GlobalAveragePool": _plane_means, "MaxPool": _max_pool, "Mul": _scaled_planes, "Relu": _activated(lambda of: "relu"),
+    "Add": _sum, "Affine": _affine, "AveragePool": _pool(largest=False), "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])),
+    "GlobalAveragePool": _plane_means, "MaxPool": _pool(largest=True), "Mul": _scaled_planes, "Relu": _activated(lambda of: "relu"),
     "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"),
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
-    "Add": _add, "Clip": _clip, "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes,
-    "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn, "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul),
-    "Mul": _ufunc(np.multiply), "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Softmax": _softmax,
+    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvTranspose": _transposed_convolution,
+    "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn,
+    "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply),
+    "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax,
     "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ results in L1 (`pysim.cachemodel.cpu.finish`). Until a layer computes it waits f
 """
 
 from functools import lru_cache
-from math import log2
+from math import log2, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from pysim import planner
 from pysim.cachemodel.cpu.finish import finish_cycles
 from pysim.errors import PlanError, printable
 from pysim.machine.cpu import Machine, Unit
-from pysim.models.buffers import Buffers
+from pysim.models.buffers import Buffers, offset_in
 from pysim.models.fusion import PARAMETERS, activation_of
 from pysim.models.graph import Graph, Node, Tensor
 from pysim.models.layouts import Laid, laid_out
@@ -165,7 +165,8 @@ def _pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
     """Of its passes in L1, for each row of outputs: down the columns of a row of the input, then along it. Of blocks, whose taps follow one
     another in a register: a latency for each vector and tap."""
     x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
-    (down, along), level = node.attributes["kernel_shape"], on.levels[0]
+    (*others, along), level = node.attributes["kernel_shape"], on.levels[0]
+    down = prod(others)
     if block > 1 and (unit := _loops_unit(on, y)):
         vectors = y.nbytes / min(unit.vector_bytes, block * y.dtype.itemsize)
         return float(vectors * down * along * unit.fma_latency_cycles.value / on.core.frequency_hz.value)
@@ -175,9 +176,9 @@ def _pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
     return float(cycles / on.core.frequency_hz.value)
 
 
-def _starting(node: Node, on: Machine) -> float:
+def _starting(node: Node, graph: Graph, on: Machine) -> float:
     """Seconds until a layer computes: its code lies as far away as its weights."""
-    return 0.0 if node.op == "View" else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
+    return 0.0 if offset_in(graph, node) is not None else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
 
 
 def _activating(node: Node, graph: Graph, on: Machine) -> float:
@@ -195,7 +196,7 @@ def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     """Seconds of what a node reads and writes beside a plan."""
     if node.op in ("Conv", "Linear") and "reference" not in node.attributes:
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[PARAMETERS:]), 0)
-    if node.op == "View":
+    if offset_in(graph, node) is not None:
         return 0.0
     if node.op == "Reorder":
         return _reordering(graph.tensors[node.output], on)
@@ -213,7 +214,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
     layers = []
     for node in graph.nodes:
         problem = problem_of(node, graph)
-        besides = _moving(node, graph, on, buffers) + _activating(node, graph, on) + _starting(node, on)
+        besides = _moving(node, graph, on, buffers) + _activating(node, graph, on) + _starting(node, graph, on)
         try:
             layout = _layout(*node.attributes.get("blocks", (1, 1)))
             layers.append(Layer(node, _plan(problem, on, accuracy, layout, _state(node, graph), threads) if problem else None, besides))

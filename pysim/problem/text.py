@@ -213,10 +213,30 @@ def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str
     return chosen["dtype"] or "f32", chosen["layout"] or "nn"
 
 
-def resolve(specs: Sequence[str], read_model: Callable[[Path], Iterable[Layer]] | None = None) -> list[Layer]:
+class ModelFile(NamedTuple):
+    """A model's file and the batch that is asked of it, if any."""
+
+    path: Path
+    batch: int | None = None
+
+
+def model_file(word: str) -> ModelFile | None:
+    """What `model.onnx` or `model.onnx:mb4` names; None for a word that is neither, ProblemError for a model with another suffix."""
+    if word.endswith(".onnx"):
+        return ModelFile(Path(word))
+    path, dot, suffixes = word.rpartition(".onnx:")
+    if not dot:
+        return None
+    batch = re.fullmatch(r"mb([0-9]{1,9})", suffixes, re.ASCII)
+    if not batch or not int(batch[1]):
+        raise ProblemError(f"{quote(word)}: {quote(suffixes)} is no batch; right is e.g. {path}.onnx:mb4")
+    return ModelFile(Path(f"{path}.onnx"), int(batch[1]))
+
+
+def resolve(specs: Sequence[str], read_model: Callable[[ModelFile], Iterable[Layer]] | None = None) -> list[Layer]:
     """The layers that words name, in order: a problem, a built-in set, `@file` (one problem a line) or a `.onnx` model.
 
-    A set may be of another batch and type: `resnet50:mb32:f16`.
+    A set may be of another batch and type: `resnet50:mb32:f16`; a model of another batch: `model.onnx:mb4`.
 
     `read_model` reads the models; this module knows no model format. Raises ProblemError for a word that is none of
     these and for what a text or file has wrong.
@@ -230,10 +250,10 @@ def resolve(specs: Sequence[str], read_model: Callable[[Path], Iterable[Layer]] 
             layers.append(_parse(word))
         elif word.startswith("@"):
             layers += _read_lines(Path(word[1:]))
-        elif word.endswith(".onnx"):
+        elif (model := model_file(word)) is not None:
             if read_model is None:
                 raise ProblemError(f"{quote(word)}: no reader of .onnx models was given here")
-            layers += read_model(Path(word))
+            layers += read_model(model)
         elif (name := word.partition(":")[0]) in sets():
             layers += [_changed(layer, word) for layer in _shipped(name)]
         else:

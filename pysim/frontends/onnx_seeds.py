@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights for ONNX models that have none (graph inputs without a value, or weights that are one number everywhere): random ones of a scale
+that keeps activations from growing or dying: He et al., "Delving Deep into Rectifiers", 2015."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pysim.models.graph import Array
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
+    """The model with random weights where it has none: normal of variance 2 / (C/g R S) for weights, 1 +- 0.1 for variances, +- 0.1 for
+    shifts, 0.8 +- 0.1 for scales, which keeps sums of residuals from growing."""
+    import onnx
+
+    graph, rng = model.graph, np.random.default_rng(seed)
+    known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    shapes = {name: known[node.input[0]] for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in known
+              for name in node.output}  # fmt: skip
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in known and all(dim.HasField("dim_value") for dim in dims):
+            shapes[value.name] = np.array([dim.dim_value for dim in dims], np.int64)
+    made: dict[str, Array] = {}
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            role = _ROLES.get((node.op_type, place))
+            if role and name in shapes and name not in made:
+                made[name] = role(rng, tuple(map(int, shapes[name])))
+    kept = [node for node in graph.node if not set(node.output) & made.keys()]
+    inputs = [value for value in graph.input if value.name not in made]
+    for field, items in ((graph.node, kept), (graph.input, inputs)):
+        copies = [type(item).FromString(item.SerializeToString()) for item in items]
+        del field[:]
+        field.extend(copies)
+    model.ir_version = max(model.ir_version, 4)  # from which on an initializer need not be an input
+    graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in made.items())
+    return model
+
+
+def _weights(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.normal(0, math.sqrt(2 / max(1, math.prod(shape[1:]))), shape)
+
+
+def _around(middle: float) -> Callable[[np.random.Generator, tuple[int, ...]], Array]:
+    return lambda rng, shape: rng.uniform(middle - 0.1, middle + 0.1, shape)
+
+
+# (operator, place of an input) -> what random numbers are like there
+_Random = Callable[[np.random.Generator, tuple[int, ...]], Array]
+_ROLES: dict[tuple[str, int], _Random] = {
+    ("Conv", 1): _weights, ("Conv", 2): _around(0), ("Gemm", 1): _weights, ("Gemm", 2): _around(0), ("MatMul", 1): _weights,
+    ("BatchNormalization", 1): _around(0.8), ("BatchNormalization", 2): _around(0), ("BatchNormalization", 3): _around(0),
+    ("BatchNormalization", 4): _around(1), ("Unsqueeze", 0): _around(0.8),
+}  # fmt: skip

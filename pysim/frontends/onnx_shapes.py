@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes of an ONNX model's values: those that inference finds, with pools counted as libraries count them, beside those that it declares.
+
+    floor((H + pads - extent) / stride) + 1     windows of a pool; with ceil_mode ceil for floor, but none that begins behind the image and
+                                                its padding in front: PyTorch's rule, ONNX Runtime's and, since opset 22, ONNX's
+    ceil(H / stride)                            auto_pad SAME_UPPER, SAME_LOWER, whatever ceil_mode says
+
+Shape inference counts otherwise before opset 22, so it is given pools of other attributes, which come to the right sizes.
+
+Worked number: 5 pixels, a window of 2 with stride 2 and a pixel of padding on either side are 3 windows with ceil_mode: a fourth would
+begin at the sixth pixel, which is padding.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pysim.errors import ProblemError
+from pysim.frontends import onnx as layers
+
+if TYPE_CHECKING:
+    import onnx
+
+Types = Mapping[str, layers.ValueType]
+_POOLS = ("AveragePool", "MaxPool")
+
+
+class Pool(NamedTuple):
+    """Numbers for each axis behind the channels; pads are all that stand before, then all behind."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    pads: list[int]
+    outputs: list[int]
+
+
+def pool_of(given: Mapping[str, Any], sizes: list[int]) -> Pool:
+    """The windows of a pool of these attributes over an image of these sizes; ProblemError for attributes that do not fit it."""
+    ones = [1] * len(sizes)
+    kernel, strides, dilations = (layers.integers_of(given, name, ones) for name in ("kernel_shape", "strides", "dilations"))
+    if min(*kernel, *strides, *dilations) < 1:
+        raise ProblemError(f"its kernel is {kernel}, its strides {strides}, its dilations {dilations}; all should be at least 1")
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+    pads = layers.pads_of(given, sizes, extents, strides)
+    padded = [sum(sides) for sides in zip(sizes, pads, pads[len(sizes) :], strict=False)]
+    rounds_up = given.get("ceil_mode") and given.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID")
+    outputs = []
+    for size, extent, stride, before, all_of in zip(sizes, extents, strides, pads, padded, strict=False):
+        free = all_of - extent
+        windows = free // stride + 1
+        another = rounds_up and free % stride and windows * stride < size + before
+        outputs.append(windows + bool(another))
+    if min(outputs) < 1:
+        raise ProblemError(f"its window spans {extents}, more than the padded image, {padded}")
+    return Pool(kernel, strides, dilations, pads, outputs)
+
+
+def is_known(value: layers.ValueType) -> bool:
+    return value.sizes is not None and all(isinstance(size, int) for size in value.sizes)
+
+
+def inferred(model: "onnx.ModelProto", name: str, declared: Types) -> tuple["onnx.ModelProto", Types]:
+    """What inference knows of each value, given only the declared shapes among what the model itself says; and a model that only inference
+    should read."""
+    import onnx
+
+    made = onnx.ModelProto.FromString(model.SerializeToString())
+    while True:
+        layers.undeclared(made.graph)
+        for value, told in declared.items():
+            made.graph.value_info.append(onnx.helper.make_tensor_value_info(value, _number(told.element), told.sizes))
+        made = layers.infer(made, name)
+        types = layers.tensors_of(made)
+        if not [node for node in made.graph.node if _counted_anew(node, types)]:
+            return made, types
+
+
+def _number(element: str) -> int:
+    import onnx
+
+    return int(onnx.TensorProto.DataType.Value(element))
+
+
+def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
+    """Gives a pool whose output was inferred with other sizes than it has attributes that come to these."""
+    import onnx
+
+    if node.op_type not in _POOLS or node.domain not in ("", "ai.onnx") or not node.input or not node.output:
+        return False
+    x, y = (types.get(name, layers.ValueType(None, "")).sizes for name in (node.input[0], node.output[0]))
+    sizes = [size for size in (x or ())[2:] if isinstance(size, int)]
+    if not y or not sizes or len(sizes) + 2 != len(x or ()):
+        return False
+    try:
+        found = pool_of({one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}, sizes)
+    except ProblemError as error:
+        raise ProblemError(f'{node.op_type} "{layers.text_of(node.name or node.output[0])}": {error}') from None
+    if list(y[2:]) == found.outputs:
+        return False
+    both = list(zip(sizes, found.outputs, strict=True))
+    plain = {
+        "kernel_shape": [max(1, size - out + 1) for size, out in both],
+        "pads": [0] * len(both) + [max(0, out - size) for size, out in both],
+    }
+    del node.attribute[:]
+    node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in plain.items())
+    return True
+
+
+def check_declared(declared: Types, found: Types, name: str) -> None:
+    """ProblemError for a value that the model declares of another shape than it has."""
+    for value, told in declared.items():
+        said, made = told.sizes, found.get(value, layers.ValueType(None, "")).sizes
+        if said is None or made is None:
+            continue
+        both = zip(said, made, strict=False)
+        if len(said) != len(made) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in both):
+            what = f'declares the value "{layers.text_of(value)}" as {_listed(said)}, but it is {_listed(made)}'
+            raise ProblemError(f"{name} {what}; right is a model without wrong shapes: export it anew, or delete what it declares")
+
+
+def _listed(sizes: tuple[int | str, ...]) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
