@@ -5,8 +5,9 @@
 
 kernel  Each element of the input is broadcast for F multiply-adds and each vector of filters read for P: a channel and tap of a tile lasts
         max(P F / fma rate, (P + F) / load rate, fma latency). Rows of outputs are divided into tiles of equal size, give or take one pixel.
-        Kernel rows and taps that lie in padding are left out. A last panel that lacks vectors computes them nevertheless. A run of elements
-        of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
+        Kernel rows and taps that lie in padding are left out, and filters that no output has a use for are not read. A last panel that
+        lacks vectors computes them nevertheless. A run of elements of the input that follow one another (a block of channels; of planes a
+        row of taps) takes RUN_CYCLES besides.
 store   P F vectors are stored once a set, and loaded again in every set after the first.
 call    call_cycles of each call, and TILE_CYCLES besides: one for a tile and set; tiles at the sides of a padded image have one more for
         each tap that reaches out, and one of what is left to begin with.
@@ -31,7 +32,7 @@ import numpy as np
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
-from pysim.cachemodel.cpu.nest import ceil_div, live_taps
+from pysim.cachemodel.cpu.nest import ceil_div, live_taps, met_taps
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -126,7 +127,7 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
         Loop("sets", "channels", channels, np.ceil(shape.channels / channels)),
         Loop("tiles", "tiles", 1, block),
     )
-    taps = w.kernel_h * w.kernel_w
+    taps = met_taps(w)
     images, groups, deep = Extent(1.0, w.batch), Extent(1.0, w.groups), Extent(1.0, shape.channels)
     plane, halo = _touched(shape, size)
     outputs, of_panel = w.windows * size, width * taps * size

@@ -8,8 +8,8 @@ kernel  Each row of outputs of a panel is V = ceil(Q / lanes) vectors in tiles o
 store   Rows begin anywhere in a line: a vector crosses into the next in (vector - element) / line of all places, which is one more access.
 pack    Vectors of parted rows, those of a block's halo again in the next: a store and pack_cycles, and with a stride a load and a permute
         for each phase. Rows are read whole, so their lines wait for nothing but the rates of `cost`.
-call    call_cycles for each row of a panel, less WAITING / fma rate: a core that multiplies more slowly than it takes instructions in has so
-        many multiply-adds left to do when it comes to the next row, which depends on nothing of them, and begins it meanwhile. And
+call    call_cycles for each row of a panel, less WAITING / fma rate: a core that multiplies more slowly than it takes instructions in has
+        so many multiply-adds left to do when it comes to the next row, which depends on nothing of them, and begins it meanwhile. And
         call_cycles for each PARTED columns of a channel of a block, whose masks are made anew.
 
 What crosses between levels follows from the description of the loops (`described`, `loops`).
