@@ -3,11 +3,11 @@
 
     cycles as in `cost`, of these terms; tiles of P pixels x F vectors of filters, `panels` of those, `sets` of channels
 
-kernel  Each element of the input is broadcast for F multiply-adds and each vector of filters read for P: a channel and tap of a tile lasts
-        max(P F / fma rate, (P + F) / load rate, fma latency). Rows of outputs are divided into tiles of equal size, give or take one pixel.
-        Kernel rows and taps that lie in padding are left out, and filters that no output has a use for are not read. A last panel that
-        lacks vectors computes them nevertheless. A run of elements of the input that follow one another (a block of channels; of planes a
-        row of taps) takes RUN_CYCLES besides.
+kernel  Each element of the input is broadcast for F multiply-adds, each vector of filters read for P: a channel and tap of a tile lasts
+        max(P F / fma rate, (P + F) / load rate, fma latency). Rows of outputs are divided into tiles of equal
+        size, give or take one pixel. Kernel rows and taps that lie in padding are left out, the others take as many pixels as meet the
+        image, and filters that no output has a use for are not read. A last panel that lacks vectors computes them nevertheless. A run of
+        elements of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
 store   P F vectors are stored once a set, and loaded again in every set after the first.
 call    call_cycles of each call, and TILE_CYCLES besides: one for a tile and set; tiles at the sides of a padded image have one more for
         each tap that reaches out, and one of what is left to begin with.
@@ -24,6 +24,7 @@ Worked number: 64 channels of 56x56 to 64 filters, 3x3, padding 1, by tiles of 1
 and taps of a row meet the image. 2 x 4 x 64 x 166^2 / 56 steps of 14 cycles are 3.5 million, where 231 MFLOP are 3.6 at 64 a cycle.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -93,15 +94,14 @@ def least_cycles(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -> f
 def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float]:
     """Cycles of an image's group: kernel; a set's call and store; and what later sets load again."""
     unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
-    small, more = divmod(shape.pixels, shape.per_row)
-    if kernel.target == "portable":  # plain C: what a loop needs besides is in the rate
-        of_row = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype)
-    else:
-        sizes = ((small, shape.per_row - more), (small + 1, more))
-        of_row = sum(count * unit.step_cycles(w.dtype, pixels, f) for pixels, count in sizes)
     runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # of the input, whose steps are one loop
-    steps = shape.panels * shape.rows * shape.channels * shape.steps
-    kernel_cycles = steps * (of_row + shape.per_row * RUN_CYCLES / runs)
+    if kernel.target == "portable":  # plain C: what a loop needs besides is in the rate
+        of_rows = (
+            shape.rows * shape.steps * (shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs)
+        )
+    else:
+        of_rows = sum(count * (unit.step_cycles(w.dtype, pixels, f) + RUN_CYCLES / runs) for pixels, count in _pixels(shape))
+    kernel_cycles = shape.panels * shape.channels * of_rows
     sides = sum(min(w.kernel_w, ceil_div(pad, w.dilation_w)) + 1 for pad in (w.pad_left, w.pad_right) if pad)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
     stored = w.windows * shape.vectors
@@ -111,6 +111,23 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
         stored / unit.stores_per_cycle.value,
         stored / unit.loads_per_cycle.value,
     )
+
+
+@lru_cache(maxsize=64)
+def _pixels(shape: Shape) -> tuple[tuple[int, int], ...]:
+    """(pixels of a tile that meet the image through a tap, how many such tiles, taps and kernel rows an image has)."""
+    w, (small, more) = shape.w, divmod(shape.pixels, shape.per_row)
+    if w.pointwise:
+        return (small, shape.per_row - more), (small + 1, more)
+    found, (alive, _) = Counter[int](), live_taps(w)
+    for tile in range(shape.per_row):
+        begin = tile * small + min(tile, more)
+        end = begin + small + (tile < more)
+        for at in w.columns.taps:
+            first, last = max(begin, -(at // w.stride_w)), min(end, (w.width - 1 - at) // w.stride_w + 1)
+            if first < last:
+                found[last - first] += alive
+    return tuple(found.items())
 
 
 def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
