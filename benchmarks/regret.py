@@ -35,6 +35,7 @@ from pysim.comparison.field import checked
 from pysim.errors import PysimError
 from pysim.machine.load import load_any
 from pysim.measure.clock import Call, CpuClock, interleave
+from pysim.measure.load import share_of_others
 from pysim.measure.store import environment
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse, resolve, sets
@@ -170,6 +171,7 @@ def header(machine: str) -> dict[str, Any]:
         "kind": "header",
         "machine_file": os.path.relpath(machine, DATA) if Path(machine).exists() else machine,
         "device": f"{here['cpu']}, {here['cpus']} CPUs of a virtual machine",
+        "shared": share_of_others() > host.QUIET,
         "versions": {name: here[name] for name in ("system", "python", "numpy", "commit") if name in here},
         "command": " ".join(["python", "benchmarks/regret.py", *sys.argv[1:]]),
         "columns": "seconds, the least of `samples`",
