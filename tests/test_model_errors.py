@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import model_errors
+import regret
 
 MEDIAN, MOST = 0.25, 0.35
 TEAMS_MEDIAN, TEAMS_MOST = 0.21, 0.5  # of several threads
+REGRET_MEAN, REGRET_MOST = 1.03, 2.0  # of a host that ran other things
 RECORDED = model_errors.recorded()
 FILES = [path for path in RECORDED if not model_errors.header(path).get("shared")]  # hosts that ran other things too prove little
 
@@ -53,3 +56,9 @@ def test_a_level_that_answers_slower_than_the_file_says_is_found(tmp_path: Path)
     rows = model_errors.groups(model_errors.predict(tmp_path / source.name))[source.name, "vgg16", 1]
     right = model_errors.groups(model_errors.predict(source))[source.name, "vgg16", 1]
     assert model_errors.errors(rows)[1] > 1.25 * model_errors.errors(right)[1]
+
+
+@pytest.mark.parametrize("path", [path for path in RECORDED if path.stem.startswith("regret-")], ids=lambda path: path.stem)
+def test_the_plan_predicted_fastest_is_hardly_slower_than_the_fastest_on_layers_that_nothing_was_fitted_on(path: Path) -> None:
+    regrets = [regret.choice(plans)[0] for plans in regret.by_problem(regret.again(path)).values()]
+    assert sum(regrets) / len(regrets) <= REGRET_MEAN and max(regrets) <= REGRET_MOST

@@ -130,6 +130,17 @@ def calibrated() -> Iterator[Sample]:
                     yield Sample(label, seen, "gemm, held out", case.problem.dtype, case.problem.text, predicted, measured)
 
 
+def random_layers() -> Iterator[Sample]:
+    """Every algorithm's best plan on layers that nothing was fitted on (benchmarks/regret.py)."""
+    for path in sorted(DATA.glob("regret-*.jsonl")):
+        header, *plans = map(json.loads, path.read_text().splitlines())
+        machine = load_any(path.parent / header["machine_file"])
+        label, seen = f"{machine.core.name}, random layers", machine.name not in never_fitted()
+        for one in plans:
+            algorithm = one["plan"].partition(",")[0]
+            yield Sample(label, seen, algorithm, *typed(one["problem"]), one["predicted_seconds"], one["measured_seconds"])
+
+
 def gpu_searches() -> list[tuple[str, bool, str]]:
     """Searches of GPUs, whose plans were costed by the shipped machine, as SEARCHES has others."""
     names = [path.stem.rpartition("-")[2] for path in sorted(DATA.glob("search-gpu-*.json"))]
@@ -219,7 +230,7 @@ def draw(found: list[Row], out: Path) -> None:
 
 def found() -> list[Row]:
     """Of everything that is in the repository."""
-    return rows([*server(), *teams(), *searches(), *products(), *convolutions(), *calibrated()])
+    return rows([*server(), *teams(), *searches(), *random_layers(), *products(), *convolutions(), *calibrated()])
 
 
 def main() -> None:

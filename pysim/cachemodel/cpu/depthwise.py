@@ -6,7 +6,9 @@
 rows    A tile is some rows of outputs x one vector of columns x some filters. Where kernel rows share loads (3x3, 5x5, 7x7 of strides 1 and
         2), ROWS rows of outputs load (ROWS - 1) stride + R rows of the input for each tap of a row, else R ROWS. Stride 2 loads two vectors
         for two taps and parts them by a shuffle each, larger ones gather lane by lane; AVX-512 makes the taps of 3x3 from neighbouring
-        lanes. Each tap of a tile loads R weights a filter. Kernel rows that lie in padding are left out.
+        lanes. AVX2 parts by PARTING operations, a shuffle within halves of vectors and a permute of quarters across them. Each tap of a
+        tile loads R weights a filter. Kernel rows that lie in padding are left out. Where rows share no loads, every tap of a kernel
+        row is a step of its own, with masks of its own, that begins anew as a tile does.
         Plain C goes over a row of up to `windows` outputs for each tap, TAP_CYCLES to begin: it loads sums and inputs and stores sums, 16
         bytes at a time, or an element every half cycle where strides part them; its multiply-adds are elements.
 planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed, before and after: L^2 / P loads of P
@@ -15,7 +17,7 @@ planes  Lanes hold groups. Blocks of L x L elements of input, weights and output
         vector for each multiply-add.
         Tiles last max((multiply-adds + shuffles) / fma rate, loads / load rate, chains): on wide vectors they share ports; an accumulator
         waits fma_latency for each of its own multiply-adds, which fewer rows than latency x rate do not cover. Before its first
-        multiply-add ends a tile waits for a load from L1 and for that multiply-add.
+        multiply-add ends a tile, or what begins anew in it, waits for a load from L1 and for that multiply-add.
 blocks  The tiles of planes without transpositions. Taps that lie in padding are left out; a row of tiles takes ROW_CYCLES to begin.
 store   Rows begin anywhere in a line, but those of blocks: a vector crosses into the next in (vector - element) / line of all places, which
         is one more access.
@@ -47,6 +49,7 @@ ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
 ROW_CYCLES = 25  # to begin a row of tiles of blocks (Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
 TAP_CYCLES = 16  # to begin a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
 SHARING = (3, 5, 7)  # edges of kernels whose rows share loads (native/x86/depthwise.h)
+PARTING = 3  # of two vectors by every second element, in AVX2: shuffle, and a permute of two (Agner Fog's tables, Zen 2 to 5)
 PART_BYTES = 16  # of a row that is to be transposed, loaded at once
 
 
@@ -65,6 +68,7 @@ class Work(NamedTuple):
     aligned: bool = False  # stores cross into no other line
     rows: float = 0.0  # of tiles, of blocks
     taps: float = 0.0  # rows of outputs for a tap, of plain C
+    begins: float = 0.0  # of loads and multiply-adds within a tile
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """(tiles, store)."""
@@ -73,7 +77,8 @@ class Work(NamedTuple):
         latency, rate = unit.fma_latency_cycles.value, unit.rate(dtype)
         busy = (self.products + self.shuffles) / rate
         chains = self.tiles * self.chain * latency
-        tiles = max(busy, self.loads / unit.loads_per_cycle.value, chains) + self.tiles * (machine.levels[0].latency_cycles.value + latency)
+        tiles = max(busy, self.loads / unit.loads_per_cycle.value, chains)
+        tiles += (self.tiles + self.begins) * (machine.levels[0].latency_cycles.value + latency)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
         tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
         return tiles + self.parts / narrow + self.turns / rate, self.stores * (each + crossing * min(1.0, each))
@@ -98,7 +103,7 @@ def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
         return (2.0, 2.0) if shifts else (taps, 0.0)
     if w.stride_w > 2 or w.dilation_w > 1:
         return taps * kernel.lane_windows, taps
-    return (3.0, 3.0) if shifts else (2 * ceil_div(taps, 2), taps)
+    return (3.0, 3.0) if shifts else (2 * ceil_div(taps, 2), taps * (PARTING if kernel.target == "avx2" else 1.0))
 
 
 def rows_work(w: Conv, kernel: Kernel) -> Work:
@@ -127,6 +132,7 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
         calls * vectors,
         float(channels * w.kernel_h * w.kernel_w),
         calls=calls,
+        begins=0.0 if shared else calls * each * w.kernel_h * w.kernel_w * alive,
     )
 
 

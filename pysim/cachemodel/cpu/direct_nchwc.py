@@ -3,17 +3,19 @@
 
     cycles as in `cost`, of these terms; tiles of P pixels x F vectors of filters, `panels` of those, `sets` of channels
 
-kernel  Each element of the input is broadcast for F multiply-adds and each vector of filters read for P: a channel and tap of a tile lasts
-        max(P F / fma rate, (P + F) / load rate, fma latency). Rows of outputs are divided into tiles of equal size, give or take one pixel.
-        Kernel rows and taps that lie in padding are left out. A last panel that lacks vectors computes them nevertheless. A run of elements
-        of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
+kernel  Each element of the input is broadcast for F multiply-adds, each vector of filters read for P: a channel and tap of a tile lasts
+        max(P F / fma rate, (P + F) / load rate, fma latency). Rows of outputs are divided into tiles of equal
+        size, give or take one pixel. Kernel rows and taps that lie in padding are left out, the others take as many pixels as meet the
+        image, and filters that no output has a use for are not read. A last panel that lacks vectors computes them nevertheless. A run of
+        elements of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
 store   P F vectors are stored once a set, and loaded again in every set after the first.
 call    call_cycles of each call, and TILE_CYCLES besides: one for a tile and set; tiles at the sides of a padded image have one more for
         each tap that reaches out, and one of what is left to begin with.
 
 Results of a tile are written at once, and filters come in the order in which they are used: transfers hide behind COVERS of computing. Of
-37 layers of ResNet-50 and SqueezeNet between other layers (Zen 5) logarithms of predicted over measured are -0.04 in the mean, -0.08 if all
-of it covered them, 0.18 if nothing did; the medians of their sizes 0.036, 0.036, 0.18.
+37 layers of ResNet-50 and SqueezeNet between other layers (Zen 5) logarithms of predicted over measured are -0.04 in the mean if half of it
+covers them, -0.08 if all of it does, 0.18 if nothing did; the medians of their sizes 0.036, 0.036, 0.18. On 200 random layers (Zen 4,
+benchmarks/regret.py) choosing by a half takes 1.1 % more than the best plan, by three quarters 0.9 %, by all 0.7 %.
 
 What crosses between levels follows from the description of the loops (`described`, `loops`). Pixels of blocks are whole lines: a strided
 1x1 kernel touches those it reads alone.
@@ -22,6 +24,7 @@ Worked number: 64 channels of 56x56 to 64 filters, 3x3, padding 1, by tiles of 1
 and taps of a row meet the image. 2 x 4 x 64 x 166^2 / 56 steps of 14 cycles are 3.5 million, where 231 MFLOP are 3.6 at 64 a cycle.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -31,7 +34,7 @@ import numpy as np
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
-from pysim.cachemodel.cpu.nest import ceil_div, live_taps
+from pysim.cachemodel.cpu.nest import ceil_div, live_taps, met_taps
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -39,7 +42,7 @@ from pysim.record.plan import Layout, Request, blocks_of
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
 
-COVERS = 0.5  # of computing, behind which transfers hide
+COVERS = 0.75  # of computing, behind which transfers hide
 TILE_CYCLES = 85  # to make sums anew and to end them (238 schedules of 22 layers, filters from beyond L2, Zen 5)
 RUN_CYCLES = 8  # to begin elements of the input that follow one another (Zen 5: 256 -> 128 channels 1x1 from planes, a run an element)
 
@@ -91,15 +94,14 @@ def least_cycles(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -> f
 def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float]:
     """Cycles of an image's group: kernel; a set's call and store; and what later sets load again."""
     unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
-    small, more = divmod(shape.pixels, shape.per_row)
-    if kernel.target == "portable":  # plain C: what a loop needs besides is in the rate
-        of_row = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype)
-    else:
-        sizes = ((small, shape.per_row - more), (small + 1, more))
-        of_row = sum(count * unit.step_cycles(w.dtype, pixels, f) for pixels, count in sizes)
     runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # of the input, whose steps are one loop
-    steps = shape.panels * shape.rows * shape.channels * shape.steps
-    kernel_cycles = steps * (of_row + shape.per_row * RUN_CYCLES / runs)
+    if kernel.target == "portable":  # plain C: what a loop needs besides is in the rate
+        of_rows = (
+            shape.rows * shape.steps * (shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs)
+        )
+    else:
+        of_rows = sum(count * (unit.step_cycles(w.dtype, pixels, f) + RUN_CYCLES / runs) for pixels, count in _pixels(shape))
+    kernel_cycles = shape.panels * shape.channels * of_rows
     sides = sum(min(w.kernel_w, ceil_div(pad, w.dilation_w)) + 1 for pad in (w.pad_left, w.pad_right) if pad)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
     stored = w.windows * shape.vectors
@@ -109,6 +111,23 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
         stored / unit.stores_per_cycle.value,
         stored / unit.loads_per_cycle.value,
     )
+
+
+@lru_cache(maxsize=64)
+def _pixels(shape: Shape) -> tuple[tuple[int, int], ...]:
+    """(pixels of a tile that meet the image through a tap, how many such tiles, taps and kernel rows an image has)."""
+    w, (small, more) = shape.w, divmod(shape.pixels, shape.per_row)
+    if w.pointwise:
+        return (small, shape.per_row - more), (small + 1, more)
+    found, (alive, _) = Counter[int](), live_taps(w)
+    for tile in range(shape.per_row):
+        begin = tile * small + min(tile, more)
+        end = begin + small + (tile < more)
+        for at in w.columns.taps:
+            first, last = max(begin, -(at // w.stride_w)), min(end, (w.width - 1 - at) // w.stride_w + 1)
+            if first < last:
+                found[last - first] += alive
+    return tuple(found.items())
 
 
 def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
@@ -126,7 +145,7 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
         Loop("sets", "channels", channels, np.ceil(shape.channels / channels)),
         Loop("tiles", "tiles", 1, block),
     )
-    taps = w.kernel_h * w.kernel_w
+    taps = met_taps(w)
     images, groups, deep = Extent(1.0, w.batch), Extent(1.0, w.groups), Extent(1.0, shape.channels)
     plane, halo = _touched(shape, size)
     outputs, of_panel = w.windows * size, width * taps * size

@@ -190,6 +190,12 @@ def live_taps(w: Conv) -> tuple[int, int]:
     return rows, _live(w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, w.width)
 
 
+def met_taps(w: Conv) -> int:
+    """Taps of a kernel that meet the image for some output: no other filter is read."""
+    rows, columns = (sum(axis.met(range(at, at + 1)) > 0 for at in axis.taps) for axis in (w.rows, w.columns))
+    return rows * columns
+
+
 def _live(out: int, kernel: int, stride: int, dilation: int, before: int, size: int) -> int:
     def ending(at: int) -> int:
         """Pairs of an output and a tap that lie at `at` or before."""

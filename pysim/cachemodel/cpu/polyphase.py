@@ -4,11 +4,13 @@
     cycles as in `cost`, of these terms, for every image and group; P rows of outputs in blocks of k2, F filters a panel
 
 kernel  Each row of outputs of a panel is V = ceil(Q / lanes) vectors in tiles of up to n, evenly. A tile of v vectors lasts, for each of
-        its C R S taps, max(v F / fma rate, (v + F) / load rate, fma latency), and a load and a multiply-add until its first one ends.
+        its C R S taps, max(v F / fma rate, (v + F) / load rate, fma latency).
 store   Rows begin anywhere in a line: a vector crosses into the next in (vector - element) / line of all places, which is one more access.
 pack    Vectors of parted rows, those of a block's halo again in the next: a store and pack_cycles, and with a stride a load and a permute
         for each phase. Rows are read whole, so their lines wait for nothing but the rates of `cost`.
-call    call_cycles for each row of a panel, and for each PARTED columns of a channel of a block, whose masks are made anew.
+call    call_cycles for each row of a panel, less WAITING / fma rate: a core that multiplies more slowly than it takes instructions in has
+        so many multiply-adds left to do when it comes to the next row, which depends on nothing of them, and begins it meanwhile. And
+        call_cycles for each PARTED columns of a channel of a block, whose masks are made anew.
 
 What crosses between levels follows from the description of the loops (`described`, `loops`).
 
@@ -33,6 +35,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
 
 PARTED = 64  # columns of a phase that are parted at once (native/conv/polyphase.c)
+WAITING = 96  # multiply-adds in schedulers and before them: 128 entries in Zen 4, 97 in Golden Cove (Agner Fog; 177 plans, Zen 4)
 
 
 class Parted(NamedTuple):
@@ -60,13 +63,13 @@ def tiles_of(vectors: int, most: int) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=64)
-def _row_cycles(w: Conv, kernel: Kernel, unit: Unit, begin: float) -> float:
-    """Of one row of outputs of a panel of filters; `begin`: of a tile."""
+def _row_cycles(w: Conv, kernel: Kernel, unit: Unit) -> float:
+    """Of one row of outputs of a panel of filters."""
     taps = w.channels // w.groups * w.kernel_h * w.kernel_w
     if kernel.lane_windows == 1:  # plain C: what a loop needs besides is in the rate
         return taps * w.out_w * kernel.filters / unit.rate(w.dtype)
     tiles = tiles_of(ceil_div(w.out_w, kernel.lane_windows), kernel.windows // kernel.lane_windows)
-    return sum(count * (taps * unit.step_cycles(w.dtype, vectors, kernel.filters) + begin) for count, vectors in tiles)
+    return sum(count * taps * unit.step_cycles(w.dtype, vectors, kernel.filters) for count, vectors in tiles)
 
 
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
@@ -80,9 +83,11 @@ def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout:
     crossing, each = (unit.vector_bytes - size) / inner.line_bytes, 1 / unit.stores_per_cycle.value
     gather = 1 / unit.loads_per_cycle.value + min(w.stride_w, lanes) if w.stride_w > 1 else 0.0
     packed = repeats * blocks * parted.size_bytes / size / lanes
+    row = _row_cycles(w, kernel, unit)
+    covered = min(WAITING / unit.rate(w.dtype), row, core.call_cycles.value)
     return (
-        calls * _row_cycles(w, kernel, unit, inner.latency_cycles.value + unit.fma_latency_cycles.value),
-        (calls + runs) * core.call_cycles.value,
+        calls * row,
+        (calls + runs) * core.call_cycles.value - calls * covered,
         repeats * filters * w.out_h * ceil_div(w.out_w, lanes) * (each + crossing * min(1.0, each)),
         packed * (each + core.pack_cycles.value + gather),
     )

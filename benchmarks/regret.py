@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How good the planner's choice is on random layers that no constant was fitted to: every algorithm's best plan, predicted and measured.
+
+    python benchmarks/regret.py --seed S --layers N [-m host|FILE.toml] [--threads T] > regret.jsonl
+    python benchmarks/regret.py --again FILE
+
+Layers are drawn of KINDS, in sizes that networks have. For each, every algorithm that computes it is planned, checked against the
+reference, and all are timed in turns; the least sample of each counts, on one thread of the processor's time for it: on a computer that
+others use only that is the plan's own. FILE.toml says what this computer is (one of pysim/machine/data, say). Printed is a header, then a
+line a plan: {"set" (its kind), "problem", "plan", "predicted_seconds", "measured_seconds", "samples", "threads"}; on stderr what they
+amount to. *regret* is the measured time of the plan predicted fastest over that of the fastest measured, *error* |log(predicted /
+measured)|. With --again nothing is measured: the plans of a file are predicted by the model as it is now.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pysim import planner
+from pysim.algorithms import algorithms_for
+from pysim.calibration import host
+from pysim.comparison.bench import bench_of, release
+from pysim.comparison.field import checked
+from pysim.errors import PysimError
+from pysim.machine.load import load_any
+from pysim.measure.clock import Call, CpuClock, interleave
+from pysim.measure.load import share_of_others
+from pysim.measure.store import environment
+from pysim.problem.conv import Conv
+from pysim.problem.text import parse, resolve, sets
+
+DATA = Path(__file__).parent / "data"
+SMALL, LARGE = 2e6, 2.5e8  # FLOP of a layer: tens of microseconds to some milliseconds on one core
+TURNS, SECONDS = 30, 6.0  # of a layer: the fewest of each plan, and the most in all
+CHANNELS = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 160, 192, 224, 256, 320, 384, 480, 512, 576, 768, 960, 1024)
+EDGES = (7, 8, 13, 14, 15, 17, 19, 24, 27, 28, 32, 35, 40, 56, 64, 80, 112)
+KINDS = ("1x1", "3x3", "5x5", "7x7", "1xN", "strided", "depthwise", "grouped", "dilated", "first")
+WORST = 10
+
+
+class OwnTime(CpuClock):
+    """What a thread has computed for: others that have the processor in between take none of it."""
+
+    def seconds(self, call: Call, times: int) -> float:
+        start = time.thread_time_ns()
+        for _ in range(times):
+            call()
+        return (time.thread_time_ns() - start) * 1e-9
+
+
+def drawn(kind: str, of: random.Random) -> Conv:
+    """Any layer of a kind."""
+    kernel = (int(kind[0]),) * 2 if kind[0].isdigit() else (of.choice((3, 3, 5, 7)),) * 2
+    groups, channels, filters, edge, stride, dilation = 1, of.choice(CHANNELS), of.choice(CHANNELS), of.choice(EDGES), 1, 1
+    if kind == "1xN":
+        kernel = of.choice(((1, 3), (3, 1), (1, 5), (5, 1), (1, 7), (7, 1)))
+    elif kind == "strided":
+        kernel, stride = (of.choice((1, 3, 3, 5, 7)),) * 2, of.choice((2, 2, 2, 3))
+    elif kind == "depthwise":
+        groups = filters = channels
+        stride, dilation = of.choice(((1, 1), (1, 1), (2, 1), (1, 2)))
+    elif kind == "grouped":
+        groups = of.choice((4, 8, 16, 32, 64))
+        channels, filters = (groups * of.choice((1, 2, 3, 4, 8, 16)) for _ in range(2))
+        stride = of.choice((1, 1, 2))
+    elif kind == "dilated":
+        dilation = of.choice((2, 2, 3, 4))
+    elif kind == "first":
+        channels, filters, edge = of.choice((1, 3, 3, 4)), of.choice((16, 24, 32, 48, 64, 96)), of.choice((96, 128, 160, 192, 224, 256))
+        stride = of.choice((1, 2, 2, 4))
+    pad = tuple(dilation * (size - 1) // 2 for size in kernel)
+    return Conv(
+        batch=of.choice((1, 1, 1, 2, 4)), groups=groups, channels=channels, height=edge, width=edge, filters=filters,
+        kernel_h=kernel[0], kernel_w=kernel[1], stride_h=stride, stride_w=stride, dilation_h=dilation, dilation_w=dilation,
+        pad_top=pad[0], pad_bottom=pad[0], pad_left=pad[1], pad_right=pad[1],
+    )  # fmt: skip
+
+
+def layers(seed: int, count: int) -> Iterator[tuple[str, Conv]]:
+    """Kinds in turn, none of the shipped sets, which constants are fitted to, and none twice."""
+    of, met = random.Random(seed), {layer.workload for layer in resolve(sets())}
+    for at in range(count):
+        kind = KINDS[at % len(KINDS)]
+        while (layer := drawn(kind, of)) in met or not SMALL <= layer.flops <= LARGE:
+            pass
+        met.add(layer)
+        yield kind, layer
+
+
+def measured(layer: Conv, on: Any, threads: int) -> Iterator[dict[str, Any]]:
+    """A line for each algorithm's best plan that is right."""
+    plans = []
+    for algorithm in algorithms_for(layer, on):
+        try:
+            plans.append(planner.plan(layer, on, algorithm=algorithm.NAME, threads=threads))
+        except PysimError:
+            continue  # what it does not compute
+    bench, calls = bench_of(plans[0], on, threads, host.executor(on), 0), {}
+    for plan in plans:
+        verdict, ready = checked(bench, partial(bench.make, plan))
+        if verdict.passed:
+            calls[plan.name] = ready.call
+        else:
+            print(f"{layer.text}: {plan.name}: {verdict.reason}", file=sys.stderr)
+    timed = interleave(calls, OwnTime() if threads == 1 else bench.clock(), min_samples=TURNS, min_seconds=0.0, budget_seconds=SECONDS)
+    for plan in plans:
+        if (samples := timed.samples.get(plan.name)) is not None:
+            times = {"predicted_seconds": plan.seconds, "measured_seconds": float(f"{samples.min():.6g}")}
+            yield {"problem": layer.text, "plan": plan.name} | times | {"samples": len(samples), "threads": threads}
+
+
+def again(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file as the model predicts them now."""
+    first, *rows = map(json.loads, path.read_text().splitlines())
+    on = load_any(path.parent / first["machine_file"])
+    for row in rows:
+        yield row | {"predicted_seconds": planner.plan(row["problem"], on, name=row["plan"], threads=row["threads"]).seconds}
+
+
+def by_problem(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["problem"], []).append(row)
+    return found
+
+
+def choice(rows: list[dict[str, Any]]) -> tuple[float, dict[str, Any], dict[str, Any]]:
+    """(regret, the plan predicted fastest, the fastest) of a problem's plans."""
+    chosen, best = (min(rows, key=lambda row: float(row[of])) for of in ("predicted_seconds", "measured_seconds"))
+    return chosen["measured_seconds"] / best["measured_seconds"], chosen, best
+
+
+def logs(rows: Iterable[dict[str, Any]]) -> Any:
+    return np.array([math.log(row["predicted_seconds"] / row["measured_seconds"]) for row in rows])
+
+
+def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
+    choices = sorted(map(choice, by_problem(rows).values()), key=lambda one: -one[0])
+    regrets = np.array([regret for regret, *_ in choices])
+    yield f"{len(choices)} layers, {len(rows)} plans: regret mean {regrets.mean():.4f}, worst {regrets.max():.3f}"
+    for field in ("set", "algorithm"):
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            groups.setdefault(row["set"] if field == "set" else row["plan"].partition(",")[0], []).append(row)
+        for name, some in sorted(groups.items()):
+            off = logs(some)
+            errors = f"error median {np.median(abs(off)):.1%}, p90 {np.quantile(abs(off), 0.9):.1%}"
+            spread = f"{math.exp(off.min()):.2f} to {math.exp(off.max()):.2f}"
+            yield f"  {name:12} {len(some):4} plans: {errors}; predicted/measured {spread}, median {math.exp(np.median(off)):.2f}"
+    for regret, chosen, best in choices[:WORST]:
+        yield f"  {regret:.3f}  {chosen['problem']}"
+        for what, one in (("chosen", chosen), ("best", best)):
+            off = one["predicted_seconds"] / one["measured_seconds"]
+            yield f"         {what:6} {one['measured_seconds'] * 1e6:9.1f} us, predicted {off:.2f} of it: {one['plan']}"
+
+
+def header(machine: str) -> dict[str, Any]:
+    here = environment()
+    return {
+        "kind": "header",
+        "machine_file": os.path.relpath(machine, DATA) if Path(machine).exists() else machine,
+        "device": f"{here['cpu']}, {here['cpus']} CPUs of a virtual machine",
+        "shared": share_of_others() > host.QUIET,
+        "versions": {name: here[name] for name in ("system", "python", "numpy", "commit") if name in here},
+        "command": " ".join(["python", "benchmarks/regret.py", *sys.argv[1:]]),
+        "columns": "seconds, the least of `samples`",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=300)
+    parser.add_argument("-m", "--machine", default="host")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--again", type=Path)
+    given = parser.parse_args()
+    if given.again:
+        rows = list(again(given.again))
+    else:
+        rows, on = [], host.runnable(given.machine)
+        print(json.dumps(header(given.machine)), flush=True)
+        for kind, layer in layers(given.seed, given.layers):
+            for row in measured(parse(layer.text), on, given.threads):  # type: ignore[arg-type]
+                rows.append({"set": kind} | row)
+                print(json.dumps(rows[-1]), flush=True)
+            release()
+    print(*summary(rows), sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
