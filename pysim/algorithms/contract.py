@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm answers. An algorithm is a module with these names; whoever adds one writes the module, its kernels and their rows.
+"""What an algorithm answers. An algorithm is a module with these names, or the value that a module calls ALGORITHM; whoever adds one writes
+the module, its kernels and their rows.
 
 refuses          can it compute this problem here at all, and if not, why
 candidates       every legal schedule of its kernels, as arrays, and the kernels that cannot run, each with a reason
@@ -141,7 +142,7 @@ class Prepared(NamedTuple):
 
 
 class Algorithm(Protocol):
-    """The module of an algorithm."""
+    """An algorithm: a module, or a module's ALGORITHM."""
 
     NAME: str  # as `--algorithm` takes it
     COMPUTES: type  # Conv or Gemm

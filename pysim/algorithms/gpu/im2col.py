@@ -16,7 +16,6 @@ import msgspec
 
 from pysim.algorithms import convolution
 from pysim.algorithms.contract import Bound, sums_by, unprepared
-from pysim.algorithms.convolution import Asked
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, round_up
@@ -31,7 +30,7 @@ from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import cuda_limits, gemm_kernel, gemm_kernels
+from pysim.registry.cuda import cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 NAME = "im2col"
 COMPUTES = Conv
@@ -81,9 +80,10 @@ def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
-    asked = Asked.of(request)
+    gpu, w, named = request.machine, request.problem, request.schedule
+    assert isinstance(gpu, Gpu) and isinstance(w, Conv)
     rows, rejected = convolution.legal_rows(request, NAME)
-    of, named = products_of(asked.w, asked.layout), request.schedule
+    of = products_of(w, request.layout)
     chosen = gemm_kernels()
     if isinstance(named, GpuSchedule):
         chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
@@ -92,9 +92,9 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     if rows and not kernels:
         first = unfit[0]
         rejected += [Rejected(row.name, f"no product can run: {first.what}: {first.reason}", first.code) for row in rows]
-    around, found = passes(asked.gpu, asked.w, asked.layout), []
-    last = asked.w.batch % of.images * asked.w.windows  # the last images' product has fewer tiles, which stream-K's blocks must share, too
-    for kernel, one in zip(kernels, gemm.variants(asked.gpu, of.problem, kernels, asked.known), strict=True):
+    around, found = passes(gpu, w, request.layout), []
+    last = w.batch % of.images * w.windows  # the last images' product has fewer tiles, which stream-K's blocks must share, too
+    for kernel, one in zip(kernels, gemm.variants(gpu, of.problem, kernels, gemm_attributes(gpu.capability_number)), strict=True):
         if last and one.columns is not None:
             least = msgspec.structs.replace(of.problem, m=last)
             one = one._replace(columns=one.columns._replace(stream_most=gemm.steps_of(least, kernel)))
