@@ -52,8 +52,7 @@ class Size(NamedTuple):
 def size_of(problem: Workload) -> Size:
     if isinstance(problem, Gemm):
         return Size(problem.m * problem.n, problem.k)
-    taps = problem.kernel_h * problem.kernel_w
-    return Size(problem.batch * problem.filters * problem.windows, problem.channels // problem.groups * taps)
+    return Size(problem.output_elements, problem.products)
 
 
 def walk(size: Size, unit: float) -> float:

@@ -24,7 +24,6 @@ from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
@@ -50,8 +49,7 @@ class Products(NamedTuple):
 
 def products_of(w: Conv, layout: Layout) -> Products:
     """The products that a convolution is."""
-    size, windows, k = SIZES[w.dtype], w.windows, Windows(w, layout).k
-    filters = w.filters // w.groups
+    size, windows, k, filters = w.element_bytes, w.windows, w.products, w.group_filters
     if layout == "nchw":
         pitch = windows if w.pointwise else round_up(windows * size, 16) // size
         columns = 0 if w.pointwise else round_up(k * pitch * size, ALIGN)
@@ -70,9 +68,9 @@ def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     """Its columns; under NHWC those of all groups lie together."""
     if w.pointwise:
         return ()
-    of, size = products_of(w, layout), SIZES[w.dtype]
-    elements = w.groups * w.batch * w.windows * of.problem.k
-    return (Pass("columns", Windows(w, layout).bytes, elements * size, elements * gpu.model.passes.element_instructions.value, of.times),)
+    elements, each = w.groups * w.batch * w.windows * w.products, gpu.model.passes.element_instructions.value
+    times = products_of(w, layout).times
+    return (Pass("columns", Windows(w, layout).bytes, elements * w.element_bytes, elements * each, times),)
 
 
 def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:

@@ -162,4 +162,4 @@ def gathered(gpu: Gpu, row: ConvKernel, tiles: Tiles, of: Gather) -> Work:
 
 def in_vectors(w: Conv, layout: Layout) -> bool:
     """Whether the channels of a window lie together in whole vectors."""
-    return layout == "nhwc" and w.channels // w.groups % (VECTOR_BYTES // SIZES[w.dtype]) == 0
+    return layout == "nhwc" and w.group_channels % (VECTOR_BYTES // w.element_bytes) == 0

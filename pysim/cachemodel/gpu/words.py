@@ -133,8 +133,7 @@ def _operand_bytes(of: Workload) -> float:
     size = SIZES[of.dtype]
     if isinstance(of, Gemm):
         return (of.m * of.k + of.k * of.n) * size + of.m * of.n * GPU_RESULT_BYTES[of.dtype]
-    filters = of.filters * (of.channels // of.groups) * of.kernel_h * of.kernel_w
-    return (of.batch * of.channels * of.height * of.width + filters + of.batch * of.filters * of.windows) * size
+    return (of.input_elements + of.filter_elements + of.output_elements) * size
 
 
 def _workspace(plan: Plan) -> Iterator[str]:
