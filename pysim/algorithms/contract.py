@@ -24,13 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.threads import Part
-from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import AnySchedule
-from pysim.registry.cuda import Finite, conv_kernel
+from pysim.registry.cuda import Finite
 
 Array = NDArray[np.float64]
 Operands = Literal["plain", "transformed", "split"]  # as they are, sums of several, parts of each
@@ -105,13 +104,6 @@ class Bound(NamedTuple):
 
 
 SUMS = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of k products, in any order
-
-
-def sums_by(kernel: str, problem: Conv) -> Bound:
-    """`SUMS` of a CUDA convolution, with what its row needs to be finite: filters where padding is multiplied as zeros."""
-    row = conv_kernel(kernel)
-    needs = row.needs_finite if row else "nothing"
-    return SUMS._replace(finite=needs if problem.padded or needs != "filters" else "nothing")
 
 
 def sums(problem: Workload, schedule: AnySchedule) -> Bound:
