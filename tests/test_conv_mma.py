@@ -93,14 +93,15 @@ def test_every_row_but_thirds_largest_has_room_in_shared_memory_of_small_gpus(na
 )
 def test_channels_lie_in_whole_16_bytes_or_are_copied_so_but_in_planes_of_pointwise_windows(text, layout, dtype, k, copies):
     w = conv(text, dtype)
-    assert mma.length(w) == k and mma.copied(w, layout) == copies
-    assert [one.written for one in mma.passes(A100, w, layout)] == [elements * SIZES[dtype] for elements in copies.values()]
+    of = mma.Mma(next(row for row in ROWS if row.dtype == dtype), w, layout)
+    assert of.k == k and of.copies == {name: elements * SIZES[dtype] for name, elements in copies.items()}
+    assert [one.written for one in of.passes(A100, prologue=False)] == list(of.copies.values())
 
 
 def test_a_plan_explains_its_tiles_and_copies():
     plan = planner.plan(conv("conv:mb32ic60ih28oc512kh3ph1"), A100, layout="nchw")
     text = explain(plan)
-    for words in ("threads gather windows", "input, channels last", "of 32 along k", "instruction tile"):
+    for words in ("threads gather windows", "copied input", "of 32 along k", "instruction tile"):
         assert words in text, words
     assert "model.families.conv_mma_f16: those of mma" in plan.assumed
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pysim import planner
-from pysim.algorithms.convolution import Asked
-from pysim.algorithms.gpu import wgmma
+from pysim.algorithms.gpu.wgmma import ALGORITHM, Wgmma
 from pysim.cachemodel.gpu import tiled, waves
 from pysim.cachemodel.gpu.launches import columns_of
 from pysim.cachemodel.gpu.mainloop import estimated
@@ -18,6 +17,7 @@ from pysim.errors import MissingError, NativeError
 from pysim.explain.text import explain
 from pysim.machine import load as machine
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
 from pysim.problem.text import parse
 from pysim.record.schedule import GpuSchedule, name_of
 from pysim.registry.cuda import conv_kernels
@@ -37,7 +37,7 @@ def conv(text: str, dtype: str = "f16") -> Conv:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_a_product_of_windows_and_filters(row):
-    assert wgmma.step_bytes(row) in (64, 128)
+    assert row.block_k * SIZES[row.dtype] in (64, 128)
     product = tiled.lying(row, "nchw")
     assert product == tiled.lying(row, "nhwc")
     assert (product.rows, product.columns) == (row.block_windows, row.block_filters)
@@ -60,22 +60,22 @@ def test_a_row_is_a_product_of_windows_and_filters(row):
     ],
 )
 def test_each_tap_has_whole_steps_of_channels_unless_rows_of_taps_take_fewer(text, layout, k):
-    assert wgmma.whole_steps(ROW, conv(text), layout) == k
+    assert Wgmma(ROW, conv(text), layout).k == k
 
 
 def test_steps_of_64_bytes_leave_fewer_channels_to_fill_and_groups_of_32_where_they_are():
-    narrow = next(row for row in ROWS if row.dtype == "f16" and wgmma.step_bytes(row) == 64 and not row.folds)
+    narrow = next(row for row in ROWS if row.dtype == "f16" and row.block_k * SIZES[row.dtype] == 64 and not row.folds)
     for text, k in (("conv:mb1ic32ih8oc8kh3ph1", 9 * 32), ("conv:mb1ic72ih8oc8kh3ph1", 9 * 96), ("conv:mb1ic64ih8oc8kh3ph1", 9 * 64)):
-        assert wgmma.whole_steps(narrow, conv(text), "nhwc") == k
+        assert Wgmma(narrow, conv(text), "nhwc").k == k
     grouped = conv("conv:g4mb1ic128ih8oc128kh3ph1")
-    assert not wgmma.copies(narrow, grouped, "nhwc") and wgmma.copies(ROW, grouped, "nhwc")
-    folds = next(row for row in ROWS if row.dtype == "f16" and wgmma.step_bytes(row) == 64 and row.folds)
-    assert wgmma.whole_steps(folds, conv("conv:mb1ic3ih224oc32kh3sh2ph1"), "nhwc") == 2 * 32, "2 x 2 taps of 16 channels"
+    assert not Wgmma(narrow, grouped, "nhwc").copies and Wgmma(ROW, grouped, "nhwc").copies
+    folds = next(row for row in ROWS if row.dtype == "f16" and row.block_k * SIZES[row.dtype] == 64 and row.folds)
+    assert Wgmma(folds, conv("conv:mb1ic3ih224oc32kh3sh2ph1"), "nhwc").k == 2 * 32, "2 x 2 taps of 16 channels"
 
 
 def test_of_two_sets_of_warpgroups_one_starts_and_ends_a_tile_beside_the_other_s_loop():
     row = next(row for row in ROWS if row.dtype == "f16" and row.pingpong and row.block_filters == 64)
-    columns = wgmma.variant(Asked(H200, conv("conv:mb32ic64ih56oc64kh1"), "nhwc", {}), row).columns
+    columns = Wgmma(row, conv("conv:mb32ic64ih56oc64kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None
     alone = columns._replace(hidden=0.0, overlaps=False)
     table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
@@ -95,9 +95,9 @@ def test_of_two_sets_of_warpgroups_one_starts_and_ends_a_tile_beside_the_other_s
     ],
 )
 def test_what_the_copy_engine_cannot_gather_is_refused_with_its_limit(text, says):
-    reason = wgmma.row_refuses(ROW, conv(text), "nhwc")
+    reason = Wgmma(ROW, conv(text), "nhwc").refusal()
     assert reason and reason.code == "shape" and says in reason.sentence
-    assert not wgmma.row_refuses(ROW, conv("conv:mb1ic8ih300oc8kh129"), "nhwc")
+    assert not Wgmma(ROW, conv("conv:mb1ic8ih300oc8kh129"), "nhwc").refusal()
 
 
 def drawn(draw: random.Random, dtype: str) -> Conv:
@@ -136,20 +136,20 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
     for turn in range(60 * len(ROWS)):
         row, layout = ROWS[turn % len(ROWS)], draw.choice(["nchw", "nhwc"])
         w = drawn(draw, row.dtype)
-        if wgmma.refuses(w, H200, layout):
+        if ALGORITHM.refuses(w, H200, layout):
             continue
         kind, splits = draw.choice([("data_parallel", 1), ("split_k", 2), ("split_k", 5), ("split_k", 9), ("stream_k", 2)])
-        steps = wgmma.whole_steps(row, w, layout) // row.block_k
+        steps = Wgmma(row, w, layout).k // row.block_k
         if steps < splits:
             kind, splits = "data_parallel", 1
         schedule = GpuSchedule(row.name, kind, splits, False, 1)
-        if reason := wgmma.row_refuses(row, w, layout):
+        if reason := Wgmma(row, w, layout).refusal():
             with pytest.raises(NativeError) as error:
                 cuda.Launch(w, schedule, layout=layout)
             assert str(error.value).endswith(reason.sentence)
             refused += 1
         else:
-            assert wgmma.workspace_bytes(w, schedule, layout) == cuda.Launch(w, schedule, layout=layout).workspace_bytes, w.text
+            assert ALGORITHM.workspace_bytes(w, schedule, layout) == cuda.Launch(w, schedule, layout=layout).workspace_bytes, w.text
             taken += 1
     assert taken > 300 < refused
 
@@ -163,8 +163,8 @@ def test_parts_of_a_deep_layer_s_tiles_meet_in_clusters_and_need_no_workspace():
     assert 2 <= best.schedule.splits <= 8
     assert ROW.reduces_in_cluster == 8
     near, far = (GpuSchedule(ROW.name, "split_k", splits, False, 1) for splits in (8, 9))
-    assert wgmma.workspace_bytes(w, near, "nhwc") == 0 < wgmma.workspace_bytes(w, far, "nhwc")
-    columns = wgmma.variant(Asked(H200, w, "nhwc", {}), ROW).columns
+    assert ALGORITHM.workspace_bytes(w, near, "nhwc") == 0 < ALGORITHM.workspace_bytes(w, far, "nhwc")
+    columns = Wgmma(ROW, w, "nhwc").variant(H200, {}).columns
     assert columns is not None
     launch = waves.Table(*(np.array([value]) for value in (0, waves.SPLIT_K, 2, False, 1)))
     together, apart = (waves.predict(H200, columns_of([one]), launch).cycles[0] for one in (columns, columns._replace(near=0)))
@@ -173,20 +173,19 @@ def test_parts_of_a_deep_layer_s_tiles_meet_in_clusters_and_need_no_workspace():
 
 def test_a_pointwise_convolution_of_larger_stride_copies_only_the_pixels_that_it_takes():
     w = conv("conv:mb32ic256ih56oc512kh1sh2")
-    assert wgmma.copies(ROW, w, "nchw") == {"input": 32 * 28 * 28 * 256 * 2}
-    assert wgmma.copies(ROW, conv("conv:mb32ic256ih56oc512kh1sh2ph1"), "nchw") == {"input": 32 * 56 * 56 * 256 * 2}, "zeros are taken, too"
-    (copy,) = wgmma.passes(H200, ROW, w, "nchw")
+    assert Wgmma(ROW, w, "nchw").copies == {"input": 32 * 28 * 28 * 256 * 2}
+    assert Wgmma(ROW, conv("conv:mb32ic256ih56oc512kh1sh2ph1"), "nchw").copies == {"input": 32 * 56 * 56 * 256 * 2}, "zeros are taken, too"
+    (copy,) = Wgmma(ROW, w, "nchw").passes(H200, prologue=False)
     assert copy.read == 32 * 256 * 28 * 56 * 2, "every other row, whose sectors come whole"
 
 
 def test_filters_that_are_in_one_tile_are_asked_for_once_by_each_block():
     row = next(row for row in ROWS if row.dtype == "f16" and row.block_filters == 32 and not row.folds)
-    asked = Asked(H200, conv("conv:mb32ic32ih112oc16kh1"), "nhwc", {})
-    columns = wgmma.variant(asked, row).columns
+    columns = Wgmma(row, conv("conv:mb32ic32ih112oc16kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None
     tiles = 32 * 112 * 112 / row.block_windows
     assert columns.asks_b * tiles == pytest.approx(16 * 32 * 2 * H200.sms.value)
-    seven = wgmma.variant(asked._replace(w=conv("conv:mb32ic448ih112oc16kh1")), row).columns
+    seven = Wgmma(row, conv("conv:mb32ic448ih112oc16kh1"), "nhwc").variant(H200, {}).columns
     assert seven is not None and seven.asks_b == 16 * 448 * 2, "7 steps come to other stages of 5 each time"
 
 
@@ -195,7 +194,7 @@ def test_traffic_goes_on_while_tiles_start_and_end_and_narrow_layers_are_planned
     for text, most in (("conv:mb32ic32ih112oc16kh1", 26.2e-6), ("conv:mb32ic16ih112oc96kh1", 63.3e-6)):
         best = planner.plan(conv(text), H200, layout="nhwc")
         assert best.algorithm == "wgmma" and best.cost.seconds < most
-    columns = wgmma.variant(Asked(H200, conv("conv:mb32ic16ih112oc96kh1"), "nhwc", {}), ROW).columns
+    columns = Wgmma(ROW, conv("conv:mb32ic16ih112oc96kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None
     table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
     over, after = (waves.predict(H200, columns_of([columns._replace(overlaps=value)]), table).cycles[0] for value in (True, False))
@@ -214,14 +213,14 @@ def test_a_convolution_with_channels_last_is_planned_on_wgmma_without_workspace(
     assert best.algorithm == "wgmma" and isinstance(best.schedule, GpuSchedule)
     one = msgspec.structs.replace(best.schedule, decomposition="data_parallel", splits=1)
     assert planner.plan(w, H200, layout="nhwc", name=name_of("wgmma", one)).workspace_bytes == 0
-    assert wgmma.passes(H200, ROW, w, "nhwc") == ()
+    assert Wgmma(ROW, w, "nhwc").passes(H200, prologue=False) == ()
 
 
 def test_under_nchw_the_copies_cost_and_are_workspace():
     w = conv("conv:mb32ic256ih14oc256kh3ph1")
     last, apart = (planner.plan(w, H200, layout=layout, algorithm="wgmma") for layout in ("nhwc", "nchw"))
-    passes = wgmma.passes(H200, ROW, w, "nchw")
-    assert {one.name for one in passes} == {"channels last", "filters"}
+    passes = Wgmma(ROW, w, "nchw").passes(H200, prologue=False)
+    assert {one.name for one in passes} == {"copied input", "copied filters"}
     assert sum(one.read for one in passes) == 2 * (32 * 256 * 14 * 14 + 256 * 256 * 9)
     assert apart.cost.seconds > last.cost.seconds and apart.cost.terms["passes"] > 0
     assert apart.workspace_bytes >= sum(one.written for one in passes)
@@ -230,10 +229,10 @@ def test_under_nchw_the_copies_cost_and_are_workspace():
 def test_a_row_that_folds_takes_squares_of_pixels_as_channels_and_says_that_operands_must_be_finite():
     row = next(row for row in ROWS if row.dtype == "f16" and row.folds)
     stem = conv("conv:mb32ic3ih224oc64kh7sh2ph3")
-    assert wgmma.whole_steps(row, stem, "nhwc") == 4 * 64, "4 x 4 taps of 2 x 2 pixels' 12 channels, padded to 16"
+    assert Wgmma(row, stem, "nhwc").k == 4 * 64, "4 x 4 taps of 2 x 2 pixels' 12 channels, padded to 16"
     assert row.needs_finite == "operands" and ROW.needs_finite == "filters"
     for other in ("conv:mb32ic3ih224oc64kh7ph3", "conv:mb32ic64ih56oc64kh3sh2ph1"):
-        assert wgmma.row_refuses(row, conv(other), "nhwc")
+        assert Wgmma(row, conv(other), "nhwc").refusal()
     best = planner.plan(stem, H200, layout="nhwc")
     assert best.kernel.endswith("_folded") and best.needs_finite == "operands"
 
@@ -241,7 +240,8 @@ def test_a_row_that_folds_takes_squares_of_pixels_as_channels_and_says_that_oper
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32"])
 def test_pointwise_windows_under_nchw_are_taken_as_they_lie(dtype):
     w = conv("conv:mb32ic64ih56oc256kh1", dtype)
-    assert wgmma.passes(H200, ROW, w, "nchw") == () and not wgmma.copies(ROW, w, "nchw")
+    row = next(row for row in ROWS if row.dtype == dtype)
+    assert Wgmma(row, w, "nchw").passes(H200, prologue=False) == () and not Wgmma(row, w, "nchw").copies
     assert "passes" not in planner.plan(w, H200, layout="nchw", algorithm="wgmma").cost.terms
 
 
@@ -257,7 +257,8 @@ def test_pointwise_windows_under_nchw_are_taken_as_they_lie(dtype):
     ],
 )
 def test_windows_of_planes_are_numbered_in_whole_boxes(text, dtype, windows):
-    assert wgmma.numbered(conv(text, dtype), "nchw") == windows
+    row = next(row for row in ROWS if row.dtype == dtype)
+    assert Wgmma(row, conv(text, dtype), "nchw").numbered == windows
 
 
 def test_a_plan_explains_its_tiles_steps_and_copies():
@@ -265,7 +266,7 @@ def test_a_plan_explains_its_tiles_steps_and_copies():
     name = name_of("wgmma", GpuSchedule(row.name, "data_parallel", 1, False, 1))
     plan = planner.plan(conv("conv:mb32ic24ih28oc512kh3ph1"), H200, layout="nchw", name=name)
     text = explain(plan)
-    for words in ("TMA gathers", "6 steps of 64 along k = 216", "warpgroup tile", "channels last"):
+    for words in ("TMA gathers", "6 steps of 64 along k = 216", "warpgroup tile", "copied input"):
         assert words in text, words
     assert not any("model.families.conv_wgmma" in one for one in plan.assumed), "they are fitted"
 

@@ -62,7 +62,7 @@ def convolution_bytes(row: ConvKernel, w: Conv, schedule: GpuSchedule, layout: s
 def refusal(row: ConvKernel, w: Conv, layout: str) -> Reason | None:
     """What its algorithm says, then what it says of the row."""
     module: Any = algorithm_named(row.algorithm, w, H200)
-    return module.refuses(w, H200, layout) or (module.row_refuses(row, w, layout) if hasattr(module, "row_refuses") else None)
+    return module.refuses(w, H200, layout) or (None if row.makes_product else module.by(row, w, layout).refusal())
 
 
 # What the library says

@@ -124,8 +124,8 @@ def test_only_transforms_need_finite_operands_and_only_they_and_halves_a_bound_o
     plans = everything(w.text)
     for plan in plans:
         bound = algorithm_named(plan.algorithm, w, H200).tolerance(w, plan.schedule)
-        assert (plan.needs_finite == "operands") == (plan.algorithm == winograd.NAME), plan.name
-        own = plan.algorithm == winograd.NAME or in_halves(plan.kernel)
+        assert (plan.needs_finite == "operands") == (plan.algorithm == winograd.ALGORITHM.NAME), plan.name
+        own = plan.algorithm == winograd.ALGORITHM.NAME or in_halves(plan.kernel)
         assert (bound.growth > 1 or bound.rms > 0) == own, plan.name
     assert any(in_halves(plan.kernel) for plan in plans)
 

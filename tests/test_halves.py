@@ -84,9 +84,9 @@ def test_a_gpu_without_such_tensor_cores_refuses_tf32x3_with_the_reason_and_stil
 def test_sums_of_few_products_may_be_off_by_what_halves_or_thirds_leave_out(problem):
     w = parse(problem)
     row = (CONVOLUTIONS if isinstance(w, Conv) else PRODUCTS)[0]
-    found = (wgmma if isinstance(w, Conv) else gemm).candidates(Request(w, H200))
+    found = (wgmma.ALGORITHM if isinstance(w, Conv) else gemm).candidates(Request(w, H200))
     variant = next(one for one in found.variants if one.kernel == row.name)
-    algorithm = algorithm_named(wgmma.NAME if isinstance(w, Conv) else gemm.NAME, w, H200)
+    algorithm = algorithm_named(wgmma.ALGORITHM.NAME if isinstance(w, Conv) else gemm.NAME, w, H200)
     allowed = 2.0 if isinstance(w, Conv) else 1.09375  # of 16: 2^-19 is 16 roundings to 2^-23
     assert algorithm.tolerance(w, variant.schedule("data_parallel", 1, False, 1)).growth == allowed
 
@@ -101,8 +101,15 @@ def test_wide_1x1_and_strided_layers_of_f32_are_planned_in_halves(layout):
 def test_halves_of_filters_are_what_is_prepared():
     w = parse("conv:mb32ic64ih56oc256kh1")
     plan = planner.plan(w.text, H200, layout="nhwc")
-    kept = wgmma.prepare(w, plan.schedule, "nhwc")
-    assert kept and kept.size_bytes == wgmma.halves_bytes(conv_kernel(plan.kernel), w, "nhwc") == 2 * 64 * 256 * 4
+    kept = wgmma.ALGORITHM.prepare(w, plan.schedule, "nhwc")
+    assert kept and kept.size_bytes == wgmma.Wgmma(conv_kernel(plan.kernel), w, "nhwc").halves_bytes == 2 * 64 * 256 * 4
+
+
+def test_the_workspace_of_a_pointwise_layer_in_halves_has_the_copy_of_its_planes():
+    w = parse("conv:mb32ic256ih56oc64kh1")
+    schedule = planner.plan(w.text, H200, algorithm="wgmma").schedule
+    asked = {wgmma.ALGORITHM.workspace_bytes(parse(f"{w.text}{dtype}"), schedule, "nchw") for dtype in ("", ":tf32x3")}
+    assert len(asked) == 1 and asked.pop() > 32 * 256 * 56 * 56 * 4
 
 
 def test_short_sums_that_are_asked_for_as_tf32x3_are_fp32s_own_and_f32_may_still_be_split():

@@ -17,13 +17,9 @@ from pysim.cachemodel.shared_memory.layout import (
     Padding,
     Rotation,
     Swizzle,
-    column_major,
-    compose,
     cosize,
     describe,
     expression,
-    is_bijective,
-    is_injective,
     offsets,
     row_major,
 )
@@ -56,12 +52,8 @@ def layouts(draw):
 
 
 @given(shapes)
-def test_row_and_column_major_are_bijective_and_ordered(shape):
+def test_row_major_is_ordered(shape):
     assert (offsets(row_major(shape)).ravel() == np.arange(np.prod(shape))).all()
-    column = column_major(shape)
-    assert [column(index) for index in range(column.size)] == list(range(column.size))
-    assert is_bijective(row_major(shape))
-    assert is_bijective(column)
 
 
 @given(layouts())
@@ -73,14 +65,12 @@ def test_a_layout_is_the_sum_of_coordinates_times_strides_and_then_its_functions
             index = function(index)
         assert layout(*coordinate) == index == table[coordinate]
     assert cosize(layout) == table.max() + 1 <= layout.span()
-    places = set(table.ravel().tolist())
-    assert is_injective(layout) == (len(places) == layout.size)
-    assert is_bijective(layout) == (places == set(range(layout.size)))
 
 
 @given(shapes, maps)
 def test_padding_swizzle_and_rotation_never_put_two_elements_in_one_place(shape, functions):
-    assert is_injective(row_major(shape, *functions))
+    table = offsets(row_major(shape, *functions))
+    assert len(np.unique(table)) == table.size
 
 
 @given(swizzles)
@@ -110,30 +100,11 @@ def test_the_functions_have_their_published_values():
     assert describe(row_major((32, 32), Padding(32, 1))) == "(32,32):(32,1), padding(32,1)"
 
 
-@given(shapes, st.data())
-def test_composition_applies_the_inner_layout_first(shape, data):
-    inner = column_major(shape)
-    outer = data.draw(
-        st.sampled_from([Layout((inner.size,), (3,)), Padding(4, 1), Swizzle(2, 0, 2), row_major(shape)]),
-    )
-    both = compose(outer, inner)
-    for index in range(inner.size):
-        assert both(index) == outer(inner(index))
-
-
-def test_composition_follows_cute():
-    """(6,2):(8,2) after (4,3):(3,1) is ((2,2),3):((24,2),8) in CuTe's own documentation."""
-    both = compose(Layout((6, 2), (8, 2)), Layout((4, 3), (3, 1)))
-    flat = Layout((2, 2, 3), (24, 2, 8))
-    assert [both(index) for index in range(12)] == [flat(index) for index in range(12)]
-
-
-@given(layouts())
-def test_the_expression_of_a_layout_computes_it(layout):
-    layout = msgspec.structs.replace(layout, maps=layout.maps[:1])
-    index = np.arange(layout.size)
-    value = evaluate(layout.expression("i").replace("/", "//"), {"i": index})
-    assert (np.broadcast_to(value, index.shape) == layout(index)).all()
+@given(swizzles | rotations | paddings)
+def test_the_expression_of_a_function_computes_it(function):
+    index = np.arange(1000)
+    value = evaluate(function.expression("i").replace("/", "//"), {"i": index})
+    assert (np.broadcast_to(value, index.shape) == function(index)).all()
     assert expression((), "i") == "i"
 
 
@@ -151,7 +122,6 @@ def test_the_expression_of_a_layout_computes_it(layout):
         (lambda: Layout((2,), (-1,)), "strides"),
         (lambda: Layout((1 << 20, 1 << 20), (1, 1)), "is the most"),
         (lambda: row_major((4, 4))(4, 0), "coordinate of mode 0 is 4; it should be from 0 to 3"),
-        (lambda: row_major((4, 4))(-1), "linear coordinate is -1"),
         (lambda: row_major((4, 4))(1, 2, 3), "3 coordinates were given"),
     ],
 )
@@ -452,9 +422,16 @@ def _cost(tile, function):
     return sum(one.wavefronts for one in tally(moved, HOPPER)), moved.bytes
 
 
+class Fold(Padding, tag="fold"):
+    """Each row in one place, as no layout may have it."""
+
+    def __call__(self, index):
+        return index // self.every
+
+
 def test_the_proof_fails_where_elements_share_a_place_or_leave_the_memory():
     tile = patterns.pattern("transpose-32x32")
-    folded = msgspec.structs.replace(tile, maps=(Layout((32, 32), (1, 0)),))
+    folded = msgspec.structs.replace(tile, maps=(Fold(32, 0),))
     proof = prove(folded)
     assert (proof.elements, proof.places, proof.bijective) == (1024, 32, False)
     assert not Proof(elements=4, places=4, lowest=0, highest=4, span=4, vectors=0).in_bounds

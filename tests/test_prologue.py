@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pysim import planner
+from pysim.algorithms import algorithm_named
 from pysim.algorithms.convolution import legal_rows
-from pysim.algorithms.gpu import implicit, mma, wgmma
 from pysim.errors import NativeError, PlanError
 from pysim.machine.load import load_any
 from pysim.problem.text import parse
@@ -16,7 +16,7 @@ from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, conv_kernel, conv_kernels, gemm_kernels
 from pysim.runtime import cuda
 
-MODULES = {"implicit": implicit, "mma": mma, "wgmma": wgmma}
+H200 = load_any("h200")
 ROWS = [row for row in conv_kernels() if row.prologue]
 OTHER = next(row for row in conv_kernels() if row.algorithm == "direct" and row.dtype == "f32")
 PROBLEMS = ["mb2ic6ih4oc5kh1", "mb2ic8ih4oc5kh1", "mb2ic6ih5oc5kh1", "mb1ic8ih6oc5kh3ph1", "mb2ic6ih5oc5kh1sh2", "g2mb1ic8ih5oc6kh1"]
@@ -62,7 +62,7 @@ def test_rows_take_a_prologue_of_the_problems_that_the_library_does(row, emulate
             refused = one.refused() or ""
             if not row.prologue:
                 assert refused.endswith("it takes no prologue")
-            elif reason := MODULES[row.algorithm].unbegun(row, one.w, layout):
+            elif reason := algorithm_named(row.algorithm, one.w, H200).by(row, one.w, layout).unbegun():
                 assert refused.endswith(reason.sentence)
             else:
                 assert "prologue" not in refused

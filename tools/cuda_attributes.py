@@ -20,9 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from pysim.algorithms.gpu.winograd import attributes_of
+from pysim.algorithms.gpu.winograd import Winograd
 from pysim.cachemodel.gpu.mainloop import estimated
 from pysim.cachemodel.gpu.tiled import estimate, lying
+from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.plan import LAYOUTS
 from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel, Tiles, attributes_file, conv_kernels, gemm_kernels
@@ -33,6 +34,7 @@ NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7", "tf32x3":
 THIRDS = "16"  # f32 as products of bf16 thirds (native/cuda/mainloop/hopper/shape.h)
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "tf32x3": "float", "s8": "signed char"}
 FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
+ANY = Conv(channels=8, height=8, width=8, filters=8, kernel_h=3, kernel_w=3)
 WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv/winograd/winograd.h
 
 
@@ -109,7 +111,9 @@ def from_libraries(libraries: list[Path], cuobjdump: str, convolutions: bool) ->
         for kernel in gemm_kernels()
         if not convolutions
     ]
-    wanted += [(row.name, attributes_of(row) if row.outputs > 1 else estimate(row), patterns(row)) for row in conv_kernels()]
+    for row in conv_kernels():
+        taken = Winograd(row, ANY, "nchw").estimate() if row.outputs > 1 else estimate(row)
+        wanted.append((row.name, taken, patterns(row)))
     for name, taken, some in wanted:
         own = [one for function, one in functions.items() if any(contained in function for contained in some)]
         if not own:

@@ -24,7 +24,6 @@ from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
 from pysim.algorithms import algorithm_named
-from pysim.algorithms.convolution import Asked
 from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
 from pysim.cachemodel.gpu.passes import pass_cycles
@@ -91,8 +90,11 @@ def case_of(gpu: Gpu, line: conv_data.Line, layout: Layout) -> Case | None:
 
 def variants(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> list[Variant]:
     """A layer's rows as their algorithms have them."""
-    asked = Asked(gpu, case.problem, case.layout, known)
-    return [algorithm_named(row.algorithm, case.problem, gpu).variant(asked, row, splits) for row, splits in case.rows]
+    w, found = case.problem, list[Variant]()
+    for row, chunks in case.rows:
+        algorithm: Any = algorithm_named(row.algorithm, w, gpu)
+        found.append(algorithm.by(row, w, case.layout, chunks).variant(gpu, known))
+    return found
 
 
 def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> Any:

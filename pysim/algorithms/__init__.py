@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every way to compute a convolution or a matrix product: one module each under `cpu/` and `gpu/`, which answers the questions of
-`contract.Algorithm`. The table of algorithms is what those folders hold; nothing else names one."""
+`contract.Algorithm`, by itself or by its `ALGORITHM`. The table of algorithms is what those folders hold; nothing else names one."""
 
 import pkgutil
 from functools import cache
@@ -17,7 +17,8 @@ from pysim.problem.text import Workload
 @cache
 def _folder(kind: str) -> tuple[Algorithm, ...]:
     package = import_module(f"{__name__}.{kind}")
-    return tuple(cast("Algorithm", import_module(f"{package.__name__}.{found.name}")) for found in pkgutil.iter_modules(package.__path__))
+    modules = (import_module(f"{package.__name__}.{found.name}") for found in pkgutil.iter_modules(package.__path__))
+    return tuple(cast("Algorithm", getattr(module, "ALGORITHM", module)) for module in modules)
 
 
 def algorithms_for(problem: Workload, machine: Machine | Gpu) -> tuple[Algorithm, ...]:

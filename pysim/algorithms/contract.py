@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm answers. An algorithm is a module with these names; whoever adds one writes the module, its kernels and their rows.
+"""What an algorithm answers. An algorithm is a module with these names, or the value that a module calls ALGORITHM; whoever adds one writes
+the module, its kernels and their rows.
 
 refuses          can it compute this problem here at all, and if not, why
 candidates       every legal schedule of its kernels, as arrays, and the kernels that cannot run, each with a reason
@@ -23,13 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.threads import Part
-from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost, CsaCost, Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import AnySchedule
-from pysim.registry.cuda import Finite, conv_kernel
+from pysim.registry.cuda import Finite
 
 Array = NDArray[np.float64]
 Operands = Literal["plain", "transformed", "split"]  # as they are, sums of several, parts of each
@@ -106,13 +106,6 @@ class Bound(NamedTuple):
 SUMS = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of k products, in any order
 
 
-def sums_by(kernel: str, problem: Conv) -> Bound:
-    """`SUMS` of a CUDA convolution, with what its row needs to be finite: filters where padding is multiplied as zeros."""
-    row = conv_kernel(kernel)
-    needs = row.needs_finite if row else "nothing"
-    return SUMS._replace(finite=needs if problem.padded or needs != "filters" else "nothing")
-
-
 def sums(problem: Workload, schedule: AnySchedule) -> Bound:
     """`tolerance` of algorithms that only add products up."""
     return SUMS
@@ -141,7 +134,7 @@ class Prepared(NamedTuple):
 
 
 class Algorithm(Protocol):
-    """The module of an algorithm."""
+    """An algorithm: a module, or a module's ALGORITHM."""
 
     NAME: str  # as `--algorithm` takes it
     COMPUTES: type  # Conv or Gemm

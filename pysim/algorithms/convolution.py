@@ -7,17 +7,24 @@ Worked number: tiles of 64 filters x 128 windows of conv:mb32ic64ih56oc64kh3ph1 
 2 x 784 x 64 x 128 x 4 = 51,380,224 bytes of partial sums.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
-from pysim.algorithms.contract import Bound, Prepared, sums_by
-from pysim.cachemodel.gpu import tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, legal, partial_bytes, round_up
+import msgspec
+import numpy as np
+
+from pysim.algorithms.contract import SUMS, Bound, Prepared
+from pysim.cachemodel.gpu import launches, tiled, words
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
+from pysim.cachemodel.gpu.mainloop import Work
+from pysim.cachemodel.gpu.passes import Pass
+from pysim.cachemodel.gpu.waves import SUMS_AT_ONCE
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SUM_BYTES
+from pysim.problem.dtypes import AS_HALVES, SUM_BYTES
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
@@ -26,79 +33,183 @@ from pysim.registry.cuda import Attributes, ConvKernel, conv_kernel, conv_kernel
 
 # Instructions of an element that passes a prologue (a multiply-add, a comparison, a choice), and of a channel's constants
 BEGIN_ELEMENT, BEGIN_CHANNEL = 3.0, 4.0
+LEAST_L1_SHARE = 16  # of L1 at least one part in so many is not shared memory
 
 
-class Asked(NamedTuple):
-    """A request for a convolution on a GPU, with what is known of its kernels."""
+class ByRow:
+    """A convolution by one row of `native/cuda/conv`, its windows in so many `chunks`: what an algorithm says of a row of its own. What
+    most of them say stands here; `variant`, the row as the model knows it, each says for itself.
 
-    gpu: Gpu
-    w: Conv
-    layout: Layout
-    known: dict[str, Attributes]
-    prologue: bool = False
-
-    @classmethod
-    def of(cls, request: Request) -> "Asked":
-        gpu, w = request.machine, request.problem
-        assert isinstance(gpu, Gpu) and isinstance(w, Conv)
-        return cls(gpu, w, request.layout, gemm_attributes(gpu.capability_number), request.prologue)
-
-
-class Rows(NamedTuple):
-    """An algorithm by its rows, one kernel each: what its module says of one of them, from which the contract's answers follow.
-
-    `variant`: the row as the model knows it, in so many chunks; `refusal`: why it does not compute a problem that others do, `unbegun`:
-    why not with a prologue; `kept`: bytes of what it keeps in the workspace, by name, "filters" among them if it makes something of
-    those; `windows`: how many it numbers in a group.
+    `planes`: products that a tile makes; `leaving`: wavefronts of a tile on its way out; `kind`: of its algorithm's; `in_parts`: whether
+    rows compute f32 as products of parts of its numbers.
     """
 
-    name: str
-    variant: Callable[[Asked, ConvKernel, int], Variant]
+    planes, leaving, kind = 1, 0.0, 0
+    in_parts: ClassVar[bool] = False
+
+    def __init__(self, row: ConvKernel, w: Conv, layout: Layout, chunks: int = 1) -> None:
+        self.row, self.layout, self.chunks = row, layout, chunks
+        self.w = w if w.dtype == row.dtype else msgspec.structs.replace(w, dtype=row.dtype)
+        self.size, self.tiles = self.w.element_bytes, tiled.lying(row, layout)
+        self.windows = Windows(self.w, layout, row.outputs)
+
+    def refusal(self) -> Reason | None:
+        """Why the row does not compute a problem that others do, in the library's words."""
+        return None
+
+    def unbegun(self) -> Reason | None:
+        """Why it takes no prologue of this problem."""
+        return None
+
+    def all_chunks(self) -> list[int]:
+        """The numbers of chunks that it is launched in."""
+        return [1]
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """Bytes of what it keeps in the workspace, by name, "filters" among them if it makes something of those."""
+        return {}
+
+    @property
+    def read(self) -> Windows:
+        """The windows as they are read."""
+        return self.windows
+
+    @property
+    def numbered(self) -> int:
+        """Windows of a group, as it numbers them."""
+        return self.windows.number
+
+    @property
+    def k(self) -> int:
+        """Length of its sums."""
+        return self.windows.k
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block that multiply."""
+        return self.tiles.math_threads
+
+    def asked(self, l1_bytes: float) -> float:
+        """Bytes of windows that all tiles ask L2 for, where a block has so much of L1."""
+        return self.read.asked(self.row.block_windows, l1_bytes)
+
+    def estimate(self) -> Attributes:
+        """What a block is taken for where the compiler was not asked."""
+        return tiled.estimate(self.row)
+
+    def tolerance(self) -> Bound:
+        """A sum's, and what must be finite for that: filters where padding is multiplied as zeros."""
+        needs = self.row.needs_finite
+        return SUMS._replace(finite=needs if self.w.padded or needs != "filters" else "nothing")
+
+    def lines(self) -> tuple[str, ...]:
+        """What a plan's description says of it first: its tiles of filters x windows, and how many there are."""
+        w, row = self.w, self.row
+        if not row.tiles.rows:
+            return ()
+        of, windows, m = row.tiles, self.windows, row.outputs
+        high, wide = -(-w.group_filters // of.rows), -(-windows.number // of.columns)
+        useful = w.batch * w.windows * w.group_filters / (wide * of.columns * m**2 * high * of.rows)
+        what, along = (f"tiles of {m}x{m} outputs", "channels") if m > 1 else ("windows", "k")
+        groups = f" x {w.groups} groups" if w.groups > 1 else ""
+        variant = () if row.variant == "full" else (f"{'variant':<18}{row.variant}",)
+        return (
+            *variant,
+            f"{'block tile':<18}{of.rows} filters x {of.columns} {what}: {high} x {wide:,}{groups}, {useful:.1%} of their outputs useful; "
+            f"{-(-self.k // of.depth)} steps of {of.depth} along {along} = {windows.k}",
+        )
+
+    def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
+        raise NotImplementedError
+
+    def launched(self, gpu: Gpu, known: dict[str, Attributes], family: str, *leans: str) -> Variant:
+        """It as a variant that leans on a family's constants and on other numbers, without columns."""
+        row, name = self.row, self.row.name
+        attributes = known.get(name) or self.estimate()
+        leans, lent = tiled.leans_on(gpu, row.pipe, family, *leans), tiled.lent_of(row, family, known)
+        return Variant(name, partial(GpuSchedule, name), attributes, name in known, leans, kind=self.kind, lent=lent)
+
+    def tiled(self, gpu: Gpu, known: dict[str, Attributes], step: Work, passes: tuple[Pass, ...] = (), *leans: str) -> Variant:
+        """It as a product of tiles of filters x windows, of which a block takes a `step`."""
+        w, row, tiles, windows, squares = self.w, self.row, self.tiles, self.read, self.row.outputs**2
+        name, family = constants_of(gpu, tiled.families_of(row))
+        found = self.launched(gpu, known, name, "l1_bytes", *leans)
+        own, threads = found.attributes, self.threads
+        columns = tiled.columns_of(gpu, tiles, own, step, family, tiled.efficiency_of(tiles, own, known), threads)
+        held, l1 = columns.resident, gpu.l1_bytes.value
+        l1 = max(l1 / LEAST_L1_SHARE, l1 - held * own.shared_bytes) / max(1.0, held)
+        of_filters = float(w.group_filters * windows.k * self.planes * self.size * tiles.parts)  # bytes, of a group
+        # each row of tiles asks for all windows, each column of tiles for one group's filters
+        sides = (
+            (w.group_filters, w.groups * round_up(self.numbered, row.block_windows * row.cluster_windows)),
+            (of_filters * w.groups, windows.bytes),
+            (of_filters, self.asked(l1)),
+        )
+        (m, n), (a, b), (asks_a, asks_b) = (pair[::-1] for pair in sides) if tiled.turned(row, self.layout) else sides
+        columns = columns._replace(
+            m=m, n=n, k=self.k, size=self.size, a=a, b=b, c=w.output_elements * self.size, asks_a=asks_a, asks_b=asks_b,
+            result=self.size * squares, sum=SUM_BYTES[w.dtype] * squares, fma=columns.fma / self.planes,
+            turns=np.ceil(tiles.rows * tiles.columns * squares / threads / SUMS_AT_ONCE), block_cycles=columns.block_cycles + self.leaving,
+        )  # fmt: skip
+        return found._replace(columns=columns, work=step, passes=passes)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An algorithm by its rows, one kernel each, from what it says of one of them: the contract's answers."""
+
+    NAME: str
+    by: type[ByRow]
     about: str
-    refusal: Callable[[ConvKernel, Conv, Layout], Reason | None] = lambda row, w, layout: None
-    kept: Callable[[ConvKernel, Conv, Layout, int], dict[str, int]] = lambda row, w, layout, chunks: {}
-    estimate: Callable[[ConvKernel], Attributes] = tiled.estimate
-    chunks: Callable[[ConvKernel, Conv], Iterable[int]] = lambda row, w: (1,)
     kinds: tuple[str, ...] = ()
-    windows: Callable[[ConvKernel, Conv, Layout], int] = lambda row, w, layout: Windows(w, layout, row.outputs).number
-    unbegun: Callable[[ConvKernel, Conv, Layout], Reason | None] = lambda row, w, layout: None
+
+    COMPUTES: ClassVar[type] = Conv
+    cost = staticmethod(launches.cost)
+
+    def of(self, problem: Conv, schedule: GpuSchedule, layout: Layout = "nchw") -> ByRow:
+        """A problem by the row that a schedule names."""
+        return self.by(row_of(schedule), problem, layout, schedule.splits)
+
+    def multiplied(self, problem: Conv) -> Conv:
+        """The convolution of the type that its rows have."""
+        return msgspec.structs.replace(problem, dtype=AS_HALVES.get(problem.dtype, problem.dtype)) if self.by.in_parts else problem
 
     def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-        return refuses(self.name, problem)
+        return refuses(self.NAME, self.multiplied(problem))
 
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
-        asked, named = Asked.of(request), request.schedule
-
-        def refusal(row: ConvKernel) -> Reason | None:
-            begun = self.unbegun(row, asked.w, asked.layout) if asked.prologue else None
-            return begun or self.refusal(row, asked.w, asked.layout)
-
-        rows, rejected = legal_rows(request, self.name, self.estimate, refusal)
-        found = [
-            self.variant(asked, row, chunks)
-            for row in rows
-            for chunks in ((named.splits,) if row.staged and isinstance(named, GpuSchedule) else self.chunks(row, asked.w))
-        ]
-        return Candidates(request, tuple(found), self.kinds or (self.name,), tuple(rejected))
+        gpu, problem, named = request.machine, request.problem, request.schedule
+        assert isinstance(gpu, Gpu) and isinstance(problem, Conv)
+        w, known = self.multiplied(problem), gemm_attributes(gpu.capability_number)
+        rows, rejected = legal_rows(request._replace(problem=w), self.NAME, self.by)
+        found = []
+        for row in rows:
+            one = self.by(row, w, request.layout)
+            for chunks in (named.splits,) if row.staged and isinstance(named, GpuSchedule) else one.all_chunks():
+                way = one if chunks == 1 else self.by(row, w, request.layout, chunks)
+                found.append(way.variant(gpu, known, request.prologue))
+        return Candidates(request, tuple(found), self.kinds or (self.NAME,), tuple(rejected))
 
     def prepare(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> Prepared | None:
-        kept = self.kept(row_of(schedule), problem, layout, schedule.splits).get("filters", 0)
+        kept = self.of(problem, schedule, layout).kept.get("filters", 0)
         return Prepared("filters as the kernel reads them", kept) if kept else None
 
     def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:
-        row = row_of(schedule)
-        total = round_up(sum(self.kept(row, problem, layout, schedule.splits).values()), ALIGN)
-        if not (schedule.decomposition == "split_k" and schedule.splits <= row.reduces_in_cluster) and (tiles := row.tiles).rows:
+        of = self.of(problem, schedule, layout)
+        row, tiles, total = of.row, of.row.tiles, round_up(sum(of.kept.values()), ALIGN)
+        if not (schedule.decomposition == "split_k" and schedule.splits <= row.reduces_in_cluster) and tiles.rows:
             sums = tiles.rows * tiles.columns * row.outputs**2 * SUM_BYTES[problem.dtype]
-            windows = self.windows(row, problem, layout)
-            total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, row, windows), tiles.blocks, sums)
+            number = tiles_of(problem, row, of.numbered)
+            total += partial_bytes(schedule.decomposition, schedule.splits, number, tiles.blocks, sums)
         return total + ALIGN * bool(total)
 
     def tolerance(self, problem: Conv, schedule: GpuSchedule) -> Bound:
-        return sums_by(schedule.kernel, problem)
+        return self.of(problem, schedule).tolerance()
 
     def describe(self, plan: Plan) -> Description:
-        return words.describe(plan, self.candidates, self.about, words.tiles(plan))
+        assert isinstance(plan.workload, Conv) and isinstance(plan.schedule, GpuSchedule)
+        return words.describe(plan, self.candidates, self.about, self.of(plan.workload, plan.schedule, plan.layout).lines())
 
 
 def refuses(name: str, w: Conv) -> Reason | None:
@@ -110,19 +221,22 @@ def refuses(name: str, w: Conv) -> Reason | None:
     return too_large(w)
 
 
-def legal_rows(
-    request: Request,
-    name: str,
-    estimate: Callable[[ConvKernel], Attributes] = tiled.estimate,
-    refusal: Callable[[ConvKernel], Reason | None] = lambda row: None,
-) -> tuple[list[ConvKernel], list[Rejected]]:
+def legal_rows(request: Request, name: str, by: type[ByRow] = ByRow) -> tuple[list[ConvKernel], list[Rejected]]:
     """The rows of an algorithm that a request may use, and the others with reasons."""
-    rows, known = [row for row in conv_kernels() if row.algorithm == name], Asked.of(request).known
+    gpu, w, layout = request.machine, request.problem, request.layout
+    assert isinstance(gpu, Gpu) and isinstance(w, Conv)
+    rows, known = [row for row in conv_kernels() if row.algorithm == name], gemm_attributes(gpu.capability_number)
+
+    def attributes(row: ConvKernel) -> Attributes:
+        return known.get(row.name) or by(row, w, layout).estimate()
 
     def refuses(row: ConvKernel) -> Reason | None:
-        return Reason("shape", "it takes no prologue") if request.prologue and not row.prologue else refusal(row)
+        if request.prologue and not row.prologue:
+            return Reason("shape", "it takes no prologue")
+        of = by(row, w, layout)
+        return (of.unbegun() if request.prologue else None) or of.refusal()
 
-    return legal(request, name, rows, lambda row: known.get(row.name) or estimate(row), tiled.families_of, refuses)
+    return legal(request, name, rows, attributes, tiled.families_of, refuses)
 
 
 def row_of(schedule: GpuSchedule) -> ConvKernel:
@@ -136,7 +250,7 @@ def row_of(schedule: GpuSchedule) -> ConvKernel:
 def tiles_of(w: Conv, row: ConvKernel, windows: int) -> int:
     """Tiles of filters x so many windows, all groups; of a cluster, where the row has clusters."""
     tiles = row.tiles
-    high, wide = -(-(w.filters // w.groups) // (tiles.rows * tiles.cluster_rows)), -(-windows // (tiles.columns * tiles.cluster_columns))
+    high, wide = -(-w.group_filters // (tiles.rows * tiles.cluster_rows)), -(-windows // (tiles.columns * tiles.cluster_columns))
     return high * w.groups * wide
 
 
@@ -147,9 +261,9 @@ def too_large(w: Conv) -> Reason | None:
         if number > most["CONV_SIZE"]:
             return Reason("size", f"{name} is {number:,}; the CUDA kernels take up to {most['CONV_SIZE']:,}")
     tensors = {
-        "input": w.batch * w.channels * w.height * w.width,
-        "filters": w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w,
-        "output": w.batch * w.filters * w.windows,
+        "input": w.input_elements,
+        "filters": w.filter_elements,
+        "output": w.output_elements,
         "windows of all groups": w.groups * (w.batch * w.windows + most["SPARE_WINDOWS"]),
     }
     for name, elements in tensors.items():

@@ -114,7 +114,8 @@ def _lane_layout(target: str, match: re.Match[str], width: int, store: bool) -> 
     if layout.span() * width > MOST_BYTES:
         raise ProblemError(f"{target} spans {layout.span() * width} bytes; {MOST_BYTES} are allowed")
     lanes = np.arange(LANES)
-    index = np.asarray(layout(np.minimum(lanes, layout.size - 1)), np.int64)[None]
+    place = np.unravel_index(np.minimum(lanes, layout.size - 1), shape, order="F")  # the first mode fastest, as CuTe counts
+    index = np.asarray(layout(*place), np.int64)[None]
     active = None if layout.size == LANES else (lanes < layout.size)[None]
     return Tile(
         name=target,

@@ -54,7 +54,7 @@ def picture(
 ) -> Picture:
     """The picture of one instruction; arguments and errors are those of `SharedMemory.wavefronts`."""
     cost = memory.wavefronts(addresses, width, store, active)
-    size = memory.lanes_per_group(addresses, width, store, active)
+    size = LANES // len(cost.per_group)
     lanes = np.asarray(addresses).tolist()
     mask = [True] * LANES if active is None else np.asarray(active).astype(bool).tolist()
     words = max(1, width // memory.bank_bytes)

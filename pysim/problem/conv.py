@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from pysim.errors import ProblemError
-from pysim.problem.dtypes import CONV_DTYPES
+from pysim.problem.dtypes import CONV_DTYPES, SIZES
 from pysim.problem.fields import check_fields, check_int64
 
 
@@ -93,14 +93,13 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 raise ProblemError(f"the output has no {side}: the padded input spans {spans}; it should be no smaller")
         force_setattr(self, "pad_bottom", self.rows.ending(self.out_h))
         force_setattr(self, "pad_right", self.columns.ending(self.out_w))
-        taps = self.channels // self.groups * self.kernel_h * self.kernel_w
         padded = (self.height + self.pad_top + self.pad_bottom) * (self.width + self.pad_left + self.pad_right)
         check_int64(
             self,
             padded_input=self.batch * self.channels * padded,
-            filters=self.filters * taps,
-            output=self.batch * self.filters * self.windows,
-            im2col_matrix=self.batch * self.groups * taps * self.windows,
+            filters=self.filter_elements,
+            output=self.output_elements,
+            im2col_matrix=self.batch * self.groups * self.products * self.windows,
         )
 
     @property
@@ -129,8 +128,41 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def flops(self) -> int:
         """2 N M P Q (C/g) R S: a multiplication and an addition each, padding included."""
-        macs = self.channels // self.groups * self.kernel_h * self.kernel_w * self.windows
-        return 2 * self.batch * self.filters * macs
+        return 2 * self.output_elements * self.products
+
+    @property
+    def element_bytes(self) -> int:
+        return SIZES[self.dtype]
+
+    @property
+    def group_channels(self) -> int:
+        return self.channels // self.groups
+
+    @property
+    def group_filters(self) -> int:
+        return self.filters // self.groups
+
+    @property
+    def taps(self) -> int:
+        """R S, of a filter in one channel."""
+        return self.kernel_h * self.kernel_w
+
+    @property
+    def products(self) -> int:
+        """(C/g) R S, which an output is the sum of: the length of a product's k."""
+        return self.group_channels * self.taps
+
+    @property
+    def input_elements(self) -> int:
+        return self.batch * self.channels * self.height * self.width
+
+    @property
+    def filter_elements(self) -> int:
+        return self.filters * self.products
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.filters * self.windows
 
     @property
     def pointwise(self) -> bool:

@@ -11,20 +11,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from pysim.algorithms.convolution import Asked, Rows
-from pysim.algorithms.gpu.direct import BLOCK, moving, of_threads
+from pysim.algorithms.convolution import Rows
+from pysim.algorithms.gpu.direct import BLOCK, ByThreads
 from pysim.cachemodel.gpu.launches import Variant
-from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
-from pysim.cachemodel.gpu.windows import Windows, distinct
+from pysim.cachemodel.gpu.windows import distinct
+from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.plan import Layout
-from pysim.registry.cuda import WARP, ConvKernel, cuda_limits
+from pysim.registry.cuda import WARP, Attributes, ConvKernel, cuda_limits
 
-NAME = "depthwise"
-COMPUTES = Conv
 STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (native/cuda/conv/depthwise/kernel.cuh)
 KEPT = {1: (3, 5, 7), FILTERS: (3,)}  # edges of kernels that a thread of so many filters keeps in registers
 ALONE = (2, 3, 4, 5, 7)  # those of which one output's taps are
@@ -44,13 +41,6 @@ ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
 def filters_of(row: ConvKernel) -> int:
     """Filters of a thread."""
     return FILTERS if row.variant == "grouped" else 1
-
-
-def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
-    channels, filters, most = w.channels // w.groups, w.filters // w.groups, cuda_limits()["GROUPED_CHANNELS"]
-    if filters_of(row) == 1:
-        return Reason("shape", "it takes one channel a group") if channels > 1 else None
-    return Reason("shape", f"it takes up to {most} channels and several filters a group") if channels > most or filters == 1 else None
 
 
 class Thread(NamedTuple):
@@ -73,7 +63,7 @@ class Thread(NamedTuple):
 def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
     """As native/cuda/conv/depthwise/rows.cuh chooses for aligned operands."""
     square = w.kernel_h == w.kernel_w and w.stride_h == w.stride_w and w.dilation_h == w.dilation_w == 1
-    places = w.batch * w.groups * -(-(w.filters // w.groups) // filters) * -(-w.out_h // STRIP)
+    places = w.batch * w.groups * -(-w.group_filters // filters) * -(-w.out_h // STRIP)
 
     def fits(columns: int) -> bool:
         return places * -(-w.out_w // columns) // BLOCK.threads >= sms
@@ -82,7 +72,7 @@ def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
         if filters == 1 and (apart := dilated(w)):
             return apart
         return Thread(filters, 4 if w.dilation_w == 1 and w.stride_w <= 2 and fits(4) else 1, 1, False)
-    if layout == "nhwc" and filters == 1 and SIZES[w.dtype] == 2 and w.groups == w.filters and w.groups % 2 == 0 and fits(8):
+    if layout == "nhwc" and filters == 1 and w.element_bytes == 2 and w.groups == w.filters and w.groups % 2 == 0 and fits(8):
         return Thread(filters, 4, 1, True, channels=2)
     if layout == "nhwc":
         return Thread(filters, 4 if fits(4) else 1, 1, True)
@@ -103,41 +93,51 @@ def dilated(w: Conv) -> Thread | None:
     return Thread(1, 1, 1, True, STRIP, apart) if far and w.kernel_h in KEPT[1] else None
 
 
-def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
-    """A row as the model knows it."""
-    gpu, w, layout, *_ = asked
-    taps, size, windows = w.kernel_h * w.kernel_w, SIZES[w.dtype], Windows(w, layout)
-    of, channels = thread_of(gpu.sms.value, filters_of(row), w, layout), w.channels // w.groups
-    line = (of.columns - 1) * w.stride_w + w.kernel_w
-    single = line - (line - w.kernel_w // 2) // of.piece * (of.piece - 1)  # loads of a row
-    rows_read = distinct(of.rows, w.kernel_h, w.stride_h * of.apart, w.dilation_h)
-    loads, weights = rows_read * single * channels, of.filters * of.channels * taps * channels * (1 if of.kept else of.rows)
-    across = -(-w.out_w // of.columns)
-    warps = w.batch * w.groups * -(-(w.filters // w.groups) // of.filters) * of.high(w) * across / WARP / of.channels
-    # lanes of a warp lie in so many rows, each of which is so many bytes
-    rows, line_bytes = (
-        (1, WARP * size * of.channels)
-        if windows.together
-        else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
-    )
-    alike = max(1.0, WARP / (across * of.high(w))) if of.kept and channels == 1 else rows  # filters of a warp's lanes
-    apart = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.together else alike
-    begun = 1.0 if windows.together or not of.kept or channels > 1 else LINE_BEGUN
-    wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + begun)) + weights * apart
-    halo = rows_read / (of.rows * min(w.stride_h, w.kernel_h))
-    bytes_ = windows.bytes * w.filters / w.channels / of.filters * channels * max(1.0, halo)
-    products = of.rows * of.columns * taps * of.filters * of.channels * channels
-    place = PLACE_INSTRUCTIONS if of.rows > 1 else ALONE_INSTRUCTIONS
-    instructions = place + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
-    if of.channels > 1:
-        instructions += (loads * of.channels + weights) * HALF_INSTRUCTIONS
-    if of.filters > 1 and windows.together:  # a lane's filters lie side by side, and each is stored by itself
-        wavefronts += of.rows * of.columns * of.filters * WARP * of.filters * size / LINE_BYTES
-    if not of.kept:
-        instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
-    waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4) + ISSUE_LATENCY * instructions
-    block = msgspec.structs.replace(BLOCK, registers=registers(of, taps, line))
-    return of_threads(asked, row, moving(windows, warps, instructions, wavefronts, waits, bytes_), "l1_latency_cycles", block=block)
+class Depthwise(ByThreads):
+    """A convolution of few channels a group by strips of outputs."""
+
+    def refusal(self) -> Reason | None:
+        channels, most = self.w.group_channels, cuda_limits()["GROUPED_CHANNELS"]
+        if filters_of(self.row) == 1:
+            return Reason("shape", "it takes one channel a group") if channels > 1 else None
+        if channels > most or self.w.group_filters == 1:
+            return Reason("shape", f"it takes up to {most} channels and several filters a group")
+        return None
+
+    def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
+        w, taps, size, windows, channels = self.w, self.w.taps, self.size, self.windows, self.w.group_channels
+        of = thread_of(gpu.sms.value, filters_of(self.row), w, self.layout)
+        line = (of.columns - 1) * w.stride_w + w.kernel_w
+        single = line - (line - w.kernel_w // 2) // of.piece * (of.piece - 1)  # loads of a row
+        rows_read = distinct(of.rows, w.kernel_h, w.stride_h * of.apart, w.dilation_h)
+        loads, weights = rows_read * single * channels, of.filters * of.channels * taps * channels * (1 if of.kept else of.rows)
+        across = -(-w.out_w // of.columns)
+        warps = w.batch * w.groups * -(-w.group_filters // of.filters) * of.high(w) * across / WARP / of.channels
+        # lanes of a warp lie in so many rows, each of which is so many bytes
+        rows, line_bytes = (
+            (1, WARP * size * of.channels)
+            if windows.together
+            else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
+        )
+        alike = max(1.0, WARP / (across * of.high(w))) if of.kept and channels == 1 else rows  # filters of a warp's lanes
+        apart = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.together else alike
+        begun = 1.0 if windows.together or not of.kept or channels > 1 else LINE_BEGUN
+        wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + begun)) + weights * apart
+        halo = rows_read / (of.rows * min(w.stride_h, w.kernel_h))
+        asked = windows.bytes * w.filters / w.channels / of.filters * channels * max(1.0, halo)
+        products = of.rows * of.columns * taps * of.filters * of.channels * channels
+        place = PLACE_INSTRUCTIONS if of.rows > 1 else ALONE_INSTRUCTIONS
+        instructions = place + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
+        if of.channels > 1:
+            instructions += (loads * of.channels + weights) * HALF_INSTRUCTIONS
+        if of.filters > 1 and windows.together:  # a lane's filters lie side by side, and each is stored by itself
+            wavefronts += of.rows * of.columns * of.filters * WARP * of.filters * size / LINE_BYTES
+        if not of.kept:
+            instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
+        waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4) + ISSUE_LATENCY * instructions
+        found = self.of_threads(gpu, known, (warps, instructions, wavefronts, waits), asked, "l1_latency_cycles")
+        block = msgspec.structs.replace(BLOCK, registers=registers(of, taps, line))
+        return found if found.known else found._replace(attributes=block)
 
 
 def registers(of: Thread, taps: int, line: int) -> int:
@@ -147,6 +147,4 @@ def registers(of: Thread, taps: int, line: int) -> int:
     return min(most, of.filters * (of.rows * of.columns * of.channels + taps * of.kept) + line + OTHER_REGISTERS)
 
 
-_ROWS = Rows(NAME, variant, "few channels a group, a thread a strip of outputs", row_refuses)
-refuses, candidates, prepare, workspace_bytes = _ROWS.refuses, _ROWS.candidates, _ROWS.prepare, _ROWS.workspace_bytes
-tolerance, describe = _ROWS.tolerance, _ROWS.describe
+ALGORITHM = Rows("depthwise", Depthwise, "few channels a group, a thread a strip of outputs")

@@ -14,28 +14,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from pysim.algorithms import convolution
-from pysim.algorithms.contract import Bound, sums_by, unprepared
-from pysim.algorithms.convolution import Asked
+from pysim.algorithms.convolution import ByRow, Rows, legal_rows
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, round_up
-from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
-from pysim.registry.cuda import cuda_limits, gemm_kernel, gemm_kernels
-
-NAME = "im2col"
-COMPUTES = Conv
-prepare = unprepared  # filters are a matrix as they lie
+from pysim.registry.cuda import cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
 
 class Products(NamedTuple):
@@ -51,8 +43,7 @@ class Products(NamedTuple):
 
 def products_of(w: Conv, layout: Layout) -> Products:
     """The products that a convolution is."""
-    size, windows, k = SIZES[w.dtype], w.windows, Windows(w, layout).k
-    filters = w.filters // w.groups
+    size, windows, k, filters = w.element_bytes, w.windows, w.products, w.group_filters
     if layout == "nchw":
         pitch = windows if w.pointwise else round_up(windows * size, 16) // size
         columns = 0 if w.pointwise else round_up(k * pitch * size, ALIGN)
@@ -71,54 +62,56 @@ def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     """Its columns; under NHWC those of all groups lie together."""
     if w.pointwise:
         return ()
-    of, size = products_of(w, layout), SIZES[w.dtype]
-    elements = w.groups * w.batch * w.windows * of.problem.k
-    return (Pass("columns", Windows(w, layout).bytes, elements * size, elements * gpu.model.passes.element_instructions.value, of.times),)
+    elements, each = w.groups * w.batch * w.windows * w.products, gpu.model.passes.element_instructions.value
+    times = products_of(w, layout).times
+    return (Pass("columns", Windows(w, layout).bytes, elements * w.element_bytes, elements * each, times),)
 
 
-def refuses(problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
-    return convolution.refuses(NAME, problem) or gemm.refuses(products_of(problem, layout).problem, machine)
+class ByProducts(Rows):
+    """The contract's answers, where a schedule names a row of gemm/, too."""
+
+    def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
+        return super().refuses(problem, machine, layout) or gemm.refuses(products_of(problem, layout).problem, machine)
+
+    def prepare(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> None:
+        """Nothing: filters are a matrix as they lie."""
+
+    def candidates(self, request: Request, limit: float | None = None) -> Candidates:
+        gpu, w, named = request.machine, request.problem, request.schedule
+        assert isinstance(gpu, Gpu) and isinstance(w, Conv)
+        rows, rejected = legal_rows(request, self.NAME)
+        of = products_of(w, request.layout)
+        chosen = gemm_kernels()
+        if isinstance(named, GpuSchedule):
+            chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
+        plain = request._replace(micro_kernel=None, schedule=None)
+        kernels, unfit = gemm.usable(plain, of.problem, self.NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
+        if rows and not kernels:
+            first = unfit[0]
+            rejected += [Rejected(row.name, f"no product can run: {first.what}: {first.reason}", first.code) for row in rows]
+        around, found = passes(gpu, w, request.layout), []
+        last = w.batch % of.images * w.windows  # the last images' product has fewer tiles, which stream-K's blocks must share, too
+        for kernel, one in zip(kernels, gemm.variants(gpu, of.problem, kernels, gemm_attributes(gpu.capability_number)), strict=True):
+            if last and one.columns is not None:
+                least = msgspec.structs.replace(of.problem, m=last)
+                one = one._replace(columns=one.columns._replace(stream_most=gemm.steps_of(least, kernel)))
+            schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
+            found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
+        return Candidates(request, tuple(found), (self.NAME,), tuple(rejected))
+
+    def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:
+        of, kernel = products_of(problem, layout), gemm_kernel(schedule.gemm or "")
+        assert kernel is not None
+        total = round_up(of.columns + gemm.launch_bytes(of.problem, kernel, schedule, (of.pitches, of.aligned)), ALIGN)
+        return total + ALIGN * bool(total)
+
+    def describe(self, plan: Plan) -> Description:
+        w, schedule = plan.workload, plan.schedule
+        assert isinstance(w, Conv) and isinstance(schedule, GpuSchedule)
+        kernel, of = gemm_kernel(schedule.gemm or ""), products_of(w, plan.layout)
+        assert kernel is not None
+        lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {schedule.gemm}", *words.products(of.problem, kernel.tiles))
+        return words.describe(plan, self.candidates, self.about, lines)
 
 
-def candidates(request: Request, limit: float | None = None) -> Candidates:
-    asked = Asked.of(request)
-    rows, rejected = convolution.legal_rows(request, NAME)
-    of, named = products_of(asked.w, asked.layout), request.schedule
-    chosen = gemm_kernels()
-    if isinstance(named, GpuSchedule):
-        chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
-    plain = request._replace(micro_kernel=None, schedule=None)
-    kernels, unfit = gemm.usable(plain, of.problem, NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
-    if rows and not kernels:
-        first = unfit[0]
-        rejected += [Rejected(row.name, f"no product can run: {first.what}: {first.reason}", first.code) for row in rows]
-    around, found = passes(asked.gpu, asked.w, asked.layout), []
-    last = asked.w.batch % of.images * asked.w.windows  # the last images' product has fewer tiles, which stream-K's blocks must share, too
-    for kernel, one in zip(kernels, gemm.variants(asked.gpu, of.problem, kernels, asked.known), strict=True):
-        if last and one.columns is not None:
-            least = msgspec.structs.replace(of.problem, m=last)
-            one = one._replace(columns=one.columns._replace(stream_most=gemm.steps_of(least, kernel)))
-        schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
-        found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
-    return Candidates(request, tuple(found), (NAME,), tuple(rejected))
-
-
-def tolerance(problem: Conv, schedule: GpuSchedule) -> Bound:
-    return sums_by(schedule.kernel, problem)
-
-
-def workspace_bytes(problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:
-    of, kernel = products_of(problem, layout), gemm_kernel(schedule.gemm or "")
-    assert kernel is not None
-    total = round_up(of.columns + gemm.launch_bytes(of.problem, kernel, schedule, (of.pitches, of.aligned)), ALIGN)
-    return total + ALIGN * bool(total)
-
-
-def describe(plan: Plan) -> Description:
-    w, schedule = plan.workload, plan.schedule
-    assert isinstance(w, Conv) and isinstance(schedule, GpuSchedule)
-    kernel = gemm_kernel(schedule.gemm or "")
-    assert kernel is not None
-    of = products_of(w, plan.layout)
-    lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {schedule.gemm}", *words.products(of.problem, kernel.tiles))
-    return words.describe(plan, candidates, "columns in the workspace, then products", lines)
+ALGORITHM = ByProducts("im2col", ByRow, "columns in the workspace, then products")

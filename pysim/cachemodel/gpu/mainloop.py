@@ -97,15 +97,15 @@ def work(
     size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
     arithmetic = products * tiles.products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     stage = stage_bytes(tiles)
-    copies = stage / VECTOR_BYTES / WARP * (0 if tiles.producer else 2)  # loads, and their addresses
+    # rows that begin anywhere come element by element; lanes stay a vector apart, so each such load touches as many lines as one of vectors
+    single = 0 if tiles.by_warpgroups else (ragged[0] * tiles.rows + ragged[1] * tiles.columns) * tiles.depth / WARP
+    apart = single * VECTOR_BYTES * WARP / LINE_BYTES
+    # loads, and their addresses
+    copies = stage / VECTOR_BYTES / WARP * (0 if tiles.producer else 2) + EDGE_INSTRUCTIONS * single
     if not tiles.tensor:
         counted = wavefronts(tiles, trans_a, trans_b, SharedMemory(rule=gpu.shared_rule)).values()
-        single = (ragged[0] * tiles.rows + ragged[1] * tiles.columns) * tiles.depth / WARP
         issue = products / PACKED.get(tiles.dtype, 1) / WARP + sum(one.instructions for one in counted) + copies
-        issue += EDGE_INSTRUCTIONS * single
-        # lanes stay a vector apart, so each load of single elements touches as many lines as one of vectors
-        shared = float(sum(one.total for one in counted) + single * VECTOR_BYTES * WARP / LINE_BYTES)
-        return Work(arithmetic, shared, issue / gpu.schedulers_per_sm.value)
+        return Work(arithmetic, sum(one.total for one in counted) + apart, issue / gpu.schedulers_per_sm.value)
     groups, instructions = (
         tiles.math_threads // tiles.group,
         (tiles.warp_rows // tiles.thread_rows) * (tiles.warp_columns // tiles.thread_columns),
@@ -114,7 +114,7 @@ def work(
     read = instructions * (tiles.thread_rows + tiles.thread_columns * tiles.products) if tiles.by_warpgroups else warp
     moved = groups * tiles.warp_rows * tiles.depth if by_registers else 0  # elements
     read += tiles.warp_rows - instructions * tiles.thread_rows if by_registers else 0
-    shared = (groups * read * tiles.depth + moved) * size / LINE_BYTES + stage / LINE_BYTES
+    shared = (groups * read * tiles.depth + moved) * size / LINE_BYTES + stage / LINE_BYTES + apart
     loads = 0 if tiles.by_warpgroups else groups * warp * tiles.depth * size / (VECTOR_BYTES * WARP)
     deep = INSTRUCTION_BYTES / size  # of one instruction along k; each of a warpgroup's four warps issues it
     issued = products * tiles.products / (tiles.thread_rows * tiles.thread_columns * deep) * (tiles.group // WARP)
@@ -122,8 +122,4 @@ def work(
         split = tiles.warp_rows * SPLIT_INSTRUCTIONS if tiles.by_warpgroups else warp * THIRDS_INSTRUCTIONS
         issued += (groups * tiles.depth * split + 2 * products / tiles.promotion) / WARP
     issued += moved / WARP
-    if not tiles.by_warpgroups:  # rows that begin anywhere come element by element, lanes a vector apart
-        single = (ragged[0] * tiles.rows + ragged[1] * tiles.columns) * tiles.depth / WARP
-        shared += single * VECTOR_BYTES * WARP / LINE_BYTES
-        copies += EDGE_INSTRUCTIONS * single
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)

@@ -15,28 +15,23 @@ call assumed. Not known: divergence at edges.
 Worked number: conv:mb32ic64ih56oc64kh3ph1 by tiles of 64 x 128 x 16 is 32 56 56 / 128 = 784 tiles of 576 / 16 = 36 steps.
 """
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.gpu.launches import Variant, constants_of
 from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.occupancy import occupancy, pipe_of
-from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.waves import SUMS_AT_ONCE, Columns
-from pysim.cachemodel.gpu.windows import Windows
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES, SUM_BYTES
+from pysim.problem.dtypes import SIZES
 from pysim.record.plan import Layout
-from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import WARP, Attributes, ConvKernel, Tiles, gemm_of_tiles
 
 SUB_CORES = 4
-LEAST_L1_SHARE = 16  # of L1 at least one part in so many is not shared memory
 
 
 def columns_of(
@@ -98,9 +93,15 @@ def estimate(row: ConvKernel) -> Attributes:
     return estimated(row.tiles.turned if row.tiles.by_warpgroups else row.tiles) if row.tiles.rows else PLAIN_BLOCK
 
 
+def turned(row: ConvKernel, layout: Layout) -> bool:
+    """Whether windows are down and filters across: what lies side by side in the output is across, but where warpgroups multiply, whose
+    windows are always down."""
+    return layout == "nhwc" or row.tiles.by_warpgroups
+
+
 def lying(row: ConvKernel, layout: Layout) -> Tiles:
-    """A row's tiles: what lies side by side in the output is across, but where warpgroups multiply, whose windows are always down."""
-    return row.tiles.turned if layout == "nhwc" or row.tiles.by_warpgroups else row.tiles
+    """A row's tiles of rows x columns of the product."""
+    return row.tiles.turned if turned(row, layout) else row.tiles
 
 
 def family_of(row: ConvKernel) -> str:
@@ -161,68 +162,4 @@ def gathered(gpu: Gpu, row: ConvKernel, tiles: Tiles, of: Gather) -> Work:
 
 def in_vectors(w: Conv, layout: Layout) -> bool:
     """Whether the channels of a window lie together in whole vectors."""
-    return layout == "nhwc" and w.channels // w.groups % (VECTOR_BYTES // SIZES[w.dtype]) == 0
-
-
-class Special(NamedTuple):
-    """What of a row is not as its tiles and windows have it: `planes` products a tile, `threads` that multiply, wavefronts of a tile on its
-    way out, length of the sums, bytes asked of L2 for windows; `kind` among those of its algorithm; `windows` of a group where a kernel
-    numbers more than there are."""
-
-    planes: int = 1
-    threads: int = 0
-    leaving: float = 0.0
-    k: int = 0
-    asked: float = 0.0
-    kind: int = 0
-    windows: int = 0
-
-
-ORDINARY = Special()
-
-
-def variant_of(
-    gpu: Gpu,
-    windows: Windows,
-    row: ConvKernel,
-    step: Work,
-    known: dict[str, Attributes],
-    passes: tuple[Pass, ...] = (),
-    special: Special = ORDINARY,
-    attributes: Attributes | None = None,
-) -> Variant:
-    """A row as a product of tiles of filters x windows. `step`: of a block; `attributes`: where `known` has none."""
-    w, size, squares, own = (
-        windows.conv,
-        SIZES[windows.conv.dtype],
-        row.outputs**2,
-        known.get(row.name) or attributes or estimate(row),
-    )
-    tiles, (name, family) = lying(row, windows.layout), constants_of(gpu, families_of(row))
-    columns = columns_of(gpu, tiles, own, step, family, efficiency_of(tiles, own, known), special.threads)
-    held, l1 = columns.resident, gpu.l1_bytes.value
-    l1 = max(l1 / LEAST_L1_SHARE, l1 - held * own.shared_bytes) / max(1.0, held)
-    asked = special.asked or windows.asked(row.block_windows, l1)
-    filters, across = w.filters // w.groups, row.block_windows * row.cluster_windows
-    of_filters = float(filters * windows.k * special.planes * size * tiles.parts)  # bytes, of a group
-    # each row of tiles asks for all windows, each column of tiles for one group's filters
-    sides = (
-        (filters, w.groups * -(-(special.windows or windows.number) // across) * across),
-        (of_filters * w.groups, windows.bytes),
-        (of_filters, asked),
-    )
-    turned = windows.layout == "nhwc" or tiles.by_warpgroups
-    (m, n), (a, b), (asks_a, asks_b) = (pair[::-1] for pair in sides) if turned else sides
-    threads = special.threads or tiles.math_threads
-    columns = columns._replace(
-        m=m, n=n, k=special.k or windows.k, size=size, a=a, b=b, c=w.batch * w.filters * w.windows * size, asks_a=asks_a, asks_b=asks_b,
-        result=size * squares, sum=SUM_BYTES[w.dtype] * squares, fma=columns.fma / special.planes,
-        turns=np.ceil(tiles.rows * tiles.columns * squares / threads / SUMS_AT_ONCE), block_cycles=columns.block_cycles + special.leaving,
-    )  # fmt: skip
-    return of_row(gpu, row, known, own, name, "l1_bytes")._replace(columns=columns, work=step, kind=special.kind, passes=passes)
-
-
-def of_row(gpu: Gpu, row: ConvKernel, known: dict[str, Attributes], own: Attributes, family: str, *leans: str) -> Variant:
-    """A row as a variant that leans on a family's constants and on other numbers, without its columns."""
-    schedule, measured = partial(GpuSchedule, row.name), row.name in known
-    return Variant(row.name, schedule, own, measured, leans_on(gpu, row.pipe, family, *leans), lent=lent_of(row, family, known))
+    return layout == "nhwc" and w.group_channels % (VECTOR_BYTES // w.element_bytes) == 0

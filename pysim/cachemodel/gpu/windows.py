@@ -19,7 +19,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.plan import Layout
 
 SECTOR_BYTES = 32
@@ -97,9 +96,7 @@ class Windows(NamedTuple):
 
     @property
     def k(self) -> int:
-        w = self.conv
-        channels = w.channels // w.groups
-        return channels if self.outputs > 1 else channels * w.kernel_h * w.kernel_w
+        return self.conv.group_channels if self.outputs > 1 else self.conv.products
 
     def _rows(self, count: float) -> float:
         """Rows of the input that rows of windows touch."""
@@ -111,10 +108,10 @@ class Windows(NamedTuple):
 
     def _columns(self, count: float, sectors: bool) -> float:
         """Bytes of one channel (NHWC: of a group's channels) that neighbouring windows touch in one row; whole sectors, if asked."""
-        w, m, size = self.conv, self.outputs, SIZES[self.conv.dtype]
+        w, m, size = self.conv, self.outputs, self.conv.element_bytes
         found = min(distinct(count, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w), w.width)
         if self.together:
-            position = w.channels // w.groups * size
+            position = w.group_channels * size
             return found * (-(-position // SECTOR_BYTES) * SECTOR_BYTES if sectors and w.groups > 1 else position)
         span = min(w.width, (count - 1) * w.stride_w * m + (w.kernel_w - 1) * w.dilation_w + m)
         return min(max(found, span) * size, found * SECTOR_BYTES)
@@ -130,7 +127,7 @@ class Windows(NamedTuple):
     @property
     def channels_apart(self) -> int:
         """How often `touched` counts: channels of a group lie apart under NCHW."""
-        return 1 if self.together else self.conv.channels // self.conv.groups
+        return 1 if self.together else self.conv.group_channels
 
     @property
     @lru_cache(maxsize=1024)  # noqa: B019
@@ -139,7 +136,7 @@ class Windows(NamedTuple):
         w, m = self.conv, self.outputs
         if self.tensor:
             return w.batch * self._rows(self.high) * self._columns(self.wide, False) * self.channels_apart * w.groups
-        position = SIZES[w.dtype] * (w.channels if self.together else 1)
+        position = w.element_bytes * (w.channels if self.together else 1)
         row = w.width * position
         columns = _Axis(w.width, self.wide, w.kernel_w + m - 1, w.stride_w * m, w.dilation_w).bytes(position, row)
         rows = _Axis(w.height, self.high, w.kernel_h + m - 1, w.stride_h * m, w.dilation_h)
@@ -150,9 +147,8 @@ class Windows(NamedTuple):
         """Bytes that tiles of `block` windows ask of L2, all groups; `l1_bytes` is what the block has of L1 for itself."""
         some = min(block, self.number)
         once = self.touched(some)
-        taps = self.conv.kernel_h * self.conv.kernel_w if self.outputs == 1 else (self.outputs + 2) ** 2
-        channels = self.conv.channels // self.conv.groups if self.together else 1
-        gathered = some * taps * channels * SIZES[self.conv.dtype]
+        taps = self.conv.taps if self.outputs == 1 else (self.outputs + 2) ** 2
+        gathered = some * taps * self.conv.group_channels // self.channels_apart * self.conv.element_bytes
         missed = min(1.0, max(0.0, 2 * once / l1_bytes - 1))
         tile = once + missed * max(0.0, gathered - once)
         return tile * self.channels_apart * self.conv.groups * self.number / some

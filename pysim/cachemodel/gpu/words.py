@@ -7,10 +7,8 @@ from pysim.cachemodel.gpu.launches import Candidates, Costs, Variant, cost
 from pysim.cachemodel.gpu.mainloop import stage_bytes
 from pysim.cachemodel.gpu.occupancy import occupancy_limits, pipe_of
 from pysim.cachemodel.gpu.passes import pass_cycles
-from pysim.cachemodel.gpu.windows import Windows
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
-from pysim.problem.conv import Conv
 from pysim.problem.dtypes import GPU_RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
@@ -57,26 +55,6 @@ def _peak(gpu: Gpu, plan: Plan, tiles: Tiles | None) -> float:
     m = row.outputs if row else 1
     own = ((m + 2) ** 2 / (9 * m * m) if m > 1 else 1.0) * (tiles.products if tiles else 1)
     return 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * clock / own if pipe else 0.0
-
-
-def tiles(plan: Plan, k: int = 0) -> tuple[str, ...]:
-    """The tiles of filters x windows of a convolution, and how many there are; `k`: the length of their sums, where it is not the
-    windows'."""
-    w, row = plan.workload, conv_kernel(plan.kernel)
-    assert isinstance(w, Conv) and row is not None
-    if not row.tiles.rows:
-        return ()
-    of, windows = row.tiles, Windows(w, plan.layout, row.outputs)
-    high, wide = -(-(w.filters // w.groups) // of.rows), -(-windows.number // of.columns)
-    useful = w.batch * w.windows * (w.filters // w.groups) / (wide * of.columns * row.outputs**2 * high * of.rows)
-    what = f"tiles of {row.outputs}x{row.outputs} outputs" if row.outputs > 1 else "windows"
-    groups, along = f" x {w.groups} groups" if w.groups > 1 else "", "channels" if row.outputs > 1 else "k"
-    variant = () if row.variant == "full" else (f"{'variant':<18}{row.variant}",)
-    return (
-        *variant,
-        f"{'block tile':<18}{of.rows} filters x {of.columns} {what}: {high} x {wide:,}{groups}, {useful:.1%} of their outputs useful; "
-        f"{-(-(k or windows.k) // of.depth)} steps of {of.depth} along {along} = {windows.k}",
-    )
 
 
 def products(problem: Gemm, of: Tiles) -> tuple[str, ...]:
@@ -155,8 +133,7 @@ def _operand_bytes(of: Workload) -> float:
     size = SIZES[of.dtype]
     if isinstance(of, Gemm):
         return (of.m * of.k + of.k * of.n) * size + of.m * of.n * GPU_RESULT_BYTES[of.dtype]
-    filters = of.filters * (of.channels // of.groups) * of.kernel_h * of.kernel_w
-    return (of.batch * of.channels * of.height * of.width + filters + of.batch * of.filters * of.windows) * size
+    return (of.input_elements + of.filter_elements + of.output_elements) * size
 
 
 def _workspace(plan: Plan) -> Iterator[str]:

@@ -148,11 +148,6 @@ class SharedMemory(msgspec.Struct, frozen=True):
                 minimum[rows] = np.count_nonzero(groups, axis=1)
         return Counts(total, minimum)
 
-    def lanes_per_group(self, addresses: ArrayLike, width: int = 16, store: bool = False, active: ArrayLike | None = None) -> int:
-        """How many lanes one instruction serves together: 32, 16 or 8 by width, doubled by the pair rule."""
-        lanes, mask = _one(addresses, width, active)
-        return int(self._lanes_per_group(lanes, mask, width, store)[0])
-
     def _lanes_per_group(self, lanes: Integers, mask: Mask, width: int, store: bool) -> Integers:
         base = min(LANES, self.banks * self.bank_bytes // width)
         if base == LANES:

@@ -8,9 +8,7 @@ and rotations do to a tile are functions index -> index, applied one after the o
     Swizzle(bits, base, shift)     i ^ ((i >> shift) & mask), mask = `bits` ones from bit `base` up
     Rotation(length, step, every)  segment s of `length` elements is turned upwards by step * (s / every) elements
 
-Every function takes an integer or an int64 array. Composition is `compose(outer, inner)`: outer(inner(coordinate)).
-A layout may be used as the outer function too: its one argument is then a linear coordinate, in CuTe's
-(colexicographic) order, first mode fastest. Nested shapes are written flat: ((2,4),8) is the modes 2, 4, 8.
+Every function takes an integer or an int64 array. Nested shapes are written flat: ((2,4),8) is the modes 2, 4, 8.
 
 Worked number: a column of a 32 x 32 float tile, row_major((32, 32))(r, 0) = 32 r, lies in one bank; with Padding(32, 1)
 it is 33 r, in all 32 banks; with Swizzle(5, 0, 5) it is 32 r + r, in all 32 banks without a byte more.
@@ -115,12 +113,15 @@ class Rotation(msgspec.Struct, frozen=True, tag_field="kind", tag="rotation", fo
         return f"({index} / {self.length} * {self.length} + ({index} + {turn}{_times(self.step)}) % {self.length})"
 
 
-class Layout(msgspec.Struct, frozen=True, tag_field="kind", tag="layout", forbid_unknown_fields=True):
+Map = Padding | Swizzle | Rotation
+
+
+class Layout(msgspec.Struct, frozen=True):
     """A shape, a stride per mode in elements, and functions that the index then goes through."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    maps: tuple["Map", ...] = ()
+    maps: tuple[Map, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.stride) or not self.shape:
@@ -137,61 +138,31 @@ class Layout(msgspec.Struct, frozen=True, tag_field="kind", tag="layout", forbid
         return prod(self.shape)
 
     def __call__(self, *coordinate: Index) -> Index:
-        """The index of a coordinate: an integer or array per mode, or one linear coordinate (first mode fastest)."""
-        if len(coordinate) == 1 and len(self.shape) > 1:
-            coordinate = self.coordinate(coordinate[0])
+        """The index of a coordinate, an integer or array per mode."""
         if len(coordinate) != len(self.shape):
-            modes = len(self.shape)
-            raise OperandError(f"{len(coordinate)} coordinates were given; the shape {self.shape} takes {modes} or 1")
+            raise OperandError(f"{len(coordinate)} coordinates were given; the shape {self.shape} takes {len(self.shape)}")
         index: Index = 0
         for mode, (value, size, stride) in enumerate(zip(coordinate, self.shape, self.stride, strict=True)):
-            _within(value, size, f"coordinate of mode {mode}")
+            low, high = int(np.min(value)), int(np.max(value))
+            if low < 0 or high >= size:
+                bad = low if low < 0 else high
+                raise OperandError(f"the coordinate of mode {mode} is {bad}; it should be from 0 to {size - 1}")
             index = index + value * stride
         for function in self.maps:
             index = function(index)
         return index
 
-    def coordinate(self, linear: Index) -> tuple[Index, ...]:
-        """The coordinate of a linear coordinate, first mode fastest."""
-        _within(linear, self.size, "linear coordinate")
-        parts: list[Index] = []
-        for size in self.shape:
-            parts.append(linear % size)
-            linear = linear // size
-        return tuple(parts)
-
-    def span(self, elements: int = 0) -> int:
+    def span(self) -> int:
         """Elements to allocate: one past the largest index by shape and stride, then what each function makes of it."""
         span = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True)) + 1
         for function in self.maps:
             span = function.span(span)
         return span
 
-    def expression(self, index: str) -> str:
-        """The layout as C and Python-like text on the variable `index`, a linear coordinate."""
-        step, terms = 1, []
-        for size, stride in zip(self.shape, self.stride, strict=True):
-            terms.append(f"{index} / {step} % {size} * {stride}")
-            step *= size
-        return expression(self.maps, f"({' + '.join(terms)})")
-
-
-Map = Padding | Swizzle | Rotation | Layout
-
 
 def row_major(shape: tuple[int, ...], *maps: Map) -> Layout:
     """The last mode contiguous, as arrays lie in C."""
     return Layout(shape, tuple(prod(shape[mode + 1 :]) for mode in range(len(shape))), maps)
-
-
-def column_major(shape: tuple[int, ...], *maps: Map) -> Layout:
-    """The first mode contiguous: the index of linear coordinate i is i."""
-    return Layout(shape, tuple(prod(shape[:mode]) for mode in range(len(shape))), maps)
-
-
-def compose(outer: Map, inner: Layout) -> Layout:
-    """outer(inner(coordinate)), with the shape of `inner`."""
-    return Layout(inner.shape, inner.stride, (*inner.maps, outer))
 
 
 def offsets(layout: Layout) -> NDArray[np.int64]:
@@ -203,17 +174,6 @@ def offsets(layout: Layout) -> NDArray[np.int64]:
 def cosize(layout: Layout) -> int:
     """One past the largest index that the layout takes."""
     return int(offsets(layout).max()) + 1
-
-
-def is_injective(layout: Layout) -> bool:
-    """Whether no two coordinates share an index."""
-    flat = np.sort(offsets(layout), axis=None)
-    return bool((flat[1:] != flat[:-1]).all())
-
-
-def is_bijective(layout: Layout) -> bool:
-    """Whether the layout takes every index from 0 to size - 1, each once: no sharing and no hole."""
-    return cosize(layout) == layout.size and is_injective(layout)
 
 
 def expression(maps: tuple[Map, ...], index: str) -> str:
@@ -231,8 +191,6 @@ def describe(layout: Layout) -> str:
 
 def name(function: Map) -> str:
     """One function in words: `padding(32,1)`."""
-    if isinstance(function, Layout):
-        return describe(function)
     values = [getattr(function, field) for field in function.__struct_fields__]
     return f"{function.__struct_config__.tag}({','.join(map(str, values))})"
 
@@ -247,9 +205,3 @@ def _check(value: msgspec.Struct, **bounds: tuple[int, int]) -> None:
         if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
             kind = str(value.__struct_config__.tag)
             raise OperandError(f"{kind}: {field} is {quoted(number)}; it should be an integer from {least} to {most}")
-
-
-def _within(value: Index, size: int, what: str) -> None:
-    if np.min(value) < 0 or np.max(value) >= size:
-        bad = int(np.min(value)) if np.min(value) < 0 else int(np.max(value))
-        raise OperandError(f"the {what} is {bad}; it should be from 0 to {size - 1}")
