@@ -11,7 +11,7 @@
 
 compute and transfer combine as in `cost`. A whole run is image, columns, filters and outputs. An unpadded 1x1 convolution of stride 1 is
 a product as it stands: it costs nothing here. Source: Caffe's im2col as SConv describes its baseline (arXiv 2303.04739, sections 2.2
-and 7), whose exact trace is `trace.accesses_im2col`.
+and 7), whose exact trace is that of `trace.im2col_runs`.
 
 Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 elements, 7.2 MB; 16 lanes fill rows of 56 with 4 vectors, so
 64 * 9 * 56 * 4 = 129,024 vectors: 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store a cycle, against 7.2 million of the sums.

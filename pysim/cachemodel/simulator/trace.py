@@ -16,17 +16,13 @@ Worked number: 1x1, 2 channels, 1 filter, a row of 8 windows in place under the 
 4 filter values each, then 8 outputs are written: 32 accesses of 4 bytes.
 """
 
-from collections.abc import Callable, Iterator
 from itertools import accumulate
-from queue import SimpleQueue
-from threading import Semaphore, Thread
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
-from pysim.cachemodel.simulator.hierarchy import Chunk, Hierarchy, Result
+from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import RESULT_BYTES, SIZES
@@ -39,7 +35,6 @@ PAGE = 4096  # bytes; every buffer starts on a page
 MOST_ACCESSES = 10**11  # that are simulated: some five minutes
 SHOWN_ACCESSES = 1.5e8  # of a run that somebody waits for: two runs take some seconds
 LEAST_SIDE = 256  # rows or columns of C that a part of a product keeps
-_AHEAD = 16  # chunks that `accesses` makes before they are asked for
 
 
 class Bases(NamedTuple):
@@ -60,15 +55,7 @@ def simulate(workload: Workload, schedule: Schedule, hierarchy: Hierarchy, *, wa
     more than MOST_ACCESSES.
     """
     _check_length(workload, schedule)
-    return _simulate([_run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm, flush)
-
-
-def accesses(workload: Workload, schedule: Schedule, at: Bases | None = None) -> Iterator[Chunk]:
-    """The trace in chunks of a few thousand accesses: int64 addresses, int32 sizes in bytes, uint8 stores and tags.
-
-    `at` places the buffers elsewhere than `bases(workload, schedule)`. Errors are those of `simulate`.
-    """
-    return _stream([_run_of(workload, schedule, at or bases(workload, schedule))])
+    return _simulate([run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm, flush)
 
 
 def bases(workload: Workload, schedule: Schedule) -> Bases:
@@ -101,12 +88,7 @@ def simulate_im2col(workload: Conv, schedule: Schedule, hierarchy: Hierarchy, *,
     An unpadded 1x1 convolution of stride 1 multiplies the image itself, as Caffe does. `warm`, `flush` and errors as in `simulate`.
     """
     _check_length(workload, schedule)
-    return _simulate(_im2col_runs(workload, schedule), hierarchy, warm, flush)
-
-
-def accesses_im2col(workload: Conv, schedule: Schedule) -> Iterator[Chunk]:
-    """The baseline's trace in chunks."""
-    return _stream(_im2col_runs(workload, schedule))
+    return _simulate(im2col_runs(workload, schedule), hierarchy, warm, flush)
 
 
 def part_of(workload: Workload, schedule: Schedule, most: float) -> Workload:
@@ -154,23 +136,23 @@ def _output_bytes(w: Conv) -> int:
     return w.filters * w.windows * RESULT_BYTES[w.dtype]
 
 
-class _Run(NamedTuple):
-    """One native run: the functions that trace and simulate it, and their arguments before sink or state."""
+class Run(NamedTuple):
+    """One native run: the function that simulates it, and its arguments before the caches' state."""
 
-    trace: Any
     simulate: Any
     arguments: tuple[Any, ...]
 
 
-def _run_of(workload: Workload, schedule: Schedule, at: Bases) -> _Run:
+def run_of(workload: Workload, schedule: Schedule, at: Bases) -> Run:
+    """Of one schedule, buffers where they are said to be."""
     from pysim.runtime import cpu as runtime
 
     ffi, lib = runtime.library()
     told = runtime.problem_struct(workload), runtime.schedule_struct(schedule, workload), ffi.new("pysim_trace_bases *", at)
-    return _Run(lib.pysim_trace, lib.pysim_simulate, told)
+    return Run(lib.pysim_simulate, told)
 
 
-def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
+def im2col_runs(w: Conv, schedule: Schedule) -> list[Run]:
     """The baseline's steps; all images use one columns matrix."""
     from pysim.runtime import cpu as runtime
 
@@ -188,15 +170,15 @@ def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
         source = at.input + image * _image_bytes(w)
         if not w.pointwise:
             place = ffi.new("pysim_trace_bases *", at._replace(input=source))
-            runs.append(_Run(lib.pysim_im2col_trace, lib.pysim_im2col_simulate, (whole, place)))
+            runs.append(Run(lib.pysim_im2col_simulate, (whole, place)))
         for group in range(w.groups):
             b = {"input": source + group * of_b} if w.pointwise else {"input": 0, "columns": at.columns + group * of_b}
             c = at.output + (image * w.groups + group) * of_c
-            runs.append(_run_of(gemm, schedule, at._replace(filters=at.filters + group * of_a, output=c, **b)))
+            runs.append(run_of(gemm, schedule, at._replace(filters=at.filters + group * of_a, output=c, **b)))
     return runs
 
 
-def _simulate(runs: list[_Run], hierarchy: Hierarchy, warm: bool, flush: bool) -> Result:
+def _simulate(runs: list[Run], hierarchy: Hierarchy, warm: bool, flush: bool) -> Result:
     from pysim.runtime import cpu as runtime
 
     ffi, _ = runtime.library()
@@ -210,45 +192,3 @@ def _simulate(runs: list[_Run], hierarchy: Hierarchy, warm: bool, flush: bool) -
     if warm:
         hierarchy.drive(feed)
     return hierarchy.drive(feed, flush=flush, warm=warm)
-
-
-def _stream(runs: list[_Run]) -> Iterator[Chunk]:
-    """Chunks as the native loops make them: these push, so they run in a thread that waits when it is _AHEAD chunks ahead."""
-    from pysim.runtime import cpu as runtime
-
-    ffi, _ = runtime.library()
-    chunks: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
-    room, dropped = Semaphore(_AHEAD), False
-
-    def put(_: Any, n: int, *pointers: Any) -> None:
-        room.acquire()
-        if not dropped:
-            arrays = zip(pointers, (np.int64, np.int32, np.uint8, np.uint8), strict=True)
-            chunks.put(Chunk(*(np.frombuffer(ffi.buffer(p, n * np.dtype(kind).itemsize), kind).copy() for p, kind in arrays)))
-
-    sink = ffi.callback("void(void *, int64_t, int64_t *, int32_t *, uint8_t *, uint8_t *)", put)
-    worker = Thread(target=_work, args=(runs, sink, chunks.put), daemon=True)
-    worker.start()
-    try:
-        while isinstance(chunk := chunks.get(), Chunk):
-            room.release()
-            yield chunk
-        if chunk is not None:
-            raise chunk
-    finally:
-        dropped = True
-        while worker.is_alive():  # an abandoned trace runs out, unread
-            room.release(_AHEAD)
-            worker.join(0.001)
-
-
-def _work(runs: list[_Run], sink: Any, put: Callable[[Exception | None], None]) -> None:
-    from pysim.runtime import cpu as runtime
-
-    ffi, _ = runtime.library()
-    try:
-        for run in runs:
-            runtime.check(run.trace(*run.arguments, sink, ffi.NULL))
-        put(None)
-    except Exception as error:  # the reader's to raise
-        put(error)
