@@ -7,7 +7,6 @@ import numpy as np
 
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Chunk
-from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu as runtime
@@ -17,11 +16,6 @@ def accesses(workload: Workload, schedule: Schedule, at: trace.Bases | None = No
     """One run of a schedule in chunks: int64 addresses, int32 sizes in bytes, uint8 stores and tags. Errors are those of
     `trace.simulate`."""
     return recorded([trace.run_of(workload, schedule, at or trace.bases(workload, schedule))])
-
-
-def accesses_im2col(workload: Conv, schedule: Schedule) -> list[Chunk]:
-    """The baseline's."""
-    return recorded(trace.im2col_runs(workload, schedule))
 
 
 def recorded(runs: list[trace.Run]) -> list[Chunk]:

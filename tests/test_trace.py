@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from itertools import cycle, product
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_trace import accesses, accesses_im2col
+from plan_trace import accesses, recorded
 
 from pysim.algorithms.nest import BROADCASTS
 from pysim.cachemodel.simulator import trace
@@ -28,6 +29,9 @@ from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+import im2col_baseline
 
 NATIVE = Path(__file__).parent.parent / "native"
 PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}
@@ -325,8 +329,8 @@ def test_a_warm_run_of_a_small_problem_misses_nothing_and_a_cold_one_each_line_o
 
 def test_the_baseline_writes_each_column_element_once_and_multiplies_the_columns():
     workload, s = CONVS[1], schedule(PORTABLE["f64"], 10)
-    gemm = trace.im2col_gemm(workload)
-    addresses, sizes, is_write, tags = joined(accesses_im2col(workload, s))
+    gemm = im2col_baseline.product_of(workload)
+    addresses, sizes, is_write, tags = joined(recorded(im2col_baseline.runs_of(workload, s)))
     written = (tags == tag("columns", "pack")) & (is_write == 1)
     assert written.sum() == len(np.unique(addresses[written])) == gemm.k * gemm.n
     image = np.arange(workload.channels * workload.height * workload.width, dtype=np.float64) + 1
@@ -343,10 +347,10 @@ def test_the_baseline_writes_each_column_element_once_and_multiplies_the_columns
 
 def test_a_pointwise_baseline_has_no_columns_and_the_grouped_one_reads_them_all():
     s = schedule(PORTABLE["f32"], 1)
-    _, _, _, tags = joined(accesses_im2col(CONVS[2], s))
+    _, _, _, tags = joined(recorded(im2col_baseline.runs_of(CONVS[2], s)))
     assert OPERANDS.index("columns") not in tags & 7 and OPERANDS.index("input") in tags & 7
     grouped = Conv(batch=2, channels=4, height=6, width=6, filters=6, kernel_h=3, kernel_w=3, groups=2)
-    addresses, _, is_write, tags = joined(accesses_im2col(grouped, s))
+    addresses, _, is_write, tags = joined(recorded(im2col_baseline.runs_of(grouped, s)))
     columns = (tags & 7) == OPERANDS.index("columns")
     assert set(addresses[columns & (is_write == 0)]) <= set(addresses[columns & (is_write == 1)])
     assert len(set(addresses[columns & (is_write == 1)])) == 36 * 16
@@ -356,9 +360,9 @@ def test_a_pointwise_baseline_has_no_columns_and_the_grouped_one_reads_them_all(
 
 def test_simulating_the_baseline_counts_what_its_trace_in_chunks_counts():
     s = schedule(PORTABLE["f64"], 10)
-    direct = trace.simulate_im2col(CONVS[1], s, SMALL, flush=True)
-    np.testing.assert_array_equal(direct.counts, SMALL.run(accesses_im2col(CONVS[1], s), flush=True).counts)
-    assert direct.by("L1", operand="columns", phase="pack").stores == 30 * trace.im2col_gemm(CONVS[1]).n
+    direct = im2col_baseline.simulate(CONVS[1], s, SMALL, flush=True)
+    np.testing.assert_array_equal(direct.counts, SMALL.run(recorded(im2col_baseline.runs_of(CONVS[1], s)), flush=True).counts)
+    assert direct.by("L1", operand="columns", phase="pack").stores == 30 * im2col_baseline.product_of(CONVS[1]).n
 
 
 def test_the_worked_number_of_the_module():

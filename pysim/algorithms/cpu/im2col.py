@@ -104,11 +104,11 @@ def least_cycles(request: Request, best: float) -> float:
     if not kernels:
         return 0.0
     packer = _packer(kernels, on)
-    copy = copy_cycles(problem, on, packer=packer)
+    copy = copy_cycles(problem, on, packer)
     product = nested.least_cycles(_nest(problem), request, best - copy)
     if copy + product > best:
         return copy + product
-    return float(columns_pass(problem, on, request.state, packer=packer).cycles[0]) + product
+    return float(columns_pass(problem, on, request.state, packer).cycles[0]) + product
 
 
 def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
@@ -117,7 +117,7 @@ def candidates(request: Request, limit: Array | float = 0.0, done: Array | None 
     kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel)
     if not kernels:
         return NoneLegal(rejected)
-    columns = columns_pass(problem, on, request.state, packer=_packer(kernels, on))
+    columns = columns_pass(problem, on, request.state, _packer(kernels, on))
     cycles = float(columns.cycles[0])
     product = nested.candidates(_nest(problem), request, limit - cycles, None if done is None else done - cycles, algorithm=NAME)
     assert isinstance(product, NestCandidates)

@@ -8,7 +8,7 @@ reads elements.
 
 Tags name buffers and phases (hierarchy.OPERANDS, hierarchy.PHASES): `input`, `filter` and `output` are the operands of the call (a
 convolution's filters are panels, packed before it), `packed_input` and `packed_filter` the workspace, `columns` the matrix of
-im2col. Packing is phase `pack`, the sums `compute`, loads and stores of the output `store`.
+im2col (`tools/im2col_baseline.py`). Packing is phase `pack`, the sums `compute`, loads and stores of the output `store`.
 
 Every buffer starts on a page of its own, one after the other, so a trace is the same on every machine.
 
@@ -16,6 +16,7 @@ Worked number: 1x1, 2 channels, 1 filter, a row of 8 windows in place under the 
 4 filter values each, then 8 outputs are written: 32 accesses of 4 bytes.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ def simulate(workload: Workload, schedule: Schedule, hierarchy: Hierarchy, *, wa
     more than MOST_ACCESSES.
     """
     _check_length(workload, schedule)
-    return _simulate([run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm, flush)
+    return simulate_runs([run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm=warm, flush=flush)
 
 
 def bases(workload: Workload, schedule: Schedule) -> Bases:
@@ -71,24 +72,10 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
         sizes = [size[0] or workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
     else:
         panels = size[0] - lib.PYSIM_PACKED_MARK_BYTES  # all that the loops read of packed filters
-        sizes = [_image_bytes(workload) * workload.batch, panels, _output_bytes(workload) * workload.batch]
+        image = workload.channels * workload.height * workload.width * element
+        sizes = [workload.batch * image, panels, workload.batch * workload.filters * workload.windows * result]
     runtime.check(lib.pysim_workspace_bytes(*told, 1, size))
-    return Bases(*_pages([*sizes, size[0]])[:4])
-
-
-def im2col_gemm(workload: Conv) -> Gemm:
-    """The product of one image and group of the im2col baseline: C[M/g][P*Q] = A[M/g][C/g*R*S] columns[C/g*R*S][P*Q]."""
-    depth = workload.channels // workload.groups * workload.kernel_h * workload.kernel_w
-    return Gemm(m=workload.filters // workload.groups, n=workload.windows, k=depth, dtype=workload.dtype)
-
-
-def simulate_im2col(workload: Conv, schedule: Schedule, hierarchy: Hierarchy, *, warm: bool = False, flush: bool = False) -> Result:
-    """Counts of the baseline: for each image im2col of all its channels, then `im2col_gemm(workload)` under `schedule` by group.
-
-    An unpadded 1x1 convolution of stride 1 multiplies the image itself, as Caffe does. `warm`, `flush` and errors as in `simulate`.
-    """
-    _check_length(workload, schedule)
-    return _simulate(im2col_runs(workload, schedule), hierarchy, warm, flush)
+    return Bases(*pages([*sizes, size[0]])[:4])
 
 
 def part_of(workload: Workload, schedule: Schedule, most: float) -> Workload:
@@ -123,17 +110,9 @@ def _check_length(workload: Workload, schedule: Schedule) -> None:
         raise PlanError(f"{workload.text} makes at least {least:.1e} accesses; exact caches are simulated for up to {MOST_ACCESSES:.0e}")
 
 
-def _pages(sizes: list[int]) -> list[int]:
+def pages(sizes: list[int]) -> list[int]:
     """Where buffers of these sizes begin, one after the other from the first page on."""
     return list(accumulate((-(-size // PAGE) * PAGE for size in sizes), initial=PAGE))
-
-
-def _image_bytes(w: Conv) -> int:
-    return w.channels * w.height * w.width * SIZES[w.dtype]
-
-
-def _output_bytes(w: Conv) -> int:
-    return w.filters * w.windows * RESULT_BYTES[w.dtype]
 
 
 class Run(NamedTuple):
@@ -152,33 +131,8 @@ def run_of(workload: Workload, schedule: Schedule, at: Bases) -> Run:
     return Run(lib.pysim_simulate, told)
 
 
-def im2col_runs(w: Conv, schedule: Schedule) -> list[Run]:
-    """The baseline's steps; all images use one columns matrix."""
-    from pysim.runtime import cpu as runtime
-
-    ffi, lib = runtime.library()
-    gemm, element = im2col_gemm(w), SIZES[w.dtype]
-    size = ffi.new("int64_t *")
-    runtime.check(lib.pysim_workspace_bytes(runtime.problem_struct(gemm), runtime.schedule_struct(schedule, gemm), 1, size))
-    of_a, of_b, of_c = gemm.m * gemm.k * element, gemm.k * gemm.n * element, gemm.m * gemm.n * RESULT_BYTES[w.dtype]
-    spaces = [_image_bytes(w) * w.batch, of_a * w.groups, _output_bytes(w) * w.batch, size[0], of_b * w.groups]
-    at = Bases(*_pages(spaces)[:5])
-    whole = runtime.conv_struct(w)
-    whole.groups = 1  # the columns of all groups in one matrix, group after group
-    runs = []
-    for image in range(w.batch):
-        source = at.input + image * _image_bytes(w)
-        if not w.pointwise:
-            place = ffi.new("pysim_trace_bases *", at._replace(input=source))
-            runs.append(Run(lib.pysim_im2col_simulate, (whole, place)))
-        for group in range(w.groups):
-            b = {"input": source + group * of_b} if w.pointwise else {"input": 0, "columns": at.columns + group * of_b}
-            c = at.output + (image * w.groups + group) * of_c
-            runs.append(run_of(gemm, schedule, at._replace(filters=at.filters + group * of_a, output=c, **b)))
-    return runs
-
-
-def _simulate(runs: list[Run], hierarchy: Hierarchy, warm: bool, flush: bool) -> Result:
+def simulate_runs(runs: Sequence[Run], hierarchy: Hierarchy, *, warm: bool = False, flush: bool = False) -> Result:
+    """Counts of runs one after another, as `simulate` has them."""
     from pysim.runtime import cpu as runtime
 
     ffi, _ = runtime.library()
