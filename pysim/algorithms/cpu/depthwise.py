@@ -13,7 +13,7 @@ import math
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, described, live_rows, planes_elements, shares_rows, terms
-from pysim.cachemodel.cpu.listed import OfList, as_described, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, as_described, planned, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine
@@ -111,8 +111,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = plan.workload, plan.schedule, row_of(plan.schedule)
-    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
+    w, schedule, kernel = planned(plan)
     if kernel.form != ROWS:
         inner = f"{kernel.name}, up to {kernel.windows} columns at once, a group a lane: the kernel's rows that meet the image"
     else:

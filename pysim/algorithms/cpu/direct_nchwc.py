@@ -14,7 +14,7 @@ import msgspec
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.direct_nchwc import Shape, described, passed, terms
-from pysim.cachemodel.cpu.listed import OfList, row_of, untyped, whole_steps
+from pysim.cachemodel.cpu.listed import OfList, planned, row_of, untyped, whole_steps
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, nest_of, panel_bytes
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
@@ -62,8 +62,7 @@ def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout, a
 
 def schedules(problem: Conv, kernel: Kernel, request: Request, algorithm: str = NAME) -> Iterator[Schedule]:
     """Sets of channels and blocks of tiles that may be best: all tiles, or those whose input fills a part of L1 or L2."""
-    assert isinstance(request.machine, Machine)
-    shape, levels = Shape.of(problem, kernel, request.layout), request.machine.levels
+    shape, levels = Shape.of(problem, kernel, request.layout), request.cpu.levels
     sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SETS} | {shape.channels})
     each = max(1, problem.height * problem.width * shape.channels * SIZES[problem.dtype] // shape.tiles)
     inner, outer = levels[0].size_bytes, levels[min(1, len(levels) - 1)].size_bytes
@@ -103,9 +102,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule = plan.workload, plan.schedule
-    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
-    kernel = row_of(schedule)
+    w, schedule, kernel = planned(plan)
     shape = Shape.of(w, kernel, plan.layout)
     lies = f"blocks of {shape.inner} channels" if shape.inner > 1 else "planes"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"

@@ -13,7 +13,7 @@ import msgspec
 
 from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.listed import OfList, row_of, untyped, whole_steps
+from pysim.cachemodel.cpu.listed import OfList, planned, untyped, whole_steps
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import FEW_STEP, Shape, described, lanes_of, passed, terms
 from pysim.cachemodel.cpu.threads import Part
@@ -56,8 +56,7 @@ def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) 
 
 def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
     """Blocks of k and strips that may be best: strips of RUNS, or of all whose sums take up to a quarter of L2."""
-    assert isinstance(request.machine, Machine)
-    shape, size, levels = Shape.of(problem), SIZES[problem.dtype], request.machine.levels
+    shape, size, levels = Shape.of(problem), SIZES[problem.dtype], request.cpu.levels
     most = ceil_div(shape.results, kernel.windows)
     outer = levels[min(1, len(levels) - 1)].size_bytes
     largest = min(most, max(1, outer // 4 // (shape.few * kernel.windows * size)))
@@ -98,9 +97,7 @@ def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule = plan.workload, plan.schedule
-    kernel = row_of(schedule)
-    assert isinstance(w, Gemm) and isinstance(schedule, Schedule)
+    w, schedule, kernel = planned(plan)
     shape = Shape.of(w)
     few, large = ("rows of A", "B") if shape.few_rows else ("columns of B", "A")
     lanes = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"

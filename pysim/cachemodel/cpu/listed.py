@@ -19,7 +19,7 @@ from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
-from pysim.record.plan import Layout, Request
+from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import AnySchedule, Schedule, name_of
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, cpu_kernel
@@ -40,6 +40,12 @@ def row_of(schedule: AnySchedule) -> Kernel:
     kernel = cpu_kernel(schedule.kernel)
     assert kernel
     return kernel
+
+
+def planned(plan: Plan) -> tuple[Any, Schedule, Kernel]:
+    """The problem of a plan for a CPU, its schedule and that one's kernel."""
+    schedule, _ = on_cpu(plan)
+    return plan.workload, schedule, row_of(schedule)
 
 
 def whole_steps(size: int, step: int) -> int:
@@ -86,16 +92,14 @@ class OfList(NamedTuple):
 
     def shared_cycles(self, request: Request) -> float:
         """Of the passes that every schedule has."""
-        assert isinstance(request.machine, Machine)
-        return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.machine, request.state))
+        return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.cpu, request.state))
 
     def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Listed:
         return _listed(self, request)
 
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
         """Why a kernel of the problem's type cannot run."""
-        assert isinstance(request.machine, Machine)
-        reason = row_refuses(kernel, request.machine, request.micro_kernel)
+        reason = row_refuses(kernel, request.cpu, request.micro_kernel)
         return reason or self.unfit(request.problem, kernel, self.layout_of(kernel, request.layout))
 
     def seen_by(self, kernel: Kernel, request: Request) -> Request:
@@ -135,8 +139,7 @@ def as_described(nest: Callable[[Any, Rows], LoopNest]) -> Callable[[Any, Rows, 
 @lru_cache(maxsize=8)
 def _listed(algorithm: OfList, request: Request) -> Listed:
     rows, rejected = algorithm.rows(request)
-    assert isinstance(request.machine, Machine)
-    terms = [algorithm.terms(request.problem, *row, request.machine, algorithm.layout_of(row[0], request.layout)) for row in rows]
+    terms = [algorithm.terms(request.problem, *row, request.cpu, algorithm.layout_of(row[0], request.layout)) for row in rows]
     return Listed(request, rows, np.array(terms).T, rejected)
 
 

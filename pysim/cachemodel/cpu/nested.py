@@ -99,8 +99,7 @@ Found = NestCandidates | CsaCosts
 def least_cycles(nest: Nest, request: Request, best: float) -> float:
     """What schedules of a nest take at least, whatever the kernel: multiplications at the highest rate, and if these take less than `best`,
     what computing takes besides."""
-    on = request.machine
-    assert isinstance(on, Machine)
+    on = request.cpu
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
     least: float = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters
     least /= _fastest(kernels, on, nest.out_bytes // nest.element_bytes)
@@ -125,8 +124,7 @@ def candidates(
 ) -> Found | NoneLegal:
     """The schedules of a nest that a request asks for, within limits as the contract has them. Of kernels of a `form` alone, where one is
     given, and of an `algorithm` that is not its problem's first."""
-    on, dtype = request.machine, request.problem.dtype
-    assert isinstance(on, Machine)
+    on, dtype = request.cpu, request.problem.dtype
     if request.model == "csa":
         return _csa_candidates(nest, on, dtype, request)
     if request.schedule is not None:
