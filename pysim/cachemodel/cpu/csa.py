@@ -34,6 +34,7 @@ IS has K2 = 8, K3 = 98 and costs 57,600 * 300 + 224,640 * 10 = 19,526,400; WS ha
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Literal, NamedTuple
@@ -76,11 +77,7 @@ def halving(limit: int, fits: Callable[[int], bool]) -> int:
 
 def exact(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest value of 1..limit that fits, by bisection, and 1 if none does; whatever fits must fit when smaller."""
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return max(1, bisect_left(range(1, limit + 1), True, key=lambda value: not fits(value)))
 
 
 def tile_bytes(nest: Nest, p: Csa, channels: int) -> tuple[int, int, int]:

@@ -318,9 +318,7 @@ def _array(values: npt.ArrayLike, kind: type[np.integer[Any]], length: int | Non
     if array.ndim != 1 or length not in (None, len(array)):
         right = "one dimension" if length is None else f"({length},), one for each address, or a single number"
         raise OperandError(f"{what}: shape is {array.shape}; it should be {right}")
-    if array.dtype in (kind, np.bool_):
-        return np.ascontiguousarray(array).view(kind) if array.itemsize == np.dtype(kind).itemsize else array.astype(kind)
-    most = np.iinfo(kind)
-    if len(array) and not (most.min <= array.min() and array.max() <= most.max):
-        raise OperandError(f"{what}: values reach from {array.min()} to {array.max()}; they should fit {np.dtype(kind)}")
-    return np.ascontiguousarray(array, dtype=kind)
+    found = np.ascontiguousarray(array, dtype=kind)
+    if array.dtype != found.dtype and not np.array_equal(found, array):
+        raise OperandError(f"{what}: values reach from {array.min()} to {array.max()}; they should fit {found.dtype}")
+    return found

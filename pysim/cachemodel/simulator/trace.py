@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
 from pysim.errors import PlanError
@@ -30,7 +31,6 @@ from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import cpu_kernels
 
 PAGE = 4096  # bytes; every buffer starts on a page
 MOST_ACCESSES = 10**11  # that are simulated: some five minutes
@@ -95,17 +95,21 @@ def part_of(workload: Workload, schedule: Schedule, most: float) -> Workload:
 
 def _estimated(workload: Workload, schedule: Schedule) -> float:
     """Accesses of whole tiles' k steps: vectors of the operand along the lanes, elements of the other."""
-    nest, row = nest_of(workload), next(row for row in cpu_kernels() if row.name == schedule.kernel)
-    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
+    row = row_of(schedule)
     each = ceil_div(schedule.windows, row.lane_windows) + ceil_div(schedule.filters, row.lane_filters)
-    return float(tiles * each * nest.channels * nest.kernel_h * nest.kernel_w)
+    return float(each * _steps(workload, schedule))
+
+
+def _steps(workload: Workload, schedule: Schedule) -> int:
+    """k steps of all tiles."""
+    nest = nest_of(workload)
+    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
+    return tiles * nest.channels * nest.kernel_h * nest.kernel_w
 
 
 def _check_length(workload: Workload, schedule: Schedule) -> None:
     """Refuses what would take too long: a k step of a tile reads a window and a filter at least."""
-    nest = nest_of(workload)
-    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
-    least = 2 * tiles * nest.channels * nest.kernel_h * nest.kernel_w
+    least = 2 * _steps(workload, schedule)
     if least > MOST_ACCESSES:
         raise PlanError(f"{workload.text} makes at least {least:.1e} accesses; exact caches are simulated for up to {MOST_ACCESSES:.0e}")
 
