@@ -12,7 +12,6 @@ a time.
 """
 
 import math
-from functools import partial
 
 import msgspec
 
@@ -53,8 +52,8 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 _LISTED = OfList(
     NAME,
     nchwc_kernels,
-    partial(direct_nchwc.schedules, algorithm=NAME),
-    partial(direct_nchwc.nearest, algorithm=NAME),
+    direct_nchwc.schedules,
+    direct_nchwc.nearest,
     terms,
     passed,
     lambda problem, kernel, layout: direct_nchwc.refuses_sizes(problem, layout),

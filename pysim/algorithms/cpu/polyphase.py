@@ -16,7 +16,7 @@ import msgspec
 from pysim.algorithms.contract import of_planes, sums
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.listed import OfList, as_described, planned, untyped
+from pysim.cachemodel.cpu.listed import OfList, as_described, of_kernel, planned, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.polyphase import Parted, described, terms
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
@@ -54,8 +54,7 @@ def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Sche
 
 
 def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
-    channels = problem.channels // problem.groups
-    return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, channels, rows, 1, NAME)
+    return of_kernel(kernel, problem.channels // problem.groups, rows, pack="tiles")
 
 
 _LISTED = OfList(NAME, phases_kernels, _schedules, _nearest, terms, as_described(described))

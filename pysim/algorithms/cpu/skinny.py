@@ -13,7 +13,7 @@ import msgspec
 
 from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.listed import OfList, planned, untyped, whole_steps
+from pysim.cachemodel.cpu.listed import OfList, of_kernel, planned, untyped, whole_steps
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import FEW_STEP, Shape, described, lanes_of, passed, terms
 from pysim.cachemodel.cpu.threads import Part
@@ -51,11 +51,12 @@ def _unfit(problem: Gemm, kernel: Kernel, layout: Layout) -> Reason | None:
 
 def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
     k = min(problem.k, whole_steps(schedule.channels, FEW_STEP if kernel.form == "dot" else 1))
-    return _schedule(kernel, k, max(1, schedule.k2))
+    return of_kernel(kernel, k, max(1, schedule.k2))
 
 
 def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
-    """Blocks of k and strips that may be best: strips of RUNS, or of all whose sums take up to a quarter of L2."""
+    """Blocks of k (channels) and strips of results (k2, in windows of the kernel) that may be best: strips of RUNS, or of all whose sums
+    take up to a quarter of L2."""
     shape, size, levels = Shape.of(problem), SIZES[problem.dtype], request.cpu.levels
     most = ceil_div(shape.results, kernel.windows)
     outer = levels[min(1, len(levels) - 1)].size_bytes
@@ -64,12 +65,7 @@ def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Sche
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     for k in sorted({min(block, shape.k) for block in blocks}):
         for strip in [max(strips)] if shape.dot else sorted(strips):
-            yield _schedule(kernel, k, strip)
-
-
-def _schedule(kernel: Kernel, k: int, strip: int) -> Schedule:
-    """A block of k, and a strip of results as so many windows of the kernel."""
-    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, k, strip, 1, NAME)
+            yield of_kernel(kernel, k, strip)
 
 
 _LISTED = OfList(NAME, skinny_kernels, _schedules, _nearest, terms, passed, _unfit, latencies=True)

@@ -7,7 +7,7 @@ Worked number: three kernels of one schedule each are three candidates of three 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,6 +46,11 @@ def planned(plan: Plan) -> tuple[Any, Schedule, Kernel]:
     """The problem of a plan for a CPU, its schedule and that one's kernel."""
     schedule, _ = on_cpu(plan)
     return plan.workload, schedule, row_of(schedule)
+
+
+def of_kernel(kernel: Kernel, channels: int, k2: int = 1, pack: Literal["tiles", "none"] = "none") -> Schedule:
+    """A schedule by a kernel's own tile, as a list has it."""
+    return Schedule(kernel.name, "input_stationary", pack, kernel.windows, kernel.filters, channels, k2, 1)
 
 
 def whole_steps(size: int, step: int) -> int:
@@ -113,7 +118,7 @@ class OfList(NamedTuple):
         refused = {kernel: reason for kernel in known.values() if (reason := self.refuses(kernel, request))}
         if request.schedule is None:
             able = (kernel for kernel in known.values() if kernel not in refused)
-            rows = ((kernel, one) for kernel in able for one in self.schedules(problem, kernel, self.seen_by(kernel, request)))
+            rows = ((kernel, self._own(one)) for kernel in able for one in self.schedules(problem, kernel, self.seen_by(kernel, request)))
             return (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
         asked = getattr(request.schedule, "kernel", "")
         if not (kernel := known.get(asked)):
@@ -121,10 +126,14 @@ class OfList(NamedTuple):
         if kernel in refused:
             raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
         assert isinstance(request.schedule, Schedule)
-        schedule = msgspec.structs.replace(request.schedule, algorithm=self.name)
-        if schedule != (right := self.nearest(problem, kernel, schedule, self.layout_of(kernel, request.layout))):
+        schedule = self._own(request.schedule)
+        if schedule != (right := self._own(self.nearest(problem, kernel, schedule, self.layout_of(kernel, request.layout)))):
             raise PlanError(f"{kernel.name} has no such schedule for {problem.text}; the nearest is {name_of(self.name, right)}")
         return ((kernel, schedule),), ()
+
+    def _own(self, schedule: Schedule) -> Schedule:
+        """A schedule as one of this algorithm."""
+        return msgspec.structs.replace(schedule, algorithm=self.name)
 
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list["ListedCosts"]:
         """What those of each take."""
