@@ -304,41 +304,41 @@ def test_results_say_what_they_hold():
 NO_CACHE = {
     "no sets": ({"sets": 0}, "sets is 0; it should be a whole number from 1"),
     "a float": ({"ways": 2.0}, "ways is 2.0; it should be a whole number"),
-    "too many lines": ({"sets": 1 << 29}, "536870912 x 8 lines; fewer than 2^32"),
+    "too many lines": ({"sets": 1 << 29}, "536870912 sets of 8 ways; both should be at least 1, and the lines below 2^32"),
     "an odd line": ({"line_bytes": 48}, "line_bytes is 48; it should be a power of two"),
-    "three ways of plru": ({"ways": 3, "policy": "plru"}, "a plru tree needs 1, 2, 4, 8, 16, 32 or 64 ways, not 3"),
-    "a policy": ({"policy": "lur"}, 'policy is "lur"; did you mean "lru"?'),
+    "three ways of plru": ({"ways": 3, "policy": "plru"}, "a PLRU tree needs 1, 2, 4, 8, 16, 32 or 64 ways, not 3"),
+    "a policy": ({"policy": "lur"}, 'no policy of cache "L1" is named "lur"; did you mean "lru"?'),
     "a prefetcher": ({"prefetch": "next_line"}, 'did you mean "next-line"?'),
     "an inclusion": ({"inclusion": "exclusiv"}, 'did you mean "exclusive"?'),
-    "a degree": ({"prefetch": "stream", "prefetch_degree": 17}, "prefetch_degree is 17; it should be a whole number from 1 to 16"),
+    "a degree": ({"prefetch": "stream", "prefetch_degree": 17}, "prefetch_degree is 17; it should be 1..16"),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), NO_CACHE.values(), ids=NO_CACHE)
 def test_a_cache_that_cannot_be_is_refused_by_name(change, message):
     with pytest.raises(MachineError) as error:
-        Cache(**({"name": "L1", "sets": 64, "ways": 8, "line_bytes": 64} | change))
+        Hierarchy([Cache(**({"name": "L1", "sets": 64, "ways": 8, "line_bytes": 64} | change))]).reset()
     assert message in str(error.value)
-    assert "L1" in str(error.value)
+    assert "L1" in str(error.value) or "cache level 1" in str(error.value)
 
 
 NO_HIERARCHY = {
-    "no level": ([], "0 levels; it should have 1 to 8"),
-    "nine levels": ([replace(L1, name=f"L{k}") for k in range(9)], "9 levels"),
+    "no level": ([], "0 cache levels; 1..8 can be simulated"),
+    "nine levels": ([replace(L1, name=f"L{k}") for k in range(9)], "9 cache levels"),
     "a name twice": ([L1, L1], "each name may stand once"),
-    "a shrinking line": ([L1, replace(L2, line_bytes=32)], "line_bytes is 32; it should be a multiple of the 64 of L1"),
+    "a shrinking line": ([L1, replace(L2, line_bytes=32)], "cache level 2: line_bytes 32 is less than 64 of the level inside it"),
     "an inclusive first": ([replace(L1, inclusion="inclusive")], "has no level inside it"),
-    "private around shared": ([replace(L1, shared=True), L2], "set shared=True"),
-    "exclusive, wider": ([L1, replace(L2, line_bytes=128, inclusion="exclusive")], "line_bytes should be the 64 of L1"),
-    "exclusive, through": ([replace(L1, write_back=False), replace(L2, inclusion="exclusive")], "should be write-back"),
-    "exclusive, ahead": ([L1, replace(L2, inclusion="exclusive", prefetch="stream")], "prefetch should be None"),
+    "private around shared": ([replace(L1, shared=True), L2], "cache level 2 is private, but the level inside it is shared"),
+    "exclusive, wider": ([L1, replace(L2, line_bytes=128, inclusion="exclusive")], "write-back with equal lines"),
+    "exclusive, through": ([replace(L1, write_back=False), replace(L2, inclusion="exclusive")], "write-back with equal lines"),
+    "exclusive, ahead": ([L1, replace(L2, inclusion="exclusive", prefetch="stream")], "it prefetches nothing"),
 }
 
 
 @pytest.mark.parametrize(("levels", "message"), NO_HIERARCHY.values(), ids=NO_HIERARCHY)
 def test_levels_that_do_not_fit_each_other_are_refused(levels, message):
     with pytest.raises(MachineError) as error:
-        Hierarchy(levels)
+        Hierarchy(levels).reset()
     assert message in str(error.value)
 
 

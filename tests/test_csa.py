@@ -3,6 +3,7 @@
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from pysim.cachemodel.cpu import csa
 from pysim.cachemodel.cpu.nest import Nest, nest_of
 from pysim.explain.text import explain
 from pysim.machine import load as machine
+from pysim.machine.cpu import Csa
 from pysim.problem.text import parse
 
 LAYER = "conv:mb1ic64ih56oc64kh3ph1"
@@ -36,21 +38,29 @@ RESNET_AND_VGG = [
 PAPER_CACHES = {"l1_bytes": 32 << 10, "l2_bytes": 1 << 20, "l3_bytes": 4 << 20}
 
 
-def x86(windows: int, filters: int, **changed: object) -> csa.Parameters:
+def with_numbers(model: Csa, **changed: Any) -> Csa:
+    """A machine's numbers for the analysis, some of them others; latencies as plain cycles."""
+    latencies = {name for name in changed if name.endswith("_cycles")}
+    numbers = {name: msgspec.structs.replace(getattr(model, name), value=changed[name]) for name in latencies}
+    return msgspec.structs.replace(model, **{**changed, **numbers})
+
+
+def x86(windows: int, filters: int, **changed: object) -> Csa:
     """The x86 machine of the worked table: 64-byte lines, latencies 14/50/200."""
-    numbers = {"line_bytes": 64, "l2_cycles": 14, "l3_cycles": 50, "memory_cycles": 200, **PAPER_CACHES, **changed}
-    return csa.Parameters(windows=windows, filters=filters, **numbers)
+    latencies = {"l2_latency_cycles": 14, "l3_latency_cycles": 50, "memory_latency_cycles": 200}
+    numbers = {"windows": windows, "filters": filters, "line_bytes": 64, "alpha": 0.9, **latencies, **PAPER_CACHES, **changed}
+    return with_numbers(power10(), **numbers)
 
 
-def power10(footprint: csa.Footprint = "packed") -> csa.Parameters:
+def power10() -> Csa:
     model = machine.load("power10-e1050").csa
     assert model is not None
-    return csa.parameters_of(model, footprint)
+    return model
 
 
 def test_power10_reproduces_the_worked_table_to_the_integer() -> None:
     inputs, weights = csa.schedules(nest_of(parse(LAYER)), power10())
-    assert power10().budgets == (29_491, 943_718, 3_774_873)
+    assert csa.budgets(power10()) == (29_491, 943_718, 3_774_873)
     assert (inputs.channels, inputs.k2, inputs.k3) == (32, 8, 98)
     assert msgspec.to_builtins(inputs.cost) == {"cold": 57_600, "extra": 0, "l3": 0, "l2": 224_640, "cost": 19_526_400}
     assert (weights.channels, weights.k2, weights.k3) == (32, 49, 8)
@@ -84,10 +94,8 @@ def test_x86_reproduces_the_worked_table_to_the_integer(
 
 def test_tiles_that_outgrow_the_caches_are_charged_as_equations_9_to_14_say() -> None:
     # |I_T|, |F_T|, |O_T| = 256, 128, 512 bytes; n_I = 4, n_F = 8; K2 = 2 fits 1,536 of 2,000 bytes, K3 = 2 fits 2,816 of 3,000
-    p = csa.Parameters(
-        windows=16, filters=8, line_bytes=64, l1_bytes=1000, l2_bytes=2000, l3_bytes=3000,
-        l2_cycles=1, l3_cycles=10, memory_cycles=100, alpha=1.0,
-    )  # fmt: skip
+    caches = {"l1_bytes": 1000, "l2_bytes": 2000, "l3_bytes": 3000, "alpha": 1.0}
+    p = x86(16, 8, l2_latency_cycles=1, l3_latency_cycles=10, memory_latency_cycles=100, **caches)
     choice = csa.schedule(nest_of(parse("gemm:64x64x4")), p, "input_stationary")
     assert (choice.channels, choice.k2, choice.k3) == (4, 2, 2)
     assert msgspec.to_builtins(choice.cost) == {"cold": 32, "extra": 16, "l3": 48, "l2": 48, "cost": 5_328}
@@ -97,7 +105,7 @@ def sweep(shape: tuple[int, int]) -> Counter[str]:
     """Winners over 14 layers x 384 machines: four latencies of each kind, two line sizes, three shares of the caches."""
     nests = [nest_of(parse(layer)) for layer in RESNET_AND_VGG]
     machines = [
-        x86(*shape, l2_cycles=c2, l3_cycles=c3, memory_cycles=cm, line_bytes=line, alpha=alpha)
+        x86(*shape, l2_latency_cycles=c2, l3_latency_cycles=c3, memory_latency_cycles=cm, line_bytes=line, alpha=alpha)
         for c2, c3, cm, line, alpha in itertools.product(
             (5, 10, 14, 20), (30, 40, 50, 70), (150, 200, 300, 400), (64, 128), (0.5, 0.75, 0.9)
         )
@@ -125,7 +133,7 @@ def test_equal_cost_goes_to_weight_stationary() -> None:
 
 def test_raw_footprint_counts_the_padded_input_once_where_memory_supplies_it() -> None:
     nest = nest_of(parse(LAYER))
-    packed, raw = (csa.schedule(nest, power10(kind), "input_stationary") for kind in ("packed", "raw"))
+    packed, raw = (csa.schedule(nest, power10(), "input_stationary", footprint=kind) for kind in ("packed", "raw"))
     assert packed.cost.cold - raw.cost.cold == 56_448 - 64 * 58 * 58 * 4 // 128
     assert (raw.channels, raw.k2, raw.k3, raw.cost.l2) == (packed.channels, packed.k2, packed.k3, packed.cost.l2)
 
@@ -139,7 +147,10 @@ def test_every_image_and_group_costs_one_nest() -> None:
 
 def test_latencies_that_are_no_whole_numbers_round_the_cost_up() -> None:
     nest = nest_of(parse(LAYER))
-    whole, more = csa.schedule(nest, x86(16, 8), "input_stationary"), csa.schedule(nest, x86(16, 8, l2_cycles=14.1), "input_stationary")
+    whole, more = (
+        csa.schedule(nest, x86(16, 8), "input_stationary"),
+        csa.schedule(nest, x86(16, 8, l2_latency_cycles=14.1), "input_stationary"),
+    )
     assert more.cost.cost == whole.cost.cost + -(-whole.cost.l2 // 10)
 
 
@@ -152,11 +163,11 @@ shapes = st.sampled_from(((16, 8), (16, 4), (4, 16), (32, 14), (14, 32)))
 kinds = st.sampled_from(("input_stationary", "weight_stationary"))
 
 
-def bounds(nest: Nest, p: csa.Parameters, c: csa.Choice) -> tuple[bool, bool, bool]:
+def bounds(nest: Nest, p: Csa, c: csa.Choice) -> tuple[bool, bool, bool]:
     """Whether equations 2, 4 and 5 hold for a choice."""
     inputs, filters, out = csa.tile_bytes(nest, p, c.channels)
     kept, streamed = (inputs, filters) if c.stationary == "input_stationary" else (filters, inputs)
-    l1, l2, l3 = p.budgets
+    l1, l2, l3 = csa.budgets(p)
     return (
         inputs + filters + out <= l1,
         kept + c.k2 * (streamed + out) <= l2,

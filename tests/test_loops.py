@@ -2,6 +2,7 @@
 """A nest as a description: its walk is what the macro-kernel touches, its distances are those of the walk, and a reader can write one."""
 
 import doctest
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from nest_trace import Trace, walk
+from plan_trace import accesses
+from plan_trace import recorded as recorded_runs
 
 from pysim.algorithms.cpu import panels, unpacked
 from pysim.cachemodel.cpu.im2col import columns_nest
@@ -23,6 +26,9 @@ from pysim.problem.text import parse
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.runtime import cpu as runtime
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+import im2col_baseline
+
 LINE = 64
 
 
@@ -34,7 +40,7 @@ def recorded(text: str, schedule: Schedule, at: trace.Bases) -> Iterator[frozens
     """The macro-kernel's own accesses, as lines of one burst of packing or of one call."""
     spans: list[tuple[int, int]] = []
     last = ""
-    for chunk in trace.accesses(parse(text), schedule, at):
+    for chunk in accesses(parse(text), schedule, at):
         for address, size, tag in zip(*(np.asarray(part).tolist() for part in (chunk.addresses, chunk.sizes, chunk.tags)), strict=True):
             phase = PHASES[tag >> 4]
             if spans and (last, phase) in (("pack", "compute"), ("store", "pack"), ("store", "compute")):
@@ -136,7 +142,7 @@ def test_the_walk_of_im2cols_description_touches_what_its_trace_records() -> Non
         pytest.skip(str(error))
     w = parse("conv:ic3ih6iw7oc4kh3sh2ph1")
     assert isinstance(w, Conv)
-    chunks = [*trace.accesses_im2col(w, Schedule("f32_win_8x4__portable", STATIONARY[0], "tiles", 8, 4, 27, 1, 1))]
+    chunks = [*recorded_runs(im2col_baseline.runs_of(w, Schedule("f32_win_8x4__portable", STATIONARY[0], "tiles", 8, 4, 27, 1, 1)))]
     at, tags = (np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ("addresses", "tags"))
     operand, written = tags & 15, np.concatenate([chunk.is_write for chunk in chunks]).astype(bool)
     columns = OPERANDS.index("columns")

@@ -5,10 +5,10 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
-from itertools import cycle, islice, product
+from itertools import cycle, product
 from pathlib import Path
-from threading import active_count
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_trace import accesses, recorded
 
 from pysim.algorithms.nest import BROADCASTS
 from pysim.cachemodel.simulator import trace
@@ -28,6 +29,9 @@ from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+import im2col_baseline
 
 NATIVE = Path(__file__).parent.parent / "native"
 PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}
@@ -135,7 +139,7 @@ def executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule, room: i
 
 def assert_trace_is_executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule) -> int:
     at, ran = executed(recorder, workload, s, room=1 << 22)
-    addresses, sizes, is_write, tags = joined(trace.accesses(workload, s, at))
+    addresses, sizes, is_write, tags = joined(accesses(workload, s, at))
     assert len(addresses) == len(ran[0])
     for traced, real in zip((addresses, sizes, is_write), ran, strict=True):
         np.testing.assert_array_equal(traced, real)
@@ -267,7 +271,7 @@ def test_every_row_of_the_registry_is_traced_whether_this_cpu_runs_it_or_not(ker
     element, result = SIZES[row.dtype], RESULT_BYTES[row.dtype]
     s = schedule(kernel, 4)
     at = trace.bases(workload, s)
-    addresses, sizes, is_write, tags = joined(trace.accesses(workload, s))
+    addresses, sizes, is_write, tags = joined(accesses(workload, s))
 
     def of(name: str, phase: str) -> np.ndarray:
         return tags == tag(name, phase)
@@ -297,7 +301,7 @@ def covered(addresses: np.ndarray, sizes: np.ndarray) -> Iterable[int]:
 def test_a_wider_vector_makes_fewer_accesses_of_the_same_panel():
     counts = {}
     for kernel in ("f32_win_32x14__avx512", "f32_win_16x6__avx2"):
-        _, sizes, _, tags = joined(trace.accesses(LAYER, schedule(kernel, 6)))
+        _, sizes, _, tags = joined(accesses(LAYER, schedule(kernel, 6)))
         counts[kernel] = set(sizes[tags == tag("packed_input", "compute")])
     assert counts == {"f32_win_32x14__avx512": {64, 16}, "f32_win_16x6__avx2": {32, 16}}  # 196 = 6 * 32 + 4 windows
 
@@ -308,8 +312,8 @@ def test_simulating_natively_counts_what_the_trace_in_chunks_counts(workload, wa
     s = schedule(PORTABLE["f32"], 3)
     direct = trace.simulate(workload, s, SMALL, warm=warm, flush=True)
     if warm:
-        SMALL.run(trace.accesses(workload, s))
-    chunked = SMALL.run(trace.accesses(workload, s), warm=warm, flush=True)
+        SMALL.run(accesses(workload, s))
+    chunked = SMALL.run(accesses(workload, s), warm=warm, flush=True)
     np.testing.assert_array_equal(direct.counts, chunked.counts)
     assert direct.accesses == chunked.accesses > 0
 
@@ -317,7 +321,7 @@ def test_simulating_natively_counts_what_the_trace_in_chunks_counts(workload, wa
 def test_a_warm_run_of_a_small_problem_misses_nothing_and_a_cold_one_each_line_once():
     large = Hierarchy([Cache("L1", 1024, 16, 64)])
     s = schedule(PORTABLE["f32"], 3)
-    addresses, sizes, _, _ = joined(trace.accesses(CONVS[0], s))
+    addresses, sizes, _, _ = joined(accesses(CONVS[0], s))
     lines = len(np.unique(np.concatenate([addresses // 64, (addresses + sizes - 1) // 64])))
     assert trace.simulate(CONVS[0], s, large)["L1"].misses == lines
     assert trace.simulate(CONVS[0], s, large, warm=True)["L1"].misses == 0
@@ -325,8 +329,8 @@ def test_a_warm_run_of_a_small_problem_misses_nothing_and_a_cold_one_each_line_o
 
 def test_the_baseline_writes_each_column_element_once_and_multiplies_the_columns():
     workload, s = CONVS[1], schedule(PORTABLE["f64"], 10)
-    gemm = trace.im2col_gemm(workload)
-    addresses, sizes, is_write, tags = joined(trace.accesses_im2col(workload, s))
+    gemm = im2col_baseline.product_of(workload)
+    addresses, sizes, is_write, tags = joined(recorded(im2col_baseline.runs_of(workload, s)))
     written = (tags == tag("columns", "pack")) & (is_write == 1)
     assert written.sum() == len(np.unique(addresses[written])) == gemm.k * gemm.n
     image = np.arange(workload.channels * workload.height * workload.width, dtype=np.float64) + 1
@@ -343,10 +347,10 @@ def test_the_baseline_writes_each_column_element_once_and_multiplies_the_columns
 
 def test_a_pointwise_baseline_has_no_columns_and_the_grouped_one_reads_them_all():
     s = schedule(PORTABLE["f32"], 1)
-    _, _, _, tags = joined(trace.accesses_im2col(CONVS[2], s))
+    _, _, _, tags = joined(recorded(im2col_baseline.runs_of(CONVS[2], s)))
     assert OPERANDS.index("columns") not in tags & 7 and OPERANDS.index("input") in tags & 7
     grouped = Conv(batch=2, channels=4, height=6, width=6, filters=6, kernel_h=3, kernel_w=3, groups=2)
-    addresses, _, is_write, tags = joined(trace.accesses_im2col(grouped, s))
+    addresses, _, is_write, tags = joined(recorded(im2col_baseline.runs_of(grouped, s)))
     columns = (tags & 7) == OPERANDS.index("columns")
     assert set(addresses[columns & (is_write == 0)]) <= set(addresses[columns & (is_write == 1)])
     assert len(set(addresses[columns & (is_write == 1)])) == 36 * 16
@@ -356,14 +360,14 @@ def test_a_pointwise_baseline_has_no_columns_and_the_grouped_one_reads_them_all(
 
 def test_simulating_the_baseline_counts_what_its_trace_in_chunks_counts():
     s = schedule(PORTABLE["f64"], 10)
-    direct = trace.simulate_im2col(CONVS[1], s, SMALL, flush=True)
-    np.testing.assert_array_equal(direct.counts, SMALL.run(trace.accesses_im2col(CONVS[1], s), flush=True).counts)
-    assert direct.by("L1", operand="columns", phase="pack").stores == 30 * trace.im2col_gemm(CONVS[1]).n
+    direct = im2col_baseline.simulate(CONVS[1], s, SMALL, flush=True)
+    np.testing.assert_array_equal(direct.counts, SMALL.run(recorded(im2col_baseline.runs_of(CONVS[1], s)), flush=True).counts)
+    assert direct.by("L1", operand="columns", phase="pack").stores == 30 * im2col_baseline.product_of(CONVS[1]).n
 
 
 def test_the_worked_number_of_the_module():
     workload = Conv(channels=2, height=1, width=8, filters=1, kernel_h=1, kernel_w=1)
-    _, sizes, is_write, _ = joined(trace.accesses(workload, schedule(PORTABLE["f32"], 2, pack="none")))
+    _, sizes, is_write, _ = joined(accesses(workload, schedule(PORTABLE["f32"], 2, pack="none")))
     assert len(sizes) == 2 * (8 + 4) + 8 and set(sizes) == {4} and is_write.sum() == 8
 
 
@@ -375,22 +379,14 @@ def test_buffers_lie_on_pages_apart_and_the_same_each_time():
     assert at.filters - at.input >= 6 * 14 * 14 * 4 and at.workspace - at.output >= 70 * 196 * 4
 
 
-def test_an_abandoned_trace_leaves_no_thread():
-    before = active_count()
-    stream = trace.accesses(Gemm(m=200, n=200, k=200), schedule(PORTABLE["f32"], 100))
-    assert len(list(islice(stream, 2))) == 2
-    stream.close()
-    assert active_count() == before
-
-
 def test_a_schedule_that_does_not_fit_is_refused_in_a_sentence():
     with pytest.raises(NativeError, match=r"schedule\.channels is 7; it must lie in 1\.\.6"):
         trace.simulate(LAYER, schedule(PORTABLE["f32"], 7), SMALL)
     with pytest.raises(NativeError, match="another dtype"):
-        list(trace.accesses(LAYER, schedule(PORTABLE["f64"], 2)))
+        list(accesses(LAYER, schedule(PORTABLE["f64"], 2)))
     overlapping = trace.Bases(4096, 4096, 1 << 20, 1 << 21)._replace(output=4096)
     with pytest.raises(NativeError, match="output"):
-        list(trace.accesses(LAYER, schedule(PORTABLE["f32"], 2), overlapping))
+        list(accesses(LAYER, schedule(PORTABLE["f32"], 2), overlapping))
 
 
 def test_what_no_trace_can_be_made_of_is_refused_by_the_library():

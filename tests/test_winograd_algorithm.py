@@ -251,11 +251,11 @@ def test_a_schedule_that_the_library_cannot_obey_is_refused_in_a_sentence(change
 
 
 def test_its_accesses_are_not_traced_and_that_is_said() -> None:
-    from pysim.cachemodel.simulator import trace
+    from plan_trace import accesses
 
     good = Schedule("f32_win_8x4__portable", "input_stationary", "tiles", 8, 4, 8, 1, 1, "winograd", 4)
     with pytest.raises(NativeError, match="algorithm winograd is no loop nest"):
-        list(trace.accesses(conv("conv:ic8ih9oc8kh3ph1"), good))
+        list(accesses(conv("conv:ic8ih9oc8kh3ph1"), good))
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from im2col_baseline import columns_cost, product_of
+
 from pysim import planner
 from pysim.cachemodel.cpu.cost import predict_schedule
-from pysim.cachemodel.cpu.im2col import im2col_cost
 from pysim.cachemodel.cpu.nest import nest_of
-from pysim.cachemodel.simulator import trace
 from pysim.machine import load as machine
 from pysim.machine.cpu import Machine
 from pysim.measure.store import environment
@@ -77,10 +77,10 @@ def of_layer(workload: Conv, on: Machine) -> dict[str, Any]:
 
 def baselines(workload: Conv, on: Machine) -> dict[str, dict[str, float]]:
     """Seconds of each baseline, and what of them is packing and im2col."""
-    product = trace.im2col_gemm(workload)
+    product = product_of(workload)
     planned = planner.plan(product, on, algorithm="gemm").schedule
     packing = next(schedule for schedule, _ in planner.candidates(product, on, within=100, algorithm="gemm") if schedule.pack == "tiles")
-    vector, element = (im2col_cost(workload, on, by_element=by_element).seconds for by_element in (False, True))
+    vector, element = (columns_cost(workload, on, by_element=by_element).seconds for by_element in (False, True))
     found = {}
     for name, schedule, copy in (("planned", planned, vector), ("blas", packing, vector), ("caffe", packing, element)):
         cost = predict_schedule(nest_of(product), on, schedule)

@@ -19,6 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import im2col_baseline
+
 from pysim import planner
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
@@ -34,10 +36,10 @@ PARTS = ("all", "im2col", "pointwise")  # all layers, those that im2col expands,
 
 def misses(workload: Conv, on: Machine, cold: bool) -> dict[str, Any]:
     """Misses of both sides at each level, in lines, with the schedules that made them."""
-    pair = (workload, "sconv"), (trace.im2col_gemm(workload), "gemm")
+    pair = (workload, "sconv"), (im2col_baseline.product_of(workload), "gemm")
     ours, product = (planner.plan(one, on, state="cold" if cold else "hot", algorithm=name) for one, name in pair)
     sconv = trace.simulate(workload, ours.schedule, Hierarchy.from_machine(on), warm=not cold)
-    im2col = trace.simulate_im2col(workload, product.schedule, Hierarchy.from_machine(on), warm=not cold)
+    im2col = im2col_baseline.simulate(workload, product.schedule, Hierarchy.from_machine(on), warm=not cold)
     return {
         "problem": workload.text,
         "pointwise": workload.pointwise,

@@ -25,7 +25,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.plan import Considered, Plan, Request
-from pysim.record.schedule import AnySchedule, Schedule
+from pysim.record.schedule import AnySchedule
 
 Best = Callable[[Request, str | None], Plan]  # the best plan of a request, of an algorithm where one is named
 
@@ -67,19 +67,17 @@ def _computes_all(request: Request, algorithm: str, schedule: AnySchedule, best:
     return True
 
 
-def _cost(request: Request, algorithm: str, schedule: object, threads: int, best: Best) -> Cost:
-    assert isinstance(request.machine, Machine) and isinstance(schedule, Schedule)
+def _cost(request: Request, algorithm: str, schedule: AnySchedule, threads: int, best: Best) -> Cost:
     of = algorithm_named(algorithm, request.problem, request.machine)
     part = of.largest_part(request.problem, schedule, threads)
     seen = _seen(request, part.problem, threads)
     cost = best(request._replace(problem=part.problem, machine=seen, schedule=part.schedule), algorithm).cost
     assert isinstance(cost, Cost)
-    return cost_of_team(cost, part, request.machine, threads, request.problem.flops / (part.share * part.problem.flops))
+    return cost_of_team(cost, part, request.cpu, threads, request.problem.flops / (part.share * part.problem.flops))
 
 
 def _seen(request: Request, part: Workload, threads: int) -> Machine:
-    assert isinstance(request.machine, Machine)
-    return as_seen_by_one(request.machine, threads, touched_bytes(part) / touched_bytes(request.problem))
+    return as_seen_by_one(request.cpu, threads, touched_bytes(part) / touched_bytes(request.problem))
 
 
 def _parts(w: Workload, threads: int) -> Iterator[Workload]:

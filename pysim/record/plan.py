@@ -72,6 +72,12 @@ class Request(NamedTuple):
     prologue: bool = False
 
     @property
+    def cpu(self) -> Machine:
+        """The machine, which is a CPU where an algorithm of CPUs is asked."""
+        assert isinstance(self.machine, Machine)
+        return self.machine
+
+    @property
     def any_error(self) -> bool:
         """Whether all algorithms are accurate enough."""
         return self.accuracy == "standard" and self.error_limit is None

@@ -12,7 +12,6 @@ a time.
 """
 
 import math
-from functools import partial
 
 import msgspec
 
@@ -21,7 +20,7 @@ from pysim.algorithms.cpu import direct_nchwc
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.direct_nchwc import described, passed, terms
 from pysim.cachemodel.cpu.direct_nchwc import least_cycles as least_of
-from pysim.cachemodel.cpu.listed import OfList, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, planned, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.reorder import reordering, reordering_cycles
 from pysim.cachemodel.cpu.threads import Part
@@ -53,8 +52,8 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
 _LISTED = OfList(
     NAME,
     nchwc_kernels,
-    partial(direct_nchwc.schedules, algorithm=NAME),
-    partial(direct_nchwc.nearest, algorithm=NAME),
+    direct_nchwc.schedules,
+    direct_nchwc.nearest,
     terms,
     passed,
     lambda problem, kernel, layout: direct_nchwc.refuses_sizes(problem, layout),
@@ -67,8 +66,8 @@ candidates, cost = _LISTED.candidates, _LISTED.cost
 def least_cycles(request: Request, best: float) -> float:
     """Multiplications at the highest rate and moves in L1; if these take less than `best`, the best kernel's sums, and if those do, moves
     from where the data are."""
-    w, on = request.problem, request.machine
-    assert isinstance(w, Conv) and isinstance(on, Machine)
+    w, on = request.problem, request.cpu
+    assert isinstance(w, Conv)
     if request.threads > 1:
         return 0.0
     rows, columns = live_taps(w)
@@ -97,9 +96,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule = plan.workload, plan.schedule
-    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
-    kernel = row_of(schedule)
+    w, schedule, kernel = planned(plan)
     moved = f"each image's {w.channels} channels into blocks of {kernel.lane_filters}, its {w.filters} planes of results back"
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest, names = described(w, [(kernel, schedule)], _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}

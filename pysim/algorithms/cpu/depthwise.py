@@ -13,7 +13,7 @@ import math
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, described, live_rows, planes_elements, shares_rows, terms
-from pysim.cachemodel.cpu.listed import OfList, as_described, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, as_described, of_kernel, planned, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine
@@ -63,13 +63,8 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     return None
 
 
-def _schedule(kernel: Kernel, problem: Conv) -> Schedule:
-    channels = problem.channels // problem.groups
-    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, 1, 1, NAME)
-
-
 def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    return _schedule(kernel, problem)
+    return of_kernel(kernel, problem.channels // problem.groups)
 
 
 def _by_form() -> list[Kernel]:
@@ -77,7 +72,7 @@ def _by_form() -> list[Kernel]:
 
 
 def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Schedule]:
-    return [_schedule(kernel, problem)]
+    return [of_kernel(kernel, problem.channels // problem.groups)]
 
 
 _LISTED = OfList(NAME, _by_form, _schedules, _nearest, terms, as_described(described), _unfit)
@@ -111,8 +106,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = plan.workload, plan.schedule, row_of(plan.schedule)
-    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
+    w, schedule, kernel = planned(plan)
     if kernel.form != ROWS:
         inner = f"{kernel.name}, up to {kernel.windows} columns at once, a group a lane: the kernel's rows that meet the image"
     else:

@@ -14,7 +14,7 @@ import msgspec
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.direct_nchwc import Shape, described, passed, terms
-from pysim.cachemodel.cpu.listed import OfList, row_of, untyped, whole_steps
+from pysim.cachemodel.cpu.listed import OfList, of_kernel, planned, row_of, untyped, whole_steps
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, nest_of, panel_bytes
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
@@ -54,26 +54,20 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {layout} was asked for")
 
 
-def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout, algorithm: str = NAME) -> Schedule:
+def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
     """Whole blocks of channels, or all."""
     channels = min(problem.channels // problem.groups, whole_steps(schedule.channels, blocks_of(layout)[0]))
-    return _schedule(kernel, channels, max(1, schedule.k2), algorithm)
+    return of_kernel(kernel, channels, max(1, schedule.k2))
 
 
-def schedules(problem: Conv, kernel: Kernel, request: Request, algorithm: str = NAME) -> Iterator[Schedule]:
-    """Sets of channels and blocks of tiles that may be best: all tiles, or those whose input fills a part of L1 or L2."""
-    assert isinstance(request.machine, Machine)
-    shape, levels = Shape.of(problem, kernel, request.layout), request.machine.levels
+def schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
+    """Sets of channels, and blocks of tiles (k2) that stay while panels pass by: all, or those whose input fills a part of L1 or L2."""
+    shape, levels = Shape.of(problem, kernel, request.layout), request.cpu.levels
     sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SETS} | {shape.channels})
     each = max(1, problem.height * problem.width * shape.channels * SIZES[problem.dtype] // shape.tiles)
     inner, outer = levels[0].size_bytes, levels[min(1, len(levels) - 1)].size_bytes
     for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
-        yield from (_schedule(kernel, channels, tiles, algorithm) for channels in sets)
-
-
-def _schedule(kernel: Kernel, channels: int, tiles: int, algorithm: str = NAME) -> Schedule:
-    """Channels of a set, and tiles of a block that stays while panels pass by."""
-    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, channels, tiles, 1, algorithm)
+        yield from (of_kernel(kernel, channels, tiles) for channels in sets)
 
 
 _LISTED = OfList(NAME, nchwc_kernels, schedules, nearest, terms, passed, _unfit)
@@ -103,9 +97,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule = plan.workload, plan.schedule
-    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
-    kernel = row_of(schedule)
+    w, schedule, kernel = planned(plan)
     shape = Shape.of(w, kernel, plan.layout)
     lies = f"blocks of {shape.inner} channels" if shape.inner > 1 else "planes"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"

@@ -29,7 +29,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
-from pysim.record.plan import Layout, Plan, Request
+from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
 
@@ -98,26 +98,26 @@ def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
 
 
 def least_cycles(request: Request, best: float) -> float:
-    problem, on = request.problem, request.machine
-    assert isinstance(problem, Conv) and isinstance(on, Machine)
+    problem, on = request.problem, request.cpu
+    assert isinstance(problem, Conv)
     kernels = tilings.rows(on, problem.dtype, request.micro_kernel).kernels
     if not kernels:
         return 0.0
     packer = _packer(kernels, on)
-    copy = copy_cycles(problem, on, packer=packer)
+    copy = copy_cycles(problem, on, packer)
     product = nested.least_cycles(_nest(problem), request, best - copy)
     if copy + product > best:
         return copy + product
-    return float(columns_pass(problem, on, request.state, packer=packer).cycles[0]) + product
+    return float(columns_pass(problem, on, request.state, packer).cycles[0]) + product
 
 
 def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
-    problem, on = request.problem, request.machine
-    assert isinstance(problem, Conv) and isinstance(on, Machine)
+    problem, on = request.problem, request.cpu
+    assert isinstance(problem, Conv)
     kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel)
     if not kernels:
         return NoneLegal(rejected)
-    columns = columns_pass(problem, on, request.state, packer=_packer(kernels, on))
+    columns = columns_pass(problem, on, request.state, _packer(kernels, on))
     cycles = float(columns.cycles[0])
     product = nested.candidates(_nest(problem), request, limit - cycles, None if done is None else done - cycles, algorithm=NAME)
     assert isinstance(product, NestCandidates)
@@ -154,7 +154,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, on = plan.workload, plan.on
-    assert isinstance(w, Conv) and isinstance(on, Machine)
+    w, (_, on) = plan.workload, on_cpu(plan)
+    assert isinstance(w, Conv)
     columns = Section("columns", tuple(words.printed(columns_nest(w, nests.nest_of(w), on))))
     return words.describe_nest(_nest(w), plan, "columns of each image in the workspace, then their 1x1 convolution", (columns,))

@@ -16,7 +16,7 @@ import msgspec
 from pysim.algorithms.contract import of_planes, sums
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.listed import OfList, as_described, row_of, untyped
+from pysim.cachemodel.cpu.listed import OfList, as_described, of_kernel, planned, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.polyphase import Parted, described, terms
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
@@ -54,8 +54,7 @@ def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Sche
 
 
 def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
-    channels = problem.channels // problem.groups
-    return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, channels, rows, 1, NAME)
+    return of_kernel(kernel, problem.channels // problem.groups, rows, pack="tiles")
 
 
 _LISTED = OfList(NAME, phases_kernels, _schedules, _nearest, terms, as_described(described))
@@ -78,9 +77,8 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule = plan.workload, plan.schedule
-    assert isinstance(w, Conv) and isinstance(schedule, Schedule)
-    kernel, of = row_of(schedule), Parted.of(w, schedule.k2)
+    w, schedule, kernel = planned(plan)
+    of = Parted.of(w, schedule.k2)
     taps = f"{w.channels // w.groups}x{w.kernel_h}x{w.kernel_w} taps"
     inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} where they lie"
     summary = f"rows of the input parted into {of.phases} phases, {of.rows} rows for {schedule.k2} of outputs"

@@ -13,7 +13,7 @@ import msgspec
 
 from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.listed import OfList, row_of, untyped, whole_steps
+from pysim.cachemodel.cpu.listed import OfList, of_kernel, planned, untyped, whole_steps
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import FEW_STEP, Shape, described, lanes_of, passed, terms
 from pysim.cachemodel.cpu.threads import Part
@@ -51,13 +51,13 @@ def _unfit(problem: Gemm, kernel: Kernel, layout: Layout) -> Reason | None:
 
 def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
     k = min(problem.k, whole_steps(schedule.channels, FEW_STEP if kernel.form == "dot" else 1))
-    return _schedule(kernel, k, max(1, schedule.k2))
+    return of_kernel(kernel, k, max(1, schedule.k2))
 
 
 def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
-    """Blocks of k and strips that may be best: strips of RUNS, or of all whose sums take up to a quarter of L2."""
-    assert isinstance(request.machine, Machine)
-    shape, size, levels = Shape.of(problem), SIZES[problem.dtype], request.machine.levels
+    """Blocks of k (channels) and strips of results (k2, in windows of the kernel) that may be best: strips of RUNS, or of all whose sums
+    take up to a quarter of L2."""
+    shape, size, levels = Shape.of(problem), SIZES[problem.dtype], request.cpu.levels
     most = ceil_div(shape.results, kernel.windows)
     outer = levels[min(1, len(levels) - 1)].size_bytes
     largest = min(most, max(1, outer // 4 // (shape.few * kernel.windows * size)))
@@ -65,12 +65,7 @@ def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Sche
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     for k in sorted({min(block, shape.k) for block in blocks}):
         for strip in [max(strips)] if shape.dot else sorted(strips):
-            yield _schedule(kernel, k, strip)
-
-
-def _schedule(kernel: Kernel, k: int, strip: int) -> Schedule:
-    """A block of k, and a strip of results as so many windows of the kernel."""
-    return Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, k, strip, 1, NAME)
+            yield of_kernel(kernel, k, strip)
 
 
 _LISTED = OfList(NAME, skinny_kernels, _schedules, _nearest, terms, passed, _unfit, latencies=True)
@@ -98,9 +93,7 @@ def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule = plan.workload, plan.schedule
-    kernel = row_of(schedule)
-    assert isinstance(w, Gemm) and isinstance(schedule, Schedule)
+    w, schedule, kernel = planned(plan)
     shape = Shape.of(w)
     few, large = ("rows of A", "B") if shape.few_rows else ("columns of B", "A")
     lanes = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"

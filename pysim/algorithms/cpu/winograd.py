@@ -33,7 +33,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SUM_UNITS
 from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
-from pysim.record.plan import Layout, MicroKernel, Plan, Request, blocks_of
+from pysim.record.plan import Layout, MicroKernel, Plan, Request, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transforms
 
@@ -135,8 +135,8 @@ def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout
 
 
 def _cases_of(request: Request) -> _Cases:
-    assert isinstance(request.problem, Conv) and isinstance(request.machine, Machine)
-    return _cases(request.problem, request.machine, request.micro_kernel, request.layout)
+    assert isinstance(request.problem, Conv)
+    return _cases(request.problem, request.cpu, request.micro_kernel, request.layout)
 
 
 def least_cycles(request: Request, best: float) -> float:
@@ -144,8 +144,8 @@ def least_cycles(request: Request, best: float) -> float:
 
 
 def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
-    problem, on = request.problem, request.machine
-    assert isinstance(problem, Conv) and isinstance(on, Machine)
+    problem, on = request.problem, request.cpu
+    assert isinstance(problem, Conv)
     if request.schedule is not None:
         return _named(problem, on, request)
     rows, forms, cases, bounds = _cases_of(request)
@@ -199,8 +199,8 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
 
 def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
     """One schedule."""
-    problem, on = request.problem, request.machine
-    assert s.outputs and isinstance(problem, Conv) and isinstance(on, Machine)
+    problem, on = request.problem, request.cpu
+    assert s.outputs and isinstance(problem, Conv)
     shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
     return model.Candidates(problem, on, request.state, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
@@ -271,8 +271,8 @@ def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int,
 
 
 def describe(plan: Plan) -> Description:
-    s, w, on = plan.schedule, plan.workload, plan.on
-    assert isinstance(s, Schedule) and isinstance(w, Conv) and isinstance(on, Machine)
+    (s, on), w = on_cpu(plan), plan.workload
+    assert isinstance(w, Conv)
     kernel, m = _row(s)
     of = model.shape_of(w, kernel, m)
     counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2

@@ -207,11 +207,10 @@ def _run_waits(table: Table, moved: Array) -> Array | float:
     share, nest = rates.machine.core.run_start_share, rates.nest
     if share is None:
         return 0.0
-    latencies = np.array([place.latency_cycles.value for place in suppliers(rates.machine).values()])
     tiles, unfollowed = rates.window_tiles, _unfollowed(table)
     sets = np.ceil(tiles / np.where(table.keeps_windows, table.k3, table.k2))
     runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.out_bytes)
-    found: Array = share.value * latencies[:, None] * _served(moved)[:, -2:].sum(axis=1) * runs
+    found: Array = share.value * latencies(rates.machine)[:, None] * _served(moved)[:, -2:].sum(axis=1) * runs
     found[0] = 0.0
     return found
 
@@ -303,6 +302,11 @@ def crossed(nest: LoopNest, misses: Array) -> Array:
 def suppliers(machine: Machine) -> dict[str, Level | Memory]:
     """What each level of a machine gets its lines from."""
     return {**{level.name: level for level in machine.levels[1:]}, "memory": machine.memory}
+
+
+def latencies(machine: Machine) -> Array:
+    """Cycles until a line of each supplier comes."""
+    return np.array([place.latency_cycles.value for place in suppliers(machine).values()])
 
 
 @lru_cache(maxsize=64)

@@ -33,12 +33,11 @@ Worked number: C = M = 64, 56x56, 3x3, tiles of 16 x 8, L1/L2/L3 = 32K/1M/4M, li
 IS has K2 = 8, K3 = 98 and costs 57,600 * 300 + 224,640 * 10 = 19,526,400; WS has K2 = 49, K3 = 8 and costs 21,335,040.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from functools import cached_property
 from typing import Literal, NamedTuple
-
-import msgspec
 
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.machine.cpu import Csa
@@ -47,28 +46,6 @@ from pysim.record.plan import Footprint
 from pysim.record.schedule import Stationary
 
 Search = Literal["halving", "exact"]
-
-
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The machine as CSA sees it: a micro-kernel of `windows` x `filters`, three cache sizes, latencies in cycles a line."""
-
-    windows: int
-    filters: int
-    line_bytes: int
-    l1_bytes: int
-    l2_bytes: int
-    l3_bytes: int
-    l2_cycles: float
-    l3_cycles: float
-    memory_cycles: float
-    alpha: float = 0.9
-    input_footprint: Footprint = "packed"
-
-    @cached_property
-    def budgets(self) -> tuple[int, int, int]:
-        """Whole bytes that tiles may fill in each cache: alpha times its size, alpha read as the decimal that it prints as."""
-        alpha = Fraction(str(self.alpha))
-        return int(alpha * self.l1_bytes), int(alpha * self.l2_bytes), int(alpha * self.l3_bytes)
 
 
 class Choice(NamedTuple):
@@ -84,22 +61,10 @@ class Choice(NamedTuple):
     cost: CsaCost
 
 
-def parameters_of(csa: Csa, footprint: Footprint = "packed", micro_kernel: tuple[int, int] | None = None) -> Parameters:
-    """A machine's CSA numbers; `micro_kernel` replaces its windows x filters."""
-    windows, filters = micro_kernel or (csa.windows, csa.filters)
-    return Parameters(
-        windows=windows,
-        filters=filters,
-        line_bytes=csa.line_bytes,
-        l1_bytes=csa.l1_bytes,
-        l2_bytes=csa.l2_bytes,
-        l3_bytes=csa.l3_bytes,
-        l2_cycles=csa.l2_latency_cycles.value,
-        l3_cycles=csa.l3_latency_cycles.value,
-        memory_cycles=csa.memory_latency_cycles.value,
-        alpha=csa.alpha,
-        input_footprint=footprint,
-    )
+def budgets(p: Csa) -> tuple[int, int, int]:
+    """Whole bytes that tiles may fill in each cache: alpha times its size, alpha read as the decimal that it prints as."""
+    alpha = Fraction(str(p.alpha))
+    return int(alpha * p.l1_bytes), int(alpha * p.l2_bytes), int(alpha * p.l3_bytes)
 
 
 def halving(limit: int, fits: Callable[[int], bool]) -> int:
@@ -112,23 +77,19 @@ def halving(limit: int, fits: Callable[[int], bool]) -> int:
 
 def exact(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest value of 1..limit that fits, by bisection, and 1 if none does; whatever fits must fit when smaller."""
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return max(1, bisect_left(range(1, limit + 1), True, key=lambda value: not fits(value)))
 
 
-def tile_bytes(nest: Nest, p: Parameters, channels: int) -> tuple[int, int, int]:
+def tile_bytes(nest: Nest, p: Csa, channels: int) -> tuple[int, int, int]:
     """(|I_T|, |F_T|, |O_T|) of equation 1 in bytes."""
     depth = channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
     return p.windows * depth, p.filters * depth, p.windows * p.filters * nest.out_bytes
 
 
-def schedule(nest: Nest, p: Parameters, stationary: Stationary, search: Search = "halving") -> Choice:
+def schedule(nest: Nest, p: Csa, stationary: Stationary, search: Search = "halving", footprint: Footprint = "packed") -> Choice:
     """Tile sizes (equations 2, 4, 5) and cost (6-14) of one schedule."""
     largest = halving if search == "halving" else exact
-    l1, l2, l3 = p.budgets
+    l1, l2, l3 = budgets(p)
     per_channel = (p.windows + p.filters) * nest.kernel_h * nest.kernel_w * nest.element_bytes
     room = l1 - p.windows * p.filters * nest.out_bytes
     channels = largest(nest.channels, lambda n: n * per_channel <= room)
@@ -141,33 +102,27 @@ def schedule(nest: Nest, p: Parameters, stationary: Stationary, search: Search =
     k3 = largest(n_kept, lambda k: k * kept + k2 * streamed + k * k2 * out <= l3)
     sets = ceil_div(nest.channels, channels)
     passes = sets * n_kept * kept, sets * n_streamed * streamed  # bytes of each operand, all channel sets
-    more_sets, more_passes = ceil_div(n_streamed, k2) - 1, ceil_div(n_kept, k3) - 1
-    cost = _cost(nest, p, keeps_input, passes, n_kept, more_sets, more_passes)
-    return Choice(stationary, channels, k2, k3, sets, *tiles, cost)
-
-
-def _cost(nest: Nest, p: Parameters, keeps_input: bool, packed: tuple[int, int], n_kept: int, more_sets: int, more_passes: int) -> CsaCost:
-    """Equations 6-14; `packed` is bytes of (stationary, streamed) tiles, `more_sets` is rho, `more_passes` psi."""
-    kept, streamed = packed
-    if p.input_footprint == "raw":
+    more_sets, more_passes = ceil_div(n_streamed, k2) - 1, ceil_div(n_kept, k3) - 1  # rho, psi
+    supplied = passes
+    if footprint == "raw":
         raw = nest.channels * nest.span_h * nest.span_w * nest.element_bytes
-        kept, streamed = (raw, streamed) if keeps_input else (kept, raw)
+        supplied = (raw, passes[1]) if keeps_input else (passes[0], raw)
 
     def lines(size: int) -> int:
         return nest.repeats * ceil_div(size, p.line_bytes)
 
-    cold = lines(kept + streamed)
-    extra = lines(min(more_sets, 1) * more_passes * streamed)
-    from_l3 = lines(more_sets * kept)
-    from_l2 = lines((n_kept - 1) * packed[1])
-    latency = [Fraction(str(cycles)) for cycles in (p.l2_cycles, p.l3_cycles, p.memory_cycles)]
-    cycles = from_l2 * latency[0] + from_l3 * latency[1] + (cold + extra) * latency[2]
-    return CsaCost(cold, extra, from_l3, from_l2, -(-cycles.numerator // cycles.denominator))
+    cold = lines(sum(supplied))
+    extra = lines(min(more_sets, 1) * more_passes * supplied[1])
+    from_l3 = lines(more_sets * supplied[0])
+    from_l2 = lines((n_kept - 1) * passes[1])
+    c2, c3, cm = (Fraction(str(of.value)) for of in (p.l2_latency_cycles, p.l3_latency_cycles, p.memory_latency_cycles))
+    cost = CsaCost(cold, extra, from_l3, from_l2, math.ceil(from_l2 * c2 + from_l3 * c3 + (cold + extra) * cm))
+    return Choice(stationary, channels, k2, k3, sets, *tiles, cost)
 
 
-def schedules(nest: Nest, p: Parameters, search: Search = "halving") -> tuple[Choice, Choice]:
+def schedules(nest: Nest, p: Csa, search: Search = "halving", footprint: Footprint = "packed") -> tuple[Choice, Choice]:
     """Both schedules: (input stationary, weight stationary)."""
-    return schedule(nest, p, "input_stationary", search), schedule(nest, p, "weight_stationary", search)
+    return schedule(nest, p, "input_stationary", search, footprint), schedule(nest, p, "weight_stationary", search, footprint)
 
 
 def ranked(choices: Iterable[Choice]) -> list[Choice]:

@@ -34,7 +34,7 @@ import numpy as np
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
-from pysim.cachemodel.cpu.nest import ceil_div, live_taps, met_taps
+from pysim.cachemodel.cpu.nest import ceil_div, live_taps, met_taps, nest_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -170,10 +170,9 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
 
 def _touched(shape: Shape, size: int) -> tuple[float, float]:
     """Bytes of a channel that are read, and those that neighbouring tiles, which lie in neighbouring rows or one row, share."""
-    w = shape.w
-    rows = min(w.height, w.out_h * w.kernel_h, (w.out_h - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1)
-    columns = min(w.width, w.out_w * w.kernel_w) if shape.inner > 1 else w.width
-    return float(rows * columns * size), float(max(0, w.kernel_h - w.stride_h) * columns * size)
+    nest = nest_of(shape.w)
+    columns = min(nest.width, nest.out_w * nest.kernel_w) if shape.inner > 1 else nest.width
+    return float(nest.touched_h * columns * size), float(max(0, nest.kernel_h - nest.stride_h) * columns * size)
 
 
 def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:

@@ -2,16 +2,15 @@
 """What im2col costs: the step that SConv leaves out. The product that follows is planned and costed like any other.
 
     copy      elements of the columns, C R S P Q for each image, in vectors: one load and one store of a vector each, short rows of
-              outputs filling the last one badly; or by element, one a cycle, as Caffe's loop with its check of the padding does; or by
-              SConv's packing: pack_cycles more a vector, pack_call_cycles a row of outputs, pack_line_cycles a line from beyond L1
+              outputs filling the last one badly; as SConv packs, pack_cycles more a vector, pack_call_cycles a row of outputs,
+              pack_line_cycles a line from beyond L1
     transfer  by the reuse distances of `reuse`:
                 input    first touches lie a whole run apart; the other reads of a plane, R S in all of the rows that each meets, one
                          plane and one row of columns
                 columns  written once, a whole run after the last use of those lines
 
-compute and transfer combine as in `cost`. A whole run is image, columns, filters and outputs. An unpadded 1x1 convolution of stride 1 is
-a product as it stands: it costs nothing here. Source: Caffe's im2col as SConv describes its baseline (arXiv 2303.04739, sections 2.2
-and 7), whose exact trace is `trace.accesses_im2col`.
+compute and transfer combine as in `cost`. A whole run is image, columns, filters and outputs. Source: im2col as SConv describes its
+baseline (arXiv 2303.04739, sections 2.2 and 7), which `tools/im2col_baseline.py` costs and traces.
 
 Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 elements, 7.2 MB; 16 lanes fill rows of 56 with 4 vectors, so
 64 * 9 * 56 * 4 = 129,024 vectors: 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store a cycle, against 7.2 million of the sums.
@@ -21,46 +20,32 @@ from functools import lru_cache
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, cost_from, crossed
+from pysim.cachemodel.cpu.cost import Pass, crossed
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, nest_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
-from pysim.record.cost import Cost
 from pysim.record.state import State
 
 
 @lru_cache(maxsize=64)
-def im2col_cost(workload: Conv, machine: Machine, state: State = "hot", by_element: bool = False, packer: Unit | None = None) -> Cost:
-    """The cost of writing the columns of every image and group of a convolution once, on one core; with a `packer`, by SConv's packing on
-    that unit."""
-    if workload.pointwise:
-        return Cost(0.0, 0.0, "copy", {}, {"copy": 0.0})
-    return cost_from([columns_pass(workload, machine, state, by_element, packer)])
-
-
-@lru_cache(maxsize=64)
-def columns_pass(w: Conv, machine: Machine, state: State = "hot", by_element: bool = False, packer: Unit | None = None) -> Pass:
-    """The work of it."""
-    described, copy = columns_nest(w, nest_of(w), machine), copy_cycles(w, machine, by_element, packer)
+def columns_pass(w: Conv, machine: Machine, state: State, packer: Unit) -> Pass:
+    """Writing the columns of every image and group of a convolution once, on one core, by SConv's packing on a unit."""
+    described = columns_nest(w, nest_of(w), machine)
     moved = crossed(described, described.misses(machine.levels, state))[:, :4]
-    if packer:
-        copy += float(moved[0, 0, 0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
-    return Pass(machine, {"copy": np.array([copy])}, ("input", "columns"), moved)
+    waits = float(moved[0, 0, 0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
+    return Pass(machine, {"copy": np.array([copy_cycles(w, machine, packer) + waits])}, ("input", "columns"), moved)
 
 
-def copy_cycles(w: Conv, machine: Machine, by_element: bool = False, packer: Unit | None = None) -> float:
+def copy_cycles(w: Conv, machine: Machine, packer: Unit) -> float:
     """Cycles of it where all lines are in L1."""
-    nest, core, unit = nest_of(w), machine.core, packer or max(machine.core.units, key=lambda one: one.vector_bytes)
+    nest, core = nest_of(w), machine.core
     rows = w.channels * w.kernel_h * w.kernel_w * w.batch * nest.out_h  # of outputs, in all columns
-    if by_element:
-        return float(rows * nest.out_w)
-    lanes = max(1, unit.vector_bytes // nest.element_bytes)
+    lanes = max(1, packer.vector_bytes // nest.element_bytes)
     strided = min(nest.stride_w, lanes)  # loads, and permutes to part them, of one vector
     permutes = strided if strided > 1 else 0
-    vector = strided / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value + permutes
-    packing, call = (core.pack_cycles.value, core.pack_call_cycles.value) if packer else (0.0, 0.0)
-    return rows * (ceil_div(nest.out_w, lanes) * (vector + packing) + call / nest.kernel_w)
+    vector = strided / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + permutes
+    return rows * (ceil_div(nest.out_w, lanes) * (vector + core.pack_cycles.value) + core.pack_call_cycles.value / nest.kernel_w)
 
 
 def columns_nest(w: Conv, nest: Nest, machine: Machine) -> LoopNest:

@@ -7,7 +7,7 @@ Worked number: three kernels of one schedule each are three candidates of three 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
-from pysim.record.plan import Layout, Request
+from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import AnySchedule, Schedule, name_of
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, cpu_kernel
@@ -40,6 +40,17 @@ def row_of(schedule: AnySchedule) -> Kernel:
     kernel = cpu_kernel(schedule.kernel)
     assert kernel
     return kernel
+
+
+def planned(plan: Plan) -> tuple[Any, Schedule, Kernel]:
+    """The problem of a plan for a CPU, its schedule and that one's kernel."""
+    schedule, _ = on_cpu(plan)
+    return plan.workload, schedule, row_of(schedule)
+
+
+def of_kernel(kernel: Kernel, channels: int, k2: int = 1, pack: Literal["tiles", "none"] = "none") -> Schedule:
+    """A schedule by a kernel's own tile, as a list has it."""
+    return Schedule(kernel.name, "input_stationary", pack, kernel.windows, kernel.filters, channels, k2, 1)
 
 
 def whole_steps(size: int, step: int) -> int:
@@ -86,16 +97,14 @@ class OfList(NamedTuple):
 
     def shared_cycles(self, request: Request) -> float:
         """Of the passes that every schedule has."""
-        assert isinstance(request.machine, Machine)
-        return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.machine, request.state))
+        return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.cpu, request.state))
 
     def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Listed:
         return _listed(self, request)
 
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
         """Why a kernel of the problem's type cannot run."""
-        assert isinstance(request.machine, Machine)
-        reason = row_refuses(kernel, request.machine, request.micro_kernel)
+        reason = row_refuses(kernel, request.cpu, request.micro_kernel)
         return reason or self.unfit(request.problem, kernel, self.layout_of(kernel, request.layout))
 
     def seen_by(self, kernel: Kernel, request: Request) -> Request:
@@ -109,7 +118,7 @@ class OfList(NamedTuple):
         refused = {kernel: reason for kernel in known.values() if (reason := self.refuses(kernel, request))}
         if request.schedule is None:
             able = (kernel for kernel in known.values() if kernel not in refused)
-            rows = ((kernel, one) for kernel in able for one in self.schedules(problem, kernel, self.seen_by(kernel, request)))
+            rows = ((kernel, self._own(one)) for kernel in able for one in self.schedules(problem, kernel, self.seen_by(kernel, request)))
             return (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
         asked = getattr(request.schedule, "kernel", "")
         if not (kernel := known.get(asked)):
@@ -117,10 +126,14 @@ class OfList(NamedTuple):
         if kernel in refused:
             raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
         assert isinstance(request.schedule, Schedule)
-        schedule = msgspec.structs.replace(request.schedule, algorithm=self.name)
-        if schedule != (right := self.nearest(problem, kernel, schedule, self.layout_of(kernel, request.layout))):
+        schedule = self._own(request.schedule)
+        if schedule != (right := self._own(self.nearest(problem, kernel, schedule, self.layout_of(kernel, request.layout)))):
             raise PlanError(f"{kernel.name} has no such schedule for {problem.text}; the nearest is {name_of(self.name, right)}")
         return ((kernel, schedule),), ()
+
+    def _own(self, schedule: Schedule) -> Schedule:
+        """A schedule as one of this algorithm."""
+        return msgspec.structs.replace(schedule, algorithm=self.name)
 
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list["ListedCosts"]:
         """What those of each take."""
@@ -135,8 +148,7 @@ def as_described(nest: Callable[[Any, Rows], LoopNest]) -> Callable[[Any, Rows, 
 @lru_cache(maxsize=8)
 def _listed(algorithm: OfList, request: Request) -> Listed:
     rows, rejected = algorithm.rows(request)
-    assert isinstance(request.machine, Machine)
-    terms = [algorithm.terms(request.problem, *row, request.machine, algorithm.layout_of(row[0], request.layout)) for row in rows]
+    terms = [algorithm.terms(request.problem, *row, request.cpu, algorithm.layout_of(row[0], request.layout)) for row in rows]
     return Listed(request, rows, np.array(terms).T, rejected)
 
 

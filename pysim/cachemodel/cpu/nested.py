@@ -20,7 +20,7 @@ from pysim.cachemodel.cpu.cost import assumed, cost_of, one_schedule, predict, s
 from pysim.cachemodel.cpu.incore import Array, Table, products_per_cycle, rates
 from pysim.cachemodel.cpu.nest import Nest, live_pairs
 from pysim.errors import PlanError
-from pysim.machine.cpu import Machine
+from pysim.machine.cpu import Csa, Machine
 from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
@@ -68,47 +68,38 @@ class NestCosts:
         return assumed(machine, self.kernels[self.kernel[row]].rpartition("__")[2], latencies=in_place)
 
 
-class CsaCandidates(NamedTuple):
-    """Both schedules of the slicing analysis, as `csa.ranked` orders them."""
-
-    machine: Machine
-    kernel: str
-    parameters: csa.Parameters
-    choices: tuple[csa.Choice, ...]
-    limit: float
-    rejected: tuple[Rejected, ...]
-
-
 class CsaCosts:
-    """SConv's integers, in cycles of latency (`pysim.algorithms.contract.Costs`)."""
+    """Both schedules of the slicing analysis, as `csa.ranked` orders them, with SConv's integers in cycles of latency: candidates and their
+    costs at once (`pysim.algorithms.contract`)."""
 
     kinds: tuple[str, ...] = STATIONARY
+    limit = np.inf
 
-    def __init__(self, of: CsaCandidates) -> None:
-        self._of, self.kernels, self.bounds = of, (of.kernel,), np.zeros(1)
-        self.cycles: Array = np.array([choice.cost.cost for choice in of.choices], dtype=np.float64)
-        self.kernel = self.alike = np.zeros(len(of.choices), dtype=np.int64)
-        self.kind = np.array([STATIONARY.index(choice.stationary) for choice in of.choices])
+    def __init__(self, machine: Machine, kernel: str, tile: Csa, choices: Sequence[csa.Choice], rejected: tuple[Rejected, ...]) -> None:
+        self._machine, self._tile, self._choices, self.rejected = machine, tile, choices, rejected
+        self.kernels, self.bounds = (kernel,), np.zeros(1)
+        self.cycles: Array = np.array([choice.cost.cost for choice in choices], dtype=np.float64)
+        self.kernel = self.alike = np.zeros(len(choices), dtype=np.int64)
+        self.kind = np.array([STATIONARY.index(choice.stationary) for choice in choices])
 
     def schedule(self, row: int) -> Schedule:
-        choice, p = self._of.choices[row], self._of.parameters
-        return Schedule(self._of.kernel, choice.stationary, "tiles", p.windows, p.filters, choice.channels, choice.k2, choice.k3)
+        choice, tile = self._choices[row], self._tile
+        return Schedule(self.kernels[0], choice.stationary, "tiles", tile.windows, tile.filters, choice.channels, choice.k2, choice.k3)
 
     def cost(self, row: int) -> CsaCost:
-        return self._of.choices[row].cost
+        return self._choices[row].cost
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        return tuple(path for path in self._of.machine.assumed() if path.startswith("csa"))
+        return tuple(path for path in self._machine.assumed() if path.startswith("csa"))
 
 
-Found = NestCandidates | CsaCandidates
+Found = NestCandidates | CsaCosts
 
 
 def least_cycles(nest: Nest, request: Request, best: float) -> float:
     """What schedules of a nest take at least, whatever the kernel: multiplications at the highest rate, and if these take less than `best`,
     what computing takes besides."""
-    on = request.machine
-    assert isinstance(on, Machine)
+    on = request.cpu
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
     least: float = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters
     least /= _fastest(kernels, on, nest.out_bytes // nest.element_bytes)
@@ -133,8 +124,7 @@ def candidates(
 ) -> Found | NoneLegal:
     """The schedules of a nest that a request asks for, within limits as the contract has them. Of kernels of a `form` alone, where one is
     given, and of an `algorithm` that is not its problem's first."""
-    on, dtype = request.machine, request.problem.dtype
-    assert isinstance(on, Machine)
+    on, dtype = request.cpu, request.problem.dtype
     if request.model == "csa":
         return _csa_candidates(nest, on, dtype, request)
     if request.schedule is not None:
@@ -163,18 +153,19 @@ def candidates(
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[NestCosts | CsaCosts]:
     """The costs of candidates, each by the model that it was made for."""
-    return [NestCosts(one) if isinstance(one, NestCandidates) else CsaCosts(one) for one in found]
+    return [NestCosts(one) if isinstance(one, NestCandidates) else one for one in found]
 
 
-def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> CsaCandidates:
+def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> CsaCosts:
     if on.csa is None:
         raise PlanError(f"{on.name} has no [csa] table, which the csa model needs; use the full model or add one")
     assert not isinstance(request.micro_kernel, str)  # the planner makes a shape of a name
-    p = csa.parameters_of(on.csa, request.input_footprint, request.micro_kernel)
-    kernel, rejected = _csa_kernel(dtype, on, p)
-    halved, maximal = csa.schedules(nest, p), csa.schedules(nest, p, "exact")
-    choices = tuple(csa.ranked(one._replace(cost=_with_exact(one.cost, most)) for one, most in zip(halved, maximal, strict=True)))
-    return CsaCandidates(on, kernel, p, choices, np.inf, rejected)
+    windows, filters = request.micro_kernel or (on.csa.windows, on.csa.filters)
+    tile = msgspec.structs.replace(on.csa, windows=windows, filters=filters)
+    kernel, rejected = _csa_kernel(dtype, on, tile)
+    halved, maximal = (csa.schedules(nest, tile, search, request.input_footprint) for search in ("halving", "exact"))
+    choices = csa.ranked(one._replace(cost=_with_exact(one.cost, most)) for one, most in zip(halved, maximal, strict=True))
+    return CsaCosts(on, kernel, tile, choices, rejected)
 
 
 def _with_exact(cost: CsaCost, most: csa.Choice) -> CsaCost:
@@ -183,7 +174,7 @@ def _with_exact(cost: CsaCost, most: csa.Choice) -> CsaCost:
     return msgspec.structs.replace(cost, exact=exact)
 
 
-def _csa_kernel(dtype: str, on: Machine, p: csa.Parameters) -> tuple[str, tuple[Rejected, ...]]:
+def _csa_kernel(dtype: str, on: Machine, p: Csa) -> tuple[str, tuple[Rejected, ...]]:
     """A registry row of CSA's shape, or just the shape where the machine has none."""
     for row in kernels():
         if (row.dtype, row.windows, row.filters) == (dtype, p.windows, p.filters) and on.unit(row.target):

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, crossed, fills, suppliers, transfer_cycles
+from pysim.cachemodel.cpu.cost import Pass, crossed, fills, latencies, transfer_cycles
 from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, missing
 from pysim.cachemodel.cpu.nest import ceil_div
@@ -160,7 +160,7 @@ def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
 def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
     """A product by kernels under schedules with their terms, on one core."""
     shape, size, state = Shape.of(g), SIZES[g.dtype], request.state
-    latencies = np.array([place.latency_cycles.value for place in suppliers(machine).values()])
+    waiting = latencies(machine)
     lost = missing(machine.levels, np.array([_between(shape, *row, machine) for row in rows]))
     # the hardware brings runs of rows from L2 (dot); a core's window reaches the next lines there the sooner the less it multiplies each
     beside = 1 - 1 / shape.few
@@ -170,11 +170,11 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     misses = nest.misses(machine.levels, state)
     misses[:, _MATRIX] += matrix * lost
     beyond = min(1, len(lost) - 1)
-    call = of["call"] + lost[beyond] * matrix / line * latencies[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
+    call = of["call"] + lost[beyond] * matrix / line * waiting[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
     moved = crossed(nest, np.minimum.accumulate(misses))
     starts = np.array([_starts(shape, *row) for row in rows])
     share = machine.core.run_start_share
-    waits = np.outer(np.maximum(share.value * latencies if share else 0.0, latencies[0]) * _shares(machine, shape, size, state), starts)
+    waits = np.outer(np.maximum(share.value * waiting if share else 0.0, waiting[0]) * _shares(machine, shape, size, state), starts)
     if not shape.dot:  # whose tiles leave one row after another; and sums that L1 has lost go back there
         waits *= 1.0 - machine.core.overlap.value * np.minimum(
             1.0, of["kernel"] / np.maximum(1.0, transfer_cycles(machine, moved).sum(axis=0))

@@ -19,7 +19,6 @@ Worked number: 64 lines of 64 bytes, read twice through 32 sets x 1 way: 128 loa
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -28,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysim.arguments import word
-from pysim.errors import MachineError, OperandError, choose, quoted
+from pysim.errors import MachineError, OperandError, quoted
 from pysim.machine.cpu import Machine, Policy
 from pysim.machine.load import load
 
@@ -36,7 +35,7 @@ Inclusion = Literal["non-inclusive", "inclusive", "exclusive"]
 Prefetch = Literal["next-line", "stream"]
 OPERANDS = ("other", "input", "filter", "output", "packed_input", "packed_filter", "columns", "bias")
 PHASES = ("other", "pack", "compute", "store")
-MAX_LEVELS, MAX_CORES, MAX_DEGREE = 8, 256, 16
+MAX_CORES = 256
 
 
 class Cache(msgspec.Struct, frozen=True):
@@ -45,7 +44,7 @@ class Cache(msgspec.Struct, frozen=True):
     `inclusion` says what the level owes the levels inside it; an exclusive level is a victim cache of the one inside it.
     `fetch_on_writeback=False` lets a write-back of a whole line allocate without reading the next level. `prefetch` reads
     `prefetch_degree` lines ahead, within 4 KiB pages. A level that is not `shared` exists once per core. plru needs 1, 2, 4 .. 64 ways.
-    Raises MachineError for a geometry that cannot be.
+    Raises MachineError for what is no such number or word; the native library refuses a geometry that cannot be (`Hierarchy`).
     """
 
     name: str
@@ -70,17 +69,10 @@ class Cache(msgspec.Struct, frozen=True):
             raise MachineError(f'a cache\'s name is {quoted(self.name)}; right is a text, such as "L1"')
         for field in ("sets", "ways", "line_bytes", "prefetch_degree"):
             _whole(getattr(self, field), 1, 1 << 40, f'cache "{self.name}": {field}')
-        _one_of(self.policy, get_args(Policy), f'cache "{self.name}": policy')
-        _one_of(self.inclusion, get_args(Inclusion), f'cache "{self.name}": inclusion')
+        word(self.policy, f'policy of cache "{self.name}"', get_args(Policy), MachineError)
+        word(self.inclusion, f'inclusion of cache "{self.name}"', get_args(Inclusion), MachineError)
         if self.prefetch is not None:
-            _one_of(self.prefetch, get_args(Prefetch), f'cache "{self.name}": prefetch')
-            _whole(self.prefetch_degree, 1, MAX_DEGREE, f'cache "{self.name}": prefetch_degree')
-        if self.line_bytes & (self.line_bytes - 1) or self.line_bytes > 1 << 30:
-            raise MachineError(f'cache "{self.name}": line_bytes is {self.line_bytes}; it should be a power of two up to 2^30')
-        if self.sets * self.ways >= 1 << 32:
-            raise MachineError(f'cache "{self.name}": {self.sets} x {self.ways} lines; fewer than 2^32 can be simulated')
-        if self.policy == "plru" and (self.ways & (self.ways - 1) or self.ways > 64):
-            raise MachineError(f'cache "{self.name}": a plru tree needs 1, 2, 4, 8, 16, 32 or 64 ways, not {self.ways}')
+            word(self.prefetch, f'prefetch of cache "{self.name}"', get_args(Prefetch), MachineError)
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -159,7 +151,8 @@ class Hierarchy:
     """Caches from the core outward, L1 first, and what they hold between calls.
 
     `cores` have their own private levels and see one copy of the shared ones. `seed` fixes random replacement. The only state
-    is the caches' contents: `simulate` and `run` start empty unless `warm=True` keeps what the last call left.
+    is the caches' contents: `simulate` and `run` start empty unless `warm=True` keeps what the last call left. Whoever empties them raises
+    MachineError for levels that do not fit each other, as the native library says.
     """
 
     def __init__(self, levels: Iterable[Cache], *, cores: int = 1, seed: int = 0) -> None:
@@ -168,7 +161,9 @@ class Hierarchy:
         self.seed = seed
         _whole(cores, 1, MAX_CORES, "cores of a cache hierarchy")
         _whole(seed, 0, (1 << 64) - 1, "seed of a cache hierarchy")
-        _check_levels(self.levels)
+        names = [level.name for level in self.levels]
+        if len(set(names)) < len(names):
+            raise MachineError(f"cache levels are named {', '.join(names)}; each name may stand once")
         self._state: npt.NDArray[np.uint64] | None = None
 
     @classmethod
@@ -275,36 +270,6 @@ def _whole(value: Any, least: int, most: int, what: str) -> None:
         raise MachineError(f"{what} is {quoted(value)}; it should be a whole number from {least} to {most}")
 
 
-def _one_of(value: str, options: tuple[str, ...], what: str) -> None:
-    if not isinstance(value, str) or value not in options:
-        raise MachineError(f"{what} is {quoted(value)}; {choose(value, options)}")
-
-
-def _check_levels(levels: tuple[Cache, ...]) -> None:
-    """What two neighbouring levels owe each other; the native library checks the same again."""
-    if not 1 <= len(levels) <= MAX_LEVELS:
-        raise MachineError(f"a cache hierarchy of {len(levels)} levels; it should have 1 to {MAX_LEVELS}")
-    names = [level.name for level in levels]
-    if len(set(names)) < len(names):
-        raise MachineError(f"cache levels are named {', '.join(names)}; each name may stand once")
-    if levels[0].inclusion != "non-inclusive":
-        raise MachineError(f'cache "{names[0]}" is {levels[0].inclusion}, but has no level inside it; it should be non-inclusive')
-    for inner, outer in pairwise(levels):
-        where = f'cache "{outer.name}"'
-        if outer.line_bytes < inner.line_bytes:
-            right = f"it should be a multiple of the {inner.line_bytes} of {inner.name}"
-            raise MachineError(f"{where}: line_bytes is {outer.line_bytes}; {right}")
-        if inner.shared and not outer.shared:
-            raise MachineError(f"{where} is private, but {inner.name} inside it is shared; set shared=True")
-        if outer.inclusion == "exclusive":
-            if outer.line_bytes != inner.line_bytes:
-                raise MachineError(f"{where} is exclusive, so its line_bytes should be the {inner.line_bytes} of {inner.name}")
-            if not (inner.write_back and outer.write_back):
-                raise MachineError(f"{where} is exclusive, so it and {inner.name} should be write-back")
-            if outer.prefetch:
-                raise MachineError(f"{where} is exclusive: {inner.name} alone fills it, so prefetch should be None")
-
-
 def _native() -> tuple[Any, Any]:
     from pysim.runtime import cpu as runtime
 
@@ -353,9 +318,7 @@ def _array(values: npt.ArrayLike, kind: type[np.integer[Any]], length: int | Non
     if array.ndim != 1 or length not in (None, len(array)):
         right = "one dimension" if length is None else f"({length},), one for each address, or a single number"
         raise OperandError(f"{what}: shape is {array.shape}; it should be {right}")
-    if array.dtype in (kind, np.bool_):
-        return np.ascontiguousarray(array).view(kind) if array.itemsize == np.dtype(kind).itemsize else array.astype(kind)
-    most = np.iinfo(kind)
-    if len(array) and not (most.min <= array.min() and array.max() <= most.max):
-        raise OperandError(f"{what}: values reach from {array.min()} to {array.max()}; they should fit {np.dtype(kind)}")
-    return np.ascontiguousarray(array, dtype=kind)
+    found = np.ascontiguousarray(array, dtype=kind)
+    if array.dtype != found.dtype and not np.array_equal(found, array):
+        raise OperandError(f"{what}: values reach from {array.min()} to {array.max()}; they should fit {found.dtype}")
+    return found

@@ -8,7 +8,7 @@ reads elements.
 
 Tags name buffers and phases (hierarchy.OPERANDS, hierarchy.PHASES): `input`, `filter` and `output` are the operands of the call (a
 convolution's filters are panels, packed before it), `packed_input` and `packed_filter` the workspace, `columns` the matrix of
-im2col. Packing is phase `pack`, the sums `compute`, loads and stores of the output `store`.
+im2col (`tools/im2col_baseline.py`). Packing is phase `pack`, the sums `compute`, loads and stores of the output `store`.
 
 Every buffer starts on a page of its own, one after the other, so a trace is the same on every machine.
 
@@ -16,30 +16,26 @@ Worked number: 1x1, 2 channels, 1 filter, a row of 8 windows in place under the 
 4 filter values each, then 8 outputs are written: 32 accesses of 4 bytes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from itertools import accumulate
-from queue import SimpleQueue
-from threading import Semaphore, Thread
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
+from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
-from pysim.cachemodel.simulator.hierarchy import Chunk, Hierarchy, Result
+from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import cpu_kernels
 
 PAGE = 4096  # bytes; every buffer starts on a page
 MOST_ACCESSES = 10**11  # that are simulated: some five minutes
 SHOWN_ACCESSES = 1.5e8  # of a run that somebody waits for: two runs take some seconds
 LEAST_SIDE = 256  # rows or columns of C that a part of a product keeps
-_AHEAD = 16  # chunks that `accesses` makes before they are asked for
 
 
 class Bases(NamedTuple):
@@ -60,15 +56,7 @@ def simulate(workload: Workload, schedule: Schedule, hierarchy: Hierarchy, *, wa
     more than MOST_ACCESSES.
     """
     _check_length(workload, schedule)
-    return _simulate([_run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm, flush)
-
-
-def accesses(workload: Workload, schedule: Schedule, at: Bases | None = None) -> Iterator[Chunk]:
-    """The trace in chunks of a few thousand accesses: int64 addresses, int32 sizes in bytes, uint8 stores and tags.
-
-    `at` places the buffers elsewhere than `bases(workload, schedule)`. Errors are those of `simulate`.
-    """
-    return _stream([_run_of(workload, schedule, at or bases(workload, schedule))])
+    return simulate_runs([run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm=warm, flush=flush)
 
 
 def bases(workload: Workload, schedule: Schedule) -> Bases:
@@ -84,29 +72,10 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
         sizes = [size[0] or workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
     else:
         panels = size[0] - lib.PYSIM_PACKED_MARK_BYTES  # all that the loops read of packed filters
-        sizes = [_image_bytes(workload) * workload.batch, panels, _output_bytes(workload) * workload.batch]
+        image = workload.channels * workload.height * workload.width * element
+        sizes = [workload.batch * image, panels, workload.batch * workload.filters * workload.windows * result]
     runtime.check(lib.pysim_workspace_bytes(*told, 1, size))
-    return Bases(*_pages([*sizes, size[0]])[:4])
-
-
-def im2col_gemm(workload: Conv) -> Gemm:
-    """The product of one image and group of the im2col baseline: C[M/g][P*Q] = A[M/g][C/g*R*S] columns[C/g*R*S][P*Q]."""
-    depth = workload.channels // workload.groups * workload.kernel_h * workload.kernel_w
-    return Gemm(m=workload.filters // workload.groups, n=workload.windows, k=depth, dtype=workload.dtype)
-
-
-def simulate_im2col(workload: Conv, schedule: Schedule, hierarchy: Hierarchy, *, warm: bool = False, flush: bool = False) -> Result:
-    """Counts of the baseline: for each image im2col of all its channels, then `im2col_gemm(workload)` under `schedule` by group.
-
-    An unpadded 1x1 convolution of stride 1 multiplies the image itself, as Caffe does. `warm`, `flush` and errors as in `simulate`.
-    """
-    _check_length(workload, schedule)
-    return _simulate(_im2col_runs(workload, schedule), hierarchy, warm, flush)
-
-
-def accesses_im2col(workload: Conv, schedule: Schedule) -> Iterator[Chunk]:
-    """The baseline's trace in chunks."""
-    return _stream(_im2col_runs(workload, schedule))
+    return Bases(*pages([*sizes, size[0]])[:4])
 
 
 def part_of(workload: Workload, schedule: Schedule, most: float) -> Workload:
@@ -126,77 +95,48 @@ def part_of(workload: Workload, schedule: Schedule, most: float) -> Workload:
 
 def _estimated(workload: Workload, schedule: Schedule) -> float:
     """Accesses of whole tiles' k steps: vectors of the operand along the lanes, elements of the other."""
-    nest, row = nest_of(workload), next(row for row in cpu_kernels() if row.name == schedule.kernel)
-    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
+    row = row_of(schedule)
     each = ceil_div(schedule.windows, row.lane_windows) + ceil_div(schedule.filters, row.lane_filters)
-    return float(tiles * each * nest.channels * nest.kernel_h * nest.kernel_w)
+    return float(each * _steps(workload, schedule))
+
+
+def _steps(workload: Workload, schedule: Schedule) -> int:
+    """k steps of all tiles."""
+    nest = nest_of(workload)
+    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
+    return tiles * nest.channels * nest.kernel_h * nest.kernel_w
 
 
 def _check_length(workload: Workload, schedule: Schedule) -> None:
     """Refuses what would take too long: a k step of a tile reads a window and a filter at least."""
-    nest = nest_of(workload)
-    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
-    least = 2 * tiles * nest.channels * nest.kernel_h * nest.kernel_w
+    least = 2 * _steps(workload, schedule)
     if least > MOST_ACCESSES:
         raise PlanError(f"{workload.text} makes at least {least:.1e} accesses; exact caches are simulated for up to {MOST_ACCESSES:.0e}")
 
 
-def _pages(sizes: list[int]) -> list[int]:
+def pages(sizes: list[int]) -> list[int]:
     """Where buffers of these sizes begin, one after the other from the first page on."""
     return list(accumulate((-(-size // PAGE) * PAGE for size in sizes), initial=PAGE))
 
 
-def _image_bytes(w: Conv) -> int:
-    return w.channels * w.height * w.width * SIZES[w.dtype]
+class Run(NamedTuple):
+    """One native run: the function that simulates it, and its arguments before the caches' state."""
 
-
-def _output_bytes(w: Conv) -> int:
-    return w.filters * w.windows * RESULT_BYTES[w.dtype]
-
-
-class _Run(NamedTuple):
-    """One native run: the functions that trace and simulate it, and their arguments before sink or state."""
-
-    trace: Any
     simulate: Any
     arguments: tuple[Any, ...]
 
 
-def _run_of(workload: Workload, schedule: Schedule, at: Bases) -> _Run:
+def run_of(workload: Workload, schedule: Schedule, at: Bases) -> Run:
+    """Of one schedule, buffers where they are said to be."""
     from pysim.runtime import cpu as runtime
 
     ffi, lib = runtime.library()
     told = runtime.problem_struct(workload), runtime.schedule_struct(schedule, workload), ffi.new("pysim_trace_bases *", at)
-    return _Run(lib.pysim_trace, lib.pysim_simulate, told)
+    return Run(lib.pysim_simulate, told)
 
 
-def _im2col_runs(w: Conv, schedule: Schedule) -> list[_Run]:
-    """The baseline's steps; all images use one columns matrix."""
-    from pysim.runtime import cpu as runtime
-
-    ffi, lib = runtime.library()
-    gemm, element = im2col_gemm(w), SIZES[w.dtype]
-    size = ffi.new("int64_t *")
-    runtime.check(lib.pysim_workspace_bytes(runtime.problem_struct(gemm), runtime.schedule_struct(schedule, gemm), 1, size))
-    of_a, of_b, of_c = gemm.m * gemm.k * element, gemm.k * gemm.n * element, gemm.m * gemm.n * RESULT_BYTES[w.dtype]
-    spaces = [_image_bytes(w) * w.batch, of_a * w.groups, _output_bytes(w) * w.batch, size[0], of_b * w.groups]
-    at = Bases(*_pages(spaces)[:5])
-    whole = runtime.conv_struct(w)
-    whole.groups = 1  # the columns of all groups in one matrix, group after group
-    runs = []
-    for image in range(w.batch):
-        source = at.input + image * _image_bytes(w)
-        if not w.pointwise:
-            place = ffi.new("pysim_trace_bases *", at._replace(input=source))
-            runs.append(_Run(lib.pysim_im2col_trace, lib.pysim_im2col_simulate, (whole, place)))
-        for group in range(w.groups):
-            b = {"input": source + group * of_b} if w.pointwise else {"input": 0, "columns": at.columns + group * of_b}
-            c = at.output + (image * w.groups + group) * of_c
-            runs.append(_run_of(gemm, schedule, at._replace(filters=at.filters + group * of_a, output=c, **b)))
-    return runs
-
-
-def _simulate(runs: list[_Run], hierarchy: Hierarchy, warm: bool, flush: bool) -> Result:
+def simulate_runs(runs: Sequence[Run], hierarchy: Hierarchy, *, warm: bool = False, flush: bool = False) -> Result:
+    """Counts of runs one after another, as `simulate` has them."""
     from pysim.runtime import cpu as runtime
 
     ffi, _ = runtime.library()
@@ -210,45 +150,3 @@ def _simulate(runs: list[_Run], hierarchy: Hierarchy, warm: bool, flush: bool) -
     if warm:
         hierarchy.drive(feed)
     return hierarchy.drive(feed, flush=flush, warm=warm)
-
-
-def _stream(runs: list[_Run]) -> Iterator[Chunk]:
-    """Chunks as the native loops make them: these push, so they run in a thread that waits when it is _AHEAD chunks ahead."""
-    from pysim.runtime import cpu as runtime
-
-    ffi, _ = runtime.library()
-    chunks: SimpleQueue[Chunk | Exception | None] = SimpleQueue()
-    room, dropped = Semaphore(_AHEAD), False
-
-    def put(_: Any, n: int, *pointers: Any) -> None:
-        room.acquire()
-        if not dropped:
-            arrays = zip(pointers, (np.int64, np.int32, np.uint8, np.uint8), strict=True)
-            chunks.put(Chunk(*(np.frombuffer(ffi.buffer(p, n * np.dtype(kind).itemsize), kind).copy() for p, kind in arrays)))
-
-    sink = ffi.callback("void(void *, int64_t, int64_t *, int32_t *, uint8_t *, uint8_t *)", put)
-    worker = Thread(target=_work, args=(runs, sink, chunks.put), daemon=True)
-    worker.start()
-    try:
-        while isinstance(chunk := chunks.get(), Chunk):
-            room.release()
-            yield chunk
-        if chunk is not None:
-            raise chunk
-    finally:
-        dropped = True
-        while worker.is_alive():  # an abandoned trace runs out, unread
-            room.release(_AHEAD)
-            worker.join(0.001)
-
-
-def _work(runs: list[_Run], sink: Any, put: Callable[[Exception | None], None]) -> None:
-    from pysim.runtime import cpu as runtime
-
-    ffi, _ = runtime.library()
-    try:
-        for run in runs:
-            runtime.check(run.trace(*run.arguments, sink, ffi.NULL))
-        put(None)
-    except Exception as error:  # the reader's to raise
-        put(error)
