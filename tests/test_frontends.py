@@ -312,7 +312,7 @@ def test_without_the_onnx_package_the_error_says_how_to_get_it(monkeypatch):
 
 
 def test_a_model_among_the_words_is_read_by_the_frontend():
-    (first, *_) = resolve([str(LIGHT[0])], lambda path: read(path)[0])
+    (first, *_) = resolve([str(LIGHT[0])], lambda model: read(*model)[0])
     assert first.workload == parse("conv:ic3ih224oc96kh11sh4")
 
 
