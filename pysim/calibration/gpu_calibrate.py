@@ -25,8 +25,8 @@ from pysim.machine.quantity import Number, Source, facts
 from pysim.registry.cuda import gemm_attributes
 
 SEED, COUNT, TOP, MOST = 77, 400, 4, 1e10  # of the products: which, of each type at most, kernels of each, multiply-adds
-# L2's rate, too: products do not take of it what a probe takes that does nothing else. H100, 128 products that a fit had not seen: 6.9 % off in
-# the median, 18.5 % at the 90th percentile, from either start; beside the probe's rate 8.0 and 24.4 %.
+# L2's rate, too: products do not take of it what a probe takes that does nothing else. H100, 128 products that a fit had not seen: 6.9 %
+# off in the median, 18.5 % at the 90th percentile, from either start; beside the probe's rate 8.0 and 24.4 %.
 MOVED = Moved(machine=("l2_bytes_per_second",))
 FEWEST = 16  # products below which nothing is fitted
 SOURCE = "products"
