@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pysim.errors import ProblemError
-from pysim.problem.text import Layer, distinct, parse, resolve, sets
+from pysim.problem.text import Layer, ModelFile, distinct, parse, resolve, sets
 
 ROOT = Path(__file__).parent.parent
 NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet")
@@ -82,13 +82,13 @@ def test_an_unknown_word_is_refused_with_what_may_be_meant(word, says):
 def test_words_are_resolved_in_order_and_models_by_the_reader_given():
     seen = []
 
-    def read_model(path: Path) -> list[Layer]:
-        seen.append(path)
+    def read_model(model: ModelFile) -> list[Layer]:
+        seen.append(model)
         return [Layer(parse("gemm:1x2x3"), "fc")]
 
     layers = resolve(['conv:ic3ih9oc4kh3n"first"', "some/model.onnx", "mec"], read_model)
     assert [layer.label for layer in layers[:3]] == ["first", "fc", "cv1"]
-    assert seen == [Path("some/model.onnx")]
+    assert seen == [ModelFile(Path("some/model.onnx"), None)]
     assert len(layers) == 14
 
 

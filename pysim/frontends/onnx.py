@@ -150,6 +150,7 @@ def with_constants(model: "onnx.ModelProto", found: Mapping[str, Any]) -> "onnx.
     nodes = [type(node).FromString(node.SerializeToString()) for node in made.graph.node if not set(node.output) & found.keys()]
     del made.graph.node[:]
     made.graph.node.extend(nodes)
+    made.ir_version = max(made.ir_version, 4)  # from which on inference sees an initializer that is no input
     for name, array in found.items():
         about = {"name": name, "data_type": onnx.helper.np_dtype_to_tensor_dtype(array.dtype), "dims": array.shape}
         large = array.nbytes > KEEP_BYTES
