@@ -10,7 +10,7 @@ with `chunk` units of k in 16 bytes of an operand whose k is contiguous, and `li
 bytes at a time: with k contiguous they store each unit of k on its own, otherwise all 16 bytes at once. A warp then reads, for
 each k, vectors of its rows of A and of its columns of B; neighbouring lanes share vectors.
 
-Asynchronous copies of an operand whose k is contiguous, 4 or 8 bytes each, are those of `mainloop/simt/singles.cuh`: lanes take 8 units
+Asynchronous copies of an operand of f32 whose k is contiguous, 4 bytes each, are those of `mainloop/simt/singles.cuh`: lanes take 8 units
 of k of neighbouring rows, and lines are 16 bytes longer instead of swizzled.
 
 Assumed: the tile lies inside its operands, which are aligned to 16 bytes. Not described: the tile's way out through shared memory.
@@ -114,7 +114,7 @@ def place(tiles: Tiles, operand: str, k: Integers, x: Integers, k_inner: bool = 
 
 
 def _by_singles(tiles: Tiles, k_inner: bool) -> bool:
-    return k_inner and tiles.stages >= ASYNCHRONOUS and tiles.vectors and tiles.spread
+    return k_inner and tiles.dtype == "f32" and tiles.stages >= ASYNCHRONOUS and tiles.vectors and tiles.spread
 
 
 def _extent(tiles: Tiles, operand: str) -> int:

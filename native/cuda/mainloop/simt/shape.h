@@ -39,8 +39,9 @@ struct Shape {
     /* by whether k is contiguous in device memory; a stage is the same either way */
     template <bool K_INNER> using CopyA = Copy<T, BM, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
     template <bool K_INNER> using CopyB = Copy<T, BN, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
-    /* whether operands that do not lie as vectors come element by element; the lines of a stage are PAD units longer then */
-    static constexpr bool SINGLES = VECTOR && SWIZZLED && sizeof(typename T::In) == sizeof(Unit) && T::PACK == 1;
+    /* Whether operands that do not lie as vectors come element by element; the lines of a stage are PAD units longer then. Of f64 they would take
+     * registers that a second block needs, and 16 bytes are two elements. */
+    static constexpr bool SINGLES = VECTOR && SWIZZLED && T::DTYPE == PYSIM_F32;
     template <bool K_INNER> using SinglesA = Singles<T, BM, BK, THREADS, K_INNER>;
     template <bool K_INNER> using SinglesB = Singles<T, BN, BK, THREADS, K_INNER>;
     static constexpr bool NEAR = MOST_NEAR > 1; /* so many parts of split-K meet in a cluster */
