@@ -61,19 +61,16 @@ def test_every_unit_has_a_place_of_its_own_in_the_stage(kernel):
 def test_stores_fill_the_stage_once_and_loads_read_all_of_it(kernel, trans_a, trans_b):
     found = accesses(kernel.tiles, trans_a, trans_b)
     for operand in "AB":
-        k_inner = not trans_a if operand == "A" else trans_b
-        places = np.sort(place(kernel.tiles, operand, *units(kernel, operand), k_inner).ravel())
+        size = units(kernel, operand)[0].size
         stores = [access for access in found if access.operand == operand and access.store]
         narrow = min(access.width for access in stores)
         unit = min(UNIT[kernel.dtype], narrow)
-        parts = (places[:, None] + np.arange(0, UNIT[kernel.dtype], unit)).ravel() // unit
-        np.testing.assert_array_equal(np.sort(touched(stores, unit)), parts)
+        np.testing.assert_array_equal(np.sort(touched(stores, unit)), np.arange(size * UNIT[kernel.dtype] // unit))
         loads = [access for access in found if access.operand == operand and not access.store]
         groups = kernel.block_n // kernel.warp_n * (kernel.warp_n // kernel.thread_n)
         if operand == "B":
             groups = kernel.block_m // kernel.warp_m * (kernel.warp_m // kernel.thread_m)
-        read = np.sort(touched(loads, UNIT[kernel.dtype]))
-        np.testing.assert_array_equal(read, np.repeat(places // UNIT[kernel.dtype], groups))
+        np.testing.assert_array_equal(np.bincount(touched(loads, UNIT[kernel.dtype]), minlength=size), groups)
 
 
 def test_the_worked_number_of_the_largest_policy():

@@ -10,9 +10,6 @@ with `chunk` units of k in 16 bytes of an operand whose k is contiguous, and `li
 bytes at a time: with k contiguous they store each unit of k on its own, otherwise all 16 bytes at once. A warp then reads, for
 each k, vectors of its rows of A and of its columns of B; neighbouring lanes share vectors.
 
-Asynchronous copies of an operand of f32 whose k is contiguous, 4 bytes each, are those of `mainloop/simt/singles.cuh`: lanes take 8 units
-of k of neighbouring rows, and lines are 16 bytes longer instead of swizzled.
-
 Assumed: the tile lies inside its operands, which are aligned to 16 bytes. Not described: the tile's way out through shared memory.
 Counts are those of one step of k of one block; two products that differ in k by n steps differ by n times them.
 
@@ -30,8 +27,6 @@ from pysim.errors import OperandError
 from pysim.registry.cuda import Tiles
 
 Integers = NDArray[np.int64]
-ASYNCHRONOUS = 3  # stages, and more, are filled by asynchronous copies
-ALONG_K, VECTOR = 8, 16  # lanes of an operand whose elements come one by one; bytes
 
 
 class _Type(msgspec.Struct, frozen=True):
@@ -80,8 +75,7 @@ def accesses(tiles: Tiles, trans_a: bool, trans_b: bool) -> tuple[Access, ...]:
     if tiles.tensor:
         raise OperandError(f"tiles on the pipe {tiles.pipe} are no SIMT kernel's; this describes those whose threads multiply")
     k_inner = {"A": not trans_a, "B": bool(trans_b)}
-    ways = (_copies, _fragments)
-    return tuple(access for operand in "AB" for way in ways for access in way(tiles, operand, k_inner[operand]))
+    return tuple(access for operand in "AB" for access in (*_copies(tiles, operand, k_inner[operand]), *_fragments(tiles, operand)))
 
 
 def wavefronts(tiles: Tiles, trans_a: bool, trans_b: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
@@ -102,19 +96,13 @@ def counted(parts: Iterable[tuple[Iterable[Access], int]], memory: SharedMemory 
     return {kind: Wavefronts(*numbers) for kind, numbers in sums.items()}
 
 
-def place(tiles: Tiles, operand: str, k: Integers, x: Integers, k_inner: bool = False) -> Integers:
+def place(tiles: Tiles, operand: str, k: Integers, x: Integers) -> Integers:
     """byte(k, x) of the head of this file: where unit k of row (column) x of A ("A") or B ("B") stands in a stage."""
     kind, extent = _TYPES[tiles.dtype], _extent(tiles, operand)
-    if _by_singles(tiles, k_inner):
-        return (k * (extent + VECTOR // kind.unit_bytes) + x) * kind.unit_bytes
     lines = tiles.depth // kind.depth // kind.chunk
     swizzle = k // kind.chunk % lines * (128 // lines) if tiles.spread else 0
     address: Integers = ((k * extent + x) * kind.unit_bytes) ^ swizzle
     return address
-
-
-def _by_singles(tiles: Tiles, k_inner: bool) -> bool:
-    return k_inner and tiles.dtype == "f32" and tiles.stages >= ASYNCHRONOUS and tiles.vectors and tiles.spread
 
 
 def _extent(tiles: Tiles, operand: str) -> int:
@@ -124,14 +112,6 @@ def _extent(tiles: Tiles, operand: str) -> int:
 def _copies(tiles: Tiles, operand: str, k_inner: bool) -> Iterator[Access]:
     """The operand's way into the stage: stores from registers, or asynchronous copies where there are 3 stages or more."""
     kind, extent, threads = _TYPES[tiles.dtype], _extent(tiles, operand), tiles.math_threads
-    if _by_singles(tiles, k_inner):
-        unit = np.arange(threads).reshape(-1, LANES)
-        for row in range(0, extent, threads // ALONG_K):
-            for first in range(0, tiles.depth, ALONG_K):
-                x = row + unit // ALONG_K
-                start = place(tiles, operand, first + unit % ALONG_K, x, k_inner)
-                yield Access(operand, True, True, kind.unit_bytes, start, x < extent)
-        return
     pieces = kind.lines_k if k_inner else kind.lines_out
     inner = 16 // pieces // kind.element_bytes
     across = (tiles.depth if k_inner else extent) // inner
@@ -144,14 +124,14 @@ def _copies(tiles: Tiles, operand: str, k_inner: bool) -> Iterator[Access]:
     k, x, active = k[warps] // kind.depth, x[warps], active[warps]
     width = 16 // kind.chunk if k_inner else 16
     split = width if tiles.vectors else min(width, 4)
-    asynchronous = tiles.stages >= ASYNCHRONOUS
+    asynchronous = tiles.stages >= 3
     for i in range(kind.chunk if k_inner else 1):
         start = place(tiles, operand, np.where(active, k + i, 0), np.where(active, x, 0))
         for offset in range(0, width, split):
             yield Access(operand, True, asynchronous, split, start + offset, active)
 
 
-def _fragments(tiles: Tiles, operand: str, k_inner: bool) -> Iterator[Access]:
+def _fragments(tiles: Tiles, operand: str) -> Iterator[Access]:
     """The vectors that warps read, one unit of k after another."""
     kind = _TYPES[tiles.dtype]
     lanes_m, lanes_n = tiles.warp_rows // tiles.thread_rows, tiles.warp_columns // tiles.thread_columns
@@ -169,6 +149,6 @@ def _fragments(tiles: Tiles, operand: str, k_inner: bool) -> Iterator[Access]:
     units = tiles.depth // kind.depth
     k, of_warp, of_vector = np.meshgrid(np.arange(units), first, np.arange(count // vector), indexing="ij")
     x = (of_warp + of_vector * lanes * vector).reshape(-1, 1) + lane_of * vector
-    start = place(tiles, operand, np.broadcast_to(k.reshape(-1, 1), x.shape), x, k_inner)
+    start = place(tiles, operand, np.broadcast_to(k.reshape(-1, 1), x.shape), x)
     for offset in range(0, width, split):
         yield Access(operand, False, False, split, start + offset, np.ones(x.shape, np.bool_))

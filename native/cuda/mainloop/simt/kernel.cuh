@@ -274,12 +274,11 @@ template <class S, bool MATRICES = false, class Source> __device__ inline void s
         const int begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
         const auto a = source.a(t, begin, end);
         const auto b = source.b(t, begin, end);
-        const int steps = t.end - t.begin;
-        if (a.whole() && b.whole()) sum_tile<S, false>(a, b, steps, sum, shared, base_a, base_b);
+        if (a.whole() && b.whole()) sum_tile<S, false>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         else if constexpr (MATRICES && S::SINGLES) {
-            if (a.by_vectors() && b.by_vectors()) sum_tile<S, true>(a, b, steps, sum, shared, base_a, base_b);
-            else sum_tile<S, true>(source.singles_a(t, begin, end), source.singles_b(t, begin, end), steps, sum, shared, base_a, base_b);
-        } else sum_tile<S, true>(a, b, steps, sum, shared, base_a, base_b);
+            if (a.by_vectors() && b.by_vectors()) sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
+            else sum_tile<S, true>(source.singles_a(t, begin, end), source.singles_b(t, begin, end), t.end - t.begin, sum, shared, base_a, base_b);
+        } else sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
         bool whole = true;
         if (t.parts > 1 && !near) {
             constexpr int COUNT = S::TM * S::TN;
@@ -302,15 +301,11 @@ template <class S, bool MATRICES = false, class Source> __device__ inline void s
 /* A product's operands lie in memory as matrices. */
 template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
     const Problem &p;
-    /* What 4 bytes at a time bring asynchronously anyway, to lie along the outputs, comes so from anywhere. */
-    static constexpr bool SINGLES_A = S::SINGLES && S::STAGES >= 3 && !TRANS_A, SINGLES_B = S::SINGLES && S::STAGES >= 3 && TRANS_B;
-    using FromA = std::conditional_t<SINGLES_A, typename S::template SinglesA<!TRANS_A>, typename S::template CopyA<!TRANS_A>>;
-    using FromB = std::conditional_t<SINGLES_B, typename S::template SinglesB<TRANS_B>, typename S::template CopyB<TRANS_B>>;
     __device__ auto a(const Tile &t, int begin, int end) const {
-        return FromA(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
+        return typename S::template CopyA<!TRANS_A>(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
     }
     __device__ auto b(const Tile &t, int begin, int end) const {
-        return FromB(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
+        return typename S::template CopyB<TRANS_B>(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
     }
     __device__ auto singles_a(const Tile &t, int begin, int end) const {
         return typename S::template SinglesA<!TRANS_A>(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);

@@ -39,9 +39,10 @@ struct Shape {
     /* by whether k is contiguous in device memory; a stage is the same either way */
     template <bool K_INNER> using CopyA = Copy<T, BM, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
     template <bool K_INNER> using CopyB = Copy<T, BN, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
-    /* Whether operands that do not lie as vectors come element by element; the lines of a stage are PAD units longer then. Of f64 they would take
-     * registers that a second block needs, and 16 bytes are two elements. */
-    static constexpr bool SINGLES = VECTOR && SWIZZLED && T::DTYPE == PYSIM_F32;
+    /* Whether operands that do not lie as vectors come element by element; the lines of a stage are PAD units longer then. Larger tiles, which
+     * take fewer elements for a multiply, have no registers left for it: they would spill in the loop of vectors, too; f64 would lose a second
+     * block, and 16 bytes are two of its elements. */
+    static constexpr bool SINGLES = VECTOR && SWIZZLED && T::DTYPE == PYSIM_F32 && STAGES < 3 && BM * BN <= 128 * 64;
     template <bool K_INNER> using SinglesA = Singles<T, BM, BK, THREADS, K_INNER>;
     template <bool K_INNER> using SinglesB = Singles<T, BN, BK, THREADS, K_INNER>;
     static constexpr bool NEAR = MOST_NEAR > 1; /* so many parts of split-K meet in a cluster */

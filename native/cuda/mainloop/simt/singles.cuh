@@ -52,8 +52,6 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
 
   public:
     using Staged = In[TURNS][EACH];
-    __device__ bool whole() const { return inside && left % STEP == 0; }
-    __device__ bool by_vectors() const { return true; } /* or, as here, from anywhere */
     static __device__ constexpr int swizzle(int) { return 0; }
 
     /* `limit` outputs in all, `first` the block's first one; k from `begin` to `end`. */
@@ -63,11 +61,9 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
 
     /* The next step into registers, zeros outside the operand. */
     template <bool EDGE> __device__ void load(Staged &to, int thread) {
-        if (!EDGE || (inside && left >= STEP))
-            each<true>(thread, [&](int turn, int i, const In *from, bool) { to[turn][i] = *from; });
-        else
-            each<false>(hide(thread), [&](int turn, int i, const In *from, bool exists) { to[turn][i] = exists ? *from : In(0); });
-        advance();
+        if (!EDGE || (inside && left >= STEP)) load_step<true>(to, thread);
+        else load_step<false>(to, hide(thread));
+        at += step, left -= STEP;
     }
     __device__ void store(char *shared, const Staged &from, int thread) const {
         char *const to = place_of(shared, thread);
@@ -77,22 +73,9 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
             for (int i = 0; i < EACH; i++)
                 if (!idle(thread, turn)) *(In *)(to + turn * BELOW + i * NEXT) = from[turn][i];
     }
-    /* The next step straight into shared memory, asynchronously. */
-    template <bool EDGE> __device__ void load_async(char *shared, int thread) {
-        char *const to = place_of(shared, thread);
-        if (!EDGE || (inside && left >= STEP))
-            each<true>(thread, [&](int turn, int i, const In *from, bool) { copy_async<SIZE>(to + turn * BELOW + i * NEXT, from, SIZE); });
-        else
-            each<false>(hide(thread), [&](int turn, int i, const In *from, bool exists) {
-                copy_async<SIZE>(to + turn * BELOW + i * NEXT, exists ? from : at, exists ? SIZE : 0);
-            });
-        advance();
-    }
 
   private:
-    __device__ void advance() { at += step, left -= STEP; }
-    /* body(turn, i, element, whether it exists), all of them existing where INSIDE. */
-    template <bool INSIDE, class Body> __device__ void each(int thread, Body body) const {
+    template <bool INSIDE> __device__ void load_step(Staged &to, int thread) const {
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             if (idle(thread, turn)) continue;
@@ -100,7 +83,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
             const int row = row_of(thread) + turn * DOWN, rest = (K_INNER ? left : outputs) - inner_of(thread);
             const bool exists = INSIDE || row < (K_INNER ? outputs : left);
 #pragma unroll
-            for (int i = 0; i < EACH; i++) body(turn, i, from + i * LANES, exists && (INSIDE || i * LANES < rest));
+            for (int i = 0; i < EACH; i++) to[turn][i] = exists && (INSIDE || i * LANES < rest) ? from[i * LANES] : In(0);
         }
     }
 };
