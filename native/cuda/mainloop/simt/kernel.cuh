@@ -75,9 +75,10 @@ template <int LM, int LN> __device__ inline void place_of(int lane, int &row, in
 template <class S, class Copier, int COUNT, int V, int LANES, int WARP, int PITCH>
 __device__ inline void read_fragment(typename S::Unit *to, const char *shared, int k, int base) {
     constexpr int size = sizeof(typename S::Unit), run = LANES * V * size;
-    /* where lines are whole 128 bytes, the xor parts into lane's bits and constants: all of it of one vector, of several what is within their run */
-    constexpr bool nested = PITCH * size % 128 == 0 && (COUNT == V || (WARP * size % 128 == 0 && run <= 128));
-    const int s = Copier::swizzle(k), low = COUNT == V ? s : s & (run - 1), high = s & ~low;
+    /* where lines are whole 128 bytes, the xor parts into lane's bits and constants: all of it of one vector, for which pipelines of asynchronous
+     * copies have no registers, of several what is within their run */
+    constexpr bool single = COUNT == V && S::STAGES < 3, nested = PITCH * size % 128 == 0 && (single || (WARP * size % 128 == 0 && run <= 128));
+    const int s = Copier::swizzle(k), low = single ? s : s & (run - 1), high = s & ~low;
 #pragma unroll
     for (int v = 0; v < COUNT / V; v++) {
         const int constant = k * PITCH * size;
@@ -274,11 +275,13 @@ template <class S, bool MATRICES = false, class Source> __device__ inline void s
         const int begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
         const auto a = source.a(t, begin, end);
         const auto b = source.b(t, begin, end);
+        constexpr bool SINGLES = MATRICES && S::SINGLES;
+        bool vectors = true;
+        if constexpr (SINGLES) vectors = a.by_vectors() && b.by_vectors();
         if (a.whole() && b.whole()) sum_tile<S, false>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
-        else if constexpr (MATRICES && S::SINGLES) {
-            if (a.by_vectors() && b.by_vectors()) sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
-            else sum_tile<S, true>(source.singles_a(t, begin, end), source.singles_b(t, begin, end), t.end - t.begin, sum, shared, base_a, base_b);
-        } else sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
+        else if (vectors) sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
+        else if constexpr (SINGLES)
+            sum_tile<S, true>(source.singles_a(t, begin, end), source.singles_b(t, begin, end), t.end - t.begin, sum, shared, base_a, base_b);
         bool whole = true;
         if (t.parts > 1 && !near) {
             constexpr int COUNT = S::TM * S::TN;

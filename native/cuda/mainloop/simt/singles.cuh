@@ -83,7 +83,10 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
             const int row = row_of(thread) + turn * DOWN, rest = (K_INNER ? left : outputs) - inner_of(thread);
             const bool exists = INSIDE || row < (K_INNER ? outputs : left);
 #pragma unroll
-            for (int i = 0; i < EACH; i++) to[turn][i] = exists && (INSIDE || i * LANES < rest) ? from[i * LANES] : In(0);
+            for (int i = 0; i < EACH; i++) {
+                const bool here = exists & (INSIDE | (i * LANES < rest)); /* a predicate, no branch */
+                to[turn][i] = here ? from[i * LANES] : In(0);
+            }
         }
     }
 };
