@@ -61,8 +61,10 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
 
     /* The next step into registers, zeros outside the operand. */
     template <bool EDGE> __device__ void load(Staged &to, int thread) {
-        if (!EDGE || (inside && left >= STEP)) load_step<true>(to, thread);
-        else load_step<false>(to, hide(thread));
+        if (!EDGE || (inside && left >= STEP))
+            each<true>(thread, [&](int turn, int i, const In *from, bool) { to[turn][i] = *from; });
+        else
+            each<false>(hide(thread), [&](int turn, int i, const In *from, bool exists) { to[turn][i] = exists ? *from : In(0); });
         at += step, left -= STEP;
     }
     __device__ void store(char *shared, const Staged &from, int thread) const {
@@ -75,7 +77,8 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
     }
 
   private:
-    template <bool INSIDE> __device__ void load_step(Staged &to, int thread) const {
+    /* body(turn, i, element, whether it exists), all of them existing where INSIDE. */
+    template <bool INSIDE, class Body> __device__ void each(int thread, Body body) const {
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             if (idle(thread, turn)) continue;
@@ -83,10 +86,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
             const int row = row_of(thread) + turn * DOWN, rest = (K_INNER ? left : outputs) - inner_of(thread);
             const bool exists = INSIDE || row < (K_INNER ? outputs : left);
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                const bool here = exists & (INSIDE | (i * LANES < rest)); /* a predicate, no branch */
-                to[turn][i] = here ? from[i * LANES] : In(0);
-            }
+            for (int i = 0; i < EACH; i++) body(turn, i, from + i * LANES, exists && (INSIDE || i * LANES < rest));
         }
     }
 };
