@@ -4,11 +4,13 @@
 
     python benchmarks/cuda/products.py [-m cuda] [--count 60] [--seed 1] [--dtypes f32,tf32] > products.jsonl
     python benchmarks/cuda/products.py --top 4 gemm:4096x4096x4096:tn:tf32 ...            the best plans of the four best kernels
+    python benchmarks/cuda/products.py --beside before/libpysim_cuda.so ...               the same plans by other builds, in turns
 
 Random sizes are log-uniform, m and n from 32 to 8192, k from 32 to 16384, every second problem in multiples of eight, up to MOST
 multiply-adds, in any layout. f32 is planned with accuracy "ieee", since with "standard" (--f32) it may be tf32x3, a type of its own. Each
 plan is checked in full against float64 first, and timed as everywhere: by events, interleaved, the device kept busy. A line a problem:
 {"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; a table last.
+With other builds a plan has "beside", their seconds, None where one has not built the kernel.
 Needs torch, whose operands they are, and the CUDA library.
 """
 
@@ -18,6 +20,7 @@ import math
 import multiprocessing
 import sys
 from collections import defaultdict
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,15 +30,19 @@ MOST = 2e11
 SAMPLES = 15
 
 
-def planned(text: str, machine: str, top: int, f32: str) -> tuple[str, list[dict[str, Any]]]:
-    """The best plans of the `top` best kernels."""
+def planned(text: str, machine: str, top: int, f32: str, also: tuple[str, ...] = ()) -> tuple[str, list[dict[str, Any]]]:
+    """The best plans of the `top` best kernels, and of those whose names contain one of `also`."""
     import msgspec
 
     from pysim import planner
     from pysim.calibration import gpu_lab
 
     accuracy = f32 if text.endswith(":f32") else "standard"
-    plans = gpu_lab.best_of_kernels(text, machine, top, accuracy) if top > 1 else [planner.plan(text, machine, accuracy=accuracy)]
+    if top == 1 and not also:
+        plans = [planner.plan(text, machine, accuracy=accuracy)]
+    else:
+        ranked = gpu_lab.best_of_kernels(text, machine, 10_000, accuracy)
+        plans = [one for rank, one in enumerate(ranked) if rank < top or any(part in one.kernel for part in also)]
     return text, [{"kernel": one.kernel, "schedule": msgspec.to_builtins(one.schedule), "predicted": one.cost.seconds} for one in plans]
 
 
@@ -82,11 +89,11 @@ def short(seconds: float) -> float:
     return float(f"{seconds:.4g}")
 
 
-def measured(line: dict[str, Any]) -> dict[str, Any]:
-    """The line of a problem with its seconds."""
+def measured(line: dict[str, Any], others: list[Any]) -> dict[str, Any]:
+    """The line of a problem with its seconds, by this library and by `others`."""
     import msgspec
 
-    from pysim.errors import MissingError
+    from pysim.errors import MissingError, NativeError
     from pysim.measure.clock import interleave
     from pysim.measure.events import Events
     from pysim.peers import cublas
@@ -100,6 +107,13 @@ def measured(line: dict[str, Any]) -> dict[str, Any]:
     for number, plan in enumerate(line["plans"]):
         calls[str(number)] = cuda.Launch(w, msgspec.convert(plan["schedule"], GpuSchedule)).on(operands.pointers).run
         plan["right"] = operands.right(calls[str(number)])
+        for other, library in enumerate(others):
+            bound = cuda.Launch(w, msgspec.convert(plan["schedule"], GpuSchedule)).on(operands.pointers)
+            bound._lib = library
+            with suppress(NativeError):
+                bound.run()
+                plan["right"] &= operands.right(bound.run)
+                calls[f"{number} {other}"] = bound.run
     try:
         calls["cublas"], _ = cublas.product(w, cuda.result_of(w.dtype), operands.pointers)
         calls["cublas"]()
@@ -109,6 +123,9 @@ def measured(line: dict[str, Any]) -> dict[str, Any]:
     for number, plan in enumerate(line["plans"]):
         samples = timed[str(number)]
         plan |= {"samples": len(samples), "seconds": short(float(np.median(samples))), "predicted": short(plan["predicted"])}
+        if others:
+            found = [timed.get(f"{number} {other}") for other in range(len(others))]
+            plan["beside"] = [None if one is None else short(float(np.median(one))) for one in found]
     theirs = timed.get("cublas")
     return line | {"cublas": None if theirs is None else short(float(np.median(theirs)))}
 
@@ -127,6 +144,25 @@ def table(lines: list[dict[str, Any]]) -> None:
         print(f"{dtype:<7}{len(some):>4} error {errors}, bias {np.median(logs):+.1%}; {beside}; wrong {wrong}", file=sys.stderr)
 
 
+def compared(lines: list[dict[str, Any]]) -> None:
+    """Problem by problem, us: cuBLAS, the first plan that a build has and its fastest kernel, this build and the others; last the geometric
+    means of cuBLAS's time over theirs."""
+    means = defaultdict(list)
+    for line in lines:
+        columns = list(zip(*([plan["seconds"], *plan["beside"]] for plan in line["plans"]), strict=True))
+        words = []
+        for build, seconds in enumerate(columns):
+            own = [(one, plan["kernel"]) for one, plan in zip(seconds, line["plans"], strict=True) if one]
+            plan, best = own[0][0], min(own)
+            words.append(f"{1e6 * plan:9.1f} {1e6 * best[0]:9.1f} {best[1].split('_', 2)[2]:<32}")
+            if line["cublas"]:
+                means[build].append((line["cublas"] / plan, line["cublas"] / best[0]))
+        print(f"{line['problem']:<28}{1e6 * (line['cublas'] or math.nan):9.1f} {' '.join(words)}", file=sys.stderr)
+    for build, ratios in means.items():
+        planned, best = np.exp(np.mean(np.log(ratios), axis=0))
+        print(f"build {build}: cuBLAS/plan {planned:.3f}, worst {min(ratios)[0]:.2f}; cuBLAS/best {best:.3f}", file=sys.stderr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*")
@@ -135,6 +171,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dtypes", help="of all types those, as f32,tf32")
     parser.add_argument("--top", type=int, default=1, help="kernels, the best plan of each")
+    parser.add_argument("--also", action="append", default=[], help="part of the names of kernels that are measured whatever their rank")
+    parser.add_argument("--beside", action="append", default=[], help="another build's libpysim_cuda.so")
     parser.add_argument("--f32", default="ieee", help="accuracy that f32 is planned with")
     options = parser.parse_args()
     from pysim.calibration import host
@@ -146,11 +184,15 @@ def main() -> None:
     on, device, lines = host.any_machine(options.machine), cuda.devices()[0].name, []
     machine = on.name if options.machine == "cuda" else options.machine
     with multiprocessing.get_context("spawn").Pool() as pool:
-        plans = dict(pool.map(partial(planned, machine=machine, top=options.top, f32=options.f32), texts, chunksize=4))
+        plan = partial(planned, machine=machine, top=options.top, f32=options.f32, also=tuple(options.also))
+        plans = dict(pool.map(plan, texts))
+    others = [cuda.library()[0].dlopen(path) for path in options.beside]
     for text in texts:
-        lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}))
+        lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}, others))
         print(json.dumps(lines[-1]), flush=True)
     table(lines)
+    if others:
+        compared(lines)
 
 
 if __name__ == "__main__":

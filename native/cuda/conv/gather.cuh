@@ -212,7 +212,7 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
 
   public:
     using Staged = In[EACH];
-    enum { DEPTH = STEP };
+    enum { DEPTH = STEP, PITCH = EXTENT };
     static __device__ int inner_of(int thread) { return thread % EXTENT; }
     /* Elements by k, counted from the thread's first. */
     static __device__ int first_line(int thread) { return row_of(thread) * EACH; }

@@ -27,6 +27,9 @@ LINE_BYTES = 128
 VECTOR_BYTES = 16
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 EDGE_INSTRUCTIONS = 4  # of an element that is loaded on its own: compare, address, load, or else zero
+SINGLE_INSTRUCTIONS = 2  # of one side by side with its neighbours, beyond its part of a vector's: 3 in all, load, store, part of an address
+LINES_ALONG_K, LINES_ALONG_OUTPUTS = 4 * (1 + 28 / LINE_BYTES), 1 + 124 / LINE_BYTES  # of their loads: 4 x 32 bytes, or 128, from anywhere
+SINGLES_MOST, SINGLES_PAD = 128 * 64, 16  # outputs of a tile whose elements may come so; bytes that a line of its stages has more
 SPLIT_INSTRUCTIONS = 9  # of an element of A: a load, and its thirds; of halves 7 in all (native/cuda/core/split.cuh)
 THIRDS_INSTRUCTIONS = 5.5  # of an element of A or B where both are split: of two, 3 conversions, 2 x 2 unpacked and subtracted
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
@@ -52,6 +55,12 @@ def stage_bytes(tiles: Tiles) -> int:
     return round((tiles.rows + tiles.columns * tiles.parts) * tiles.depth * SIZES[tiles.dtype])
 
 
+def by_singles(tiles: Tiles) -> bool:
+    """Whether threads take operands that are no whole vectors element by element, side by side (native/cuda/mainloop/simt/shape.h)."""
+    whole = tiles.dtype == "f32" and not tiles.tensor and tiles.vectors and tiles.spread
+    return whole and tiles.stages < 3 and tiles.rows * tiles.columns <= SINGLES_MOST
+
+
 def shared_bytes(tiles: Tiles) -> int:
     """Bytes of shared memory of a block: stages, and where it is larger the tile of results on its way out."""
     result, size = SUM_BYTES[tiles.dtype], SIZES[tiles.dtype]
@@ -62,7 +71,8 @@ def shared_bytes(tiles: Tiles) -> int:
         return tiles.stages * (stage_bytes(tiles) + BARRIER_BYTES) + FLAG_BYTES * sets + passages + ALIGNMENT
     if not tiles.tensor:
         packed = 2 if tiles.dtype == "f16" else 1  # half2 sums
-        return max(tiles.stages * stage_bytes(tiles), tiles.rows * tiles.columns * result // packed)
+        padding = 2 * SINGLES_PAD * tiles.depth * by_singles(tiles)
+        return max(tiles.stages * (stage_bytes(tiles) + padding), tiles.rows * tiles.columns * result // packed)
     row = tiles.depth * size
     pitch = row if row % 32 else row + 16  # rows of k are padded to an odd multiple of 16 bytes
     return max(tiles.stages * (tiles.rows + tiles.columns) * pitch, tiles.rows * (tiles.columns + 8) * result)
@@ -97,11 +107,9 @@ def work(
     size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
     arithmetic = products * tiles.products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     stage = stage_bytes(tiles)
-    # rows that begin anywhere come element by element; lanes stay a vector apart, so each such load touches as many lines as one of vectors
-    single = 0 if tiles.by_warpgroups else (ragged[0] * tiles.rows + ragged[1] * tiles.columns) * tiles.depth / WARP
-    apart = single * VECTOR_BYTES * WARP / LINE_BYTES
+    instructions_apart, apart = _singles(tiles, trans_a, trans_b, ragged)
     # loads, and their addresses
-    copies = stage / VECTOR_BYTES / WARP * (0 if tiles.producer else 2) + EDGE_INSTRUCTIONS * single
+    copies = stage / VECTOR_BYTES / WARP * (0 if tiles.producer else 2) + instructions_apart
     if not tiles.tensor:
         counted = wavefronts(tiles, trans_a, trans_b, SharedMemory(rule=gpu.shared_rule)).values()
         issue = products / PACKED.get(tiles.dtype, 1) / WARP + sum(one.instructions for one in counted) + copies
@@ -123,3 +131,17 @@ def work(
         issued += (groups * tiles.depth * split + 2 * products / tiles.promotion) / WARP
     issued += moved / WARP
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)
+
+
+def _singles(tiles: Tiles, trans_a: bool, trans_b: bool, ragged: tuple[bool, ...]) -> tuple[float, float]:
+    """Instructions that loads of single elements take beyond those of vectors, and wavefronts; a producer's copy engine takes rows as they
+    are."""
+    if tiles.by_warpgroups:
+        return 0.0, 0.0
+    single = (ragged[0] * tiles.rows + ragged[1] * tiles.columns) * tiles.depth / WARP
+    if not any(ragged) or not by_singles(tiles):  # lanes stay a vector apart, so each load touches as many lines as one of vectors
+        return EDGE_INSTRUCTIONS * single, single * VECTOR_BYTES * WARP / LINE_BYTES
+    along_k = tiles.rows * (not trans_a) + tiles.columns * trans_b  # both come so where one must
+    outputs = tiles.rows + tiles.columns - along_k
+    wavefronts = LINES_ALONG_K * along_k + LINES_ALONG_OUTPUTS * outputs
+    return SINGLE_INSTRUCTIONS * (along_k + outputs) * tiles.depth / WARP, wavefronts * tiles.depth / WARP

@@ -54,7 +54,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     enum { BYTES = EXTENT * STEP / T::DEPTH * (int)sizeof(Unit) };
     using Staged = unsigned[TURNS][4];
 
-    enum { DEPTH = STEP };
+    enum { DEPTH = STEP, PITCH = EXTENT };
     /* Elements by line, counted from the thread's first: each(line, its elements, their number). */
     static __device__ int first_line(int thread) { return line_of(thread); }
     template <class Each> static __device__ void each_line(Staged &words, Each each) {
@@ -81,6 +81,8 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
 
     /* True where every step can be taken by vectors and without a look at the operand's edges: then loads may be told so (EDGE false). */
     __device__ bool whole() const { return aligned && inside && left % STEP == 0; }
+    /* Elsewhere single elements come faster by Singles. */
+    __device__ bool by_vectors() const { return aligned; }
 
     /* The next step into registers, zeros outside the operand. */
     template <bool EDGE> __device__ void load(Staged &words, int thread) {
@@ -114,11 +116,6 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
 
   private:
     __device__ void advance() { at += step, left -= STEP; }
-    /* The same number, of which the compiler does not know it: what follows from it is computed where it is used, not held in registers. */
-    static __device__ int hide(int thread) {
-        asm volatile("" : "+r"(thread));
-        return thread;
-    }
     /* How many elements of this thread's piece `line` exist, counted from its first: INNER or more where all do. */
     __device__ int there(int thread, int line) const {
         const bool exists = line_of(thread) + line < (K_INNER ? outputs : left);
@@ -163,8 +160,8 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     static __device__ int place_of(int thread, int turn, int i) {
         constexpr int pitch = EXTENT * (int)sizeof(Unit), down = DOWN * (int)sizeof(Unit);
         const int inner = inner_of(thread), line = line_of(thread);
-        if constexpr (K_INNER && down % 128 == 0 && pitch % 128 == 0) /* the xor is the thread's alone */
-            return (inner / T::DEPTH * pitch + ((line * (int)sizeof(Unit)) ^ swizzle(inner / T::DEPTH))) + turn * down + i * pitch;
+        if constexpr (K_INNER && (down & (down - 1)) == 0 && pitch % 128 == 0) /* lines from 0 to DOWN, and turns of them, have no bit in common */
+            return inner / T::DEPTH * pitch + ((line * (int)sizeof(Unit) ^ swizzle(inner / T::DEPTH)) ^ (turn * down & 127)) + (turn * down & ~127) + i * pitch;
         else if constexpr (K_INNER)
             return byte(inner / T::DEPTH + i, line + turn * DOWN);
         else

@@ -70,15 +70,18 @@ template <int LM, int LN> __device__ inline void place_of(int lane, int &row, in
     column = (lane & low) | (lane >> low) / LM << low;
 }
 
-/* One thread's part of a fragment of unit k: `COUNT` units in vectors of V, LANES vectors apart, from byte `base` of unit 0's line. */
-template <class S, class Copier, int COUNT, int V, int LANES, int WARP, int EXTENT>
+/* One thread's part of a fragment of unit k: `COUNT` units in vectors of V, LANES vectors apart, from byte `base` of unit 0's line, PITCH units
+ * from one to the next. */
+template <class S, class Copier, int COUNT, int V, int LANES, int WARP, int PITCH>
 __device__ inline void read_fragment(typename S::Unit *to, const char *shared, int k, int base) {
     constexpr int size = sizeof(typename S::Unit), run = LANES * V * size;
-    constexpr bool nested = WARP * size % 128 == 0 && run <= 128 && EXTENT * size % 128 == 0; /* then the xor parts into lane's bits and constants */
-    const int s = Copier::swizzle(k), low = s & (run - 1), high = s & ~(run - 1);
+    /* where lines are whole 128 bytes, the xor parts into lane's bits and constants: all of it of one vector, for which pipelines of asynchronous
+     * copies have no registers, of several what is within their run */
+    constexpr bool single = COUNT == V && S::STAGES < 3, nested = PITCH * size % 128 == 0 && (single || (WARP * size % 128 == 0 && run <= 128));
+    const int s = Copier::swizzle(k), low = single ? s : s & (run - 1), high = s & ~low;
 #pragma unroll
     for (int v = 0; v < COUNT / V; v++) {
-        const int constant = k * EXTENT * size;
+        const int constant = k * PITCH * size;
         const char *from = shared + (nested ? (base ^ low) + (constant + ((v * run) ^ high)) : (constant + base + v * run) ^ s);
         from_shared<V * size, S::VECTOR, size>(to + v * V, from);
     }
@@ -159,8 +162,8 @@ __device__ inline void store_tile(const Source &source, const Tile &t, const typ
     source.with_output(t, finish);
 }
 
-/* One tile: sums over its `steps` of k. EDGE: some of it may lie outside the operands, or not lie as vectors. Shared memory is free again
- * when the last thread has passed the next barrier. */
+/* One tile: sums over its `steps` of k. EDGE: some of it may lie outside the operands. Shared memory is free again when the last thread
+ * has passed the next barrier. */
 template <class S, bool EDGE, class CopyA, class CopyB>
 __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&sum)[S::TM][S::SUMS], char *shared, int base_a, int base_b) {
     using Unit = typename S::Unit;
@@ -169,13 +172,17 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
     typename CopyA::Staged staged_a;
     typename CopyB::Staged staged_b;
     constexpr bool ASYNC = S::STAGES >= 3;
-    enum { AHEAD = ASYNC ? S::STAGES - 1 : 0 };
-
-    const auto stage = [&](int i) { return shared + i * S::STAGE_BYTES; };
-    const auto fetch = [&](int i) {
-        if constexpr (ASYNC) a.template load_async<EDGE>(stage(i), thread), b.template load_async<EDGE>(stage(i) + S::A_BYTES, thread);
+    enum {
+        AHEAD = ASYNC ? S::STAGES - 1 : 0,
+        A_BYTES = CopyA::PITCH * S::UNITS * (int)sizeof(Unit),
+        STAGE_BYTES = A_BYTES + CopyB::PITCH * S::UNITS * (int)sizeof(Unit),
     };
-    const auto store = [&](int i) { a.store(stage(i), staged_a, thread), b.store(stage(i) + S::A_BYTES, staged_b, thread); };
+
+    const auto stage = [&](int i) { return shared + i * STAGE_BYTES; };
+    const auto fetch = [&](int i) {
+        if constexpr (ASYNC) a.template load_async<EDGE>(stage(i), thread), b.template load_async<EDGE>(stage(i) + A_BYTES, thread);
+    };
+    const auto store = [&](int i) { a.store(stage(i), staged_a, thread), b.store(stage(i) + A_BYTES, staged_b, thread); };
     if constexpr (ASYNC) {
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -192,8 +199,8 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
     alignas(16) Unit fa[2][S::TM];
     alignas(16) Sum fb[2][S::SUMS];
     const auto read = [&](int to, const char *from, int k) {
-        read_fragment<S, CopyA, S::TM, S::VM, S::LM, S::WM, S::BM>(fa[to], from, k, base_a);
-        read_fragment<S, CopyB, S::TN, S::VN, S::LN, S::WN, S::BN>((Unit *)fb[to], from + S::A_BYTES, k, base_b);
+        read_fragment<S, CopyA, S::TM, S::VM, S::LM, S::WM, CopyA::PITCH>(fa[to], from, k, base_a);
+        read_fragment<S, CopyB, S::TN, S::VN, S::LN, S::WN, CopyB::PITCH>((Unit *)fb[to], from + A_BYTES, k, base_b);
     };
     int at = 0, filled = AHEAD; /* the stage that is multiplied, and the one that is fetched next */
     read(0, stage(0), 0);
@@ -230,8 +237,10 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
 /* The tiles of one block. A Source says where their operands come from and where the sums go:
  *   a(t, begin, end), b(t, begin, end)   what loads block row t.i of A and block column t.j of B, for k in [begin, end): see Copy
  *   with_output(t, body)                 body(epilogue); epilogue.store(row, column, values) takes epilogue.WIDE columns, both counted from the first
- *                                        tile's */
-template <class S, class Source> __device__ inline void sum_tiles(const Problem &p, const Source &source) {
+ *                                        tile's
+ * of Matrices also
+ *   singles_a(t, begin, end), singles_b  the same element by element */
+template <class S, bool MATRICES = false, class Source> __device__ inline void sum_tiles(const Problem &p, const Source &source) {
     using T = typename S::T;
     using Sum = typename S::Sum;
     PYSIM_DYNAMIC_SHARED(shared);
@@ -266,8 +275,13 @@ template <class S, class Source> __device__ inline void sum_tiles(const Problem 
         const int begin = t.begin * S::BK, end = min(t.end * S::BK, p.k);
         const auto a = source.a(t, begin, end);
         const auto b = source.b(t, begin, end);
+        constexpr bool SINGLES = MATRICES && S::SINGLES;
+        bool vectors = true;
+        if constexpr (SINGLES) vectors = a.by_vectors() && b.by_vectors();
         if (a.whole() && b.whole()) sum_tile<S, false>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
-        else sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
+        else if (vectors) sum_tile<S, true>(a, b, t.end - t.begin, sum, shared, base_a, base_b);
+        else if constexpr (SINGLES)
+            sum_tile<S, true>(source.singles_a(t, begin, end), source.singles_b(t, begin, end), t.end - t.begin, sum, shared, base_a, base_b);
         bool whole = true;
         if (t.parts > 1 && !near) {
             constexpr int COUNT = S::TM * S::TN;
@@ -296,6 +310,12 @@ template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
     __device__ auto b(const Tile &t, int begin, int end) const {
         return typename S::template CopyB<TRANS_B>(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
     }
+    __device__ auto singles_a(const Tile &t, int begin, int end) const {
+        return typename S::template SinglesA<!TRANS_A>(p.a, p.lda, t.i * S::BM, p.m, begin, end, threadIdx.x);
+    }
+    __device__ auto singles_b(const Tile &t, int begin, int end) const {
+        return typename S::template SinglesB<TRANS_B>(p.b, p.ldb, t.j * S::BN, p.n, begin, end, threadIdx.x);
+    }
     template <class Body> __device__ void with_output(const Tile &, Body body) const {
         using Value = typename S::T::Value;
         if constexpr (S::T::PACK == 2) {
@@ -308,7 +328,7 @@ template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
 };
 
 template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
-    if constexpr (S::BUILT) sum_tiles<S>(p, Matrices<S, TRANS_A, TRANS_B>{p});
+    if constexpr (S::BUILT) sum_tiles<S, true>(p, Matrices<S, TRANS_A, TRANS_B>{p});
 }
 
 /* The kernel of a layout, allowed its shared memory. */

@@ -3,6 +3,7 @@
 #ifndef PYSIM_CUDA_SIMT_H
 #define PYSIM_CUDA_SIMT_H
 #include "mainloop/simt/copy.cuh"
+#include "mainloop/simt/singles.cuh"
 
 namespace pysim {
 namespace simt {
@@ -38,11 +39,18 @@ struct Shape {
     /* by whether k is contiguous in device memory; a stage is the same either way */
     template <bool K_INNER> using CopyA = Copy<T, BM, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
     template <bool K_INNER> using CopyB = Copy<T, BN, BK, THREADS, VECTOR, SWIZZLED, K_INNER>;
+    /* Whether operands that do not lie as vectors come element by element; the lines of a stage are PAD units longer then. Larger tiles, which
+     * take fewer elements for a multiply, have no registers left for it: they would spill in the loop of vectors, too; f64 would lose a second
+     * block, and 16 bytes are two of its elements. */
+    static constexpr bool SINGLES = VECTOR && SWIZZLED && T::DTYPE == PYSIM_F32 && STAGES < 3 && BM * BN <= 128 * 64;
+    template <bool K_INNER> using SinglesA = Singles<T, BM, BK, THREADS, K_INNER>;
+    template <bool K_INNER> using SinglesB = Singles<T, BN, BK, THREADS, K_INNER>;
     static constexpr bool NEAR = MOST_NEAR > 1; /* so many parts of split-K meet in a cluster */
     enum {
         A_BYTES = BM * UNITS * (int)sizeof(Unit),
         STAGE_BYTES = A_BYTES + BN * UNITS * (int)sizeof(Unit),
-        PIPE_BYTES = STAGE_BYTES * STAGES,
+        PAD = SINGLES ? 16 / (int)sizeof(Unit) : 0,
+        PIPE_BYTES = (STAGE_BYTES + 2 * PAD * UNITS * (int)sizeof(Unit)) * STAGES,
         TILE_BYTES = BM * BN * (int)sizeof(Sum) / T::PACK, /* the epilogue passes the tile through shared memory */
         SHARED_BYTES = PIPE_BYTES > TILE_BYTES ? PIPE_BYTES : TILE_BYTES,
         /* registers, more or less: sums, two fragments of each, the step on its way, addresses */

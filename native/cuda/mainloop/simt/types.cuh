@@ -75,6 +75,12 @@ struct S8 {
     static __device__ Sum sum_of(const Value *value) { return *value; }
 };
 
+/* The same number, of which the compiler does not know it: what follows from it is computed where it is used, not held in registers. */
+__device__ inline int hide(int thread) {
+    asm volatile("" : "+r"(thread));
+    return thread;
+}
+
 /* BYTES from or to shared memory at once, or unit by unit for the kernels without vector accesses; volatile keeps the
  * assembler from joining those again. */
 template <int BYTES, bool VECTOR, int UNIT> __device__ inline void from_shared(void *to, const void *from) {
