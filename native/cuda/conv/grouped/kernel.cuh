@@ -183,7 +183,7 @@ template <class T, int ACROSS> __device__ inline void multiply(const Grouped &g,
     }
 }
 
-/* The sums of a block, filters side by side (NHWC), or windows of a row: COUNT of them at once. */
+/* The sums of a block, filters side by side (NHWC), or windows of a row: COUNT of them at once, by neighbouring lanes. */
 template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Grouped &g, const Block &b, const float *sums) {
     const Conv &c = g.c;
     const int count = b.groups * b.filters, windows = g.t.high * g.t.wide;
@@ -232,9 +232,8 @@ template <class T, int ACROSS, bool NHWC> __global__ void __launch_bounds__(THRE
         __syncthreads();
         const auto as = [&](auto out) {
             using Out = decltype(out);
-            const Conv &c = g.c;
-            if constexpr (NHWC) store<true, 4, Out>(g, b, sums);
-            else if (g.t.wide % 4 == 0 && c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0) store<false, 4, Out>(g, b, sums);
+            if constexpr (NHWC) store<true, 16 / sizeof(Out), Out>(g, b, sums);
+            else if (g.t.wide % 4 == 0 && g.c.out_w % 4 == 0 && (uintptr_t)g.c.out % (4 * sizeof(Out)) == 0) store<false, 4, Out>(g, b, sums);
             else store<false, 1, Out>(g, b, sums);
         };
         if (sizeof(T) == 2 && g.c.product.c_dtype != PYSIM_F32) as(T());
@@ -253,7 +252,8 @@ inline Grouped prepare(const Conv &c, const Tiling &t) {
     const auto begins = [&](const void *at, int multiple) { return (uintptr_t)at % multiple == 0; };
     const bool units = c.nhwc && c.channels * element % UNIT == 0;
     const bool sixteen = units && c.groups * c.channels * element % 16 == 0 && part % 16 == 0 && begins(c.in, 16);
-    Grouped g = {c, t};
+    Grouped g = {};
+    g.c = c, g.t = t;
     g.vector = sixteen ? 16 : units && begins(c.in, UNIT) ? UNIT : 0;
     g.whole = units && begins(c.weights, UNIT);
     g.by_part = Divisor((unsigned)t.parts(c)), g.by_tile_w = Divisor((unsigned)t.tiles_w), g.by_tile_h = Divisor((unsigned)t.tiles_h);

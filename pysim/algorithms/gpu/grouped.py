@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions of few channels a group on tensor cores: a block brings the pixels that a rectangle of windows touches to shared memory
+once, of several groups; a warp multiplies 32 windows by 8 or 16 filters of a group, with nothing of another group among them.
+
+Worked number: conv:g32mb8ic128ih56oc128kh3ph1:f16 has blocks of 8 groups and 2 rows of 56 windows, which touch 4 x 58 pixels of 64 bytes: 896
+blocks, whose warps take a group in 3 steps of 16.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from pysim.algorithms.convolution import Asked, Rows
+from pysim.algorithms.gpu.direct import moving, of_threads
+from pysim.cachemodel.gpu.launches import Variant, round_up
+from pysim.cachemodel.gpu.launches import cost as cost
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.cachemodel.gpu.windows import Windows
+from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
+from pysim.record.cost import Reason
+from pysim.record.plan import Layout
+from pysim.registry.cuda import WARP, Attributes, ConvKernel, cuda_limits
+
+NAME = "grouped"
+COMPUTES = Conv
+WINDOWS, FILTERS, UNIT, STEP_UNITS, CHUNK, SUM_PITCH = 128, 32, 8, 4, 32, 40  # native/cuda/conv/grouped/tiles.h
+THREADS, REGISTERS = 256, 64  # of a block, of a thread (__launch_bounds__ of native/cuda/conv/grouped/kernel.cuh)
+# Instructions, counted in the source: of a unit or vector that comes, of each element of a unit that is gathered, of a step beside its loads and
+# products, of a group's turn, of four outputs, and of a warp beside these; cycles from a step of a warp to its next
+COPY, ELEMENT, STEP, TURN, STORE, START, STEP_CYCLES = 20.0, 8.0, 4.0, 40.0, 45.0, 150.0, 40.0
+
+
+class Tiling(NamedTuple):
+    """How blocks cut a convolution, as native/cuda/conv/grouped/tiles.h does: units of 8 bytes of a tap and steps of all taps; groups of a
+    block, and filters of each; windows, `high` x `wide`, and the pixels that they touch, `rows` x `columns`; bytes of shared memory; blocks."""
+
+    units: int
+    steps: int
+    groups: int
+    filters: int
+    high: int
+    wide: int
+    rows: int
+    columns: int
+    shared: int
+    blocks: int
+
+
+def spread(size: int, four: bool) -> int:
+    """Bytes from a pixel or filter to the next, so that units of neighbours lie on different banks."""
+    return (size + 31) // 64 * 64 + 32 if four else (size + 15) // 32 * 32 + 16
+
+
+def even(most: int, of: int) -> list[int]:
+    """Sizes of parts of `of` that are equal but for the last, the largest first."""
+    return [size for size in range(min(most, of), 0, -1) if -(-of // -(-of // size)) == size]
+
+
+@lru_cache(maxsize=4096)
+def tiling_of(w: Conv, sms: int) -> Tiling | None:
+    """The tiling of a convolution on so many multiprocessors, if shared memory holds any."""
+    channels, filters, of_unit, most = w.channels // w.groups, w.filters // w.groups, UNIT // SIZES[w.dtype], cuda_limits()["GROUPED_SHARED"]
+    taps, units = w.kernel_h * w.kernel_w, -(-channels // of_unit)
+    if taps * units > most // UNIT:
+        return None
+    steps, across = -(-taps * units // STEP_UNITS), min(filters, FILTERS)
+    groups = min(w.groups, max(1, FILTERS // max(units * of_unit, filters)))
+    parts = -(-w.groups // groups) if groups > 1 else w.groups * -(-filters // across)
+    pitch = spread(groups * units * UNIT, units >= STEP_UNITS and w.stride_w % 2 == 1)
+    kept = round_up(steps * STEP_UNITS * 4, 16) + round_up(groups * across * spread(steps * STEP_UNITS * UNIT, True), 16)
+    found: list[tuple[int, Tiling]] = []
+    for wide in even(WINDOWS, w.out_w):
+        columns = (wide - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1
+        for high in even(WINDOWS // wide, w.out_h):
+            rows = (high - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1
+            windows = round_up(high * wide, CHUNK)
+            shared = kept + rows * columns * pitch + windows * SUM_PITCH * 4
+            if shared <= most:
+                blocks = w.batch * -(-w.out_h // high) * -(-w.out_w // wide) * parts
+                tiling = Tiling(units, steps, groups, across, high, wide, rows, columns, shared, blocks)
+                found.append((max(blocks, sms) * (rows * columns + windows), tiling))
+    return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
+    """Why it does not compute a problem."""
+    channels, filters, most = w.channels // w.groups, w.filters // w.groups, cuda_limits()["GROUPED_TILE_CHANNELS"]
+    if filters == 1 or channels > most:
+        return Reason("shape", f"it takes up to {most} channels and several filters a group")
+    if tiling_of(w, 1) is None:
+        return Reason("size", "it takes what of a group's pixels and filters lies in 96 KiB of shared memory")
+    return None
+
+
+def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
+    """A row as the model knows it."""
+    gpu, w, layout, *_ = asked
+    size, t, windows = SIZES[w.dtype], tiling_of(w, int(gpu.sms.value)), Windows(w, layout)
+    assert t is not None
+    channels, count, of_unit = w.channels // w.groups, t.groups * t.filters, UNIT // size
+    pixels, outputs, chunks_ = t.rows * t.columns, t.high * t.wide, -(-t.high * t.wide // CHUNK)
+    whole = windows.together and channels % of_unit == 0
+    gathered = COPY + of_unit * ELEMENT
+    filters = count * t.steps * STEP_UNITS * (COPY if whole else gathered)
+    vector = 2 if whole and w.channels * size % 16 == 0 and t.groups * t.units % 2 == 0 else 1  # units
+    staged = pixels * t.groups * t.units * (COPY / vector if whole else gathered)
+    across = 2 if w.filters // w.groups > 8 else 1  # instructions' tiles of filters
+    turns = t.groups * -(-t.filters // (8 * across)) * chunks_
+    loads, rounds = 4 + across, 2 if size == 4 else 0
+    step = 2 * loads + 2 * across + rounds * loads + STEP
+    warps = THREADS / WARP
+    instructions = (filters + staged + outputs * count / 4 * STORE) / WARP + turns * (t.steps * step + TURN) + warps * START
+    wavefronts = turns * t.steps * (2 * loads + 1)
+    wavefronts += (pixels * t.groups * t.units + count * t.steps * STEP_UNITS) * UNIT / LINE_BYTES * (1 if whole else of_unit)
+    wavefronts += outputs * count * SUM_PITCH / FILTERS * 4 / LINE_BYTES * 3
+    reach = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
+    at_once = 1 if whole else -(-pixels * t.groups * t.units // (THREADS * 4))
+    waits = reach * (2 + at_once) + -(-turns // int(warps)) * t.steps * STEP_CYCLES
+    asked_bytes = t.blocks * (pixels * t.groups * channels + count * t.steps * STEP_UNITS * of_unit) * float(size)
+    block = Attributes(THREADS, REGISTERS, t.shared)
+    each = moving(windows, t.blocks * warps, instructions / warps, wavefronts / warps, waits, asked_bytes)
+    return of_threads(asked, row, each, "l2_latency_cycles", "memory_latency_cycles", block=block)
+
+
+_ROWS = Rows(NAME, variant, "few channels a group on tensor cores, a tile of pixels in shared memory", row_refuses)
+refuses, candidates, prepare, workspace_bytes = _ROWS.refuses, _ROWS.candidates, _ROWS.prepare, _ROWS.workspace_bytes
+tolerance, describe = _ROWS.tolerance, _ROWS.describe
