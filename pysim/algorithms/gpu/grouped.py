@@ -2,8 +2,8 @@
 """Convolutions of few channels a group on tensor cores: a block brings the pixels that a rectangle of windows touches to shared memory
 once, of several groups; a warp multiplies 32 windows by 8 or 16 filters of a group, with nothing of another group among them.
 
-Worked number: conv:g32mb8ic128ih56oc128kh3ph1:f16 has blocks of 8 groups and 2 rows of 56 windows, which touch 4 x 58 pixels of 64 bytes: 896
-blocks, whose warps take a group in 3 steps of 16.
+Worked number: conv:g32mb8ic128ih56oc128kh3ph1:f16 has blocks of 8 groups and 2 rows of 56 windows, which touch 4 x 58 pixels of 64
+bytes: 896 blocks, whose warps take a group in 3 steps of 16.
 """
 
 from functools import lru_cache
@@ -25,14 +25,16 @@ NAME = "grouped"
 COMPUTES = Conv
 WINDOWS, FILTERS, UNIT, STEP_UNITS, CHUNK, SUM_PITCH = 128, 32, 8, 4, 32, 40  # native/cuda/conv/grouped/tiles.h
 THREADS, REGISTERS = 256, 64  # of a block, of a thread (__launch_bounds__ of native/cuda/conv/grouped/kernel.cuh)
-# Instructions, counted in the source: of a unit or vector that comes, of each element of a unit that is gathered, of a step beside its loads and
-# products, of a group's turn, of four outputs, and of a warp beside these; cycles from a step of a warp to its next
+# Instructions, counted in the source: of a unit or vector that comes, of each element of a unit that is gathered, of a step beside its
+# loads and products, of a group's turn, of 16 bytes (NCHW: four) of outputs, and of a warp beside these; cycles from a step of a warp to
+# its next
 COPY, ELEMENT, STEP, TURN, STORE, START, STEP_CYCLES = 20.0, 8.0, 4.0, 40.0, 45.0, 150.0, 40.0
 
 
 class Tiling(NamedTuple):
-    """How blocks cut a convolution, as native/cuda/conv/grouped/tiles.h does: units of 8 bytes of a tap and steps of all taps; groups of a
-    block, and filters of each; windows, `high` x `wide`, and the pixels that they touch, `rows` x `columns`; bytes of shared memory; blocks."""
+    """How blocks cut a convolution, as native/cuda/conv/grouped/tiles.h does: units of 8 bytes of a tap and steps of all taps; groups
+    of a block, and filters of each; windows, `high` x `wide`, and the pixels that they touch, `rows` x `columns`; bytes of shared memory;
+    blocks."""
 
     units: int
     steps: int
@@ -59,7 +61,8 @@ def even(most: int, of: int) -> list[int]:
 @lru_cache(maxsize=4096)
 def tiling_of(w: Conv, sms: int) -> Tiling | None:
     """The tiling of a convolution on so many multiprocessors, if shared memory holds any."""
-    channels, filters, of_unit, most = w.channels // w.groups, w.filters // w.groups, UNIT // SIZES[w.dtype], cuda_limits()["GROUPED_SHARED"]
+    channels, filters = w.channels // w.groups, w.filters // w.groups
+    of_unit, most = UNIT // SIZES[w.dtype], cuda_limits()["GROUPED_SHARED"]
     taps, units = w.kernel_h * w.kernel_w, -(-channels // of_unit)
     if taps * units > most // UNIT:
         return None
@@ -98,18 +101,18 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     size, t, windows = SIZES[w.dtype], tiling_of(w, int(gpu.sms.value)), Windows(w, layout)
     assert t is not None
     channels, count, of_unit = w.channels // w.groups, t.groups * t.filters, UNIT // size
-    pixels, outputs, chunks_ = t.rows * t.columns, t.high * t.wide, -(-t.high * t.wide // CHUNK)
+    pixels, outputs, warps = t.rows * t.columns, t.high * t.wide, THREADS / WARP
     whole = windows.together and channels % of_unit == 0
     gathered = COPY + of_unit * ELEMENT
     filters = count * t.steps * STEP_UNITS * (COPY if whole else gathered)
     vector = 2 if whole and w.channels * size % 16 == 0 and t.groups * t.units % 2 == 0 else 1  # units
     staged = pixels * t.groups * t.units * (COPY / vector if whole else gathered)
     across = 2 if w.filters // w.groups > 8 else 1  # instructions' tiles of filters
-    turns = t.groups * -(-t.filters // (8 * across)) * chunks_
+    turns = t.groups * -(-t.filters // (8 * across)) * -(-outputs // CHUNK)
     loads, rounds = 4 + across, 2 if size == 4 else 0
     step = 2 * loads + 2 * across + rounds * loads + STEP
-    warps = THREADS / WARP
-    instructions = (filters + staged + outputs * count / 4 * STORE) / WARP + turns * (t.steps * step + TURN) + warps * START
+    stores = outputs * count / (16 // size if windows.together else 4)
+    instructions = (filters + staged + stores * STORE) / WARP + turns * (t.steps * step + TURN) + warps * START
     wavefronts = turns * t.steps * (2 * loads + 1)
     wavefronts += (pixels * t.groups * t.units + count * t.steps * STEP_UNITS) * UNIT / LINE_BYTES * (1 if whole else of_unit)
     wavefronts += outputs * count * SUM_PITCH / FILTERS * 4 / LINE_BYTES * 3
