@@ -100,16 +100,16 @@ template <class T> __device__ inline void stage_windows(const Grouped &g, const 
     }
     const int count = pixels * b.groups * g.t.units, plane = c.nhwc ? 1 : c.height * c.width, column = c.nhwc ? c.groups * c.channels : 1;
     const T *const from = (const T *)c.in + ((int64_t)b.image * c.groups * c.height * c.width + (int64_t)b.group * plane) * c.channels;
-    enum { AT_ONCE = 4 }; /* units of a thread that are on their way together; lanes go along pixels */
-    for (int first = (int)threadIdx.x; first < count; first += AT_ONCE * THREADS) {
+    enum { AT_ONCE = 4 }; /* units of a thread that are on their way together; lanes go along pixels, and warps have as many as that of them or none */
+    for (int first = (int)threadIdx.x / 32 * 32 * AT_ONCE + (int)threadIdx.x % 32; first < count; first += AT_ONCE * THREADS) {
         Unit<T> words[AT_ONCE] = {};
         int places[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             int pixel, unit;
-            const int place = g.by_pixels.of(first + i * THREADS, pixel), group = g.by_units.of(place, unit);
+            const int place = g.by_pixels.of(first + i * 32, pixel), group = g.by_units.of(place, unit);
             places[i] = pixel * g.t.pitch + place * UNIT;
-            const bool there = inside(pixel, h, w) && first + i * THREADS < count;
+            const bool there = inside(pixel, h, w) && first + i * 32 < count;
             const T *const at = from + (group * c.channels + unit * OF) * plane + (h * c.width + w) * column;
 #pragma unroll
             for (int e = 0; e < OF; e++)
@@ -117,7 +117,7 @@ template <class T> __device__ inline void stage_windows(const Grouped &g, const 
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (first + i * THREADS < count) *(Unit<T> *)(to + places[i]) = words[i];
+            if (first + i * 32 < count) *(Unit<T> *)(to + places[i]) = words[i];
     }
 }
 
