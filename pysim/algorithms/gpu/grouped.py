@@ -2,8 +2,8 @@
 """Convolutions of few channels a group on tensor cores: a block brings the pixels that a rectangle of windows touches to shared memory
 once, of several groups; a warp multiplies 32 windows by 8 or 16 filters of a group, with nothing of another group among them.
 
-Worked number: conv:g32mb8ic128ih56oc128kh3ph1:f16 has blocks of 8 groups and 2 rows of 56 windows, which touch 4 x 58 pixels of 64
-bytes: 896 blocks, whose warps take a group in 3 steps of 16.
+Worked number: conv:g32mb8ic128ih56oc128kh3ph1:f16 has blocks of 8 groups and 8 x 8 windows, which touch 10 x 10 pixels of 64
+bytes: 1,568 blocks, whose warps take a group in 3 steps of 16.
 """
 
 from functools import lru_cache
@@ -113,7 +113,7 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     step = 2 * loads + 2 * across + rounds * loads + STEP
     stores = outputs * count / (16 // size if windows.together else 4)
     instructions = (filters + staged + stores * STORE) / WARP + turns * (t.steps * step + TURN) + warps * START
-    wavefronts = turns * t.steps * (2 * loads + 1)
+    wavefronts = float(turns * t.steps * (2 * loads + 1))
     wavefronts += (pixels * t.groups * t.units + count * t.steps * STEP_UNITS) * UNIT / LINE_BYTES * (1 if whole else of_unit)
     wavefronts += outputs * count * SUM_PITCH / FILTERS * 4 / LINE_BYTES * 3
     reach = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value

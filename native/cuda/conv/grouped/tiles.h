@@ -5,7 +5,7 @@
  * one. In shared memory lie, one after another: where each unit of k lies from a window's first (ints), the rectangle of pixels that its
  * windows touch, its filters, and sums. A unit is 8 bytes of channels of one tap, of which a step of an instruction's k has four.
  *
- * Worked number: 32 groups of 4 channels at 56 x 56, f16: 8 groups, 2 rows of 56 windows, 4 x 58 pixels of 80 bytes, 32 filters of 96. */
+ * Worked number: 32 groups of 4 channels at 56 x 56, f16: 8 groups, 8 x 8 windows, 10 x 10 pixels of 80 bytes, 32 filters of 96. */
 #ifndef PYSIM_CUDA_CONV_GROUPED_TILES_H
 #define PYSIM_CUDA_CONV_GROUPED_TILES_H
 #include <algorithm>
