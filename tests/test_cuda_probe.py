@@ -234,7 +234,7 @@ def recorded_device(monkeypatch):
     monkeypatch.setattr(cuda, "devices", lambda: (DEVICE,))
     monkeypatch.setattr(cuda_probe, "DeviceProbes", lambda: Recorded(slow=1.3))
     better, best = Quality(0.1, 0.3, 1.02, 1.1), Quality(0.05, 0.2, 1.01, 1.1)
-    launch = {"families.simt.launch_seconds": Estimate(3e-6, 1e-7)}
+    launch = {"model.families.simt.launch_seconds": Estimate(3e-6, 1e-7)}
 
     def fitted(gpu: Gpu, *_: object) -> GpuFit:
         assert gpu.sustained_hz["f32"].source == cuda_probe.SOURCE, "products are fitted on what the probes found"

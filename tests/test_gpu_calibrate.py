@@ -74,8 +74,8 @@ def test_products_that_the_fit_has_not_seen_are_predicted_within_their_noise(mea
 
 def test_the_constants_are_those_of_the_machine_within_their_errors(measured) -> None:
     gpu, found, _ = measured
-    for path in ("families.wgmma_f16.launch_seconds", "families.simt.block_cycles"):
-        _, family, name = path.split(".")
+    for path in ("model.families.wgmma_f16.launch_seconds", "model.families.simt.block_cycles"):
+        *_, family, name = path.split(".")
         one, want = found.constants[path], getattr(gpu.model.families[family], name).value
         assert abs(one.value / want - 1) < 0.15 and abs(one.value - want) < 4 * one.error
 
@@ -90,8 +90,10 @@ def test_a_family_that_no_product_used_keeps_its_constants(measured) -> None:
 
 def test_constants_of_one_fit_move_together_sure_or_not(measured) -> None:
     _, found, cases = measured
-    best = fit([Measured(h200(), cases)], gemm_attributes(90), Moved())
-    assert found.constants.keys() == {f"families.{name}" if "." in name else name for name in best.errors}
+    best = fit([Measured(h200(), cases)], gemm_attributes(90), gpu_calibrate.MOVED)
+    assert len(found.constants) == len(best.errors) and all(
+        path.endswith(name) for path, name in zip(found.constants, best.errors, strict=True)
+    )
     assert any(one.doubt for one in found.constants.values())
     constants = moved_to(h200(), found.constants).model.families["wgmma_f16"]
     for name in ("launch_seconds", "block_cycles", "meet_cycles"):
@@ -116,6 +118,15 @@ def test_machines_of_one_chip_get_one_set_of_constants_and_keep_what_differs_bet
     assert one.model == other.model and one.memory_bytes_per_second != other.memory_bytes_per_second == kin.memory_bytes_per_second
     for gpu, (_, cases) in zip(found.gpus, measured, strict=True):
         assert np.median(np.abs(np.concatenate([np.log(predicted(case, gpu, known) / case.seconds) for case in cases]))) < 0.03
+
+
+def test_the_rate_of_l2_is_what_products_say_whatever_a_probe_did(measured) -> None:
+    gpu, _, cases = measured
+    probed = msgspec.structs.replace(
+        h200(), l2_bytes_per_second=msgspec.structs.replace(gpu.l2_bytes_per_second, value=7e12, kind="measured")
+    )
+    found = moved_to(probed, fitted(probed, cases).constants).l2_bytes_per_second
+    assert found.kind == "fitted" and found.value > 8.5e12, "the products' machine has 1.145e13"
 
 
 def test_every_constant_that_was_moved_says_where_it_is_from(measured) -> None:

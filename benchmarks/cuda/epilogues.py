@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows a convolution or a product on tensor cores, beside the same launch with nothing behind it, on a GPU.
 
-    benchmarks/cuda/epilogues.py -o epilogues-h200.jsonl [--dtype f16,bf16,tf32] [--layout nchw,nhwc] [--seconds S] [--note old]
+    benchmarks/cuda/epilogues.py -o epilogues-h200.jsonl [--dtype f16,bf16,tf32,f32] [--layout nchw,nhwc] [--seconds S] [--note old]
 
 Each launch is the plan of a layer (LAYERS, batch 32) or product (PRODUCTS), with each line of BEHIND in turns: medians of 9 medians of 8
 runs, beside their ratio to the plain one. Every element is compared with PyTorch's f32 (multiplied without TF32) and the same functions:
@@ -37,10 +37,13 @@ BEHIND = {  # residual, bias, activation
     "plain": (0.0, False, None),
     "bias": (0.0, True, None),
     "bias relu": (0.0, True, "relu"),
+    "residual": (1.0, False, None),
     "bias residual relu": (1.0, True, "relu"),
     "bias silu": (0.0, True, "silu"),
+    "bias gelu": (0.0, True, "gelu"),
+    "bias residual silu": (1.0, True, "silu"),
 }
-FUNCTIONS = {None: lambda x: x, "relu": torch.relu, "silu": torch.nn.functional.silu}
+FUNCTIONS = {None: lambda x: x, "relu": torch.relu, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
 TURNS, RUNS = 9, 8
 
 
@@ -48,7 +51,7 @@ class Product:
     """Random operands of a product, its output, and what it should be, as layers.Operands has those of a convolution."""
 
     def __init__(self, w: Gemm) -> None:
-        kind = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}[w.dtype]
+        kind = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32}[w.dtype]
         a, b = (torch.empty(shape, device="cuda").uniform_(-1, 1).to(kind) for shape in ((w.m, w.k), (w.k, w.n)))
         self.kept, self.y = (a, b), torch.empty((w.m, w.n), device="cuda", dtype=kind)
         self.want, self.scale = a.float() @ b.float(), a.float().abs() @ b.float().abs()
@@ -86,7 +89,7 @@ def measure(text: str, dtype: str, layout: str, gpu: Any) -> dict[str, Any]:
     spent = {name: list[float]() for name in calls}
     for _ in range(TURNS):
         for name, call in calls.items():
-            if name.endswith("residual relu"):
+            if BEHIND[name][0]:
                 y.fill_(0.0)
                 torch.cuda.synchronize()
             spent[name].append(statistics.median(call.time(RUNS, max(2, round(LEAD / 2e-5)))))
@@ -99,7 +102,7 @@ def measure(text: str, dtype: str, layout: str, gpu: Any) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--dtype", default="f16,bf16,tf32")
+    parser.add_argument("--dtype", default="f16,bf16,tf32,f32")
     parser.add_argument("--layout", default="nchw,nhwc")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--note", default="")

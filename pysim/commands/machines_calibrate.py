@@ -166,7 +166,7 @@ def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
     put("")
     rows = []
     for path, one in found.constants.items():
-        old = before[f"model.{path}"]
+        old = before[path]
         was: list[Cell] = [quantity(old.value), (old.kind, KIND_STYLE.get(old.kind, ""))]
         rows.append([path, *was, quantity(one.value), quantity(one.error), ("", "") if one.sure else (f"not sure: {one.doubt}", "yellow")])
     put_table(["constant", "was", "kind", "is", "+-", ""], rows, left=["constant", "kind", ""])

@@ -43,6 +43,13 @@ bool is_built(int, int, bool) { return true; }
 #endif
 }
 
+bool begins_early() {
+    int device = 0, major = 0, minor = 0;
+    const bool known = cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
+    return known && code_for(10 * major + minor) >= 90;
+}
+
 pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int below, int replaced_on, int *sms) {
     int device = 0, major = 0, minor = 0;
     pysim_status status = check(cudaGetDevice(&device), "the current device");

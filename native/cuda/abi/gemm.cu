@@ -224,7 +224,7 @@ pysim_status run(const Call &call) {
     if (a.rows || b.rows || w.flags) {
         const PartsOf parts = !w.b.thirds ? PartsOf::NONE : p.trans_a ? PartsOf::THIRDS : PartsOf::THIRDS_INTERLEAVED;
         status = check(relayout(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "re-layout of operands, flags of partial sums");
-        p.follows = 1;
+        p.follows = begins_early();
     }
     return status == PYSIM_OK ? check(row->launch(p, sms, call.stream), row->info.name) : status;
 }

@@ -67,6 +67,9 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
+/* Whether the code that the current device runs has these two: that of an older capability, which a driver has translated, does not wait (abi/code.cu). */
+bool begins_early();
+
 /* `cluster` neighbouring blocks are a cluster; early: the kernel begins while the one before it ends. Emulated, neither is. */
 struct LaunchOptions {
     int cluster = 1;

@@ -67,6 +67,15 @@ template <int BYTES> __device__ inline void store_volatile(void *shared, const u
 #endif
 }
 
+/* Where in shared memory something lies; emulated, the end of its address. */
+__device__ inline uint32_t shared_address(const void *p) {
+#ifdef PYSIM_EMULATED
+    return (uint32_t)(uintptr_t)p;
+#else
+    return (uint32_t)__cvta_generic_to_shared(p);
+#endif
+}
+
 /* ldmatrix.x4: matrix i of four is the 8 rows of 16 bytes that lanes 8 i to 8 i + 7 point to. Lane T receives of each matrix the word T mod 4
  * of row T / 4; transposed, of elements of 16 bits: those of rows 2 (T mod 4) and the next, in column T / 4. */
 template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&r)[4], const void *row) {
@@ -90,6 +99,101 @@ template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&r)[4]
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 #endif
 }
+
+/* stmatrix.x4, ldmatrix's reverse: lane T has of matrix i, in r[i], what load_matrices would bring it (PTX ISA 7.8; sm_90). */
+template <bool TRANSPOSED> __device__ inline void store_matrices(void *row, const unsigned (&r)[4]) {
+#ifdef PYSIM_EMULATED
+    if ((uintptr_t)row % 16) emulated::fault("a row for stmatrix at %p, which is not aligned to 16 bytes", row);
+    emulated::exchange(0xffffffffu, row, [&](auto row_of) {
+        const int lane = emulated::lane();
+        for (int i = 0; i < 4; i++)
+            if (TRANSPOSED)
+                for (int half = 0; half < 2; half++) memcpy((char *)row_of(8 * i + lane % 4 * 2 + half) + lane / 4 * 2, (const char *)&r[i] + 2 * half, 2);
+            else memcpy((char *)row_of(8 * i + lane / 4) + lane % 4 * 4, &r[i], 4);
+    });
+#else
+    const unsigned to = shared_address(row);
+    if constexpr (CODE_CAPABILITY < 90) return; /* kernels that need it are empty */
+    else if constexpr (TRANSPOSED)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+    else asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+#endif
+}
+
+/* Barrier `barrier` of the block, of so many threads. */
+__device__ inline void sync_threads(int barrier, int threads) {
+#ifdef PYSIM_EMULATED
+    emulated::wait_block(barrier, threads);
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+#endif
+}
+
+/* The 128 bytes around an element into L2. */
+__device__ inline void fetch_line(const void *at) {
+#ifdef PYSIM_EMULATED
+    (void)at;
+#else
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
+/* Loads and stores of what is `here`; else zeros come. The compiler makes branches, and several stores of a vector. */
+#ifdef PYSIM_EMULATED
+template <int BYTES> struct Access {
+    using Word = std::conditional_t<BYTES == 16, uint4, std::conditional_t<BYTES == 8, uint2, std::conditional_t<BYTES == 4, unsigned, unsigned short>>>;
+    static void store(void *to, const Word &v, int here) {
+        if (here && (uintptr_t)to % BYTES) emulated::fault("a store of %d bytes to %p, which is not aligned to it", BYTES, to);
+        if (here) memcpy(to, &v, BYTES);
+    }
+    static Word load(const void *from, int here) {
+        Word v = {};
+        if (here && (uintptr_t)from % BYTES) emulated::fault("a load of %d bytes from %p, which is not aligned to it", BYTES, from);
+        if (here) memcpy(&v, from, BYTES);
+        return v;
+    }
+};
+#else
+#define PYSIM_IF(ACCESS, CONDITION) "{\n.reg .pred here;\nsetp.ne.b32 here, " CONDITION ", 0;\n@here " ACCESS ";\n}"
+template <int BYTES> struct Access;
+template <> struct Access<16> {
+    static __device__ void store(void *to, const uint4 &v, int here) {
+        asm volatile(PYSIM_IF("st.global.v4.b32 [%0], {%1, %2, %3, %4}", "%5") ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(here) : "memory");
+    }
+    static __device__ uint4 load(const void *from, int here) {
+        uint4 v = {0, 0, 0, 0};
+        asm volatile(PYSIM_IF("ld.global.v4.b32 {%0, %1, %2, %3}, [%4]", "%5") : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(from), "r"(here) : "memory");
+        return v;
+    }
+};
+template <> struct Access<8> {
+    static __device__ void store(void *to, const uint2 &v, int here) {
+        asm volatile(PYSIM_IF("st.global.v2.b32 [%0], {%1, %2}", "%3") ::"l"(to), "r"(v.x), "r"(v.y), "r"(here) : "memory");
+    }
+    static __device__ uint2 load(const void *from, int here) {
+        uint2 v = {0, 0};
+        asm volatile(PYSIM_IF("ld.global.v2.b32 {%0, %1}, [%2]", "%3") : "+r"(v.x), "+r"(v.y) : "l"(from), "r"(here) : "memory");
+        return v;
+    }
+};
+template <> struct Access<4> {
+    static __device__ void store(void *to, unsigned v, int here) { asm volatile(PYSIM_IF("st.global.b32 [%0], %1", "%2") ::"l"(to), "r"(v), "r"(here) : "memory"); }
+    static __device__ unsigned load(const void *from, int here) {
+        unsigned v = 0;
+        asm volatile(PYSIM_IF("ld.global.b32 %0, [%1]", "%2") : "+r"(v) : "l"(from), "r"(here) : "memory");
+        return v;
+    }
+};
+template <> struct Access<2> {
+    static __device__ void store(void *to, unsigned short v, int here) { asm volatile(PYSIM_IF("st.global.b16 [%0], %1", "%2") ::"l"(to), "h"(v), "r"(here) : "memory"); }
+    static __device__ unsigned short load(const void *from, int here) {
+        unsigned short v = 0;
+        asm volatile(PYSIM_IF("ld.global.b16 %0, [%1]", "%2") : "+h"(v) : "l"(from), "r"(here) : "memory");
+        return v;
+    }
+};
+#undef PYSIM_IF
+#endif
 
 /* f32 to tf32, to nearest, ties away from zero. */
 __device__ inline unsigned round_tf32(unsigned x) {

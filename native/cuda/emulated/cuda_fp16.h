@@ -22,6 +22,11 @@ inline float __half2float(__half x) { return x; }
 inline __half2 __half2half2(__half x) { return {x, x}; }
 inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
 inline __half2 __floats2half2_rn(float x, float y) { return {x, y}; }
+/* The larger and the smaller of each two: NaN where one is. */
+inline __half __hmax_nan(__half x, __half y) { return (float)x >= (float)y || x != x ? x : y; }
+inline __half __hmin_nan(__half x, __half y) { return (float)x <= (float)y || x != x ? x : y; }
+inline __half2 __hmax2_nan(__half2 a, __half2 b) { return {__hmax_nan(a.x, b.x), __hmax_nan(a.y, b.y)}; }
+inline __half2 __hmin2_nan(__half2 a, __half2 b) { return {__hmin_nan(a.x, b.x), __hmin_nan(a.y, b.y)}; }
 inline float __low2float(__half2 x) { return x.x; }
 inline float __high2float(__half2 x) { return x.y; }
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {

@@ -75,11 +75,11 @@ __global__ void fill(void *data, int dtype, long long rows, long long columns, l
     }
 }
 /* `count` elements of x, `step` apart, from the first on. */
-__global__ void poison(void *data, int dtype, long long first, long long step, long long count, double x) {
+[[maybe_unused]] __global__ void poison(void *data, int dtype, long long first, long long step, long long count, double x) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
         set(data, dtype, first + i * step, x);
 }
-__global__ void magnitude(void *to, const void *from, int dtype, long long count) {
+[[maybe_unused]] __global__ void magnitude(void *to, const void *from, int dtype, long long count) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
         set(to, dtype, i, fabs(get(from, dtype, i)));
 }

@@ -307,7 +307,7 @@ __device__ inline bool meet_near(const Tile &t, float (&out)[32], char *shared) 
     const unsigned at = thread_again() * 16;
     hopper::cluster_sync(); /* the first one has read its sums */
     if (t.part == 1) {
-        const uint32_t to = hopper::address_at(hopper::shared_address(shared) + at, 0);
+        const uint32_t to = hopper::address_at(shared_address(shared) + at, 0);
 #pragma unroll
         for (int i = 0; i < 8; i++) hopper::store_at(to + i * THREADS * 16, out + 4 * i);
     }

@@ -66,14 +66,14 @@ class Stages {
     const uint32_t filled, freed;
 
   public:
-    __device__ explicit Stages(uint64_t *arrivals) : filled(hopper::shared_address(arrivals)), freed(filled + 8) {}
+    __device__ explicit Stages(uint64_t *arrivals) : filled(shared_address(arrivals)), freed(filled + 8) {}
     /* By one thread, before a barrier of the block and after one. `copies`: arrivals a step beside those of threads. */
     __device__ static void begin(uint64_t *arrivals, int copies) {
-        hopper::barrier_init(hopper::shared_address(arrivals), THREADS + copies), hopper::barrier_init(hopper::shared_address(arrivals + 1), THREADS);
+        hopper::barrier_init(shared_address(arrivals), THREADS + copies), hopper::barrier_init(shared_address(arrivals + 1), THREADS);
         hopper::barrier_init_done();
     }
     __device__ static void end(uint64_t *arrivals) {
-        hopper::barrier_end(hopper::shared_address(arrivals)), hopper::barrier_end(hopper::shared_address(arrivals + 1));
+        hopper::barrier_end(shared_address(arrivals)), hopper::barrier_end(shared_address(arrivals + 1));
     }
     /* By all, before the barrier after which copies go to stages that were written otherwise. */
     __device__ static void written() { hopper::async_after_writes(); }
@@ -89,7 +89,7 @@ class Stages {
         __syncwarp(); /* keeps this a branch, which the other warps take */
         if (thread_again() != 0) return;
         hopper::barrier_arrive_expect(filled, bytes);
-        hopper::bulk_load(hopper::shared_address(to), from, bytes, filled);
+        hopper::bulk_load(shared_address(to), from, bytes, filled);
     }
 #endif
 };

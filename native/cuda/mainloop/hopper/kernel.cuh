@@ -294,7 +294,7 @@ template <class S, class Operands>
 __global__ void __launch_bounds__(S::THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ typename Operands::Arguments arguments) {
-    extern __shared__ char memory[];
+    PYSIM_DYNAMIC_SHARED(memory);
     Stages<S> shared;
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
     shared.barriers = shared.data + S::STAGES * S::STAGE_BYTES;

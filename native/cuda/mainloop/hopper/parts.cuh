@@ -5,6 +5,7 @@
 #define PYSIM_CUDA_HOPPER_PARTS_CUH
 #include "core/decomposition.cuh"
 #include "mainloop/hopper/epilogue.cuh"
+#include "mainloop/hopper/ptx.cuh"
 
 namespace pysim {
 namespace hopper {

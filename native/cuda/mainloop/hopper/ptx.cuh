@@ -6,10 +6,10 @@
 #include <cuda.h>
 #include <stdint.h>
 
+#include "core/ptx.cuh"
+
 namespace pysim {
 namespace hopper {
-
-__device__ inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* mbarriers: a phase ends when `count` arrivals and all announced bytes are in; waiting names the parity of the phase that must
  * be over. */
@@ -113,60 +113,6 @@ __device__ inline int cluster_rank() {
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
-__device__ inline void sync_threads(int barrier, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-/* Four 8 x 8 matrices of two-byte elements, of each of which a lane has two neighbours of row lane / 4, into shared memory: lane 8 i + r says where
- * the 16 bytes of row r of matrix i begin, or of column r of the transposed one (PTX ISA 7.8, "stmatrix"). */
-__device__ inline void store_matrices(uint32_t to, const unsigned (&pairs)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3]) : "memory");
-}
-__device__ inline void store_transposed(uint32_t to, const unsigned (&pairs)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]),
-                 "r"(pairs[3]) : "memory");
-}
-
-/* Loads and stores of what is `here`; else zeros come. The compiler makes branches, and several stores of a vector. */
-#define PYSIM_IF(ACCESS, CONDITION) "{\n.reg .pred here;\nsetp.ne.b32 here, " CONDITION ", 0;\n@here " ACCESS ";\n}"
-template <int BYTES> struct Access;
-template <> struct Access<16> {
-    static __device__ void store(void *to, const uint4 &v, int here) {
-        asm volatile(PYSIM_IF("st.global.v4.b32 [%0], {%1, %2, %3, %4}", "%5") ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(here) : "memory");
-    }
-    static __device__ uint4 load(const void *from, int here) {
-        uint4 v = {0, 0, 0, 0};
-        asm volatile(PYSIM_IF("ld.global.v4.b32 {%0, %1, %2, %3}, [%4]", "%5") : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(from), "r"(here) : "memory");
-        return v;
-    }
-};
-template <> struct Access<8> {
-    static __device__ void store(void *to, const uint2 &v, int here) {
-        asm volatile(PYSIM_IF("st.global.v2.b32 [%0], {%1, %2}", "%3") ::"l"(to), "r"(v.x), "r"(v.y), "r"(here) : "memory");
-    }
-    static __device__ uint2 load(const void *from, int here) {
-        uint2 v = {0, 0};
-        asm volatile(PYSIM_IF("ld.global.v2.b32 {%0, %1}, [%2]", "%3") : "+r"(v.x), "+r"(v.y) : "l"(from), "r"(here) : "memory");
-        return v;
-    }
-};
-template <> struct Access<4> {
-    static __device__ void store(void *to, unsigned v, int here) { asm volatile(PYSIM_IF("st.global.b32 [%0], %1", "%2") ::"l"(to), "r"(v), "r"(here) : "memory"); }
-    static __device__ unsigned load(const void *from, int here) {
-        unsigned v = 0;
-        asm volatile(PYSIM_IF("ld.global.b32 %0, [%1]", "%2") : "+r"(v) : "l"(from), "r"(here) : "memory");
-        return v;
-    }
-};
-template <> struct Access<2> {
-    static __device__ void store(void *to, unsigned short v, int here) { asm volatile(PYSIM_IF("st.global.b16 [%0], %1", "%2") ::"l"(to), "h"(v), "r"(here) : "memory"); }
-    static __device__ unsigned short load(const void *from, int here) {
-        unsigned short v = 0;
-        asm volatile(PYSIM_IF("ld.global.b16 %0, [%1]", "%2") : "+h"(v) : "l"(from), "r"(here) : "memory");
-        return v;
-    }
-};
-#undef PYSIM_IF
 
 template <int COUNT> __device__ inline void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> __device__ inline void registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }

@@ -49,7 +49,7 @@ __device__ inline void cluster_sync() {
 template <class Sum, int COUNT> __device__ inline void add_from(Sum (&to)[COUNT], const void *shared, int rank) {
 #ifndef PYSIM_EMULATED
     if constexpr (CODE_CAPABILITY >= 90) {
-        const uint32_t there = hopper::address_at(hopper::shared_address(shared), rank);
+        const uint32_t there = hopper::address_at(shared_address(shared), rank);
         unsigned word[COUNT * sizeof(Sum) / 4];
 #pragma unroll
         for (int i = 0; i < (int)(COUNT * sizeof(Sum) / 4); i += 4)

@@ -266,9 +266,9 @@ __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Sh
     using S = Shape<BM, BN, BK, WM, WN, STAGES>;
     extern __shared__ char memory[];
     Stages<S> shared;
-    shared.data = (hopper::shared_address(memory) + 1023) / 1024 * 1024;
+    shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
     shared.barriers = shared.data + STAGES * S::STAGE_BYTES;
-    int *flag = (int *)(memory + (shared.barriers + 16 * STAGES - hopper::shared_address(memory)));
+    int *flag = (int *)(memory + (shared.barriers + 16 * STAGES - shared_address(memory)));
     const bool whole = is_aligned(p.a, p.lda) && is_aligned(p.b, p.ldb);
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the ways from wgmma's accumulators to C share (epilogue.cuh): what follows sums, where C lies under a tile, and where results change threads. */
+#ifndef PYSIM_CUDA_WGMMA_PASSAGE_CUH
+#define PYSIM_CUDA_WGMMA_PASSAGE_CUH
+#include "core/epilogue.cuh"
+#include "core/ptx.cuh"
+
+namespace pysim {
+namespace hopper {
+
+/* A condition, or type, that the compiler does not know to be that of the strip before: it would make a program for each combination of them. */
+__device__ inline int anew(int now) {
+    asm volatile("" : "+r"(now));
+    return now;
+}
+
+enum Runs { BY_ROWS, BY_COLUMNS };
+enum { STRIP = 8 }; /* registers */
+
+/* A strip in shared memory: LINES of LENGTH neighbours, by so many THREADS. */
+template <Runs RUNS> struct Strip {
+    static constexpr bool ROWS = RUNS == BY_ROWS;
+    static constexpr int THREADS = ROWS ? 32 : 128, LENGTH = ROWS ? 32 : 64, LINES = STRIP * THREADS / LENGTH;
+    static constexpr int PITCH = ROWS ? 40 : 68, WORDS = LINES * PITCH; /* neither side meets in a bank */
+
+    /* This thread's registers of a strip. */
+    template <class Acc> static __device__ void put(Acc *to, const Acc (&v)[STRIP]) {
+        const int lane = threadIdx.x % 32, row = threadIdx.x % THREADS / 32 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < STRIP; i += 2)
+            if constexpr (ROWS) *(Pack<Acc, 2> *)(to + row * PITCH + column + 4 * i) = {{v[i], v[i + 1]}};
+            else
+#pragma unroll
+                for (int n = 0; n < 2; n++) to[(column + i / 4 * 8 + n) * PITCH + row + i % 4 * 4] = v[i + n];
+    }
+    /* What lies where put() would put them. */
+    template <class Acc> static __device__ void get(Acc (&v)[STRIP], const Acc *from) {
+        static_assert(!ROWS, "rows are read as they lie");
+        const int lane = threadIdx.x % 32, row = threadIdx.x % THREADS / 32 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < STRIP; i++) v[i] = from[(column + i / 4 * 8 + i % 2) * PITCH + row + i % 4 / 2 * 8];
+    }
+    static __device__ void sync() {
+        if constexpr (ROWS) __syncwarp();
+        else sync_threads(3 + threadIdx.x / 128, THREADS); /* after the barriers of two sets (kernel.cuh) */
+    }
+};
+
+/* What follows the sums of a problem, of any type of results. */
+template <class T> struct Behind {
+    void *c;
+    const void *bias;
+    const T *scale;
+    T alpha, beta, low, high;
+    int activation, c_dtype;
+    Function function;
+    __device__ explicit Behind(const Problem &p)
+        : c(p.c), bias(p.bias), scale((const T *)p.scale), alpha((T)p.alpha), beta((T)p.beta), low((T)p.low), high((T)p.high), activation(p.activation),
+          c_dtype(p.c_dtype), function(function_of(p.activation)) {}
+};
+
+/* The result types of a dtype: f32 (s32) always, those of two bytes as abi/gemm.cu allows them; and that which most have. */
+template <class T> struct Type { using type = T; };
+template <int DTYPE, class Acc, class Body> __device__ inline void with_result(int c_dtype, Body body) {
+    constexpr bool HALF = DTYPE == PYSIM_F16 || DTYPE == PYSIM_F8, BFLOAT = DTYPE == PYSIM_BF16 || DTYPE == PYSIM_F8;
+    if constexpr (HALF)
+        if (c_dtype == PYSIM_F16) return body(Type<__half>());
+    if constexpr (BFLOAT)
+        if (c_dtype == PYSIM_BF16) return body(Type<__nv_bfloat16>());
+    body(Type<Acc>());
+}
+template <int DTYPE, class Acc> struct Usual { using type = Acc; static constexpr int DTYPE_OF_C = DTYPE == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32; };
+template <class Acc> struct Usual<PYSIM_F16, Acc> { using type = __half; static constexpr int DTYPE_OF_C = PYSIM_F16; };
+template <class Acc> struct Usual<PYSIM_BF16, Acc> { using type = __nv_bfloat16; static constexpr int DTYPE_OF_C = PYSIM_BF16; };
+template <class Acc> struct Usual<PYSIM_F8, Acc> : Usual<PYSIM_F16, Acc> {};
+
+/* C under a tile: element `along` of line 0 lies place(along, here) elements after the first, if `here`, that of line l l pitch further, and there
+ * are so many lines, of so many elements. Bias and scale are of lines, or (`by_line` false) of elements. `vectors`: all lie in whole vectors of four;
+ * `direct`: in those of 16 bytes. */
+template <class Place, class Pitch> struct Target {
+    Place place;
+    Pitch pitch;
+    int lines, length;
+    bool by_line, vectors, direct;
+};
+template <class Place, class Pitch> __device__ Target(Place, Pitch, int, int, bool, bool, bool) -> Target<Place, Pitch>;
+template <Runs RUNS> struct As { static constexpr Runs runs = RUNS; };
+
+/* Where a warp's, or a warpgroup's results change threads: the first of two places, TURN bytes apart, behind stages and barriers. What is put at one
+ * was asked for by a barrier, and what was read there before by the one before it; so pieces take turns from the first place on, an even number
+ * of them, or one more barrier follows. */
+template <class S, Runs RUNS> struct Passage {
+    static constexpr int THREADS = Strip<RUNS>::THREADS, TURN = S::PASSAGE_BYTES / (128 / THREADS) / 2;
+    static __device__ char *own() {
+        PYSIM_DYNAMIC_SHARED(memory);
+        const uint32_t first = shared_address(memory), data = (first + 1023) / 1024 * 1024;
+        return memory + (data - first) + S::PASSAGES + threadIdx.x / THREADS * (2 * TURN);
+    }
+};
+
+/* body(constant) for `number`, where it is none that the compiler knows: loops over registers, which have no addresses, are rolled by it. */
+template <int COUNT, class Body> __device__ __forceinline__ void with_number(int number, Body body) {
+    static_assert(COUNT <= 16, "the cases below");
+#define PYSIM_CASE(N)                                                             \
+    case N:                                                                       \
+        if constexpr (N < COUNT) body(std::integral_constant<int, N>());          \
+        break;
+    switch (number) {
+        PYSIM_CASE(0) PYSIM_CASE(1) PYSIM_CASE(2) PYSIM_CASE(3) PYSIM_CASE(4) PYSIM_CASE(5) PYSIM_CASE(6) PYSIM_CASE(7)
+        PYSIM_CASE(8) PYSIM_CASE(9) PYSIM_CASE(10) PYSIM_CASE(11) PYSIM_CASE(12) PYSIM_CASE(13) PYSIM_CASE(14) PYSIM_CASE(15)
+    }
+#undef PYSIM_CASE
+}
+}
+}
+#endif

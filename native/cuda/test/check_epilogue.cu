@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * wgmma's ways from sums to C (mainloop/hopper/epilogue.cuh), without wgmma: sums that are given, in the registers where wgmma leaves them, against the
+ * definition of what follows them (core/epilogue.cuh), an element at a time. Blocks have several tiles, whose results take turns in shared memory.
+ * Both runs of C, edges, odd pitches, planes that are no whole vectors, every line of epilogues.inc with and without bias, scale and what C had, every type
+ * of results; all between patterns that must survive. Needs stmatrix, so a device of capability 9.0, or the emulation.
+ *
+ *   check_epilogue [--cases N]    N: a shape and run of C (default 400); exit 1 where one case failed, 77 where there is no such device */
+#include "check.h"
+
+#include "mainloop/hopper/epilogue.cuh"
+#include "mainloop/hopper/shape.h"
+
+namespace {
+using namespace pysim;
+using namespace pysim::hopper;
+
+/* C in planes: images of so many windows, lines of which lie side by side. */
+struct Planes { int plane; };
+
+template <Runs RUNS, class Use> __device__ void with_target_of(const Problem &p, Planes planes, Use use) {
+    const int plane = planes.plane;
+    if constexpr (RUNS == BY_ROWS) {
+        const auto place = [&](int along, bool &here) { return here = along < p.n, along; };
+        use(Target{place, p.ldc, p.m, p.n, p.by_row != 0, in_fours(p, p.ldc, p.n, p.by_row), in_vectors(p, p.ldc, p.n, 16 / bytes_of_result(p))});
+    } else {
+        const auto place = [&](int window, bool &here) {
+            here = window < p.m;
+            const int last = min(window, p.m - 1);
+            return (int64_t)(last / plane) * p.n * plane + last % plane;
+        };
+        use(Target{place, plane, p.n, p.m, true, in_fours(p, plane, plane, true), in_vectors(p, plane, plane, 16 / bytes_of_result(p))});
+    }
+}
+
+template <class S, Runs RUNS> __global__ void leave_tiles(Problem p, Planes planes, const typename S::Acc *sums) {
+    if constexpr (CODE_CAPABILITY < 90) return; /* no stmatrix */
+    using Acc = typename S::Acc;
+    const int group = threadIdx.x / 128 % S::GROUPS, tiles_n = ceil_div(p.n, S::BLOCK_N), tiles = ceil_div(p.m, S::BLOCK_M) * tiles_n;
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const int row = tile / tiles_n * S::BLOCK_M + group / (S::BLOCK_N / S::WARP_N) * S::WARP_M;
+        const int column = tile % tiles_n * S::BLOCK_N + group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
+        Acc sum[S::PARTS][S::SUMS];
+#pragma unroll
+        for (int part = 0; part < S::PARTS; part++)
+#pragma unroll
+            for (int i = 0; i < S::SUMS; i++) {
+                const int r = row + part * 64 + row_of_thread() + i % 4 / 2 * 8, c = column + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                sum[part][i] = r < p.m && c < p.n ? sums[(int64_t)r * p.n + c] : Acc(77);
+            }
+        with_target_of<RUNS>(p, planes, [&](const auto &target) { store_sums<S, RUNS>(p, target, row, column, sum); });
+    }
+}
+
+/* The definition, where Epilogue thinks of rows of C. */
+template <class Acc, Runs RUNS> __global__ void define(Problem p, Planes planes, const Acc *sums) {
+    with_epilogue<Acc>(p, [&](auto e) {
+        for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < (int64_t)p.m * p.n; i += (int64_t)gridDim.x * blockDim.x) {
+            const int r = (int)(i / p.n), c = (int)(i % p.n), plane = planes.plane;
+            auto &at = e.c[RUNS == BY_ROWS ? r * p.ldc + c : ((int64_t)(r / plane) * p.n + c) * plane + r % plane];
+            const Acc one[1] = {sums[i]};
+            std::decay_t<decltype(at)> value[1] = {at};
+            e.finish(one, value, [&](int) { return RUNS == BY_ROWS && p.by_row ? r : c; });
+            at = value[0];
+        }
+    });
+}
+
+Buffer buffer_sums, buffer_c, buffer_want, buffer_old, buffer_bias, buffer_factors;
+long long cases, failures;
+
+template <class S, Runs RUNS> void run(unsigned seed, const char *name) {
+    enum { HEAD = 1024 };
+    using Acc = typename S::Acc;
+    int types[3];
+    const int type_count = results(S::DTYPE, types);
+    unsigned state = seed;
+    const auto draw = [&](int n) { return (int)(mix(state += 0x9e3779b9u) % (unsigned)n); };
+    Problem p = {};
+    p.c_dtype = types[draw(3) ? 0 : draw(type_count)];
+    const int result = bytes_of[p.c_dtype], wide = 16 / result;
+    p.n = draw(2) ? 1 + draw(2 * S::BLOCK_N + 40) : draw(2) ? 8 * (1 + draw(S::BLOCK_N / 3)) : S::BLOCK_N * (1 + draw(3));
+    Planes planes = {draw(3) ? wide * (1 + draw(20)) : 1 + draw(100)};
+    p.m = RUNS == BY_COLUMNS ? planes.plane * (1 + draw(2 * S::BLOCK_M / planes.plane + 2)) : 1 + draw(2 * S::BLOCK_M + 40);
+    p.ldc = RUNS == BY_COLUMNS ? 0 : draw(3) ? (p.n + wide - 1) / wide * wide + wide * draw(2) : p.n + draw(4);
+    if (RUNS == BY_ROWS && draw(2)) p.n = (int)(p.ldc - p.ldc % wide), p.ldc = p.n; /* whole vectors */
+    const int offset = draw(8) ? 0 : 1;
+    p.alpha = draw(2) ? 1 : -2, p.beta = draw(2) ? 0 : draw(2) ? 1 : -2;
+    const bool whole = sizeof(Acc) == 4 && Acc(0.5f) == Acc(0);
+    p.by_row = (short)(RUNS == BY_ROWS && !draw(6)), p.activation = activation_of((unsigned)draw(1 << 16), whole);
+    p.low = -1, p.high = 1;
+    const long long rows = RUNS == BY_ROWS ? p.m : p.m / planes.plane * (long long)p.n, length = RUNS == BY_ROWS ? p.n : planes.plane;
+    const long long pitch = RUNS == BY_ROWS ? p.ldc : planes.plane;
+    Acc *const sums = (Acc *)buffer_sums.at((size_t)p.m * p.n * 4);
+    each((long long)p.m * p.n, fill, (void *)sums, whole ? PYSIM_S32 : PYSIM_F32, (long long)p.m, (long long)p.n, (long long)p.n, seed, 6);
+    const long long lines = p.by_row ? p.m : p.n;
+    if (draw(2)) {
+        void *const bias = buffer_bias.place((size_t)lines * result, 0, true);
+        each(lines, fill, bias, p.c_dtype, 1ll, lines, lines, seed + 9, 2);
+        p.bias = bias;
+    }
+    if (!whole && !draw(4)) {
+        void *const scale = buffer_factors.place((size_t)lines * 4, 0, true);
+        each(lines, fill, scale, PYSIM_F32, 1ll, lines, lines, seed + 11, 2);
+        p.scale = scale;
+    }
+    const size_t total = (size_t)((rows - 1) * pitch + length + offset) * result / 256 * 256 + 256 + 2 * HEAD, head = HEAD + (size_t)(offset * result);
+    char *const block = (char *)buffer_c.at(total), *const out = block + head, *const want = (char *)buffer_want.at(total) + head;
+    need(cudaMemset(block, 0xff, total), "memset");
+    if (p.beta != 0) {
+        void *const old = buffer_old.at((size_t)(rows * length) * result);
+        each(rows * length, fill, old, p.c_dtype, rows, length, length, seed + 5, 2);
+        need(cudaMemcpy2D(out, (size_t)pitch * result, old, (size_t)length * result, (size_t)length * result, (size_t)rows, cudaMemcpyDeviceToDevice), "copy");
+    }
+    need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
+    cases++;
+    p.c = want;
+    each((long long)p.m * p.n, define<Acc, RUNS>, p, planes, (const Acc *)sums);
+    p.c = out;
+    const auto kernel = leave_tiles<S, RUNS>;
+    need(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES), "shared memory");
+    need(pysim::launch(kernel, 2, 128 * S::GROUPS, S::SHARED_BYTES, nullptr, p, planes, (const Acc *)sums), name);
+    const bool smooth = p.activation > 1 && p.activation != 3;
+    double *ones = nullptr;
+    if (smooth) { /* compilers contract what functions compute as they like */
+        ones = (double *)buffer_old.at((size_t)(rows * length) * 8);
+        each(rows * length, widen, ones, (const void *)out, p.c_dtype, rows * length);
+        need(cudaMemset(ones, 0, (size_t)(rows * length) * 8), "memset");
+    }
+    const Verdict v = verdict_of(block, total, head, out, want, ones, p.c_dtype, rows, length, pitch, 0, name);
+    if ((v.wrong || v.gaps) && ++failures <= 40)
+        printf("FAIL %s %s %dx%d plane %d ldc %lld offset %d ->%s alpha %g beta %g bias %d scale %d by_row %d f %d: %llu wrong, the first at %lld of lines of %lld; %llu bytes outside\n",
+               name, RUNS == BY_ROWS ? "by rows" : "by columns", p.m, p.n, planes.plane, (long long)p.ldc, offset, name_of[p.c_dtype], p.alpha, p.beta, p.bias != nullptr,
+               p.scale != nullptr, p.by_row, p.activation, v.wrong, v.first, length, v.gaps);
+}
+
+template <class S> void check_shape(const char *name, int wanted) {
+    const long long before = failures;
+    for (int i = 0; i < wanted; i++) {
+        run<S, BY_ROWS>(mix(2u * (unsigned)i + 1), name);
+        if constexpr (S::DTYPE != PYSIM_S8 && S::DTYPE != PYSIM_F8) run<S, BY_COLUMNS>(mix(2u * (unsigned)i + 2), name);
+    }
+    printf("%s %s\n", failures == before ? "ok  " : "FAIL", name);
+}
+}
+
+int main(int argc, char **argv) {
+    setbuf(stdout, nullptr);
+    int wanted = 400, capability = 90;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--cases") && i + 1 < argc && atoi(argv[i + 1]) > 0) wanted = atoi(argv[++i]);
+        else return printf("usage: check_epilogue [--cases N]\n"), 2;
+    }
+    if (!found_device()) return 77;
+#ifndef PYSIM_EMULATED
+    cudaDeviceProp device;
+    need(cudaGetDeviceProperties(&device, 0), "device");
+    capability = 10 * device.major + device.minor;
+#endif
+    if (capability < 90) return printf("the device has no stmatrix\n"), 77;
+    check_shape<Shape<PYSIM_F16, 128, 96, 64, 96, 4, 1, 1>>("f16 64x96", wanted);
+    check_shape<Shape<PYSIM_F16, 128, 128, 128, 128, 4, 1, 1>>("f16 128x128", wanted);
+    check_shape<Shape<PYSIM_BF16, 64, 128, 64, 64, 4, 1, 1>>("bf16 64x64", wanted);
+    check_shape<Shape<PYSIM_TF32, 64, 96, 64, 96, 4, 1, 1>>("tf32 64x96", wanted);
+    check_shape<Shape<PYSIM_TF32, 128, 32, 128, 32, 4, 1, 1>>("tf32 128x32", wanted);
+    check_shape<Shape<PYSIM_S8, 128, 64, 64, 64, 4, 1, 1>>("s8 64x64", wanted);
+    check_shape<Shape<PYSIM_F8, 64, 192, 64, 192, 4, 1, 1>>("f8 64x192", wanted);
+    printf("%lld cases, %lld failures\n", cases, failures);
+    return failures ? 1 : 0;
+}
