@@ -7,8 +7,8 @@
  * have four such units, of one tap or of several: 16 (tf32: 8) of k, of which none is wasted but in the last step. A warp takes 32 windows x 8 or 16
  * filters of a group at a time. Sums pass through shared memory, so that outputs leave it side by side.
  *
- * Filters lie as they do in memory under NHWC, [filter][tap][channel]; what does not lie so, or not in whole units, is gathered by elements,
- * with zeros to whole units. Outside the image there are zeros.
+ * Filters lie as they do in memory under NHWC, [filter][tap][channel]; what does not lie so, or not in whole units, is gathered by elements, or by
+ * neighbours of a row of an image (NCHW), with zeros to whole units. Outside the image there are zeros.
  *
  * Worked number: 3 x 3 taps of 16 channels of f16: 9 steps of two loads of windows and two of filters, 8 bytes a lane each, and four of mma.sync. */
 #ifndef PYSIM_CUDA_CONV_GROUPED_KERNEL_CUH
@@ -21,14 +21,16 @@
 namespace pysim {
 namespace grouped {
 
-enum { THREADS = 256, CHUNKS = WINDOWS / CHUNK, SHARES = THREADS / 32 / CHUNKS, BLOCKS = 4 };
+enum { THREADS = 256, WARPS = THREADS / 32, BLOCKS = 4 };
 
 /* A kernel's arguments. */
 struct Grouped {
     Conv c;
     Tiling t;
-    int vector, whole; /* bytes that come at once of a pixel, whether filters come in units; 0: element by element */
-    Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_units, by_vectors, by_steps, by_taps, by_chunks;
+    int vector, whole; /* bytes that come at once of a pixel, of a filter; 0: element by element */
+    int piece;         /* NCHW: columns that come at once of a channel */
+    int shares;        /* warps that go through the items of the same windows */
+    Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_chunks, by_share;
 };
 
 /* Where a block's outputs lie: rectangle, groups, filters of each of them. */
@@ -52,13 +54,17 @@ template <class T> struct alignas(UNIT) Unit { T value[UNIT / sizeof(T)]; };
 template <class T> __device__ inline void stage_filters(const Grouped &g, const Block &b, char *to) {
     enum { OF = UNIT / sizeof(T) };
     const Conv &c = g.c;
-    const int units = g.t.steps * STEP_UNITS, real = g.t.taps * g.t.units, count = b.groups * b.filters * units;
+    const int real = g.t.taps * g.t.units, count = b.groups * b.filters * (int)g.by_steps.divisor;
     const T *const from = (const T *)c.weights + (int64_t)b.filter * c.k;
     for (int i = (int)threadIdx.x; i < count; i += THREADS) {
         int at;
         const int filter = g.by_steps.of(i, at);
         if (g.whole) {
-            copy_async<UNIT>(to + filter * g.t.filter_pitch + at * UNIT, from + filter * c.k + (at < real ? at * OF : 0), at < real ? UNIT : 0);
+            const int first = at * g.whole, some = first < real * UNIT ? g.whole : 0;
+            const char *const source = (const char *)(from + filter * c.k) + (some ? first : 0);
+            char *const place = to + filter * g.t.filter_pitch + first;
+            if (g.whole == 16) copy_async<16>(place, source, some);
+            else copy_async<UNIT>(place, source, some);
             continue;
         }
         int tap; /* lanes go along the taps of a channel, as they lie under NCHW */
@@ -74,51 +80,74 @@ template <class T> __device__ inline void stage_filters(const Grouped &g, const 
     }
 }
 
-/* The pixels that a block's windows touch, [row][column][group][channels in whole units]. */
-template <class T> __device__ inline void stage_windows(const Grouped &g, const Block &b, char *to) {
-    enum { OF = UNIT / sizeof(T) };
+/* The pixels that a block's windows touch, [row][column][group][channels in whole units], in vectors of neighbouring channels. */
+template <class T> __device__ inline void stage_vectors(const Grouped &g, const Block &b, char *to) {
     const Conv &c = g.c;
-    const int pixels = g.t.rows * g.t.columns, h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left;
-    const auto inside = [&](int pixel, int &h, int &w) {
-        h = h0 + g.by_columns.of(pixel, w), w += w0;
-        return (unsigned)h < (unsigned)c.height && (unsigned)w < (unsigned)c.width;
-    };
-    int h, w;
-    if (g.vector) {
-        const int bytes = b.groups * c.channels * (int)sizeof(T), count = pixels * (int)g.by_vectors.divisor, pitch = c.groups * c.channels;
-        const T *const from = (const T *)c.in + (int64_t)b.image * c.height * c.width * pitch + b.group * c.channels;
-        for (int i = (int)threadIdx.x; i < count; i += THREADS) {
-            int at;
-            const int pixel = g.by_vectors.of(i, at), left = bytes - at * g.vector;
-            const int some = inside(pixel, h, w) ? max(0, min(left, g.vector)) : 0;
-            const void *source = some ? (const char *)(from + (h * c.width + w) * pitch) + at * g.vector : (const char *)c.in;
-            char *const place = to + pixel * g.t.pitch + at * g.vector;
-            if (g.vector == 16) copy_async<16>(place, source, some);
-            else copy_async<8>(place, source, some);
-        }
-        return;
+    const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, pitch = c.groups * c.channels;
+    const int bytes = b.groups * c.channels * (int)sizeof(T), count = g.t.rows * g.t.columns * (int)g.by_vectors.divisor;
+    const T *const from = (const T *)c.in + (int64_t)b.image * c.height * c.width * pitch + b.group * c.channels;
+    for (int i = (int)threadIdx.x; i < count; i += THREADS) {
+        int at, w;
+        const int pixel = g.by_vectors.of(i, at), left = bytes - at * g.vector, h = h0 + g.by_columns.of(pixel, w);
+        w += w0;
+        const bool inside = (unsigned)h < (unsigned)c.height && (unsigned)w < (unsigned)c.width;
+        const int some = inside ? max(0, min(left, g.vector)) : 0;
+        const void *source = some ? (const char *)(from + (h * c.width + w) * pitch) + at * g.vector : (const char *)c.in;
+        char *const place = to + pixel * g.t.pitch + at * g.vector;
+        if (g.vector == 16) copy_async<16>(place, source, some);
+        else copy_async<8>(place, source, some);
     }
-    const int count = pixels * b.groups * g.t.units, plane = c.nhwc ? 1 : c.height * c.width, column = c.nhwc ? c.groups * c.channels : 1;
+}
+
+/* The same by elements, or PIECE neighbours of a row of each channel of a unit (NCHW), of which so many units are made. Pieces lie at multiples of
+ * their size, so that one is in the image or is not; the first and last of a row of the tile may begin before it and end after it. */
+template <class T, int PIECE> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
+    enum { OF = UNIT / sizeof(T), AT_ONCE = PIECE == 4 ? 2 : 4 }; /* units, or pieces of them, of a thread that are on their way together */
+    const Conv &c = g.c;
+    const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, before = w0 & (PIECE - 1);
+    const int plane = c.nhwc ? 1 : c.height * c.width, column = c.nhwc ? c.groups * c.channels : 1;
     const T *const from = (const T *)c.in + ((int64_t)b.image * c.groups * c.height * c.width + (int64_t)b.group * plane) * c.channels;
-    enum { AT_ONCE = 4 }; /* units of a thread that are on their way together; lanes go along pixels, and warps have as many as that of them or none */
+    const int count = g.t.rows * (int)g.by_columns.divisor * (int)g.by_places.divisor;
+    /* Warps have as many as that of them or none. Lanes go along pixels; along the units of a pixel first where they store several pixels, which would
+     * lie on the same banks. */
     for (int first = (int)threadIdx.x / 32 * 32 * AT_ONCE + (int)threadIdx.x % 32; first < count; first += AT_ONCE * THREADS) {
-        Unit<T> words[AT_ONCE] = {};
-        int places[AT_ONCE];
+        Pack<T, PIECE> found[AT_ONCE][OF] = {};
+        int places[AT_ONCE], columns[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            int pixel, unit;
-            const int place = g.by_pixels.of(first + i * 32, pixel), group = g.by_units.of(place, unit);
-            places[i] = pixel * g.t.pitch + place * UNIT;
-            const bool there = inside(pixel, h, w) && first + i * 32 < count;
+            int pixel, place, unit, w;
+            if constexpr (PIECE > 1) pixel = g.by_places.of(first + i * 32, place);
+            else place = g.by_pixels.of(first + i * 32, pixel);
+            const int group = g.by_units.of(place, unit), row = g.by_columns.of(pixel, w), h = h0 + row;
+            columns[i] = first + i * 32 < count ? w * PIECE - before : -PIECE;
+            places[i] = (row * g.t.columns + columns[i]) * g.t.pitch + place * UNIT;
+            w = w0 + columns[i];
+            const bool there = first + i * 32 < count && group < b.groups && (unsigned)h < (unsigned)c.height && (unsigned)w < (unsigned)c.width;
             const T *const at = from + (group * c.channels + unit * OF) * plane + (h * c.width + w) * column;
 #pragma unroll
             for (int e = 0; e < OF; e++)
-                if (there && unit * OF + e < c.channels) words[i].value[e] = at[e * plane];
+                if (there && unit * OF + e < c.channels) found[i][e] = *(const Pack<T, PIECE> *)(at + e * plane);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
-            if (first + i * 32 < count) *(Unit<T> *)(to + places[i]) = words[i];
+#pragma unroll
+            for (int j = 0; j < PIECE; j++) {
+                Unit<T> word;
+#pragma unroll
+                for (int e = 0; e < OF; e++) word.value[e] = found[i][e].value[j];
+                if ((unsigned)(columns[i] + j) < (unsigned)g.t.columns) *(Unit<T> *)(to + places[i] + j * g.t.pitch) = word;
+            }
     }
+}
+
+template <class T, bool NHWC> __device__ inline void stage_windows(const Grouped &g, const Block &b, char *to) {
+    if constexpr (NHWC) {
+        if (g.vector) return stage_vectors<T>(g, b, to);
+    } else {
+        if (g.piece == 4) return gather_windows<T, 4>(g, b, to);
+        if (g.piece == 2) return gather_windows<T, 2>(g, b, to);
+    }
+    gather_windows<T, 1>(g, b, to);
 }
 
 template <class T> __device__ inline uint2 operand(const void *at) {
@@ -127,11 +156,19 @@ template <class T> __device__ inline uint2 operand(const void *at) {
     return words;
 }
 
+/* Where a sum lies: filters, or windows under NCHW, side by side, as they are stored. */
+template <bool NHWC> __device__ inline int sum_at(const Grouped &g, int window, int filter) {
+    return NHWC ? window * SUM_PITCH + filter : filter * g.t.sum_row + window;
+}
+
 /* A warp's 32 windows by ACROSS x 8 filters of each group that is its turn. */
-template <class T, int ACROSS> __device__ inline void multiply(const Grouped &g, const Block &b, const char *shared, float *sums) {
+template <class T, int ACROSS, bool NHWC> __device__ inline void multiply(const Grouped &g, const Block &b, const char *shared, float *sums) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4;
-    const int first = warp % CHUNKS * CHUNK, windows = g.t.high * g.t.wide;
-    if (first >= windows) return;
+    const int windows = g.t.high * g.t.wide;
+    int first;
+    const int share = g.by_share.of(warp, first);
+    if (share >= g.shares) return;
+    first *= CHUNK;
     const int *const offsets = (const int *)shared + unit;
     int base[2][2];
 #pragma unroll
@@ -141,7 +178,7 @@ template <class T, int ACROSS> __device__ inline void multiply(const Grouped &g,
         base[i / 2][i % 2] = g.t.at_windows + (p * g.c.stride_h * g.t.columns + q * g.c.stride_w) * g.t.pitch;
     }
     const int across = ceil_div(b.filters, 8 * ACROSS), whole = g.t.taps * g.t.units / STEP_UNITS;
-    for (int item = warp / CHUNKS; item < b.groups * across; item += SHARES) {
+    for (int item = share; item < b.groups * across; item += g.shares) {
         const int group = item / across, n = item % across * 8 * ACROSS;
         const char *const windows_at = shared + group * g.t.units * UNIT;
         const char *filters[ACROSS];
@@ -178,7 +215,7 @@ template <class T, int ACROSS> __device__ inline void multiply(const Grouped &g,
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const int filter = n + j * 8 + unit * 2 + e % 2;
-                    if (filter < b.filters) sums[(first + i * 16 + e / 2 * 8 + row) * SUM_PITCH + group * b.filters + filter] = sum[i][j][e];
+                    if (filter < b.filters) sums[sum_at<NHWC>(g, first + i * 16 + e / 2 * 8 + row, group * b.filters + filter)] = sum[i][j][e];
                 }
     }
 }
@@ -200,9 +237,8 @@ template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Gr
         const int y = b.p + g.by_wide.of(window, x);
         x += b.q;
         if (y >= c.out_h || x >= c.out_w) continue;
-        float acc[COUNT];
-#pragma unroll
-        for (int e = 0; e < COUNT; e++) acc[e] = sums[(NHWC ? window : window + e) * SUM_PITCH + (NHWC ? filter + e : filter)];
+        const auto found = *(const Pack<float, COUNT> *)(sums + sum_at<NHWC>(g, window, filter));
+        const auto &acc = found.value;
         if constexpr (NHWC) to.store((b.image * c.out_h + y) * c.out_w + x, b.filter + filter, acc);
         else {
             using Vector = Pack<Out, COUNT>;
@@ -218,7 +254,7 @@ template <class T, int ACROSS, bool NHWC> __global__ void __launch_bounds__(THRE
     if constexpr (CODE_CAPABILITY >= 80) {
         PYSIM_DYNAMIC_SHARED(shared);
         const Block b(g, (int)blockIdx.x);
-        stage_windows<T>(g, b, shared + g.t.at_windows);
+        stage_windows<T, NHWC>(g, b, shared + g.t.at_windows);
         stage_filters<T>(g, b, shared + g.t.at_filters);
         commit_async();
         for (int i = (int)threadIdx.x; i < g.t.steps * STEP_UNITS; i += THREADS) {
@@ -228,7 +264,7 @@ template <class T, int ACROSS, bool NHWC> __global__ void __launch_bounds__(THRE
         wait_async<0>();
         __syncthreads();
         float *const sums = (float *)(shared + g.t.at_sums);
-        multiply<T, ACROSS>(g, b, shared, sums);
+        multiply<T, ACROSS, NHWC>(g, b, shared, sums);
         __syncthreads();
         const auto as = [&](auto out) {
             using Out = decltype(out);
@@ -255,11 +291,16 @@ inline Grouped prepare(const Conv &c, const Tiling &t) {
     Grouped g = {};
     g.c = c, g.t = t;
     g.vector = sixteen ? 16 : units && begins(c.in, UNIT) ? UNIT : 0;
-    g.whole = units && begins(c.weights, UNIT);
+    g.whole = !units || !begins(c.weights, UNIT) ? 0 : c.k * element % 16 == 0 && begins(c.weights, 16) ? 16 : UNIT;
+    const auto pieces = [&](int of) { return !c.nhwc && c.width % of == 0 && begins(c.in, of * element); };
+    g.piece = pieces(4) ? 4 : pieces(2) ? 2 : 1;
+    const int chunks = ceil_div(t.high * t.wide, CHUNK), across = (t.columns + 2 * g.piece - 2) / g.piece;
+    g.shares = WARPS / chunks, g.by_share = Divisor((unsigned)chunks);
     g.by_part = Divisor((unsigned)t.parts(c)), g.by_tile_w = Divisor((unsigned)t.tiles_w), g.by_tile_h = Divisor((unsigned)t.tiles_h);
-    g.by_wide = Divisor((unsigned)t.wide), g.by_columns = Divisor((unsigned)t.columns), g.by_pixels = Divisor((unsigned)(t.rows * t.columns));
+    g.by_wide = Divisor((unsigned)t.wide), g.by_columns = Divisor((unsigned)across), g.by_pixels = Divisor((unsigned)(t.rows * t.columns));
+    g.by_places = Divisor((unsigned)(t.groups * t.units));
     g.by_units = Divisor((unsigned)t.units), g.by_vectors = Divisor((unsigned)(g.vector ? ceil_div(part, g.vector) : 1));
-    g.by_steps = Divisor((unsigned)(t.steps * STEP_UNITS)), g.by_taps = Divisor((unsigned)t.taps);
+    g.by_steps = Divisor((unsigned)(t.steps * STEP_UNITS * UNIT / (g.whole ? g.whole : UNIT))), g.by_taps = Divisor((unsigned)t.taps);
     g.by_chunks = Divisor((unsigned)ceil_div(c.filters, t.filters));
     return g;
 }

@@ -18,7 +18,7 @@
 namespace pysim {
 namespace grouped {
 
-enum { WINDOWS = 128, FILTERS = 32, UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 8, CHUNK = 32 /* windows of a warp */ };
+enum { WINDOWS = 128, FILTERS = 32, UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */ };
 
 /* What a launch's blocks have in common. */
 struct Tiling {
@@ -27,6 +27,7 @@ struct Tiling {
     int high, wide, tiles_h, tiles_w;   /* a rectangle of windows, and how many an image has */
     int rows, columns;                  /* of pixels that it touches */
     int pitch, filter_pitch;            /* bytes from a pixel, a filter, to the next */
+    int sum_row;                        /* NCHW: sums from a filter to the next, whose rows take no more than those of windows */
     int at_windows, at_filters, at_sums, shared;
 
     /* Where `high` and `wide` are set: the rest, which depends on them, if there is so much shared memory. */
@@ -39,7 +40,9 @@ struct Tiling {
         at_windows = (int)round_up(steps * STEP_UNITS * (int)sizeof(int), 16);
         at_filters = at_windows + rows * columns * pitch;
         at_sums = at_filters + (int)round_up(groups * filters * filter_pitch, 16);
-        shared = at_sums + (int)round_up(high * wide, CHUNK) * SUM_PITCH * (int)sizeof(float);
+        const int windows = (int)round_up(high * wide, CHUNK);
+        sum_row = windows + 4;
+        shared = at_sums + windows * SUM_PITCH * (int)sizeof(float);
         return shared <= most::GROUPED_SHARED;
     }
     int parts(const Conv &c) const { return groups > 1 ? ceil_div(c.groups, groups) : c.groups * ceil_div(c.filters, filters); }
