@@ -23,12 +23,13 @@ from pysim.registry.cuda import WARP, Attributes, ConvKernel, cuda_limits
 
 NAME = "grouped"
 COMPUTES = Conv
-WINDOWS, FILTERS, UNIT, STEP_UNITS, CHUNK, SUM_PITCH = 128, 32, 8, 4, 32, 40  # native/cuda/conv/grouped/tiles.h
+WINDOWS, FILTERS, UNIT, STEP_UNITS, CHUNK, SUM_PITCH = 128, 32, 8, 4, 32, 36  # native/cuda/conv/grouped/tiles.h
 THREADS, REGISTERS = 256, 64  # of a block, of a thread (__launch_bounds__ of native/cuda/conv/grouped/kernel.cuh)
-# Instructions, counted in the source: of a unit or vector that comes, of each element of a unit that is gathered, of a step beside its
-# loads and products, of a group's turn, of 16 bytes (NCHW: four) of outputs, and of a warp beside these; cycles from a step of a warp to
-# its next
-COPY, ELEMENT, STEP, TURN, STORE, START, STEP_CYCLES = 20.0, 8.0, 4.0, 40.0, 45.0, 150.0, 40.0
+# Instructions, counted in the source: of a unit or vector that comes, of each element of a unit that is gathered, or a piece of a row, of
+# each further pixel of a piece, of a step beside its loads and products, of a group's turn, of what is stored at once, and of a warp beside
+# these; cycles from a step of a warp to its next
+COPY, ELEMENT, PIXEL, STEP, TURN, STORE, START, STEP_CYCLES = 20.0, 8.0, 5.0, 4.0, 40.0, 45.0, 150.0, 40.0
+GATHER_LINES = 4.0  # wavefronts of a warp's load of elements or pieces, whose lanes lie in some rows or channels
 
 
 class Tiling(NamedTuple):
@@ -85,6 +86,11 @@ def tiling_of(w: Conv, sms: int) -> Tiling | None:
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
+def piece_of(w: Conv, layout: Layout) -> int:
+    """Columns that come at once of a channel, of an aligned input."""
+    return 1 if layout == "nhwc" else next(n for n in (4, 2, 1) if w.width % n == 0)
+
+
 def row_refuses(row: ConvKernel, w: Conv, layout: Layout) -> Reason | None:
     """Why it does not compute a problem."""
     channels, filters, most = w.channels // w.groups, w.filters // w.groups, cuda_limits()["GROUPED_TILE_CHANNELS"]
@@ -104,22 +110,29 @@ def variant(asked: Asked, row: ConvKernel, chunks: int = 1) -> Variant:
     pixels, outputs, warps = t.rows * t.columns, t.high * t.wide, THREADS / WARP
     whole = windows.together and channels % of_unit == 0
     gathered = COPY + of_unit * ELEMENT
-    filters = count * t.steps * STEP_UNITS * (COPY if whole else gathered)
-    vector = 2 if whole and w.channels * size % 16 == 0 and t.groups * t.units % 2 == 0 else 1  # units
-    staged = pixels * t.groups * t.units * (COPY / vector if whole else gathered)
+    units, pairs = count * t.steps * STEP_UNITS, windows.k * size % 16 == 0  # of filters; whether two come at once
+    filters = units * (COPY / (2 if pairs else 1) if whole else gathered)
+    piece, places = piece_of(w, layout), t.groups * t.units
+    pieces = t.rows * ((t.columns + 2 * piece - 2) // piece) * places
+    vector = 2 if w.channels * size % 16 == 0 and places % 2 == 0 else 1  # units
+    staged = pixels * places * COPY / vector if whole else pieces * (gathered + (piece - 1) * PIXEL)
     across = 2 if w.filters // w.groups > 8 else 1  # instructions' tiles of filters
     turns = t.groups * -(-t.filters // (8 * across)) * -(-outputs // CHUNK)
     loads, rounds = 4 + across, 2 if size == 4 else 0
     step = 2 * loads + 2 * across + rounds * loads + STEP
-    stores = outputs * count / (16 // size if windows.together else 4)
-    instructions = (filters + staged + stores * STORE) / WARP + turns * (t.steps * step + TURN) + warps * START
+    vectors = 16 // size if windows.together else 4 if t.wide % 4 == w.out_w % 4 == 0 else 1
+    apart = windows.together and (t.groups * (w.filters // w.groups) % vectors or w.filters % vectors)  # stored one by one
+    stores = outputs * count / vectors * (STORE + (vectors * ELEMENT if apart else 0))
+    instructions = (filters + staged + stores) / WARP + turns * (t.steps * step + TURN) + warps * START
     wavefronts = float(turns * t.steps * (2 * loads + 1))
-    wavefronts += (pixels * t.groups * t.units + count * t.steps * STEP_UNITS) * UNIT / LINE_BYTES * (1 if whole else of_unit)
-    wavefronts += outputs * count * SUM_PITCH / FILTERS * 4 / LINE_BYTES * 3
+    wavefronts += units * UNIT / LINE_BYTES * (1 if whole else of_unit)
+    wavefronts += pixels * places * UNIT / LINE_BYTES + (0 if whole else pieces * of_unit * GATHER_LINES / WARP)
+    wavefronts += outputs * count * 4 / LINE_BYTES * (3 if windows.together else 2)
     reach = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
-    at_once = 1 if whole else -(-pixels * t.groups * t.units // (THREADS * 4))
-    waits = reach * (2 + at_once) + -(-turns // int(warps)) * t.steps * STEP_CYCLES
-    asked_bytes = t.blocks * (pixels * t.groups * channels + count * t.steps * STEP_UNITS * of_unit) * float(size)
+    at_once = 1 if whole else -(-pieces // (THREADS * (2 if piece == 4 else 4)))
+    shares = int(warps) // -(-outputs // CHUNK)
+    waits = reach * (2 + at_once) + -(-t.groups * -(-t.filters // (8 * across)) // shares) * t.steps * STEP_CYCLES
+    asked_bytes = t.blocks * (pixels * t.groups * channels + units * of_unit) * float(size)
     block = Attributes(THREADS, REGISTERS, t.shared)
     each = moving(windows, t.blocks * warps, instructions / warps, wavefronts / warps, waits, asked_bytes)
     return of_threads(asked, row, each, "l2_latency_cycles", "memory_latency_cycles", block=block)
