@@ -35,16 +35,18 @@ __device__ inline int at_most(int x, int high) { return min(x, high); }
 template <class Two> __device__ inline Two at_least(Two x, Two low) { return __hmax2_nan(x, low); }
 template <class Two> __device__ inline Two at_most(Two x, Two high) { return __hmin2_nan(x, high); }
 
-/* Half of a slice's values at a time, which then change places: half the program, and the registers. */
-template <class T> __device__ __forceinline__ void activate_halves(int activation, Function function, T (&x)[16]) {
+/* So many of a slice's values at a time, which then go behind the others: a part of the program, and of the registers. */
+template <int COUNT, class T> __device__ __forceinline__ void activate_by(int activation, Function function, T (&x)[16]) {
 #pragma unroll 1
-    for (int half = 0; half < 2; half++) {
-        T first[8];
+    for (int part = 0; part < 16 / COUNT; part++) {
+        T first[COUNT];
 #pragma unroll
-        for (int i = 0; i < 8; i++) first[i] = x[i];
+        for (int i = 0; i < COUNT; i++) first[i] = x[i];
         activate_smoothly(activation, function, first);
 #pragma unroll
-        for (int i = 0; i < 8; i++) x[i] = x[8 + i], x[8 + i] = first[i];
+        for (int i = 0; i < 16 - COUNT; i++) x[i] = x[COUNT + i];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) x[16 - COUNT + i] = first[i];
     }
 }
 
@@ -61,6 +63,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
     constexpr bool ROWS = RUNS == BY_ROWS, NARROW = sizeof(Out) == 2;
     constexpr int SLICES = S::SUMS / 16, VECTOR = 16 / sizeof(Out);
     [[maybe_unused]] constexpr int UNROLLED = ALL ? 1 : 16;
+    constexpr bool FULL = !NARROW && S::PARTS * S::SUMS >= 96; /* sums leave few registers to results of 4 bytes, and those that go to memory cost more than waiting */
     constexpr int PITCH = ROWS ? 32 : 64 + VECTOR, TURN = Passage<S, RUNS>::TURN / (int)sizeof(Out); /* results */
     static_assert((NARROW ? (ROWS ? 16 : 32) * PITCH : Strip<RUNS>::WORDS) <= TURN, "a piece");
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
@@ -126,7 +129,11 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
 #pragma unroll
                 for (int i = 0; i < 16; i++) x[i] = T(from[i]);
             };
-            if constexpr (ALL) with_number<S::SLICES>(part * SLICES + slice, [&](auto number) { take(&sum[number / SLICES][number % SLICES * 16]); });
+            if constexpr (ALL)
+                with_number<S::SLICES>(part * SLICES + slice, [&](auto number) {
+                    constexpr int N = decltype(number)::value;
+                    take(&sum[N / SLICES][N % SLICES * 16]);
+                });
             else take(&sum[part][16 * slice]);
             if (anew(arithmetic))
 #pragma unroll
@@ -135,7 +142,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
             if constexpr (ALL) {
                 if (anew(residual)) add(x);
                 if constexpr (T(0.5) != T(0))
-                    if (anew(smooth)) activate_halves(e.activation, e.function, x);
+                    if (anew(smooth)) activate_by<FULL ? 4 : 8>(e.activation, e.function, x);
             }
         };
         ask(0);
@@ -194,20 +201,27 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
             if constexpr (ROWS) {
                 const auto there = [&](int slice, int i) { return at + 32 * slice + i / 2 * 8 < c.length && line + i % 2 * 8 < c.lines; };
                 const auto pair = [&](int slice, int i) { return to + i % 2 * 8 * c.pitch + 32 * slice + i / 2 * 8; };
-                Word before[8]; /* 2j + h, as x */
-                const auto fetch = [&](int slice) {
+                Word before[FULL ? 4 : 8]; /* 2j + h, as x; FULL: of one h, and not ahead */
+                const auto fetch = [&](int slice, int first) {
 #pragma unroll
-                    for (int i = 0; i < 8; i++) before[i] = Access<8>::load(pair(slice, i), slice < count && there(slice, i));
+                    for (int i = 0; i < 8; i += FULL ? 2 : 1) before[FULL ? i / 2 : i] = Access<8>::load(pair(slice, first + i), slice < count && there(slice, first + i));
                 };
-                if (anew(residual)) fetch(0);
+                if (!FULL && anew(residual)) fetch(0, 0);
 #pragma unroll UNROLLED
                 for (int slice = 0; slice < (ALL ? count : SLICES); slice++)
                     if (ALL || column + 32 * slice < columns) {
                         T x[16];
                         finish(slice, x, [&](T (&x)[16]) {
 #pragma unroll
-                            for (int i = 0; i < 16; i++) x[i] += e.beta * value(before[i / 2], i % 2);
-                            fetch(slice + 1);
+                            for (int h = 0; h < (FULL ? 2 : 1); h++) {
+                                if (FULL) fetch(slice, h);
+#pragma unroll
+                                for (int i = 0; i < (FULL ? 8 : 16); i++) {
+                                    const int of = FULL ? i / 2 * 4 + 2 * h + i % 2 : i;
+                                    x[of] += e.beta * value(before[i / 2], i % 2);
+                                }
+                                if (!FULL) fetch(slice + 1, 0);
+                            }
                         });
                         bound(x);
 #pragma unroll
