@@ -9,7 +9,7 @@ import pytest
 
 from pysim import planner
 from pysim.algorithms import algorithm_named, algorithms_for
-from pysim.algorithms.gpu import depthwise, gemm, winograd
+from pysim.algorithms.gpu import depthwise, gemm, grouped, winograd
 from pysim.cachemodel.gpu.launches import cost, hidden
 from pysim.errors import PlanError
 from pysim.explain.text import explain
@@ -189,6 +189,53 @@ def test_of_two_byte_types_under_nhwc_a_thread_has_two_channels():
     odd = msgspec.structs.replace(w, groups=95, channels=95, filters=95)
     both = [depthwise.thread_of(H200.sms.value, 1, one, layout).channels for one in (w, odd) for layout in ("nhwc", "nchw")]
     assert both == [2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("layout", "of"), [("nchw", (256,)), ("nhwc", (128, 256, 512))])
+def test_few_channels_a_group_are_planned_on_tensor_cores_that_multiply_nothing_of_other_groups(layout, of):
+    for w in (parse(f"conv:g32mb32ic{channels}ih28oc{channels}kh3ph1:f16") for channels in of):
+        plan = planner.plan(w, H200, layout=layout)
+        assert (plan.algorithm, plan.workspace_bytes) == ("grouped", 0)
+        tiling = grouped.tiling_of(w, 132)
+        assert tiling is not None
+        assert tiling.groups * w.channels // w.groups == grouped.FILTERS  # of a block, side by side
+        assert tiling.steps * grouped.STEP_UNITS * 4 - w.channels // w.groups * 9 < 16  # of k, zeros in the last step alone
+
+
+@pytest.mark.parametrize(
+    ("problem", "says"),
+    [
+        ("conv:g8mb1ic8ih9oc8kh3:f16", "it takes up to 64 channels and several filters a group"),
+        ("conv:mb1ic65ih9oc8kh3:f16", "it takes up to 64 channels and several filters a group"),
+        ("conv:mb1ic64ih99oc8kh33:f16", "96 KiB of shared memory"),
+    ],
+)
+def test_what_lies_in_no_tile_of_pixels_is_said(problem, says):
+    with pytest.raises(PlanError, match=says):
+        planner.plan(problem, H200, algorithm="grouped")
+
+
+@pytest.mark.parametrize(
+    "problem", ["conv:g16mb8ic1024ih14oc1024kh3ph1:f16", "conv:mb32ic32ih56oc32kh3ph1:f16", "conv:mb32ic3ih224oc64kh7sh2ph3:f16"]
+)
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_many_channels_a_group_first_layers_of_many_taps_and_one_group_are_left_to_wgmma(problem, layout):
+    assert planner.plan(problem, H200, layout=layout).algorithm == "wgmma"
+
+
+def test_pieces_of_rows_come_to_a_tile_where_images_allow_it():
+    def instructions(width: int) -> float:
+        plan = planner.plan(f"conv:g32mb8ic256ih56iw{width}oc256kh3ph1:f16", H200, layout="nchw", algorithm="grouped")
+        return plan.cost.terms["loop"] / width
+
+    assert 1.2 * instructions(56) < instructions(57)
+
+
+def test_filters_of_a_group_that_are_stored_by_themselves_write_parts_of_sectors():
+    plans = [
+        planner.plan("conv:g32mb32ic128ih56oc128kh3ph1:tf32", H200, layout=layout, algorithm="depthwise") for layout in ("nchw", "nhwc")
+    ]
+    assert plans[1].cost.levels["L2"]["bytes"] > 2 * plans[0].cost.levels["L2"]["bytes"]
 
 
 def test_one_channel_a_group_and_several_filters_are_costed_with_both_kernels_of_depthwise() -> None:

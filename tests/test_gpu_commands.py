@@ -108,7 +108,7 @@ def test_a_layout_that_a_cpu_lacks_and_a_limit_that_its_kernels_pass_are_refused
 
 
 def test_a_limit_that_no_kernel_keeps_is_refused_with_what_one_needs():
-    said = refused(2, "plan", "conv:mb4ic64ih56oc64kh3ph1:f16", "-m", "h200", "--memory-limit", "0")
+    said = refused(2, "plan", "conv:mb4ic128ih56oc128kh3ph1:f16", "-m", "h200", "--memory-limit", "0")
     assert re.search(r"f16_\w+: its workspace of [\d,]+ bytes is above the limit of 0", said)
 
 

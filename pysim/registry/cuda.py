@@ -23,7 +23,8 @@ _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
 MAINLOOPS = ("simt", "wmma", "mma", "wgmma")
 WARP, WARPGROUP = 32, 128
-TENSOR = {"wgmma": WARPGROUP, "mma": WARP}  # convolutions on tensor cores, and the threads that an instruction of theirs is of
+# Convolutions on tensor cores, and the threads that an instruction of theirs is of
+TENSOR = {"wgmma": WARPGROUP, "mma": WARP, "grouped": WARP}
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
@@ -245,7 +246,7 @@ def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
 
 # The CUDA kernels of convolutions
 
-CONV_ALGORITHMS = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma", "mma")
+CONV_ALGORITHMS = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma", "mma", "grouped")
 
 
 Finite = Literal["nothing", "filters", "operands"]

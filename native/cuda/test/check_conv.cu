@@ -199,6 +199,13 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
         s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2 * s.dilation_h;
         s.height = 20 + draw.below(20), s.width = 8 * (2 + draw.below(5)) + (draw.below(2) ? 0 : draw.below(8));
     }
+    if (!strcmp(row.family, "grouped")) { /* several groups a block and one, filters of several blocks, channels in whole units or not; images that are cut */
+        const int of_group_channels[] = {1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 33, 64}, of_group_filters[] = {2, 4, 5, 8, 9, 16, 24, 32, 33, 70};
+        s.groups = draw.below(3) ? 1 + draw.below(12) : 1;
+        s.channels = s.groups * draw.of(of_group_channels), s.filters = s.groups * draw.of(of_group_filters);
+        if (draw.below(3) == 0) s.groups = 4 + draw.below(20), s.channels = s.filters = s.groups * 4 * (1 << draw.below(3));
+        if (draw.below(3) == 0) s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
+    }
     return s;
 }
 

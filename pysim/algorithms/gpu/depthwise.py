@@ -15,7 +15,8 @@ from pysim.algorithms.convolution import Rows
 from pysim.algorithms.gpu.direct import BLOCK, ByThreads
 from pysim.cachemodel.gpu.launches import Variant
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
-from pysim.cachemodel.gpu.windows import distinct
+from pysim.cachemodel.gpu.occupancy import occupancy
+from pysim.cachemodel.gpu.windows import SECTOR_BYTES, distinct
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
@@ -36,6 +37,7 @@ HALF_INSTRUCTIONS = 5.0  # of each of two elements that come as a word (fitted: 
 # Where rows pass through registers: of a row, which taps meet it; and lines that a load of weights takes at once, k apart in lanes along
 # filters (fitted: benchmarks/data/depthwise-h200.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
+PART_WRITTEN = 3.0  # sectors of L2's traffic that one takes of which a part is written (fitted on ResNeXt-50's first layer, NHWC)
 
 
 def filters_of(row: ConvKernel) -> int:
@@ -113,9 +115,10 @@ class Depthwise(ByThreads):
         loads, weights = rows_read * single * channels, of.filters * of.channels * taps * channels * (1 if of.kept else of.rows)
         across = -(-w.out_w // of.columns)
         warps = w.batch * w.groups * -(-w.group_filters // of.filters) * of.high(w) * across / WARP / of.channels
-        # lanes of a warp lie in so many rows, each of which is so many bytes
+        # lanes of a warp lie in so many rows, each of which is so many bytes; under NHWC those of neighbouring groups lie their channels apart
+        of_groups = channels / -(-w.group_filters // of.filters) if of.filters > 1 else of.channels
         rows, line_bytes = (
-            (1, WARP * size * of.channels)
+            (1, WARP * size * max(1.0, of_groups))
             if windows.together
             else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
         )
@@ -135,8 +138,15 @@ class Depthwise(ByThreads):
         if not of.kept:
             instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
         waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4) + ISSUE_LATENCY * instructions
-        found = self.of_threads(gpu, known, (warps, instructions, wavefronts, waits), asked, "l1_latency_cycles")
         block = msgspec.structs.replace(BLOCK, registers=registers(of, taps, line))
+        if of.filters > 1 and windows.together:
+            # a thread goes through its pixels channel by channel, of the same sectors, which L1 keeps as far as it holds all threads'
+            held = occupancy(gpu, block) * block.threads / WARP * rows_read * line * line_bytes
+            missed = min(1.0, max(0.0, 2 * held / gpu.l1_bytes.value - 1))
+            asked *= 1 + missed * (min(channels, SECTOR_BYTES / size) - 1)
+            # each of its filters is stored by itself, a part of each sector
+            asked += w.output_elements * size * (of.filters * PART_WRITTEN - 1)
+        found = self.of_threads(gpu, known, (warps, instructions, wavefronts, waits), asked, "l1_")
         return found if found.known else found._replace(attributes=block)
 
 

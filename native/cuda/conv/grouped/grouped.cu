@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The rows of conv/grouped/rows.inc. */
+#include "conv/grouped/kernel.cuh"
+#include "conv/rows.h"
+
+namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/grouped/rows.inc"
+};
+}
+}
+
+namespace {
+
+const char *refuses(const Conv &c) {
+    static_assert(most::GROUPED_TILE_CHANNELS == 64, "what the sentence says");
+    if (c.filters == 1 || c.channels > most::GROUPED_TILE_CHANNELS) return "it takes up to 64 channels and several filters a group";
+    return grouped::tiling_of(c, 1).shared ? nullptr : "it takes what of a group's pixels and filters lies in 96 KiB of shared memory";
+}
+
+template <int DTYPE> struct In { using T = float; };
+template <> struct In<PYSIM_F16> { using T = __half; };
+template <> struct In<PYSIM_BF16> { using T = __nv_bfloat16; };
+}
+
+Rows<ConvRow> grouped_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr auto c = rows::lines[line];
+        using T = typename In<c.dtype>::T;
+        add(row_of(c, {refuses, nullptr, grouped::launch<T>, grouped::attributes<T>}));
+    });
+}
+}
