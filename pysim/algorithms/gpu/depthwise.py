@@ -115,7 +115,7 @@ class Depthwise(ByThreads):
         loads, weights = rows_read * single * channels, of.filters * of.channels * taps * channels * (1 if of.kept else of.rows)
         across = -(-w.out_w // of.columns)
         warps = w.batch * w.groups * -(-w.group_filters // of.filters) * of.high(w) * across / WARP / of.channels
-        # lanes of a warp lie in so many rows, each of which is so many bytes; under NHWC those of neighbouring groups lie their channels apart
+        # lanes of a warp lie in so many rows, each of so many bytes; under NHWC those of neighbouring groups lie their channels apart
         of_groups = channels / -(-w.group_filters // of.filters) if of.filters > 1 else of.channels
         rows, line_bytes = (
             (1, WARP * size * max(1.0, of_groups))
