@@ -123,7 +123,8 @@ def measured(layer: Conv, on: Any, threads: int) -> Iterator[dict[str, Any]]:
 def again(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file as the model predicts them now."""
     first, *rows = map(json.loads, path.read_text().splitlines())
-    on = load_any(path.parent / first["machine_file"])
+    named = first["machine_file"]
+    on = load_any(path.parent / named if named.endswith(".toml") else named)
     for row in rows:
         yield row | {"predicted_seconds": planner.plan(row["problem"], on, name=row["plan"], threads=row["threads"]).seconds}
 

@@ -4,9 +4,10 @@
     python tools/model_errors.py [FILE...] [--machine MACHINE.toml] [--rows]
 
 A file has a line for each plan, beside what it was: {"set", "problem", "plan" (its name), "measured_seconds", "threads" (1 where it is not
-said)}; its first line, {"kind": "header", "machine_file": FILE.toml, ...}, names the machine file, beside it, that plans are costed with,
-unless another one is given. Without files, all of benchmarks/data that have such a header. Printed are, for each file, set and number of
-threads, the median and the 90th percentile of |log(predicted / measured)| and the worst plan; with --rows each plan, too.
+said)}; its first line, {"kind": "header", "machine_file": FILE.toml, ...}, names the machine file beside it, or a shipped machine, that
+plans are costed with, unless another one is given. Without files, all of benchmarks/data that have such a header. Printed are, for each
+file, set and number of threads, the median and the 90th percentile of |log(predicted / measured)| and the worst plan; with --rows each
+plan, too.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pysim import planner
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 
 DATA = Path(__file__).parents[1] / "benchmarks" / "data"
@@ -51,9 +54,15 @@ def header(path: Path) -> dict[str, Any]:
     return first
 
 
+def machine_of(path: Path) -> Machine | Gpu:
+    """The machine that a file's plans are costed with: the file beside it that its header names, or the shipped machine."""
+    named = header(path)["machine_file"]
+    return load_any(path.parent / named if named.endswith(".toml") else named)
+
+
 def predict(path: Path, on: Path | None = None) -> Iterator[Timed]:
     """Every plan of a file, as the model costs it today, on its machine or another."""
-    machine = load_any(on or path.parent / header(path)["machine_file"])
+    machine = load_any(on) if on else machine_of(path)
     for line in path.read_text(encoding="utf-8").splitlines()[1:]:
         row = json.loads(line)
         seconds = planner.plan(row["problem"], machine, name=row["plan"], threads=row.get("threads", 1)).seconds

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fit_gpu
+import model_errors
 import numpy as np
 
 from pysim.calibration import gpu_fit
@@ -133,8 +134,7 @@ def calibrated() -> Iterator[Sample]:
 def random_layers() -> Iterator[Sample]:
     """Every algorithm's best plan on layers that nothing was fitted on (benchmarks/regret.py)."""
     for path in sorted(DATA.glob("regret-*.jsonl")):
-        header, *plans = map(json.loads, path.read_text().splitlines())
-        machine = load_any(path.parent / header["machine_file"])
+        plans, machine = lines(path.name)[1:], model_errors.machine_of(path)
         label, seen = f"{machine.core.name}, random layers", machine.name not in never_fitted()
         for one in plans:
             algorithm = one["plan"].partition(",")[0]
