@@ -31,10 +31,10 @@ import msgspec
 import numpy as np
 from scipy.stats import kendalltau
 
-from pysim.algorithms.gpu.gemm import THIRD_BYTES, computed, copies
+from pysim.algorithms.gpu.gemm import THIRD_BYTES, computed, copies, pitches
 from pysim.algorithms.gpu.im2col import products_of
 from pysim.cachemodel.gpu import waves
-from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, by_singles
 from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Measured, Moved, fit, half_of, predicted
 from pysim.errors import MissingError
 from pysim.machine.gpu import Gpu, GpuFamily
@@ -69,12 +69,18 @@ def lined(problem: Gemm, kernel: GemmKernel) -> bool:
     return any(one.pitch % LINE_BYTES == 0 and all(one.columns * size % LINE_BYTES for size in sizes) for one in copies(problem, kernel))
 
 
+def apart(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Elements of rows that begin anywhere came with lanes a vector apart (native/cuda/mainloop/simt/singles.cuh)."""
+    return by_singles(kernel.tiles) and any(pitch * SIZES[problem.dtype] % VECTOR_BYTES for pitch in pitches(problem))
+
+
 CHANGED = {  # since a file was measured
-    "products-clusters-h200.jsonl": (turned, lined, tensor_f64),
-    "products-held-h200.jsonl": (turned, lined, tensor_f64),
-    "products-random-h200.jsonl": (turned, lined),
-    "products-random-h100.jsonl": (turned, lined),
-    "products-calibrated-h100.jsonl": (turned,),
+    "products-clusters-h200.jsonl": (turned, lined, tensor_f64, apart),
+    "products-held-h200.jsonl": (turned, lined, tensor_f64, apart),
+    "products-random-h200.jsonl": (turned, lined, apart),
+    "products-random-h100.jsonl": (turned, lined, apart),
+    "products-calibrated-h100.jsonl": (turned, apart),
+    **{f"products-seed{seed}.jsonl": (apart,) for seed in ("62-h100", "62-h200", "63-h200", "64-h100")},
 }
 
 
