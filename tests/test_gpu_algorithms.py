@@ -18,7 +18,7 @@ from pysim.machine.load import load_any
 from pysim.problem.text import parse
 from pysim.record.cost import Cost
 from pysim.record.plan import LAYOUTS, Plan, Request
-from pysim.registry.cuda import conv_kernel, conv_kernels
+from pysim.registry.cuda import conv_kernel, conv_kernels, cuda_limits
 
 H200 = load_any("h200")
 assert isinstance(H200, Gpu)
@@ -198,7 +198,7 @@ def test_few_channels_a_group_are_planned_on_tensor_cores_that_multiply_nothing_
         assert (plan.algorithm, plan.workspace_bytes) == ("grouped", 0)
         tiling = grouped.tiling_of(w, 132)
         assert tiling is not None
-        assert tiling.groups * w.channels // w.groups == grouped.FILTERS  # of a block, side by side
+        assert tiling.groups * w.channels // w.groups == cuda_limits()["GROUPED_FILTERS"]  # of a block, side by side
         assert tiling.steps * grouped.STEP_UNITS * 4 - w.channels // w.groups * 9 < 16  # of k, zeros in the last step alone
 
 

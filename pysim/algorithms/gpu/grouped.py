@@ -19,7 +19,7 @@ from pysim.record.cost import Reason
 from pysim.record.plan import Layout
 from pysim.registry.cuda import WARP, Attributes, cuda_limits
 
-WINDOWS, FILTERS, UNIT, STEP_UNITS, CHUNK, SUM_PITCH = 128, 32, 8, 4, 32, 36  # native/cuda/conv/grouped/tiles.h
+UNIT, STEP_UNITS, CHUNK, SUM_PAD = 8, 4, 32, 4  # of instructions and of a row of sums (native/cuda/conv/grouped/tiles.h)
 THREADS, REGISTERS = 256, 64  # of a block, of a thread (__launch_bounds__ of native/cuda/conv/grouped/kernel.cuh)
 # Instructions, counted in the source: of a unit or vector that comes, of each element of a unit that is gathered, or a piece of a row, of
 # each further pixel of a piece, of a step beside its loads and products, of a group's turn, of what is stored at once, and of a warp beside
@@ -59,22 +59,23 @@ def even(most: int, of: int) -> list[int]:
 def tiling_of(w: Conv, sms: int) -> Tiling | None:
     """The tiling of a convolution on so many multiprocessors, if shared memory holds any."""
     channels, filters = w.group_channels, w.group_filters
-    of_unit, most = UNIT // w.element_bytes, cuda_limits()["GROUPED_SHARED"]
+    of_unit, limits = UNIT // w.element_bytes, cuda_limits()
+    most, most_windows, most_filters = (limits[f"GROUPED_{what}"] for what in ("SHARED", "WINDOWS", "FILTERS"))
     taps, units = w.taps, -(-channels // of_unit)
     if taps * units > most // UNIT:
         return None
-    steps, across = -(-taps * units // STEP_UNITS), min(filters, FILTERS)
-    groups = min(w.groups, max(1, FILTERS // max(units * of_unit, filters)))
+    steps, across = -(-taps * units // STEP_UNITS), min(filters, most_filters)
+    groups = min(w.groups, max(1, most_filters // max(units * of_unit, filters)))
     parts = -(-w.groups // groups) if groups > 1 else w.groups * -(-filters // across)
     pitch = spread(groups * units * UNIT, units >= STEP_UNITS and w.stride_w % 2 == 1)
     kept = round_up(steps * STEP_UNITS * 4, 16) + round_up(groups * across * spread(steps * STEP_UNITS * UNIT, True), 16)
     found: list[tuple[int, Tiling]] = []
-    for wide in even(WINDOWS, w.out_w):
+    for wide in even(most_windows, w.out_w):
         columns = (wide - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1
-        for high in even(WINDOWS // wide, w.out_h):
+        for high in even(most_windows // wide, w.out_h):
             rows = (high - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1
             windows = round_up(high * wide, CHUNK)
-            shared = kept + rows * columns * pitch + windows * SUM_PITCH * 4
+            shared = kept + rows * columns * pitch + windows * (most_filters + SUM_PAD) * 4
             if shared <= most:
                 blocks = w.batch * -(-w.out_h // high) * -(-w.out_w // wide) * parts
                 tiling = Tiling(units, steps, groups, across, high, wide, rows, columns, shared, blocks)

@@ -18,7 +18,8 @@
 namespace pysim {
 namespace grouped {
 
-enum { WINDOWS = 128, FILTERS = 32, UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */ };
+enum { WINDOWS = (int)most::GROUPED_WINDOWS, FILTERS = (int)most::GROUPED_FILTERS };
+enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */ };
 
 /* What a launch's blocks have in common. */
 struct Tiling {
