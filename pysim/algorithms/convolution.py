@@ -38,7 +38,7 @@ LEAST_L1_SHARE = 16  # of L1 at least one part in so many is not shared memory
 
 class ByRow:
     """A convolution by one row of `native/cuda/conv`, its windows in so many `chunks`: what an algorithm says of a row of its own. What
-    most of them say stands here; `variant`, the row as the model knows it, each says for itself.
+    most of them say stands here; `variant` each says for itself.
 
     `planes`: products that a tile makes; `leaving`: wavefronts of a tile on its way out; `kind`: of its algorithm's; `in_parts`: whether
     rows compute f32 as products of parts of its numbers.
@@ -121,6 +121,7 @@ class ByRow:
         )
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
+        """The row as the model knows it, after a prologue or not. A row that leaves its product to one of gemm/ (im2col) has none."""
         raise NotImplementedError
 
     def launched(self, gpu: Gpu, known: dict[str, Attributes], family: str, *leans: str) -> Variant:

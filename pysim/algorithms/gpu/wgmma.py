@@ -13,6 +13,7 @@ registers.
 Worked number: conv:mb1ic72ih8oc8kh3ph1:f16 under NHWC has 9 taps of 72 x 2 = 144 bytes, so 9 x 2 steps of 64: k = 9 x 128.
 """
 
+from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import NamedTuple
 
@@ -33,16 +34,16 @@ from pysim.registry.cuda import Attributes, cuda_limits
 INT_MAX = (1 << 31) - 1
 
 
-class ChannelsLast(ByRow):
+class ChannelsLast(ByRow, ABC):
     """A convolution by a row of tensor cores that takes 16 bytes of channels at once, every tap from L2, and copies an input and filters
     whose channels do not lie so; some rows compute f32 as products of parts of its numbers."""
 
     in_parts = True
 
     @property
+    @abstractmethod
     def copies(self) -> dict[str, int]:
         """Bytes of its copies: of an input that it cannot take as it lies, and of such filters."""
-        raise NotImplementedError
 
     @cached_property
     def padded_bytes(self) -> int:
