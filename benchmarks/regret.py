@@ -38,7 +38,7 @@ from pysim.measure.clock import Call, CpuClock, interleave
 from pysim.measure.load import share_of_others
 from pysim.measure.store import environment
 from pysim.problem.conv import Conv
-from pysim.problem.text import parse, resolve, sets
+from pysim.problem.text import resolve, sets
 
 DATA = Path(__file__).parent / "data"
 SMALL, LARGE = 2e6, 2.5e8  # FLOP of a layer: tens of microseconds to some milliseconds on one core
@@ -193,7 +193,7 @@ def main() -> None:
         rows, on = [], host.runnable(given.machine)
         print(json.dumps(header(given.machine)), flush=True)
         for kind, layer in layers(given.seed, given.layers):
-            for row in measured(parse(layer.text), on, given.threads):  # type: ignore[arg-type]
+            for row in measured(layer, on, given.threads):
                 rows.append({"set": kind} | row)
                 print(json.dumps(rows[-1]), flush=True)
             release()
