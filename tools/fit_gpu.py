@@ -79,7 +79,7 @@ CHANGED = {  # since a file was measured
     "products-held-h200.jsonl": (turned, lined, tensor_f64, apart),
     "products-random-h200.jsonl": (turned, lined, apart),
     "products-random-h100.jsonl": (turned, lined, apart),
-    "products-calibrated-h100.jsonl": (turned, apart),
+    "products-seed61-h100.jsonl": (turned, apart),
     **{f"products-seed{seed}.jsonl": (apart,) for seed in ("62-h100", "62-h200", "63-h200", "64-h100")},
 }
 
