@@ -147,7 +147,9 @@ def main() -> None:
     old = json.loads(target.read_text()) if target.exists() else {}
     fitted = {name: {key: one[key] for key in FITTED if key in one} for name, one in old.get("kernels", {}).items()}
     known = {row.name for row in gemm_kernels()} | {row.name for row in conv_kernels()}
-    found = {name: msgspec.structs.replace(one, **fitted.get(name, {})) for name, one in found.items() if name in known and one.registers > EMPTY}
+    found = {
+        name: msgspec.structs.replace(one, **fitted.get(name, {})) for name, one in found.items() if name in known and one.registers > EMPTY
+    }
     before = {name: one for name, one in old.get("kernels", {}).items() if name in known}
     kernels = before | {name: msgspec.to_builtins(one) for name, one in found.items()}
     kept = {key: value for key, value in old.items() if key.startswith("efficiencies")}
