@@ -300,11 +300,9 @@ template <class S, bool MATRICES = false, class Source> __device__ inline void s
             row = source.row(t), column = source.column(t);
             const bool vectors = a.by_vectors() && b.by_vectors(), fits = a.fits() && b.fits();
             if (vectors && fits) sum_up(INSIDE, a, b);
-            else if (vectors || !S::SINGLES) sum_up(EDGE, a, b);
-            else if constexpr (S::SINGLES) {
-                if (fits) sum_up(INSIDE, source.singles_a(t, begin, end), source.singles_b(t, begin, end));
-                else sum_up(EDGE, source.singles_a(t, begin, end), source.singles_b(t, begin, end));
-            }
+            else if constexpr (!S::SINGLES) sum_up(EDGE, a, b);
+            else if (fits) sum_up(INSIDE, source.singles_a(t, begin, end), source.singles_b(t, begin, end));
+            else sum_up(EDGE, source.singles_a(t, begin, end), source.singles_b(t, begin, end));
         } else if (a.whole() && b.whole()) sum_up(INSIDE, a, b);
         else sum_up(EDGE, a, b);
         bool whole = true;
