@@ -118,16 +118,17 @@ template <class Acc, class Out> class Epilogue {
     }
     /* Columns [column, column + N) of one row; those outside C are left out. */
     template <int N> __device__ void store(int row, int column, const Acc (&acc)[N]) const {
-        if (row >= m || column >= n) return;
+        if (row < first_row || row >= m || column + N <= first_column || column >= n) return;
         Out *to = c + row * ldc + column;
-        const bool whole = N > 1 && column + N <= n && aligned % (sizeof(Out) * N) == 0 && column % N == 0;
+        const auto exists = [&](int i) { return column + i >= first_column && column + i < n; };
+        const bool whole = N > 1 && column >= first_column && column + N <= n && aligned % (sizeof(Out) * N) == 0 && column % N == 0;
         using Vector = Pack<Out, N>;
         Vector result;
         if (beta != T(0)) {
             if (whole) result = *(const Vector *)to;
             else
 #pragma unroll
-                for (int i = 0; i < N; i++) result.value[i] = column + i < n ? to[i] : Out(0.f);
+                for (int i = 0; i < N; i++) result.value[i] = exists(i) ? to[i] : Out(0.f);
         }
         if (plain)
 #pragma unroll
@@ -137,7 +138,7 @@ template <class Acc, class Out> class Epilogue {
         else
 #pragma unroll
             for (int i = 0; i < N; i++)
-                if (column + i < n) to[i] = result.value[i];
+                if (exists(i)) to[i] = result.value[i];
     }
     __device__ void store(int row, int column, Acc acc) const {
         const Acc one[1] = {acc};
@@ -177,6 +178,7 @@ template <class Acc, class Out> class Epilogue {
     const T *scale;
     int64_t ldc;
     int m, n;
+    int first_row = 0, first_column = 0; /* of C's, those that the caller stores */
     T alpha, beta, low, high;
     int activation;
     Function function;

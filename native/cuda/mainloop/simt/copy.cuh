@@ -74,7 +74,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     /* `limit` outputs in all, `first` the block's first one; k from `begin` to `end`. */
     __device__ Copy(const void *data, int64_t pitch, int first, int limit, int begin, int end, int thread)
         : at((const In *)data), ld(pitch), step(K_INNER ? STEP : STEP * pitch), outputs(limit - first), left(end - begin),
-          aligned(VECTOR && ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In))) % PIECE_BYTES == 0), inside(first + EXTENT <= limit) {
+          aligned(VECTOR && ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In)) | (K_INNER ? 0 : first * sizeof(In))) % PIECE_BYTES == 0), inside(first + EXTENT <= limit) {
         const int line = line_of(thread) + (K_INNER ? first : begin), inner = inner_of(thread) + (K_INNER ? begin : first);
         at += line * ld + inner;
     }
@@ -83,6 +83,15 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     __device__ bool whole() const { return aligned && inside && left % STEP == 0; }
     /* Elsewhere single elements come faster by Singles. */
     __device__ bool by_vectors() const { return aligned; }
+    /* Whether all its outputs are there. */
+    __device__ bool fits() const { return inside; }
+    /* Whether the last of the steps is shorter than others, and what loads that one of `steps`. */
+    __device__ bool has_rest() const { return left % STEP != 0; }
+    __device__ Copy rest(int steps) const {
+        Copy last = *this;
+        last.at += (steps - 1) * step, last.left -= (steps - 1) * STEP;
+        return last;
+    }
 
     /* The next step into registers, zeros outside the operand. */
     template <bool EDGE> __device__ void load(Staged &words, int thread) {

@@ -59,6 +59,15 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
         : at((const In *)data + (row_of(thread) + (K_INNER ? first : begin)) * pitch + inner_of(thread) + (K_INNER ? begin : first)), ld(pitch),
           step(K_INNER ? STEP : STEP * pitch), outputs(limit - first), left(end - begin), inside(first + EXTENT <= limit) {}
 
+    /* As of Copy. */
+    __device__ bool fits() const { return inside; }
+    __device__ bool has_rest() const { return left % STEP != 0; }
+    __device__ Singles rest(int steps) const {
+        Singles last = *this;
+        last.at += (steps - 1) * step, last.left -= (steps - 1) * STEP;
+        return last;
+    }
+
     /* The next step into registers, zeros outside the operand. */
     template <bool EDGE> __device__ void load(Staged &to, int thread) {
         if (!EDGE || (inside && left >= STEP))

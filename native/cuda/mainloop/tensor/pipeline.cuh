@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the warp-level tensor-core kernels (mma.cu, wmma.cu) share: tiles of A and B as they lie in memory come into shared memory by
- * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come element by element: those of 4 bytes by cp.async, too, others
- * by loads and stores, which wait.
+ * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come in words: elements of 4 bytes by cp.async, too, side by side
+ * as neighbouring lanes are; of shorter ones five words make 16 bytes, shifted in registers, so that a step waits once for all of its loads.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
@@ -38,39 +38,82 @@ template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
 template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = false> class Copies {
     static constexpr int element = sizeof(In), row_step = THREADS / Tile::chunks;
     static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
-    const char *origin;
-    int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
+    const char *const first, *origin;
+    const int rows_end, inner_end; /* of the matrix as it lies */
+    int64_t pitch, k_pitch;        /* bytes between rows, and between k steps */
     int rows_left, bytes_left, offset;
     bool ragged;
 
+    /* The word at a multiple of 4, of which some may lie outside the matrix. */
+    __device__ unsigned word_at(const char *from, const char *last) const {
+        unsigned word = 0;
+#pragma unroll 1
+        for (int i = 0; i < 4; i += element)
+            if (from + i >= first && from + i < last) word |= (unsigned)*(const typename Word<element>::type *)(from + i) << 8 * i;
+        return word;
+    }
+    /* 16 bytes from anywhere, of which the first come from memory and the rest are zeros. */
+    __device__ uint4 shifted(const char *from, int bytes) const {
+        const char *const last = first + (rows_end - 1) * pitch + inner_end * element;
+        const char *const at = (const char *)((uintptr_t)from & ~(uintptr_t)3);
+        unsigned word[5] = {}, made[4];
+        if (bytes > 0 && at >= first && at + sizeof word <= last)
+#pragma unroll
+            for (int i = 0; i < 5; i++) word[i] = *((const unsigned *)at + i);
+        else if (bytes > 0)
+#pragma unroll
+            for (int i = 0; i < 5; i++) word[i] = word_at(at + 4 * i, last);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int rest = bytes - 4 * i; /* of this word */
+            made[i] = __funnelshift_r(word[i], word[i + 1], 8 * (int)(from - at)) & (rest >= 4 ? ~0u : rest <= 0 ? 0u : (1u << 8 * rest) - 1);
+        }
+        return make_uint4(made[0], made[1], made[2], made[3]);
+    }
+
   public:
-    __device__ Copies(const void *matrix, int64_t ld, int outer0, int outer_end, int k_end) {
+    __device__ Copies(const void *matrix, int64_t ld, int outer0, int outer_end, int k_end)
+        : first((const char *)matrix), rows_end(K_LAST ? outer_end : k_end), inner_end(K_LAST ? k_end : outer_end) {
         const int row = (int)threadIdx.x / Tile::chunks, chunk = (int)threadIdx.x % Tile::chunks * 16;
         const int row0 = row + (K_LAST ? outer0 : 0), column0 = K_LAST ? 0 : outer0;
         pitch = ld * element, k_pitch = K_LAST ? K * element : K * pitch;
-        origin = (const char *)matrix + row0 * pitch + column0 * element + chunk;
-        rows_left = (K_LAST ? outer_end : k_end) - row0;
-        bytes_left = ((K_LAST ? k_end : outer_end) - column0) * element - chunk;
-        offset = row * Tile::pitch + chunk;
         ragged = !ALIGNED && ((uintptr_t)matrix | (uintptr_t)pitch) % 16 != 0;
-    }
-    /* 16 bytes, of which the first come from memory and the rest are zeros. */
-    __device__ void copy(char *to, const char *from, int bytes) const {
-        if (!ragged) return copy_async<16>(to, from, bytes);
-#pragma unroll
-        for (int at = 0; at < 16; at += element) {
-            if constexpr (element == 4) copy_async<4>(to + at, from + at, at < bytes ? 4 : 0);
-            else *(typename Word<element>::type *)(to + at) = at < bytes ? *(const typename Word<element>::type *)(from + at) : typename Word<element>::type(0);
-        }
+        const int begin = ragged && element == 4 ? chunk / 4 : chunk; /* of the thread's bytes in a row: words that lie side by side, or one piece */
+        origin = first + row0 * pitch + column0 * element + begin;
+        rows_left = rows_end - row0;
+        bytes_left = (inner_end - column0) * element - begin;
+        offset = row * Tile::pitch + begin;
     }
     __device__ void start(char *base, int step) const {
+        constexpr int TURNS = (Tile::rows + row_step - 1) / row_step;
         const char *from = origin + step * k_pitch;
-        const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = max(0, min(16, bytes_left - (K_LAST ? step * K * element : 0)));
+        const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = bytes_left - (K_LAST ? step * K * element : 0);
+        const auto is_idle = [](int turn) { return Tile::rows % row_step && turn * row_step + (int)threadIdx.x / Tile::chunks >= Tile::rows; };
+        if (ALIGNED || !ragged) {
+            const int piece = max(0, min(16, bytes));
 #pragma unroll
-        for (int row = 0; row < Tile::rows; row += row_step) {
-            if (Tile::rows % row_step && row + (int)threadIdx.x / Tile::chunks >= Tile::rows) break;
-            copy(base + offset + row * Tile::pitch, from, row < rows ? bytes : 0);
-            from += row_step * pitch;
+            for (int turn = 0; turn < TURNS; turn++) {
+                if (is_idle(turn)) break;
+                copy_async<16>(base + offset + turn * row_step * Tile::pitch, from, turn * row_step < rows ? piece : 0);
+                from += row_step * pitch;
+            }
+        } else if constexpr (element == 4) {
+#pragma unroll
+            for (int turn = 0; turn < TURNS; turn++)
+#pragma unroll
+                for (int word = 0; word < 4; word++) {
+                    const int there = word * Tile::chunks * 4;
+                    if (!is_idle(turn))
+                        copy_async<4>(base + offset + turn * row_step * Tile::pitch + there, from + turn * row_step * pitch + there, turn * row_step < rows && there < bytes ? 4 : 0);
+                }
+        } else {
+            uint4 piece[TURNS];
+#pragma unroll
+            for (int turn = 0; turn < TURNS; turn++)
+                if (!is_idle(turn)) piece[turn] = shifted(from + turn * row_step * pitch, turn * row_step < rows ? bytes : 0);
+#pragma unroll
+            for (int turn = 0; turn < TURNS; turn++)
+                if (!is_idle(turn)) *(uint4 *)(base + offset + turn * row_step * Tile::pitch) = piece[turn];
         }
     }
 };
