@@ -26,7 +26,6 @@ from pysim.cachemodel.cpu.reorder import reordering, reordering_cycles
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request
@@ -71,8 +70,8 @@ def least_cycles(request: Request, best: float) -> float:
     if request.threads > 1:
         return 0.0
     rows, columns = live_taps(w)
-    fastest = max(unit.rate(w.dtype) * unit.vector_bytes / SIZES[w.dtype] for unit in on.core.units)
-    sums, moved = w.batch * w.filters * (w.channels // w.groups) * rows * columns / fastest, reordering_cycles(w, on)
+    fastest = max(unit.rate(w.dtype) * unit.vector_bytes / w.element_bytes for unit in on.core.units)
+    sums, moved = w.batch * w.filters * w.group_channels * rows * columns / fastest, reordering_cycles(w, on)
     if sums + moved <= best:
         able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
         sums = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
@@ -84,7 +83,7 @@ def least_cycles(request: Request, best: float) -> float:
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     """The blocks of an image and of its results, in whole lines."""
     sizes = problem.channels * problem.height * problem.width, problem.filters * problem.windows
-    lines = sum(ceil_div(size * SIZES[problem.dtype], PANEL_ALIGN) for size in sizes)
+    lines = sum(ceil_div(size * problem.element_bytes, PANEL_ALIGN) for size in sizes)
     return (lines + 1) * PANEL_ALIGN + direct_nchwc.workspace_bytes(problem, schedule, layout)
 
 

@@ -18,7 +18,6 @@ from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request, blocks_of
@@ -43,7 +42,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
         return reason
     if problem.groups == 1:
         return Reason("shape", "it takes two groups or more: a dense convolution is worth packing")
-    if (channels := problem.channels // problem.groups) > MOST_CHANNELS:
+    if (channels := problem.group_channels) > MOST_CHANNELS:
         return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")
     return None
 
@@ -64,7 +63,7 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
 
 
 def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    return of_kernel(kernel, problem.channels // problem.groups)
+    return of_kernel(kernel, problem.group_channels)
 
 
 def _by_form() -> list[Kernel]:
@@ -72,7 +71,7 @@ def _by_form() -> list[Kernel]:
 
 
 def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Schedule]:
-    return [of_kernel(kernel, problem.channels // problem.groups)]
+    return [of_kernel(kernel, problem.group_channels)]
 
 
 _LISTED = OfList(NAME, _by_form, _schedules, _nearest, terms, as_described(described), _unfit)
@@ -82,13 +81,13 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | None:
     if row_of(schedule).form != BLOCKS:
         return None  # weights are read as they are
-    return Prepared("packed filters", problem.filters * problem.kernel_h * problem.kernel_w * SIZES[problem.dtype])
+    return Prepared("packed filters", problem.filters * problem.taps * problem.element_bytes)
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     """Of `planes` the transposed planes of one block of groups, in whole lines."""
     kernel = row_of(schedule)
-    size = planes_elements(problem, kernel.lane_filters) * SIZES[problem.dtype] if kernel.form == PLANES else 0
+    size = planes_elements(problem, kernel.lane_filters) * problem.element_bytes if kernel.form == PLANES else 0
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
 
 
@@ -101,7 +100,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     times = ceil_div(problem.batch * group_parts * row_parts, threads)
     groups = min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)
     least = max(2, groups)  # of a problem that is depthwise
-    part = rows_of(problem, times, ceil_div(problem.out_h, row_parts), problem.filters // problem.groups, least)
+    part = rows_of(problem, times, ceil_div(problem.out_h, row_parts), problem.group_filters, least)
     return Part(part, schedule, groups / least, items=times)
 
 

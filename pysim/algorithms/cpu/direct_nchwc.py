@@ -19,7 +19,6 @@ from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, nest_of, panel_byte
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request, blocks_of
@@ -56,16 +55,16 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
 
 def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
     """Whole blocks of channels, or all."""
-    channels = min(problem.channels // problem.groups, whole_steps(schedule.channels, blocks_of(layout)[0]))
+    channels = min(problem.group_channels, whole_steps(schedule.channels, blocks_of(layout)[0]))
     return of_kernel(kernel, channels, max(1, schedule.k2))
 
 
 def schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
     """Sets of channels, and blocks of tiles (k2) that stay while panels pass by: all, or those whose input fills a part of L1 or L2."""
-    shape, levels = Shape.of(problem, kernel, request.layout), request.cpu.levels
+    shape, on = Shape.of(problem, kernel, request.layout), request.cpu
     sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SETS} | {shape.channels})
-    each = max(1, problem.height * problem.width * shape.channels * SIZES[problem.dtype] // shape.tiles)
-    inner, outer = levels[0].size_bytes, levels[min(1, len(levels) - 1)].size_bytes
+    each = max(1, problem.height * problem.width * shape.channels * problem.element_bytes // shape.tiles)
+    inner, outer = on.levels[0].size_bytes, on.outer.size_bytes
     for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
         yield from (of_kernel(kernel, channels, tiles) for channels in sets)
 
@@ -90,7 +89,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     panel_parts = min(shape.panels, parts_of_each(blocks, threads))
     times, panels = ceil_div(blocks * panel_parts, threads), ceil_div(shape.panels, panel_parts)
     rows = min(problem.out_h, ceil_div(problem.out_h * block, shape.tiles))
-    filters = min(problem.filters // problem.groups, panels * schedule.filters)
+    filters = min(problem.group_filters, panels * schedule.filters)
     part = rows_of(problem, times, rows, filters)
     own = Shape.of(part, row_of(schedule), "nchw").tiles
     return Part(part, msgspec.structs.replace(schedule, k2=min(block, own)), block / own)

@@ -26,7 +26,6 @@ from pysim.cachemodel.cpu.reuse import OPERANDS
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request, on_cpu
@@ -56,7 +55,7 @@ def _product(problem: Conv) -> Conv:
     return Conv(
         batch=problem.batch,
         groups=problem.groups,
-        channels=problem.channels * problem.kernel_h * problem.kernel_w,
+        channels=problem.channels * problem.taps,
         height=problem.out_h,
         width=problem.out_w,
         filters=problem.filters,
@@ -135,7 +134,7 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     """One image's columns, their first and last lines whole, and the product's own."""
     product = _product(problem)
-    size = product.channels * product.height * product.width * SIZES[problem.dtype]
+    size = product.channels * product.height * product.width * problem.element_bytes
     lines = nests.ceil_div(size, nests.PANEL_ALIGN) + 1
     return lines * nests.PANEL_ALIGN + nests.workspace_bytes(_nest(problem), schedule)
 
@@ -148,7 +147,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """The product's; the columns of each image are written in a region of their own, channels divided."""
     product = nest_part(_product(msgspec.structs.replace(problem, batch=1)), schedule, threads)
     assert isinstance(product.problem, Conv)
-    rows, filters = product.problem.out_h, product.problem.filters // product.problem.groups
+    rows, filters = product.problem.out_h, product.problem.group_filters
     part = rows_of(problem, problem.batch, rows, filters, groups=product.problem.batch)
     return product._replace(problem=part, regions=2 * problem.batch)
 

@@ -38,7 +38,7 @@ OFFSET_BYTES = 8  # of a tap's place
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     if reason := of_planes(layout) or untyped(problem.dtype, phases_kernels()):
         return reason
-    if (channels := problem.channels // problem.groups) > MOST_CHANNELS:
+    if (channels := problem.group_channels) > MOST_CHANNELS:
         return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")
     return None
 
@@ -54,7 +54,7 @@ def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Sche
 
 
 def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
-    return of_kernel(kernel, problem.channels // problem.groups, rows, pack="tiles")
+    return of_kernel(kernel, problem.group_channels, rows, pack="tiles")
 
 
 _LISTED = OfList(NAME, phases_kernels, _schedules, _nearest, terms, as_described(described))
@@ -63,7 +63,7 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     """The parted rows of a block, and where each tap of a panel lies."""
-    taps = problem.channels // problem.groups * problem.kernel_h * problem.kernel_w
+    taps = problem.products
     return Parted.of(problem, min(schedule.k2, problem.out_h)).size_bytes + taps * OFFSET_BYTES + PANEL_ALIGN
 
 
@@ -72,14 +72,14 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     images, fewest = problem.batch * problem.groups, ceil_div(problem.out_h, schedule.k2)
     blocks = min(problem.out_h, fewest * parts_of_each(images * fewest, threads))
     rows = ceil_div(problem.out_h, blocks)
-    part = rows_of(problem, ceil_div(images * blocks, threads), rows, problem.filters // problem.groups)
+    part = rows_of(problem, ceil_div(images * blocks, threads), rows, problem.group_filters)
     return Part(part, msgspec.structs.replace(schedule, k2=rows))
 
 
 def describe(plan: Plan) -> Description:
     w, schedule, kernel = planned(plan)
     of = Parted.of(w, schedule.k2)
-    taps = f"{w.channels // w.groups}x{w.kernel_h}x{w.kernel_w} taps"
+    taps = f"{w.group_channels}x{w.kernel_h}x{w.kernel_w} taps"
     inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} where they lie"
     summary = f"rows of the input parted into {of.phases} phases, {of.rows} rows for {schedule.k2} of outputs"
     return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner)

@@ -18,7 +18,6 @@ from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.skinny import FEW_STEP, Shape, described, lanes_of, passed, terms
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine
-from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason
 from pysim.record.description import Description
@@ -57,10 +56,9 @@ def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) 
 def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
     """Blocks of k (channels) and strips of results (k2, in windows of the kernel) that may be best: strips of RUNS, or of all whose sums
     take up to a quarter of L2."""
-    shape, size, levels = Shape.of(problem), SIZES[problem.dtype], request.cpu.levels
+    shape, size = Shape.of(problem), problem.element_bytes
     most = ceil_div(shape.results, kernel.windows)
-    outer = levels[min(1, len(levels) - 1)].size_bytes
-    largest = min(most, max(1, outer // 4 // (shape.few * kernel.windows * size)))
+    largest = min(most, max(1, request.cpu.outer.size_bytes // 4 // (shape.few * kernel.windows * size)))
     strips = {largest, *(max(1, run // (kernel.windows * size)) for run in RUNS if run < largest * kernel.windows * size)}
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     for k in sorted({min(block, shape.k) for block in blocks}):
@@ -74,7 +72,7 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
     """The copy of the few and the sums of a strip, each in whole lines (native/conv/skinny.c)."""
-    shape, size = Shape.of(problem), SIZES[problem.dtype]
+    shape, size = Shape.of(problem), problem.element_bytes
     step = FEW_STEP if shape.dot else 1
     copy = ceil_div(shape.k, step) * step * shape.few * size
     strip = min(ceil_div(shape.results, schedule.windows), schedule.k2) * schedule.windows * size

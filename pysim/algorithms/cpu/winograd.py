@@ -57,7 +57,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
         return Reason("shape", f"its kernels have {', '.join(map(str, known[:-1]))} or {known[-1]} taps a phase, and {text}")
     if block > 1 and w.stride_h > 1:
         return Reason("shape", f"with a stride its input is NCHW, and {layout.upper()} was asked for")
-    if (w.channels // w.groups) % block or (w.filters // w.groups) % out:
+    if w.group_channels % block or w.group_filters % out:
         return Reason("size", f"its channels or filters are no whole blocks of {out}; {layout} takes multiples of {out}")
     if not any(dtype == w.dtype and machine.unit(target) for target, dtype in winograd_transforms()):
         return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/winograd.inc)")

@@ -180,7 +180,7 @@ def _unfollowed(table: Table) -> Array:
 
 def _scattered_runs(table: Table, moved: Array) -> Array:
     """Rows of output tiles from beyond L2 that no prefetcher brings."""
-    beyond = moved[min(1, len(moved) - 1)]
+    beyond = moved[:2][-1]
     runs: Array = (beyond[-2] + beyond[-1]) / (table.rates.windows * table.rates.nest.out_bytes)
     return runs * _unfollowed(table)
 
@@ -188,7 +188,7 @@ def _scattered_runs(table: Table, moved: Array) -> Array:
 def _waits(table: Table, moved: Array) -> Array | float:
     """Cycles of each supplier beyond its rate, for lines of rows that a product reads in place, and where runs of its output begin."""
     rates = table.rates
-    nest, line = rates.nest, rates.machine.levels[0].line_bytes
+    nest, line = rates.nest, rates.machine.line_bytes
     if nest.filters_packed and not nest.filters_in_place:
         return 0.0
     served = _served(moved) / line
@@ -196,7 +196,7 @@ def _waits(table: Table, moved: Array) -> Array | float:
     if nest.filters_in_place and nest.filters_in_rows_of_k:
         found += served[:, 2 * OPERANDS.index("filters")] * _wait_of_lines(rates, rates.filters)
     elif nest.filters_in_place:
-        found[0] += _refetched_lines(rates) * line / rates.machine.levels[min(1, len(moved) - 1)].read_bytes_per_cycle.value
+        found[0] += _refetched_lines(rates) * line / rates.machine.outer.read_bytes_per_cycle.value
     return found + _run_waits(table, moved)
 
 
@@ -233,20 +233,20 @@ def _rows_ahead(table: Table) -> Array | float:
     room in L2 beside the one that is multiplied, lest a line comes when it is used: 128x3072x768 in sets of 786 KB 3.8 ms, of 295 KB 3.2,
     128x768x3072 3.1 and 2.8 (Zen 5, 1 MiB)."""
     rates = table.rates
-    nest, levels = rates.nest, rates.machine.levels
+    nest = rates.nest
     asked = np.where(table.keeps_windows, 1.0, np.minimum(table.k2, rates.window_tiles))
     asked *= rates.windows * table.channels * nest.element_bytes
-    return np.where(2 * asked > levels[min(1, len(levels) - 1)].size_bytes, 1.0, ROWS_AHEAD)
+    return np.where(2 * asked > rates.machine.outer.size_bytes, 1.0, ROWS_AHEAD)
 
 
 def _wait_of_lines(rates: Rates, run: Array, rows: Array | float = ROWS_AHEAD) -> Array:
     """Cycles that a line of a row waits for each supplier beyond its rate; `run`: elements of a row that a tile reads."""
-    return _beyond_rate(rates.machine, rows * np.maximum(1.0, run * rates.nest.element_bytes / rates.machine.levels[0].line_bytes))
+    return _beyond_rate(rates.machine, rows * np.maximum(1.0, run * rates.nest.element_bytes / rates.machine.line_bytes))
 
 
 def _beyond_rate(machine: Machine, ahead: Array) -> Array:
     """Cycles that a line waits for each supplier beyond its rate, where so many are on their way at once."""
-    line, places = machine.levels[0].line_bytes, suppliers(machine).values()
+    line, places = machine.line_bytes, suppliers(machine).values()
     return np.array([np.maximum(0.0, at.latency_cycles.value / ahead - line / at.read_bytes_per_cycle.value) for at in places])
 
 
@@ -255,7 +255,7 @@ def _stalls(table: Table, moved: Array) -> Array | float:
     rates = table.rates
     if not rates.nest.filters_in_place or rates.nest.filters_in_rows_of_k:
         return 0.0
-    lines = _served(moved)[:, 2 * OPERANDS.index("filters")] / rates.machine.levels[0].line_bytes
+    lines = _served(moved)[:, 2 * OPERANDS.index("filters")] / rates.machine.line_bytes
     stalls: Array = (lines * _beyond_rate(rates.machine, rates.filters)).sum(axis=0)
     return stalls
 
@@ -263,8 +263,7 @@ def _stalls(table: Table, moved: Array) -> Array | float:
 def _refetched_lines(rates: Rates) -> Array:
     """Lines of filters in place that each step takes from L2 again, because the rows of a tile share more sets of L1 than it has ways."""
     nest, inner = rates.nest, rates.machine.levels[0]
-    way = inner.sets * inner.line_bytes
-    apart = gcd(way, nest.channels * nest.element_bytes)
+    way, apart = inner.way_bytes, gcd(inner.way_bytes, nest.channels * nest.element_bytes)
     places = way // apart if apart >= inner.line_bytes else way
     crowded = np.ceil(rates.filters / places) > inner.ways - 1  # a way is left to what streams by
     steps = nest.repeats * nest.channels * rates.window_tiles * rates.filter_tiles

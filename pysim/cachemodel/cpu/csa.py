@@ -82,7 +82,7 @@ def exact(limit: int, fits: Callable[[int], bool]) -> int:
 
 def tile_bytes(nest: Nest, p: Csa, channels: int) -> tuple[int, int, int]:
     """(|I_T|, |F_T|, |O_T|) of equation 1 in bytes."""
-    depth = channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    depth = channels * nest.taps * nest.element_bytes
     return p.windows * depth, p.filters * depth, p.windows * p.filters * nest.out_bytes
 
 
@@ -90,7 +90,7 @@ def schedule(nest: Nest, p: Csa, stationary: Stationary, search: Search = "halvi
     """Tile sizes (equations 2, 4, 5) and cost (6-14) of one schedule."""
     largest = halving if search == "halving" else exact
     l1, l2, l3 = budgets(p)
-    per_channel = (p.windows + p.filters) * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    per_channel = (p.windows + p.filters) * nest.taps * nest.element_bytes
     room = l1 - p.windows * p.filters * nest.out_bytes
     channels = largest(nest.channels, lambda n: n * per_channel <= room)
     input_tile, filter_tile, out = tile_bytes(nest, p, channels)

@@ -72,7 +72,7 @@ class Work(NamedTuple):
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """(tiles, store)."""
-        each, crossing = 1 / unit.stores_per_cycle.value, (unit.vector_bytes - SIZES[dtype]) / machine.levels[0].line_bytes
+        each, crossing = 1 / unit.stores_per_cycle.value, (unit.vector_bytes - SIZES[dtype]) / machine.line_bytes
         crossing *= not self.aligned
         latency, rate = unit.fma_latency_cycles.value, unit.rate(dtype)
         busy = (self.products + self.shuffles) / rate
@@ -108,10 +108,10 @@ def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
 
 def rows_work(w: Conv, kernel: Kernel) -> Work:
     """Tiles of `rows`."""
-    channels, filters, high = w.channels // w.groups, w.filters // w.groups, kernel.windows // kernel.lane_windows
+    channels, filters, high = w.group_channels, w.group_filters, kernel.windows // kernel.lane_windows
     if kernel.lane_windows == 1:
         taps = float(filters * channels * live_rows(w) * w.kernel_w)
-        steps = taps * (ceil_div(w.out_w, PART_BYTES // SIZES[w.dtype]) if w.stride_w == 1 else w.out_w / 2)
+        steps = taps * (ceil_div(w.out_w, PART_BYTES // w.element_bytes) if w.stride_w == 1 else w.out_w / 2)
         return Work(taps * w.out_w, 0.0, 2 * steps, steps, taps=taps * ceil_div(w.out_w, kernel.windows))
     shared, vectors = shares_rows(w, kernel), ceil_div(w.out_w, kernel.lane_windows)
     phases = w.dilation_h if shared else 1
@@ -121,18 +121,18 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
     blocks = several + single  # of filters, whose tiles load the same rows
     read = w.out_h * w.stride_h + tiles * max(0, w.kernel_h - w.stride_h) if shared else w.out_h * w.kernel_h
     loads, shuffles = _loads_of_row(w, kernel, shared)
-    weights = tiles * blocks * w.kernel_h * w.kernel_w * min(filters, kernel.filters)
+    weights = tiles * blocks * w.taps * min(filters, kernel.filters)
     each = vectors * channels
     calls = float(tiles * blocks)
     return Work(
-        each * filters * w.out_h * w.kernel_h * w.kernel_w * alive,
+        each * filters * w.out_h * w.taps * alive,
         each * blocks * read * shuffles * alive,
         each * (blocks * read * loads * alive + weights),
         float(vectors * filters * w.out_h),
         calls * vectors,
-        float(channels * w.kernel_h * w.kernel_w),
+        float(channels * w.taps),
         calls=calls,
-        begins=0.0 if shared else calls * each * w.kernel_h * w.kernel_w * alive,
+        begins=0.0 if shared else calls * each * w.taps * alive,
     )
 
 
@@ -143,14 +143,14 @@ def planes_columns(w: Conv) -> int:
 
 def planes_elements(w: Conv, lanes: int) -> int:
     """Elements of a block of groups: transposed planes, outputs, weights, and what begins them at a whole vector."""
-    return lanes * (w.height * planes_columns(w) + w.windows + w.kernel_h * w.kernel_w + 1)
+    return lanes * (w.height * planes_columns(w) + w.windows + w.taps + 1)
 
 
 def planes_work(w: Conv, kernel: Kernel) -> Work:
     """A block of as many groups as there are lanes."""
-    lanes, size = kernel.lane_filters, SIZES[w.dtype]
+    lanes, size = kernel.lane_filters, w.element_bytes
     part = PART_BYTES // size
-    blocks = sum(ceil_div(count, lanes) for count in (w.height * w.width, w.windows, w.kernel_h * w.kernel_w))
+    blocks = sum(ceil_div(count, lanes) for count in (w.height * w.width, w.windows, w.taps))
     products, tiles = live_rows(w) * w.kernel_w * w.out_w, ceil_div(w.out_w, kernel.windows)
     once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else w.kernel_w * w.out_w
@@ -199,9 +199,9 @@ def _lanes(kernels: Sequence[Kernel]) -> Array:
 
 def _sizes(w: Conv) -> tuple[float, float, float]:
     """Bytes of a group's input, of the weights of a filter, of its outputs."""
-    size, channels = SIZES[w.dtype], w.channels // w.groups
+    size, channels = w.element_bytes, w.group_channels
     rows = min(w.height, (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1)
-    return channels * rows * w.width * size, channels * w.kernel_h * w.kernel_w * size, w.windows * size
+    return channels * rows * w.width * size, channels * w.taps * size, w.windows * size
 
 
 def _nest_of_lanes(w: Conv, lanes: Array, operands: Sequence[Operand]) -> LoopNest:
@@ -217,7 +217,7 @@ def _nest_of_lanes(w: Conv, lanes: Array, operands: Sequence[Operand]) -> LoopNe
 def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     """Planes of as many groups as there are lanes are transposed, and their outputs back."""
     lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
-    images, kept = Extent(1.0, w.batch), lanes * (w.height * planes_columns(w) * SIZES[w.dtype] + weights)
+    images, kept = Extent(1.0, w.batch), lanes * (w.height * planes_columns(w) * w.element_bytes + weights)
     planes, sums = ({"rows": Extent(of / w.out_h, of)} for of in (kept, lanes * out))
     operands = (
         Operand("input", {"images": images, "groups": Extent(image, image * w.groups)}, "blocks of groups"),
@@ -235,7 +235,7 @@ def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     """Channels lie in blocks of as many groups as there are lanes."""
     lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
     images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
-    shared = float(max(0, w.kernel_h - w.stride_h) * w.width * SIZES[w.dtype])
+    shared = float(max(0, w.kernel_h - w.stride_h) * w.width * w.element_bytes)
     operands = (
         Operand("input", {"images": images, "groups": groups, "rows": Extent(image / w.out_h, image, shared)}, "rows"),
         Operand("filters", {"groups": Extent(weights, weights * w.groups)}, "rows"),
@@ -246,7 +246,7 @@ def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 
 def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
     """Tiles of some rows of outputs, of some filters of a group."""
-    filters, (image, weights, out) = w.filters // w.groups, _sizes(w)
+    filters, (image, weights, out) = w.group_filters, _sizes(w)
     high, wide = np.array([(max(1, kernel.windows // kernel.lane_windows), kernel.filters) for kernel in kernels], dtype=np.float64).T
     tiles = np.ceil(w.out_h / high)
     loops = (
@@ -256,7 +256,7 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
         Loop("filters", "filters", wide, np.ceil(filters / wide)),
     )
     images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
-    shared = max(0, w.kernel_h - w.stride_h) * w.width * (w.channels // w.groups) * SIZES[w.dtype]
+    shared = max(0, w.kernel_h - w.stride_h) * w.width * w.group_channels * w.element_bytes
     outputs = {"images": images, "groups": groups, "rows": Extent(out / tiles, out), "filters": Extent(1.0, filters)}
     operands = (
         Operand("input", {"images": images, "groups": groups, "rows": Extent(image / tiles, image, float(shared))}, "filters"),

@@ -37,7 +37,6 @@ from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import ceil_div, live_taps, met_taps, nest_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.plan import Layout, Request, blocks_of
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
@@ -63,9 +62,9 @@ class Shape(NamedTuple):
     @lru_cache(maxsize=64)
     def of(cls, w: Conv, kernel: Kernel, layout: Layout) -> "Shape":
         rows, pixels = (1, w.windows) if w.pointwise else (w.out_h, w.out_w)
-        vectors = ceil_div(w.filters // w.groups, kernel.lane_filters)
+        vectors = ceil_div(w.group_filters, kernel.lane_filters)
         panels = ceil_div(vectors, kernel.filters // kernel.lane_filters)
-        return cls(w, rows, pixels, w.channels // w.groups, blocks_of(layout)[0], vectors, panels, ceil_div(pixels, kernel.windows))
+        return cls(w, rows, pixels, w.group_channels, blocks_of(layout)[0], vectors, panels, ceil_div(pixels, kernel.windows))
 
     @property
     def tiles(self) -> int:
@@ -81,7 +80,7 @@ class Shape(NamedTuple):
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
     cycles, call, store, load = (w.batch * w.groups * each for each in _of_set(Shape.of(w, kernel, layout), kernel, machine))
-    sets = ceil_div(w.channels // w.groups, schedule.channels)
+    sets = ceil_div(w.group_channels, schedule.channels)
     return cycles, call * sets, store * sets + load * (sets - 1)
 
 
@@ -132,7 +131,7 @@ def _pixels(shape: Shape) -> tuple[tuple[int, int], ...]:
 
 def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
     """The loops of native/conv/direct_nchwc.c."""
-    size, shapes = SIZES[w.dtype], {kernel: Shape.of(w, kernel, layout) for kernel in dict(rows)}
+    size, shapes = w.element_bytes, {kernel: Shape.of(w, kernel, layout) for kernel in dict(rows)}
     shape = next(iter(shapes.values()))  # alike but for panels and tiles
     columns = [(of.channels, of.k2, shapes[kernel].tiles, shapes[kernel].panels, kernel.filters) for kernel, of in rows]
     channels, block, tiles, panels, width = np.array(columns, dtype=np.float64).T
@@ -157,7 +156,7 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
             {
                 "images": images,
                 "groups": groups,
-                "panels": Extent(width, w.filters // w.groups),
+                "panels": Extent(width, w.group_filters),
                 "tiles": Extent(outputs / tiles, outputs),
             },
             "tiles",

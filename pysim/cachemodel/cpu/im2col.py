@@ -33,15 +33,15 @@ def columns_pass(w: Conv, machine: Machine, state: State, packer: Unit) -> Pass:
     """Writing the columns of every image and group of a convolution once, on one core, by SConv's packing on a unit."""
     described = columns_nest(w, nest_of(w), machine)
     moved = crossed(described, described.misses(machine.levels, state))[:, :4]
-    waits = float(moved[0, 0, 0]) / machine.levels[0].line_bytes * machine.core.pack_line_cycles.value
+    waits = float(moved[0, 0, 0]) / machine.line_bytes * machine.core.pack_line_cycles.value
     return Pass(machine, {"copy": np.array([copy_cycles(w, machine, packer) + waits])}, ("input", "columns"), moved)
 
 
 def copy_cycles(w: Conv, machine: Machine, packer: Unit) -> float:
     """Cycles of it where all lines are in L1."""
     nest, core = nest_of(w), machine.core
-    rows = w.channels * w.kernel_h * w.kernel_w * w.batch * nest.out_h  # of outputs, in all columns
-    lanes = max(1, packer.vector_bytes // nest.element_bytes)
+    rows = w.channels * w.taps * w.batch * nest.out_h  # of outputs, in all columns
+    lanes = packer.lanes(nest.element_bytes)
     strided = min(nest.stride_w, lanes)  # loads, and permutes to part them, of one vector
     permutes = strided if strided > 1 else 0
     vector = strided / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + permutes
@@ -51,9 +51,9 @@ def copy_cycles(w: Conv, machine: Machine, packer: Unit) -> float:
 def columns_nest(w: Conv, nest: Nest, machine: Machine) -> LoopNest:
     """For each image, rows of columns: one of each plane and kernel element, which with strides meets some of the plane's rows only; then
     the product's data."""
-    plane, row = nest.touched_bytes(machine.levels[0].line_bytes), nest.windows * nest.element_bytes
-    taps, outputs = w.kernel_h * w.kernel_w, w.filters * nest.windows * nest.out_bytes
-    filters = w.filters * (w.channels // w.groups) * taps * nest.element_bytes
+    plane, row = nest.touched_bytes(machine.line_bytes), nest.windows * nest.element_bytes
+    taps, outputs = w.taps, w.filters * nest.windows * nest.out_bytes
+    filters = w.filter_elements * nest.element_bytes
     images, planes = Extent(1.0, w.batch), Extent(1.0, w.channels)
     operands = (
         Operand("input", {"images": images, "planes": Extent(plane, plane * w.channels)}, "kernel elements"),

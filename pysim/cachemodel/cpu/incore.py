@@ -98,11 +98,11 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     unit = machine.unit(kernel.target)
     if unit is None:
         raise PlanError(f"{machine.name} has no unit {kernel.target}, which {kernel.name} needs")
-    size, line = nest.element_bytes, machine.levels[0].line_bytes
+    size, line = nest.element_bytes, machine.line_bytes
     window_tiles, filter_tiles = ceil_div(nest.windows, kernel.windows), ceil_div(nest.filters, kernel.filters)
     live, live_edge = nest.live_rows(kernel.windows)
     live_mean = (live + live_edge) / window_tiles
-    lanes = max(1, unit.vector_bytes // size)
+    lanes = unit.lanes(size)
     runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
     taps = nest.channels * nest.kernel_w
     full_tiles, last_windows = divmod(nest.windows, kernel.windows)
@@ -116,7 +116,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + turn * nest.windows_transposed)
     filter_vectors = 0 if nest.filters_packed else nest.channels * filter_tiles * ceil_div(kernel.filters, lanes)
     pack_filters = nest.repeats * filter_vectors * (per_vector + turn * nest.filters_transposed)
-    stored = nest.kernel_h * nest.kernel_w * kernel.filters * size
+    stored = nest.taps * kernel.filters * size
     return (
         steps,
         store,

@@ -328,7 +328,7 @@ def _shape(loops: tuple[tuple[str, str], ...], operands: tuple[tuple[Any, ...], 
 @lru_cache(maxsize=64)
 def _ways(levels: tuple[Level, ...]) -> Array:
     """Ways, and bytes of one, of each level."""
-    return np.array([(level.ways, level.sets * level.line_bytes) for level in levels], dtype=np.float64).T
+    return np.array([(level.ways, level.way_bytes) for level in levels], dtype=np.float64).T
 
 
 def missing(levels: Sequence[Level], distance: Array) -> Array:
@@ -419,7 +419,7 @@ class LoopNest:
         ago = [runs_ago(state, name) for name in self.names]
         sums = self._sums()
         whole = sums[0].max() * max(ago)
-        spilled = [level for level in levels if level.forgets or whole > (level.ways - 1) * level.sets * level.line_bytes]
+        spilled = [level for level in levels if level.forgets or whole > (level.ways - 1) * level.way_bytes]
         if not spilled:  # all levels keep all
             return found
         rows, distances, sizes, before = list[int](), list[Array](), list[Array](), list[bool]()  # of what an earlier run touched last

@@ -18,7 +18,6 @@ import msgspec
 
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
@@ -68,6 +67,10 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     def windows(self) -> int:
         """Outputs of one filter in one image."""
         return self.out_h * self.out_w
+
+    @property
+    def taps(self) -> int:
+        return self.kernel_h * self.kernel_w
 
     @property
     def repeats(self) -> int:
@@ -237,7 +240,7 @@ def live_pairs(nest: Nest) -> int:
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of packed panels that one thread keeps, each rounded up to 64, as `pysim_workspace_bytes` answers."""
-    depth = schedule.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    depth = schedule.channels * nest.taps * nest.element_bytes
     window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.filters, schedule.filters)
     if schedule.stationary == "input_stationary":
         filter_panels, window_panels = min(schedule.k2, filter_tiles), min(schedule.k3, window_tiles)
@@ -253,7 +256,7 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
 def panel_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of filters that were packed once, in whole tiles."""
     tiles = ceil_div(nest.filters, schedule.filters)
-    return nest.groups * tiles * schedule.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    return nest.groups * tiles * schedule.filters * nest.channels * nest.taps * nest.element_bytes
 
 
 def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
@@ -275,8 +278,8 @@ def nest_of(workload: Workload) -> Nest:
     return Nest(
         batch=workload.batch,
         groups=workload.groups,
-        channels=workload.channels // workload.groups,
-        filters=workload.filters // workload.groups,
+        channels=workload.group_channels,
+        filters=workload.group_filters,
         height=height,
         width=width,
         out_h=1 if flat else workload.out_h,
@@ -289,8 +292,8 @@ def nest_of(workload: Workload) -> Nest:
         dilation_w=workload.dilation_w,
         pad_top=workload.pad_top,
         pad_left=workload.pad_left,
-        element_bytes=SIZES[workload.dtype],
-        out_bytes=RESULT_BYTES[workload.dtype],
+        element_bytes=workload.element_bytes,
+        out_bytes=workload.result_bytes,
         in_place=flat,
         filters_packed=True,
     )
@@ -306,8 +309,8 @@ def _nest_of_gemm(gemm: Gemm) -> Nest:
         width=gemm.n,
         out_h=1,
         out_w=gemm.n,
-        element_bytes=SIZES[gemm.dtype],
-        out_bytes=RESULT_BYTES[gemm.dtype],
+        element_bytes=gemm.element_bytes,
+        out_bytes=gemm.result_bytes,
         in_place=not gemm.trans_b,
         filters_packed=False,
         windows_transposed=gemm.trans_b,

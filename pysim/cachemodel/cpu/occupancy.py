@@ -53,7 +53,7 @@ def crossing(rates: Rates, flows: Flows) -> Array:
     seen, last = np.ones_like(unique), size
     crossed = np.zeros((len(levels), 2 * len(OPERANDS), size.shape[1]))
     for level, moved in zip(levels, crossed, strict=True):
-        way = level.sets * level.line_bytes
+        way = level.way_bytes
         over = np.maximum(0.0, flows.runs * (seen * unique).sum(axis=0) / way - level.ways)
         first = flows.never + flows.before if level.forgets else flows.never
         most = over * ((level.ways + 1) / (level.ways + over)) + first  # what fits as a whole misses nothing once it was touched
@@ -77,7 +77,7 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
 
     `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
-    way, pitches = level.sets * level.line_bytes, [nest.input_pitch, nest.windows * nest.out_bytes]
+    way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.out_bytes]
     most = [nest.windows if nest.windows_transposed else nest.channels, nest.filters]
     rows: tuple[int, ...] = ROWS
     if nest.filter_rows:

@@ -29,7 +29,6 @@ from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.plan import Layout
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
@@ -48,11 +47,11 @@ class Parted(NamedTuple):
 
     @classmethod
     def of(cls, w: Conv, rows: int) -> "Parted":
-        reach, lane = w.dilation_w * (w.kernel_w - 1), PANEL_ALIGN // SIZES[w.dtype]
+        reach, lane = w.dilation_w * (w.kernel_w - 1), PANEL_ALIGN // w.element_bytes
         high = (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1
         phases = min(w.stride_w, reach + 1)
         pitch = ceil_div(ceil_div(w.out_w, lane) * lane + reach // w.stride_w, lane) * lane
-        return cls(high, phases, pitch, w.channels // w.groups * high * phases * pitch * SIZES[w.dtype])
+        return cls(high, phases, pitch, w.group_channels * high * phases * pitch * w.element_bytes)
 
 
 def tiles_of(vectors: int, most: int) -> tuple[tuple[int, int], ...]:
@@ -65,7 +64,7 @@ def tiles_of(vectors: int, most: int) -> tuple[tuple[int, int], ...]:
 @lru_cache(maxsize=64)
 def _row_cycles(w: Conv, kernel: Kernel, unit: Unit) -> float:
     """Of one row of outputs of a panel of filters."""
-    taps = w.channels // w.groups * w.kernel_h * w.kernel_w
+    taps = w.products
     if kernel.lane_windows == 1:  # plain C: what a loop needs besides is in the rate
         return taps * w.out_w * kernel.filters / unit.rate(w.dtype)
     tiles = tiles_of(ceil_div(w.out_w, kernel.lane_windows), kernel.windows // kernel.lane_windows)
@@ -75,11 +74,11 @@ def _row_cycles(w: Conv, kernel: Kernel, unit: Unit) -> float:
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
     """kernel, call, store, pack."""
     unit, core, inner = machine.unit_of(kernel.target), machine.core, machine.levels[0]
-    repeats, size, parted = w.batch * w.groups, SIZES[w.dtype], Parted.of(w, schedule.k2)
-    filters, blocks = w.filters // w.groups, ceil_div(w.out_h, schedule.k2)
-    lanes = max(1, unit.vector_bytes // size)
+    repeats, size, parted = w.batch * w.groups, w.element_bytes, Parted.of(w, schedule.k2)
+    filters, blocks = w.group_filters, ceil_div(w.out_h, schedule.k2)
+    lanes = unit.lanes(size)
     calls = repeats * w.out_h * ceil_div(filters, kernel.filters)
-    runs = repeats * blocks * (w.channels // w.groups) * ceil_div(parted.pitch, PARTED)
+    runs = repeats * blocks * w.group_channels * ceil_div(parted.pitch, PARTED)
     crossing, each = (unit.vector_bytes - size) / inner.line_bytes, 1 / unit.stores_per_cycle.value
     gather = 1 / unit.loads_per_cycle.value + min(w.stride_w, lanes) if w.stride_w > 1 else 0.0
     packed = repeats * blocks * parted.size_bytes / size / lanes
@@ -95,12 +94,12 @@ def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout:
 
 def described(w: Conv, rows: Rows) -> LoopNest:
     """The loops of native/conv/polyphase.c for kernels with their blocks of rows."""
-    size, filters, channels = SIZES[w.dtype], w.filters // w.groups, w.channels // w.groups
+    size, filters, channels = w.element_bytes, w.group_filters, w.group_channels
     columns = [(kernel.filters, of.k2, *Parted.of(w, of.k2)) for kernel, of in rows]
     panel, block, parted_rows, _, _, parted = np.array(columns, dtype=np.float64).T
     blocks, each = np.ceil(w.out_h / block), parted / parted_rows
     high = w.dilation_h * (w.kernel_h - 1) + 1  # rows that one of outputs reads
-    row, weights = channels * w.width * size, channels * w.kernel_h * w.kernel_w * size
+    row, weights = channels * w.width * size, channels * w.taps * size
     shared = float(max(0, high - w.stride_h))
     loops = (
         Loop("images and groups", "images", 1, w.batch * w.groups),

@@ -17,13 +17,12 @@ from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.state import State
 
 
 def transposed_cycles(elements: float, size: int, unit: Unit) -> float:
     """Of transposing so many elements of `size` bytes, all of them in L1."""
-    lanes = max(1, unit.vector_bytes // size)
+    lanes = unit.lanes(size)
     each = 1 / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value
     return elements / lanes * (each + max(1.0, log2(lanes)))
 
@@ -35,7 +34,7 @@ def moved_elements(w: Conv) -> tuple[int, int]:
 
 def reordering_cycles(w: Conv, machine: Machine) -> float:
     """Of both, all of them in L1."""
-    return w.batch * sum(transposed_cycles(count, SIZES[w.dtype], _unit(machine)) for count in moved_elements(w))
+    return w.batch * sum(transposed_cycles(count, w.element_bytes, _unit(machine)) for count in moved_elements(w))
 
 
 def _unit(machine: Machine) -> Unit:
@@ -46,8 +45,8 @@ def _unit(machine: Machine) -> Unit:
 @lru_cache(maxsize=64)
 def reordering(w: Conv, machine: Machine, state: State) -> tuple[Pass, Pass]:
     """Into blocks, and back."""
-    size, (read, written) = SIZES[w.dtype], moved_elements(w)
-    filters = w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w
+    size, (read, written) = w.element_bytes, moved_elements(w)
+    filters = w.filter_elements
 
     def moving(names: tuple[str, str], elements: int, room: float) -> Pass:
         of_images = {"images": Extent(elements * size, elements * size * w.batch)}

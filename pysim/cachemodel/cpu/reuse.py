@@ -116,7 +116,7 @@ class Sliced:
         self.k3 = np.where(one_loop, n_kept, k3)
         self.kept_sets = np.ceil(n_kept / self.k3)
         # a tile of windows as the micro-kernel reads it, and all of them, with the rest of the lines of a last panel that is not full
-        line, size = rates.machine.levels[0].line_bytes, nest.element_bytes
+        line, size = rates.machine.line_bytes, nest.element_bytes
         panel = np.ceil(rates.packed_window * self.channels * self.windows / PANEL_ALIGN) * PANEL_ALIGN
         self.panel = np.where(self.packed, panel, size * self.channels * self.windows)
         last = nest.windows - (self.n_windows - 1) * self.windows
@@ -192,7 +192,7 @@ class Sliced:
     def _raw_input(self) -> Extent:
         """Input that packing tiles of windows reads: rows of kernels, whole rows as soon as tiles share them."""
         nest, depth = self.nest, self.packed * self.channels
-        row = nest.touched_bytes(self.rates.machine.levels[0].line_bytes) / nest.touched_h
+        row = nest.touched_bytes(self.rates.machine.line_bytes) / nest.touched_h
         step = min(nest.stride_h, nest.kernel_h) * row
         first = max(0.0, min((nest.kernel_h - 1) * nest.dilation_h + 1, nest.touched_h) * row - step)
         alone = depth * (live_pairs(nest) * row + self.rates.pack_edge) / self.n_windows
@@ -393,7 +393,7 @@ def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
             found.append(
                 f"lines of {level.name} are {level.line_bytes} bytes, those of {inner.name} {inner.line_bytes}: one size is assumed"
             )
-        start = gcd(nest.plane_bytes, level.sets * level.line_bytes)
+        start = gcd(nest.plane_bytes, level.way_bytes)
         used = max(level.line_bytes, min(nest.plane_bytes, schedule.windows * nest.element_bytes))
         if schedule.pack == "none" and nest.channels > 1 and start > used:
             planes = f"planes of {nest.plane_bytes:,} bytes are read in place {schedule.windows} windows at a time"

@@ -159,14 +159,14 @@ def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
 
 def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
     """A product by kernels under schedules with their terms, on one core."""
-    shape, size, state = Shape.of(g), SIZES[g.dtype], request.state
+    shape, size, state = Shape.of(g), g.element_bytes, request.state
     waiting = latencies(machine)
     lost = missing(machine.levels, np.array([_between(shape, *row, machine) for row in rows]))
     # the hardware brings runs of rows from L2 (dot); a core's window reaches the next lines there the sooner the less it multiplies each
     beside = 1 - 1 / shape.few
     lost[0] = lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * beside
     nest = described(shape, rows)
-    matrix, line = nest.footprint(-1, _MATRIX), machine.levels[0].line_bytes
+    matrix, line = nest.footprint(-1, _MATRIX), machine.line_bytes
     misses = nest.misses(machine.levels, state)
     misses[:, _MATRIX] += matrix * lost
     beyond = min(1, len(lost) - 1)
@@ -192,7 +192,7 @@ def _starts(shape: Shape, kernel: Kernel, schedule: Schedule) -> int:
 
 def _between(shape: Shape, kernel: Kernel, schedule: Schedule, machine: Machine) -> float:
     """Bytes that pass through a cache between the prefetch of a line of the matrix and its use, as if more where rows share sets."""
-    size, way = SIZES[kernel.dtype], machine.levels[0].sets * machine.levels[0].line_bytes
+    size, way = SIZES[kernel.dtype], machine.levels[0].way_bytes
     if shape.dot:
         return 2.0 * size * schedule.channels * _block(shape, kernel)
     strip = min(schedule.k2 * kernel.windows, shape.results) * size

@@ -108,7 +108,7 @@ def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limi
     window = np.where(packed > 0, tile * rates.packed_window, tile * size + rates.place_edge)
     filters, out = rates.stored_tile, tile * rates.filters * rates.nest.out_bytes
 
-    common = np.array(_channel_parts(rates.nest.channels, rates.nest.kernel_h * rates.nest.kernel_w))
+    common = np.array(_channel_parts(rates.nest.channels, rates.nest.taps))
     channels, new = _with_own(common, balanced(rates.nest.channels, (l1 - out) / (window + filters)))  # which fit L1
     new &= (least_cycles(rates, np.ceil(rates.nest.channels / channels.T), packed) <= limit).T
     row, column = np.nonzero(new)
@@ -151,7 +151,7 @@ def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float 
 
 def usable(level: Level) -> float:
     """Bytes that operands with reuse may fill: all ways but one, which is left to whatever streams by (BLIS model)."""
-    return level.sets * level.line_bytes * max(1, level.ways - 1)
+    return level.way_bytes * max(1, level.ways - 1)
 
 
 @lru_cache(maxsize=1024)

@@ -61,14 +61,14 @@ def peak_of_taps(plan: Plan, met: float) -> float:
     the image."""
     w = plan.workload
     assert isinstance(w, Conv)
-    return peak_of(plan) * w.windows * w.kernel_h * w.kernel_w / met if met else 0.0
+    return peak_of(plan) * w.windows * w.taps / met if met else 0.0
 
 
 def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
     """The description of a plan whose schedule is that of SConv's nest."""
     s, on = on_cpu(plan)
     described, names = sliced(nest, on, s)
-    taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.kernel_h * nest.kernel_w > 1 else ""
+    taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.taps > 1 else ""
     inner = f"{s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}"
     summary = f"{summary}, {s.stationary.replace('_', ' ')}"
     repeats = (f"for each of {nest.batch} images x {nest.groups} groups",) if nest.repeats > 1 else ()

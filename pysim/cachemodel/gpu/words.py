@@ -9,9 +9,8 @@ from pysim.cachemodel.gpu.occupancy import occupancy_limits, pipe_of
 from pysim.cachemodel.gpu.passes import pass_cycles
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
-from pysim.problem.dtypes import GPU_RESULT_BYTES, SIZES
+from pysim.problem.dtypes import GPU_RESULT_BYTES
 from pysim.problem.gemm import Gemm
-from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.description import Description, Section, bytes_text, seconds_text
 from pysim.record.plan import Plan, Request
@@ -122,18 +121,12 @@ def _passes(costs: Costs, variant: Variant) -> Iterator[str]:
 
 def _traffic(plan: Plan) -> Iterator[str]:
     assert isinstance(plan.cost, Cost)
+    w = plan.workload
+    touched = w.operand_elements * w.element_bytes + w.output_elements * GPU_RESULT_BYTES[w.dtype]
     for name, level in plan.cost.levels.items():
         counted = f"{level['wavefronts']:,.0f} wavefronts" if "wavefronts" in level else f"{level['lines']:,.0f} lines"
         yield f"{name:<18}{bytes_text(level['bytes']):>10}   {counted}, {level['cycles']:,.0f} cycles"
-    yield f"{'operands':<18}{bytes_text(_operand_bytes(plan.workload)):>10}   once each"
-
-
-def _operand_bytes(of: Workload) -> float:
-    """Bytes of the operands and the result."""
-    size = SIZES[of.dtype]
-    if isinstance(of, Gemm):
-        return (of.m * of.k + of.k * of.n) * size + of.m * of.n * GPU_RESULT_BYTES[of.dtype]
-    return (of.input_elements + of.filter_elements + of.output_elements) * size
+    yield f"{'operands':<18}{bytes_text(touched):>10}   once each"
 
 
 def _workspace(plan: Plan) -> Iterator[str]:
