@@ -83,6 +83,11 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Elements of `size` bytes in a vector."""
         return max(1, self.vector_bytes // size)
 
+    def store_cycles(self, size: int, line: int) -> float:
+        """Of a vector of elements of `size` bytes that begins anywhere in a line: one that crosses into the next is one more access."""
+        each = 1 / self.stores_per_cycle.value
+        return each + (self.vector_bytes - size) / line * min(1.0, each)
+
     def rate(self, dtype: str) -> float:
         """Multiply-adds a cycle with elements of `dtype`. Vectors of plain C hold half as many doubles as floats."""
         for one in self.types:
