@@ -120,8 +120,7 @@ candidates, cost = _LISTED.candidates, _LISTED.cost
 def least_cycles(request: Request, best: float) -> float:
     """Multiplications at the highest rate and moves in L1; if these take less than `best`, the best kernel's sums, and if those do, moves
     from where the data are."""
-    w, on = request.problem, request.cpu
-    assert isinstance(w, Conv)
+    w, on = request.conv, request.cpu
     if request.threads > 1:
         return 0.0
     rows, columns = live_taps(w)

@@ -158,8 +158,7 @@ def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
 
 
 def least_cycles(request: Request, best: float) -> float:
-    problem, on = request.problem, request.cpu
-    assert isinstance(problem, Conv)
+    problem, on = request.conv, request.cpu
     kernels = tilings.rows(on, problem.dtype, request.micro_kernel).kernels
     if not kernels:
         return 0.0
@@ -172,8 +171,7 @@ def least_cycles(request: Request, best: float) -> float:
 
 
 def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
-    problem, on = request.problem, request.cpu
-    assert isinstance(problem, Conv)
+    problem, on = request.conv, request.cpu
     kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel)
     if not kernels:
         return NoneLegal(rejected)
@@ -214,7 +212,6 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, (_, on) = plan.workload, on_cpu(plan)
-    assert isinstance(w, Conv)
+    w, (_, on) = plan.conv, on_cpu(plan)
     columns = Section("columns", tuple(words.printed(columns_nest(w, on))))
     return words.describe_nest(_nest(w), plan, "columns of each image in the workspace, then their 1x1 convolution", (columns,))

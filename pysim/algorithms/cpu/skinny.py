@@ -174,8 +174,7 @@ def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
     """How much of the matrix lies in each supplier."""
     found = missing(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
     found = np.where([runs_ago(state, "filters") == NEVER or level.forgets for level in machine.levels], 1.0, found)
-    shares: Array = found - np.append(found[1:], 0.0)
-    return shares
+    return found - np.append(found[1:], 0.0)
 
 
 def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:

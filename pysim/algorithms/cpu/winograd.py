@@ -135,8 +135,7 @@ def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout
 
 
 def _cases_of(request: Request) -> _Cases:
-    assert isinstance(request.problem, Conv)
-    return _cases(request.problem, request.cpu, request.micro_kernel, request.layout)
+    return _cases(request.conv, request.cpu, request.micro_kernel, request.layout)
 
 
 def least_cycles(request: Request, best: float) -> float:
@@ -144,8 +143,7 @@ def least_cycles(request: Request, best: float) -> float:
 
 
 def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
-    problem, on = request.problem, request.cpu
-    assert isinstance(problem, Conv)
+    problem, on = request.conv, request.cpu
     if request.schedule is not None:
         return _named(problem, on, request)
     rows, forms, cases, bounds = _cases_of(request)
@@ -199,8 +197,8 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
 
 def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
     """One schedule."""
-    problem, on = request.problem, request.cpu
-    assert s.outputs and isinstance(problem, Conv)
+    problem, on = request.conv, request.cpu
+    assert s.outputs
     shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
     return model.Candidates(problem, on, request.state, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
@@ -226,7 +224,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     """SAFETY times the largest errors that were measured, which grow with the root of the channels of a set and of their number. Phases
     lack taps, which leaves the results smaller."""
-    channels, taps = model.dense(problem).channels // problem.groups, taps_of(problem)
+    channels, taps = model.dense(problem).group_channels, taps_of(problem)
     sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
     assert schedule.outputs
     largest = _LARGEST[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
@@ -271,8 +269,7 @@ def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int,
 
 
 def describe(plan: Plan) -> Description:
-    (s, on), w = on_cpu(plan), plan.workload
-    assert isinstance(w, Conv)
+    (s, on), w = on_cpu(plan), plan.conv
     kernel, m = _row(s)
     of = model.shape_of(w, kernel, m)
     counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2

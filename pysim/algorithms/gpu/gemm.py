@@ -94,8 +94,7 @@ def usable(
     request: Request, problem: Gemm, name: str, rows: Sequence[GemmKernel], lie: Lie = DENSE
 ) -> tuple[list[GemmKernel], list[Rejected]]:
     """The kernels that can compute a product on a machine, and the others with reasons."""
-    gpu = request.machine
-    assert isinstance(gpu, Gpu)
+    gpu = request.gpu
     known = gemm_attributes(gpu.capability_number)
     own = partial(attributes_of, known=known)
 
@@ -191,8 +190,8 @@ def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
-    problem, gpu = request.problem, request.machine
-    assert isinstance(problem, Gemm) and isinstance(gpu, Gpu)
+    problem, gpu = request.problem, request.gpu
+    assert isinstance(problem, Gemm)
     named = request.schedule.kernel if request.schedule else None
     beside = beside_own(problem)
     others = [row for row in gemm_kernels() if row.dtype == beside and named in (None, row.name)]

@@ -174,8 +174,7 @@ def _unfollowed(table: Table) -> Array:
     rates = table.rates
     tile = rates.filters
     rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, rates.nest.filters), tile)
-    found: Array = np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
-    return found
+    return np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
 
 
 def _scattered_runs(table: Table, moved: Array) -> Array:
@@ -224,8 +223,7 @@ def _late(table: Table, kernel: Array, moved: Array) -> Array | float:
         return 0.0
     read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.channels * nest.repeats
     each = 1 / _rates(rates.machine)[1:, :1] - kernel / read
-    found: Array = (_served(moved)[1:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, each)).sum(axis=0)
-    return found
+    return (_served(moved)[1:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, each)).sum(axis=0)
 
 
 def _rows_ahead(table: Table) -> Array | float:
@@ -256,8 +254,7 @@ def _stalls(table: Table, moved: Array) -> Array | float:
     if not rates.nest.filters_in_place or rates.nest.filters_in_rows_of_k:
         return 0.0
     lines = _served(moved)[:, 2 * OPERANDS.index("filters")] / rates.machine.line_bytes
-    stalls: Array = (lines * _beyond_rate(rates.machine, rates.filters)).sum(axis=0)
-    return stalls
+    return (lines * _beyond_rate(rates.machine, rates.filters)).sum(axis=0)
 
 
 def _refetched_lines(rates: Rates) -> Array:
@@ -267,14 +264,12 @@ def _refetched_lines(rates: Rates) -> Array:
     places = way // apart if apart >= inner.line_bytes else way
     crowded = np.ceil(rates.filters / places) > inner.ways - 1  # a way is left to what streams by
     steps = nest.repeats * nest.channels * rates.window_tiles * rates.filter_tiles
-    found: Array = crowded * steps * rates.filters
-    return found
+    return crowded * steps * rates.filters
 
 
 def fills(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier for written lines to come in first, where no loop has asked for them: the `wait` of a pass."""
-    cycles: Array = _served(moved[:, 1::2].sum(axis=1)) / _rates(machine)[:, :1]
-    return cycles
+    return _served(moved[:, 1::2].sum(axis=1)) / _rates(machine)[:, :1]
 
 
 def _served(moved: Array) -> Array:
@@ -293,8 +288,7 @@ def pass_of(nest: LoopNest, machine: Machine, terms: Mapping[str, Array], state:
 def crossed(nest: LoopNest, misses: Array) -> Array:
     """Bytes of each operand that are only read and that are written, as a pass has them, of what misses each level."""
     written = np.array([(not one.written, one.written) for one in nest.operands])
-    found: Array = (misses[:, :, None] * written[:, :, None]).reshape(len(misses), -1, misses.shape[-1])
-    return found
+    return (misses[:, :, None] * written[:, :, None]).reshape(len(misses), -1, misses.shape[-1])
 
 
 @lru_cache(maxsize=64)
@@ -317,8 +311,7 @@ def _rates(machine: Machine) -> Array:
 def transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
     served = _served(moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1))
-    cycles: Array = (served / _rates(machine)[:, :, None]).sum(axis=1)
-    return cycles
+    return (served / _rates(machine)[:, :, None]).sum(axis=1)
 
 
 @lru_cache(maxsize=256)

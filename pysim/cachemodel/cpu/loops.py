@@ -338,8 +338,7 @@ def missing(levels: Sequence[Level], distance: Array) -> Array:
     share -= ways - 1
     share /= 2
     np.maximum(share, 0.0, out=share)
-    found: Array = np.minimum(share, 1.0, out=share)
-    return found
+    return np.minimum(share, 1.0, out=share)
 
 
 def stacked(columns: int, *rows: Any) -> Array:
@@ -379,8 +378,7 @@ class LoopNest:
             self._footprints[rows] *= found[:, around]
 
     def _extent(self, row: int, name: str) -> Array:
-        found: Array = self._extents[name][self._shape.along[name][0].index(row)]
-        return found
+        return self._extents[name][self._shape.along[name][0].index(row)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -389,8 +387,7 @@ class LoopNest:
 
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
-        found: Array = self._footprints[row, loop + 1]
-        return found
+        return self._footprints[row, loop + 1]
 
     def between(self, uses: tuple[Use | None, ...]) -> Array:
         """Bytes of each operand between each use and the next, 0 of no use: operands x uses x columns."""
@@ -452,8 +449,7 @@ class LoopNest:
         of = self._shape
         largest = self._footprints[*of.places].max(axis=0)
         largest *= of.weights
-        sums: Array = np.add.reduceat(largest, of.starts, axis=0)
-        return sums
+        return np.add.reduceat(largest, of.starts, axis=0)
 
     def _reuses(self, sums: Array) -> Iterator[Reuse]:
         of = self._shape

@@ -234,8 +234,7 @@ def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
 @lru_cache(maxsize=64)
 def live_pairs(nest: Nest) -> int:
     """Pairs of a row of outputs and a kernel row that meets the image there."""
-    most = nest.out_h - 1
-    return sum(last.quotients(1, 1, 1, most) - first.quotients(1, 0, 1, most) for first, last in live_rows_of(nest))
+    return _live(nest.out_h, nest.kernel_h, nest.stride_h, nest.dilation_h, nest.pad_top, nest.height)
 
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:

@@ -78,14 +78,13 @@ class Flows(NamedTuple):
     and there stream i is of operand[k, i], its distance at[k, i], its bytes shares[k, :, i] of what is only read and what is written of
     each of OPERANDS.
 
-    `between` is operands of the nest x distances x schedules; which of OPERANDS each is, roles[k, i] says. `planes` (planes of inputs and
+    `between` is OPERANDS x distances x schedules. `planes` (planes of inputs and
     of outputs, and `turns`: 2 where outputs are on average half of these planes and half of as many others) x distances x schedules;
     `once`: bytes of OPERANDS that one repeat touches at least once; `never`, `before` (columns): 1 for streams never touched before, and
     for those that an earlier run touched, so many `runs` ago."""
 
     columns: list[slice]
     kind: NDArray[np.int64]  # of each column
-    roles: NDArray[np.int64]
     operand: NDArray[np.int64]
     at: NDArray[np.int64]
     shares: Array
@@ -206,32 +205,30 @@ def flows(table: Table, state: State) -> Flows:
     ends = [0, *(np.flatnonzero(np.diff(2 * s.kept + s.packed)) + 1).tolist(), s.columns]
     columns = [slice(*span) for span in pairwise(ends)]
     kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]) or s.nest.windows_packed, s.own) for span in columns)
-    roles, operand, at, shares, never, before = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
+    operand, at, shares, never, before = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
     output = runs_ago(state, OPERANDS[OUTPUT])
     runs = np.ones((1, 1)) if output == 1 else np.where(at[0] == RUN_OUTPUT, output, 1.0)[:, None]
     size = stacked(s.columns, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
     between = _between(s)
     between[:, RUN_OUTPUT] *= output
-    return Flows(columns, kind, roles, operand, at, shares, never, before, runs, size, between, _planes(s, between), s.once)
+    return Flows(columns, kind, operand, at, shares, never, before, runs, size, between, _planes(s, between), s.once)
 
 
 @lru_cache(maxsize=64)
 def _routes(kinds: tuple[tuple[bool, bool, bool], ...], streams: tuple[tuple[Any, ...], ...]) -> Any:
-    """`roles`, `operand`, `at`, `shares`, `never` and `before` of Flows; kinds: whether windows are kept, and whether the run packs them
+    """`operand`, `at`, `shares`, `never` and `before` of Flows; kinds: whether windows are kept, and whether the run packs them
     and filters."""
     at, operand = np.empty((2, len(kinds), len(streams)), dtype=np.int64)
-    shares, roles = np.zeros((len(kinds), 2 * len(OPERANDS), len(streams))), []
+    shares = np.zeros((len(kinds), 2 * len(OPERANDS), len(streams)))
     for kind, (kept, packed, own) in enumerate(kinds):
         read = {_WINDOWS: PACKED if packed else INPUT, _FILTERS: PACKED if own else FILTERS}
-        of_kept, of_streamed = ((read[_WINDOWS], INPUT), (read[_FILTERS], FILTERS))[:: 1 if kept else -1]
-        roles.append([of_kept[0], of_streamed[0], OUTPUT, of_kept[1], of_streamed[1]])
         for number, (of, written, *distances) in enumerate(streams):
             operand[kind, number] = of = read.get(of, of)
             at[kind, number] = distances[0 if kept else -1]
             shares[kind, 2 * of : 2 * of + 2, number] = 1 - written, written
     first = [np.isin(at[0], which).astype(np.float64)[:, None] for which in (UNUSED, range(RUN_KEPT, REPACKED))]
-    return np.array(roles), operand, at, shares, *first
+    return operand, at, shares, *first
 
 
 @lru_cache(maxsize=8)
@@ -243,10 +240,9 @@ def _uses(operands: tuple[Access, ...]) -> tuple[Use | None, ...]:
 
 
 def _between(s: Sliced) -> Array:
-    """Bytes of the nest's operands in between: operands x distances x schedules."""
+    """Bytes of OPERANDS in between: operands x distances x schedules."""
     of, nest = s.loop_nest, s.nest
     found = of.between(_uses(of.accesses))
-    found[:, UNUSED] = NEVER
     for row in (STREAMED, RAW_STREAMED):
         found[row, BURST] = of.footprint(STREAMED_TILES, row)
     found[KEPT, AHEAD.start] = of.footprint(KEPT_TILES, KEPT)
@@ -256,9 +252,11 @@ def _between(s: Sliced) -> Array:
         found[OUTPUTS, ahead] *= 1 - part
         found[OUTPUTS, on_demand, s.split :] *= 1 - part  # filters are packed ahead of all windows
         found[RAW_KEPT, on_demand] = part * of.footprint(STREAMED_SETS, RAW_KEPT)
+    found = _by_operand(s, found)
+    found[:, UNUSED] = NEVER
     if nest.repeats > 1:  # other images and groups lie between two runs
         repeats = (nest.repeats, 1, nest.groups, nest.repeats), (nest.groups, 1, nest.groups, nest.groups), (1, 1, 1, 1)
-        run, filters, once = (_as_roles(s, s.once * np.array(times)[:, None]) for times in repeats)
+        run, filters, once = (s.once * np.array(times)[:, None] for times in repeats)
         found[:, IMAGE] = filters
         found[:, RUN_OUTPUT] += run - once
         for number, keeps in RUNS:
@@ -266,16 +264,23 @@ def _between(s: Sliced) -> Array:
             if nest.groups > 1:
                 np.copyto(found[:, number], filters, where=s.kept != keeps)
     if nest.fresh_input:
-        input_alone = _as_roles(s, s.once * np.array([1.0, 0.0, 0.0, 0.0])[:, None])
+        input_alone = s.once * np.array([1.0, 0.0, 0.0, 0.0])[:, None]
         for number, keeps in RUNS:
             np.copyto(found[:, number], input_alone, where=s.kept == keeps)
     return found
 
 
-def _as_roles(s: Sliced, once: Array) -> Array:
-    """Bytes of OPERANDS as operands of the nest."""
-    kept, streamed = s.swapped(once[[PACKED, INPUT]], once[[FILTERS, FILTERS]] * [[1], [0]])
-    return np.stack([kept[0], streamed[0], once[OUTPUT], kept[1], streamed[1]])
+def _by_operand(s: Sliced, found: Array) -> Array:
+    """Bytes of the nest's operands as those of OPERANDS: the micro-kernel reads panels, or what lies in place."""
+    at = s.split
+    found[[KEPT, STREAMED, RAW_KEPT, RAW_STREAMED], :, at:] = found[[STREAMED, KEPT, RAW_STREAMED, RAW_KEPT], :, at:]
+    windows, filters, _, raw_windows, raw_filters = found
+    if not s.nest.windows_packed:
+        np.copyto(raw_windows, windows, where=~s.packed)
+        windows *= s.packed
+    read = windows if s.own else raw_filters
+    read += filters
+    return found[[RAW_KEPT, KEPT, RAW_STREAMED, OUTPUTS]]
 
 
 def _planes(s: Sliced, between: Array) -> Array:
@@ -288,7 +293,7 @@ def _planes(s: Sliced, between: Array) -> Array:
     if s.nest.filter_rows:
         found[3] = found[0 if s.nest.filters_in_rows_of_k else 1]
     if s.nest.windows_transposed:
-        found[0] = np.maximum(1.0, np.where(s.kept, between[RAW_KEPT], between[RAW_STREAMED]) / (s.channels * s.nest.element_bytes))
+        found[0] = np.maximum(1.0, between[INPUT] / (s.channels * s.nest.element_bytes))
     for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
         np.copyto(found[1, run], found[1, SETS], where=s.sets == 1)
     found[2, _LOOPS == STREAMED_SETS] += s.kept

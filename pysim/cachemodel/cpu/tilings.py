@@ -145,8 +145,7 @@ def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float 
     if not nest.filters_packed:
         per_set += core.call_cycles.value * nest.repeats * rates.filter_tiles
         once += rates.pack_filters
-    least: Array = once + sets * per_set + (sets - 1) * rates.reload
-    return least
+    return once + sets * per_set + (sets - 1) * rates.reload
 
 
 def usable(level: Level) -> float:

@@ -272,8 +272,7 @@ def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
     sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
     each = machine.core.call_cycles.value * calls + store + load
     parting = np.array([[_parting(w, machine, machine.unit_of(kernel.target))] for kernel, _ in cases]).reshape(-1, 1)
-    least: Array = kernel + patches + outputs + parting - load + sets * each
-    return least
+    return kernel + patches + outputs + parting - load + sets * each
 
 
 # In the core
@@ -367,8 +366,7 @@ def _counts(of: Candidates) -> Array:
         (shape.channels, shape.panels, shape.filter_panels, shape.planes, shape.outputs, shape.panel, kernel.windows, kernel.filters)
         for kernel, shape in of.cases
     ]
-    counts: Array = np.array(columns, dtype=np.float64).T[:, of.case]
-    return counts
+    return np.array(columns, dtype=np.float64).T[:, of.case]
 
 
 def described(of: Candidates) -> LoopNest:

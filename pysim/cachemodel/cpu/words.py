@@ -19,7 +19,6 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.cachemodel.cpu.threads import grid, parts_of_each
 from pysim.machine.cpu import Level, Machine
-from pysim.problem.conv import Conv
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan, on_cpu
@@ -59,8 +58,7 @@ def peak_of(plan: Plan, lanes: int = 0) -> float:
 def peak_of_taps(plan: Plan, met: float) -> float:
     """FLOP/s of the definition at which one core's unit is busy, where of the taps of all windows so many are multiplied: those that meet
     the image."""
-    w = plan.workload
-    assert isinstance(w, Conv)
+    w = plan.conv
     return peak_of(plan) * w.windows * w.taps / met if met else 0.0
 
 

@@ -14,7 +14,6 @@ from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
 from pysim.record.description import Description, Section, bytes_text, seconds_text
 from pysim.record.plan import Plan, Request
-from pysim.record.schedule import GpuSchedule, Schedule
 from pysim.registry.cuda import WARP, Tiles, conv_kernel, gemm_kernel
 
 
@@ -40,8 +39,7 @@ def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: s
 
 def _tiles_of(plan: Plan) -> Tiles | None:
     """The tiles of the kernel that multiplies, if it has any."""
-    assert not isinstance(plan.schedule, Schedule)
-    product = gemm_kernel(plan.schedule.gemm or plan.schedule.kernel)
+    product = gemm_kernel(plan.launch.gemm or plan.kernel)
     row = product or conv_kernel(plan.kernel)
     return row.tiles if row and row.tiles.rows else None
 
@@ -83,8 +81,8 @@ def _block(variant: Variant, of: Tiles | None) -> Iterator[str]:
 
 def _launch(costs: Costs, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
     """What an SM holds of a launch, its waves and its rasterisation order."""
-    on, schedule, columns, attributes = costs.gpu, plan.schedule, variant.columns, variant.attributes
-    assert isinstance(schedule, GpuSchedule) and columns is not None
+    on, schedule, columns, attributes = costs.gpu, plan.launch, variant.columns, variant.attributes
+    assert columns is not None
     facts = {name: int(values[0]) for name, values in costs.prediction.facts.items() if name in ("items", "slots")}
     limits, held = occupancy_limits(on, attributes), int(columns.resident)
     least = min(limits, key=lambda name: limits[name])
