@@ -47,7 +47,7 @@ from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.listed import OfList, Rows, as_described, of_kernel, planned, row_of, untyped
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps, nest_of
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -108,11 +108,6 @@ def shares_rows(w: Conv, kernel: Kernel) -> bool:
     return square and listed and kernel.lane_windows > 1 and (kernel.filters == 1 or w.kernel_h == SHARING[0])
 
 
-def live_rows(w: Conv) -> int:
-    """Kernel rows that meet the image, summed over rows of outputs."""
-    return sum(nest_of(w).live_rows(w.out_w))
-
-
 def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
     """(loads, shuffles) that give one row's vectors of all taps."""
     taps, shifts = w.kernel_w, shared and w.kernel_w == SHARING[0] and kernel.filters == 1 and kernel.target == "avx512"
@@ -127,13 +122,13 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
     """Tiles of `rows`."""
     channels, filters, high = w.group_channels, w.group_filters, kernel.windows // kernel.lane_windows
     if kernel.lane_windows == 1:
-        taps = float(filters * channels * live_rows(w) * w.kernel_w)
+        taps = float(filters * channels * live_taps(w)[0] * w.kernel_w)
         steps = taps * (ceil_div(w.out_w, PART_BYTES // w.element_bytes) if w.stride_w == 1 else w.out_w / 2)
         return Work(taps * w.out_w, 0.0, 2 * steps, steps, taps=taps * ceil_div(w.out_w, kernel.windows))
     shared, vectors = shares_rows(w, kernel), ceil_div(w.out_w, kernel.lane_windows)
     phases = w.dilation_h if shared else 1
     tiles = sum(ceil_div(rows, high) for rows in (len(range(phase, w.out_h, phases)) for phase in range(min(phases, w.out_h))))
-    alive = live_rows(w) / (w.out_h * w.kernel_h)
+    alive = live_taps(w)[0] / (w.out_h * w.kernel_h)
     several, single = divmod(filters, kernel.filters)
     blocks = several + single  # of filters, whose tiles load the same rows
     read = w.out_h * w.stride_h + tiles * max(0, w.kernel_h - w.stride_h) if shared else w.out_h * w.kernel_h
@@ -168,10 +163,10 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
     lanes, size = kernel.lane_filters, w.element_bytes
     part = PART_BYTES // size
     blocks = sum(ceil_div(count, lanes) for count in (w.height * w.width, w.windows, w.taps))
-    products, tiles = live_rows(w) * w.kernel_w * w.out_w, ceil_div(w.out_w, kernel.windows)
+    products, tiles = live_taps(w)[0] * w.kernel_w * w.out_w, ceil_div(w.out_w, kernel.windows)
     once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else w.kernel_w * w.out_w
-    loads = live_rows(w) * (columns + w.kernel_w * tiles)
+    loads = live_taps(w)[0] * (columns + w.kernel_w * tiles)
     parts = blocks * lanes * lanes / part
     return Work(
         float(products),
@@ -179,7 +174,7 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
         float(loads),
         float(blocks * lanes + w.windows),
         float(w.out_h * tiles),
-        live_rows(w) / w.out_h * w.kernel_w,
+        live_taps(w)[0] / w.out_h * w.kernel_w,
         parts,
         parts - blocks * lanes + blocks * lanes * log2(part),
     )
@@ -377,5 +372,5 @@ def describe(plan: Plan) -> Description:
         high = kernel.windows // kernel.lane_windows
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
     summary = "groups of few channels, operands read as they lie"
-    met = prod(live_taps(w)) if kernel.form == BLOCKS else live_rows(w) * w.out_w * w.kernel_w
+    met = prod(live_taps(w)) if kernel.form == BLOCKS else live_taps(w)[0] * w.out_w * w.kernel_w
     return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner, peak=words.peak_of_taps(plan, met))

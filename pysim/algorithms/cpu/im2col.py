@@ -80,7 +80,7 @@ def columns_nest(w: Conv, machine: Machine) -> LoopNest:
     the product's data."""
     nest = nest_of(w)
     plane, row = nest.touched_bytes(machine.line_bytes), nest.windows * nest.element_bytes
-    taps, outputs = w.taps, w.filters * nest.windows * nest.out_bytes
+    taps, outputs = w.taps, w.filters * nest.windows * nest.result_bytes
     filters = w.filter_elements * nest.element_bytes
     images, planes = Extent(1.0, w.batch), Extent(1.0, w.channels)
     operands = (

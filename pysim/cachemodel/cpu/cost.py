@@ -148,8 +148,8 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
         raise PlanError(f"{schedule.kernel} is no row of the registry")
     if dtype not in (None, kernel.dtype):
         raise PlanError(f"{kernel.name} computes {kernel.dtype}; the problem is {dtype}")
-    if (schedule.windows, schedule.filters) != (kernel.windows, kernel.filters) or not 1 <= schedule.channels <= nest.channels:
-        right = f"{kernel.windows} windows x {kernel.filters} filters and 1 to {nest.channels} channels"
+    if (schedule.windows, schedule.filters) != (kernel.windows, kernel.filters) or not 1 <= schedule.channels <= nest.group_channels:
+        right = f"{kernel.windows} windows x {kernel.filters} filters and 1 to {nest.group_channels} channels"
         raise PlanError(f"{kernel.name} has tiles of {right}, not {schedule.windows} x {schedule.filters} and {schedule.channels}")
     if schedule.outputs is not None:
         raise PlanError(f"{kernel.name} transforms no tiles, so its schedules have no outputs; the named one has {schedule.outputs}")
@@ -173,14 +173,14 @@ def _unfollowed(table: Table) -> Array:
     """Share of the rows of outputs written in turn that no prefetcher follows, because there are too many."""
     rates = table.rates
     tile = rates.filters
-    rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, rates.nest.filters), tile)
+    rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, rates.nest.group_filters), tile)
     return np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
 
 
 def _scattered_runs(table: Table, moved: Array) -> Array:
     """Rows of output tiles from beyond L2 that no prefetcher brings."""
     beyond = moved[:2][-1]
-    runs: Array = (beyond[-2] + beyond[-1]) / (table.rates.windows * table.rates.nest.out_bytes)
+    runs: Array = (beyond[-2] + beyond[-1]) / (table.rates.windows * table.rates.nest.result_bytes)
     return runs * _unfollowed(table)
 
 
@@ -208,7 +208,7 @@ def _run_waits(table: Table, moved: Array) -> Array | float:
         return 0.0
     tiles, unfollowed = rates.window_tiles, _unfollowed(table)
     sets = np.ceil(tiles / np.where(table.keeps_windows, table.k3, table.k2))
-    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.out_bytes)
+    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.result_bytes)
     found: Array = share.value * latencies(rates.machine)[:, None] * _served(moved)[:, -2:].sum(axis=1) * runs
     found[0] = 0.0
     return found
@@ -221,7 +221,7 @@ def _late(table: Table, kernel: Array, moved: Array) -> Array | float:
     nest = rates.nest
     if not nest.filters_packed or len(moved) < 2:
         return 0.0
-    read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.channels * nest.repeats
+    read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.group_channels * nest.repeats
     each = 1 / _rates(rates.machine)[1:, :1] - kernel / read
     return (_served(moved)[1:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, each)).sum(axis=0)
 
@@ -260,10 +260,10 @@ def _stalls(table: Table, moved: Array) -> Array | float:
 def _refetched_lines(rates: Rates) -> Array:
     """Lines of filters in place that each step takes from L2 again, because the rows of a tile share more sets of L1 than it has ways."""
     nest, inner = rates.nest, rates.machine.levels[0]
-    way, apart = inner.way_bytes, gcd(inner.way_bytes, nest.channels * nest.element_bytes)
+    way, apart = inner.way_bytes, gcd(inner.way_bytes, nest.group_channels * nest.element_bytes)
     places = way // apart if apart >= inner.line_bytes else way
     crowded = np.ceil(rates.filters / places) > inner.ways - 1  # a way is left to what streams by
-    steps = nest.repeats * nest.channels * rates.window_tiles * rates.filter_tiles
+    steps = nest.repeats * nest.group_channels * rates.window_tiles * rates.filter_tiles
     return crowded * steps * rates.filters
 
 

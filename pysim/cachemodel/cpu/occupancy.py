@@ -77,8 +77,8 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
 
     `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
-    way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.out_bytes]
-    most = [nest.windows if nest.windows_transposed else nest.channels, nest.filters]
+    way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.result_bytes]
+    most = [nest.windows if nest.windows_transposed else nest.group_channels, nest.group_filters]
     rows: tuple[int, ...] = ROWS
     if nest.filter_rows:
         pitch, number = nest.filter_rows

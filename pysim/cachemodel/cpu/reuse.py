@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.loops import PARTS, Access, Extent, Loop, LoopNest, Operand, Use, stacked
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_pairs
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_taps
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
 from pysim.record.state import NEVER, State, runs_ago
@@ -105,7 +105,7 @@ class Sliced:
         self.nest = nest = rates.nest
         self.kept, self.packed, self.channels = table.keeps_windows, table.packed > 0, table.channels
         self.own, self.split = not nest.filters_packed, int(np.count_nonzero(self.kept))
-        self.sets = np.ceil(nest.channels / self.channels)
+        self.sets = np.ceil(nest.group_channels / self.channels)
         self.windows, self.filters, self.n_windows, self.n_filters = rates.windows, rates.filters, rates.window_tiles, rates.filter_tiles
         n_kept, n_streamed = self.swapped(self.n_windows, self.n_filters)
         self.k2, k3 = np.minimum(table.k2, n_streamed), np.minimum(table.k3, n_kept)
@@ -127,12 +127,12 @@ class Sliced:
         self.filter_panels = np.where(self.kept, self.k2, self.k3) * self.tile_bytes
         self.once = stacked(  # bytes of OPERANDS that one repeat touches at least once; outputs and filters in full
             n,
-            0.0 if nest.windows_packed else nest.channels * nest.touched_bytes(line),
-            nest.channels * nest.touched_bytes(line)
+            0.0 if nest.windows_packed else nest.group_channels * nest.touched_bytes(line),
+            nest.group_channels * nest.touched_bytes(line)
             if nest.windows_packed
             else self.packed * self.panels + (self.filter_panels if self.own else 0.0),
-            nest.filters * nest.channels * size if self.own else rates.stored_tile * nest.channels * self.n_filters,
-            nest.filters * nest.windows * nest.out_bytes,
+            nest.group_filters * nest.group_channels * size if self.own else rates.stored_tile * nest.group_channels * self.n_filters,
+            nest.group_filters * nest.windows * nest.result_bytes,
         )
         self.loop_nest = self._described(n_kept, n_streamed)
 
@@ -154,10 +154,12 @@ class Sliced:
         held = np.where(self.packed, self.panels, self.all_windows)
         packed = self.filter_panels if self.own else self.n_filters * self.tile_bytes
         edge = ~self.packed * self.channels * self.rates.place_edge
-        out, end = self.windows * nest.out_bytes, self.rates.out_edge
+        out, end = self.windows * nest.result_bytes, self.rates.out_edge
         raw = self.filters * self.channels * nest.element_bytes * self.own
         tiles = self.swapped(
-            stacked(n, self.panel, held, edge, self.panel + edge, out, nest.windows * nest.out_bytes, end, out + end, *self._raw_input()),
+            stacked(
+                n, self.panel, held, edge, self.panel + edge, out, nest.windows * nest.result_bytes, end, out + end, *self._raw_input()
+            ),
             stacked(
                 n,
                 self.tile_bytes,
@@ -165,7 +167,7 @@ class Sliced:
                 0.0,
                 self.tile_bytes,
                 self.filters,
-                nest.filters,
+                nest.group_filters,
                 0.0,
                 self.filters,
                 raw,
@@ -194,7 +196,7 @@ class Sliced:
         row = nest.touched_bytes(self.rates.machine.line_bytes) / nest.touched_h
         step = min(nest.stride_h, nest.kernel_h) * row
         first = max(0.0, min((nest.kernel_h - 1) * nest.dilation_h + 1, nest.touched_h) * row - step)
-        alone = depth * (live_pairs(nest) * row + self.rates.pack_edge) / self.n_windows
+        alone = depth * (live_taps(nest)[0] * row + self.rates.pack_edge) / self.n_windows
         return Extent(depth * (self.windows / nest.out_w * step), depth * (nest.touched_h * row), depth * first, alone)
 
 
@@ -287,9 +289,9 @@ def _planes(s: Sliced, between: Array) -> Array:
     """Planes of inputs and outputs in between, the turns (a loop over filter tiles leaves half of the outputs of each of two sets), and of
     a transposed A its rows of k, of an A in place its own rows. A transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
-    tiles = np.minimum(stacked(s.columns, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
+    tiles = np.minimum(stacked(s.columns, s.n_filters, *sets, 1.0) * s.filters, s.nest.group_filters)
     found = np.ones((3 + (s.nest.filter_rows is not None), len(_LOOPS), s.columns))
-    found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
+    found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.group_channels, s.channels), tiles[np.maximum(0, _LOOPS)]
     if s.nest.filter_rows:
         found[3] = found[0 if s.nest.filters_in_rows_of_k else 1]
     if s.nest.windows_transposed:
@@ -309,7 +311,7 @@ def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
     nest, kept, packed, own, once = s.nest, s.kept, s.packed, s.own, s.once
     lies = [runs_ago(state, name) < NEVER for name in OPERANDS]
     w_sets, f_sets = np.where(kept, s.kept_sets, s.streamed_sets), np.where(kept, s.streamed_sets, s.kept_sets)
-    depth, live = nest.channels / s.channels, s.rates.filter_tile
+    depth, live = nest.group_channels / s.channels, s.rates.filter_tile
     for order, of, raw, keeps, packs, first, size, tiles, sets, passes, turns in (
         (
             1,
@@ -331,7 +333,7 @@ def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
             ~kept,
             np.full_like(kept, own),
             once[FILTERS] / nest.batch,
-            live * nest.channels * s.n_filters,
+            live * nest.group_channels * s.n_filters,
             s.n_filters,
             f_sets,
             s.n_windows,
@@ -362,18 +364,18 @@ def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
     passes = np.where(kept, 1.0, f_sets) * packed
     across = np.maximum(0.0, w_sets - 1) / np.maximum(1.0, s.n_windows - 1)  # neighbours between which a set ends
     edges = [
-        (OUTPUT, 1.0, (s.n_windows - 1) * nest.filters * s.rates.out_edge * s.sets, across, CALL, (SETS, TURN)),
-        (INPUT, 0.0, s.rates.pack_edge * nest.channels * passes, across, BURST, (SETS, TURN)),
+        (OUTPUT, 1.0, (s.n_windows - 1) * nest.group_filters * s.rates.out_edge * s.sets, across, CALL, (SETS, TURN)),
+        (INPUT, 0.0, s.rates.pack_edge * nest.group_channels * passes, across, BURST, (SETS, TURN)),
     ]
-    if again := max(0, live_pairs(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes:  # kernel rows overlap
+    if again := max(0, live_taps(nest)[0] - nest.touched_h) * nest.touched_w * nest.element_bytes:  # kernel rows overlap
         beyond = np.clip((w_sets - 1) / max(1, nest.out_h - 1), 0.0, 1.0)
-        edges.append((INPUT, 0.0, passes * nest.channels * again, beyond, CALL, (SETS, TURN)))
+        edges.append((INPUT, 0.0, passes * nest.group_channels * again, beyond, CALL, (SETS, TURN)))
     if nest.in_place:
-        shared = ~packed * (s.n_windows - 1) * s.rates.place_edge * nest.channels
+        shared = ~packed * (s.n_windows - 1) * s.rates.place_edge * nest.group_channels
         yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
         edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
     if nest.filters_in_rows_of_k:
-        shared = (s.n_filters - 1) * s.rates.filter_edge * nest.channels
+        shared = (s.n_filters - 1) * s.rates.filter_edge * nest.group_channels
         beyond = np.maximum(0.0, f_sets - 1) / np.maximum(1.0, s.n_filters - 1)
         if own:  # all panels of a set take some rows before the next ones, so they share lines at once; sets do not
             yield FILTERS, 0.0, shared * np.where(kept, w_sets, 1.0) * beyond, TURN, SETS
@@ -400,7 +402,7 @@ def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
             )
         start = gcd(nest.plane_bytes, level.way_bytes)
         used = max(level.line_bytes, min(nest.plane_bytes, schedule.windows * nest.element_bytes))
-        if schedule.pack == "none" and nest.channels > 1 and start > used:
+        if schedule.pack == "none" and nest.group_channels > 1 and start > used:
             planes = f"planes of {nest.plane_bytes:,} bytes are read in place {schedule.windows} windows at a time"
             found.append(
                 f"{planes}: they start in 1 of {start // level.line_bytes} sets of {level.name} and conflict, which is only estimated"

@@ -70,7 +70,7 @@ def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] 
     inner = f"{s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}"
     summary = f"{summary}, {s.stationary.replace('_', ' ')}"
     repeats = (f"for each of {nest.batch} images x {nest.groups} groups",) if nest.repeats > 1 else ()
-    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.filters, s.filters)
+    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.group_filters, s.filters)
     parts = grid(*tiles, parts_of_each(nest.repeats, plan.threads))
     of = dict(zip(("kept", "streamed"), parts if s.stationary == "input_stationary" else parts[::-1], strict=True))
     threads = tuple(divided(described, of, names)) if plan.threads > 1 else ()
@@ -170,7 +170,7 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
     if kernel is None or unit is None:
         return 0.0
     live = sum(nest.live_rows(kernel.windows)) / (ceil_div(nest.windows, kernel.windows) * nest.kernel_h)
-    return 2 * products_per_cycle(kernel, unit, nest.out_bytes // nest.element_bytes) * on.clock_hz / live if live else 0.0
+    return 2 * products_per_cycle(kernel, unit, nest.result_bytes // nest.element_bytes) * on.clock_hz / live if live else 0.0
 
 
 def _exact(plan: Plan) -> tuple[str, ...]:

@@ -101,8 +101,8 @@ def _estimated(workload: Workload, schedule: Schedule) -> float:
 def _steps(workload: Workload, schedule: Schedule) -> int:
     """k steps of all tiles."""
     nest = nest_of(workload)
-    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
-    return tiles * nest.channels * nest.taps
+    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.group_filters, schedule.filters)
+    return tiles * nest.group_channels * nest.taps
 
 
 def _check_length(workload: Workload, schedule: Schedule) -> None:
