@@ -85,6 +85,10 @@ class Shape(NamedTuple):
     out_blocks: bool = False
 
     @property
+    def form(self) -> str:
+        return f"F({self.outputs}x{self.outputs})"
+
+    @property
     def planes(self) -> int:
         return self.edge**2
 
@@ -212,15 +216,8 @@ def _parts(total: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({ceil_div(total, part) for part in _PARTS if part <= most}, reverse=True))
 
 
-class Prediction(NamedTuple):
-    """Cycles of every candidate, and the passes that they take."""
-
-    cycles: Array
-    passes: tuple[Pass, ...]
-
-
-def predict(of: Candidates) -> Prediction:
-    """The equations at the head of this file."""
+def predict(of: Candidates) -> list[Pass]:
+    """The passes of every candidate: the equations at the head of this file."""
     nest = described(of)
     misses = nest.misses(of.machine.levels, of.state)
     moved = crossed(nest, misses)
@@ -234,7 +231,7 @@ def predict(of: Candidates) -> Prediction:
             covers = 1 / of.k2 if "kernel" in names else 1.0
             operands = [nest.operands[row].name for row in at]
             passes.append(Pass(of.machine, {name: terms[name] for name in names}, operands, moved[:, which], covers))
-    return Prediction(sum((one.cycles for one in passes), np.zeros(1)), tuple(passes))
+    return passes
 
 
 def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[str, Array]:
