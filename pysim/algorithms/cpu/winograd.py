@@ -27,6 +27,7 @@ from pysim.cachemodel.cpu.cost import assumed, cost_from
 from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
+from pysim.cachemodel.numbers import numbered
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -92,11 +93,11 @@ class Costs:
     """Predicted costs, one kind for each m (`pysim.algorithms.contract.Costs`)."""
 
     def __init__(self, of: Candidates) -> None:
-        self._table, self._passes, named = of.table, model.predict(of.table), [(row.name, shape.form) for row, shape in of.table.cases]
-        self.kernels, self.kinds = (tuple(dict.fromkeys(names)) for names in zip(*named, strict=True))
+        self._table, self._passes = of.table, model.predict(of.table)
+        self.kernels, kernel = numbered(row.name for row, _ in of.table.cases)
+        self.kinds, kind = numbered(shape.form for _, shape in of.table.cases)
         self.bounds, self.cycles = of.bounds, sum((one.cycles for one in self._passes), np.zeros(1))
-        cases = [(self.kernels.index(kernel), self.kinds.index(form)) for kernel, form in named]
-        self.kernel, self.kind = np.array(cases, dtype=np.int64).T[:, of.table.case]
+        self.kernel, self.kind = kernel[of.table.case], kind[of.table.case]
         self.alike = (self.kind << 32) + of.table.channels.astype(np.int64)
 
     def schedule(self, row: int) -> Schedule:

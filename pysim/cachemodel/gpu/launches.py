@@ -26,6 +26,7 @@ from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.passes import Pass, pass_cycles
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.waves import DATA_PARALLEL, OF_WAVES, SPLIT_K, STEP, STREAM_K, TERMS, Array, Columns, Prediction, Table
+from pysim.cachemodel.numbers import numbered
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
@@ -224,20 +225,12 @@ class Costs:
     def __init__(self, of: Candidates, table: Table, prediction: Prediction) -> None:
         self.of, self.table, self.prediction = of, table, prediction
         self.gpu = gpu = of.request.gpu
-        self.kernels = tuple(dict.fromkeys(variant.kernel for variant in of.variants))
+        self.kernels, kernel = numbered(variant.kernel for variant in of.variants)
+        self.kernel = self.alike = kernel[table.variant]
         self.kinds = of.kinds or DECOMPOSITIONS
         self.around = np.array([sum(pass_cycles(gpu, one) for one in variant.passes) for variant in of.variants], float)
         times = np.array([variant.times for variant in of.variants], float)
         self.cycles: Array = prediction.cycles * times[table.variant] + self.around[table.variant]
-
-    @cached_property
-    def kernel(self) -> Array:
-        places = {name: place for place, name in enumerate(self.kernels)}
-        return np.array([places[variant.kernel] for variant in self.of.variants], int)[self.table.variant]
-
-    @property
-    def alike(self) -> Array:
-        return self.kernel
 
     @cached_property
     def kind(self) -> Array:
