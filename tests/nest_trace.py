@@ -90,14 +90,14 @@ class Trace:
     def __init__(self, nest: Nest, schedule: Schedule) -> None:
         self.nest, self.s = nest, schedule
         size, taps = nest.element_bytes, nest.kernel_h * nest.kernel_w
-        self.n_windows, self.n_filters = ceil_div(nest.windows, schedule.windows), ceil_div(nest.filters, schedule.filters)
+        self.n_windows, self.n_filters = ceil_div(nest.windows, schedule.windows), ceil_div(nest.group_filters, schedule.filters)
         self.panel = ceil_div(schedule.channels * taps * schedule.windows * size, 64) * 64
         self.filter_panel = ceil_div(schedule.channels * taps * schedule.filters * size, 64) * 64
-        self.group_filters = self.n_filters * schedule.filters * nest.channels * taps * size
+        self.group_filters = self.n_filters * schedule.filters * nest.group_channels * taps * size
         spaces = (
-            nest.repeats * nest.channels * nest.plane_bytes,
+            nest.repeats * nest.group_channels * nest.plane_bytes,
             nest.groups * self.group_filters,
-            nest.repeats * nest.windows * nest.filters * nest.out_bytes,
+            nest.repeats * nest.windows * nest.group_filters * nest.result_bytes,
         )
         starts = [PAGE]
         for space in spaces:
@@ -122,7 +122,7 @@ class Trace:
             touched: dict[str, range] = {}
             for operand, tiles in walk(described.loop_nest):
                 c0 = tiles.get("channels", touched.get("channels", range(1)))[0] * s.channels
-                nc = min(s.channels, self.nest.channels - c0)
+                nc = min(s.channels, self.nest.group_channels - c0)
                 if operand == f"raw {window}":
                     panels = 1 if described.one_panel[0] else s.k3 if keeps else s.k2
                     yield False, chain.from_iterable(self._pack_windows(image, c0, nc, w, w % panels) for w in tiles[window])
@@ -157,7 +157,7 @@ class Trace:
         begin, end = tile * self.s.windows, min((tile + 1) * self.s.windows, nest.windows)
         to = self.windows_at + panel * self.panel
         if nest.windows_transposed:
-            yield from ((self.input + (t * nest.channels + c0) * size, nc * size, False) for t in range(begin, end))
+            yield from ((self.input + (t * nest.group_channels + c0) * size, nc * size, False) for t in range(begin, end))
             yield from ((to + k * self.s.windows * size, (end - begin) * size, True) for k in range(nc))
             return
         live = self.live(tile)
@@ -170,7 +170,7 @@ class Trace:
                 reach = (q + count - 1) * nest.stride_w + (nest.kernel_w - 1) * nest.dilation_w - nest.pad_left + 1
                 for c in range(nc):
                     if 0 <= y < nest.height:
-                        at = self.input + (image * nest.channels + c0 + c) * nest.plane_bytes + (y * nest.width + first) * size
+                        at = self.input + (image * nest.group_channels + c0 + c) * nest.plane_bytes + (y * nest.width + first) * size
                         yield at, max(0, min(nest.width, reach) - first) * size, False
                     for tap in range(nest.kernel_w):
                         row = ((r - live.start) * nc + c) * nest.kernel_w + tap
@@ -183,11 +183,13 @@ class Trace:
             return
         for tile in tiles:
             place = tile % (self.s.k2 if self.s.stationary == "input_stationary" else self.s.k3)
-            begin, end = tile * self.s.filters, min((tile + 1) * self.s.filters, nest.filters)
+            begin, end = tile * self.s.filters, min((tile + 1) * self.s.filters, nest.group_filters)
             if nest.filters_transposed:
-                yield from ((self.filters + (f * nest.channels + c0) * size, nc * size, False) for f in range(begin, end))
+                yield from ((self.filters + (f * nest.group_channels + c0) * size, nc * size, False) for f in range(begin, end))
             else:
-                yield from ((self.filters + (k * nest.filters + begin) * size, (end - begin) * size, False) for k in range(c0, c0 + nc))
+                yield from (
+                    (self.filters + (k * nest.group_filters + begin) * size, (end - begin) * size, False) for k in range(c0, c0 + nc)
+                )
             yield self.filters_at + place * self.filter_panel, nc * self.s.filters * size, True
 
     def _call(self, image: int, c0: int, nc: int, w: int, f: int, panel: int, place: int) -> Iterator[Span]:
@@ -205,22 +207,22 @@ class Trace:
             filters = self.filters_at + place * self.filter_panel
         windows, pitch = self.windows_at + panel * self.panel, s.windows * size
         if s.pack == "none":
-            windows, pitch = self.input + (image * nest.channels + c0) * nest.plane_bytes + t0 * size, nest.plane_bytes
+            windows, pitch = self.input + (image * nest.group_channels + c0) * nest.plane_bytes + t0 * size, nest.plane_bytes
         if nest.windows_packed:
             windows, pitch = self.input + s.windows * (c0 * self.n_windows + nc * w) * size, s.windows * size
         for k in range(len(live) * nc * nest.kernel_w):
             yield windows + k * pitch, width * size, False
             if nest.filters_in_place:
-                yield from self._filters_in_place(c0 + k, range(f0, min(f0 + s.filters, nest.filters)))
+                yield from self._filters_in_place(c0 + k, range(f0, min(f0 + s.filters, nest.group_filters)))
             else:
                 yield filters + k * row, row, False
-        for g in range(f0, min(f0 + s.filters, nest.filters)):
-            at = self.output + ((image * nest.filters + g) * nest.windows + t0) * nest.out_bytes
-            yield at, width * nest.out_bytes, True
+        for g in range(f0, min(f0 + s.filters, nest.group_filters)):
+            at = self.output + ((image * nest.group_filters + g) * nest.windows + t0) * nest.result_bytes
+            yield at, width * nest.result_bytes, True
 
     def _filters_in_place(self, channel: int, filters: range) -> Iterator[Span]:
         nest, size = self.nest, self.nest.element_bytes
-        along, across = (1, nest.filters) if nest.filters_in_rows_of_k else (nest.channels, 1)
+        along, across = (1, nest.group_filters) if nest.filters_in_rows_of_k else (nest.group_channels, 1)
         yield from ((self.filters + (f * along + channel * across) * size, size, False) for f in filters)
 
 

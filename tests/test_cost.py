@@ -18,7 +18,7 @@ from pysim import planner
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import Prediction, cost_of, predict, predict_schedule, schedule_of
 from pysim.cachemodel.cpu.incore import Table, compute_cycles, fetch_cycles, rates, select
-from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_pairs, nest_of, segments
+from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_taps, nest_of, segments
 from pysim.cachemodel.cpu.occupancy import overfull, variance
 from pysim.cachemodel.cpu.reuse import flows
 from pysim.errors import PlanError
@@ -130,7 +130,7 @@ def test_kernel_cycles_of_the_worked_layer_are_the_documented_number() -> None:
 def test_kernel_cycles_are_at_least_those_of_the_live_multiply_adds(text: str, dtype: str) -> None:
     workload = parse(text)
     nest = nest_of(workload)
-    multiply_adds = workload.flops / 2 * live_pairs(nest) / (nest.out_h * nest.kernel_h)
+    multiply_adds = workload.flops / 2 * live_taps(nest)[0] / (nest.out_h * nest.kernel_h)
     rows = space.rows(ZEN4, dtype).kernels
     costs = rates(nest, ZEN4, rows)
     for kernel, cycles in zip(rows, costs.kernel.tolist(), strict=True):
@@ -283,9 +283,9 @@ def test_more_bandwidth_never_raises_the_cycles_of_any_schedule() -> None:
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_cold_runs_fetch_every_operand_from_memory_and_cost_more(text: str) -> None:
     workload, nest = parse(text), nest_of(parse(text))
-    outputs = nest.repeats * nest.windows * nest.filters * 4
-    filters = nest.groups * nest.filters * nest.channels * nest.kernel_h * nest.kernel_w * 4
-    inputs = nest.repeats * nest.channels * nest.touched_h * nest.touched_w * 4
+    outputs = nest.repeats * nest.windows * nest.group_filters * 4
+    filters = nest.groups * nest.group_filters * nest.group_channels * nest.kernel_h * nest.kernel_w * 4
+    inputs = nest.repeats * nest.group_channels * nest.touched_h * nest.touched_w * 4
     for hot, cold in zip(predictions(text, ZEN4), predictions(text, ZEN4, state="cold"), strict=True):
         assert (cold.cycles >= hot.cycles).all()
         assert (cold.one.moved[-1].sum(axis=0) >= (outputs + filters + inputs) * (1 - 1e-12)).all(), workload
@@ -449,8 +449,8 @@ def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_
         for index in range(0, free.size, 5):
             s = schedule_of(prediction, index)
             runs = len({(window // nest.out_w, window // s.windows) for window in range(nest.windows)})
-            passes = 1 if s.stationary == "input_stationary" else ceil_div(ceil_div(nest.filters, s.filters), s.k3)
-            calls = nest.repeats * runs * nest.kernel_h * ceil_div(nest.channels, s.channels) * passes
+            passes = 1 if s.stationary == "input_stationary" else ceil_div(ceil_div(nest.group_filters, s.filters), s.k3)
+            calls = nest.repeats * runs * nest.kernel_h * ceil_div(nest.group_channels, s.channels) * passes
             assert dear[index] - free[index] == pytest.approx(3 * calls)
 
 

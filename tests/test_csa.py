@@ -181,7 +181,7 @@ def test_exact_maxima_fit_and_one_more_does_not(nest: Nest, shape: tuple[int, in
     p = x86(*shape)
     c = csa.schedule(nest, p, kind, "exact")
     streamed, kept = (c.filter_tiles, c.window_tiles) if kind == "input_stationary" else (c.window_tiles, c.filter_tiles)
-    for index, (field, most) in enumerate((("channels", nest.channels), ("k2", streamed), ("k3", kept))):
+    for index, (field, most) in enumerate((("channels", nest.group_channels), ("k2", streamed), ("k3", kept))):
         value = getattr(c, field)
         assert bounds(nest, p, c)[index] or value == 1
         assert value == most or not bounds(nest, p, c._replace(**{field: value + 1}))[index]

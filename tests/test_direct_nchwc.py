@@ -7,7 +7,7 @@ import pytest
 
 import pysim
 from pysim.algorithms.cpu import direct_nchwc
-from pysim.cachemodel.cpu.direct_nchwc import described
+from pysim.algorithms.cpu.direct_nchwc import described
 from pysim.cachemodel.cpu.nest import _live
 from pysim.errors import MissingError, OperandError, PlanError
 from pysim.problem.text import parse

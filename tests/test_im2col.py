@@ -9,8 +9,8 @@ import pytest
 from problems import conv
 
 from pysim import planner
+from pysim.algorithms.cpu.im2col import columns_pass
 from pysim.cachemodel.cpu.cost import cost_from, predict_schedule
-from pysim.cachemodel.cpu.im2col import columns_pass
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy

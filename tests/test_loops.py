@@ -14,7 +14,7 @@ from plan_trace import accesses
 from plan_trace import recorded as recorded_runs
 
 from pysim.algorithms.cpu import panels, unpacked
-from pysim.cachemodel.cpu.im2col import columns_nest
+from pysim.algorithms.cpu.im2col import columns_nest
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
@@ -149,7 +149,7 @@ def test_the_walk_of_im2cols_description_touches_what_its_trace_records() -> Non
     ends = np.flatnonzero((operand == columns) & written)[w.windows - 1 :: w.windows] + 1  # of each row of columns
     first = int(at[(operand == columns) & written].min())
     rows = []
-    for name, tiles in walk(columns_nest(w, nest_of(w), load("zen4"))):
+    for name, tiles in walk(columns_nest(w, load("zen4"))):
         if name == "columns":
             plane, element = tiles["planes"][0], tiles["kernel elements"][0]
             rows.append((plane, element, first + (plane * 9 + element) * w.windows * 4))

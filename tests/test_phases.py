@@ -11,7 +11,8 @@ import pytest
 from nest_trace import walk
 
 from pysim import planner
-from pysim.cachemodel.cpu import depthwise, winograd
+from pysim.algorithms.cpu import depthwise
+from pysim.cachemodel.cpu import winograd
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import touched_bytes
 from pysim.cachemodel.simulator.hierarchy import Hierarchy

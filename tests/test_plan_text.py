@@ -164,9 +164,9 @@ def loops_of(text: str) -> list[str]:
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_the_explained_loops_run_as_often_as_the_schedule_says(text: str) -> None:
     nest, s = nest_of(parse(text)), plan(text, "zen4", algorithm=nest_algorithm(text)).schedule
-    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.filters, s.filters)
+    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.group_filters, s.filters)
     kept, streamed = tiles if s.stationary == "input_stationary" else tiles[::-1]
-    for line, total, size in zip(loops_of(text), (nest.channels, kept, streamed), (s.channels, s.k3, s.k2), strict=False):
+    for line, total, size in zip(loops_of(text), (nest.group_channels, kept, streamed), (s.channels, s.k3, s.k2), strict=False):
         sets = ceil_div(total, min(size, total))
         assert line.startswith(f"for each of {sets} sets of {size} " if size > 1 else f"for each of {sets} sets"), line
 

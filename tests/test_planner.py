@@ -85,9 +85,9 @@ def test_candidates_are_legal_and_none_stands_twice(text: str) -> None:
         assert {s.kernel for s in some} == {kernel.name for kernel in rows}
         assert {s.pack for s in some} == ({"none", "tiles"} if nest.in_place else {"tiles"})
     for s in schedules:
-        tiles = ceil_div(nest.filters, s.filters), ceil_div(nest.windows, s.windows)
+        tiles = ceil_div(nest.group_filters, s.filters), ceil_div(nest.windows, s.windows)
         streamed, kept = tiles if s.stationary == "input_stationary" else tiles[::-1]
-        assert 1 <= s.channels <= nest.channels
+        assert 1 <= s.channels <= nest.group_channels
         assert 1 <= s.k2 <= streamed
         assert 1 <= s.k3 <= kept
 

@@ -11,7 +11,7 @@ from test_depthwise import exact, operands
 import pysim
 from pysim import planner
 from pysim.algorithms.cpu import polyphase
-from pysim.cachemodel.cpu.polyphase import tiles_of
+from pysim.algorithms.cpu.polyphase import tiles_of
 from pysim.calibration import host
 from pysim.check.bounds import gamma
 from pysim.errors import PlanError

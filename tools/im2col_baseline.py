@@ -10,8 +10,8 @@ Worked number: 64 channels, 56x56, 3x3: 64 * 9 * 3,136 = 1,806,336 elements, in 
 import msgspec
 import numpy as np
 
+from pysim.algorithms.cpu.im2col import columns_pass
 from pysim.cachemodel.cpu.cost import Pass, cost_from
-from pysim.cachemodel.cpu.im2col import columns_pass
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result

@@ -9,7 +9,7 @@ For every distinct convolution of the paper's seven networks, on its two machine
 csa        cost of input and of weight stationary by the slicing analysis, equations 6 to 14
 full       the least predicted cycles of each stationary kind by the full model
 sconv      predicted seconds of the plan, hot caches
-baseline   predicted seconds of im2col (`pysim.cachemodel.cpu.im2col`) and of the product, by image and group; unpadded 1x1 layers of
+baseline   predicted seconds of im2col (`pysim.algorithms.cpu.im2col`) and of the product, by image and group; unpadded 1x1 layers of
            stride 1 are the product alone. Three of them, from the best that this project could do to the one that the paper timed:
              planned   im2col in vectors, the planned product: it may read the columns where they lie
              blas      im2col in vectors, the best product that packs both operands, as a BLAS does

@@ -101,9 +101,9 @@ def _tile(schedule: Schedule) -> dict[str, int]:
 def _touched(layer: Layer, on: Machine) -> int:
     """Lines of input, filters and outputs that the run touches."""
     nest, line = nest_of(layer.workload), on.levels[0].line_bytes
-    inputs = nest.channels * nest.touched_bytes(line)
-    filters = nest.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    outputs = nest.filters * nest.windows * nest.out_bytes
+    inputs = nest.group_channels * nest.touched_bytes(line)
+    filters = nest.group_filters * nest.group_channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    outputs = nest.group_filters * nest.windows * nest.result_bytes
     return (nest.groups * filters + nest.repeats * (inputs + outputs)) // line
 
 

@@ -56,7 +56,7 @@ def size_of(problem: Workload) -> Size:
     if isinstance(problem, Gemm):
         return Size(problem.m * problem.n, problem.k)
     taps = _at_once(problem.rows) * _at_once(problem.columns)
-    return Size(problem.batch * problem.filters * problem.windows, problem.channels // problem.groups * taps)
+    return Size(problem.output_elements, problem.group_channels * taps)
 
 
 def walk(size: Size, unit: float) -> float:

@@ -180,9 +180,8 @@ class Rows:
         return refuses(self.NAME, self.multiplied(problem))
 
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
-        gpu, problem, named = request.machine, request.problem, request.schedule
-        assert isinstance(gpu, Gpu) and isinstance(problem, Conv)
-        w, known = self.multiplied(problem), gemm_attributes(gpu.capability_number)
+        gpu, named = request.gpu, request.schedule
+        w, known = self.multiplied(request.conv), gemm_attributes(gpu.capability_number)
         rows, rejected = legal_rows(request._replace(problem=w), self.NAME, self.by)
         found = []
         for row in rows:
@@ -209,8 +208,7 @@ class Rows:
         return self.of(problem, schedule).tolerance()
 
     def describe(self, plan: Plan) -> Description:
-        assert isinstance(plan.workload, Conv) and isinstance(plan.schedule, GpuSchedule)
-        return words.describe(plan, self.candidates, self.about, self.of(plan.workload, plan.schedule, plan.layout).lines())
+        return words.describe(plan, self.candidates, self.about, self.of(plan.conv, plan.launch, plan.layout).lines())
 
 
 def refuses(name: str, w: Conv) -> Reason | None:
@@ -224,9 +222,8 @@ def refuses(name: str, w: Conv) -> Reason | None:
 
 def legal_rows(request: Request, name: str, by: type[ByRow] = ByRow) -> tuple[list[ConvKernel], list[Rejected]]:
     """The rows of an algorithm that a request may use, and the others with reasons."""
-    gpu, w, layout = request.machine, request.problem, request.layout
-    assert isinstance(gpu, Gpu) and isinstance(w, Conv)
-    rows, known = [row for row in conv_kernels() if row.algorithm == name], gemm_attributes(gpu.capability_number)
+    w, layout, known = request.conv, request.layout, gemm_attributes(request.gpu.capability_number)
+    rows = [row for row in conv_kernels() if row.algorithm == name]
 
     def attributes(row: ConvKernel) -> Attributes:
         return known.get(row.name) or by(row, w, layout).estimate()

@@ -291,9 +291,9 @@ def _variants(workload: "Workload", planned: "Schedule", over: str) -> "list[Sch
     from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 
     nest = nest_of(workload)
-    windows, filters = ceil_div(nest.windows, planned.windows), ceil_div(nest.filters, planned.filters)
+    windows, filters = ceil_div(nest.windows, planned.windows), ceil_div(nest.group_filters, planned.filters)
     streamed, kept = (filters, windows) if planned.stationary == "input_stationary" else (windows, filters)
-    total = {"channels": nest.channels, "k2": streamed, "k3": kept}[over]
+    total = {"channels": nest.group_channels, "k2": streamed, "k3": kept}[over]
     values = sorted({ceil_div(total, part) for part in range(1, total + 1)})
     while len(values) > POINTS:
         values = [*values[:-1:2], values[-1]]

@@ -37,7 +37,12 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def size_bytes(self) -> int:
-        return self.sets * self.ways * self.line_bytes
+        return self.ways * self.way_bytes
+
+    @property
+    def way_bytes(self) -> int:
+        """Of one way: after so many bytes sets repeat."""
+        return self.sets * self.line_bytes
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +78,15 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     loads_per_cycle: Number
     stores_per_cycle: Number
     types: tuple[OfType, ...] = ()
+
+    def lanes(self, size: int) -> int:
+        """Elements of `size` bytes in a vector."""
+        return max(1, self.vector_bytes // size)
+
+    def store_cycles(self, size: int, line: int) -> float:
+        """Of a vector of elements of `size` bytes that begins anywhere in a line: one that crosses into the next is one more access."""
+        each = 1 / self.stores_per_cycle.value
+        return each + (self.vector_bytes - size) / line * min(1.0, each)
 
     def rate(self, dtype: str) -> float:
         """Multiply-adds a cycle with elements of `dtype`. Vectors of plain C hold half as many doubles as floats."""
@@ -180,6 +194,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def clock_hz(self) -> float:
         """The clock that cycles are counted in."""
         return self.core.frequency_hz.value
+
+    @property
+    def line_bytes(self) -> int:
+        """Of the first level."""
+        return self.levels[0].line_bytes
+
+    @property
+    def outer(self) -> Level:
+        """The second level; the first where there is one alone."""
+        return self.levels[:2][-1]
 
     def at_clock(self, hertz: float) -> "Machine":
         """The machine with another clock of its cores. Their caches are as fast as they are, memory keeps its own time."""

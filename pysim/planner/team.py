@@ -91,8 +91,8 @@ def _parts(w: Workload, threads: int) -> Iterator[Workload]:
             found.add(msgspec.structs.replace(w, n=ceil_div(w.n, of_rows), m=ceil_div(w.m, of_filters)))
         elif w.batch * w.groups >= threads:
             groups = w.groups if w.batch >= threads else min(w.groups, max(2, ceil_div(w.batch * w.groups, threads)))
-            found.add(rows_of(w, ceil_div(w.batch, threads), w.out_h, w.filters // w.groups, groups))
+            found.add(rows_of(w, ceil_div(w.batch, threads), w.out_h, w.group_filters, groups))
         else:
-            rows, filters = ceil_div(w.out_h, max(1, of_rows // w.batch)), ceil_div(w.filters // w.groups, of_filters)
+            rows, filters = ceil_div(w.out_h, max(1, of_rows // w.batch)), ceil_div(w.group_filters, of_filters)
             found.add(rows_of(w, w.batch, rows, filters, w.groups))
     yield from sorted(found, key=lambda one: one.text)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from pysim.errors import ProblemError
-from pysim.problem.dtypes import CONV_DTYPES, SIZES
+from pysim.problem.dtypes import CONV_DTYPES, RESULT_BYTES, SIZES
 from pysim.problem.fields import check_fields, check_int64
 
 
@@ -135,6 +135,11 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return SIZES[self.dtype]
 
     @property
+    def result_bytes(self) -> int:
+        """Of an element of the output, on a CPU."""
+        return RESULT_BYTES[self.dtype]
+
+    @property
     def group_channels(self) -> int:
         return self.channels // self.groups
 
@@ -163,6 +168,11 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def output_elements(self) -> int:
         return self.batch * self.filters * self.windows
+
+    @property
+    def operand_elements(self) -> int:
+        """Of input and filters."""
+        return self.input_elements + self.filter_elements
 
     @property
     def pointwise(self) -> bool:

@@ -3,7 +3,7 @@
 
 import msgspec
 
-from pysim.problem.dtypes import GEMM_DTYPES
+from pysim.problem.dtypes import GEMM_DTYPES, RESULT_BYTES, SIZES
 from pysim.problem.fields import check_fields, check_int64
 
 LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
@@ -30,6 +30,24 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True):
     def flops(self) -> int:
         """2 m n k: a multiplication and an addition each."""
         return 2 * self.m * self.n * self.k
+
+    @property
+    def element_bytes(self) -> int:
+        return SIZES[self.dtype]
+
+    @property
+    def result_bytes(self) -> int:
+        """Of an element of C, on a CPU."""
+        return RESULT_BYTES[self.dtype]
+
+    @property
+    def operand_elements(self) -> int:
+        """Of A and B."""
+        return self.k * (self.m + self.n)
+
+    @property
+    def output_elements(self) -> int:
+        return self.m * self.n
 
     @property
     def layout(self) -> str:

@@ -8,6 +8,7 @@ import msgspec
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
+from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Cost, CsaCost, Rejected
@@ -78,6 +79,18 @@ class Request(NamedTuple):
         return self.machine
 
     @property
+    def gpu(self) -> Gpu:
+        """The machine, which is a GPU where an algorithm of GPUs is asked."""
+        assert isinstance(self.machine, Gpu)
+        return self.machine
+
+    @property
+    def conv(self) -> Conv:
+        """The problem, which is a convolution where an algorithm of those is asked."""
+        assert isinstance(self.problem, Conv)
+        return self.problem
+
+    @property
     def any_error(self) -> bool:
         """Whether all algorithms are accurate enough."""
         return self.accuracy == "standard" and self.error_limit is None
@@ -139,6 +152,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def machine(self) -> str:
         return self.on.name
+
+    @property
+    def conv(self) -> Conv:
+        """The problem, which is a convolution where an algorithm of those describes its plan."""
+        assert isinstance(self.workload, Conv)
+        return self.workload
+
+    @property
+    def launch(self) -> GpuSchedule:
+        """The schedule, which is a launch where an algorithm of GPUs describes its plan."""
+        assert isinstance(self.schedule, GpuSchedule)
+        return self.schedule
 
     @property
     def kernel(self) -> str:

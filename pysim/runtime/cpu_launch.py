@@ -144,7 +144,7 @@ class Launch:
     def apply(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
         """The convolution or product with prepared weights, by pointer."""
         if profile is None and self.run_at_once(x, prepared, epilogue, out):
-            return out  # type: ignore[no-any-return]
+            return out
         dense, y = self.first(x), self.output(out)
         if out is not None and dense is not x:
             check_apart(y, **{self.names[0]: x})
@@ -315,7 +315,7 @@ class GemmLaunch(Launch):
             and out is not None
             and self.multiply_at_once(a, b, out, epilogue_struct(alpha, beta, None, activation))
         ):
-            return out  # type: ignore[no-any-return]
+            return out
         left, right, y = self.first(a), self.second(b), self.output(out)
         dtype = self.workload.dtype
         if out is not None:
@@ -395,7 +395,7 @@ class PreparedGemm:
         if c is None and self._beta != 0:
             raise OperandError(f"beta is {self._beta}, so c must be given")
         if profile is None and c is not None and self._launch.multiply_at_once(a, b, c, self._epilogue):
-            return c  # type: ignore[no-any-return]
+            return c
         y = self._launch.output(c)
         self._launch.run(a, b, y, self._epilogue, profile)
         return y

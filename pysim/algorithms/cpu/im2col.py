@@ -1,12 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """im2col and a product: columns[C R S][P Q] of each image are written to the workspace, then convolved 1x1 by SConv's nest.
 
-    cost = cost of the columns (`pysim.cachemodel.cpu.im2col`) + cost of the 1x1 convolution (`pysim.cachemodel.cpu.nested`)
+    cost = cost of the columns + cost of the 1x1 convolution (`pysim.cachemodel.cpu.nested`)
 
 What the nest reads of the image for the columns is `input`, what it reads of them is `columns`. Zeros of the padding are multiplied, so
 weights must be finite where the problem is padded.
 
 Worked number: 64 channels of 56x56, 3x3, FP32: columns of 64 * 9 * 56 * 56 * 4 = 7,225,344 bytes.
+
+The columns are the step that SConv leaves out. The product that follows is planned and costed like any other.
+
+    copy      elements of the columns, C R S P Q for each image, in vectors: one load and one store of a vector each, short rows of
+              outputs filling the last one badly; as SConv packs, pack_cycles more a vector, pack_call_cycles a row of outputs,
+              pack_line_cycles a line from beyond L1
+    transfer  by the reuse distances of `reuse`:
+                input    first touches lie a whole run apart; the other reads of a plane, R S in all of the rows that each meets, one
+                         plane and one row of columns
+                columns  written once, a whole run after the last use of those lines
+
+compute and transfer combine as in `cost`. A whole run is image, columns, filters and outputs. Source: im2col as SConv describes its
+baseline (arXiv 2303.04739, sections 2.2 and 7), which `tools/im2col_baseline.py` costs and traces.
+
+Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 elements, 7.2 MB; 16 lanes fill rows of 56 with 4 vectors, so
+64 * 9 * 56 * 4 = 129,024 vectors: 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store a cycle, against 7.2 million of the sums.
 """
 
 from collections.abc import Sequence
@@ -17,25 +33,69 @@ import msgspec
 import numpy as np
 
 from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
-from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu import nested, tilings, words
-from pysim.cachemodel.cpu.cost import Pass, cost_from
-from pysim.cachemodel.cpu.im2col import columns_nest, columns_pass, copy_cycles
+from pysim.cachemodel.cpu.cost import Pass, cost_from, crossed
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, nest_of, packed_filter_bytes
+from pysim.cachemodel.cpu.nest import workspace_bytes as panel_bytes
 from pysim.cachemodel.cpu.nested import NestCandidates, NestCosts
 from pysim.cachemodel.cpu.reuse import OPERANDS
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import Schedule
+from pysim.record.state import State
 from pysim.registry.cpu import Kernel
 
 NAME = "im2col"
 COMPUTES = Conv
 SELDOM_BEST = True
+
+
+@lru_cache(maxsize=64)
+def columns_pass(w: Conv, machine: Machine, state: State, packer: Unit) -> Pass:
+    """Writing the columns of every image and group of a convolution once, on one core, by SConv's packing on a unit."""
+    described = columns_nest(w, machine)
+    moved = crossed(described, described.misses(machine.levels, state))[:, :4]
+    waits = float(moved[0, 0, 0]) / machine.line_bytes * machine.core.pack_line_cycles.value
+    return Pass(machine, {"copy": np.array([copy_cycles(w, machine, packer) + waits])}, ("input", "columns"), moved)
+
+
+def copy_cycles(w: Conv, machine: Machine, packer: Unit) -> float:
+    """Cycles of it where all lines are in L1."""
+    nest, core = nest_of(w), machine.core
+    rows = w.channels * w.taps * w.batch * nest.out_h  # of outputs, in all columns
+    lanes = packer.lanes(nest.element_bytes)
+    strided = min(nest.stride_w, lanes)  # loads, and permutes to part them, of one vector
+    permutes = strided if strided > 1 else 0
+    vector = strided / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + permutes
+    return rows * (ceil_div(nest.out_w, lanes) * (vector + core.pack_cycles.value) + core.pack_call_cycles.value / nest.kernel_w)
+
+
+def columns_nest(w: Conv, machine: Machine) -> LoopNest:
+    """For each image, rows of columns: one of each plane and kernel element, which with strides meets some of the plane's rows only; then
+    the product's data."""
+    nest = nest_of(w)
+    plane, row = nest.touched_bytes(machine.line_bytes), nest.windows * nest.element_bytes
+    taps, outputs = w.taps, w.filters * nest.windows * nest.result_bytes
+    filters = w.filter_elements * nest.element_bytes
+    images, planes = Extent(1.0, w.batch), Extent(1.0, w.channels)
+    operands = (
+        Operand("input", {"images": images, "planes": Extent(plane, plane * w.channels)}, "kernel elements"),
+        Operand("columns", {"planes": planes, "kernel elements": Extent(row, row * taps)}, "kernel elements", written=True),
+        Operand("filters", {"run": Extent(filters, filters)}, "images"),
+        Operand("output", {"images": Extent(outputs, outputs * w.batch)}, "images"),
+    )
+    reads = max(1.0, taps * min(1.0, nest.out_h / nest.touched_h))
+    total = {"images": w.batch, "planes": w.channels, "kernel elements": taps, "run": 1}
+    trips = {"images": w.batch, "planes": w.channels, "kernel elements": reads}
+    return LoopNest([Loop(name, name, 1, count) for name, count in trips.items()], operands, total, 1)
+
+
+# The answers of the contract
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
@@ -44,10 +104,10 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return Reason("shape", "its columns are the input: sconv reads it in place") if problem.pointwise else None
 
 
-def _nest(problem: Conv) -> nests.Nest:
+def _nest(problem: Conv) -> Nest:
     """The product's, its windows packed: rows of columns lie so far apart that each window read in place would cost a page of its own,
     which the model does not know (measured on a Zen 4: twice the time, where it predicts less)."""
-    return msgspec.structs.replace(nests.nest_of(_product(problem)), in_place=False, fresh_input=True)
+    return msgspec.structs.replace(nest_of(_product(problem)), in_place=False, fresh_input=True)
 
 
 @lru_cache(maxsize=64)
@@ -56,7 +116,7 @@ def _product(problem: Conv) -> Conv:
     return Conv(
         batch=problem.batch,
         groups=problem.groups,
-        channels=problem.channels * problem.kernel_h * problem.kernel_w,
+        channels=problem.channels * problem.taps,
         height=problem.out_h,
         width=problem.out_w,
         filters=problem.filters,
@@ -98,8 +158,7 @@ def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
 
 
 def least_cycles(request: Request, best: float) -> float:
-    problem, on = request.problem, request.cpu
-    assert isinstance(problem, Conv)
+    problem, on = request.conv, request.cpu
     kernels = tilings.rows(on, problem.dtype, request.micro_kernel).kernels
     if not kernels:
         return 0.0
@@ -112,8 +171,7 @@ def least_cycles(request: Request, best: float) -> float:
 
 
 def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
-    problem, on = request.problem, request.cpu
-    assert isinstance(problem, Conv)
+    problem, on = request.conv, request.cpu
     kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel)
     if not kernels:
         return NoneLegal(rejected)
@@ -129,15 +187,15 @@ def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    return Prepared("packed filters", nests.packed_filter_bytes(_nest(problem), schedule))
+    return Prepared("packed filters", packed_filter_bytes(_nest(problem), schedule))
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
     """One image's columns, their first and last lines whole, and the product's own."""
     product = _product(problem)
-    size = product.channels * product.height * product.width * SIZES[problem.dtype]
-    lines = nests.ceil_div(size, nests.PANEL_ALIGN) + 1
-    return lines * nests.PANEL_ALIGN + nests.workspace_bytes(_nest(problem), schedule)
+    size = product.channels * product.height * product.width * problem.element_bytes
+    lines = ceil_div(size, PANEL_ALIGN) + 1
+    return lines * PANEL_ALIGN + panel_bytes(_nest(problem), schedule)
 
 
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
@@ -148,13 +206,12 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
     """The product's; the columns of each image are written in a region of their own, channels divided."""
     product = nest_part(_product(msgspec.structs.replace(problem, batch=1)), schedule, threads)
     assert isinstance(product.problem, Conv)
-    rows, filters = product.problem.out_h, product.problem.filters // product.problem.groups
+    rows, filters = product.problem.out_h, product.problem.group_filters
     part = rows_of(problem, problem.batch, rows, filters, groups=product.problem.batch)
     return product._replace(problem=part, regions=2 * problem.batch)
 
 
 def describe(plan: Plan) -> Description:
-    w, (_, on) = plan.workload, on_cpu(plan)
-    assert isinstance(w, Conv)
-    columns = Section("columns", tuple(words.printed(columns_nest(w, nests.nest_of(w), on))))
+    w, (_, on) = plan.conv, on_cpu(plan)
+    columns = Section("columns", tuple(words.printed(columns_nest(w, on))))
     return words.describe_nest(_nest(w), plan, "columns of each image in the workspace, then their 1x1 convolution", (columns,))

@@ -18,7 +18,6 @@ from pysim.cachemodel.cpu import nested
 from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nested import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part
-from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import NoneLegal, Rejected
 from pysim.record.plan import Layout, Request
@@ -45,4 +44,4 @@ def candidates(request: Request, limit: Array | float = 0.0, done: Array | None 
 
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:
     tiles = nests.ceil_div(problem.n, schedule.windows)
-    return Prepared("panels of B", tiles * schedule.windows * problem.k * SIZES[problem.dtype])
+    return Prepared("panels of B", tiles * schedule.windows * problem.k * problem.element_bytes)

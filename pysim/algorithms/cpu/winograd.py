@@ -27,6 +27,7 @@ from pysim.cachemodel.cpu.cost import assumed, cost_from
 from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
+from pysim.cachemodel.numbers import numbered
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -57,7 +58,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
         return Reason("shape", f"its kernels have {', '.join(map(str, known[:-1]))} or {known[-1]} taps a phase, and {text}")
     if block > 1 and w.stride_h > 1:
         return Reason("shape", f"with a stride its input is NCHW, and {layout.upper()} was asked for")
-    if (w.channels // w.groups) % block or (w.filters // w.groups) % out:
+    if w.group_channels % block or w.group_filters % out:
         return Reason("size", f"its channels or filters are no whole blocks of {out}; {layout} takes multiples of {out}")
     if not any(dtype == w.dtype and machine.unit(target) for target, dtype in winograd_transforms()):
         return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/winograd.inc)")
@@ -82,24 +83,21 @@ def planned(problem: Conv) -> tuple[int, ...]:
 class Candidates(NamedTuple):
     """Schedules of the model; `bounds`: cycles that no schedule of a kernel goes below."""
 
-    kernels: tuple[Kernel, ...]
-    outputs: tuple[int, ...]
     bounds: Array
     table: model.Candidates
-    limit: Array | float
-    rejected: tuple[Rejected, ...]
+    limit: Array | float = np.inf
+    rejected: tuple[Rejected, ...] = ()
 
 
 class Costs:
     """Predicted costs, one kind for each m (`pysim.algorithms.contract.Costs`)."""
 
     def __init__(self, of: Candidates) -> None:
-        self._table, self._found = of.table, model.predict(of.table)
-        self.kernels = tuple(kernel.name for kernel in of.kernels)
-        self.kinds = tuple(f"F({m}x{m})" for m in of.outputs)
-        self.bounds, self.cycles = of.bounds, self._found.cycles
-        cases = [(of.kernels.index(kernel), of.outputs.index(shape.outputs)) for kernel, shape in of.table.cases]
-        self.kernel, self.kind = np.array(cases, dtype=np.int64).T[:, of.table.case]
+        self._table, self._passes = of.table, model.predict(of.table)
+        self.kernels, kernel = numbered(row.name for row, _ in of.table.cases)
+        self.kinds, kind = numbered(shape.form for _, shape in of.table.cases)
+        self.bounds, self.cycles = of.bounds, sum((one.cycles for one in self._passes), np.zeros(1))
+        self.kernel, self.kind = kernel[of.table.case], kind[of.table.case]
         self.alike = (self.kind << 32) + of.table.channels.astype(np.int64)
 
     def schedule(self, row: int) -> Schedule:
@@ -109,7 +107,7 @@ class Costs:
         return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, *sizes, NAME, shape.outputs)
 
     def cost(self, row: int) -> Cost:
-        return cost_from(self._found.passes, row)
+        return cost_from(self._passes, row)
 
     def assumed(self, row: int) -> tuple[str, ...]:
         target = self._table.cases[self._table.case[row]][0].target
@@ -117,53 +115,42 @@ class Costs:
         return assumed(self._table.machine, target, unread=() if parted else ("core.pack_call", "core.pack_cycles"))
 
 
-class _Cases(NamedTuple):
-    """Kernels and m of a problem, and `model.least_cycles` of each (m, kernel) and set of channels."""
-
-    kernels: tuple[Kernel, ...]
-    forms: tuple[int, ...]
-    cases: model.Cases
-    bounds: Array
-
-
 @lru_cache(maxsize=64)
-def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout) -> _Cases:
-    rows = tuple(kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel).kernels if _suits(kernel, layout))
-    forms = planned(problem) if rows else ()
-    cases = tuple((kernel, model.shape_of(problem, kernel, m, layout)) for m in forms for kernel in rows)
-    return _Cases(rows, forms, cases, model.least_cycles(problem, on, cases))
+def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout) -> tuple[model.Cases, Array]:
+    """Of a problem, and `model.least_cycles` by m, kernel and set of channels."""
+    rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel).kernels if _suits(kernel, layout)]
+    cases = tuple((kernel, model.shape_of(problem, kernel, m, layout)) for m in planned(problem) for kernel in rows)
+    bounds = model.least_cycles(problem, on, cases)
+    return cases, bounds.reshape(-1, max(1, len(rows)), bounds.shape[1])
 
 
-def _cases_of(request: Request) -> _Cases:
-    assert isinstance(request.problem, Conv)
-    return _cases(request.problem, request.cpu, request.micro_kernel, request.layout)
+def _cases_of(request: Request) -> tuple[model.Cases, Array]:
+    return _cases(request.conv, request.cpu, request.micro_kernel, request.layout)
 
 
 def least_cycles(request: Request, best: float) -> float:
-    return float(_cases_of(request).bounds.min(initial=np.inf)) if request.threads == 1 else 0.0
+    return float(_cases_of(request)[1].min(initial=np.inf)) if request.threads == 1 else 0.0
 
 
 def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
-    problem, on = request.problem, request.cpu
-    assert isinstance(problem, Conv)
+    problem, on = request.conv, request.cpu
     if request.schedule is not None:
         return _named(problem, on, request)
-    rows, forms, cases, bounds = _cases_of(request)
+    cases, bounds = _cases_of(request)
     if not cases:
         return NoneLegal(())
-    of_forms = bounds.reshape(len(forms), len(rows), bounds.shape[1])
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
 
     def possible(limit: Array | float) -> NDArray[np.bool_]:
-        first = guess * of_forms.min(axis=(1, 2))
-        kept: NDArray[np.bool_] = of_forms <= np.maximum(first, limit)[:, None, None]
+        first = guess * bounds.min(axis=(1, 2))
+        kept: NDArray[np.bool_] = bounds <= np.maximum(first, limit)[:, None, None]
         return kept if request.any_error else kept | kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
 
-    before = np.zeros_like(of_forms, dtype=bool) if done is None else possible(done)
+    before = np.zeros_like(bounds, dtype=bool) if done is None else possible(done)
     kept = before | possible(limit)
-    beyond = np.where(kept, np.inf, of_forms).min(axis=(1, 2))
-    table = model.candidates(problem, on, request.state, cases, (kept & ~before).reshape(bounds.shape))
-    return Candidates(rows, forms, of_forms.min(axis=(0, 2)), table, beyond, ())
+    beyond = np.where(kept, np.inf, bounds).min(axis=(1, 2))
+    table = model.candidates(problem, on, request.state, cases, (kept & ~before).reshape(len(cases), -1))
+    return Candidates(bounds.min(axis=(0, 2)), table, beyond)
 
 
 def _suits(kernel: Kernel, layout: Layout = "nchw") -> bool:
@@ -194,13 +181,13 @@ def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
     shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     if not 1 <= s.channels <= shape.channels or min(s.k2, s.k3) < 1 or s.stationary != "input_stationary":
         raise PlanError(f"a plan of {NAME} is input stationary and has 1 to {shape.channels} channels here, k2 and k3 of at least 1")
-    return Candidates((kernel,), (s.outputs,), np.zeros(1), _alone(request, kernel, s), np.inf, ())
+    return Candidates(np.zeros(1), _alone(request, kernel, s))
 
 
 def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
     """One schedule."""
-    problem, on = request.problem, request.cpu
-    assert s.outputs and isinstance(problem, Conv)
+    problem, on = request.conv, request.cpu
+    assert s.outputs
     shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     column = [np.array([float(value)]) for value in (s.channels, min(s.k2, shape.panels), min(s.k3, shape.filter_panels))]
     return model.Candidates(problem, on, request.state, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
@@ -226,7 +213,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     """SAFETY times the largest errors that were measured, which grow with the root of the channels of a set and of their number. Phases
     lack taps, which leaves the results smaller."""
-    channels, taps = model.dense(problem).channels // problem.groups, taps_of(problem)
+    channels, taps = model.dense(problem).group_channels, taps_of(problem)
     sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
     assert schedule.outputs
     largest = _LARGEST[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
@@ -271,12 +258,11 @@ def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int,
 
 
 def describe(plan: Plan) -> Description:
-    (s, on), w = on_cpu(plan), plan.workload
-    assert isinstance(w, Conv)
+    (s, on), w = on_cpu(plan), plan.conv
     kernel, m = _row(s)
     of = model.shape_of(w, kernel, m)
     counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2
-    form = f"F({m}x{m}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
+    form = f"{of.form[:-1]}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
     transform = Section("transform", (f"{form}: {counts[0]} multiplications for {counts[1]}, {of.tiles} tiles in rows of {of.row}",))
     peak = words.peak_of(plan) * counts[1] / counts[0]
     summary = "Winograd: tiles of outputs from transformed patches and filters, a product for each plane"

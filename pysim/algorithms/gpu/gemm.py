@@ -29,7 +29,7 @@ from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
 from pysim.cachemodel.gpu.waves import Columns
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import AS_HALVES, GPU_RESULT_BYTES, SIZES, SUM_BYTES, SUM_UNITS
+from pysim.problem.dtypes import AS_HALVES, GPU_RESULT_BYTES, SUM_BYTES, SUM_UNITS
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
@@ -96,8 +96,7 @@ def usable(
     request: Request, problem: Gemm, name: str, rows: Sequence[GemmKernel], lie: Lie = DENSE
 ) -> tuple[list[GemmKernel], list[Rejected]]:
     """The kernels that can compute a product on a machine, and the others with reasons."""
-    gpu = request.machine
-    assert isinstance(gpu, Gpu)
+    gpu = request.gpu
     known = gemm_attributes(gpu.capability_number)
     own = partial(attributes_of, known=known)
 
@@ -161,7 +160,7 @@ def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[Copi
     own = computed(problem, kernel)
     if own is not problem:
         lie, problem = (lie[0][::-1], lie[1][::-1]) if lie else None, own
-    size, alignment = SIZES[problem.dtype], kernel.alignment
+    size, alignment = problem.element_bytes, kernel.alignment
     sides = (
         (not problem.trans_a, kernel.k_major == 1, problem.m, False),
         (problem.trans_b, kernel.k_major > 0, problem.n, kernel.tiles.parts > 1),
@@ -175,7 +174,7 @@ def copies(problem: Gemm, kernel: GemmKernel, lie: Lie = DENSE) -> Iterator[Copi
 
 def lines_of(problem: Gemm, kernel: GemmKernel) -> tuple[float, float]:
     """Lines of L2 that a row of a box of TMA lies in, of A and B as they are read."""
-    own, size = computed(problem, kernel), SIZES[problem.dtype]
+    own, size = computed(problem, kernel), problem.element_bytes
     sides = ((not own.trans_a, kernel.k_major == 1, own.m), (own.trans_b, kernel.k_major > 0, own.n))
     found = []
     for (k_last, k_major, outer), apart in zip(sides, pitches(own), strict=True):
@@ -188,13 +187,13 @@ def lines_of(problem: Gemm, kernel: GemmKernel) -> tuple[float, float]:
 
 def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
     """Bytes that the copies read and write."""
-    size = SIZES[problem.dtype]
+    size = problem.element_bytes
     return float(sum(one.rows * (one.columns * size + one.pitch) for one in copies(problem, kernel)))
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
-    problem, gpu = request.problem, request.machine
-    assert isinstance(problem, Gemm) and isinstance(gpu, Gpu)
+    problem, gpu = request.problem, request.gpu
+    assert isinstance(problem, Gemm)
     named = request.schedule.kernel if request.schedule else None
     beside = beside_own(problem)
     others = [row for row in gemm_kernels() if row.dtype == beside and named in (None, row.name)]
@@ -258,7 +257,7 @@ def product(
 ) -> tuple[Columns, Work, str]:
     """Columns of a product by tiles, no operand copied; a step's work, and the family whose constants hold. Every row of tiles asks for all
     of B once. `by_registers`: a warpgroup's A comes so."""
-    size = SIZES[problem.dtype]
+    size = problem.element_bytes
     ragged = tuple(pitch * size % VECTOR_BYTES != 0 for pitch in pitches(problem))
     step = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged, by_registers)
     fixed, family = _fixed(gpu, tiles, families, attributes, step, efficiency)

@@ -77,8 +77,7 @@ class ByProducts(Rows):
         """Nothing: filters are a matrix as they lie."""
 
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
-        gpu, w, named = request.machine, request.problem, request.schedule
-        assert isinstance(gpu, Gpu) and isinstance(w, Conv)
+        gpu, w, named = request.gpu, request.conv, request.schedule
         rows, rejected = legal_rows(request, self.NAME)
         of = products_of(w, request.layout)
         chosen = gemm_kernels()
@@ -106,11 +105,9 @@ class ByProducts(Rows):
         return total + ALIGN * bool(total)
 
     def describe(self, plan: Plan) -> Description:
-        w, schedule = plan.workload, plan.schedule
-        assert isinstance(w, Conv) and isinstance(schedule, GpuSchedule)
-        kernel, of = gemm_kernel(schedule.gemm or ""), products_of(w, plan.layout)
+        kernel, of = gemm_kernel(plan.launch.gemm or ""), products_of(plan.conv, plan.layout)
         assert kernel is not None
-        lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {schedule.gemm}", *words.products(of.problem, kernel.tiles))
+        lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {kernel.name}", *words.products(of.problem, kernel.tiles))
         return words.describe(plan, self.candidates, self.about, lines)
 
 

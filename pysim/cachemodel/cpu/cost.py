@@ -148,8 +148,8 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
         raise PlanError(f"{schedule.kernel} is no row of the registry")
     if dtype not in (None, kernel.dtype):
         raise PlanError(f"{kernel.name} computes {kernel.dtype}; the problem is {dtype}")
-    if (schedule.windows, schedule.filters) != (kernel.windows, kernel.filters) or not 1 <= schedule.channels <= nest.channels:
-        right = f"{kernel.windows} windows x {kernel.filters} filters and 1 to {nest.channels} channels"
+    if (schedule.windows, schedule.filters) != (kernel.windows, kernel.filters) or not 1 <= schedule.channels <= nest.group_channels:
+        right = f"{kernel.windows} windows x {kernel.filters} filters and 1 to {nest.group_channels} channels"
         raise PlanError(f"{kernel.name} has tiles of {right}, not {schedule.windows} x {schedule.filters} and {schedule.channels}")
     if schedule.outputs is not None:
         raise PlanError(f"{kernel.name} transforms no tiles, so its schedules have no outputs; the named one has {schedule.outputs}")
@@ -173,22 +173,21 @@ def _unfollowed(table: Table) -> Array:
     """Share of the rows of outputs written in turn that no prefetcher follows, because there are too many."""
     rates = table.rates
     tile = rates.filters
-    rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, rates.nest.filters), tile)
-    found: Array = np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
-    return found
+    rows = np.where(table.keeps_windows, np.minimum(tile * table.k2, rates.nest.group_filters), tile)
+    return np.maximum(0.0, 1.0 - rates.machine.core.prefetch_streams.value / rows)
 
 
 def _scattered_runs(table: Table, moved: Array) -> Array:
     """Rows of output tiles from beyond L2 that no prefetcher brings."""
-    beyond = moved[min(1, len(moved) - 1)]
-    runs: Array = (beyond[-2] + beyond[-1]) / (table.rates.windows * table.rates.nest.out_bytes)
+    beyond = moved[:2][-1]
+    runs: Array = (beyond[-2] + beyond[-1]) / (table.rates.windows * table.rates.nest.result_bytes)
     return runs * _unfollowed(table)
 
 
 def _waits(table: Table, moved: Array) -> Array | float:
     """Cycles of each supplier beyond its rate, for lines of rows that a product reads in place, and where runs of its output begin."""
     rates = table.rates
-    nest, line = rates.nest, rates.machine.levels[0].line_bytes
+    nest, line = rates.nest, rates.machine.line_bytes
     if nest.filters_packed and not nest.filters_in_place:
         return 0.0
     served = _served(moved) / line
@@ -196,7 +195,7 @@ def _waits(table: Table, moved: Array) -> Array | float:
     if nest.filters_in_place and nest.filters_in_rows_of_k:
         found += served[:, 2 * OPERANDS.index("filters")] * _wait_of_lines(rates, rates.filters)
     elif nest.filters_in_place:
-        found[0] += _refetched_lines(rates) * line / rates.machine.levels[min(1, len(moved) - 1)].read_bytes_per_cycle.value
+        found[0] += _refetched_lines(rates) * line / rates.machine.outer.read_bytes_per_cycle.value
     return found + _run_waits(table, moved)
 
 
@@ -209,7 +208,7 @@ def _run_waits(table: Table, moved: Array) -> Array | float:
         return 0.0
     tiles, unfollowed = rates.window_tiles, _unfollowed(table)
     sets = np.ceil(tiles / np.where(table.keeps_windows, table.k3, table.k2))
-    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.out_bytes)
+    runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.result_bytes)
     found: Array = share.value * latencies(rates.machine)[:, None] * _served(moved)[:, -2:].sum(axis=1) * runs
     found[0] = 0.0
     return found
@@ -222,10 +221,9 @@ def _late(table: Table, kernel: Array, moved: Array) -> Array | float:
     nest = rates.nest
     if not nest.filters_packed or len(moved) < 2:
         return 0.0
-    read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.channels * nest.repeats
+    read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.group_channels * nest.repeats
     each = 1 / _rates(rates.machine)[1:, :1] - kernel / read
-    found: Array = (_served(moved)[1:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, each)).sum(axis=0)
-    return found
+    return (_served(moved)[1:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, each)).sum(axis=0)
 
 
 def _rows_ahead(table: Table) -> Array | float:
@@ -233,20 +231,20 @@ def _rows_ahead(table: Table) -> Array | float:
     room in L2 beside the one that is multiplied, lest a line comes when it is used: 128x3072x768 in sets of 786 KB 3.8 ms, of 295 KB 3.2,
     128x768x3072 3.1 and 2.8 (Zen 5, 1 MiB)."""
     rates = table.rates
-    nest, levels = rates.nest, rates.machine.levels
+    nest = rates.nest
     asked = np.where(table.keeps_windows, 1.0, np.minimum(table.k2, rates.window_tiles))
     asked *= rates.windows * table.channels * nest.element_bytes
-    return np.where(2 * asked > levels[min(1, len(levels) - 1)].size_bytes, 1.0, ROWS_AHEAD)
+    return np.where(2 * asked > rates.machine.outer.size_bytes, 1.0, ROWS_AHEAD)
 
 
 def _wait_of_lines(rates: Rates, run: Array, rows: Array | float = ROWS_AHEAD) -> Array:
     """Cycles that a line of a row waits for each supplier beyond its rate; `run`: elements of a row that a tile reads."""
-    return _beyond_rate(rates.machine, rows * np.maximum(1.0, run * rates.nest.element_bytes / rates.machine.levels[0].line_bytes))
+    return _beyond_rate(rates.machine, rows * np.maximum(1.0, run * rates.nest.element_bytes / rates.machine.line_bytes))
 
 
 def _beyond_rate(machine: Machine, ahead: Array) -> Array:
     """Cycles that a line waits for each supplier beyond its rate, where so many are on their way at once."""
-    line, places = machine.levels[0].line_bytes, suppliers(machine).values()
+    line, places = machine.line_bytes, suppliers(machine).values()
     return np.array([np.maximum(0.0, at.latency_cycles.value / ahead - line / at.read_bytes_per_cycle.value) for at in places])
 
 
@@ -255,27 +253,23 @@ def _stalls(table: Table, moved: Array) -> Array | float:
     rates = table.rates
     if not rates.nest.filters_in_place or rates.nest.filters_in_rows_of_k:
         return 0.0
-    lines = _served(moved)[:, 2 * OPERANDS.index("filters")] / rates.machine.levels[0].line_bytes
-    stalls: Array = (lines * _beyond_rate(rates.machine, rates.filters)).sum(axis=0)
-    return stalls
+    lines = _served(moved)[:, 2 * OPERANDS.index("filters")] / rates.machine.line_bytes
+    return (lines * _beyond_rate(rates.machine, rates.filters)).sum(axis=0)
 
 
 def _refetched_lines(rates: Rates) -> Array:
     """Lines of filters in place that each step takes from L2 again, because the rows of a tile share more sets of L1 than it has ways."""
     nest, inner = rates.nest, rates.machine.levels[0]
-    way = inner.sets * inner.line_bytes
-    apart = gcd(way, nest.channels * nest.element_bytes)
+    way, apart = inner.way_bytes, gcd(inner.way_bytes, nest.group_channels * nest.element_bytes)
     places = way // apart if apart >= inner.line_bytes else way
     crowded = np.ceil(rates.filters / places) > inner.ways - 1  # a way is left to what streams by
-    steps = nest.repeats * nest.channels * rates.window_tiles * rates.filter_tiles
-    found: Array = crowded * steps * rates.filters
-    return found
+    steps = nest.repeats * nest.group_channels * rates.window_tiles * rates.filter_tiles
+    return crowded * steps * rates.filters
 
 
 def fills(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier for written lines to come in first, where no loop has asked for them: the `wait` of a pass."""
-    cycles: Array = _served(moved[:, 1::2].sum(axis=1)) / _rates(machine)[:, :1]
-    return cycles
+    return _served(moved[:, 1::2].sum(axis=1)) / _rates(machine)[:, :1]
 
 
 def _served(moved: Array) -> Array:
@@ -294,8 +288,7 @@ def pass_of(nest: LoopNest, machine: Machine, terms: Mapping[str, Array], state:
 def crossed(nest: LoopNest, misses: Array) -> Array:
     """Bytes of each operand that are only read and that are written, as a pass has them, of what misses each level."""
     written = np.array([(not one.written, one.written) for one in nest.operands])
-    found: Array = (misses[:, :, None] * written[:, :, None]).reshape(len(misses), -1, misses.shape[-1])
-    return found
+    return (misses[:, :, None] * written[:, :, None]).reshape(len(misses), -1, misses.shape[-1])
 
 
 @lru_cache(maxsize=64)
@@ -318,8 +311,7 @@ def _rates(machine: Machine) -> Array:
 def transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
     served = _served(moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1))
-    cycles: Array = (served / _rates(machine)[:, :, None]).sum(axis=1)
-    return cycles
+    return (served / _rates(machine)[:, :, None]).sum(axis=1)
 
 
 @lru_cache(maxsize=256)

@@ -82,30 +82,30 @@ def exact(limit: int, fits: Callable[[int], bool]) -> int:
 
 def tile_bytes(nest: Nest, p: Csa, channels: int) -> tuple[int, int, int]:
     """(|I_T|, |F_T|, |O_T|) of equation 1 in bytes."""
-    depth = channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    return p.windows * depth, p.filters * depth, p.windows * p.filters * nest.out_bytes
+    depth = channels * nest.taps * nest.element_bytes
+    return p.windows * depth, p.filters * depth, p.windows * p.filters * nest.result_bytes
 
 
 def schedule(nest: Nest, p: Csa, stationary: Stationary, search: Search = "halving", footprint: Footprint = "packed") -> Choice:
     """Tile sizes (equations 2, 4, 5) and cost (6-14) of one schedule."""
     largest = halving if search == "halving" else exact
     l1, l2, l3 = budgets(p)
-    per_channel = (p.windows + p.filters) * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    room = l1 - p.windows * p.filters * nest.out_bytes
-    channels = largest(nest.channels, lambda n: n * per_channel <= room)
+    per_channel = (p.windows + p.filters) * nest.taps * nest.element_bytes
+    room = l1 - p.windows * p.filters * nest.result_bytes
+    channels = largest(nest.group_channels, lambda n: n * per_channel <= room)
     input_tile, filter_tile, out = tile_bytes(nest, p, channels)
-    tiles = ceil_div(nest.windows, p.windows), ceil_div(nest.filters, p.filters)
+    tiles = ceil_div(nest.windows, p.windows), ceil_div(nest.group_filters, p.filters)
     keeps_input = stationary == "input_stationary"
     kept, streamed = (input_tile, filter_tile) if keeps_input else (filter_tile, input_tile)
     n_kept, n_streamed = tiles if keeps_input else tiles[::-1]
     k2 = largest(n_streamed, lambda k: kept + k * (streamed + out) <= l2)
     k3 = largest(n_kept, lambda k: k * kept + k2 * streamed + k * k2 * out <= l3)
-    sets = ceil_div(nest.channels, channels)
+    sets = ceil_div(nest.group_channels, channels)
     passes = sets * n_kept * kept, sets * n_streamed * streamed  # bytes of each operand, all channel sets
     more_sets, more_passes = ceil_div(n_streamed, k2) - 1, ceil_div(n_kept, k3) - 1  # rho, psi
     supplied = passes
     if footprint == "raw":
-        raw = nest.channels * nest.span_h * nest.span_w * nest.element_bytes
+        raw = nest.group_channels * nest.span_h * nest.span_w * nest.element_bytes
         supplied = (raw, passes[1]) if keeps_input else (passes[0], raw)
 
     def lines(size: int) -> int:

@@ -98,25 +98,27 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     unit = machine.unit(kernel.target)
     if unit is None:
         raise PlanError(f"{machine.name} has no unit {kernel.target}, which {kernel.name} needs")
-    size, line = nest.element_bytes, machine.levels[0].line_bytes
-    window_tiles, filter_tiles = ceil_div(nest.windows, kernel.windows), ceil_div(nest.filters, kernel.filters)
+    size, line = nest.element_bytes, machine.line_bytes
+    window_tiles, filter_tiles = ceil_div(nest.windows, kernel.windows), ceil_div(nest.group_filters, kernel.filters)
     live, live_edge = nest.live_rows(kernel.windows)
     live_mean = (live + live_edge) / window_tiles
-    lanes = max(1, unit.vector_bytes // size)
+    lanes = unit.lanes(size)
     runs, vectors = segments(nest.windows, nest.out_w, kernel.windows, lanes)
-    taps = nest.channels * nest.kernel_w
+    taps = nest.group_channels * nest.kernel_w
     full_tiles, last_windows = divmod(nest.windows, kernel.windows)
     steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
-    steps *= nest.repeats * taps / k_depth(kernel, nest.out_bytes // size) * (UNPACKED if _plain(kernel) and nest.filters_in_place else 1.0)
+    steps *= (
+        nest.repeats * taps / k_depth(kernel, nest.result_bytes // size) * (UNPACKED if _plain(kernel) and nest.filters_in_place else 1.0)
+    )
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
     gather = min(nest.stride_w, lanes) * (1 / unit.loads_per_cycle.value + 1) if nest.stride_w > 1 else 0.0
     turn = log2(lanes)
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + turn * nest.windows_transposed)
-    filter_vectors = 0 if nest.filters_packed else nest.channels * filter_tiles * ceil_div(kernel.filters, lanes)
+    filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
     pack_filters = nest.repeats * filter_vectors * (per_vector + turn * nest.filters_transposed)
-    stored = nest.kernel_h * nest.kernel_w * kernel.filters * size
+    stored = nest.taps * kernel.filters * size
     return (
         steps,
         store,
@@ -125,7 +127,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         pack_filters,
         nest.repeats * runs * live_mean,
         min(kernel.windows, nest.windows),
-        min(kernel.filters, nest.filters),
+        min(kernel.filters, nest.group_filters),
         window_tiles,
         filter_tiles,
         live_mean * nest.kernel_w * size,
@@ -133,14 +135,14 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         stored,
         (runs - nest.out_h) * live_mean * nest.run_edge(kernel.windows, line),
         0 if nest.windows_packed else line_rest(line, nest.plane_bytes, kernel.windows * size),
-        line_rest(line, nest.windows * nest.out_bytes, kernel.windows * nest.out_bytes),
-        line_rest(line, nest.filters * size, kernel.filters * size),
+        line_rest(line, nest.windows * nest.result_bytes, kernel.windows * nest.result_bytes),
+        line_rest(line, nest.group_filters * size, kernel.filters * size),
     )
 
 
 def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
     """Cycles of one step of all tiles and of storing them, and vectors of their outputs; `rows` are (tiles, live kernel rows, windows)."""
-    full_filters, last_filters = divmod(nest.filters, kernel.filters)
+    full_filters, last_filters = divmod(nest.group_filters, kernel.filters)
     steps = store = vectors = 0.0
     for tiles, live, windows in rows:
         for count, filters in ((full_filters, kernel.filters), (1, last_filters)):
@@ -194,7 +196,7 @@ def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float
 def fetch_cycles(rates: Rates) -> float:
     """What packing waits at least, whatever the tiling, for input lines from beyond L1: all of them, where they would fill it twice."""
     nest, inner = rates.nest, rates.machine.levels[0]
-    size = nest.channels * nest.touched_bytes(inner.line_bytes)
+    size = nest.group_channels * nest.touched_bytes(inner.line_bytes)
     return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
 
 
@@ -202,7 +204,7 @@ def compute_cycles(table: Table) -> dict[str, Array]:
     """The compute terms of every schedule: what the operands' places in the caches do not change."""
     of, nest, core = table.rates, table.rates.nest, table.rates.machine.core
     call, pack_call = core.call_cycles.value, core.pack_call_cycles.value
-    sets = np.ceil(nest.channels / table.channels)
+    sets = np.ceil(nest.group_channels / table.channels)
     of_windows, of_filters = np.ceil(of.window_tiles / table.k3), np.ceil(of.filter_tiles / table.k3)  # sets of kept tiles
     passes, filter_passes = np.where(table.keeps_windows, 1.0, of_filters), np.where(table.keeps_windows, of_windows, 1.0)
     pack = table.packed * passes * (of.pack + pack_call * sets * of.pack_calls)

@@ -16,6 +16,7 @@ from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from, pass_of
 from pysim.cachemodel.cpu.loops import Array, LoopNest
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.tilings import row_refuses
+from pysim.cachemodel.numbers import numbered
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Cost, Reason, Rejected
@@ -167,8 +168,7 @@ class ListedCosts:
         self._besides = algorithm.besides(of.request.problem, machine, of.request.state)
         shared = algorithm.shared_cycles(of.request)
         self.cycles: Array = np.array([one.cycles[column] + shared for one, column in self._at])
-        self.kernels = tuple(dict.fromkeys(kernel.name for kernel, _ in of.rows))
-        self.kernel = np.array([self.kernels.index(kernel.name) for kernel, _ in of.rows], dtype=np.int64)
+        self.kernels, self.kernel = numbered(kernel.name for kernel, _ in of.rows)
         self.alike, self.kind = self.kernel, np.zeros(len(of.rows), dtype=np.int64)
         self.bounds: Array = np.array([self.cycles[self.kernel == at].min() for at in range(len(self.kernels))])
 

@@ -328,7 +328,7 @@ def _shape(loops: tuple[tuple[str, str], ...], operands: tuple[tuple[Any, ...], 
 @lru_cache(maxsize=64)
 def _ways(levels: tuple[Level, ...]) -> Array:
     """Ways, and bytes of one, of each level."""
-    return np.array([(level.ways, level.sets * level.line_bytes) for level in levels], dtype=np.float64).T
+    return np.array([(level.ways, level.way_bytes) for level in levels], dtype=np.float64).T
 
 
 def missing(levels: Sequence[Level], distance: Array) -> Array:
@@ -338,8 +338,7 @@ def missing(levels: Sequence[Level], distance: Array) -> Array:
     share -= ways - 1
     share /= 2
     np.maximum(share, 0.0, out=share)
-    found: Array = np.minimum(share, 1.0, out=share)
-    return found
+    return np.minimum(share, 1.0, out=share)
 
 
 def stacked(columns: int, *rows: Any) -> Array:
@@ -379,8 +378,7 @@ class LoopNest:
             self._footprints[rows] *= found[:, around]
 
     def _extent(self, row: int, name: str) -> Array:
-        found: Array = self._extents[name][self._shape.along[name][0].index(row)]
-        return found
+        return self._extents[name][self._shape.along[name][0].index(row)]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -389,8 +387,7 @@ class LoopNest:
 
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
-        found: Array = self._footprints[row, loop + 1]
-        return found
+        return self._footprints[row, loop + 1]
 
     def between(self, uses: tuple[Use | None, ...]) -> Array:
         """Bytes of each operand between each use and the next, 0 of no use: operands x uses x columns."""
@@ -419,7 +416,7 @@ class LoopNest:
         ago = [runs_ago(state, name) for name in self.names]
         sums = self._sums()
         whole = sums[0].max() * max(ago)
-        spilled = [level for level in levels if level.forgets or whole > (level.ways - 1) * level.sets * level.line_bytes]
+        spilled = [level for level in levels if level.forgets or whole > (level.ways - 1) * level.way_bytes]
         if not spilled:  # all levels keep all
             return found
         rows, distances, sizes, before = list[int](), list[Array](), list[Array](), list[bool]()  # of what an earlier run touched last
@@ -452,8 +449,7 @@ class LoopNest:
         of = self._shape
         largest = self._footprints[*of.places].max(axis=0)
         largest *= of.weights
-        sums: Array = np.add.reduceat(largest, of.starts, axis=0)
-        return sums
+        return np.add.reduceat(largest, of.starts, axis=0)
 
     def _reuses(self, sums: Array) -> Iterator[Reuse]:
         of = self._shape

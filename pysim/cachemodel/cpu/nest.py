@@ -14,11 +14,8 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-import msgspec
-
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
@@ -28,8 +25,8 @@ PACKED_MARK_BYTES = 8  # after the panels: whether a weight is not finite (PYSIM
 PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
 
 
-class Nest(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload as a loop nest; `channels` and `filters` are those of one group, sizes are elements.
+class Nest(Conv, frozen=True, kw_only=True):
+    """One workload as a loop nest, a convolution; sizes are elements.
 
     `in_place`: consecutive windows are consecutive elements of a plane, so a micro-kernel can read them without packing.
     `filters_packed`: filters are laid out in tiles before the run (a convolution's weights), or read where they lie (`filters_in_place`,
@@ -38,36 +35,16 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     `fresh_input`: what ran just before wrote the input, and nothing else since.
     """
 
-    batch: int
-    groups: int
-    channels: int
-    filters: int
-    height: int
-    width: int
-    out_h: int
-    out_w: int
-    kernel_h: int = 1
-    kernel_w: int = 1
-    stride_h: int = 1
-    stride_w: int = 1
-    dilation_h: int = 1
-    dilation_w: int = 1
-    pad_top: int = 0
-    pad_left: int = 0
-    element_bytes: int  # of the operands
-    out_bytes: int  # of an output
     in_place: bool
-    filters_packed: bool
+    filters_packed: bool = True
     filters_in_place: bool = False
     windows_packed: bool = False
     windows_transposed: bool = False
     filters_transposed: bool = False
     fresh_input: bool = False
 
-    @property
-    def windows(self) -> int:
-        """Outputs of one filter in one image."""
-        return self.out_h * self.out_w
+    def __post_init__(self) -> None:
+        """Nothing: the workload has checked itself."""
 
     @property
     def repeats(self) -> int:
@@ -102,7 +79,7 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def input_pitch(self) -> int:
         """Bytes between the planes that a tile of windows lies in: of channels, or of windows where they are transposed."""
-        return self.channels * self.element_bytes if self.windows_transposed else self.plane_bytes
+        return self.group_channels * self.element_bytes if self.windows_transposed else self.plane_bytes
 
     @property
     def filters_in_rows_of_k(self) -> bool:
@@ -113,8 +90,8 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
     def filter_rows(self) -> tuple[int, int] | None:
         """Bytes between rows of the filters as they lie, and how many rows there are, where these and no panels alone fill the caches."""
         if self.filters_in_rows_of_k:
-            return self.filters * self.element_bytes, self.channels
-        return (self.channels * self.element_bytes, self.filters) if self.filters_in_place else None
+            return self.group_filters * self.element_bytes, self.group_channels
+        return (self.group_channels * self.element_bytes, self.group_filters) if self.filters_in_place else None
 
     def touched_bytes(self, line: int) -> int:
         """Bytes of the lines of an input plane that windows read: rows with unread ones between them fill lines badly."""
@@ -136,7 +113,7 @@ class Nest(msgspec.Struct, frozen=True, kw_only=True):
         A kernel row is skipped in a tile when all windows of the tile find it in vertical padding.
         """
         last_tile, partial, last_row, wide = (self.windows - 1) // tile, self.windows % tile != 0, self.out_h - 1, self.out_w
-        if live_pairs(self) == self.out_h * self.kernel_h:  # none lies in padding
+        if live_taps(self)[0] == self.out_h * self.kernel_h:  # none lies in padding
             return (last_tile + 1 - partial) * self.kernel_h, partial * self.kernel_h
         tiles = edge = 0
         for first, last in live_rows_of(self):
@@ -228,17 +205,10 @@ def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=64)
-def live_pairs(nest: Nest) -> int:
-    """Pairs of a row of outputs and a kernel row that meets the image there."""
-    most = nest.out_h - 1
-    return sum(last.quotients(1, 1, 1, most) - first.quotients(1, 0, 1, most) for first, last in live_rows_of(nest))
-
-
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of packed panels that one thread keeps, each rounded up to 64, as `pysim_workspace_bytes` answers."""
-    depth = schedule.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
-    window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.filters, schedule.filters)
+    depth = schedule.channels * nest.taps * nest.element_bytes
+    window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.group_filters, schedule.filters)
     if schedule.stationary == "input_stationary":
         filter_panels, window_panels = min(schedule.k2, filter_tiles), min(schedule.k3, window_tiles)
         if filter_panels == filter_tiles:
@@ -252,8 +222,8 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
 
 def panel_bytes(nest: Nest, schedule: Schedule) -> int:
     """Bytes of filters that were packed once, in whole tiles."""
-    tiles = ceil_div(nest.filters, schedule.filters)
-    return nest.groups * tiles * schedule.filters * nest.channels * nest.kernel_h * nest.kernel_w * nest.element_bytes
+    tiles = ceil_div(nest.group_filters, schedule.filters)
+    return nest.groups * tiles * schedule.filters * nest.group_channels * nest.taps * nest.element_bytes
 
 
 def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
@@ -270,44 +240,21 @@ def nest_of(workload: Workload) -> Nest:
     """The loop nest of a convolution or of a matrix product."""
     if isinstance(workload, Gemm):
         return _nest_of_gemm(workload)
-    flat = workload.pointwise
-    height, width = (1, workload.height * workload.width) if flat else (workload.height, workload.width)
-    return Nest(
-        batch=workload.batch,
-        groups=workload.groups,
-        channels=workload.channels // workload.groups,
-        filters=workload.filters // workload.groups,
-        height=height,
-        width=width,
-        out_h=1 if flat else workload.out_h,
-        out_w=width if flat else workload.out_w,
-        kernel_h=workload.kernel_h,
-        kernel_w=workload.kernel_w,
-        stride_h=workload.stride_h,
-        stride_w=workload.stride_w,
-        dilation_h=workload.dilation_h,
-        dilation_w=workload.dilation_w,
-        pad_top=workload.pad_top,
-        pad_left=workload.pad_left,
-        element_bytes=SIZES[workload.dtype],
-        out_bytes=RESULT_BYTES[workload.dtype],
-        in_place=flat,
-        filters_packed=True,
-    )
+    fields = {name: getattr(workload, name) for name in workload.__struct_fields__}
+    if workload.pointwise:
+        fields |= {"height": 1, "width": workload.windows}
+    return Nest(**fields, in_place=workload.pointwise)
 
 
 def _nest_of_gemm(gemm: Gemm) -> Nest:
     return Nest(
-        batch=1,
-        groups=1,
         channels=gemm.k,
         filters=gemm.m,
         height=1,
         width=gemm.n,
-        out_h=1,
-        out_w=gemm.n,
-        element_bytes=SIZES[gemm.dtype],
-        out_bytes=RESULT_BYTES[gemm.dtype],
+        kernel_h=1,
+        kernel_w=1,
+        dtype=gemm.dtype,
         in_place=not gemm.trans_b,
         filters_packed=False,
         windows_transposed=gemm.trans_b,

@@ -18,7 +18,7 @@ import numpy as np
 from pysim.cachemodel.cpu import csa, tilings
 from pysim.cachemodel.cpu.cost import assumed, cost_of, one_schedule, predict, schedule_of
 from pysim.cachemodel.cpu.incore import Array, Table, products_per_cycle, rates
-from pysim.cachemodel.cpu.nest import Nest, live_pairs
+from pysim.cachemodel.cpu.nest import Nest, live_taps
 from pysim.errors import PlanError
 from pysim.machine.cpu import Csa, Machine
 from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
@@ -101,8 +101,8 @@ def least_cycles(nest: Nest, request: Request, best: float) -> float:
     what computing takes besides."""
     on = request.cpu
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
-    least: float = nest.repeats * live_pairs(nest) * nest.out_w * nest.kernel_w * nest.channels * nest.filters
-    least /= _fastest(kernels, on, nest.out_bytes // nest.element_bytes)
+    least: float = nest.repeats * live_taps(nest)[0] * nest.out_w * nest.kernel_w * nest.group_channels * nest.group_filters
+    least /= _fastest(kernels, on, nest.result_bytes // nest.element_bytes)
     if not kernels or least > best:
         return least
     return float(tilings.least_cycles(rates(nest, on, kernels)).min())

@@ -53,7 +53,7 @@ def crossing(rates: Rates, flows: Flows) -> Array:
     seen, last = np.ones_like(unique), size
     crossed = np.zeros((len(levels), 2 * len(OPERANDS), size.shape[1]))
     for level, moved in zip(levels, crossed, strict=True):
-        way = level.sets * level.line_bytes
+        way = level.way_bytes
         over = np.maximum(0.0, flows.runs * (seen * unique).sum(axis=0) / way - level.ways)
         first = flows.never + flows.before if level.forgets else flows.never
         most = over * ((level.ways + 1) / (level.ways + over)) + first  # what fits as a whole misses nothing once it was touched
@@ -77,15 +77,14 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
 
     `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
-    way, pitches = level.sets * level.line_bytes, [nest.input_pitch, nest.windows * nest.out_bytes]
-    most = [nest.windows if nest.windows_transposed else nest.channels, nest.filters]
+    way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.result_bytes]
+    most = [nest.windows if nest.windows_transposed else nest.group_channels, nest.group_filters]
     rows: tuple[int, ...] = ROWS
     if nest.filter_rows:
         pitch, number = nest.filter_rows
         rows, most, pitches = (*ROWS, OPERANDS.index("filters")), [*most, number], [*pitches, pitch]
     crowd = any(gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way for pitch, most in zip(pitches, most, strict=True))
-    of_roles = np.concatenate([scale[roles, span] for roles, span in zip(flows.roles, flows.columns, strict=True)], axis=1)
-    reach = np.einsum("odn,on->dn", flows.between, of_roles)
+    reach = np.einsum("odn,on->dn", flows.between, scale)
     reach -= level.ways
     least = -level.ways if crowd else -_SURE
     if reach.max(initial=-np.inf) < least:
@@ -99,10 +98,7 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
         kind = flows.kind[column]
         own, at = flows.operand[kind, stream], flows.at[kind, stream]
         inputs, outputs, turns, *deep = flows.planes[:, at, column]
-        roles = flows.roles.T[:, kind] * places.size + np.arange(places.size)
-        sizes = flows.between[:, at, column] * of_roles[:, column]
-        lines: Array = np.full((len(OPERANDS), places.size), 1e-9)
-        lines += np.bincount(roles.ravel(), sizes.ravel(), lines.size).reshape(lines.shape)
+        lines = flows.between[:, at, column] * scale[:, column] + 1e-9
         chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
         planes_of = np.stack([inputs, outputs, *deep])
         if len({*pitches}) == 1:
@@ -134,8 +130,7 @@ def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64], in_r
     chance = crowd * (rows / met)
     which = np.array([*product((False, True), repeat=len(rows))])[:, :, None]  # of the rows that crowd a set meets
     cases = np.where(which, chance, 1 - chance).prod(axis=1)
-    found: Array = (cases * _above(room, mean + np.where(which, met, 0.0).sum(axis=1), wide, parts)).sum(axis=0)
-    return found
+    return (cases * _above(room, mean + np.where(which, met, 0.0).sum(axis=1), wide, parts)).sum(axis=0)
 
 
 def _above(room: int, mean: Array, wide: Array, parts: Array) -> Array:
@@ -146,8 +141,7 @@ def _above(room: int, mean: Array, wide: Array, parts: Array) -> Array:
     none, first, second = np.minimum(np.maximum(at + np.multiply.outer((0.0, 1.0, 2.0), narrow), 0.0), 1.0)
     more = first - none
     one, both = (parts[0] + parts[1], parts[0] * parts[1]) if len(parts) == 2 else (parts[0], 0.0)
-    chance: Array = none + one * more + both * (second - first - more)
-    return chance
+    return none + one * more + both * (second - first - more)
 
 
 def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:

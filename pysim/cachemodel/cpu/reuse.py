@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.loops import PARTS, Access, Extent, Loop, LoopNest, Operand, Use, stacked
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_pairs
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_taps
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
 from pysim.record.state import NEVER, State, runs_ago
@@ -78,14 +78,13 @@ class Flows(NamedTuple):
     and there stream i is of operand[k, i], its distance at[k, i], its bytes shares[k, :, i] of what is only read and what is written of
     each of OPERANDS.
 
-    `between` is operands of the nest x distances x schedules; which of OPERANDS each is, roles[k, i] says. `planes` (planes of inputs and
+    `between` is OPERANDS x distances x schedules. `planes` (planes of inputs and
     of outputs, and `turns`: 2 where outputs are on average half of these planes and half of as many others) x distances x schedules;
     `once`: bytes of OPERANDS that one repeat touches at least once; `never`, `before` (columns): 1 for streams never touched before, and
     for those that an earlier run touched, so many `runs` ago."""
 
     columns: list[slice]
     kind: NDArray[np.int64]  # of each column
-    roles: NDArray[np.int64]
     operand: NDArray[np.int64]
     at: NDArray[np.int64]
     shares: Array
@@ -106,7 +105,7 @@ class Sliced:
         self.nest = nest = rates.nest
         self.kept, self.packed, self.channels = table.keeps_windows, table.packed > 0, table.channels
         self.own, self.split = not nest.filters_packed, int(np.count_nonzero(self.kept))
-        self.sets = np.ceil(nest.channels / self.channels)
+        self.sets = np.ceil(nest.group_channels / self.channels)
         self.windows, self.filters, self.n_windows, self.n_filters = rates.windows, rates.filters, rates.window_tiles, rates.filter_tiles
         n_kept, n_streamed = self.swapped(self.n_windows, self.n_filters)
         self.k2, k3 = np.minimum(table.k2, n_streamed), np.minimum(table.k3, n_kept)
@@ -116,7 +115,7 @@ class Sliced:
         self.k3 = np.where(one_loop, n_kept, k3)
         self.kept_sets = np.ceil(n_kept / self.k3)
         # a tile of windows as the micro-kernel reads it, and all of them, with the rest of the lines of a last panel that is not full
-        line, size = rates.machine.levels[0].line_bytes, nest.element_bytes
+        line, size = rates.machine.line_bytes, nest.element_bytes
         panel = np.ceil(rates.packed_window * self.channels * self.windows / PANEL_ALIGN) * PANEL_ALIGN
         self.panel = np.where(self.packed, panel, size * self.channels * self.windows)
         last = nest.windows - (self.n_windows - 1) * self.windows
@@ -128,12 +127,12 @@ class Sliced:
         self.filter_panels = np.where(self.kept, self.k2, self.k3) * self.tile_bytes
         self.once = stacked(  # bytes of OPERANDS that one repeat touches at least once; outputs and filters in full
             n,
-            0.0 if nest.windows_packed else nest.channels * nest.touched_bytes(line),
-            nest.channels * nest.touched_bytes(line)
+            0.0 if nest.windows_packed else nest.group_channels * nest.touched_bytes(line),
+            nest.group_channels * nest.touched_bytes(line)
             if nest.windows_packed
             else self.packed * self.panels + (self.filter_panels if self.own else 0.0),
-            nest.filters * nest.channels * size if self.own else rates.stored_tile * nest.channels * self.n_filters,
-            nest.filters * nest.windows * nest.out_bytes,
+            nest.group_filters * nest.group_channels * size if self.own else rates.stored_tile * nest.group_channels * self.n_filters,
+            nest.group_filters * nest.windows * nest.result_bytes,
         )
         self.loop_nest = self._described(n_kept, n_streamed)
 
@@ -155,10 +154,12 @@ class Sliced:
         held = np.where(self.packed, self.panels, self.all_windows)
         packed = self.filter_panels if self.own else self.n_filters * self.tile_bytes
         edge = ~self.packed * self.channels * self.rates.place_edge
-        out, end = self.windows * nest.out_bytes, self.rates.out_edge
+        out, end = self.windows * nest.result_bytes, self.rates.out_edge
         raw = self.filters * self.channels * nest.element_bytes * self.own
         tiles = self.swapped(
-            stacked(n, self.panel, held, edge, self.panel + edge, out, nest.windows * nest.out_bytes, end, out + end, *self._raw_input()),
+            stacked(
+                n, self.panel, held, edge, self.panel + edge, out, nest.windows * nest.result_bytes, end, out + end, *self._raw_input()
+            ),
             stacked(
                 n,
                 self.tile_bytes,
@@ -166,7 +167,7 @@ class Sliced:
                 0.0,
                 self.tile_bytes,
                 self.filters,
-                nest.filters,
+                nest.group_filters,
                 0.0,
                 self.filters,
                 raw,
@@ -192,10 +193,10 @@ class Sliced:
     def _raw_input(self) -> Extent:
         """Input that packing tiles of windows reads: rows of kernels, whole rows as soon as tiles share them."""
         nest, depth = self.nest, self.packed * self.channels
-        row = nest.touched_bytes(self.rates.machine.levels[0].line_bytes) / nest.touched_h
+        row = nest.touched_bytes(self.rates.machine.line_bytes) / nest.touched_h
         step = min(nest.stride_h, nest.kernel_h) * row
         first = max(0.0, min((nest.kernel_h - 1) * nest.dilation_h + 1, nest.touched_h) * row - step)
-        alone = depth * (live_pairs(nest) * row + self.rates.pack_edge) / self.n_windows
+        alone = depth * (live_taps(nest)[0] * row + self.rates.pack_edge) / self.n_windows
         return Extent(depth * (self.windows / nest.out_w * step), depth * (nest.touched_h * row), depth * first, alone)
 
 
@@ -206,32 +207,30 @@ def flows(table: Table, state: State) -> Flows:
     ends = [0, *(np.flatnonzero(np.diff(2 * s.kept + s.packed)) + 1).tolist(), s.columns]
     columns = [slice(*span) for span in pairwise(ends)]
     kinds = tuple((bool(s.kept[span.start]), bool(s.packed[span.start]) or s.nest.windows_packed, s.own) for span in columns)
-    roles, operand, at, shares, never, before = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
+    operand, at, shares, never, before = _routes(kinds, tuple((of, written, *where) for of, written, _, *where in streams))
     output = runs_ago(state, OPERANDS[OUTPUT])
     runs = np.ones((1, 1)) if output == 1 else np.where(at[0] == RUN_OUTPUT, output, 1.0)[:, None]
     size = stacked(s.columns, *(stream[2] for stream in streams))
     kind = np.repeat(np.arange(len(columns)), np.diff(ends))
     between = _between(s)
     between[:, RUN_OUTPUT] *= output
-    return Flows(columns, kind, roles, operand, at, shares, never, before, runs, size, between, _planes(s, between), s.once)
+    return Flows(columns, kind, operand, at, shares, never, before, runs, size, between, _planes(s, between), s.once)
 
 
 @lru_cache(maxsize=64)
 def _routes(kinds: tuple[tuple[bool, bool, bool], ...], streams: tuple[tuple[Any, ...], ...]) -> Any:
-    """`roles`, `operand`, `at`, `shares`, `never` and `before` of Flows; kinds: whether windows are kept, and whether the run packs them
+    """`operand`, `at`, `shares`, `never` and `before` of Flows; kinds: whether windows are kept, and whether the run packs them
     and filters."""
     at, operand = np.empty((2, len(kinds), len(streams)), dtype=np.int64)
-    shares, roles = np.zeros((len(kinds), 2 * len(OPERANDS), len(streams))), []
+    shares = np.zeros((len(kinds), 2 * len(OPERANDS), len(streams)))
     for kind, (kept, packed, own) in enumerate(kinds):
         read = {_WINDOWS: PACKED if packed else INPUT, _FILTERS: PACKED if own else FILTERS}
-        of_kept, of_streamed = ((read[_WINDOWS], INPUT), (read[_FILTERS], FILTERS))[:: 1 if kept else -1]
-        roles.append([of_kept[0], of_streamed[0], OUTPUT, of_kept[1], of_streamed[1]])
         for number, (of, written, *distances) in enumerate(streams):
             operand[kind, number] = of = read.get(of, of)
             at[kind, number] = distances[0 if kept else -1]
             shares[kind, 2 * of : 2 * of + 2, number] = 1 - written, written
     first = [np.isin(at[0], which).astype(np.float64)[:, None] for which in (UNUSED, range(RUN_KEPT, REPACKED))]
-    return np.array(roles), operand, at, shares, *first
+    return operand, at, shares, *first
 
 
 @lru_cache(maxsize=8)
@@ -243,10 +242,9 @@ def _uses(operands: tuple[Access, ...]) -> tuple[Use | None, ...]:
 
 
 def _between(s: Sliced) -> Array:
-    """Bytes of the nest's operands in between: operands x distances x schedules."""
+    """Bytes of OPERANDS in between: operands x distances x schedules."""
     of, nest = s.loop_nest, s.nest
     found = of.between(_uses(of.accesses))
-    found[:, UNUSED] = NEVER
     for row in (STREAMED, RAW_STREAMED):
         found[row, BURST] = of.footprint(STREAMED_TILES, row)
     found[KEPT, AHEAD.start] = of.footprint(KEPT_TILES, KEPT)
@@ -256,9 +254,11 @@ def _between(s: Sliced) -> Array:
         found[OUTPUTS, ahead] *= 1 - part
         found[OUTPUTS, on_demand, s.split :] *= 1 - part  # filters are packed ahead of all windows
         found[RAW_KEPT, on_demand] = part * of.footprint(STREAMED_SETS, RAW_KEPT)
+    found = _by_operand(s, found)
+    found[:, UNUSED] = NEVER
     if nest.repeats > 1:  # other images and groups lie between two runs
         repeats = (nest.repeats, 1, nest.groups, nest.repeats), (nest.groups, 1, nest.groups, nest.groups), (1, 1, 1, 1)
-        run, filters, once = (_as_roles(s, s.once * np.array(times)[:, None]) for times in repeats)
+        run, filters, once = (s.once * np.array(times)[:, None] for times in repeats)
         found[:, IMAGE] = filters
         found[:, RUN_OUTPUT] += run - once
         for number, keeps in RUNS:
@@ -266,29 +266,36 @@ def _between(s: Sliced) -> Array:
             if nest.groups > 1:
                 np.copyto(found[:, number], filters, where=s.kept != keeps)
     if nest.fresh_input:
-        input_alone = _as_roles(s, s.once * np.array([1.0, 0.0, 0.0, 0.0])[:, None])
+        input_alone = s.once * np.array([1.0, 0.0, 0.0, 0.0])[:, None]
         for number, keeps in RUNS:
             np.copyto(found[:, number], input_alone, where=s.kept == keeps)
     return found
 
 
-def _as_roles(s: Sliced, once: Array) -> Array:
-    """Bytes of OPERANDS as operands of the nest."""
-    kept, streamed = s.swapped(once[[PACKED, INPUT]], once[[FILTERS, FILTERS]] * [[1], [0]])
-    return np.stack([kept[0], streamed[0], once[OUTPUT], kept[1], streamed[1]])
+def _by_operand(s: Sliced, found: Array) -> Array:
+    """Bytes of the nest's operands as those of OPERANDS: the micro-kernel reads panels, or what lies in place."""
+    at = s.split
+    found[[KEPT, STREAMED, RAW_KEPT, RAW_STREAMED], :, at:] = found[[STREAMED, KEPT, RAW_STREAMED, RAW_KEPT], :, at:]
+    windows, filters, _, raw_windows, raw_filters = found
+    if not s.nest.windows_packed:
+        np.copyto(raw_windows, windows, where=~s.packed)
+        windows *= s.packed
+    read = windows if s.own else raw_filters
+    read += filters
+    return found[[RAW_KEPT, KEPT, RAW_STREAMED, OUTPUTS]]
 
 
 def _planes(s: Sliced, between: Array) -> Array:
     """Planes of inputs and outputs in between, the turns (a loop over filter tiles leaves half of the outputs of each of two sets), and of
     a transposed A its rows of k, of an A in place its own rows. A transposed B has a row for each window."""
     sets: list[Any] = [np.where(s.kept, *both) for both in ((s.n_filters, s.k3), (s.k2, s.k3), (s.k2, 1.0))]
-    tiles = np.minimum(stacked(s.columns, s.n_filters, *sets, 1.0) * s.filters, s.nest.filters)
+    tiles = np.minimum(stacked(s.columns, s.n_filters, *sets, 1.0) * s.filters, s.nest.group_filters)
     found = np.ones((3 + (s.nest.filter_rows is not None), len(_LOOPS), s.columns))
-    found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.channels, s.channels), tiles[np.maximum(0, _LOOPS)]
+    found[0], found[1] = np.where(_LOOPS[:, None] < 0, s.nest.group_channels, s.channels), tiles[np.maximum(0, _LOOPS)]
     if s.nest.filter_rows:
         found[3] = found[0 if s.nest.filters_in_rows_of_k else 1]
     if s.nest.windows_transposed:
-        found[0] = np.maximum(1.0, np.where(s.kept, between[RAW_KEPT], between[RAW_STREAMED]) / (s.channels * s.nest.element_bytes))
+        found[0] = np.maximum(1.0, between[INPUT] / (s.channels * s.nest.element_bytes))
     for run in (RUN_STREAMED, RUN_RAW_STREAMED):  # of one set of channels: what the first and the last set of kept tiles write
         np.copyto(found[1, run], found[1, SETS], where=s.sets == 1)
     found[2, _LOOPS == STREAMED_SETS] += s.kept
@@ -304,7 +311,7 @@ def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
     nest, kept, packed, own, once = s.nest, s.kept, s.packed, s.own, s.once
     lies = [runs_ago(state, name) < NEVER for name in OPERANDS]
     w_sets, f_sets = np.where(kept, s.kept_sets, s.streamed_sets), np.where(kept, s.streamed_sets, s.kept_sets)
-    depth, live = nest.channels / s.channels, s.rates.filter_tile
+    depth, live = nest.group_channels / s.channels, s.rates.filter_tile
     for order, of, raw, keeps, packs, first, size, tiles, sets, passes, turns in (
         (
             1,
@@ -326,7 +333,7 @@ def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
             ~kept,
             np.full_like(kept, own),
             once[FILTERS] / nest.batch,
-            live * nest.channels * s.n_filters,
+            live * nest.group_channels * s.n_filters,
             s.n_filters,
             f_sets,
             s.n_windows,
@@ -357,18 +364,18 @@ def _streams(s: Sliced, state: State) -> Iterator[tuple[Any, ...]]:
     passes = np.where(kept, 1.0, f_sets) * packed
     across = np.maximum(0.0, w_sets - 1) / np.maximum(1.0, s.n_windows - 1)  # neighbours between which a set ends
     edges = [
-        (OUTPUT, 1.0, (s.n_windows - 1) * nest.filters * s.rates.out_edge * s.sets, across, CALL, (SETS, TURN)),
-        (INPUT, 0.0, s.rates.pack_edge * nest.channels * passes, across, BURST, (SETS, TURN)),
+        (OUTPUT, 1.0, (s.n_windows - 1) * nest.group_filters * s.rates.out_edge * s.sets, across, CALL, (SETS, TURN)),
+        (INPUT, 0.0, s.rates.pack_edge * nest.group_channels * passes, across, BURST, (SETS, TURN)),
     ]
-    if again := max(0, live_pairs(nest) - nest.touched_h) * nest.touched_w * nest.element_bytes:  # kernel rows overlap
+    if again := max(0, live_taps(nest)[0] - nest.touched_h) * nest.touched_w * nest.element_bytes:  # kernel rows overlap
         beyond = np.clip((w_sets - 1) / max(1, nest.out_h - 1), 0.0, 1.0)
-        edges.append((INPUT, 0.0, passes * nest.channels * again, beyond, CALL, (SETS, TURN)))
+        edges.append((INPUT, 0.0, passes * nest.group_channels * again, beyond, CALL, (SETS, TURN)))
     if nest.in_place:
-        shared = ~packed * (s.n_windows - 1) * s.rates.place_edge * nest.channels
+        shared = ~packed * (s.n_windows - 1) * s.rates.place_edge * nest.group_channels
         yield INPUT, 0.0, shared * kept * (s.n_filters - f_sets), CALL  # a tile alone reads its lines whole each time
         edges.append((INPUT, 0.0, shared * np.where(kept, f_sets, s.n_filters), across, CALL, (TURN, PASS)))
     if nest.filters_in_rows_of_k:
-        shared = (s.n_filters - 1) * s.rates.filter_edge * nest.channels
+        shared = (s.n_filters - 1) * s.rates.filter_edge * nest.group_channels
         beyond = np.maximum(0.0, f_sets - 1) / np.maximum(1.0, s.n_filters - 1)
         if own:  # all panels of a set take some rows before the next ones, so they share lines at once; sets do not
             yield FILTERS, 0.0, shared * np.where(kept, w_sets, 1.0) * beyond, TURN, SETS
@@ -393,9 +400,9 @@ def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
             found.append(
                 f"lines of {level.name} are {level.line_bytes} bytes, those of {inner.name} {inner.line_bytes}: one size is assumed"
             )
-        start = gcd(nest.plane_bytes, level.sets * level.line_bytes)
+        start = gcd(nest.plane_bytes, level.way_bytes)
         used = max(level.line_bytes, min(nest.plane_bytes, schedule.windows * nest.element_bytes))
-        if schedule.pack == "none" and nest.channels > 1 and start > used:
+        if schedule.pack == "none" and nest.group_channels > 1 and start > used:
             planes = f"planes of {nest.plane_bytes:,} bytes are read in place {schedule.windows} windows at a time"
             found.append(
                 f"{planes}: they start in 1 of {start // level.line_bytes} sets of {level.name} and conflict, which is only estimated"

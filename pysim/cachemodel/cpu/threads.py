@@ -41,7 +41,6 @@ from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.machine.quantity import Number
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.cost import Cost
@@ -80,7 +79,7 @@ def grid(windows: int, filters: int, parts: int) -> tuple[int, int]:
 
 def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     """Of a nest's schedule."""
-    images, windows, filters = (1, w.n, w.m) if isinstance(w, Gemm) else (w.batch * w.groups, w.windows, w.filters // w.groups)
+    images, windows, filters = (1, w.n, w.m) if isinstance(w, Gemm) else (w.batch * w.groups, w.windows, w.group_filters)
     window_tiles, filter_tiles = ceil_div(windows, schedule.windows), ceil_div(filters, schedule.filters)
     of_windows, of_filters = grid(window_tiles, filter_tiles, parts_of_each(images, threads))
     times = ceil_div(images * of_windows * of_filters, threads)
@@ -89,8 +88,8 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
     windows, filters = min(windows, most_windows * schedule.windows), min(filters, most_filters * schedule.filters)
     streamed = most_filters if schedule.stationary == "input_stationary" else most_windows
     own = msgspec.structs.replace(schedule, k2=min(schedule.k2, streamed), k3=min(schedule.k3, most_windows + most_filters - streamed))
-    result = RESULT_BYTES[w.dtype]
-    row, channels = (w.n, w.k) if isinstance(w, Gemm) else (w.windows, w.channels // w.groups)
+    result = w.result_bytes
+    row, channels = (w.n, w.k) if isinstance(w, Gemm) else (w.windows, w.group_channels)
     neighbours, again = max(0, min(2, all_windows // windows - 1)), ceil_div(channels, schedule.channels) - 1
     shared = times * filters * (neighbours + 2 * (of_windows > 1) * again), math.gcd(row, schedule.windows) * result
     if isinstance(w, Gemm):
@@ -103,17 +102,13 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
 def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> Conv:
     """Rows of outputs from the middle of so many images and groups of a convolution, of so many filters of each group."""
     cut = {"height": (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1, "pad_top": 0, "pad_bottom": 0} if rows < w.out_h else {}
-    channels = w.channels // w.groups * groups
+    channels = w.group_channels * groups
     return msgspec.structs.replace(w, batch=images, groups=groups, channels=channels, filters=filters * groups, **cut)
 
 
 def touched_bytes(w: Workload) -> int:
     """Bytes of all operands."""
-    size, result = SIZES[w.dtype], RESULT_BYTES[w.dtype]
-    if isinstance(w, Gemm):
-        return (w.m * w.k + w.k * w.n) * size + w.m * w.n * result
-    weights = w.filters * (w.channels // w.groups) * w.kernel_h * w.kernel_w
-    return (w.batch * w.channels * w.height * w.width + weights) * size + w.batch * w.filters * w.windows * result
+    return w.operand_elements * w.element_bytes + w.output_elements * w.result_bytes
 
 
 def as_seen_by_one(machine: Machine, threads: int, part: float) -> Machine:
@@ -170,7 +165,7 @@ def share_of(machine: Machine, threads: int, items: int = 1, largest: float | No
 
 def lines_of(machine: Machine, part: Part) -> float:
     """That two threads write, each of which a seam is within."""
-    line = machine.levels[0].line_bytes
+    line = machine.line_bytes
     return part.seams * (1 - math.gcd(line, part.grain) / line)
 
 

@@ -106,11 +106,11 @@ def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limi
     l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
     size, tile = rates.nest.element_bytes, rates.windows
     window = np.where(packed > 0, tile * rates.packed_window, tile * size + rates.place_edge)
-    filters, out = rates.stored_tile, tile * rates.filters * rates.nest.out_bytes
+    filters, out = rates.stored_tile, tile * rates.filters * rates.nest.result_bytes
 
-    common = np.array(_channel_parts(rates.nest.channels, rates.nest.kernel_h * rates.nest.kernel_w))
-    channels, new = _with_own(common, balanced(rates.nest.channels, (l1 - out) / (window + filters)))  # which fit L1
-    new &= (least_cycles(rates, np.ceil(rates.nest.channels / channels.T), packed) <= limit).T
+    common = np.array(_channel_parts(rates.nest.group_channels, rates.nest.taps))
+    channels, new = _with_own(common, balanced(rates.nest.group_channels, (l1 - out) / (window + filters)))  # which fit L1
+    new &= (least_cycles(rates, np.ceil(rates.nest.group_channels / channels.T), packed) <= limit).T
     row, column = np.nonzero(new)
     channels, swap = channels[row, column], keeps_windows[row]
     window, filters, out = window[row] * channels, filters[row] * channels, out[row]
@@ -145,13 +145,12 @@ def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float 
     if not nest.filters_packed:
         per_set += core.call_cycles.value * nest.repeats * rates.filter_tiles
         once += rates.pack_filters
-    least: Array = once + sets * per_set + (sets - 1) * rates.reload
-    return least
+    return once + sets * per_set + (sets - 1) * rates.reload
 
 
 def usable(level: Level) -> float:
     """Bytes that operands with reuse may fill: all ways but one, which is left to whatever streams by (BLIS model)."""
-    return level.sets * level.line_bytes * max(1, level.ways - 1)
+    return level.way_bytes * max(1, level.ways - 1)
 
 
 @lru_cache(maxsize=1024)

@@ -48,7 +48,6 @@ from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import SIZES
 from pysim.record.plan import Layout, blocks_of
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel
@@ -86,6 +85,10 @@ class Shape(NamedTuple):
     out_blocks: bool = False
 
     @property
+    def form(self) -> str:
+        return f"F({self.outputs}x{self.outputs})"
+
+    @property
     def planes(self) -> int:
         return self.edge**2
 
@@ -116,14 +119,14 @@ def dense(w: Conv) -> Conv:
 def phase_elements(w: Conv) -> int:
     """Of all images, where there is a stride."""
     own = dense(w)
-    return own.batch * own.channels * own.height * own.width if w.stride_h > 1 else 0
+    return own.input_elements if w.stride_h > 1 else 0
 
 
 def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> Shape:
     """The counts of native/conv/winograd.c."""
     w = dense(w)
     row, rows = ceil_div(w.out_w, outputs), w.batch * ceil_div(w.out_h, outputs)
-    tiles, most, filters = row * rows, kernel.filters, w.filters // w.groups
+    tiles, most, filters = row * rows, kernel.filters, w.group_filters
     if tiles <= most:
         panel = tiles
     elif row > most:
@@ -133,7 +136,7 @@ def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> 
     return Shape(
         outputs,
         w.kernel_h,
-        w.channels // w.groups,
+        w.group_channels,
         filters,
         tiles,
         rows,
@@ -147,7 +150,7 @@ def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> 
 
 def plane_elements(w: Conv, kernel: Kernel, of: Shape) -> int:
     """Of a panel's patches, one plane: an odd number of lines, of blocks for each tile."""
-    size = SIZES[w.dtype]
+    size = w.element_bytes
     tile = _odd_lines(of.channels, size) if of.in_blocks else of.channels
     return _odd_lines(tile * kernel.filters + FREE_ELEMENTS, size)
 
@@ -158,7 +161,7 @@ def _odd_lines(elements: int, size: int) -> int:
 
 def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int, layout: Layout = "nchw") -> int:
     """Phases of all images; patches and sums of a block, and what aligns them."""
-    of, size = shape_of(w, kernel, outputs, layout), SIZES[w.dtype]
+    of, size = shape_of(w, kernel, outputs, layout), w.element_bytes
     k2, k3 = min(k2, of.panels), min(k3, of.filter_panels)
     patches = k2 * of.planes * plane_elements(w, kernel, of) * size
     tile = _odd_lines(of.planes * _odd_lines(k3 * kernel.windows, size), size)
@@ -169,7 +172,7 @@ def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int, lay
 def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
     """Transformed filters, whole panels of them."""
     of = shape_of(w, kernel, outputs)
-    return w.groups * of.planes * of.filter_panels * kernel.windows * of.channels * SIZES[w.dtype]
+    return w.groups * of.planes * of.filter_panels * kernel.windows * of.channels * w.element_bytes
 
 
 Cases = tuple[tuple[Kernel, Shape], ...]  # what a kernel and m make of a problem
@@ -213,15 +216,8 @@ def _parts(total: int, most: int) -> tuple[int, ...]:
     return tuple(sorted({ceil_div(total, part) for part in _PARTS if part <= most}, reverse=True))
 
 
-class Prediction(NamedTuple):
-    """Cycles of every candidate, and the passes that they take."""
-
-    cycles: Array
-    passes: tuple[Pass, ...]
-
-
-def predict(of: Candidates) -> Prediction:
-    """The equations at the head of this file."""
+def predict(of: Candidates) -> list[Pass]:
+    """The passes of every candidate: the equations at the head of this file."""
     nest = described(of)
     misses = nest.misses(of.machine.levels, of.state)
     moved = crossed(nest, misses)
@@ -235,7 +231,7 @@ def predict(of: Candidates) -> Prediction:
             covers = 1 / of.k2 if "kernel" in names else 1.0
             operands = [nest.operands[row].name for row in at]
             passes.append(Pass(of.machine, {name: terms[name] for name in names}, operands, moved[:, which], covers))
-    return Prediction(sum((one.cycles for one in passes), np.zeros(1)), tuple(passes))
+    return passes
 
 
 def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[str, Array]:
@@ -244,13 +240,13 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
     own = np.array([_in_core(w, machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1).T[:, of.case]
     kernel, calls, store, load, patches, outputs = own * w.groups
     channels, _, _, planes, _, panel, windows, _ = _counts(of)
-    sets, line = np.ceil(channels / of.channels), machine.levels[0].line_bytes
+    sets, line = np.ceil(channels / of.channels), machine.line_bytes
     beyond = min(1, len(machine.levels) - 1)
 
     def waits(rows: Array) -> Array:
         return core.store_run_cycles.value * np.maximum(0.0, 1 - core.prefetch_streams.value / rows)
 
-    runs = misses["sums", True][beyond] / (windows * SIZES[w.dtype])
+    runs = misses["sums", True][beyond] / (windows * w.element_bytes)
     terms = {
         "kernel": kernel,
         "call": core.call_cycles.value * calls * sets,
@@ -273,8 +269,7 @@ def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
     sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
     each = machine.core.call_cycles.value * calls + store + load
     parting = np.array([[_parting(w, machine, machine.unit_of(kernel.target))] for kernel, _ in cases]).reshape(-1, 1)
-    least: Array = kernel + patches + outputs + parting - load + sets * each
-    return least
+    return kernel + patches + outputs + parting - load + sets * each
 
 
 # In the core
@@ -285,7 +280,7 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
     """Of one group: cycles of all steps, calls of one channel set, cycles to store and to load the sums once, cycles of both transforms."""
     unit = machine.unit_of(kernel.target)
     last_tiles, last_filters = of.tiles - (of.panels - 1) * of.panel, of.filters - (of.filter_panels - 1) * kernel.windows
-    steps, vectors, lanes = 0.0, 0, max(1, unit.vector_bytes // SIZES[w.dtype])
+    steps, vectors, lanes = 0.0, 0, unit.lanes(w.element_bytes)
     for tile_panels, tiles in ((of.panels - 1, of.panel), (1, last_tiles)):
         for filter_panels, filters in ((of.filter_panels - 1, kernel.windows), (1, last_filters)):
             along, across = ceil_div(filters, kernel.lane_windows), ceil_div(tiles, kernel.lane_filters)
@@ -308,7 +303,7 @@ def _parting(w: Conv, machine: Machine, unit: Unit) -> float:
     if stride == 1:
         return 0.0
     rows = own.batch * own.channels * own.height
-    vectors = rows * ceil_div(own.width, max(1, unit.vector_bytes // SIZES[w.dtype]))
+    vectors = rows * ceil_div(own.width, unit.lanes(w.element_bytes))
     calls = rows // stride * ceil_div(own.width, PARTED)  # one channel's row in all its column phases
     return vectors * (_cycles(unit, w.dtype, 1.0, 1.0, 0.0, stride) + core.pack_cycles.value) + calls * core.pack_call_cycles.value
 
@@ -368,13 +363,12 @@ def _counts(of: Candidates) -> Array:
         (shape.channels, shape.panels, shape.filter_panels, shape.planes, shape.outputs, shape.panel, kernel.windows, kernel.filters)
         for kernel, shape in of.cases
     ]
-    counts: Array = np.array(columns, dtype=np.float64).T[:, of.case]
-    return counts
+    return np.array(columns, dtype=np.float64).T[:, of.case]
 
 
 def described(of: Candidates) -> LoopNest:
     """The loops of native/conv/winograd.c: panels of tiles and of filters in blocks and sets, and the phases of their bodies."""
-    w, size = dense(of.workload), SIZES[of.workload.dtype]
+    w, size = dense(of.workload), of.workload.element_bytes
     channels, panels, filter_panels, planes, outputs, panel, wide, held = _counts(of)
     wide, held = wide * size, held * size
     loops = (
@@ -387,9 +381,8 @@ def described(of: Candidates) -> LoopNest:
         Loop("panels of filters", "filters", 1, of.k3),
         Loop("panels of tiles", "tiles", 1, of.k2),
     )
-    image = w.batch * w.channels // w.groups * w.height * w.width * size
-    output = w.batch * (w.filters // w.groups) * w.windows * size
-    source = w.batch * of.workload.channels * of.workload.height * of.workload.width * size  # the images that are parted
+    image, output = w.input_elements // w.groups * size, w.output_elements // w.groups * size
+    source = of.workload.input_elements * size  # the images that are parted
     groups = {"groups": Extent(1.0, w.groups)} if w.groups > 1 else {}
     each, depth = Extent(1.0, planes), Extent(1.0, channels)
     halo = (w.kernel_h - 1) / outputs * image / panels  # rows that two rows of tiles share

@@ -19,7 +19,6 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.reuse import Sliced
 from pysim.cachemodel.cpu.threads import grid, parts_of_each
 from pysim.machine.cpu import Level, Machine
-from pysim.problem.conv import Conv
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan, on_cpu
@@ -59,20 +58,19 @@ def peak_of(plan: Plan, lanes: int = 0) -> float:
 def peak_of_taps(plan: Plan, met: float) -> float:
     """FLOP/s of the definition at which one core's unit is busy, where of the taps of all windows so many are multiplied: those that meet
     the image."""
-    w = plan.workload
-    assert isinstance(w, Conv)
-    return peak_of(plan) * w.windows * w.kernel_h * w.kernel_w / met if met else 0.0
+    w = plan.conv
+    return peak_of(plan) * w.windows * w.taps / met if met else 0.0
 
 
 def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
     """The description of a plan whose schedule is that of SConv's nest."""
     s, on = on_cpu(plan)
     described, names = sliced(nest, on, s)
-    taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.kernel_h * nest.kernel_w > 1 else ""
+    taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.taps > 1 else ""
     inner = f"{s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}"
     summary = f"{summary}, {s.stationary.replace('_', ' ')}"
     repeats = (f"for each of {nest.batch} images x {nest.groups} groups",) if nest.repeats > 1 else ()
-    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.filters, s.filters)
+    tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.group_filters, s.filters)
     parts = grid(*tiles, parts_of_each(nest.repeats, plan.threads))
     of = dict(zip(("kept", "streamed"), parts if s.stationary == "input_stationary" else parts[::-1], strict=True))
     threads = tuple(divided(described, of, names)) if plan.threads > 1 else ()
@@ -172,7 +170,7 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
     if kernel is None or unit is None:
         return 0.0
     live = sum(nest.live_rows(kernel.windows)) / (ceil_div(nest.windows, kernel.windows) * nest.kernel_h)
-    return 2 * products_per_cycle(kernel, unit, nest.out_bytes // nest.element_bytes) * on.clock_hz / live if live else 0.0
+    return 2 * products_per_cycle(kernel, unit, nest.result_bytes // nest.element_bytes) * on.clock_hz / live if live else 0.0
 
 
 def _exact(plan: Plan) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.passes import Pass, pass_cycles
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.waves import DATA_PARALLEL, OF_WAVES, SPLIT_K, STEP, STREAM_K, TERMS, Array, Columns, Prediction, Table
+from pysim.cachemodel.numbers import numbered
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
@@ -97,8 +98,7 @@ def legal(
 ) -> tuple[list[Row], list[Rejected]]:
     """The rows of an algorithm that a request may use, and those that it may not, with reasons. A row that is named is used whatever it is
     there for."""
-    gpu, problem, named = request.machine, request.problem, request.schedule
-    assert isinstance(gpu, Gpu)
+    gpu, problem, named = request.gpu, request.problem, request.schedule
     if named is not None and isinstance(named, Schedule):
         return [], [Rejected(name, f"the named plan is for a CPU; {gpu.name} is a GPU", "machine")]
     found: list[Row] = []
@@ -131,11 +131,16 @@ def constants_of(gpu: Gpu, families: Iterable[str]) -> tuple[str, GpuFamily]:
 # Launches
 
 
+def one_each(count: int, kind: int = DATA_PARALLEL, splits: int = 1, along_n: bool = False, group: int = 1) -> Table:
+    """One launch of each of `count` variants."""
+    return Table(np.arange(count), *(np.full(count, value) for value in (kind, splits, along_n, group)))
+
+
 def named_table(count: int, schedule: AnySchedule, chunks: int) -> Table:
     """The one launch that a request names, of each of `count` variants."""
     assert isinstance(schedule, GpuSchedule)
-    launch = (DECOMPOSITIONS.index(schedule.decomposition), 1 if chunks else schedule.splits, schedule.along_n, schedule.group)
-    return Table(np.arange(count), *(np.full(count, value) for value in launch))
+    splits = 1 if chunks else schedule.splits
+    return one_each(count, DECOMPOSITIONS.index(schedule.decomposition), splits, schedule.along_n, schedule.group)
 
 
 def table_of(gpu: Gpu, c: Columns) -> Table:
@@ -210,14 +215,8 @@ def best_walks(table: Table, cycles: Array) -> Array:
 
 def _of_threads(gpu: Gpu, one: Candidates) -> "Costs":
     """The costs of an algorithm's kernels without tiles."""
-    count, found = len(one.variants), list[Prediction]()
-    for variant in one.variants:
-        assert variant.threads is not None and variant.family is not None
-        found.append(threads.predict(gpu, variant.threads, variant.attributes, variant.family, one.request.state == "hot"))
-    table = Table(np.arange(count), *(np.full(count, value) for value in (DATA_PARALLEL, 1, False, 1)))
-    cycles, waves, others, bound, traffic = (np.concatenate(parts, axis=-1) for parts in zip(*(each[:-1] for each in found), strict=True))
-    facts = {name: np.concatenate([each.facts[name] for each in found], axis=-1) for name in found[0].facts}
-    return Costs(one, table, Prediction(cycles, waves, others, bound, traffic, facts))
+    kernels = [(of.threads, of.attributes, of.family) for of in one.variants if of.threads and of.family]
+    return Costs(one, one_each(len(kernels)), threads.predict(gpu, kernels, one.request.state == "hot"))
 
 
 class Costs:
@@ -225,23 +224,13 @@ class Costs:
 
     def __init__(self, of: Candidates, table: Table, prediction: Prediction) -> None:
         self.of, self.table, self.prediction = of, table, prediction
-        gpu = of.request.machine
-        assert isinstance(gpu, Gpu)
-        self.gpu = gpu
-        self.kernels = tuple(dict.fromkeys(variant.kernel for variant in of.variants))
+        self.gpu = gpu = of.request.gpu
+        self.kernels, kernel = numbered(variant.kernel for variant in of.variants)
+        self.kernel = self.alike = kernel[table.variant]
         self.kinds = of.kinds or DECOMPOSITIONS
         self.around = np.array([sum(pass_cycles(gpu, one) for one in variant.passes) for variant in of.variants], float)
         times = np.array([variant.times for variant in of.variants], float)
         self.cycles: Array = prediction.cycles * times[table.variant] + self.around[table.variant]
-
-    @cached_property
-    def kernel(self) -> Array:
-        places = {name: place for place, name in enumerate(self.kernels)}
-        return np.array([places[variant.kernel] for variant in self.of.variants], int)[self.table.variant]
-
-    @property
-    def alike(self) -> Array:
-        return self.kernel
 
     @cached_property
     def kind(self) -> Array:

@@ -9,7 +9,7 @@ of the warps that one of the active SMs has; of its waits as many pass one after
 Worked number: 25,088 warps on 132 SMs are 190 an SM; of 64 at once, so three waits follow one another.
 """
 
-import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,19 +33,21 @@ class Threads(NamedTuple):
     touched: float
 
 
-def predict(gpu: Gpu, of: Threads, attributes: Attributes, family: GpuFamily, hot: bool) -> Prediction:
-    """Cost of its one launch."""
-    active = min(float(gpu.sms.value), math.ceil(of.warps * WARP / attributes.threads))
-    here = of.warps / active  # warps of an SM
-    held = occupancy(gpu, attributes) * attributes.threads / WARP
-    issue, shared = here * of.instructions / gpu.schedulers_per_sm.value, here * of.wavefronts
-    waits = math.ceil(here / held) * of.waits
-    memory_bytes = of.touched * (float(miss(gpu, np.array(of.touched))) if hot else 1.0)
-    l2 = of.asked / min(gpu.l2_bytes_per_second.value / gpu.clock_hz, active * gpu.port_bytes_per_cycle.value)
-    memory = memory_bytes / min(gpu.memory_bytes_per_second.value / gpu.clock_hz, active * gpu.memory_port_bytes_per_cycle.value)
-    waves = np.zeros((2, 4, 1))
-    waves[0, :, 0] = max(issue, shared, waits) / family.efficiency.value, 0, l2, memory
-    others = np.array([[0.0], [0.0], [0.0], [family.launch_seconds.value * gpu.clock_hz]])
-    bound = max((issue, STEP.index("issue")), (shared, STEP.index("shared")), (waits, STEP.index("latency")))[1]
-    traffic = np.array([[of.warps * of.wavefronts], [shared], [of.asked], [memory_bytes]])
-    return Prediction(joined(waves) + others.sum(axis=0), waves, others, np.array([bound]), traffic, {})
+def predict(gpu: Gpu, kernels: Sequence[tuple[Threads, Attributes, GpuFamily]], hot: bool) -> Prediction:
+    """Cost of the one launch of each of some kernels."""
+    warps, instructions, wavefronts, waits, asked, touched = np.array([of for of, *_ in kernels]).T
+    efficiency, launch = np.array([(family.efficiency.value, family.launch_seconds.value) for *_, family in kernels]).T
+    of_block = np.array([block.threads for _, block, _ in kernels]) / WARP
+    held = np.array([occupancy(gpu, block) for _, block, _ in kernels]) * of_block
+    active = np.minimum(gpu.sms.value, np.ceil(warps / of_block))
+    here = warps / active  # warps of an SM
+    loop = here * wavefronts, here * instructions / gpu.schedulers_per_sm.value, np.ceil(here / held) * waits
+    memory_bytes = touched * (miss(gpu, touched) if hot else 1.0)
+    l2 = asked / np.minimum(gpu.l2_bytes_per_second.value / gpu.clock_hz, active * gpu.port_bytes_per_cycle.value)
+    memory = memory_bytes / np.minimum(gpu.memory_bytes_per_second.value / gpu.clock_hz, active * gpu.memory_port_bytes_per_cycle.value)
+    waves, others = np.zeros((2, 4, len(kernels))), np.zeros((4, len(kernels)))
+    waves[0] = np.max(loop, axis=0) / efficiency, np.zeros_like(warps), l2, memory
+    others[-1] = launch * gpu.clock_hz
+    bound = STEP.index("shared") + np.argmax(loop, axis=0)
+    traffic = np.stack([warps * wavefronts, loop[0], asked, memory_bytes])
+    return Prediction(joined(waves) + others.sum(axis=0), waves, others, bound, traffic, {})

@@ -123,8 +123,7 @@ def missed(gpu: Gpu, gap: Array, touched: Array, everything: Array) -> Array:
     """Share of a panel's gaps after which it comes from memory again; those without end are none."""
     ends = gap < np.inf
     away = miss(gpu, np.minimum(np.where(ends, gap, 0) * touched, everything)) * ends
-    share: Array = away.sum(axis=1, keepdims=True) / np.maximum(1, ends.sum(axis=1, keepdims=True))
-    return share
+    return away.sum(axis=1, keepdims=True) / np.maximum(1, ends.sum(axis=1, keepdims=True))
 
 
 def gaps(when: Array, tiles: Array, share: Array) -> Array:

@@ -183,8 +183,7 @@ def together(busy: Any, transfer: Any) -> Any:
 def joined(waves: Array) -> Array:
     """Cycles of waves, by (full, last) and OF_WAVES."""
     loop, power, l2, memory = (waves[:, i] for i in range(len(OF_WAVES)))
-    cycles: Array = together(np.maximum(loop, power), np.maximum(l2, memory)).sum(axis=0)
-    return cycles
+    return together(np.maximum(loop, power), np.maximum(l2, memory)).sum(axis=0)
 
 
 def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Prediction:
@@ -300,14 +299,12 @@ def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Arr
 def _last_results(gpu: Gpu, c: Columns, facts: dict[str, Array]) -> Array:
     """Cycles in which L2 takes the results of the last wave."""
     share = np.minimum(1, np.where(facts["left"] > 0, facts["left"], facts["slots"]) / facts["items"])
-    found: Array = facts["written"] * share / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
-    return found
+    return facts["written"] * share / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
 
 
 def _near(c: Columns, table: Table) -> Array:
     """Whether the parts of a launch's tiles meet in clusters."""
-    found: Array = (table.kind == SPLIT_K) & (table.splits <= c.near)
-    return found
+    return (table.kind == SPLIT_K) & (table.splits <= c.near)
 
 
 def _partials(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], latency: Array) -> Array:

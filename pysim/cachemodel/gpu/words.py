@@ -9,13 +9,11 @@ from pysim.cachemodel.gpu.occupancy import occupancy_limits, pipe_of
 from pysim.cachemodel.gpu.passes import pass_cycles
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
-from pysim.problem.dtypes import GPU_RESULT_BYTES, SIZES
+from pysim.problem.dtypes import GPU_RESULT_BYTES
 from pysim.problem.gemm import Gemm
-from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.description import Description, Section, bytes_text, seconds_text
 from pysim.record.plan import Plan, Request
-from pysim.record.schedule import GpuSchedule, Schedule
 from pysim.registry.cuda import WARP, Tiles, conv_kernel, gemm_kernel
 
 
@@ -41,8 +39,7 @@ def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: s
 
 def _tiles_of(plan: Plan) -> Tiles | None:
     """The tiles of the kernel that multiplies, if it has any."""
-    assert not isinstance(plan.schedule, Schedule)
-    product = gemm_kernel(plan.schedule.gemm or plan.schedule.kernel)
+    product = gemm_kernel(plan.launch.gemm or plan.kernel)
     row = product or conv_kernel(plan.kernel)
     return row.tiles if row and row.tiles.rows else None
 
@@ -84,8 +81,8 @@ def _block(variant: Variant, of: Tiles | None) -> Iterator[str]:
 
 def _launch(costs: Costs, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
     """What an SM holds of a launch, its waves and its rasterisation order."""
-    on, schedule, columns, attributes = costs.gpu, plan.schedule, variant.columns, variant.attributes
-    assert isinstance(schedule, GpuSchedule) and columns is not None
+    on, schedule, columns, attributes = costs.gpu, plan.launch, variant.columns, variant.attributes
+    assert columns is not None
     facts = {name: int(values[0]) for name, values in costs.prediction.facts.items() if name in ("items", "slots")}
     limits, held = occupancy_limits(on, attributes), int(columns.resident)
     least = min(limits, key=lambda name: limits[name])
@@ -122,18 +119,12 @@ def _passes(costs: Costs, variant: Variant) -> Iterator[str]:
 
 def _traffic(plan: Plan) -> Iterator[str]:
     assert isinstance(plan.cost, Cost)
+    w = plan.workload
+    touched = w.operand_elements * w.element_bytes + w.output_elements * GPU_RESULT_BYTES[w.dtype]
     for name, level in plan.cost.levels.items():
         counted = f"{level['wavefronts']:,.0f} wavefronts" if "wavefronts" in level else f"{level['lines']:,.0f} lines"
         yield f"{name:<18}{bytes_text(level['bytes']):>10}   {counted}, {level['cycles']:,.0f} cycles"
-    yield f"{'operands':<18}{bytes_text(_operand_bytes(plan.workload)):>10}   once each"
-
-
-def _operand_bytes(of: Workload) -> float:
-    """Bytes of the operands and the result."""
-    size = SIZES[of.dtype]
-    if isinstance(of, Gemm):
-        return (of.m * of.k + of.k * of.n) * size + of.m * of.n * GPU_RESULT_BYTES[of.dtype]
-    return (of.input_elements + of.filter_elements + of.output_elements) * size
+    yield f"{'operands':<18}{bytes_text(touched):>10}   once each"
 
 
 def _workspace(plan: Plan) -> Iterator[str]:

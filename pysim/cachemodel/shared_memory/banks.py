@@ -168,8 +168,7 @@ class SharedMemory(msgspec.Struct, frozen=True):
         first[:, 1:] &= word[:, 1:] != word[:, :-1]
         slots = (word & (self.banks - 1)) + self.banks * np.arange(len(word))[:, None]
         distinct = np.bincount(slots[first], minlength=len(word) * self.banks)
-        groups: Integers = distinct.reshape(count, -1, self.banks).max(axis=2)
-        return groups
+        return distinct.reshape(count, -1, self.banks).max(axis=2)
 
 
 def _one(addresses: ArrayLike, width: int, active: ArrayLike | None) -> tuple[Integers, Mask]:

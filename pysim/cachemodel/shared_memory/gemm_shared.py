@@ -101,8 +101,7 @@ def place(tiles: Tiles, operand: str, k: Integers, x: Integers) -> Integers:
     kind, extent = _TYPES[tiles.dtype], _extent(tiles, operand)
     lines = tiles.depth // kind.depth // kind.chunk
     swizzle = k // kind.chunk % lines * (128 // lines) if tiles.spread else 0
-    address: Integers = ((k * extent + x) * kind.unit_bytes) ^ swizzle
-    return address
+    return ((k * extent + x) * kind.unit_bytes) ^ swizzle
 
 
 def _extent(tiles: Tiles, operand: str) -> int:

@@ -87,8 +87,7 @@ def _patches(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
 
 def _tile_word(kernel: ConvKernel, nhwc: bool, plane: Integers, channel: Integers, place: Integers) -> Integers:
     filters = PLANES * kernel.block_k * kernel.block_filters
-    word: Integers = filters + (plane * kernel.block_k + channel) * kernel.block_windows + (place ^ (4 * channel if nhwc else 0))
-    return word
+    return filters + (plane * kernel.block_k + channel) * kernel.block_windows + (place ^ (4 * channel if nhwc else 0))
 
 
 def _fragments(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:
@@ -113,13 +112,11 @@ def _halves(nhwc: bool) -> Iterator[Access]:
 
 
 def _tiles_4(plane: Integers, channel: Integers, tile: Integers) -> Integers:
-    word: Integers = plane * PITCH + channel * ROW + tile
-    return word
+    return plane * PITCH + channel * ROW + tile
 
 
 def _filters_4(kernel: ConvKernel, plane: Integers, channel: Integers, line: Integers) -> Integers:
-    word: Integers = LARGE_PLANES * PITCH + (plane * STEP + channel) * (ROW if kernel.variant == "single" else SIDE) + line
-    return word
+    return LARGE_PLANES * PITCH + (plane * STEP + channel) * (ROW if kernel.variant == "single" else SIDE) + line
 
 
 def _weights(kernel: ConvKernel, nhwc: bool) -> Iterator[Access]:

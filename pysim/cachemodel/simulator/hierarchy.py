@@ -273,8 +273,7 @@ def _whole(value: Any, least: int, most: int, what: str) -> None:
 def _native() -> tuple[Any, Any]:
     from pysim.runtime import cpu as runtime
 
-    library: tuple[Any, Any] = runtime.library()
-    return library
+    return runtime.library()
 
 
 def _config(ffi: Any, hierarchy: Hierarchy) -> Any:

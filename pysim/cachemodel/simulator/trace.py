@@ -27,7 +27,6 @@ from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
 from pysim.errors import PlanError
 from pysim.problem.conv import Conv
-from pysim.problem.dtypes import RESULT_BYTES, SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
@@ -65,15 +64,14 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
 
     ffi, lib = runtime.library()
     size = ffi.new("int64_t *")
-    element, result = SIZES[workload.dtype], RESULT_BYTES[workload.dtype]
+    element, result = workload.element_bytes, workload.result_bytes
     told = runtime.problem_struct(workload), runtime.schedule_struct(schedule, workload)
     runtime.check(lib.pysim_prepared_bytes(*told, size))
     if isinstance(workload, Gemm):
-        sizes = [size[0] or workload.k * workload.n * element, workload.m * workload.k * element, workload.m * workload.n * result]
+        sizes = [size[0] or workload.k * workload.n * element, workload.m * workload.k * element, workload.output_elements * result]
     else:
         panels = size[0] - lib.PYSIM_PACKED_MARK_BYTES  # all that the loops read of packed filters
-        image = workload.channels * workload.height * workload.width * element
-        sizes = [workload.batch * image, panels, workload.batch * workload.filters * workload.windows * result]
+        sizes = [workload.input_elements * element, panels, workload.output_elements * result]
     runtime.check(lib.pysim_workspace_bytes(*told, 1, size))
     return Bases(*pages([*sizes, size[0]])[:4])
 
@@ -103,8 +101,8 @@ def _estimated(workload: Workload, schedule: Schedule) -> float:
 def _steps(workload: Workload, schedule: Schedule) -> int:
     """k steps of all tiles."""
     nest = nest_of(workload)
-    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.filters, schedule.filters)
-    return tiles * nest.channels * nest.kernel_h * nest.kernel_w
+    tiles = nest.repeats * ceil_div(nest.windows, schedule.windows) * ceil_div(nest.group_filters, schedule.filters)
+    return tiles * nest.group_channels * nest.taps
 
 
 def _check_length(workload: Workload, schedule: Schedule) -> None:
