@@ -349,6 +349,21 @@ def test_a_gpu_is_checked_like_a_cpu() -> None:
     assert "capability" in refusal(changed('capability = "9.0"', 'capability = "sm_90"', VALID_GPU))
 
 
+def test_what_a_gpus_file_leaves_out_of_its_model_is_that_of_the_one_it_is_like() -> None:
+    h200, text = load_any("h200"), (SHIPPED / "rtx-3090.toml").read_text()
+    found = loads(text)
+    assert isinstance(h200, Gpu) and isinstance(found, Gpu)
+    assert set(found.model.families) == set(h200.model.families)
+    taken, own = found.model.families["conv_direct"].launch_seconds, found.model.families["mma"].efficiency
+    assert (taken.value, taken.kind) == (h200.model.families["conv_direct"].launch_seconds.value, "assumed")
+    assert (own.value, own.source) == (0.85, "mma") and "those of h200" in (found.sources[taken.source].note or "")
+    for wrong in ("h20O", "zen4", "rtx-3090x"):
+        with pytest.raises(MachineError, match=f'like: no shipped GPU is named "{wrong}"'):
+            loads(text.replace('like = "h200"', f'like = "{wrong}"'))
+    with pytest.raises(MachineError, match="like"):
+        loads((SHIPPED / "zen4.toml").read_text().replace('kind = "cpu"', 'kind = "cpu"\nlike = "zen5"'))
+
+
 def test_sets_need_not_be_a_power_of_two() -> None:
     machine = loads(changed("sets = 2048", "sets = 1536"))
     assert isinstance(machine, Machine)

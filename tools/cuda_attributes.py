@@ -33,6 +33,7 @@ CAPABILITY = 90
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7", "tf32x3": "8"}
 THIRDS = "16"  # f32 as products of bf16 thirds (native/cuda/mainloop/hopper/shape.h)
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "tf32x3": "float", "s8": "signed char"}
+EMPTY = 8  # registers that a kernel has at most which other rows replace there: it is compiled to nothing
 FITTED = ("efficiency",)  # what tools/fit_gpu.py adds
 ANY = Conv(channels=8, height=8, width=8, filters=8, kernel_h=3, kernel_w=3)
 WINOGRAD = {"reference": 0, "sts64": 1, "compact": 2}  # native/cuda/conv/winograd/winograd.h
@@ -146,7 +147,9 @@ def main() -> None:
     old = json.loads(target.read_text()) if target.exists() else {}
     fitted = {name: {key: one[key] for key in FITTED if key in one} for name, one in old.get("kernels", {}).items()}
     known = {row.name for row in gemm_kernels()} | {row.name for row in conv_kernels()}
-    found = {name: msgspec.structs.replace(one, **fitted.get(name, {})) for name, one in found.items() if name in known}
+    found = {
+        name: msgspec.structs.replace(one, **fitted.get(name, {})) for name, one in found.items() if name in known and one.registers > EMPTY
+    }
     before = {name: one for name, one in old.get("kernels", {}).items() if name in known}
     kernels = before | {name: msgspec.to_builtins(one) for name, one in found.items()}
     kept = {key: value for key, value in old.items() if key.startswith("efficiencies")}

@@ -86,7 +86,7 @@ CHANGED = {  # since a file was measured
     "products-held-h200.jsonl": (turned, lined, tensor_f64, apart, overlapping),
     "products-random-h200.jsonl": (turned, lined, apart, overlapping),
     "products-random-h100.jsonl": (turned, lined, apart, overlapping),
-    "products-calibrated-h100.jsonl": (turned, apart, overlapping),
+    "products-seed61-h100.jsonl": (turned, apart, overlapping),
     "products-singles-h200.jsonl": (overlapping,),
     "planner-h200.json": (overlapping,),
     **{f"products-seed{seed}.jsonl": (apart, overlapping) for seed in ("62-h100", "62-h200", "63-h200", "64-h100")},

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,9 +17,9 @@ from pysim.calibration.kept import kept_of, recall, remember
 from pysim.calibration.linux import CPUINFO, SYSFS, core_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Machine
-from pysim.machine.gpu import Gpu, GpuModel
+from pysim.machine.gpu import Gpu
 from pysim.machine.load import load, load_any, loads, names
-from pysim.machine.quantity import Count, Number, Source
+from pysim.machine.quantity import Count, Number, Source, assumed
 from pysim.machine.write import to_toml
 from pysim.measure.load import share_of_others
 from pysim.runtime import cuda
@@ -172,31 +171,18 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         versions=f"{device.name}, driver {device.driver}",
     )
     kin = Source(title=f"Taken over from {nearest.name}", note="the shipped GPU of the nearest capability, but another one")
-    clock, share = device.clock_khz * 1e3, device.sms / nearest.sms.value
+    clock = device.clock_khz * 1e3
+    scaled = clock / nearest.frequency_hz.value
 
     def measured(value: int) -> Count:
         return Count(value=value, kind="measured", source="device")
 
-    def assumed(number: Number, factor: float = 1.0) -> Number:
-        return Number(value=number.value * factor, kind="assumed", source="kin")
+    def by(number: Number, factor: float) -> Number:
+        return msgspec.structs.replace(number, value=number.value * factor)
 
-    def all_assumed(numbers: dict[str, Number]) -> dict[str, Number]:
-        return {name: assumed(number) for name, number in numbers.items()}
-
-    def taken(one: Any) -> Any:
-        return msgspec.structs.replace(one, **{field: assumed(getattr(one, field)) for field in one.__struct_fields__})
-
-    of = nearest.model
-    tables = {
-        "families": {name: taken(family) for name, family in of.families.items()},
-        "passes": taken(of.passes),
-        "direct": taken(of.direct),
-    }
-    numbers = {name: assumed(getattr(of, name)) for name in GpuModel.__struct_fields__ if name not in tables}
-    model = msgspec.structs.replace(of, **tables, **numbers)
-    scaled = clock / nearest.frequency_hz.value
-    return Gpu(
-        schema=1,
+    taken: Gpu = assumed(nearest, "kin")
+    return msgspec.structs.replace(
+        taken,
         name=CUDA,
         description=device.name,
         capability=f"{device.capability // 10}.{device.capability % 10}",
@@ -207,22 +193,9 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         registers_per_sm=measured(device.registers_per_sm),
         shared_bytes_per_sm=measured(device.shared_bytes_per_sm),
         shared_bytes_per_block=measured(device.shared_bytes_per_block),
-        shared_banks=Count(value=nearest.shared_banks.value, kind="assumed", source="kin"),
-        shared_rule=nearest.shared_rule,
-        l1_bytes=Count(value=nearest.l1_bytes.value, kind="assumed", source="kin"),
-        l1_latency_cycles=assumed(nearest.l1_latency_cycles),
         l2_bytes=measured(device.l2_bytes),
-        l2_bytes_per_second=assumed(nearest.l2_bytes_per_second, share * scaled),
-        memory_bytes_per_second=assumed(nearest.memory_bytes_per_second),
-        l2_latency_cycles=assumed(nearest.l2_latency_cycles),
-        memory_latency_cycles=assumed(nearest.memory_latency_cycles),
-        port_bytes_per_cycle=assumed(nearest.port_bytes_per_cycle),
-        memory_port_bytes_per_cycle=assumed(nearest.memory_port_bytes_per_cycle),
-        schedulers_per_sm=Count(value=nearest.schedulers_per_sm.value, kind="assumed", source="kin"),
-        fma_per_cycle=all_assumed(nearest.fma_per_cycle),
-        sustained_hz={name: assumed(number, scaled) for name, number in nearest.sustained_hz.items()},
-        clusters_at_once={blocks: Count(value=one.value, kind="assumed", source="kin") for blocks, one in nearest.clusters_at_once.items()},
-        model=model,
+        l2_bytes_per_second=by(taken.l2_bytes_per_second, device.sms / nearest.sms.value * scaled),
+        sustained_hz={name: by(number, scaled) for name, number in taken.sustained_hz.items()},
         sources={"device": told, "kin": kin},
     )
 

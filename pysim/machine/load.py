@@ -4,7 +4,8 @@
 A number is `{ value, kind, source[, error] }`: `kind` says how it is known, `source` is a key of the file's
 `[sources]` table, and the loader refuses a number without one. `static` is what a scheduling model of the core makes of
 compiled instructions: worked out, not measured. Geometry is exact integers (sets, ways, line), so a size
-is computed, never stated; the `kind` and `source` beside them are theirs. Units stand in the key's suffix. Rates are
+is computed, never stated; the `kind` and `source` beside them are theirs. A GPU's file may say `like = "h200"`, a shipped GPU: what its
+own [model] leaves out is then that one's, as assumed. Units stand in the key's suffix. Rates are
 per cycle of the core's clock.
 
 Worked number: 64 sets x 8 ways x 64 bytes = 32,768 bytes of L1; two 64-byte loads a cycle at 3.66 GHz = 468 GB/s.
@@ -24,7 +25,7 @@ import msgspec
 from pysim.errors import MachineError, choose, nearest, quoted
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
 from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses
-from pysim.machine.quantity import SCHEMA, Count, Kind, Number, Source, check_range, facts, quantities
+from pysim.machine.quantity import SCHEMA, Count, Kind, Number, Source, assumed, check_range, facts, quantities
 from pysim.problem.dtypes import GEMM_DTYPES
 from pysim.registry.cpu import cpu_kernels
 
@@ -109,12 +110,35 @@ def loads(text: str, where: str = "machine text") -> Machine | Gpu:
 
 def from_document(document: dict[str, Any], where: str) -> Machine | Gpu:
     """The machine that a parsed TOML document describes. Raises only MachineError."""
+    if document.get("kind") == "gpu" and "like" in document:
+        document = _completed(document, where)
     try:
         machine = msgspec.convert(document, Machine | Gpu)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
         raise MachineError(f"{where}: {_explain(str(error))}") from None
     _check(machine, where)
     return machine
+
+
+def _completed(document: dict[str, Any], where: str) -> dict[str, Any]:
+    """A GPU's document with the constants of the shipped GPU that it is `like` where its own [model] says none."""
+    name, own = document["like"], document.get("model", {})
+    if not isinstance(name, str) or name not in _names() or not isinstance(other := _load_shipped(name), Gpu):
+        gpus = [gpu for gpu in names() if gpu != document.get("name") and isinstance(load_any(gpu), Gpu)]
+        raise MachineError(f"{where}: like: no shipped GPU is named {quoted(name)}; {choose(str(name), gpus)}")
+    if not isinstance(own, dict) or not isinstance(document.get("sources", {}), dict):
+        return document  # which is then told
+    source = {"title": f"Constants of {other.description}", "note": f"those of {name}, until they are fitted on this machine"}
+    completed = {key: value for key, value in document.items() if key != "like"}
+    completed["model"] = _merged(msgspec.to_builtins(assumed(other.model, "like")), own)
+    completed["sources"] = {"like": source, **document.get("sources", {})}
+    return completed
+
+
+def _merged(table: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A table with what another says in place of its own, and beside it."""
+    both = {key: _merged(table[key], value) for key, value in own.items() if isinstance(value, dict) and isinstance(table.get(key), dict)}
+    return {**table, **own, **both}
 
 
 def _explain(message: str) -> str:

@@ -93,6 +93,17 @@ def items(table: Any) -> list[tuple[str, Any]]:
     return [(field, getattr(table, field)) for field in table.__struct_fields__]
 
 
+def assumed(value: Any, source: str) -> Any:
+    """The same, every number in it assumed, from `source`: what a machine takes over from another."""
+    if isinstance(value, Number | Count):
+        return msgspec.structs.replace(value, kind="assumed", source=source, **({"error": None} if isinstance(value, Number) else {}))
+    if isinstance(value, dict):
+        return {key: assumed(child, source) for key, child in value.items()}
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(value, **{key: assumed(child, source) for key, child in items(value)})
+    return value
+
+
 def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Everything in a machine that has a kind and a source, with its path; geometry has the path of its table."""
     if isinstance(value, msgspec.Struct) and {"kind", "source"} <= set(value.__struct_fields__):

@@ -16,14 +16,24 @@
 
 namespace pysim {
 
-/* cp.async: BYTES (4, 8, 16; 16 bypass L1) of shared memory, of which `bytes` come from memory and the rest are zeros. */
+/* cp.async: BYTES (4, 8, 16; 16 bypass L1) of shared memory, of which `bytes`, an even number, come from memory and the rest are zeros. Before 8.0 loads and
+ * stores, which wait. */
 template <int BYTES> __device__ inline void copy_async(void *to, const void *from, int bytes) {
 #ifdef PYSIM_EMULATED
     emulated::copy_async(to, from, BYTES, bytes);
 #else
     const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    if constexpr (CODE_CAPABILITY < 80) return; /* kernels that need it are empty */
-    else if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    if constexpr (CODE_CAPABILITY < 80) {
+        struct alignas(BYTES) Words {
+            unsigned short word[BYTES / 2];
+        } words = {};
+        if (bytes == BYTES) words = *(const Words *)from;
+        else
+#pragma unroll
+            for (int i = 0; i < BYTES / 2; i++)
+                if (2 * i < bytes) words.word[i] = ((const unsigned short *)from)[i];
+        *(Words *)to = words;
+    } else if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(at), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
 #endif
 }

@@ -19,7 +19,9 @@ namespace {
 
 using namespace nvcuda;
 
-template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int REPLACED_ON>
+constexpr int WMMA_CAPABILITY = 75; /* where copies wait (core/ptx.cuh) */
+
+template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int BELOW, int REPLACED_ON>
 __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) wmma_kernel(const __grid_constant__ Problem p) {
     using S = Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>;
     using Sums = SharedSums<Acc, BM, BN, S::threads>;
@@ -27,7 +29,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
     using Right = wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, std::conditional_t<TB, wmma::col_major, wmma::row_major>>;
     using Sum = wmma::fragment<wmma::accumulator, 16, 16, 16, Acc>;
     constexpr int tiles_m = WM / 16, tiles_n = WN / 16, size = Sum::num_elements;
-    if constexpr (!has_kernel(CAPABILITY, 0, REPLACED_ON)) return;
+    if constexpr (!has_kernel(WMMA_CAPABILITY, BELOW, REPLACED_ON)) return;
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ int meeting;
     const int warp = threadIdx.x / 32, warp_row = warp / S::warps_n * WM, warp_column = warp % S::warps_n * WN;
@@ -71,12 +73,12 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
     }
 }
 
-template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, int REPLACED_ON> struct Kernel {
+template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, int BELOW, int REPLACED_ON> struct Kernel {
     static constexpr int threads = 32 * (BM / WM) * (BN / WN);
     /* f(kernel, its shared bytes) for the layout of `p` */
     template <class F> static cudaError_t choose(const Problem &p, F f) {
 #define LAYOUT(ta, tb)                                                                                                           \
-    f(wmma_kernel<Acc, BM, BN, BK, WM, WN, STAGES, ta, tb, REPLACED_ON>,                                                                      \
+    f(wmma_kernel<Acc, BM, BN, BK, WM, WN, STAGES, ta, tb, BELOW, REPLACED_ON>,                                                                      \
       std::max(Shape<__half, BM, BN, BK, WM, WN, STAGES, ta, tb>::shared, SharedSums<Acc, BM, BN, threads>::bytes))
         if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);
         return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
@@ -104,9 +106,9 @@ using Columns = GemmColumns;
 Rows<GemmRow> wmma_rows() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::GemmColumns c = rows::lines[line];
-        using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.replaced_on>;
-        static_assert(c.capability >= CAPABILITY, "asynchronous copies");
-        if constexpr ((c.ablation || c.below) && !ABLATIONS) add(row_of(c, nullptr, nullptr));
+        using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.below, c.replaced_on>;
+        static_assert(c.capability == WMMA_CAPABILITY, "what its kernels need");
+        if constexpr (c.ablation && !ABLATIONS) add(row_of(c, nullptr, nullptr));
         else add(row_of(c, K::launch, K::attributes));
     });
 }

@@ -54,6 +54,7 @@ FEWEST = 128  # products of a sum that thirds make as accurately as FP32 whateve
 Lie = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements, and whether they begin at multiples of 16 bytes
 DENSE: Lie = None  # rows without gaps, from such a multiple
 THIRD_BYTES = 2  # of each of an element's
+HOPPER = 90  # the capability whose kernels were measured one by one
 ATOM = 8  # rows of shared memory that are swizzled together (native/cuda/mainloop/hopper)
 
 
@@ -86,8 +87,9 @@ def families_of(kernel: GemmKernel) -> tuple[str, ...]:
 
 
 def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> Attributes:
-    """What the compiler made of a kernel, or what follows from its columns."""
-    return known.get(kernel.name) or mainloop.estimated(kernel.tiles)
+    """What the compiler made of a kernel; where nobody asked, of it for Hopper (CUDA cores are alike), or what follows from its columns."""
+    alike = {} if kernel.tiles.tensor else gemm_attributes(HOPPER)
+    return known.get(kernel.name) or alike.get(kernel.name) or mainloop.estimated(kernel.tiles)
 
 
 def usable(
@@ -217,8 +219,7 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
     """Kernels as the model knows them, on a machine that has their pipes."""
     found = []
     for kernel in kernels:
-        own, tiles = known.get(kernel.name), kernel.tiles
-        attributes = own or mainloop.estimated(tiles)
+        measured, tiles, attributes = kernel.name in known, kernel.tiles, attributes_of(kernel, known)
         turned = computed(problem, kernel)
         by_registers = kernel.k_major > 1 and turned.trans_a
         columns, step, family = product(gpu, turned, tiles, families_of(kernel), attributes, attributes.efficiency, by_registers)
@@ -235,12 +236,12 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
             columns = columns._replace(box_m=ATOM if shrinks[0] else columns.box_m, box_n=ATOM if shrinks[1] else columns.box_n)
         found.append(
             Variant(
-                kernel.name, partial(GpuSchedule, kernel.name), attributes, own is not None, tiled.leans_on(gpu, tiles.pipe, family),
+                kernel.name, partial(GpuSchedule, kernel.name), attributes, measured, tiled.leans_on(gpu, tiles.pipe, family),
                 columns._replace(
                     relayouts=len([*copies(problem, kernel)]), relaid=copied_bytes(problem, kernel), near=kernel.reduces_in_cluster,
                     narrow=columns.narrow or turned is not problem,  # whose rows leave in pieces
                 ), step,
-                lent=() if own else (f"kernel_attributes.{kernel.name}",),
+                lent=() if measured else (f"kernel_attributes.{kernel.name}",),
             )
         )  # fmt: skip
     return found

@@ -259,7 +259,7 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
         };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
-        if (p.beta != 0 && !near)
+        if (p.single.beta != 0 && !near)
             Operands::template with_target<S>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
                 fetch_before<S, decltype(as)::runs>(of, target, first, first_column);
             });
