@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the warp-level tensor-core kernels (mma.cu, wmma.cu) share: tiles of A and B as they lie in memory come into shared memory by
- * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come element by element: those of 4 bytes by cp.async, too,
- * neighbouring lanes neighbouring elements, others by loads and stores, which wait.
+ * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come element by element, neighbouring lanes neighbouring elements:
+ * those of 4 bytes by cp.async, too, others by loads and stores, which wait.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
@@ -49,7 +49,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
         const int row0 = row + (K_LAST ? outer0 : 0), column0 = K_LAST ? 0 : outer0;
         pitch = ld * element, k_pitch = K_LAST ? K * element : K * pitch;
         ragged = !ALIGNED && ((uintptr_t)matrix | (uintptr_t)pitch) % 16 != 0;
-        const int begin = ragged && element == 4 ? chunk / PIECES : chunk; /* of the thread's bytes in a row: elements that lie side by side, or one piece */
+        const int begin = ragged ? chunk / PIECES : chunk; /* of the thread's bytes in a row: elements that lie side by side, or one piece */
         origin = (const char *)matrix + row0 * pitch + column0 * element + begin;
         rows_left = (K_LAST ? outer_end : k_end) - row0;
         bytes_left = ((K_LAST ? k_end : outer_end) - column0) * element - begin;
@@ -79,14 +79,21 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
                 }
         } else {
             using Element = typename Word<element>::type;
+            constexpr int AT_ONCE = TURNS < 32 / PIECES ? TURNS : 32 / PIECES, NEXT = Tile::chunks * element;
+#pragma unroll 1
+            for (int first = 0; first < TURNS; first += AT_ONCE) {
+                Element some[AT_ONCE][PIECES]; /* all asked for before any is stored: a step waits for few of them one after the other */
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++) {
-                if (is_idle(turn)) break;
-                const int there = turn * row_step < rows ? bytes : 0;
-                char *const to = base + offset + turn * row_step * Tile::pitch;
+                for (int i = 0; i < AT_ONCE * PIECES; i++) {
+                    const int turn = first + i / PIECES, there = i % PIECES * NEXT;
+                    const bool exists = !is_idle(turn) && turn * row_step < rows && there < bytes;
+                    some[i / PIECES][i % PIECES] = exists ? *(const Element *)(from + turn * row_step * pitch + there) : Element(0);
+                }
 #pragma unroll
-                for (int at = 0; at < 16; at += element) *(Element *)(to + at) = at < there ? *(const Element *)(from + at) : Element(0);
-                from += row_step * pitch;
+                for (int i = 0; i < AT_ONCE * PIECES; i++) {
+                    const int turn = first + i / PIECES;
+                    if (turn < TURNS && !is_idle(turn)) *(Element *)(base + offset + turn * row_step * Tile::pitch + i % PIECES * NEXT) = some[i / PIECES][i % PIECES];
+                }
             }
         }
     }
