@@ -9,8 +9,9 @@
 Fitted, by least squares of log(predicted / measured) over half of the problems (`pysim/calibration/gpu_fit.py`): the machine's [model]
 table, its L2 and memory rates, and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which
 convolutions were fitted with; with --machine-alone kernels' efficiencies stay, which another machine of the same capability was fitted
-with and shares. --kin names another machine of the same chip, and files of it: one set of all that is moved is fitted to both, and what
-differs, memory's rate and L2's size, stays as each has it. Launches of kernels that CHANGED since they were measured play no part.
+with and shares; with --own-alone all stays but those and the constants of their families, which --write does not know. --kin names another
+machine of the same chip, and files of it: one set of all that is moved is fitted to both, and what differs, memory's rate and L2's size,
+stays as each has it. Launches of kernels that CHANGED since they were measured play no part.
 
 Reported, for both halves: error (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the
 launches of a problem, and the regret of the launch predicted best;
@@ -69,18 +70,26 @@ def lined(problem: Gemm, kernel: GemmKernel) -> bool:
     return any(one.pitch % LINE_BYTES == 0 and all(one.columns * size % LINE_BYTES for size in sizes) for one in copies(problem, kernel))
 
 
+def overlapping(problem: Gemm, kernel: GemmKernel) -> bool:
+    """Tiles that end beyond C or k had a slower loop, and overlap others (native/cuda/mainloop/simt/kernel.cuh)."""
+    tiles = kernel.tiles
+    return not tiles.tensor and bool(problem.m % tiles.rows or problem.n % tiles.columns or problem.k % tiles.depth)
+
+
 def apart(problem: Gemm, kernel: GemmKernel) -> bool:
     """Elements of rows that begin anywhere came with lanes a vector apart (native/cuda/mainloop/simt/singles.cuh)."""
     return by_singles(kernel.tiles) and any(pitch * SIZES[problem.dtype] % VECTOR_BYTES for pitch in pitches(problem))
 
 
 CHANGED = {  # since a file was measured
-    "products-clusters-h200.jsonl": (turned, lined, tensor_f64, apart),
-    "products-held-h200.jsonl": (turned, lined, tensor_f64, apart),
-    "products-random-h200.jsonl": (turned, lined, apart),
-    "products-random-h100.jsonl": (turned, lined, apart),
-    "products-seed61-h100.jsonl": (turned, apart),
-    **{f"products-seed{seed}.jsonl": (apart,) for seed in ("62-h100", "62-h200", "63-h200", "64-h100")},
+    "products-clusters-h200.jsonl": (turned, lined, tensor_f64, apart, overlapping),
+    "products-held-h200.jsonl": (turned, lined, tensor_f64, apart, overlapping),
+    "products-random-h200.jsonl": (turned, lined, apart, overlapping),
+    "products-random-h100.jsonl": (turned, lined, apart, overlapping),
+    "products-seed61-h100.jsonl": (turned, apart, overlapping),
+    "products-singles-h200.jsonl": (overlapping,),
+    "planner-h200.json": (overlapping,),
+    **{f"products-seed{seed}.jsonl": (apart, overlapping) for seed in ("62-h100", "62-h200", "63-h200", "64-h100")},
 }
 
 
@@ -332,6 +341,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--families", action="store_true", help="leave rates, latencies and shares of L2 as they are")
     parser.add_argument("--machine-alone", action="store_true", help="leave kernels' efficiencies as they are")
+    parser.add_argument("--own-alone", action="store_true", help="leave all but families and kernels of these files as it is")
     parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
     parser.add_argument("--report", type=Path, nargs="+", default=[], help="fit on all of the other files, and report on these")
     parser.add_argument("--dtype", default="", help="of this type alone")
@@ -356,6 +366,7 @@ def main() -> None:
     known = attributes
     if not options.no_fit:
         moved = Moved(STARTS, (), not options.machine_alone) if options.families else Moved(CONSTANTS, RATES, not options.machine_alone)
+        moved = Moved((), (), True) if options.own_alone else moved
         own = [case for case in of_kin if options.report or half_of(case.problem) == int(options.other_half)]
         (gpu, *kin), known, _ = fit([Measured(gpu, halves["fitted on"]), *(Measured(one, own) for one in kin)], attributes, moved)
     found = {name: report(some, gpu, known) for name, some in halves.items()}

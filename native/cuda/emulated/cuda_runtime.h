@@ -181,7 +181,6 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     for (int i = 0; i < 4; i++) result |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
     return result;
 }
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) { return (unsigned)(((uint64_t)high << 32 | low) >> (shift & 31)); }
 /* Sums wrap, as the device's do. */
 inline int __dp4a(int a, int b, int sum) {
     unsigned total = (unsigned)sum;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the warp-level tensor-core kernels (mma.cu, wmma.cu) share: tiles of A and B as they lie in memory come into shared memory by
- * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come in words: elements of 4 bytes by cp.async, too, side by side
- * as neighbouring lanes are; of shorter ones five words make 16 bytes, shifted in registers, so that a step waits once for all of its loads.
+ * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come element by element, neighbouring lanes neighbouring elements:
+ * those of 4 bytes by cp.async, too, others by loads and stores, which wait.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
@@ -36,52 +36,23 @@ template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
 /* A thread's share of the copies of one operand's tiles: the same 16 bytes of every `row_step`th row. What lies outside the matrix is zero. ALIGNED: rows
  * begin at multiples of 16 bytes. */
 template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = false> class Copies {
-    static constexpr int element = sizeof(In), row_step = THREADS / Tile::chunks;
+    static constexpr int element = sizeof(In), row_step = THREADS / Tile::chunks, PIECES = 16 / element; /* elements of 16 bytes */
     static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
-    const char *const first, *origin;
-    const int rows_end, inner_end; /* of the matrix as it lies */
-    int64_t pitch, k_pitch;        /* bytes between rows, and between k steps */
+    const char *origin;
+    int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
     int rows_left, bytes_left, offset;
     bool ragged;
 
-    /* The word at a multiple of 4, of which some may lie outside the matrix. */
-    __device__ unsigned word_at(const char *from, const char *last) const {
-        unsigned word = 0;
-#pragma unroll 1
-        for (int i = 0; i < 4; i += element)
-            if (from + i >= first && from + i < last) word |= (unsigned)*(const typename Word<element>::type *)(from + i) << 8 * i;
-        return word;
-    }
-    /* 16 bytes from anywhere, of which the first come from memory and the rest are zeros. */
-    __device__ uint4 shifted(const char *from, int bytes) const {
-        const char *const last = first + (rows_end - 1) * pitch + inner_end * element;
-        const char *const at = (const char *)((uintptr_t)from & ~(uintptr_t)3);
-        unsigned word[5] = {}, made[4];
-        if (bytes > 0 && at >= first && at + sizeof word <= last)
-#pragma unroll
-            for (int i = 0; i < 5; i++) word[i] = *((const unsigned *)at + i);
-        else if (bytes > 0)
-#pragma unroll
-            for (int i = 0; i < 5; i++) word[i] = word_at(at + 4 * i, last);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int rest = bytes - 4 * i; /* of this word */
-            made[i] = __funnelshift_r(word[i], word[i + 1], 8 * (int)(from - at)) & (rest >= 4 ? ~0u : rest <= 0 ? 0u : (1u << 8 * rest) - 1);
-        }
-        return make_uint4(made[0], made[1], made[2], made[3]);
-    }
-
   public:
-    __device__ Copies(const void *matrix, int64_t ld, int outer0, int outer_end, int k_end)
-        : first((const char *)matrix), rows_end(K_LAST ? outer_end : k_end), inner_end(K_LAST ? k_end : outer_end) {
+    __device__ Copies(const void *matrix, int64_t ld, int outer0, int outer_end, int k_end) {
         const int row = (int)threadIdx.x / Tile::chunks, chunk = (int)threadIdx.x % Tile::chunks * 16;
         const int row0 = row + (K_LAST ? outer0 : 0), column0 = K_LAST ? 0 : outer0;
         pitch = ld * element, k_pitch = K_LAST ? K * element : K * pitch;
         ragged = !ALIGNED && ((uintptr_t)matrix | (uintptr_t)pitch) % 16 != 0;
-        const int begin = ragged && element == 4 ? chunk / 4 : chunk; /* of the thread's bytes in a row: words that lie side by side, or one piece */
-        origin = first + row0 * pitch + column0 * element + begin;
-        rows_left = rows_end - row0;
-        bytes_left = (inner_end - column0) * element - begin;
+        const int begin = ragged ? chunk / PIECES : chunk; /* of the thread's bytes in a row: elements that lie side by side, or one piece */
+        origin = (const char *)matrix + row0 * pitch + column0 * element + begin;
+        rows_left = (K_LAST ? outer_end : k_end) - row0;
+        bytes_left = ((K_LAST ? k_end : outer_end) - column0) * element - begin;
         offset = row * Tile::pitch + begin;
     }
     __device__ void start(char *base, int step) const {
@@ -101,19 +72,29 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
 #pragma unroll
             for (int turn = 0; turn < TURNS; turn++)
 #pragma unroll
-                for (int word = 0; word < 4; word++) {
-                    const int there = word * Tile::chunks * 4;
+                for (int word = 0; word < PIECES; word++) {
+                    const int there = word * Tile::chunks * element;
                     if (!is_idle(turn))
                         copy_async<4>(base + offset + turn * row_step * Tile::pitch + there, from + turn * row_step * pitch + there, turn * row_step < rows && there < bytes ? 4 : 0);
                 }
         } else {
-            uint4 piece[TURNS];
+            using Element = typename Word<element>::type;
+            constexpr int AT_ONCE = TURNS < 32 / PIECES ? TURNS : 32 / PIECES, NEXT = Tile::chunks * element;
+#pragma unroll 1
+            for (int first = 0; first < TURNS; first += AT_ONCE) {
+                Element some[AT_ONCE][PIECES]; /* all asked for before any is stored: a step waits for few of them one after the other */
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++)
-                if (!is_idle(turn)) piece[turn] = shifted(from + turn * row_step * pitch, turn * row_step < rows ? bytes : 0);
+                for (int i = 0; i < AT_ONCE * PIECES; i++) {
+                    const int turn = first + i / PIECES, there = i % PIECES * NEXT;
+                    const bool exists = !is_idle(turn) && turn * row_step < rows && there < bytes;
+                    some[i / PIECES][i % PIECES] = exists ? *(const Element *)(from + turn * row_step * pitch + there) : Element(0);
+                }
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++)
-                if (!is_idle(turn)) *(uint4 *)(base + offset + turn * row_step * Tile::pitch) = piece[turn];
+                for (int i = 0; i < AT_ONCE * PIECES; i++) {
+                    const int turn = first + i / PIECES;
+                    if (turn < TURNS && !is_idle(turn)) *(Element *)(base + offset + turn * row_step * Tile::pitch + i % PIECES * NEXT) = some[i / PIECES][i % PIECES];
+                }
+            }
         }
     }
 };
