@@ -12,8 +12,8 @@ import math
 
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, described, live_rows, planes_elements, shares_rows, terms
-from pysim.cachemodel.cpu.listed import OfList, as_described, of_kernel, planned, row_of, untyped
+from pysim.cachemodel.cpu.depthwise import BLOCKS, PLANES, ROWS, described, live_rows, passed, planes_elements, shares_rows, terms
+from pysim.cachemodel.cpu.listed import OfList, of_kernel, planned, row_of, untyped
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.machine.cpu import Machine
@@ -75,7 +75,7 @@ def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Schedule
     return [of_kernel(kernel, problem.channels // problem.groups)]
 
 
-_LISTED = OfList(NAME, _by_form, _schedules, _nearest, terms, as_described(described), _unfit)
+_LISTED = OfList(NAME, _by_form, _schedules, _nearest, terms, passed, _unfit)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 

@@ -35,7 +35,7 @@ from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel
 
 PARTED = 64  # columns of a phase that are parted at once (native/conv/polyphase.c)
-WAITING = 96  # multiply-adds in schedulers and before them: 128 entries in Zen 4, 97 in Golden Cove (Agner Fog; 177 plans, Zen 4)
+WAITING = 160  # multiply-adds in schedulers and before them: 128 entries and 64 in Zen 4, 97 in Golden Cove (Agner Fog; 151 plans, Zen 4)
 
 
 class Parted(NamedTuple):
