@@ -116,7 +116,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + turn * nest.windows_transposed)
     filter_vectors = 0 if nest.filters_packed else nest.channels * filter_tiles * ceil_div(kernel.filters, lanes)
     pack_filters = nest.repeats * filter_vectors * (per_vector + turn * nest.filters_transposed)
-    stored = nest.kernel_h * nest.kernel_w * kernel.filters * size
+    stored = nest.kernel_h * nest.kernel_w * size * (nest.filters / filter_tiles if nest.filters_in_place else kernel.filters)
     return (
         steps,
         store,
