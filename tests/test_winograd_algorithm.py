@@ -136,13 +136,14 @@ def test_the_cost_adds_up_and_no_schedule_is_below_its_bound(machine: str, state
 
 
 def test_the_filters_bytes_decide_between_tiles_where_there_are_few() -> None:
-    """At 7x7 the filters of F(4x4) come from memory: fewer bytes beat fewer multiplications; at 28x28 they are read by many tiles."""
+    """At 8x8 the filters of F(4x4) come from memory: fewer bytes beat fewer multiplications (Zen 4, 768 channels: 0.62 ms, F(4x4) 0.93; at
+    7x7, 512 to 512 channels, 1.55 and 1.56); at 28x28 they are read by many tiles."""
 
     def m(problem: str) -> int | None:
         schedule = planner.plan(problem, ZEN4, algorithm="winograd").schedule
         return schedule.outputs if isinstance(schedule, Schedule) else None
 
-    assert m("conv:ic512ih7oc512kh3ph1") == 2
+    assert m("conv:ic768ih8oc144kh3ph1") == 2
     assert m("conv:ic128ih28oc128kh3ph1") == 4
 
 

@@ -10,19 +10,20 @@ What they cost, from the machine's numbers alone (`native/conv/direct_nchwc.c`):
 
     cycles as in `cost`, of these terms; tiles of P pixels x F vectors of filters, `panels` of those, `sets` of channels
 
-kernel  Each element of the input is broadcast for F multiply-adds, each vector of filters read for P: a channel and tap of a tile lasts
-        max(P F / fma rate, (P + F) / load rate, fma latency). Rows of outputs are divided into tiles of equal
-        size, give or take one pixel. Kernel rows and taps that lie in padding are left out, the others take as many pixels as meet the
-        image, and filters that no output has a use for are not read. A last panel that lacks vectors computes them nevertheless. A run of
-        elements of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
+kernel  Each element of the input is broadcast for F multiply-adds, each vector of filters read for P and asked for ahead: a channel and tap
+        of a tile lasts max(P F / fma rate, F / load rate + (P + F) / narrow load rate, fma latency); an element takes as long to load as
+        the machine's narrowest vector (Zen 4: 0.50 cycles into 64 bytes, which whole take 1.00). Rows of outputs are divided into tiles
+        of equal size, give or take one pixel. Kernel rows and taps that lie in padding are left out, the others take as many pixels as
+        meet the image, and filters that no output has a use for are not read. A last panel that lacks vectors computes them nevertheless.
+        A run of elements of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
 store   P F vectors are stored once a set, and loaded again in every set after the first.
 call    call_cycles of each call, and TILE_CYCLES besides: one for a tile and set; tiles at the sides of a padded image have one more for
         each tap that reaches out, and one of what is left to begin with.
 
-Results of a tile are written at once, and filters come in the order in which they are used: transfers hide behind COVERS of computing. Of
-37 layers of ResNet-50 and SqueezeNet between other layers (Zen 5) logarithms of predicted over measured are -0.04 in the mean if half of it
-covers them, -0.08 if all of it does, 0.18 if nothing did; the medians of their sizes 0.036, 0.036, 0.18. On 200 random layers (Zen 4,
-benchmarks/regret.py) choosing by a half takes 1.1 % more than the best plan, by three quarters 0.9 %, by all 0.7 %.
+Results of a tile are written at once, and filters come in the order in which they are used: transfers hide behind all of computing but
+steps that last as long as their loads, with which lines that come into L1 take turns. On 213 random layers (Zen 4, benchmarks/regret.py)
+transfers take 1.0 of their time beside tiles of 12 x 8 on AVX2, whose loads are 7 cycles where 12 multiply-adds are 6, and 0 to 0.27 of it
+beside each of the others, whose loads are fewer (least squares).
 
 What crosses between levels follows from the description of the loops (`described`, `loops`). Pixels of blocks are whole lines: a strided
 1x1 kernel touches those it reads alone.
@@ -59,8 +60,7 @@ COMPUTES = Conv
 tolerance = sums
 SETS = (1, 4, 8, 16, 32)  # blocks of channels, and all of them
 
-COVERS = 0.75  # of computing, behind which transfers hide
-TILE_CYCLES = 85  # to make sums anew and to end them (238 schedules of 22 layers, filters from beyond L2, Zen 5)
+TILE_CYCLES = 40  # to make sums anew and to end them (213 random layers on a Zen 4: 20 to 60; 238 schedules of 22 layers on a Zen 5: 85)
 RUN_CYCLES = 8  # to begin elements of the input that follow one another (Zen 5: 256 -> 128 channels 1x1 from planes, a run an element)
 
 
@@ -97,33 +97,41 @@ class Shape(NamedTuple):
 
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
-    cycles, call, store, load = (w.batch * w.groups * each for each in _of_set(Shape.of(w, kernel, layout), kernel, machine))
+    cycles, _, call, store, load = (w.batch * w.groups * each for each in _of_set(Shape.of(w, kernel, layout), kernel, machine))
     sets = ceil_div(w.group_channels, schedule.channels)
     return cycles, call * sets, store * sets + load * (sets - 1)
 
 
 def least_of(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -> float:
     """What no schedule of a kernel goes below: all channels in one set."""
-    return w.batch * w.groups * sum(_of_set(Shape.of(w, kernel, layout), kernel, machine)[:3])
+    cycles, _, call, store, _ = _of_set(Shape.of(w, kernel, layout), kernel, machine)
+    return w.batch * w.groups * (cycles + call + store)
 
 
 @lru_cache(maxsize=64)
-def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float]:
-    """Cycles of an image's group: kernel; a set's call and store; and what later sets load again."""
+def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float, float]:
+    """Cycles of an image's group: kernel, and of these such as nothing that moves hides behind; a set's call and store; and what later sets
+    load again."""
     unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
     runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # of the input, whose steps are one loop
     if kernel.target == "portable":  # plain C: what a loop needs besides is in the rate
-        of_rows = (
-            shape.rows * shape.steps * (shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs)
-        )
+        each = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs
+        of_rows, loading = shape.rows * shape.steps * each, 0.0
     else:
-        of_rows = sum(count * (unit.step_cycles(w.dtype, pixels, f) + RUN_CYCLES / runs) for pixels, count in _pixels(shape))
-    kernel_cycles = shape.panels * shape.channels * of_rows
+        of_rows = loading = 0.0
+        narrow = max(one.loads_per_cycle.value for one in machine.core.units)
+        for pixels, count in _pixels(shape):
+            computing = max(pixels * f / unit.rate(w.dtype), unit.fma_latency_cycles.value)
+            loads = f / unit.loads_per_cycle.value + (pixels + f) / narrow
+            of_rows += count * (max(computing, loads) + RUN_CYCLES / runs)
+            loading += count * loads * (loads > computing)
+    each = shape.panels * shape.channels
     sides = sum(min(w.kernel_w, ceil_div(pad, w.dilation_w)) + 1 for pad in (w.pad_left, w.pad_right) if pad)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
     stored = w.windows * shape.vectors
     return (
-        kernel_cycles,
+        each * of_rows,
+        each * loading,
         calls * (machine.core.call_cycles.value + TILE_CYCLES),
         stored / unit.stores_per_cycle.value,
         stored / unit.loads_per_cycle.value,
@@ -194,7 +202,9 @@ def _touched(shape: Shape, size: int) -> tuple[float, float]:
 
 def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
     """By schedules with their terms, on one core."""
-    return pass_of(described(w, rows, request.layout), machine, of, request.state, COVERS)
+    sets = [_of_set(Shape.of(w, kernel, request.layout), kernel, machine) for kernel, _ in rows]
+    covers = np.array([1 - loading / cycles for cycles, loading, *_ in sets])
+    return pass_of(described(w, rows, request.layout), machine, of, request.state, covers)
 
 
 # The answers of the contract

@@ -57,7 +57,7 @@ MOST_CHANNELS = 32  # of a group: with more, rows of all channels leave L1, and 
 OFFSET_BYTES = 8  # of a tap's place
 
 PARTED = 64  # columns of a phase that are parted at once (native/conv/polyphase.c)
-WAITING = 96  # multiply-adds in schedulers and before them: 128 entries in Zen 4, 97 in Golden Cove (Agner Fog; 177 plans, Zen 4)
+WAITING = 160  # multiply-adds in schedulers and before them: 128 entries and 64 in Zen 4, 97 in Golden Cove (Agner Fog; 151 plans, Zen 4)
 
 
 class Parted(NamedTuple):

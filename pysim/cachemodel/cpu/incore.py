@@ -118,7 +118,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + turn * nest.windows_transposed)
     filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
     pack_filters = nest.repeats * filter_vectors * (per_vector + turn * nest.filters_transposed)
-    stored = nest.taps * kernel.filters * size
+    stored = nest.taps * size * (nest.filters / filter_tiles if nest.filters_in_place else kernel.filters)
     return (
         steps,
         store,

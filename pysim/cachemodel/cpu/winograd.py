@@ -15,7 +15,7 @@ makes s^2 phases of each channel, r = ceil(kernel / s), and what follows is of t
 phases   with a stride: a load, s permutes, a store and pack_cycles for each vector of a row of a phase, pack_call_cycles for each row of
          a channel, pack_line_cycles for each line of the image that is not in L1
 kernel   steps of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
-call     call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
+call     SHORT_CALL call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
 store    vectors of sums, written once a channel set and read again in each but the first; a run of them (a panel's filters) from beyond
          L2 waits store_run_cycles where a panel has more tiles than prefetch_streams
 patches  of each channel and run (tiles of a panel that lie in one row of tiles): pixels are loaded, their columns transformed, parted
@@ -43,7 +43,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.cost import Pass, crossed
+from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, crossed
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
@@ -64,7 +64,7 @@ PASSES = (
 FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: behind a plane's last channel
 ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: of filters, asked for behind those that are multiplied
 LINE, PARTED = 64, 64  # of native/conv/winograd.c: what buffers are aligned to; columns of a phase that are parted at once
-CHAINED = 2  # instructions of a transform a cycle (694 plans: Zen 4, Zen 5, an Emerald Rapids; 1.5 and 2.5 are off by more)
+CHAINED = 1.3  # instructions of a transform a cycle (955 plans: of a Zen 4 1.6 has the least error, of a Zen 5 2, of Emerald Rapids 1.2)
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -249,7 +249,7 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
     runs = misses["sums", True][beyond] / (windows * w.element_bytes)
     terms = {
         "kernel": kernel,
-        "call": core.call_cycles.value * calls * sets,
+        "call": SHORT_CALL * core.call_cycles.value * calls * sets,
         "store": store * sets + load * (sets - 1) + runs * waits(panel),
         "patches": patches
         + misses["input", False][0] / line * core.pack_line_cycles.value
@@ -267,7 +267,7 @@ def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
     own = np.array([_in_core(w, machine, *case) for case in cases]).reshape(-1, 6, 1) * w.groups
     kernel, calls, store, load, patches, outputs = own.swapaxes(0, 1)
     sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
-    each = machine.core.call_cycles.value * calls + store + load
+    each = SHORT_CALL * machine.core.call_cycles.value * calls + store + load
     parting = np.array([[_parting(w, machine, machine.unit_of(kernel.target))] for kernel, _ in cases]).reshape(-1, 1)
     return kernel + patches + outputs + parting - load + sets * each
 

@@ -50,8 +50,8 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
     }
 }
 
-/* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or columns of it that begin or end anywhere, with bias of columns behind the
- * sums. All that is computed is computed where sums are, and results change threads as they are stored, a slice of 64 rows x 32 columns at a time: words of
+/* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or, where nothing of what C had is added, lines of it that begin or end
+ * anywhere, with bias of columns behind the sums. All that is computed is computed where sums are, and results change threads as they are stored, a slice of 64 rows x 32 columns at a time: words of
  * two results by stmatrix, so that a thread then has 16 bytes of a line; of 4 bytes those of rows leave as they are, four threads 32 bytes.
  *
  * ALL: functions and what C had, too, in loops that are rolled, so that there is one program of them. What C had comes in by the way that results leave,
@@ -109,8 +109,28 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
             lay(before, 0), lay(other, 1);
             fetch(before, 2);
         };
+        /* Rows of C that begin or end anywhere: COUNT neighbours by a thread, 32 columns of COUNT rows by a warp. */
+        [[maybe_unused]] const auto few = [&](int lanes, int count) {
+            bool there;
+            return (Out *)e.c + c.place(column + lane % lanes * count, there) + (int64_t)(row + 64 * part + 16 * warp + lane / lanes) * c.pitch;
+        };
+        [[maybe_unused]] const bool in_twos = ROWS && NARROW && (uintptr_t)few(16, 2) % (2 * sizeof(Out)) == 0 && ((c.pitch | c.length) & 1) == 0;
+        [[maybe_unused]] const auto leave_few = [&](int piece, auto of) {
+            constexpr int COUNT = decltype(of)::value, LANES = 32 / COUNT;
+            const int down = lane / LANES, across = lane % LANES * COUNT, first = row + 64 * part + 16 * warp + down;
+            const Out *const from = own + piece % 2 * TURN + across % VECTOR;
+            Out *const lies = few(LANES, COUNT) + 32 * piece;
+            const bool inside = column + 32 * piece + across < c.length;
+#pragma unroll
+            for (int r = 0; r < 16; r += COUNT) {
+                const auto value = *(const typename pysim::Word<COUNT * sizeof(Out)>::type *)(from + (r + down) * PITCH + (across / VECTOR ^ (r + down) % 8 / 2) * VECTOR);
+                Access<COUNT * sizeof(Out)>::store(lies + (int64_t)r * c.pitch, value, inside && first + r < c.lines);
+            }
+        };
         /* Results of a piece, which all have put, to C. */
         const auto leave = [&](int piece) {
+            if constexpr (ROWS && NARROW)
+                if (!anew(c.direct)) return anew(in_twos) ? leave_few(piece, std::integral_constant<int, 2>()) : leave_few(piece, std::integral_constant<int, 1>());
             if (!ROWS && !anew(c.direct)) { /* columns of C that begin or end anywhere: each element by a thread of its own */
                 bool there;
                 const int of = thread / 64, window = thread % 64, first = COLUMNS * piece;
@@ -229,7 +249,11 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
 #pragma unroll
                             for (int i = h; i < 8; i += 2) {
                                 const Pack<Out, 2> two = {{x[2 * i], x[2 * i + 1]}};
-                                Access<8>::store(pair(slice, i), *(const uint2 *)&two, there(slice, i));
+                                if (anew(c.direct)) Access<8>::store(pair(slice, i), *(const uint2 *)&two, there(slice, i));
+                                else if (there(slice, i)) {
+                                    *pair(slice, i) = two.value[0];
+                                    if (at + 32 * slice + i / 2 * 8 + 1 < c.length) pair(slice, i)[1] = two.value[1];
+                                }
                             }
                     }
             } else {
