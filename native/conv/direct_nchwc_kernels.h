@@ -12,7 +12,7 @@ enum { MOST_PIXELS = 28, MOST_VECTORS = 4 };
 
 /* Asks for what a later tile will read or write when its sums are made: the next but one, as memory is further away than the few channels of
  * an image take. Pixels of a block follow one another in memory, rows too. */
-enum { TILES_AHEAD = 2, ROWS_AHEAD = 96 };
+enum { TILES_AHEAD = 2, ROWS_AHEAD = 96, LINE = 64 / sizeof(T) };
 INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector, int64_t vectors) {
     for (int f = 0; f < F && f < vectors; f++)
         for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
@@ -29,10 +29,15 @@ INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
     const char *ahead = t->ahead;
     fetch_tile(P, F, t->out, t->out_vector, t->vectors);
     if (t->residual) fetch_tile(P, F, t->residual, t->out_vector, t->vectors);
+    const int64_t run = (P - 1) * t->pixel + (t->taps - 1) * t->tap + t->inner;
     for (int64_t b = 0; b < t->blocks; b++)
-        for (int64_t r = 0; r < t->rows; r++)
+        for (int64_t r = 0; r < t->rows; r++) {
+            const T *row = (const T *)t->input + b * t->block + r * t->row, *next = row;
+            if (r + 1 < t->rows) next = row + t->row;
+            else if (b + 1 < t->blocks) next = row + t->block - r * t->row;
+            const T *next_end = next + run;
             for (int64_t s = 0; s < t->taps; s++) {
-                const char *x = (const char *)((const T *)t->input + b * t->block + r * t->row + s * t->tap), *third[MOST_PIXELS / 3 + 1];
+                const char *x = (const char *)(row + s * t->tap), *third[MOST_PIXELS / 3 + 1];
                 const T *w = (const T *)t->filters + b * t->filter_block + r * t->filter_row + s * t->filter_tap;
 #pragma GCC unroll 10
                 for (int p = 0; p < P; p += 3) third[p / 3] = x + p * pixel;
@@ -44,6 +49,8 @@ INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
                     for (int f = 0; f < F; f++) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * LANES);
 #pragma GCC unroll 4
                     for (int f = 0; f < F; f++) filter[f] = v_load(w + f * LANES);
+                    __builtin_prefetch(next);
+                    next += next < next_end ? LINE : 0;
 #pragma GCC unroll 28
                     for (int p = 0; p < P; p++) {
                         const VEC v = v_set1(*(const T *)(third[p / 3] + p % 3 * pixel));
@@ -54,6 +61,7 @@ INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
                     for (int p = 0; p < P; p += 3) third[p / 3] += sizeof(T);
                 }
             }
+        }
     const VEC low = v_set1((T)t->bounds.low), high = v_set1((T)t->bounds.high);
     const T *bias = t->bias, *residual = t->residual;
 #pragma GCC unroll 4
