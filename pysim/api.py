@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterable
 from functools import lru_cache
 from typing import Any, cast
 
+import numpy as np
+
 from pysim import planner
 from pysim.arguments import MOST_THREADS, flag, number, seconds, whole, word
 from pysim.calibration import host
@@ -33,7 +35,7 @@ from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, on_cpu
 from pysim.record.schedule import GpuSchedule
-from pysim.record.state import RunState, State
+from pysim.record.state import TIMED, RunState, State
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
@@ -146,12 +148,13 @@ def compare(
     is "cudnn" and `algorithms` names it), "all" (oneDNN and ONNX Runtime; PyTorch, and what nvidia-matmul-heuristics expects), or some by
     name. Each contender's samples last `min_seconds`, on a CPU less where all medians are certain to half a percent before, and go to
     `store`. `errors` has each one's largest error over the root mean square of the result, measured, `workspaces` its bytes, `missing` why
-    a peer did not run. On a machine that is emulated here nothing is timed: its comparisons say whether the result is right.
+    a peer did not run. On a machine that is emulated here nothing is timed: its comparisons say whether the result is right. A problem
+    that has no plan gives a Comparison with the reason; where none has one, PlanError says the first.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
-        words = list(problem) if isinstance(problem, Iterable) and not isinstance(problem, str | bytes) else [problem]
+        words = list(problem) if np.iterable(problem) and not isinstance(problem, str | bytes) else [problem]
         layers = distinct(resolve(words, lambda model: onnx.read(*model)[0]))
     if store is not None and not isinstance(store, Store):
         raise OperandError(f"store is {quoted(store)}; right is a pysim.measure.store.Store, open")
@@ -161,7 +164,11 @@ def compare(
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=least, budget_seconds=most)
     asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
     asked |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
+    word(state, "cache state", TIMED, PlanError)
     planned = [(layer, _planned(layer.workload, on, asked)) for layer in layers]
+    refused = [plan for _, plan in planned if isinstance(plan, PlanError)]
+    if refused and len(refused) == len(planned):
+        raise refused[0]
     return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
 
 
