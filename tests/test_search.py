@@ -256,7 +256,16 @@ def test_a_pinned_plan_is_one_that_is_allowed() -> None:
 
 
 @native
-def test_without_a_search_the_model_plans_and_says_so() -> None:
+def test_an_installed_package_and_a_checkout_name_what_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = environment() | {"commit": "0123456789ab", "pysim": "7"}
+    for given, said in ((known, "0123456789ab"), ({key: known[key] for key in known if key != "commit"}, "7")):
+        monkeypatch.setattr(evidence, "environment", lambda given=given: given)
+        assert evidence.question_of(parse(SMALL), host.runnable_any("host"), 1, "nchw").here["pysim"] == said
+
+
+@native
+def test_without_a_search_the_model_plans_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "legal", lambda *of, **asked: pytest.fail("all plans were made, which takes a second"))
     result = invoke("plan", SMALL, "--pinned")
     assert result.exit_code == 0 and "the model's plan, not a measured one (nothing was searched); run pysim search" in result.stderr
 

@@ -225,6 +225,11 @@ def test_the_environment_names_processor_and_versions() -> None:
     assert now().endswith("+00:00")
 
 
+def test_the_version_is_that_of_our_distribution_and_not_of_the_project_that_is_called_pysim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", {"pysim-planner": "7", "pysim": "3", "numpy": "2"}.__getitem__)
+    assert environment.__wrapped__()["pysim"] == "7"
+
+
 def test_a_user_without_a_home_is_told_how_to_name_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSIM_STORE", "~nosuchuser/x")
     with pytest.raises(StoreError, match="set PYSIM_STORE"):

@@ -234,7 +234,7 @@ def environment() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "numpy": _version("numpy"),
-        "pysim": _version("pysim"),
+        "pysim": _version("pysim-planner"),  # on PyPI pysim is another project
         "commit": _commit(),
     }
     return {name: value for name, value in found.items() if value}
