@@ -147,7 +147,8 @@ def test_a_search_measures_plans_and_keeps_every_sample() -> None:
     (found,) = document("search", SMALL, "--budget", "1", "--top", "3")["searches"]
     assert found.keys() >= KEYS and found["best"].keys() >= PLAN_KEYS
     assert 16 <= found["plans_measured"] <= found["plans_legal"]
-    assert found["regret"] >= found["regret_8"] >= found["regret_16"] >= 1
+    regrets = [found[key] for key in ("regret", "regret_8", "regret_16") if found[key] is not None]  # under load too few were tried twice
+    assert regrets == sorted(regrets, reverse=True) and all(regret >= 1 for regret in regrets)
     assert min(found["model_regret"], found["random_regret"]) == 1
     assert -1 <= found["kendall_tau"] <= 1 and not found["failed"]
     core, best = found["core"], found["found"][0]
