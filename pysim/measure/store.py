@@ -130,7 +130,8 @@ class Store:
                 self._db.executemany(_INSERT, rows)
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # which SQLite has ended itself on a full disk
+                    self._db.execute("ROLLBACK")
                 raise
 
     def find(
