@@ -27,6 +27,7 @@ from pysim.measure.store import Store
 from pysim.once import Recent
 from pysim.peers import Asked, chosen
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import BY_NAME
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload, distinct, parse, resolve
 from pysim.problem.windows import Pair, windows_of
@@ -221,7 +222,7 @@ def conv2d(
             raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU x tells how it lies")
         if residual is not None:
             raise OperandError("a residual is added by the CPU's kernels; on a GPU add it behind the call")
-        return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out)
+        return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out, _multiplied(plan))
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
     if accurate is not ANY:
@@ -283,7 +284,7 @@ def gemm(
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
     if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
         choose = _chooser(_gemm_chooser, plan, machine, accurate)
-        return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
+        return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype or _multiplied(plan))
     if not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
         raise OperandError(f"dtype {quoted(dtype)}: the CPU kernels compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
@@ -425,6 +426,11 @@ def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu, 
         return found[0]
     _refuse_both(plan, accurate)
     return _choosers.put(key, (make(plan, host.runnable_any(where), accurate), plan, where))[0]
+
+
+def _multiplied(plan: values.Plan | None) -> str | None:
+    """How a plan multiplies, where no array's type says it: as tf32."""
+    return plan.workload.dtype if plan and not BY_NAME[plan.workload.dtype].array else None
 
 
 def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_gemm.Chooser:
