@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterable
 from functools import lru_cache
 from typing import Any, cast
 
+import numpy as np
+
 from pysim import planner
 from pysim.arguments import MOST_THREADS, flag, number, seconds, whole, word
 from pysim.calibration import host
@@ -25,6 +27,7 @@ from pysim.measure.store import Store
 from pysim.once import Recent
 from pysim.peers import Asked, chosen
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import BY_NAME
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload, distinct, parse, resolve
 from pysim.problem.windows import Pair, windows_of
@@ -33,7 +36,7 @@ from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, on_cpu
 from pysim.record.schedule import GpuSchedule
-from pysim.record.state import RunState, State
+from pysim.record.state import TIMED, RunState, State
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
 from pysim.runtime import cpu as runtime
 
@@ -146,12 +149,13 @@ def compare(
     is "cudnn" and `algorithms` names it), "all" (oneDNN and ONNX Runtime; PyTorch, and what nvidia-matmul-heuristics expects), or some by
     name. Each contender's samples last `min_seconds`, on a CPU less where all medians are certain to half a percent before, and go to
     `store`. `errors` has each one's largest error over the root mean square of the result, measured, `workspaces` its bytes, `missing` why
-    a peer did not run. On a machine that is emulated here nothing is timed: its comparisons say whether the result is right.
+    a peer did not run. On a machine that is emulated here nothing is timed: its comparisons say whether the result is right. A problem
+    that has no plan gives a Comparison with the reason; where none has one, PlanError says the first.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
     else:
-        words = list(problem) if isinstance(problem, Iterable) and not isinstance(problem, str | bytes) else [problem]
+        words = list(problem) if np.iterable(problem) and not isinstance(problem, str | bytes) else [problem]
         layers = distinct(resolve(words, lambda model: onnx.read(*model)[0]))
     if store is not None and not isinstance(store, Store):
         raise OperandError(f"store is {quoted(store)}; right is a pysim.measure.store.Store, open")
@@ -161,7 +165,11 @@ def compare(
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=least, budget_seconds=most)
     asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
     asked |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
+    word(state, "cache state", TIMED, PlanError)
     planned = [(layer, _planned(layer.workload, on, asked)) for layer in layers]
+    refused = [plan for _, plan in planned if isinstance(plan, PlanError)]
+    if refused and len(refused) == len(planned):
+        raise refused[0]
     return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
 
 
@@ -214,7 +222,7 @@ def conv2d(
             raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU x tells how it lies")
         if residual is not None:
             raise OperandError("a residual is added by the CPU's kernels; on a GPU add it behind the call")
-        return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out)
+        return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out, _multiplied(plan))
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
     if accurate is not ANY:
@@ -276,7 +284,7 @@ def gemm(
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
     if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
         choose = _chooser(_gemm_chooser, plan, machine, accurate)
-        return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype)
+        return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype or _multiplied(plan))
     if not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
         raise OperandError(f"dtype {quoted(dtype)}: the CPU kernels compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
@@ -418,6 +426,11 @@ def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu, 
         return found[0]
     _refuse_both(plan, accurate)
     return _choosers.put(key, (make(plan, host.runnable_any(where), accurate), plan, where))[0]
+
+
+def _multiplied(plan: values.Plan | None) -> str | None:
+    """How a plan multiplies, where no array's type says it: as tf32."""
+    return plan.workload.dtype if plan and not BY_NAME[plan.workload.dtype].array else None
 
 
 def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_gemm.Chooser:

@@ -6,6 +6,7 @@ PYSIM_LONG=1 makes of the few random problems two thousand.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from fake_gpu import host_device  # noqa: F401
 from fake_torch import Tensor, torch  # noqa: F401
 
 import pysim
-from pysim import api
+from pysim import api, planner
 from pysim.arguments import flag, number, whole
 from pysim.cachemodel import Cache
 from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, ProblemError, PysimError
@@ -244,6 +245,12 @@ def test_what_a_plan_cannot_be_asked_is_a_sentence_and_never_ignored(asked, kind
         (lambda: pysim.compare("gemm:8x8x8", budget_seconds="x"), OperandError, 'budget_seconds is "x"; right is a number'),
         (lambda: pysim.compare("gemm:8x8x8", store="samples.db"), OperandError, 'store is "samples.db"; right is a'),
         (lambda: pysim.compare("gemm:8x8x8", layout="nchw16c"), PlanError, "compare times NCHW and NHWC"),
+        (lambda: pysim.compare(np.array(1)), ProblemError, "a ndarray is no word of problems"),
+        (lambda: pysim.compare("gemm:8x8x8", state="chained"), PlanError, 'no cache state is named "chained"; there are: hot, cold'),
+        (lambda: pysim.compare("gemm:8x8x8", accuracy="exact"), PlanError, 'no accuracy is named "exact"'),
+        (lambda: pysim.compare("gemm:8x8x8", name="gemm"), PlanError, '"gemm" is no plan\'s name'),
+        (lambda: pysim.compare(["gemm:8x8x8", "gemm:9x9x9"], memory_limit=0), PlanError, "gemm:8x8x8 .* above the limit of 0"),
+        (lambda: planner.candidates("conv:ic4ih9oc6kh3", "zen4", layout="nchw16c"), PlanError, "no whole blocks of 16"),
         (lambda: pysim.prepare(5, FILTERS), ProblemError, "a problem is a text"),
         (lambda: pysim.load(None), OperandError, "path is None; right is the path of a .onnx file"),
     ],
@@ -251,6 +258,22 @@ def test_what_a_plan_cannot_be_asked_is_a_sentence_and_never_ignored(asked, kind
 def test_other_functions_say_what_is_wrong_with_an_argument_too(call, kind, says):
     with pytest.raises(kind, match=says):
         call()
+
+
+FAULTS = [
+    (lambda y: y.astype("f8"), "it is float64 of shape (1, 3, 6, 6)"),
+    (lambda y: y[0], "it is float32 of shape (3, 6, 6)"),
+    (lambda y: np.broadcast_to(y[:, :1], y.shape), "it is float32 of shape (1, 3, 6, 6), read-only, not C-contiguous"),
+    (lambda y: np.asfortranarray(y), "it is float32 of shape (1, 3, 6, 6), not C-contiguous"),
+    (lambda y: np.zeros(y.nbytes + 1, "u1")[1:].view("f4").reshape(y.shape), "it is float32 of shape (1, 3, 6, 6), not aligned"),
+]
+
+
+@pytest.mark.parametrize(("spoilt", "says"), FAULTS)
+def test_an_out_that_does_not_fit_is_refused_by_what_it_is(spoilt, says):
+    y = np.zeros((1, 3, 6, 6), np.float32)
+    with pytest.raises(OperandError, match=re.escape(says)):
+        pysim.conv2d(np.ones((1, 2, 8, 8), np.float32), np.ones((3, 2, 3, 3), np.float32), out=spoilt(y))
 
 
 WORDS = ("machine", "model", "micro_kernel", "input_footprint", "state", "layout", "algorithm", "name", "accuracy")

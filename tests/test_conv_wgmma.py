@@ -274,9 +274,9 @@ def test_a_plan_explains_its_tiles_steps_and_copies():
 def test_only_the_capability_that_has_wgmma_runs_it():
     for capability in ("8.9", "10.0"):
         other = msgspec.structs.replace(H200, capability=capability)
-        reason = unable(other, ROW, estimated(ROW.tiles.turned), tiled.families_of(ROW))
+        reason = unable(other, ROW, estimated(ROW.tiles.turned))
         assert reason and "it needs capability 9.0" in reason.sentence
-    assert not unable(H200, ROW, estimated(ROW.tiles.turned), tiled.families_of(ROW))
+    assert not unable(H200, ROW, estimated(ROW.tiles.turned))
 
 
 def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypatch):

@@ -4,6 +4,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from call_count import calls_of
@@ -148,3 +149,23 @@ class SimpleLibrary:
 
     def __init__(self, functions: dict[str, Any]) -> None:
         vars(self).update(functions, PYSIM_F32=0, PYSIM_CONV=0, PYSIM_GEMM=1)
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "f32"])
+def test_a_plan_says_how_what_no_array_holds_is_multiplied(dtype, workspaces, monkeypatch):
+    def as_f32(workload: Any) -> Any:  # which the stand-in for the library knows
+        return msgspec.structs.replace(workload, dtype="f32")
+
+    launched, struct = [], cuda.problem_struct
+    monkeypatch.setattr(cuda, "problem_struct", lambda of, *more: launched.append(of.text) or struct(as_f32(of), *more))
+    cuda_call.kept.clear()
+    for text, (first, second), call in (
+        ("conv:mb1ic4ih9oc6kh3", (IMAGE, FILTERS), pysim.conv2d),
+        ("gemm:4x4x4", (SQUARE, SQUARE), pysim.gemm),
+    ):
+        plan = pysim.plan(f"{text}:{dtype}", machine="h200")
+        operands = [Tensor(one, is_cuda=True) for one in (first, second)]
+        plan.run(*operands)
+        call(*operands, plan=plan)
+        assert launched and {one.endswith(":tf32") for one in launched} == {dtype == "tf32"}
+        launched.clear()

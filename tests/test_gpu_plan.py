@@ -83,8 +83,7 @@ def test_tf32_and_f8_are_types_of_products_alone():
 )
 def test_a_kernel_that_a_gpu_cannot_run_is_turned_down_with_the_reason(monkeypatch, name, kernel, says):
     on = machine(name)
-    families = gemm.families_of(kernel)
-    reason = unable(on, kernel, gemm.attributes_of(kernel, {}), families) or gemm.kernel_refuses(on, kernel)
+    reason = unable(on, kernel, gemm.attributes_of(kernel, {})) or gemm.kernel_refuses(on, kernel)
     assert reason and reason.code == "machine" and says in reason.sentence
     monkeypatch.setattr(gemm, "gemm_kernels", lambda: (kernel,))
     with pytest.raises(PlanError, match=f"nothing computes .* on {name}: {kernel.name}: .*{re.escape(says)}"):

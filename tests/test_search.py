@@ -147,7 +147,8 @@ def test_a_search_measures_plans_and_keeps_every_sample() -> None:
     (found,) = document("search", SMALL, "--budget", "1", "--top", "3")["searches"]
     assert found.keys() >= KEYS and found["best"].keys() >= PLAN_KEYS
     assert 16 <= found["plans_measured"] <= found["plans_legal"]
-    assert found["regret"] >= found["regret_8"] >= found["regret_16"] >= 1
+    regrets = [found[key] for key in ("regret", "regret_8", "regret_16") if found[key] is not None]  # under load too few were tried twice
+    assert regrets == sorted(regrets, reverse=True) and all(regret >= 1 for regret in regrets)
     assert min(found["model_regret"], found["random_regret"]) == 1
     assert -1 <= found["kendall_tau"] <= 1 and not found["failed"]
     core, best = found["core"], found["found"][0]
@@ -256,7 +257,16 @@ def test_a_pinned_plan_is_one_that_is_allowed() -> None:
 
 
 @native
-def test_without_a_search_the_model_plans_and_says_so() -> None:
+def test_an_installed_package_and_a_checkout_name_what_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = environment() | {"commit": "0123456789ab", "pysim": "7"}
+    for given, said in ((known, "0123456789ab"), ({key: known[key] for key in known if key != "commit"}, "7")):
+        monkeypatch.setattr(evidence, "environment", lambda given=given: given)
+        assert evidence.question_of(parse(SMALL), host.runnable_any("host"), 1, "nchw").here["pysim"] == said
+
+
+@native
+def test_without_a_search_the_model_plans_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "legal", lambda *of, **asked: pytest.fail("all plans were made, which takes a second"))
     result = invoke("plan", SMALL, "--pinned")
     assert result.exit_code == 0 and "the model's plan, not a measured one (nothing was searched); run pysim search" in result.stderr
 

@@ -199,6 +199,19 @@ def test_a_write_that_fails_is_an_error_and_the_store_goes_on(tmp_path: Path) ->
         assert [m.run for m in store.find()] == ["r1", "r3"]
 
 
+def test_a_run_that_a_full_disk_cuts_off_says_so_and_leaves_the_runs_before_it(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add_run([measurement()])
+        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+        store._db.execute(f"PRAGMA max_page_count={pages + 20}")
+        large = measurement(run="r2", samples=(1.0,) * 2000)
+        with pytest.raises(StoreError, match="database or disk is full: check path, permissions and free space"):
+            store.add_run([large] * 100)
+        store._db.execute("PRAGMA max_page_count=100000")
+        store.add_run([measurement(run="r3")])
+        assert [m.run for m in store.find()] == ["r1", "r3"]
+
+
 def test_the_store_writes_ahead_and_waits_for_the_disk(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -223,6 +236,11 @@ def test_the_environment_names_processor_and_versions() -> None:
     assert {"cpu", "cpus", "system", "python", "numpy"} <= found.keys()
     assert all(found.values())
     assert now().endswith("+00:00")
+
+
+def test_the_version_is_that_of_our_distribution_and_not_of_the_project_that_is_called_pysim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", {"pysim-planner": "7", "pysim": "3", "numpy": "2"}.__getitem__)
+    assert environment.__wrapped__()["pysim"] == "7"
 
 
 def test_a_user_without_a_home_is_told_how_to_name_a_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,13 @@ def test_what_computes_a_part_but_not_the_whole_is_not_planned() -> None:
         assert "skinny" not in {plan.algorithm, *(one.algorithm for one in plan.considered)}
 
 
+@pytest.mark.parametrize("text", ["conv:g2mb1ic746ih1iw1oc2ow5kh1ph0pw4", "conv:g2mb1ic4ih2oc2kh7sh2ph3", "conv:mb8ic566ih8oc556kh3ph1"])
+def test_a_limit_is_of_the_error_of_the_whole_and_not_of_a_threads_part(text: str) -> None:
+    plan = planner.plan(text, "zen5", threads=2)
+    limited = planner.plan(text, "zen5", threads=2, error_limit=plan.error)
+    assert (limited.name, limited.seconds) == (plan.name, plan.seconds)
+
+
 def test_a_plan_says_its_threads_and_what_forking_costs() -> None:
     plan = planner.plan("conv:mb1ic64ih56oc64kh1", ZEN4, threads=4)
     assert plan.threads == 4 and plan.to_dict()["threads"] == 4 and isinstance(plan.cost, Cost)

@@ -27,7 +27,7 @@ from pysim.algorithms import algorithm_named
 from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
 from pysim.cachemodel.gpu.passes import pass_cycles
-from pysim.cachemodel.gpu.tiled import efficiency_of, families_of, family_of
+from pysim.cachemodel.gpu.tiled import efficiency_of
 from pysim.calibration import gpu_fit
 from pysim.calibration.gpu_fit import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR
 from pysim.machine.gpu import Gpu, GpuFamily
@@ -113,7 +113,7 @@ class Parameters:
         self.rows = list({row.name: row for case in cases for row, _ in case.rows}.values())
         self.attributes = {one.kernel: one.attributes for case in cases for one in variants(case, gpu, known)}
         tiled = [row for row in self.rows if not row.staged]
-        self.families = {family_of(row): constants_of(gpu, families_of(row))[1] for row in tiled}
+        self.families = {row.family: constants_of(gpu, row.families)[1] for row in tiled}
         self.names = [f"{family}.{name}" for family in self.families for name in MOVED]
         start = [getattr(family, name).value for family in self.families.values() for name in MOVED]
         start += [self.efficiency_now(row) for row in self.rows]
@@ -123,7 +123,7 @@ class Parameters:
         self.strength = np.repeat([PRIOR, EFFICIENCY_PRIOR], [len(self.names), len(self.rows)])
 
     def efficiency_now(self, row: ConvKernel) -> float:
-        _, family = constants_of(self.gpu, families_of(row))
+        _, family = constants_of(self.gpu, row.families)
         tiles = row.tiles.turned if row.tiles.by_warpgroups else row.tiles
         return efficiency_of(tiles, self.attributes[row.name], self.known) or family.efficiency.value
 
@@ -136,7 +136,7 @@ class Parameters:
             families[name] = msgspec.structs.replace(family, **moved)
         efficiencies = {row.name: next(values) for row in self.rows}
         for name, family in families.items():
-            some = [efficiencies[row.name] for row in self.rows if family_of(row) == name]
+            some = [efficiencies[row.name] for row in self.rows if row.family == name]
             median = Number(value=float(np.median(some)), kind="fitted", source=SOURCE)
             families[name] = msgspec.structs.replace(family, efficiency=median)
         gpu = msgspec.structs.replace(self.gpu, model=msgspec.structs.replace(self.gpu.model, families=self.gpu.model.families | families))
@@ -154,7 +154,7 @@ class Parameters:
                 row, _ = case.rows[place]
                 block[i, len(self.names) + [one.name for one in self.rows].index(row.name)] = 1
                 for j, name in enumerate(self.names):
-                    block[i, j] = name.startswith(f"{family_of(row)}.") and not row.staged
+                    block[i, j] = name.startswith(f"{row.family}.") and not row.staged
             blocks.append(block)
         return np.concatenate([*blocks, np.eye(len(self.start), dtype=int)])
 

@@ -134,7 +134,7 @@ class ByRow:
     def tiled(self, gpu: Gpu, known: dict[str, Attributes], step: Work, passes: tuple[Pass, ...] = (), *leans: str) -> Variant:
         """It as a product of tiles of filters x windows, of which a block takes a `step`."""
         w, row, tiles, windows, squares = self.w, self.row, self.tiles, self.read, self.row.outputs**2
-        name, family = constants_of(gpu, tiled.families_of(row))
+        name, family = constants_of(gpu, row.families)
         found = self.launched(gpu, known, name, "l1_bytes", *leans)
         own, threads = found.attributes, self.threads
         columns = tiled.columns_of(gpu, tiles, own, step, family, tiled.efficiency_of(tiles, own, known), threads)
@@ -234,7 +234,7 @@ def legal_rows(request: Request, name: str, by: type[ByRow] = ByRow) -> tuple[li
         of = by(row, w, layout)
         return (of.unbegun() if request.prologue else None) or of.refusal()
 
-    return legal(request, name, rows, attributes, tiled.families_of, refuses)
+    return legal(request, name, rows, attributes, refuses)
 
 
 def row_of(schedule: GpuSchedule) -> ConvKernel:

@@ -102,7 +102,7 @@ def half_of(problem: Gemm) -> int:
 
 def family_name(gpu: Gpu, kernel: GemmKernel) -> str:
     """The key of the machine's constants for a kernel."""
-    return constants_of(gpu, gemm.families_of(kernel))[0]
+    return constants_of(gpu, kernel.families)[0]
 
 
 def columns(case: Case, gpu: Gpu, known: Known) -> waves.Columns:

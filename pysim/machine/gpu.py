@@ -7,6 +7,7 @@ import msgspec
 
 from pysim.machine.quantity import Count, Number, Source, Text, facts
 
+SharedRule = Literal["volta", "turing", "ampere", "hopper"]  # the rules of bank conflicts, pysim/cachemodel/shared_memory/bank_rules.toml
 OLDEST_BUILT = 75  # the capability below which nvcc of CUDA 13 compiles nothing
 
 
@@ -87,7 +88,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     shared_bytes_per_sm: Count
     shared_bytes_per_block: Count
     shared_banks: Count
-    shared_rule: Text
+    shared_rule: SharedRule
     l1_bytes: Count
     l1_latency_cycles: Number
     l2_bytes: Count
@@ -120,8 +121,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     def clusters(self, blocks: int) -> int:
         """Clusters of so many blocks that run at once, where each block fills an SM."""
-        known = self.clusters_at_once.get(str(blocks))
-        return known.value if known else self.sms.value // blocks
+        known, enough = self.clusters_at_once.get(str(blocks)), self.sms.value // blocks
+        return min(known.value, enough) if known else enough
 
     @property
     def planning_only(self) -> str:

@@ -13,6 +13,7 @@ Worked number: 64 sets x 8 ways x 64 bytes = 32,768 bytes of L1; two 64-byte loa
 
 import itertools
 import math
+import operator
 import re
 import tomllib
 from collections.abc import Callable
@@ -24,10 +25,11 @@ import msgspec
 
 from pysim.errors import MachineError, choose, nearest, quoted
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Unit
-from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses
+from pysim.machine.gpu import Gpu, GpuDirect, GpuFamily, GpuModel, GpuPasses, SharedRule
 from pysim.machine.quantity import SCHEMA, Count, Kind, Number, Source, assumed, check_range, facts, quantities
 from pysim.problem.dtypes import GEMM_DTYPES
 from pysim.registry.cpu import cpu_kernels
+from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernels, gemm_kernels
 
 SHIPPED = Path(__file__).parent / "data"
 _MAX_FILE_BYTES = 1 << 20
@@ -158,6 +160,8 @@ def _explain(message: str) -> str:
         hint = '; the first lines say kind = "cpu" or kind = "gpu"'
     elif path.endswith(".kind"):
         hint = f"; there are: {', '.join(get_args(Kind))}"
+    elif path == "shared_rule":
+        hint = f"; there are: {', '.join(get_args(SharedRule))}"
     return f"{path}: {what}{hint}"
 
 
@@ -167,23 +171,10 @@ def _check(machine: Machine | Gpu, where: str) -> None:
         if all(getattr(source, field) is None for field in Source.__struct_fields__ if field != "title"):
             others = "url, section, command, file, versions or note"
             raise MachineError(f"{where}: sources.{key}: a title alone is no source; add a {others}")
-    if isinstance(machine, Machine):
-        _check_source(machine.source, "source", machine, where)
-        _check_unique([level.name for level in machine.levels], f"{where}: levels: name")
-        for inner, outer in itertools.pairwise(machine.levels):
-            if inner.size_bytes > outer.size_bytes:
-                sizes = f"{inner.size_bytes:,} bytes (sets x ways x line_bytes) are more than the {outer.size_bytes:,} of {outer.name}"
-                raise MachineError(f"{where}: levels.{inner.name}: its {sizes}; levels stand nearest first, none larger than the next")
-        _check_unique([unit.target for unit in machine.core.units], f"{where}: core.units: target")
-        targets = sorted({kernel.target for kernel in cpu_kernels()})
-        for unit in machine.core.units:
-            if unit.target not in targets:
-                raise MachineError(f"{where}: core.units: no kernel has the target {quoted(unit.target)}; {choose(unit.target, targets)}")
-            _check_unique([one.name for one in unit.types], f"{where}: core.units.{unit.target}.types: name")
-            for one in unit.types:
-                if one.name not in GEMM_DTYPES:
-                    known = choose(one.name, GEMM_DTYPES)
-                    raise MachineError(f"{where}: core.units.{unit.target}.types: no element type is named {quoted(one.name)}; {known}")
+    if isinstance(machine, Gpu):
+        _check_gpu(machine, where)
+    else:
+        _check_cpu(machine, where)
     for path, fact in facts(machine):
         _check_source(fact.source, path, machine, where)
         if isinstance(fact, Number) and fact.error is not None and not (math.isfinite(fact.error) and fact.error >= 0):
@@ -192,10 +183,67 @@ def _check(machine: Machine | Gpu, where: str) -> None:
         check_range(value, key, f"{where}: {path}")
 
 
+def _check_gpu(gpu: Gpu, where: str) -> None:
+    """What is by pipe, family or size of cluster has a name that the model looks up; nothing gives out more than there is."""
+    rows: list[GemmKernel | ConvKernel] = [*gemm_kernels(), *conv_kernels()]
+    pipes = {row.pipe for row in rows} | {f"{row.pipe}_f32" for row in rows if row.pipe.startswith("tensor_")}
+    for table, known, what in (
+        ("fma_per_cycle", pipes, "kernel multiplies on a pipe"),
+        ("sustained_hz", gpu.fma_per_cycle, "pipe of fma_per_cycle is"),
+        ("model.families", {name for row in rows for name in row.families}, "kernel is of a family"),
+    ):
+        for name in operator.attrgetter(table)(gpu):
+            if name not in known:
+                raise MachineError(f"{where}: {table}: no {what} named {quoted(name)}; {choose(name, sorted(known))}")
+    for blocks in gpu.clusters_at_once:
+        if not re.fullmatch("[1-9][0-9]?", blocks):
+            raise MachineError(f"{where}: clusters_at_once: a key is how many blocks a cluster has, such as 4, not {quoted(blocks)}")
+    sizes = ("shared_bytes_per_block", "shared_bytes_per_sm", "l1_bytes")
+    for part, whole in itertools.pairwise(sizes):
+        of_part, of_whole = getattr(gpu, part).value, getattr(gpu, whole).value
+        if of_part > of_whole:
+            raise MachineError(f"{where}: {part}: value is {of_part:,}, more than {whole}, {of_whole:,}, which it is a part of")
+
+
+def _check_cpu(machine: Machine, where: str) -> None:
+    """Levels stand nearest first and are what caches are, units are of kernels' targets, `together` is by growing numbers."""
+    _check_source(machine.source, "source", machine, where)
+    _check_unique([level.name for level in machine.levels], f"{where}: levels: name")
+    for level in machine.levels:
+        at = f"{where}: levels.{level.name}"
+        if level.line_bytes & (level.line_bytes - 1):
+            raise MachineError(f"{at}: line_bytes is {level.line_bytes}; it should be a power of two")
+        if level.forgets:
+            raise MachineError(f"{at}: forgets is of what several threads see, and of no file; leave it out")
+        if level.cores is not None and not (level.shared and level.cores <= machine.cores):
+            right = f"at most the machine's {machine.cores} that share it, and shared = true"
+            raise MachineError(f"{at}: cores is {level.cores}, shared is {str(level.shared).lower()}; right is {right}")
+    for inner, outer in itertools.pairwise(machine.levels):
+        if inner.size_bytes > outer.size_bytes:
+            sizes = f"{inner.size_bytes:,} bytes (sets x ways x line_bytes) are more than the {outer.size_bytes:,} of {outer.name}"
+            raise MachineError(f"{where}: levels.{inner.name}: its {sizes}; levels stand nearest first, none larger than the next")
+        if inner.line_bytes > outer.line_bytes:
+            right = f"no more than the {outer.line_bytes} of {outer.name}"
+            raise MachineError(f"{where}: levels.{inner.name}: line_bytes is {inner.line_bytes}; it should be {right}")
+    for fewer, more in itertools.pairwise(one.cpus for one in machine.core.together):
+        if fewer >= more:
+            raise MachineError(f"{where}: core.together: cpus is {more} behind {fewer}; the numbers of CPUs should grow")
+    _check_unique([unit.target for unit in machine.core.units], f"{where}: core.units: target")
+    targets = sorted({kernel.target for kernel in cpu_kernels()})
+    for unit in machine.core.units:
+        if unit.target not in targets:
+            raise MachineError(f"{where}: core.units: no kernel has the target {quoted(unit.target)}; {choose(unit.target, targets)}")
+        _check_unique([one.name for one in unit.types], f"{where}: core.units.{unit.target}.types: name")
+        for one in unit.types:
+            if one.name not in GEMM_DTYPES:
+                known = choose(one.name, GEMM_DTYPES)
+                raise MachineError(f"{where}: core.units.{unit.target}.types: no element type is named {quoted(one.name)}; {known}")
+
+
 def _check_source(source: str, path: str, machine: Machine | Gpu, where: str) -> None:
     if source not in machine.sources:
         options = choose(source, list(machine.sources))
-        raise MachineError(f'{where}: {path}: source "{source}" is not in [sources]; {options}')
+        raise MachineError(f"{where}: {path}: source {quoted(source)} is not in [sources]; {options}")
 
 
 def _check_unique(values: list[str], what: str) -> None:

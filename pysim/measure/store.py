@@ -130,7 +130,8 @@ class Store:
                 self._db.executemany(_INSERT, rows)
                 self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # which SQLite has ended itself on a full disk
+                    self._db.execute("ROLLBACK")
                 raise
 
     def find(
@@ -234,7 +235,7 @@ def environment() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "numpy": _version("numpy"),
-        "pysim": _version("pysim"),
+        "pysim": _version("pysim-planner"),  # on PyPI pysim is another project
         "commit": _commit(),
     }
     return {name: value for name, value in found.items() if value}

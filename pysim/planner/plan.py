@@ -157,8 +157,11 @@ def candidates(
     if not within >= 1:
         raise PlanError(f"within is {within}; it should be at least 1, the best schedule's own factor")
     request = _request(problem, machine, layout=layout)
-    found = _Found.of(request, _asked(request, algorithm), exhaustive=True)
+    algorithms = _asked(request, algorithm)
+    found = _Found.of(request, algorithms, exhaustive=True)
     order = found.order()
+    if not order.size:
+        raise PlanError(_nothing(found, found.refused, algorithms))
     near = order[found.cycles[order] <= within * found.cycles[order[0]]]
     return [(found.schedule(at), float(found.cycles[at]) / request.machine.clock_hz) for at in near.tolist()]
 

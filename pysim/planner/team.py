@@ -38,7 +38,8 @@ def plan_for_team(request: Request, algorithm: str | None, best: Best) -> Plan:
         seen = _seen(request, request.problem, threads)
         for part in _parts(request.problem, threads):
             with suppress(PlanError):  # a part that no kernel takes: of filters that are no whole blocks
-                found.append(best(request._replace(problem=part, machine=seen), algorithm))
+                # a limit is of the whole problem's error, and a part has another
+                found.append(best(request._replace(problem=part, machine=seen, error_limit=None), algorithm))
     named = dict.fromkeys(one for plan in found for one in _named(plan))
     own = {*_named(alone)}
     legal = [one for one in named if one in own or _computes_all(request, *one, best)]
@@ -68,7 +69,8 @@ def _computes_all(request: Request, algorithm: str, schedule: AnySchedule, best:
 
 
 def _cost(request: Request, algorithm: str, schedule: AnySchedule, threads: int, best: Best) -> Cost:
-    of = algorithm_named(algorithm, request.problem, request.machine)
+    """What a schedule that is legal and accurate enough costs all threads."""
+    of, request = algorithm_named(algorithm, request.problem, request.machine), request._replace(accuracy="standard", error_limit=None)
     part = of.largest_part(request.problem, schedule, threads)
     seen = _seen(request, part.problem, threads)
     cost = best(request._replace(problem=part.problem, machine=seen, schedule=part.schedule), algorithm).cost

@@ -203,6 +203,11 @@ class GemmKernel(msgspec.Struct, frozen=True):
         return multiplied if self.mainloop == "simt" else f"tensor_{multiplied}"
 
     @property
+    def families(self) -> tuple[str, ...]:
+        """Keys of a machine's constants that hold for it, the first that there is: of its main loop and type, of its main loop."""
+        return f"{self.mainloop}_{self.dtype}", self.mainloop
+
+    @property
     def tiles(self) -> Tiles:
         """Its tiles."""
         return _gemm_tiles(self)
@@ -331,6 +336,17 @@ class ConvKernel(msgspec.Struct, frozen=True):
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.algorithm in TENSOR else self.dtype
+
+    @property
+    def family(self) -> str:
+        """The key of a machine's own constants for it: its algorithm's, and on tensor cores of a type."""
+        return f"conv_{self.algorithm}" + (f"_{self.dtype}" if self.tiles.tensor else "")
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Keys of a machine's constants that hold for it, the first that there is: its own, where it has been fitted, else those of the
+        products that it is made of."""
+        return self.family, "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
 
     @property
     def tiles(self) -> Tiles:

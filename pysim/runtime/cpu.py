@@ -240,8 +240,11 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
     array = as_numpy(out, "out")
     if array is not out and not np.may_share_memory(array, as_numpy(out, "out")):
         raise OperandError(f"out is a {type(out).__name__}, of which NumPy sees a copy only; right is an array that can be written")
-    if array.shape != shape or array.dtype != kind or not array.flags.carray:
-        raise OperandError(f"out must be a writable, aligned and C-contiguous {kind} array of shape {shape}")
+    flags = array.flags
+    if array.shape != shape or array.dtype != kind or not flags.carray:
+        faults = {"read-only": not flags.writeable, "not C-contiguous": not flags.c_contiguous, "not aligned": not flags.aligned}
+        found = ", ".join([f"{array.dtype} of shape {array.shape}", *(fault for fault, there in faults.items() if there)])
+        raise OperandError(f"out must be a writable, aligned and C-contiguous {kind} array of shape {shape}; it is {found}")
     return array
 
 

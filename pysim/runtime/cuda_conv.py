@@ -34,14 +34,24 @@ class _Options(NamedTuple):
     describe: Describe
     choose: Chooser
     activation: Activation
+    dtype: str | None
 
 
-def conv2d(x: Any, w: Any, describe: Describe, choose: Chooser, bias: Any = None, activation: Activation = None, out: Any = None) -> Any:
+def conv2d(
+    x: Any,
+    w: Any,
+    describe: Describe,
+    choose: Chooser,
+    bias: Any = None,
+    activation: Activation = None,
+    out: Any = None,
+    dtype: str | None = None,
+) -> Any:
     """act(conv(x, w) + bias) on the GPU, N C H W; the result is `out` or a new array of the kind that x is, lying as x does.
 
     All arrays are CUDA arrays, or all are host arrays, which are copied. `describe` makes the problem of the shapes of x and w and of how
-    they are multiplied, `choose` its schedule in a layout, both once for arrays that lie alike: equal ones answer alike. Raises
-    OperandError for arrays that do not fit.
+    they are multiplied, `choose` its schedule in a layout, both once for arrays that lie alike: equal ones answer alike. `dtype` says how
+    elements are multiplied where there is a choice ("tf32" of float32). Raises OperandError for arrays that do not fit.
     """
 
     def order(array: Array) -> tuple[int, ...]:
@@ -50,7 +60,7 @@ def conv2d(x: Any, w: Any, describe: Describe, choose: Chooser, bias: Any = None
         return PERMUTED if last else tuple(range(array.ndim))
 
     given = {"x": x, "w": w, "bias": bias, "out": out}
-    return call(_make_ready, given, _Options(describe, choose, activation), order)
+    return call(_make_ready, given, _Options(describe, choose, activation, dtype), order)
 
 
 def lies(matrix: Matrix, layout: str) -> bool:
@@ -72,7 +82,7 @@ def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | Non
     """Checks how arrays lie, and chooses the schedule of their convolution in the layout that x and out have."""
     x, w = seen["x"], seen["w"]
     layouts = _layouts_of(x, target)
-    dtype = multiplied(x, w, None, ("x", "w"))
+    dtype = multiplied(x, w, options.dtype, ("x", "w"))
     problem = options.describe(x.shape, w.shape, dtype)
     result = target.dtype if target else cuda.result_of(dtype)
     check_result("convolution", dtype, result)

@@ -51,7 +51,7 @@ def question_of(workload: Workload, on: Any, threads: int, layout: Layout) -> Qu
     here = {
         "machine": on.name,
         "computer": computer(on),
-        "pysim": environment().get("pysim") or environment().get("commit", "unknown"),
+        "pysim": environment().get("commit") or environment().get("pysim", "unknown"),
         "kernels": _digest((cuda if isinstance(on, Gpu) else cpu).library_path()),
         "threads": str(threads),
         "layout": layout,
@@ -150,14 +150,14 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
 def pinned(store: Store, workload: Workload, on: Any, asked: Mapping[str, Any], threads: int = 1) -> tuple[Plan, Pinned | None, str]:
     """The best plan found here among those that are legal as `asked` (options of `planner.plan`), with its evidence; else the model's, with
     why there is none."""
-    question, plans = question_of(workload, on, threads, asked.get("layout", "nchw")), legal(workload, on, **asked)
+    question = question_of(workload, on, threads, asked.get("layout", "nchw"))
     evidence = recall(store, question)
     trials = known(evidence.runs)
+    plans = legal(workload, on, **asked) if trials else {}  # all of them take a second
     name = best(plans, trials)
     if name is None:
         why = said(evidence.set_aside) or ("none of the measured plans is allowed" if trials else "nothing was searched")
-        model = next(iter(plans.values()))
-        return model, None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
+        return planner.plan(workload, on, **asked), None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
     about = {key: question.here[key] for key in ("pysim", "kernels", "computer")}
     found = Pinned(
         measured_seconds=seconds_of(trials, evidence.runs)[name], over_incumbent=trials[name].time, incumbent=evidence.runs[0].incumbent,

@@ -24,7 +24,7 @@ class ByThreads(ByRow):
     ) -> Variant:
         """Threads of `each` (warps; a warp's instructions, wavefronts and waits) that ask L2 for `asked` bytes of windows and write all
         outputs; memory has windows, filters and outputs, once each."""
-        w, (name, family) = self.w, constants_of(gpu, tiled.families_of(self.row))
+        w, (name, family) = self.w, constants_of(gpu, self.row.families)
         outputs = w.output_elements * self.size
         threads = Threads(*each, asked + outputs, self.windows.bytes + w.filter_elements * self.size + outputs)
         return self.launched(gpu, known, name, *leans)._replace(threads=threads, family=family)

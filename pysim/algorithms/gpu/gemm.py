@@ -80,12 +80,6 @@ def kernel_refuses(gpu: Gpu, kernel: GemmKernel) -> Reason | None:
     return None
 
 
-def families_of(kernel: GemmKernel) -> tuple[str, ...]:
-    """The families of a machine's constants that hold for a kernel, the first that there is: of its main loop and type, of its main
-    loop."""
-    return f"{kernel.mainloop}_{kernel.dtype}", kernel.mainloop
-
-
 def attributes_of(kernel: GemmKernel, known: dict[str, Attributes]) -> Attributes:
     """What the compiler made of a kernel; where nobody asked, of it for Hopper (CUDA cores are alike), or what follows from its columns."""
     alike = {} if kernel.tiles.tensor else gemm_attributes(HOPPER)
@@ -103,7 +97,7 @@ def usable(
     def refused(kernel: GemmKernel) -> Reason | None:
         return kernel_refuses(gpu, kernel) or less_accurate(request.problem, kernel) or too_large(problem, kernel, lie)
 
-    return legal(request._replace(problem=problem), name, rows, own, families_of, refused)
+    return legal(request._replace(problem=problem), name, rows, own, refused)
 
 
 def less_accurate(problem: Gemm | Conv, kernel: GemmKernel) -> Reason | None:
@@ -221,7 +215,7 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         measured, tiles, attributes = kernel.name in known, kernel.tiles, attributes_of(kernel, known)
         turned = computed(problem, kernel)
         by_registers = kernel.k_major > 1 and turned.trans_a
-        columns, step, family = product(gpu, turned, tiles, families_of(kernel), attributes, attributes.efficiency, by_registers)
+        columns, step, family = product(gpu, turned, tiles, kernel.families, attributes, attributes.efficiency, by_registers)
         if tiles.producer:
             lines = lines_of(problem, kernel)
             columns = columns._replace(lines_a=lines[0], lines_b=lines[1])

@@ -93,7 +93,6 @@ def legal(
     name: str,
     rows: Sequence[Row],
     attributes: Callable[[Row], Attributes],
-    families: Callable[[Row], tuple[str, ...]],
     refuses: Callable[[Row], Reason | None],
 ) -> tuple[list[Row], list[Rejected]]:
     """The rows of an algorithm that a request may use, and those that it may not, with reasons. A row that is named is used whatever it is
@@ -109,7 +108,7 @@ def legal(
         reason = Reason("ablation", f"{row.variant}: it is there to show what it leaves out") if row.ablation and named is None else None
         if row.replaced_on == gpu.capability_number and named is None:
             reason = Reason("replaced", f"on capability {gpu.capability} others are faster, on instructions that it alone has")
-        reason = reason or unable(gpu, row, attributes(row), families(row)) or refuses(row)
+        reason = reason or unable(gpu, row, attributes(row)) or refuses(row)
         if reason:
             rejected.append(Rejected(row.name, reason.sentence, reason.code))
         else:

@@ -45,16 +45,16 @@ def pipe_of(gpu: Gpu, pipe: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def unable(gpu: Gpu, row: GemmKernel | ConvKernel, attributes: Attributes, families: tuple[str, ...]) -> Reason | None:
-    """Why a machine cannot run a registry's row whatever the problem; `families`: those of the model that have constants for it."""
+def unable(gpu: Gpu, row: GemmKernel | ConvKernel, attributes: Attributes) -> Reason | None:
+    """Why a machine cannot run a registry's row whatever the problem."""
     have, need, tiles = gpu.capability_number, row.capability, row.tiles
     if have < need or (row.exact_capability and have != need):
         exactly = "" if row.exact_capability else " or later"
         return Reason("machine", f"it needs capability {need // 10}.{need % 10}{exactly}; {gpu.name} has {gpu.capability}")
     if tiles.rows and pipe_of(gpu, row.pipe) is None:
         return Reason("machine", f"{gpu.name} has no {row.pipe} pipe")
-    if not any(family in gpu.model.families for family in families):
-        return Reason("machine", f"{gpu.name} has no constants of its family, [model.families.{families[-1]}]")
+    if not any(family in gpu.model.families for family in row.families):
+        return Reason("machine", f"{gpu.name} has no constants of its family, [model.families.{row.families[-1]}]")
     size, most = attributes.shared_bytes, gpu.shared_bytes_per_block.value
     if size > most:
         return Reason("machine", f"a block needs {size:,} bytes of shared memory; {gpu.name} gives it {most:,}")

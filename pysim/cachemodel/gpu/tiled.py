@@ -104,17 +104,6 @@ def lying(row: ConvKernel, layout: Layout) -> Tiles:
     return row.tiles.turned if turned(row, layout) else row.tiles
 
 
-def family_of(row: ConvKernel) -> str:
-    """The key of a machine's own constants for a row: its algorithm's, and on tensor cores of a type."""
-    return f"conv_{row.algorithm}" + (f"_{row.dtype}" if row.tiles.tensor else "")
-
-
-def families_of(row: ConvKernel) -> tuple[str, ...]:
-    """Families of a machine's constants that hold for a row, the first that there is: its own, where it has been fitted, else those of the
-    products that it is made of."""
-    return family_of(row), "wgmma" if row.tiles.by_warpgroups else "mma" if row.tiles.tensor else "simt"
-
-
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:
     """A row's measured efficiency, or that of the product with the same tiles."""
     product = gemm_of_tiles(tiles)
@@ -124,8 +113,7 @@ def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -
 
 def lent_of(row: ConvKernel, family: str, known: dict[str, Attributes]) -> tuple[str, ...]:
     """What is assumed of a row beside the machine's numbers: constants of another family, registers that nobody counted."""
-    own = family_of(row)
-    lent = () if family == own else (f"model.families.{own}: those of {family}",)
+    lent = () if family == row.family else (f"model.families.{row.family}: those of {family}",)
     return lent if row.name in known else (*lent, f"kernel_attributes.{row.name}")
 
 
