@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The ABI's entries for operators between convolutions: arguments are checked here, the loops of loops.h do the rest. And for chains. */
+#include <string.h>
+
 #include "loops.h"
 #include "status.h"
 
@@ -125,6 +127,80 @@ pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) {
     return PYSIM_OK;
 }
 
+enum { MOST_AXES = 6, SIDE = 32 }; /* of a copy; of a square that is transposed in L1 */
+
+/* The bytes from the first element to the end of the last one. */
+static pysim_status extent(const char *what, const pysim_copy *c, const int64_t *apart, int64_t *bytes) {
+    int64_t last = 0;
+    for (int32_t i = 0; i < c->axes; i++) {
+        int64_t along;
+        if (__builtin_mul_overflow(c->sizes[i] - 1, apart[i], &along) || __builtin_add_overflow(last, along, &last))
+            return pysim_fail(PYSIM_OVERFLOW, "%s exceeds int64", what);
+    }
+    const int64_t all[] = {last + (last < INT64_MAX), pysim_dtype_bytes(c->dtype)};
+    return pysim_product(what, 2, all, bytes);
+}
+
+static pysim_status check_copy(const pysim_copy *c, const void *x, const void *y) {
+    if (c->axes < 1 || c->axes > MOST_AXES)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a copy has %d axes; it has 1 to %d", (int)c->axes, MOST_AXES);
+    int64_t read = 0, written = 0;
+    pysim_status status = positive("a copy's sizes", c->sizes, c->axes);
+    if (status == PYSIM_OK) status = positive("a copy's steps in y", c->to, c->axes);
+    for (int32_t i = 0; i < c->axes && status == PYSIM_OK; i++)
+        if (c->from[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a copy's step %d in x is %lld; it must be at least 0", (int)i, (long long)c->from[i]);
+    if (status == PYSIM_OK) status = extent("a copy's input", c, c->from, &read);
+    if (status == PYSIM_OK) status = extent("a copy's output", c, c->to, &written);
+    if (status == PYSIM_OK) status = pysim_check_operand("x", x, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, c->dtype);
+    const pysim_span spans[] = {{"y", y, written, 1}, {"x", x, read, 0}};
+    return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
+}
+
+/* Rows that are columns of x, in squares. */
+static void copy_transposed(pysim_pack_transposed transposed, const char *x, int64_t column_from, int64_t rows, int64_t columns, char *y,
+                            int64_t row_to, int64_t bytes) {
+    double square[SIDE * SIDE];
+    for (int64_t r = 0; r < rows; r += SIDE)
+        for (int64_t c = 0; c < columns; c += SIDE) {
+            const int64_t height = pysim_min(SIDE, rows - r), width = pysim_min(SIDE, columns - c);
+            transposed(x + (c * column_from + r) * bytes, column_from, width, height, width, square, NULL);
+            for (int64_t i = 0; i < height; i++)
+                memcpy(y + ((r + i) * row_to + c) * bytes, (const char *)square + i * width * bytes, (size_t)(width * bytes));
+        }
+}
+
+static void copy_axes(const pysim_copy *c, int32_t axis, const char *x, char *y, int64_t bytes) {
+    const int64_t size = c->sizes[axis], from = c->from[axis], to = c->to[axis];
+    if (axis + 1 == c->axes && from == 1 && to == 1) {
+        memcpy(y, x, (size_t)(size * bytes));
+        return;
+    }
+    if (axis + 2 == c->axes && from == 1 && c->from[axis + 1] > 1 && c->to[axis + 1] == 1) {
+        copy_transposed(pysim_transposer_for(c->dtype), x, c->from[axis + 1], size, c->sizes[axis + 1], y, to, bytes);
+        return;
+    }
+    for (int64_t i = 0; i < size; i++) {
+        const char *one = x + i * from * bytes;
+        char *there = y + i * to * bytes;
+        if (axis + 1 < c->axes)
+            copy_axes(c, axis + 1, one, there, bytes);
+        else if (bytes == 4)
+            memcpy(there, one, 4);
+        else
+            memcpy(there, one, (size_t)bytes);
+    }
+}
+
+pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) {
+    const pysim_loops *loops;
+    if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the copy is NULL");
+    pysim_status status = loops_of(c->dtype, &loops); /* f32 and f64, of which there are transposers */
+    if (status == PYSIM_OK) status = check_copy(c, x, y);
+    if (status == PYSIM_OK) copy_axes(c, 0, x, y, pysim_dtype_bytes(c->dtype));
+    return status;
+}
+
 static pysim_status run_step(const pysim_step *s) {
     switch (s->kind) {
     case PYSIM_STEP_RUN:
@@ -132,7 +208,8 @@ static pysim_status run_step(const pysim_step *s) {
     case PYSIM_STEP_MAP: return pysim_run_map(s->of, s->epilogue, s->first, s->second, s->third, s->result);
     case PYSIM_STEP_POOL: return pysim_run_pool(s->of, s->first, s->result);
     case PYSIM_STEP_REORDER: return pysim_run_reorder(s->of, s->first, s->result);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; it is 0 (run), 1 (map), 2 (pool) or 3 (reorder)", (int)s->kind);
+    case PYSIM_STEP_COPY: return pysim_run_copy(s->of, s->first, s->result);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; it is 0 (run), 1 (map), 2 (pool), 3 (reorder) or 4 (copy)", (int)s->kind);
     }
 }
 

@@ -169,11 +169,27 @@ typedef struct {
 } pysim_reorder;
 pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y);
 
-/* Calls of pysim_run, pysim_run_map, pysim_run_pool and pysim_run_reorder one after another: the operators of a network in one call. */
-typedef enum { PYSIM_STEP_RUN = 0, PYSIM_STEP_MAP = 1, PYSIM_STEP_POOL = 2, PYSIM_STEP_REORDER = 3 } pysim_step_kind;
+/* y[i][j]... = x[i][j]... for up to 6 axes, along each of which elements lie `from` apart in x and `to` in y: axes in another order, pieces,
+ * parts of a whole. Where `from` is 0 an element is read again and again; no two go to one place. */
+typedef struct {
+    int64_t sizes[6], from[6], to[6];
+    int32_t axes;
+    int32_t dtype;
+} pysim_copy;
+pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y);
+
+/* Calls of pysim_run, pysim_run_map, pysim_run_pool, pysim_run_reorder and pysim_run_copy one after another: the operators of a network in
+ * one call. */
+typedef enum {
+    PYSIM_STEP_RUN = 0,
+    PYSIM_STEP_MAP = 1,
+    PYSIM_STEP_POOL = 2,
+    PYSIM_STEP_REORDER = 3,
+    PYSIM_STEP_COPY = 4
+} pysim_step_kind;
 typedef struct {
     int32_t kind, threads;              /* which function; threads, schedule and workspace are of PYSIM_STEP_RUN alone */
-    const void *of;                     /* pysim_problem, pysim_map, pysim_pool or pysim_reorder */
+    const void *of;                     /* pysim_problem, pysim_map, pysim_pool, pysim_reorder or pysim_copy */
     const pysim_schedule *schedule;
     const pysim_epilogue *epilogue;     /* of a run and a map */
     const void *first, *second, *third; /* first and second of a run; x, scale and shift of a map; x of the others */

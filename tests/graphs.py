@@ -84,7 +84,7 @@ class Builder:
             return self.add("Clip", [x, self.constant(np.array(-0.5)), self.constant(np.array(0.7))], self.shapes[x])
         if self.chance():
             return self.gated(x)
-        return self.add(str(self.rng.choice(["Sigmoid", "Tanh", "HardSwish", "Identity"])), [x], self.shapes[x])
+        return self.add(str(self.rng.choice(["Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "Identity"])), [x], self.shapes[x])
 
     def gated(self, x: str) -> str:
         """x sigmoid(x), as exporters write SiLU; or x by a number for each plane, as squeeze-and-excitation has it."""
@@ -146,6 +146,44 @@ class Builder:
         others = [name for name, other in self.shapes.items() if other == self.shapes[x] and name[0] in "vx"]
         return self.add(str(self.rng.choice(["Add", "Sum", "Mul", "Sub"])), [x, str(self.rng.choice(others))], self.shapes[x])
 
+    def shuffled(self, x: str) -> str:
+        """Channels of two or three groups in turn (ShuffleNet), as exporters write that; or halves of them."""
+        n, c, h, w = self.shapes[x]
+        groups = next((g for g in (3, 2) if c % g == 0), 1)
+        x = self.reshaped(x, (n, groups, c // groups, h, w))
+        x = self.add("Transpose", [x], (n, c // groups, groups, h, w), perm=[0, 2, 1, 3, 4])
+        return self.reshaped(x, (n, c, h, w))
+
+    def reshaped(self, x: str, shape: tuple[int, ...]) -> str:
+        self.constants.append(numpy_helper.from_array(np.array(shape, np.int64), name := f"c{len(self.constants)}"))
+        return self.add("Reshape", [x, name], shape)
+
+    def cut(self, x: str) -> str:
+        """Some channels, or all but the edges, or every other pixel."""
+        n, c, h, w = self.shapes[x]
+        axis, step = (1, 1) if self.chance() else (self.whole(2, 3), self.whole(1, 2))
+        size = (n, c, h, w)[axis]
+        start = self.whole(0, size - 1)
+        numbers = [np.array([one], np.int64) for one in (start, size, axis, step)]
+        names = [f"c{len(self.constants) + at}" for at in range(4)]
+        self.constants += [numpy_helper.from_array(one, name) for one, name in zip(numbers, names, strict=True)]
+        shape = tuple(len(range(start, size, step)) if at == axis else one for at, one in enumerate((n, c, h, w)))
+        return self.add("Slice", [x, *names], shape)
+
+    def padded(self, x: str) -> str:
+        """A border of a number, and GELU behind it, as exporters of opset 17 write that."""
+        n, c, h, w = self.shapes[x]
+        self.constants.append(numpy_helper.from_array(np.array([0, 0, 1, 0, 0, 0, 0, 2], np.int64), name := f"c{len(self.constants)}"))
+        x = self.add("Pad", [x, name, self.constant(np.array(0.5))], (n, c, h + 1, w + 2))
+        return self.gelu(x)
+
+    def gelu(self, x: str) -> str:
+        root, one, half = (self.constant(np.array(number)) for number in (np.sqrt(2), 1, 0.5))
+        shape = self.shapes[x]
+        bent = self.add("Erf", [self.add("Div", [x, root], shape)], shape)
+        product = self.add("Mul", [x, self.add("Add", [bent, one], shape)][:: 1 if self.chance() else -1], shape)
+        return self.add("Mul", [product, half], shape)
+
     def turned(self, x: str) -> str:
         n, c, h, w = self.shapes[x]
         return self.add("Transpose", [x], (n, c, w, h), perm=[0, 1, 3, 2])
@@ -155,7 +193,7 @@ def random_model(seed: int, batch: int = 1, dtype: type = np.float32, unit: int 
     """About a dozen operators on images, then, as a rule, a classifier."""
     b = Builder(seed, batch, dtype, unit)
     steps = [b.conv, b.conv, b.conv, b.norm, b.norm, b.activated, b.activated, b.scaled, b.pool, b.joined, b.added, b.turned,
-             b.block, b.block, b.dense]  # fmt: skip
+             b.block, b.block, b.dense, b.shuffled, b.cut, b.padded]  # fmt: skip
     x = "x"
     for _ in range(b.whole(3, 14)):
         if b.chance(0.15):
@@ -173,8 +211,11 @@ def random_model(seed: int, batch: int = 1, dtype: type = np.float32, unit: int 
 
 def _classified(b: Builder, x: str) -> str:
     n, c, *_ = b.shapes[x]
-    x = b.add("GlobalAveragePool", [x], (n, c, 1, 1))
-    x = b.add("Flatten", [x], (n, c))
+    if b.chance(0.3):
+        x = b.add("ReduceMean", [x], (n, c), axes=[2, 3], keepdims=0)
+    else:
+        x = b.add("GlobalAveragePool", [x], (n, c, 1, 1))
+        x = b.add("Flatten", [x], (n, c))
     m = b.whole(1, 9)
     if b.chance():
         x = b.add("Gemm", [x, b.constant(b.rng.standard_normal((m, c))), b.constant(b.rng.standard_normal(m))], (n, m), transB=1, alpha=0.5)

@@ -260,3 +260,64 @@ def test_slices_are_what_onnx_says(start, end, axis, step, made):
     x = b.add("Tanh", ["x"], b.shapes["x"]) if made else "x"
     y = b.add("Slice", [x, "start", "end", "axis", "step"], ())
     assert_as_onnxruntime(without_shapes(b.model([b.add("Neg", [y], ()), y])))
+
+
+# What several nodes are, or one is in several
+
+
+def sparse_of(array, name):
+    places = np.flatnonzero(array)
+    values = numpy_helper.from_array(array.reshape(-1)[places], name)
+    return helper.make_sparse_tensor(values, numpy_helper.from_array(places.astype(np.int64), "places"), list(array.shape))
+
+
+def with_sparse_weights(outside):
+    """An If whose branch adds a constant, which is sparse, or which the graph around it has."""
+    numbers = np.array([[0, 2, 0, 5]], np.float32)
+    add = helper.make_node("Add", ["x", "w"], ["sum"])
+    kind = helper.make_tensor_value_info("sum", 1, [1, 4])
+    inner = [[], [sparse_of(numbers, "w")]][:: 1 if not outside else -1]
+    then = helper.make_graph([add], "then", [], [kind], sparse_initializer=inner[1])
+    other = helper.make_graph([helper.make_node("Identity", ["x"], ["sum"])], "else", [], [kind])
+    choose = helper.make_node("If", ["yes"], ["y"], then_branch=then, else_branch=other)
+    yes = numpy_helper.from_array(np.array(True), "yes")
+    ends = [helper.make_tensor_value_info(name, 1, [1, 4]) for name in "xy"]
+    graph = helper.make_graph([choose], "g", ends[:1], ends[1:], [yes], sparse_initializer=inner[0])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), numbers
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_sparse_constants_are_dense_ones_in_branches_too(outside, tmp_path):
+    proto, numbers = with_sparse_weights(outside)
+    path = tmp_path / "sparse.onnx"
+    path.write_bytes(proto.SerializeToString())
+    x = np.ones((1, 4), np.float32)
+    assert (pysim.load(path)(x) == x + numbers).all()
+
+
+def test_a_sparse_constant_whose_places_are_none_is_named(tmp_path):
+    proto, _ = with_sparse_weights(True)
+    proto.graph.sparse_initializer[0].dims[:] = [1, 2]
+    path = tmp_path / "sparse.onnx"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ProblemError, match='the sparse constant "w"'):
+        pysim.load(path)
+
+
+@pytest.mark.parametrize("name", ["gelu", "shuffled", "cut", "padded"])
+def test_what_exporters_write_as_several_nodes_is_native(name):
+    """A chain that is one call behind the layer that reads what the caller gives."""
+    b = Builder(3)
+    b.shapes["x"] = 1, 6, 9, 8
+    first = b.add("Conv", ["x", b.constant(np.ones((6, 6, 1, 1)) / 6)], b.shapes["x"])
+    y = getattr(b, name)(first)
+    n, c, h, w = b.shapes[y]
+    last = b.add("Conv", [y, b.constant(np.ones((4, c, 1, 1)) / c)], (n, 4, h, w))
+    mean = b.add("ReduceMean", [b.add("HardSigmoid", [last], b.shapes[last])], (n, 4), axes=[2, 3], keepdims=0)
+    proto = b.model([mean])
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert_close(model(x), by_onnxruntime(content, x))
+    if name != "padded":
+        assert len(model._idle[-1].calls) == 2
+    assert not {"Erf", "onnx.HardSigmoid", "ReduceMean"} & {layer.node.op for layer in model.plan.layers}

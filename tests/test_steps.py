@@ -7,7 +7,7 @@ import pytest
 import pysim
 from pysim.errors import MissingError, NativeError
 from pysim.runtime import cpu
-from pysim.runtime.operators import Window, map_step, pool_step
+from pysim.runtime.operators import Window, copy_step, map_step, pool_step
 from pysim.runtime.steps import Chain
 
 try:
@@ -38,6 +38,44 @@ def test_a_chain_is_its_steps_one_by_one_whatever_lies_in_the_arrays():
         for step in steps:
             step()
         assert (mean == together).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_copies_of_any_strides_are_numpys(dtype):
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        rank = int(rng.integers(1, 6))
+        whole = rng.standard_normal(rng.integers(1, 40 if rank < 4 else 6, rank)).astype(dtype)
+        cut = tuple(slice(int(rng.integers(0, size)), None, int(rng.integers(1, 3))) for size in whole.shape)
+        x = whole[cut].transpose(rng.permutation(rank))
+        around = np.full([size + 2 for size in x.shape], 7, dtype)
+        out = around[tuple(slice(1, size + 1) for size in x.shape)]
+        wanted = around.copy()
+        wanted[tuple(slice(1, size + 1) for size in x.shape)] = x
+        copy_step(out, x)()
+        assert (around == wanted).all()
+    number = np.full((), 3, dtype)
+    filled = np.zeros((5, 7), dtype)
+    copy_step(filled, np.broadcast_to(number, filled.shape))()
+    assert (filled == 3).all()
+    assert copy_step(filled, filled[::-1]) is None and copy_step(filled.astype(np.int32), filled) is None
+
+
+def test_a_copy_that_is_none_is_refused():
+    x, y = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    for field, numbers, told in (
+        ("sizes", [0], "at least 1"),
+        ("from", [-1], "at least 0"),
+        ("to", [0], "at least 1"),
+        ("sizes", [1 << 62], "int64"),
+    ):
+        step = copy_step(y, x)
+        how = cpu.library()[0].cast("pysim_copy *", step.struct.of)
+        getattr(how, field)[0] = numbers[0]
+        with pytest.raises(NativeError, match=told):
+            step()
+    with pytest.raises(NativeError, match="overlaps"):
+        copy_step(x[1:], x[:-1])()
 
 
 def test_a_chain_stops_at_its_first_error_and_says_it():

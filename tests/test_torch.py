@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from torch_models import Residual, assert_close, block, in_threads, settled  # noqa: E402
+from torch_models import Residual, assert_close, block, imported, in_threads, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
@@ -100,7 +100,7 @@ def test_an_optimized_model_equals_pytorch(name, dtype):
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1", "googlenet"])
 def test_a_model_of_torchvision_equals_pytorch(name):
-    models = pytest.importorskip("torchvision.models", reason="torchvision is not installed: pip install torchvision")
+    models = imported("torchvision.models")
     more = {"init_weights": False, "aux_logits": True} if name == "googlenet" else {}
     model = getattr(models, name)(weights=None, **more)
     with torch.no_grad():

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from torch import nn  # noqa: E402
-from torch_models import Residual, assert_close, settled  # noqa: E402
+from torch_models import Residual, assert_close, imported, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 
@@ -37,7 +37,7 @@ def test_what_drops_only_in_training_parts_no_layers(drop):
 
 
 def test_a_drop_of_whole_branches_stands_before_no_sum():
-    ops = pytest.importorskip("torchvision.ops", reason="torchvision is not installed: pip install torchvision")
+    ops = imported("torchvision.ops")
 
     class Branch(nn.Module):
         def __init__(self):

@@ -2,9 +2,19 @@
 """Small models of PyTorch for tests, and what tests ask of them."""
 
 import threading
+from importlib import import_module
 
+import pytest
 from torch import nn
 from torch.nn import functional
+
+
+def imported(name):
+    """A module of torchvision; the test is skipped where it is not here, or made for another PyTorch."""
+    try:
+        return import_module(name)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"torchvision cannot be imported: {error}")
 
 
 def settled(model):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.files import read_bytes
+from pysim.frontends.onnx_sparse import make_dense
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload
@@ -109,6 +110,7 @@ def load(path: Path, name: str) -> "onnx.ModelProto":
         raise ProblemError(f"{name} is no ONNX model: {error}; it should be a serialized onnx.ModelProto") from None
     if not model.graph.node:
         raise ProblemError(f"{name} is no ONNX model: it holds no graph with nodes")
+    make_dense(model.graph, name)
     return model
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def captured(node: "onnx.NodeProto") -> tuple[str, ...]:
     """What a node's graphs read from outside them, once each."""
     names = dict[str, None]()
-    for graph in _graphs(node):
+    for graph in graphs_of(node):
         made = {"", *(value.name for value in graph.input), *(one.name for one in graph.initializer)}
         for inner in graph.node:
             names.update(dict.fromkeys(one for one in (*inner.input, *captured(inner)) if one not in made))
@@ -25,7 +25,8 @@ def captured(node: "onnx.NodeProto") -> tuple[str, ...]:
     return tuple(names)
 
 
-def _graphs(node: "onnx.NodeProto") -> Iterable["onnx.GraphProto"]:
+def graphs_of(node: "onnx.NodeProto") -> Iterable["onnx.GraphProto"]:
+    """Those inside a node."""
     for attribute in node.attribute:
         yield from (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
 
@@ -73,7 +74,7 @@ def _rename(node: "onnx.NodeProto", names: Mapping[str, str]) -> None:
         renamed = [names.get(name, name) for name in field]
         del field[:]
         field.extend(renamed)
-    for graph in _graphs(node):
+    for graph in graphs_of(node):
         hidden = {one.name for one in (*graph.input, *graph.initializer)} | {name for inner in graph.node for name in inner.output}
         outside = {name: new for name, new in names.items() if name not in hidden}
         for inner in graph.node:

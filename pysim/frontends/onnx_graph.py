@@ -17,6 +17,7 @@ from pysim.errors import ProblemError, printable
 from pysim.frontends import onnx as layers
 from pysim.frontends import onnx_shapes
 from pysim.frontends.onnx_branches import captured, with_branches
+from pysim.frontends.onnx_patterns import with_gelus
 from pysim.frontends.onnx_seeds import seeded
 from pysim.models.fusion import norm_constants
 from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed
@@ -74,7 +75,7 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
     tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
-    return live(read.lowered(graph._replace(tensors=tensors)))
+    return live(read.lowered(with_gelus(graph._replace(tensors=tensors))))
 
 
 def _array(tensor: "onnx.TensorProto", name: str) -> Array:
@@ -189,7 +190,7 @@ class _Reader(NamedTuple):
 
     def lowered(self, graph: Graph) -> Graph:
         """Every node in the form that fusion and execution know, identities left out."""
-        names, nodes, constants = dict[str, str](), [], dict(graph.constants)
+        names, nodes, constants, tensors = dict[str, str](), list[Node](), dict(graph.constants), dict(graph.tensors)
         for node in graph.nodes:
             (node,) = renamed([node], names)
             if node.op in _IDENTITIES and node.output not in graph.outputs:
@@ -201,10 +202,14 @@ class _Reader(NamedTuple):
             if node.op == "Split":
                 nodes += _split(node, graph)
                 continue
+            if (several := _SEVERAL.get(node.op)) and (parts := several(node, graph, constants)):
+                tensors |= {part.output: Tensor(shape, tensors[node.output].dtype) for part, shape in parts}
+                nodes += [part for part, _ in parts]
+                continue
             lower = _LOWER.get(node.op)
             by_reference = node._replace(op=f"onnx.{node.op}") if lower else node  # none of the form that its name stands for here
             nodes.append((lower and lower(node, graph, constants, self.opset)) or by_reference)
-        tensors = dict(graph.tensors) | {name: Tensor(array.shape, array.dtype) for name, array in constants.items()}
+        tensors |= {name: Tensor(array.shape, array.dtype) for name, array in constants.items()}
         return graph._replace(nodes=tuple(nodes), constants=constants, tensors=tensors)
 
 
@@ -372,6 +377,32 @@ def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node
     rank = len(graph.tensors[node.output].shape)
     axis = node.attributes.get("axis", -1 if opset >= 13 else 1) % rank
     return Node(node.op, node.name, node.inputs, node.outputs, {"axes": (axis,) if opset >= 13 else tuple(range(axis, rank))})
+
+
+Parts = list[tuple[Node, tuple[int, ...]]]  # nodes, and the shapes of what they make
+
+
+def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """max(0, min(1, alpha x + beta)) of an image, which a convolution in front of it takes in."""
+    x = graph.tensors[node.inputs[0]]
+    if not _is_image(node.inputs[0], graph):
+        return None
+    numbers = [np.full(x.shape[1], node.attributes.get(name, default), x.dtype) for name, default in (("alpha", 0.2), ("beta", 0.5))]
+    names = [_constant(constants, node, what, array) for what, array in zip(("alpha", "beta"), numbers, strict=True)]
+    line = Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (f"{node.output}:line",))
+    return [(line, x.shape), (Node("Clip", node.name, line.outputs, node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
+
+
+def _plane_means(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """A mean over rows and columns of images."""
+    mean, (n, c, *_) = _mean(node, graph, constants, 0), (*graph.tensors[node.inputs[0]].shape, 0, 0)
+    if mean is None or not _is_image(node.inputs[0], graph) or sorted(mean.attributes["axes"]) != [2, 3]:
+        return None
+    pooled = Node("GlobalAveragePool", f"{node.name}:pool", mean.inputs, (f"{node.output}:pool",))
+    return [(pooled, (n, c, 1, 1)), (Node("View", node.name, pooled.outputs, node.outputs), graph.tensors[node.output].shape)]
+
+
+_SEVERAL = {"HardSigmoid": _hard_sigmoid, "ReduceMean": _plane_means}
 
 
 def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:

@@ -26,6 +26,7 @@ from pysim.record.accuracy import Accuracy
 from pysim.record.plan import blocked_shape, on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.operators import copy_step
 from pysim.runtime.steps import Chain, Step
 
 Call = Callable[[], object]
@@ -154,6 +155,7 @@ class _Run:
             self.values[name] = np.ndarray(tensor.shape, tensor.dtype, self._arena, offset)
         self._fixed = graph.constants.keys() | buffers.offsets.keys()  # values that lie in one place in every call
         self._workspace = cpu.aligned(max([64, *(native.workspace_bytes for native in natives if native is not None)]), np.uint8)
+        self._rows = _scratch(graph, natives)
         self.steps = [self._step(node, graph, native, buffers) for node, native in zip(graph.nodes, natives, strict=True)]
         self.calls = _chained(self.steps)
 
@@ -166,7 +168,7 @@ class _Run:
             if (step := self._bound(node, native)) is not None:
                 return step
             if node.op == "Linear":
-                return _product(native, values, names[0], values[node.output])
+                return _product(native, values, names[0], values[node.output], self._rows)
             return _convolution(native, values, names[0], values[node.output], *node.inputs[PARAMETERS:])
         if (offset := offset_in(graph, node)) is not None:
             return self._view(node, graph, buffers, offset)
@@ -182,14 +184,19 @@ class _Run:
                 return step
         return lambda: operator(out, [values[name] for name in names], attributes)
 
-    def _bound(self, node: Node, native: Prepared) -> Step | None:
-        """The layer with its arrays, where they are the same ones in every call, and as they are."""
+    def _bound(self, node: Node, native: Prepared) -> Step | Chain | None:
+        """The layer with its arrays, where they are the same ones in every call."""
         values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[PARAMETERS:])
-        problem: Any = native.workload
-        rows = node.op == "Linear" and problem.width > 1  # go through transposed copies
-        if native.executor is not cpu.LOCAL or rows or not self._fixed.issuperset((x, *residual)):
+        if native.executor is not cpu.LOCAL or not self._fixed.issuperset((x, *residual)):
             return None
         read, written = native.shapes
+        if node.op == "Linear" and read[-1] > 1:
+            image, result = _turned(native, self._rows)
+            rows = read[-1], -1
+            first = copy_step(image[0, :, 0], values[x].reshape(rows).T)
+            last = copy_step(values[node.output].reshape(rows), result[0, :, 0].T)
+            assert first is not None and last is not None  # dense and of the kernels' types
+            return Chain([first, native.step(image, result, self._workspace), last])
         image, out, *added = values[x].reshape(read), *(values[name].reshape(written) for name in (node.output, *residual))
         return native.step(image, out, self._workspace, *added)
 
@@ -203,6 +210,10 @@ class _Run:
             for to, name, shape in zip(places, node.inputs, shapes, strict=True)
             if (node.output, name) not in buffers.joined
         ]
+        if self._fixed.issuperset(name for _, name, _ in copied):
+            steps = [copy_step(to, values[name].reshape(shape)) for to, name, shape in copied]
+            if copied and None not in steps:
+                return Chain([step for step in steps if step])
 
         def concat() -> None:
             for to, name, shape in copied:
@@ -230,11 +241,25 @@ def _nothing() -> None:
 def _chained(steps: Sequence[Call]) -> list[Call]:
     """The same calls, native ones that follow each other as one."""
     calls: list[Call] = []
-    for _, group in groupby((step for step in steps if step is not _nothing), lambda step: isinstance(step, Step)):
-        together = list(group)
-        native = [step for step in together if isinstance(step, Step)]
-        calls += [Chain(native)] if native else together
+    for native, group in groupby((step for step in steps if step is not _nothing), lambda step: isinstance(step, Step | Chain)):
+        together: list[Any] = list(group)
+        calls += [Chain([one for step in together for one in (step.steps if isinstance(step, Chain) else [step])])] if native else together
     return calls
+
+
+def _scratch(graph: Graph, natives: Sequence[Prepared | None]) -> Array:
+    """Where one product after another has its rows as the windows of an image, and what is computed of them."""
+    products = [native.shapes for node, native in zip(graph.nodes, natives, strict=True) if native is not None and node.op == "Linear"]
+    item = max((graph.tensors[node.output].dtype.itemsize for node in graph.nodes if node.op == "Linear"), default=4)
+    return cpu.aligned(max([64, *(2 * 64 + item * (math.prod(x) + math.prod(y)) for x, y in products if x[-1] > 1)]), np.uint8)
+
+
+def _turned(native: Prepared, scratch: Array) -> tuple[Array, Array]:
+    """The image of a product's rows and that of its results."""
+    read, written = native.shapes
+    dtype = np.dtype(np.float64 if native.workload.dtype == "f64" else np.float32)
+    first = -(-math.prod(read) * dtype.itemsize // 64) * 64  # both begin on lines
+    return np.ndarray(read, dtype, scratch), np.ndarray(written, dtype, scratch, first)
 
 
 def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:
@@ -245,18 +270,17 @@ def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Arra
     return lambda: prepared(values[x].reshape(read), y, values[residual].reshape(written))
 
 
-def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array) -> Call:
+def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array, scratch: Array) -> Call:
     """Rows of x are the windows of one image: as they lie where there is one row, else through two transposed copies."""
-    problem: Any = prepared.workload
-    rows, channels, filters = problem.width, problem.channels, problem.filters
-    if rows == 1:
-        result = out.reshape(1, filters, 1, 1)
-        return lambda: prepared(values[x].reshape(1, channels, 1, 1), result)
-    image, result = cpu.aligned((1, channels, 1, rows), out.dtype), cpu.aligned((1, filters, 1, rows), out.dtype)
+    read, written = prepared.shapes
+    if read[-1] == 1:
+        result = out.reshape(written)
+        return lambda: prepared(values[x].reshape(read), result)
+    image, result = _turned(prepared, scratch)
 
     def product() -> None:
-        image[0, :, 0] = values[x].reshape(rows, channels).T
+        image[0, :, 0] = values[x].reshape(read[-1], -1).T
         prepared(image, result)
-        out.reshape(rows, filters)[...] = result[0, :, 0].T
+        out.reshape(read[-1], -1)[...] = result[0, :, 0].T
 
     return product

@@ -8,13 +8,14 @@ it (`onnx.reference`), which is right and often slow.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
+from math import erf, sqrt
 from typing import Any
 
 import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.models.graph import Array, Node
-from pysim.runtime.operators import Window, map_step, pool_step, reorder_step, takes
+from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Step
 
 Attributes = Mapping[str, Any]
@@ -98,6 +99,15 @@ def _plane_means(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
     if not takes(out, x):
         return None
     return pool_step(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False, block=_block(attributes))
+
+
+def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Over the last axes, which are planes of one row each."""
+    (x,), axes = inputs, sorted(attributes["axes"])
+    if not takes(out, x) or axes != list(range(axes[0], x.ndim)):
+        return None
+    plane = (1, x.size // out.size)
+    return pool_step(out.reshape(-1, 1, 1), x.reshape(-1, *plane), Window(plane), largest=False)
 
 
 def _mean_of_planes(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -216,6 +226,12 @@ def _sigmoid(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
     np.reciprocal(out, out=out)
 
 
+def _gelu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """Of arrays that are not dense: NumPy has no erf."""
+    values = (0.5 * x * (1 + erf(x / sqrt(2))) for x in inputs[0].ravel().tolist())
+    out[...] = np.fromiter(values, np.float64, inputs[0].size).reshape(out.shape)
+
+
 def _relu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     np.maximum(inputs[0], 0, out=out)
 
@@ -229,6 +245,18 @@ def _ufunc(function: Any) -> Run:
 
 def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0].transpose(attributes["perm"])
+
+
+def _transposed(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    return copy_step(out, inputs[0].transpose(attributes["perm"]))
+
+
+def _piece(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    return copy_step(out, inputs[0][attributes["slices"]])
+
+
+def _copied(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    return copy_step(out, inputs[0].reshape(out.shape))
 
 
 def _pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -252,12 +280,13 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 
 NATIVE: dict[str, Bind] = {
     "Add": _sum, "Affine": _affine, "AveragePool": _pool(largest=False), "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])),
-    "GlobalAveragePool": _plane_means, "MaxPool": _pool(largest=True), "Mul": _scaled_planes, "Relu": _activated(lambda of: "relu"),
-    "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"),
+    "Gelu": _activated(lambda of: "gelu"), "GlobalAveragePool": _plane_means, "Identity": _copied, "MaxPool": _pool(largest=True),
+    "Mul": _scaled_planes, "ReduceMean": _means, "Relu": _activated(lambda of: "relu"), "Reorder": _reorder,
+    "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Transpose": _transposed,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvTranspose": _transposed_convolution,
-    "Div": _ufunc(np.divide), "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn,
+    "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn,
     "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply),
     "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax,
     "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,

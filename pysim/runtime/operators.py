@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators between convolutions by the native library of this computer, on one thread: maps of planes, pools and changes of
-layout (`native/operators.c`).
+"""Operators between convolutions by the native library of this computer, on one thread: maps of planes, pools, changes of
+layout and copies (`native/operators.c`).
 
 Each is a `Step`, which is called to run. They take dense arrays of float32 or float64; `takes` says whether some are.
 """
@@ -81,3 +81,35 @@ def reorder_step(out: Array, x: Array, block: int, to_planes: bool) -> Step:
     """[N][C][H][W] with its channels in blocks, or back; both arrays have that shape, whatever lies in them."""
     pointer, planes = library()[0].from_buffer, x.shape[0] * x.shape[1]
     return Step("REORDER", of=_reorder(planes, x.size // planes, block, to_planes, x.dtype), first=pointer(x), result=pointer(out))
+
+
+_MOST_AXES = 6  # of pysim_copy
+
+
+def copy_step(out: Array, x: Array) -> Step | None:
+    """out[...] = x of one shape and type, apart from each other, whatever their strides; None where these are more than a copy knows, or
+    below 0."""
+    item = out.dtype.itemsize
+    together = out.dtype in _DTYPES and x.dtype == out.dtype and x.shape == out.shape and out.size > 0
+    axes = _merged([(n, *(by // item for by in strides)) for n, *strides in zip(out.shape, x.strides, out.strides, strict=True) if n > 1])
+    if not together or len(axes) > _MOST_AXES or any(read < 0 or written < 1 for _, read, written in axes):
+        return None
+    ffi, lib = library()
+    sizes, read, written = ([*column] for column in zip(*axes, strict=True))
+    how = ffi.new("pysim_copy *", [sizes, read, written, len(axes), getattr(lib, _DTYPES[out.dtype])])
+    step = Step("COPY", of=how, first=ffi.cast("void *", x.ctypes.data), result=ffi.cast("void *", out.ctypes.data))
+    step.keep(x, out)
+    return step
+
+
+def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """(size, step in x, step in y) of as few axes as read and write the same, in the order of what is written; what x has in a row
+    stands last or next to last."""
+    found: list[tuple[int, int, int]] = []
+    for size, read, written in sorted(axes, key=lambda axis: -axis[2]):
+        if found and found[-1][1] == size * read and found[-1][2] == size * written:
+            found[-1] = found[-1][0] * size, read, written
+        else:
+            found.append((size, read, written))
+    rows = [axis for axis in found[:-1] if axis[1] == 1]
+    return [axis for axis in found[:-1] if axis not in rows] + rows + found[-1:] or [(1, 1, 1)]

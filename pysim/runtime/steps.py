@@ -8,7 +8,7 @@ from pysim.runtime.cpu import check, library
 
 
 class Step:
-    """A call of pysim_run, pysim_run_map or pysim_run_pool, ready to be made; it keeps what its pointers point to."""
+    """A call of pysim_run or of an operator between convolutions, ready to be made; it keeps what its pointers point to."""
 
     def __init__(self, kind: str, **fields: Any) -> None:
         ffi, lib = library()
@@ -16,6 +16,10 @@ class Step:
         self.struct = ffi.new("pysim_step *", {"kind": getattr(lib, f"PYSIM_STEP_{kind}"), **given})
         self._kept = given
         self._native = lib.pysim_run_steps
+
+    def keep(self, *arrays: Any) -> None:
+        """Arrays that pointers were made of which keep nothing."""
+        self._kept |= {f"array {at}": array for at, array in enumerate(arrays)}
 
     def __call__(self) -> None:
         check(self._native(self.struct, 1))
@@ -26,8 +30,8 @@ class Chain:
 
     def __init__(self, steps: Sequence[Step]) -> None:
         ffi, lib = library()
-        self._steps, self._kept = ffi.new("pysim_step[]", [step.struct[0] for step in steps]), tuple(steps)
+        self._structs, self.steps = ffi.new("pysim_step[]", [step.struct[0] for step in steps]), tuple(steps)
         self._native = lib.pysim_run_steps
 
     def __call__(self) -> None:
-        check(self._native(self._steps, len(self._kept)))
+        check(self._native(self._structs, len(self.steps)))

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse constants of ONNX models as dense ones: whatever reads them, here or in ONNX Runtime, reads one kind."""
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pysim.errors import ProblemError, printable
+from pysim.frontends.onnx_branches import graphs_of
+
+if TYPE_CHECKING:
+    import onnx
+
+_MOST_BYTES = 1 << 31
+
+
+def make_dense(graph: "onnx.GraphProto", model: str) -> None:
+    """Changes a graph and those inside it; ProblemError for a constant whose places are none of its own."""
+    import onnx
+
+    for sparse in graph.sparse_initializer:
+        name = printable(sparse.values.name)
+        try:
+            values, places = (onnx.numpy_helper.to_array(one) for one in (sparse.values, sparse.indices))
+            if prod(sparse.dims) * values.itemsize > _MOST_BYTES:
+                raise ValueError(f"it would take more than {_MOST_BYTES:,} bytes")
+            array = np.zeros(tuple(sparse.dims), values.dtype)
+            flat = places if places.ndim == 1 else np.ravel_multi_index(tuple(places.T), array.shape)
+            if flat.size and flat.min() < 0:
+                raise ValueError("an index is below 0")
+            array.reshape(-1)[flat] = values
+        except Exception as error:  # whatever its data are short of
+            raise ProblemError(f'{model}: the sparse constant "{name}" cannot be read: {error}') from None
+        graph.initializer.append(onnx.numpy_helper.from_array(array, sparse.values.name))
+    del graph.sparse_initializer[:]
+    for node in graph.node:
+        for inner in graphs_of(node):
+            make_dense(inner, model)
