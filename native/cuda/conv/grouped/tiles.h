@@ -25,7 +25,7 @@ namespace grouped {
 
 enum { WINDOWS = (int)most::GROUPED_WINDOWS, FILTERS = (int)most::GROUPED_FILTERS };
 enum { SINGLE_WINDOWS = (int)most::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)most::GROUPED_SINGLE_FILTERS };
-enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */ };
+enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, SECTOR = 32 /* bytes of memory */ };
 enum { BLOCKS = 4, SINGLE_BLOCKS = 3 }; /* that registers are left for on a multiprocessor */
 
 /* What a launch's blocks have in common. */
@@ -58,11 +58,10 @@ struct Tiling {
     }
     int parts(const Conv &c) const { return groups > 1 ? ceil_div(c.groups, groups) : c.groups * ceil_div(c.filters, filters); }
     int64_t tiles(const Conv &c) const { return (int64_t)c.batch * tiles_h * tiles_w; }
-    /* Blocks of a part, each of as many rectangles as the others, or one more: as many blocks as run at once, if there are so many. */
+    /* Blocks of a part: as many as run at once, if there are so many rectangles. */
     int64_t workers(const Conv &c, int sms) const {
         const int held = std::min<int>(single ? SINGLE_BLOCKS : BLOCKS, (int)most::GROUPED_HELD / shared);
-        const int64_t all = tiles(c), most = std::max<int64_t>(1, (int64_t)sms * held / parts(c));
-        return ceil_div(all, ceil_div(all, most));
+        return std::min(tiles(c), std::max<int64_t>(1, (int64_t)sms * held / parts(c)));
     }
 };
 
@@ -100,6 +99,7 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
     Tiling t = kept_of(c, single), best = {};
     const int most = single ? (int)SINGLE_WINDOWS : (int)WINDOWS;
     const int fours = single && !c.nhwc && c.out_w % 4 == 0 ? 4 : 1; /* windows that are stored at once */
+    const int run = single && !c.nhwc ? SECTOR / dtypes[c.dtype].bytes : 1; /* of a row, of which what is stored is whole */
     /* The least pixels that blocks read and windows that they multiply, of one rectangle on each multiprocessor at least. Rectangles of an image are
      * as large as others, or a row or column smaller. */
     const auto even = [](int size, int of) { return ceil_div(of, ceil_div(of, size)) == size; };
@@ -107,7 +107,9 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
     for (t.wide = t.steps ? std::min(c.out_w, most) : 0; t.wide > 0; t.wide--)
         for (t.high = std::min(c.out_h, most / t.wide); even(t.wide, c.out_w) && t.wide % fours == 0 && t.high > 0; t.high--) {
             if (!even(t.high, c.out_h) || !t.place(c)) continue;
-            const int64_t cost = std::max<int64_t>(t.tiles(c) * t.parts(c), sms) * (t.rows * t.columns + round_up(t.high * t.wide, CHUNK));
+            const int touched = t.rows * ((t.wide - 1) * c.stride_w + (c.kernel_w - 1) * c.dilation_w + 1);
+            const int64_t windows = std::max(round_up(t.high * t.wide, CHUNK), t.high * round_up(t.wide, run));
+            const int64_t cost = std::max<int64_t>(t.tiles(c) * t.parts(c), sms) * (touched + windows);
             if (!best.shared || cost < least) least = cost, best = t;
         }
     return best;
