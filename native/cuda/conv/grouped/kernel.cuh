@@ -133,8 +133,9 @@ template <class T> __device__ inline void stage_vectors(const Grouped &g, const 
 
 /* The same by elements, those of several columns if taps are FOLDed, or PIECE neighbours of a row of each channel of a unit (NCHW), of which so many
  * units are made. Pieces lie at multiples of their size, so that one is in the image or is not; the first and last of a row of the tile may begin before it and end after it. */
-template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
-    enum { OF = UNIT / sizeof(T), AT_ONCE = PIECE == 4 ? 2 : 4 }; /* units, or pieces of them, of a thread that are on their way together */
+template <class T, int PIECE, bool SINGLE, bool FOLD = false> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
+    /* units, or pieces of them, of a thread that are on their way together; of one group few are enough for all warps */
+    enum { OF = UNIT / sizeof(T), AT_ONCE = (PIECE == 4 ? 2 : 4) / (SINGLE ? 2 : 1) };
     const Conv &c = g.c;
     const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, before = w0 & (PIECE - 1);
     const int plane = c.nhwc ? 1 : c.height * c.width, column = c.nhwc ? c.groups * c.channels : 1;
@@ -177,14 +178,14 @@ template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_w
 
 template <class T, bool NHWC, bool SINGLE> __device__ inline void stage_windows(const Grouped &g, const Block &b, char *to) {
     if constexpr (SINGLE)
-        if (g.t.fold > 1) return gather_windows<T, 1, true>(g, b, to);
+        if (g.t.fold > 1) return gather_windows<T, 1, true, true>(g, b, to);
     if constexpr (NHWC) {
         if (g.vector) return stage_vectors<T>(g, b, to);
     } else {
-        if (g.piece == 4) return gather_windows<T, 4>(g, b, to);
-        if (g.piece == 2) return gather_windows<T, 2>(g, b, to);
+        if (g.piece == 4) return gather_windows<T, 4, SINGLE>(g, b, to);
+        if (g.piece == 2) return gather_windows<T, 2, SINGLE>(g, b, to);
     }
-    gather_windows<T, 1>(g, b, to);
+    gather_windows<T, 1, SINGLE>(g, b, to);
 }
 
 template <class T> __device__ inline uint2 operand(const void *at) {
@@ -276,61 +277,75 @@ template <int TILES, bool NHWC> __device__ inline void keep(const Grouped &g, co
             }
 }
 
-/* A warp's sums from registers to memory: of a window 16 bytes of filters at once (NHWC; of f32 of a 16-bit type 32), or four windows of a row. */
+/* Eight sums of a lane, of a window under NHWC, else four windows of two filters, are the first of all; the others follow. */
+template <int TILES, bool NHWC> __device__ inline void in_turns(const float (&sum)[2][TILES][4], float (&of)[TILES * 8]) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int e = 0; e < 8; e++) of[t * 8 + e] = NHWC ? sum[t / 2][e / 2][t % 2 * 2 + e % 2] : sum[e % 4 / 2][t][e % 2 * 2 + e / 4];
+}
+
+/* A warp's sums from registers to memory: of a window 16 bytes of filters at once (NHWC; of f32 of a 16-bit type 32), or four windows of a row. A turn
+ * has the code of all, and hands on the sums of the next: unrolled, the functions that may follow took the compiler ten times as long. */
 template <class T, class Out, int TILES, bool NHWC> __device__ inline void store_single(const Grouped &g, const Block &b, int first, int n, const float (&sum)[2][TILES][4]) {
     const Conv &c = g.c;
-    const int lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4, windows = g.t.high * g.t.wide;
+    const int lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4, windows = g.t.high * g.t.wide, plane = c.out_h * c.out_w;
     Problem p = c.product;
     p.c = c.out, p.m = c.windows, p.n = b.filter + b.filters;
     const Epilogue<float, Out> to(p);
-    if constexpr (NHWC) {
-        enum { WIDE = 16 / sizeof(T) };
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int x;
-            const int window = first + i * 8 + row, y = b.p + g.by_wide.of(window, x);
-            x += b.q;
-            if (window >= windows || y >= c.out_h || x >= c.out_w) continue;
-#pragma unroll
-            for (int j = 0; j < TILES; j += WIDE / 2) {
-                float acc[WIDE];
-#pragma unroll
-                for (int e = 0; e < WIDE; e++) acc[e] = sum[i / 2][j + e / 2][i % 2 * 2 + e % 2];
-                to.store((b.image * c.out_h + y) * c.out_w + x, b.filter + n + filter_at<T, true>(j, unit, 0), acc);
-            }
-        }
-    } else {
+    const bool fours = !NHWC && g.t.wide % 4 == 0 && c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0;
+    /* where a lane's window lies; its output's number in a plane */
+    const auto place_of = [&](int window, int &position) {
         int x;
-        const int window = first + row * 4, y = b.p + g.by_wide.of(window, x), plane = c.out_h * c.out_w;
-        x += b.q;
-        const bool fours = g.t.wide % 4 == 0 && c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0;
-        Out *const image = to.c + (int64_t)b.image * c.groups * c.filters * plane;
+        const int y = b.p + g.by_wide.of(window, x);
+        x += b.q, position = y * c.out_w + x;
+        return window < windows && y < c.out_h && x < c.out_w;
+    };
+    float of[TILES * 8];
+    in_turns<TILES, NHWC>(sum, of);
+    static_assert(TILES == 4, "as many turns as windows of a lane, or as tiles of filters");
+#pragma unroll 1
+    for (int turn = 0; turn < TILES; turn++) {
+        int position;
+        if constexpr (NHWC) {
+            enum { WIDE = 16 / sizeof(T) };
+            if (place_of(first + turn * 8 + row, position))
 #pragma unroll
-        for (int j = 0; j < TILES * 2; j++) {
-            const int filter = n + filter_at<T, false>(j / 2, unit, j % 2);
-            float acc[4];
+                for (int v = 0; v < 8; v += WIDE) {
+                    float acc[WIDE];
 #pragma unroll
-            for (int i = 0; i < 4; i++) acc[i] = sum[i / 2][j / 2][i % 2 * 2 + j % 2];
-            if (filter >= b.filters) continue;
-            Out *const of_filter = image + (int64_t)(b.filter + filter) * plane;
-            if (fours) {
-                using Vector = Pack<Out, 4>;
-                if (window >= windows || y >= c.out_h || x >= c.out_w) continue;
-                Vector *const place = (Vector *)(of_filter + y * c.out_w + x);
-                Vector result = to.beta != 0 ? *place : Vector{};
-                to.finish(acc, result.value, [&](int) { return b.filter + filter; });
-                *place = result;
-            } else
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int column;
-                    const int line = b.p + g.by_wide.of(window + i, column);
-                    column += b.q;
-                    if (window + i >= windows || line >= c.out_h || column >= c.out_w) continue;
-                    Out *const place = of_filter + line * c.out_w + column;
-                    *place = to.finish(acc[i], to.beta != 0 ? float(*place) : 0.f, b.filter + filter);
+                    for (int e = 0; e < WIDE; e++) acc[e] = of[v + e];
+                    to.store(b.image * plane + position, b.filter + n + filter_at<T, true>(v / 2, unit, 0), acc);
                 }
-        }
+        } else
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int filter = n + filter_at<T, false>(turn, unit, half), line = b.filter + filter, window = first + row * 4;
+                if (filter >= b.filters || window >= windows) continue;
+                Out *const of_filter = to.c + ((int64_t)b.image * c.groups * c.filters + line) * plane;
+                using Vector = Pack<Out, 4>;
+                Vector result = {};
+                const auto each = [&](auto pass) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (place_of(window + i, position)) pass(of_filter[position], result.value[i]);
+                };
+                const bool inside = place_of(window, position);
+                Vector *const place = (Vector *)(of_filter + position);
+                if (fours && !inside) continue;
+                if (to.beta != 0) {
+                    if (fours) result = *place;
+                    else each([](Out &there, Out &here) { here = there; });
+                }
+                float acc[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) acc[i] = of[half * 4 + i];
+                to.finish(acc, result.value, [&](int) { return line; });
+                if (fours) *place = result;
+                else each([](Out &there, Out &here) { there = here; });
+            }
+#pragma unroll
+        for (int i = 0; i < TILES * 8 - 8; i++) of[i] = of[i + 8];
     }
 }
 
@@ -364,43 +379,51 @@ template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Gr
     }
 }
 
+/* A block's rectangle by TILES of 8 filters, whose pixels are on their way. */
+template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_one(const Grouped &g, const Block &b, char *shared) {
+    float *const sums = (float *)(shared + g.t.at_sums);
+    wait_async<0>();
+    __syncthreads();
+    multiply<T, TILES, NHWC, false>(g, b, shared, shared + g.t.at_windows,
+                                    [&](int group, int first, int n, const auto &sum) { keep<TILES, NHWC>(g, b, sums, group, first, n, sum); });
+    __syncthreads();
+    if constexpr (NHWC) store<true, 16 / sizeof(Out), Out>(g, b, sums);
+    else if (g.t.wide % 4 == 0 && g.c.out_w % 4 == 0 && (uintptr_t)g.c.out % (4 * sizeof(Out)) == 0) store<false, 4, Out>(g, b, sums);
+    else store<false, 1, Out>(g, b, sums);
+}
+
+/* The same of one group, and the rectangles after it. */
+template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_all(const Grouped &g, Block b, int part, int tile, char *shared) {
+    for (int here = 0, next; tile < g.tiles; tile = next, here = g.t.tile - here) {
+        wait_async<0>();
+        __syncthreads();
+        next = tile + g.step;
+        const Block after(g, part, next);
+        if (next < g.tiles) {
+            stage_windows<T, NHWC, true>(g, after, shared + g.t.at_windows + g.t.tile - here);
+            commit_async();
+        }
+        multiply<T, TILES, NHWC, true>(g, b, shared, shared + g.t.at_windows + here,
+                                       [&](int, int first, int n, const auto &sum) { store_single<T, Out, TILES, NHWC>(g, b, first, n, sum); });
+        b = after;
+    }
+}
+
 /* TILES of 8 filters that a warp multiplies: single. */
 template <class T, int TILES, bool NHWC> __global__ void __launch_bounds__(THREADS, TILES * 8 == ACROSS ? SINGLE_BLOCKS : BLOCKS) grouped_kernel(const __grid_constant__ Grouped g) {
     constexpr bool SINGLE = TILES * 8 == ACROSS;
     if constexpr (CODE_CAPABILITY >= 80) {
         PYSIM_DYNAMIC_SHARED(shared);
-        int part, tile = g.by_part.of((int)blockIdx.x, part), other = 0;
-        Block b(g, part, tile);
+        int part;
+        const int tile = g.by_part.of((int)blockIdx.x, part);
+        const Block b(g, part, tile);
         stage_filters<T, SINGLE>(g, b, shared + g.t.at_filters);
         stage_windows<T, NHWC, SINGLE>(g, b, shared + g.t.at_windows);
         commit_async();
         list_units<T>(g, (int *)shared);
         const auto as = [&](auto out) {
-            using Out = decltype(out);
-            while (true) {
-                wait_async<0>();
-                __syncthreads();
-                const char *const pixels = shared + g.t.at_windows + other;
-                const bool more = tile + g.step < g.tiles;
-                other = g.t.tile - other;
-                if (more) {
-                    stage_windows<T, NHWC, SINGLE>(g, Block(g, part, tile + g.step), shared + g.t.at_windows + other);
-                    commit_async();
-                }
-                if constexpr (SINGLE)
-                    multiply<T, TILES, NHWC, true>(g, b, shared, pixels, [&](int, int first, int n, const auto &sum) { store_single<T, Out, TILES, NHWC>(g, b, first, n, sum); });
-                else {
-                    float *const sums = (float *)(shared + g.t.at_sums);
-                    multiply<T, TILES, NHWC, false>(g, b, shared, pixels, [&](int group, int first, int n, const auto &sum) { keep<TILES, NHWC>(g, b, sums, group, first, n, sum); });
-                    __syncthreads();
-                    if constexpr (NHWC) store<true, 16 / sizeof(Out), Out>(g, b, sums);
-                    else if (g.t.wide % 4 == 0 && g.c.out_w % 4 == 0 && (uintptr_t)g.c.out % (4 * sizeof(Out)) == 0) store<false, 4, Out>(g, b, sums);
-                    else store<false, 1, Out>(g, b, sums);
-                }
-                if (!more) return;
-                tile += g.step;
-                b = Block(g, part, tile);
-            }
+            if constexpr (SINGLE) do_all<T, decltype(out), TILES, NHWC>(g, b, part, tile, shared);
+            else do_one<T, decltype(out), TILES, NHWC>(g, b, shared);
         };
         if (sizeof(T) == 2 && g.c.product.c_dtype != PYSIM_F32) as(T());
         else as(0.f);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How a convolution of few channels a group is cut into blocks (kernel.cuh), as pysim/algorithms/gpu/grouped.py cuts it, too.
  *
- * A block has rectangles of windows, one after another, each of one image, and as many groups as have FILTERS channels and filters, or FILTERS
- * filters of one. In shared memory lie, one after another: where each unit of k lies from a window's first (ints), the pixels that the windows of
- * a rectangle touch, twice, so that those of the next come while these are multiplied, the filters, and sums. A unit is 8 bytes of channels of one tap,
- * of which a step of an instruction's k has four.
+ * A block has a rectangle of windows of one image, WINDOWS at most, and as many groups as have FILTERS channels and filters, or FILTERS filters of
+ * one. In shared memory lie, one after another: where each unit of k lies from a window's first (ints), the rectangle of pixels that its
+ * windows touch, its filters, and sums. A unit is 8 bytes of channels of one tap, of which a step of an instruction's k has four.
  *
- * `single`: one group, of all its filters if they fit; sums leave from registers, so there are none in shared memory. Where a group has so few
- * channels that those of several taps of a row of the kernel fit a unit, it has those of `fold` taps, and pixels lie that many times.
+ * `single`: one group, of all its filters if they fit, which a block keeps for one rectangle after another; the next one's pixels come to a second
+ * place while these are multiplied. Sums leave from registers, so there are none in shared memory. Where a group has so few channels that those of
+ * several taps of a row of the kernel fit a unit, it has those of `fold` taps, and pixels lie that many times.
  *
  * Worked numbers: 32 groups of 4 channels at 56 x 56, f16: 8 groups, 8 x 8 windows, 10 x 10 pixels of 80 bytes, 32 filters of 96. One group of one
  * channel, 3 x 3 taps, f16, single: units of 3 taps, so a step has all of k. */
@@ -25,7 +25,7 @@ namespace grouped {
 
 enum { WINDOWS = (int)most::GROUPED_WINDOWS, FILTERS = (int)most::GROUPED_FILTERS };
 enum { SINGLE_WINDOWS = (int)most::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)most::GROUPED_SINGLE_FILTERS };
-enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, SECTOR = 32 /* bytes of memory */ };
+enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, BURST = 64 /* bytes that memory writes at once */ };
 enum { BLOCKS = 4, SINGLE_BLOCKS = 3 }; /* that registers are left for on a multiprocessor */
 
 /* What a launch's blocks have in common. */
@@ -48,7 +48,7 @@ struct Tiling {
         rows = (int)down, columns = (int)side;
         at_windows = (int)round_up(steps * STEP_UNITS * (int)sizeof(int), 16);
         tile = (int)round_up(rows * columns * pitch, 16);
-        at_filters = at_windows + 2 * tile;
+        at_filters = at_windows + (single ? 2 : 1) * tile;
         const int64_t sums = at_filters + round_up((int64_t)slots * filter_pitch, 16);
         const int windows = (int)round_up(high * wide, CHUNK);
         sum_row = windows + 4;
@@ -58,9 +58,10 @@ struct Tiling {
     }
     int parts(const Conv &c) const { return groups > 1 ? ceil_div(c.groups, groups) : c.groups * ceil_div(c.filters, filters); }
     int64_t tiles(const Conv &c) const { return (int64_t)c.batch * tiles_h * tiles_w; }
-    /* Blocks of a part: as many as run at once, if there are so many rectangles. */
+    /* Blocks of a part: one of each rectangle, or (`single`) as many as run at once, if there are so many rectangles. */
     int64_t workers(const Conv &c, int sms) const {
-        const int held = std::min<int>(single ? SINGLE_BLOCKS : BLOCKS, (int)most::GROUPED_HELD / shared);
+        if (!single) return tiles(c);
+        const int held = std::min<int>(SINGLE_BLOCKS, (int)most::GROUPED_HELD / shared);
         return std::min(tiles(c), std::max<int64_t>(1, (int64_t)sms * held / parts(c)));
     }
 };
@@ -99,7 +100,7 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
     Tiling t = kept_of(c, single), best = {};
     const int most = single ? (int)SINGLE_WINDOWS : (int)WINDOWS;
     const int fours = single && !c.nhwc && c.out_w % 4 == 0 ? 4 : 1; /* windows that are stored at once */
-    const int run = single && !c.nhwc ? SECTOR / dtypes[c.dtype].bytes : 1; /* of a row, of which what is stored is whole */
+    const int run = single && !c.nhwc ? BURST / dtypes[c.dtype].bytes : 1; /* of a row, that memory writes at once */
     /* The least pixels that blocks read and windows that they multiply, of one rectangle on each multiprocessor at least. Rectangles of an image are
      * as large as others, or a row or column smaller. */
     const auto even = [](int size, int of) { return ceil_div(of, ceil_div(of, size)) == size; };
@@ -108,8 +109,8 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
         for (t.high = std::min(c.out_h, most / t.wide); even(t.wide, c.out_w) && t.wide % fours == 0 && t.high > 0; t.high--) {
             if (!even(t.high, c.out_h) || !t.place(c)) continue;
             const int touched = t.rows * ((t.wide - 1) * c.stride_w + (c.kernel_w - 1) * c.dilation_w + 1);
-            const int64_t windows = std::max(round_up(t.high * t.wide, CHUNK), t.high * round_up(t.wide, run));
-            const int64_t cost = std::max<int64_t>(t.tiles(c) * t.parts(c), sms) * (touched + windows);
+            const int64_t windows = std::max(round_up(t.high * t.wide, CHUNK), t.high * round_up(t.wide, run)), blocks = t.tiles(c) * t.parts(c);
+            const int64_t cost = (single ? (blocks + sms - 1) / sms : std::max<int64_t>(blocks, sms)) * (touched + windows);
             if (!best.shared || cost < least) least = cost, best = t;
         }
     return best;
