@@ -15,6 +15,7 @@ from pysim.algorithms.convolution import Rows
 from pysim.algorithms.gpu.direct import ByThreads
 from pysim.cachemodel.gpu.launches import Variant, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
+from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
@@ -24,7 +25,7 @@ from pysim.registry.cuda import WARP, Attributes, cuda_limits
 UNIT, STEP_UNITS, CHUNK, SUM_PAD = 8, 4, 32, 4  # of instructions and of a row of sums (native/cuda/conv/grouped/tiles.h)
 ACROSS = 32  # filters of a warp, `single`
 THREADS = 256  # of a block
-SINGLE_BLOCKS, BURST_BYTES = 3, 64  # of an SM; that memory writes at once
+SINGLE_BLOCKS = 3  # of an SM
 REGISTERS = {False: 64, True: 80}  # of a thread (__launch_bounds__ of kernel.cuh), single or not
 # Instructions, counted in the source: of a unit or vector that comes, of each element of a unit that is gathered, or a piece of a row, of
 # each further pixel of a piece, of a step beside its loads and products, of a group's turn, of what is stored at once, from registers too,
@@ -91,7 +92,7 @@ def tiling_of(w: Conv, sms: int, single: bool = False, layout: Layout = "nhwc") 
     pitch = UNIT if single and units == 1 else spread(groups * units * UNIT, units >= STEP_UNITS and w.stride_w % 2 == 1)
     kept = round_up(steps * STEP_UNITS * 4, 16) + round_up(slots * filter_pitch, 16)
     fours = 4 if single and layout == "nchw" and w.out_w % 4 == 0 else 1
-    run = BURST_BYTES // w.element_bytes if single and layout == "nchw" else 1  # windows of a row that memory writes at once
+    run = SECTOR_BYTES // w.element_bytes if single and layout == "nchw" else 1  # windows of a row that fill a sector
     found: list[tuple[int, Tiling]] = []
     for wide in even(most_windows, w.out_w):
         if wide % fours:
@@ -112,8 +113,7 @@ def tiling_of(w: Conv, sms: int, single: bool = False, layout: Layout = "nhwc") 
                     fold, units, steps, groups, filters, slots, high, wide, rows, columns, shared, tiles, parts, workers
                 )  # fmt: skip
                 touched = rows * ((wide - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1)
-                blocks = -(-tiles * parts // sms) if single else max(tiles * parts, sms)
-                found.append((blocks * (touched + max(windows, high * round_up(wide, run))), tiling))
+                found.append((max(tiles * parts, sms) * (touched + max(windows, high * round_up(wide, run))), tiling))
     return min(found, key=lambda one: one[0])[1] if found else None
 
 
@@ -182,7 +182,7 @@ class Grouped(ByThreads):
         wavefronts += rounds * (turns * t.steps * step_wavefronts + leaving_wavefronts)
         wavefronts += rounds * (pixels * places * UNIT / LINE_BYTES + (0 if whole else pieces * of_unit * GATHER_LINES / WARP))
         reach = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
-        at_once = 0 if whole else -(-pieces // (THREADS * (2 if piece == 4 else 4) // (2 if self.single else 1)))
+        at_once = 0 if whole else -(-pieces // (THREADS * (2 if piece == 4 else 4)))
         waits = reach * 2 + math.ceil(rounds) * (reach * (1 + at_once) + math.ceil(turns / warps) * t.steps * STEP_CYCLES)
         blocks = t.workers * t.parts
         asked_bytes = float(t.tiles * t.parts * pixels * t.groups * channels * size + blocks * units * UNIT)

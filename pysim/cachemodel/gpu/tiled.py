@@ -110,9 +110,10 @@ def family_of(row: ConvKernel) -> str:
 
 
 def families_of(row: ConvKernel) -> tuple[str, ...]:
-    """Families of a machine's constants that hold for a row, the first that there is: its own, where it has been fitted, else those of the
-    products that it is made of."""
-    return family_of(row), "wgmma" if row.tiles.by_warpgroups else "mma" if row.tiles.tensor else "simt"
+    """Families of a machine's constants that hold for a row, the first that there is: its own, of its form or of all forms, where it has
+    been fitted, else those of the products that it is made of."""
+    own = family_of(row)
+    return f"{own}_{row.variant}", own, "wgmma" if row.tiles.by_warpgroups else "mma" if row.tiles.tensor else "simt"
 
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:
@@ -124,8 +125,8 @@ def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -
 
 def lent_of(row: ConvKernel, family: str, known: dict[str, Attributes]) -> tuple[str, ...]:
     """What is assumed of a row beside the machine's numbers: constants of another family, registers that nobody counted."""
-    own = family_of(row)
-    lent = () if family == own else (f"model.families.{own}: those of {family}",)
+    *own, _ = families_of(row)
+    lent = () if family in own else (f"model.families.{own[-1]}: those of {family}",)
     return lent if row.name in known else (*lent, f"kernel_attributes.{row.name}")
 
 

@@ -133,9 +133,8 @@ template <class T> __device__ inline void stage_vectors(const Grouped &g, const 
 
 /* The same by elements, those of several columns if taps are FOLDed, or PIECE neighbours of a row of each channel of a unit (NCHW), of which so many
  * units are made. Pieces lie at multiples of their size, so that one is in the image or is not; the first and last of a row of the tile may begin before it and end after it. */
-template <class T, int PIECE, bool SINGLE, bool FOLD = false> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
-    /* units, or pieces of them, of a thread that are on their way together; of one group few are enough for all warps */
-    enum { OF = UNIT / sizeof(T), AT_ONCE = (PIECE == 4 ? 2 : 4) / (SINGLE ? 2 : 1) };
+template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
+    enum { OF = UNIT / sizeof(T), AT_ONCE = PIECE == 4 ? 2 : 4 }; /* units, or pieces of them, of a thread that are on their way together */
     const Conv &c = g.c;
     const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, before = w0 & (PIECE - 1);
     const int plane = c.nhwc ? 1 : c.height * c.width, column = c.nhwc ? c.groups * c.channels : 1;
@@ -178,14 +177,14 @@ template <class T, int PIECE, bool SINGLE, bool FOLD = false> __device__ inline 
 
 template <class T, bool NHWC, bool SINGLE> __device__ inline void stage_windows(const Grouped &g, const Block &b, char *to) {
     if constexpr (SINGLE)
-        if (g.t.fold > 1) return gather_windows<T, 1, true, true>(g, b, to);
+        if (g.t.fold > 1) return gather_windows<T, 1, true>(g, b, to);
     if constexpr (NHWC) {
         if (g.vector) return stage_vectors<T>(g, b, to);
     } else {
-        if (g.piece == 4) return gather_windows<T, 4, SINGLE>(g, b, to);
-        if (g.piece == 2) return gather_windows<T, 2, SINGLE>(g, b, to);
+        if (g.piece == 4) return gather_windows<T, 4>(g, b, to);
+        if (g.piece == 2) return gather_windows<T, 2>(g, b, to);
     }
-    gather_windows<T, 1, SINGLE>(g, b, to);
+    gather_windows<T, 1>(g, b, to);
 }
 
 template <class T> __device__ inline uint2 operand(const void *at) {
@@ -309,7 +308,7 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
         int position;
         if constexpr (NHWC) {
             enum { WIDE = 16 / sizeof(T) };
-            if (place_of(first + turn * 8 + row, position))
+            if (place_of(first + turn * 8 + row, position)) {
 #pragma unroll
                 for (int v = 0; v < 8; v += WIDE) {
                     float acc[WIDE];
@@ -317,7 +316,8 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
                     for (int e = 0; e < WIDE; e++) acc[e] = of[v + e];
                     to.store(b.image * plane + position, b.filter + n + filter_at<T, true>(v / 2, unit, 0), acc);
                 }
-        } else
+            }
+        } else { /* in braces: nvcc 13 leaves out what follows a statement with a pragma that is not taken */
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int filter = n + filter_at<T, false>(turn, unit, half), line = b.filter + filter, window = first + row * 4;
@@ -344,6 +344,7 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
                 if (fours) *place = result;
                 else each([](Out &there, Out &here) { there = here; });
             }
+        }
 #pragma unroll
         for (int i = 0; i < TILES * 8 - 8; i++) of[i] = of[i + 8];
     }

@@ -25,7 +25,7 @@ namespace grouped {
 
 enum { WINDOWS = (int)most::GROUPED_WINDOWS, FILTERS = (int)most::GROUPED_FILTERS };
 enum { SINGLE_WINDOWS = (int)most::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)most::GROUPED_SINGLE_FILTERS };
-enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, BURST = 64 /* bytes that memory writes at once */ };
+enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, SECTOR = 32 /* bytes of memory */ };
 enum { BLOCKS = 4, SINGLE_BLOCKS = 3 }; /* that registers are left for on a multiprocessor */
 
 /* What a launch's blocks have in common. */
@@ -100,7 +100,7 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
     Tiling t = kept_of(c, single), best = {};
     const int most = single ? (int)SINGLE_WINDOWS : (int)WINDOWS;
     const int fours = single && !c.nhwc && c.out_w % 4 == 0 ? 4 : 1; /* windows that are stored at once */
-    const int run = single && !c.nhwc ? BURST / dtypes[c.dtype].bytes : 1; /* of a row, that memory writes at once */
+    const int run = single && !c.nhwc ? SECTOR / dtypes[c.dtype].bytes : 1; /* of a row, of which what is stored is whole */
     /* The least pixels that blocks read and windows that they multiply, of one rectangle on each multiprocessor at least. Rectangles of an image are
      * as large as others, or a row or column smaller. */
     const auto even = [](int size, int of) { return ceil_div(of, ceil_div(of, size)) == size; };
@@ -110,7 +110,7 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
             if (!even(t.high, c.out_h) || !t.place(c)) continue;
             const int touched = t.rows * ((t.wide - 1) * c.stride_w + (c.kernel_w - 1) * c.dilation_w + 1);
             const int64_t windows = std::max(round_up(t.high * t.wide, CHUNK), t.high * round_up(t.wide, run)), blocks = t.tiles(c) * t.parts(c);
-            const int64_t cost = (single ? (blocks + sms - 1) / sms : std::max<int64_t>(blocks, sms)) * (touched + windows);
+            const int64_t cost = std::max<int64_t>(blocks, sms) * (touched + windows);
             if (!best.shared || cost < least) least = cost, best = t;
         }
     return best;
