@@ -344,9 +344,9 @@ class ConvKernel(msgspec.Struct, frozen=True):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Keys of a machine's constants that hold for it, the first that there is: its own, where it has been fitted, else those of the
-        products that it is made of."""
-        return self.family, "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
+        """Keys of a machine's constants that hold for it, the first that there is: its own, of its variant or of all, where it has been
+        fitted, else those of the products that it is made of."""
+        return f"{self.family}_{self.variant}", self.family, "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
 
     @property
     def tiles(self) -> Tiles:

@@ -204,7 +204,9 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
         s.groups = draw.below(3) ? 1 + draw.below(12) : 1;
         s.channels = s.groups * draw.of(of_group_channels), s.filters = s.groups * draw.of(of_group_filters);
         if (draw.below(3) == 0) s.groups = 4 + draw.below(20), s.channels = s.filters = s.groups * 4 * (1 << draw.below(3));
-        if (draw.below(3) == 0) s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
+        const bool few = !strcmp(row.form, "single") && draw.below(2); /* taps of a row in a unit, whole or not */
+        if (few) s.groups = 1, s.channels = 1 + draw.below(4), s.filters = draw.of(of_group_filters), s.kernel_w = 1 + draw.below(7);
+        if (few || draw.below(3) == 0) s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
     }
     return s;
 }

@@ -113,7 +113,8 @@ def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -
 
 def lent_of(row: ConvKernel, family: str, known: dict[str, Attributes]) -> tuple[str, ...]:
     """What is assumed of a row beside the machine's numbers: constants of another family, registers that nobody counted."""
-    lent = () if family == row.family else (f"model.families.{row.family}: those of {family}",)
+    *own, _ = row.families
+    lent = () if family in own else (f"model.families.{own[-1]}: those of {family}",)
     return lent if row.name in known else (*lent, f"kernel_attributes.{row.name}")
 
 

@@ -14,10 +14,10 @@ using Columns = ConvColumns;
 
 namespace {
 
-const char *refuses(const Conv &c) {
+template <bool SINGLE> const char *refuses(const Conv &c) {
     static_assert(most::GROUPED_TILE_CHANNELS == 64, "what the sentence says");
     if (c.filters == 1 || c.channels > most::GROUPED_TILE_CHANNELS) return "it takes up to 64 channels and several filters a group";
-    return grouped::tiling_of(c, 1).shared ? nullptr : "it takes what of a group's pixels and filters lies in 96 KiB of shared memory";
+    return grouped::tiling_of(c, 1, SINGLE).shared ? nullptr : "it takes what of a group's pixels and filters lies in 96 KiB of shared memory";
 }
 
 template <int DTYPE> struct In { using T = float; };
@@ -29,7 +29,8 @@ Rows<ConvRow> grouped_rows() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr auto c = rows::lines[line];
         using T = typename In<c.dtype>::T;
-        add(row_of(c, {refuses, nullptr, grouped::launch<T>, grouped::attributes<T>}));
+        constexpr bool single = c.variant == "single";
+        add(row_of(c, {refuses<single>, nullptr, grouped::launch<T, single>, grouped::attributes<T, single>}));
     });
 }
 }

@@ -5,7 +5,8 @@
  * A block (tiles.h) brings the pixels that its windows touch to shared memory once, whatever the number of taps, and its filters. A lane's words of
  * an instruction's k may be any, so long as they are the same of both operands: 8 bytes, two words, of neighbouring channels of one tap. Four lanes
  * have four such units, of one tap or of several: 16 (tf32: 8) of k, of which none is wasted but in the last step. A warp takes 32 windows x 8 or 16
- * filters of a group at a time. Sums pass through shared memory, so that outputs leave it side by side.
+ * filters of a group at a time, whose sums pass through shared memory, so that outputs leave it side by side; or (`single`) 32 of the only group's, of
+ * which a lane has neighbours: windows (NCHW) or filters (NHWC) may be in any order along an instruction's m and n.
  *
  * Filters lie as they do in memory under NHWC, [filter][tap][channel]; what does not lie so, or not in whole units, is gathered by elements, or by
  * neighbours of a row of an image (NCHW), with zeros to whole units. Outside the image there are zeros.
@@ -21,7 +22,7 @@
 namespace pysim {
 namespace grouped {
 
-enum { THREADS = 256, WARPS = THREADS / 32, BLOCKS = 4 };
+enum { THREADS = 256, WARPS = THREADS / 32 };
 
 /* A kernel's arguments. */
 struct Grouped {
@@ -30,17 +31,18 @@ struct Grouped {
     int vector, whole; /* bytes that come at once of a pixel, of a filter; 0: element by element */
     int piece;         /* NCHW: columns that come at once of a channel */
     int shares;        /* warps that go through the items of the same windows */
-    Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_chunks, by_share;
+    int tiles, step;   /* rectangles of windows, and from a block's to its next */
+    int whole_steps;   /* the first ones of k, of whose units nothing is masked */
+    Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_across, by_chunks, by_share;
 };
 
 /* Where a block's outputs lie: rectangle, groups, filters of each of them. */
 struct Block {
     int image, p, q, group, groups, filter, filters; /* filter: of all, the first */
-    __device__ Block(const Grouped &g, int index) {
+    __device__ Block(const Grouped &g, int part, int tile) {
         const Conv &c = g.c;
-        int part, chunk;
-        index = g.by_part.of(index, part), index = g.by_tile_w.of(index, q);
-        image = g.by_tile_h.of(index, p);
+        int chunk;
+        image = g.by_tile_h.of(g.by_tile_w.of(tile, q), p);
         p *= g.t.high, q *= g.t.wide;
         group = g.by_chunks.of(part, chunk) * g.t.groups;
         groups = min(g.t.groups, c.groups - group);
@@ -50,33 +52,63 @@ struct Block {
 
 template <class T> struct alignas(UNIT) Unit { T value[UNIT / sizeof(T)]; };
 
+/* Which of a warp's filters is the first or second (`e`) that lane % 4 == `unit` has of tile `j` of them: under NHWC 16 bytes of outputs side by side. */
+template <class T, bool NHWC> __device__ constexpr int filter_at(int j, int unit, int e) {
+    constexpr int WIDE = 16 / sizeof(T), TILES = WIDE / 2;
+    return NHWC ? j / TILES * 4 * WIDE + WIDE * unit + j % TILES * 2 + e : j * 8 + unit * 2 + e;
+}
+
 /* Filters of a block, [filter][tap][channels in whole units], zeros to whole steps. */
-template <class T> __device__ inline void stage_filters(const Grouped &g, const Block &b, char *to) {
+template <class T, bool SINGLE> __device__ inline void stage_filters(const Grouped &g, const Block &b, char *to) {
     enum { OF = UNIT / sizeof(T) };
     const Conv &c = g.c;
-    const int real = g.t.taps * g.t.units, count = b.groups * b.filters * (int)g.by_steps.divisor;
+    const int real = g.t.taps * g.t.units, count = (SINGLE ? g.t.slots : b.groups * b.filters) * (int)g.by_steps.divisor;
     const T *const from = (const T *)c.weights + (int64_t)b.filter * c.k;
     for (int i = (int)threadIdx.x; i < count; i += THREADS) {
         int at;
-        const int filter = g.by_steps.of(i, at);
+        const int slot = g.by_steps.of(i, at), in_turn = slot % ACROSS;
+        int filter = slot;
+        if constexpr (SINGLE) { /* as its lanes have them */
+            const int j = in_turn / 8, unit = in_turn % 8 / 2, e = in_turn % 2;
+            filter = min(slot - in_turn + (c.nhwc ? filter_at<T, true>(j, unit, e) : in_turn), b.filters - 1);
+        }
         if (g.whole) {
             const int first = at * g.whole, some = first < real * UNIT ? g.whole : 0;
             const char *const source = (const char *)(from + filter * c.k) + (some ? first : 0);
-            char *const place = to + filter * g.t.filter_pitch + first;
+            char *const place = to + slot * g.t.filter_pitch + first;
             if (g.whole == 16) copy_async<16>(place, source, some);
             else copy_async<UNIT>(place, source, some);
             continue;
         }
-        int tap; /* lanes go along the taps of a channel, as they lie under NCHW */
-        const int unit = g.by_taps.of(at, tap);
+        int tap, s; /* lanes go along the taps of a channel, as they lie under NCHW */
+        const int unit = g.by_taps.of(at, tap), r = g.by_across.of(tap, s);
         Unit<T> word = {};
         if (at < real) {
             at = tap * g.t.units + unit;
 #pragma unroll
-            for (int e = 0; e < OF; e++)
-                if (unit * OF + e < c.channels) word.value[e] = from[filter * c.k + (c.nhwc ? tap * c.channels + unit * OF + e : (unit * OF + e) * g.t.taps + tap)];
+            for (int e = 0; e < OF; e++) {
+                const int apart = SINGLE && g.t.fold > 1 ? e / c.channels : 0, column = s * g.t.fold + apart, channel = unit * OF + e - apart * c.channels;
+                if (channel < c.channels && apart < g.t.fold && column < c.kernel_w) {
+                    const int of_tap = r * c.kernel_w + column;
+                    word.value[e] = from[filter * c.k + (c.nhwc ? of_tap * c.channels + channel : channel * c.kernel_h * c.kernel_w + of_tap)];
+                }
+            }
         }
-        *(Unit<T> *)(to + filter * g.t.filter_pitch + at * UNIT) = word;
+        *(Unit<T> *)(to + slot * g.t.filter_pitch + at * UNIT) = word;
+    }
+}
+
+/* Where each unit of k lies from a window's first, and in the highest byte how many of its bytes are not multiplied: those of the last step that are of
+ * no tap, and of a fold what is beyond the kernel, where the image may have what times zero is NaN. */
+template <class T> __device__ inline void list_units(const Grouped &g, int *to) {
+    const Conv &c = g.c;
+    for (int i = (int)threadIdx.x; i < g.t.steps * STEP_UNITS; i += THREADS) {
+        int tap, unit, s;
+        tap = g.by_units.of(i, unit);
+        const int r = g.by_across.of(tap, s), left = c.kernel_w - s * g.t.fold;
+        const int offset = (r * c.dilation_h * g.t.columns + s * g.t.fold * c.dilation_w) * g.t.pitch + unit * UNIT;
+        const int none = left < g.t.fold ? UNIT - left * c.channels * (int)sizeof(T) : 0;
+        to[i] = tap < g.t.taps ? offset | none << 24 : UNIT << 24;
     }
 }
 
@@ -99,9 +131,9 @@ template <class T> __device__ inline void stage_vectors(const Grouped &g, const 
     }
 }
 
-/* The same by elements, or PIECE neighbours of a row of each channel of a unit (NCHW), of which so many units are made. Pieces lie at multiples of
- * their size, so that one is in the image or is not; the first and last of a row of the tile may begin before it and end after it. */
-template <class T, int PIECE> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
+/* The same by elements, those of several columns if taps are FOLDed, or PIECE neighbours of a row of each channel of a unit (NCHW), of which so many
+ * units are made. Pieces lie at multiples of their size, so that one is in the image or is not; the first and last of a row of the tile may begin before it and end after it. */
+template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
     enum { OF = UNIT / sizeof(T), AT_ONCE = PIECE == 4 ? 2 : 4 }; /* units, or pieces of them, of a thread that are on their way together */
     const Conv &c = g.c;
     const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, before = w0 & (PIECE - 1);
@@ -122,11 +154,14 @@ template <class T, int PIECE> __device__ inline void gather_windows(const Groupe
             columns[i] = first + i * 32 < count ? w * PIECE - before : -PIECE;
             places[i] = (row * g.t.columns + columns[i]) * g.t.pitch + place * UNIT;
             w = w0 + columns[i];
-            const bool there = first + i * 32 < count && group < b.groups && (unsigned)h < (unsigned)c.height && (unsigned)w < (unsigned)c.width;
+            const bool there = first + i * 32 < count && group < b.groups && (unsigned)h < (unsigned)c.height && (FOLD || (unsigned)w < (unsigned)c.width);
             const T *const at = from + (group * c.channels + unit * OF) * plane + (h * c.width + w) * column;
 #pragma unroll
             for (int e = 0; e < OF; e++)
-                if (there && unit * OF + e < c.channels) found[i][e] = *(const Pack<T, PIECE> *)(at + e * plane);
+                if constexpr (FOLD) {
+                    const int apart = e / c.channels, channel = e - apart * c.channels, x = apart * c.dilation_w;
+                    if (there && apart < g.t.fold && (unsigned)(w + x) < (unsigned)c.width) found[i][e].value[0] = at[channel * plane + x * column];
+                } else if (there && unit * OF + e < c.channels) found[i][e] = *(const Pack<T, PIECE> *)(at + e * plane);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++)
@@ -140,7 +175,9 @@ template <class T, int PIECE> __device__ inline void gather_windows(const Groupe
     }
 }
 
-template <class T, bool NHWC> __device__ inline void stage_windows(const Grouped &g, const Block &b, char *to) {
+template <class T, bool NHWC, bool SINGLE> __device__ inline void stage_windows(const Grouped &g, const Block &b, char *to) {
+    if constexpr (SINGLE)
+        if (g.t.fold > 1) return gather_windows<T, 1, true>(g, b, to);
     if constexpr (NHWC) {
         if (g.vector) return stage_vectors<T>(g, b, to);
     } else {
@@ -161,8 +198,15 @@ template <bool NHWC> __device__ inline int sum_at(const Grouped &g, int window, 
     return NHWC ? window * SUM_PITCH + filter : filter * g.t.sum_row + window;
 }
 
-/* A warp's 32 windows by ACROSS x 8 filters of each group that is its turn. */
-template <class T, int ACROSS, bool NHWC> __device__ inline void multiply(const Grouped &g, const Block &b, const char *shared, float *sums) {
+/* Of the words of a unit the first bytes alone: zero times infinity is NaN. */
+__device__ inline uint2 masked(uint2 words, int none) {
+    const unsigned long long mask = none < UNIT ? ~0ull >> 8 * none : 0;
+    return {words.x & (unsigned)mask, words.y & (unsigned)(mask >> 32)};
+}
+
+/* A warp's 32 windows by TILES x 8 filters of each group that is its turn: leave(group, first window, first filter, sums). */
+template <class T, int TILES, bool NHWC, bool SINGLE, class Leave>
+__device__ inline void multiply(const Grouped &g, const Block &b, const char *shared, const char *pixels, Leave leave) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4;
     const int windows = g.t.high * g.t.wide;
     int first;
@@ -174,49 +218,135 @@ template <class T, int ACROSS, bool NHWC> __device__ inline void multiply(const 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int q;
-        const int window = first + i * 8 + row, p = g.by_wide.of(min(window, windows - 1), q);
-        base[i / 2][i % 2] = g.t.at_windows + (p * g.c.stride_h * g.t.columns + q * g.c.stride_w) * g.t.pitch;
+        const int window = first + (SINGLE && !NHWC ? row * 4 + i : i * 8 + row), p = g.by_wide.of(min(window, windows - 1), q);
+        base[i / 2][i % 2] = (p * g.c.stride_h * g.t.columns + q * g.c.stride_w) * g.t.pitch;
     }
-    const int across = ceil_div(b.filters, 8 * ACROSS), whole = g.t.taps * g.t.units / STEP_UNITS;
+    const int across = ceil_div(b.filters, 8 * TILES);
     for (int item = share; item < b.groups * across; item += g.shares) {
-        const int group = item / across, n = item % across * 8 * ACROSS;
-        const char *const windows_at = shared + group * g.t.units * UNIT;
-        const char *filters[ACROSS];
+        const int group = item / across, n = item % across * 8 * TILES;
+        const char *const windows_at = pixels + group * g.t.units * UNIT;
+        int filters[TILES];
 #pragma unroll
-        for (int j = 0; j < ACROSS; j++)
-            filters[j] = shared + g.t.at_filters + (group * b.filters + min(n + j * 8 + row, b.filters - 1)) * g.t.filter_pitch + unit * UNIT;
-        float sum[2][ACROSS][4] = {};
-        const auto step = [&](int s, bool there) { /* what is there of the last step alone is multiplied: zero times infinity is NaN */
-            const int offset = offsets[s * STEP_UNITS];
-            uint2 right[ACROSS];
+        for (int j = 0; j < TILES; j++) {
+            const int slot = SINGLE ? n + j * 8 + row : group * b.filters + min(n + j * 8 + row, b.filters - 1);
+            filters[j] = g.t.at_filters + slot * g.t.filter_pitch + unit * UNIT;
+        }
+        float sum[2][TILES][4] = {};
+        const auto step = [&](int s, auto masks) {
+            constexpr bool MASKS = decltype(masks)::value;
+            const int listed = offsets[s * STEP_UNITS], offset = MASKS ? listed & 0xffffff : listed;
+            uint2 right[TILES];
 #pragma unroll
-            for (int j = 0; j < ACROSS; j++) right[j] = operand<T>(filters[j] + s * STEP_UNITS * UNIT);
+            for (int j = 0; j < TILES; j++) right[j] = operand<T>(shared + filters[j] + s * STEP_UNITS * UNIT);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                uint2 left[2] = {};
+                uint2 left[2];
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    if (there) left[half] = operand<T>(windows_at + base[i][half] + offset);
+                for (int half = 0; half < 2; half++) {
+                    left[half] = operand<T>(windows_at + base[i][half] + offset);
+                    if constexpr (MASKS) left[half] = masked(left[half], listed >> 24);
+                }
                 const unsigned a[4] = {left[0].x, left[1].x, left[0].y, left[1].y};
 #pragma unroll
-                for (int j = 0; j < ACROSS; j++) {
+                for (int j = 0; j < TILES; j++) {
                     const unsigned words[2] = {right[j].x, right[j].y};
                     mma(sum[i][j], a, words, T());
                 }
             }
         };
-#pragma unroll 3
-        for (int s = 0; s < whole; s++) step(s, true);
-        if (whole < g.t.steps) step(whole, whole * STEP_UNITS + unit < g.t.taps * g.t.units);
+#pragma unroll SINGLE ? 1 : 3
+        for (int s = 0; s < g.whole_steps; s++) step(s, std::false_type());
+#pragma unroll 1
+        for (int s = g.whole_steps; s < g.t.steps; s++) step(s, std::true_type());
+        leave(group, first, n, sum);
+    }
+}
+
+/* A warp's sums to shared memory. */
+template <int TILES, bool NHWC> __device__ inline void keep(const Grouped &g, const Block &b, float *sums, int group, int first, int n, const float (&sum)[2][TILES][4]) {
+    const int lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4;
 #pragma unroll
-        for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++)
 #pragma unroll
-            for (int j = 0; j < ACROSS; j++)
+        for (int j = 0; j < TILES; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int filter = n + j * 8 + unit * 2 + e % 2;
-                    if (filter < b.filters) sums[sum_at<NHWC>(g, first + i * 16 + e / 2 * 8 + row, group * b.filters + filter)] = sum[i][j][e];
+            for (int e = 0; e < 4; e++) {
+                const int filter = n + j * 8 + unit * 2 + e % 2;
+                if (filter < b.filters) sums[sum_at<NHWC>(g, first + i * 16 + e / 2 * 8 + row, group * b.filters + filter)] = sum[i][j][e];
+            }
+}
+
+/* Eight sums of a lane, of a window under NHWC, else four windows of two filters, are the first of all; the others follow. */
+template <int TILES, bool NHWC> __device__ inline void in_turns(const float (&sum)[2][TILES][4], float (&of)[TILES * 8]) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int e = 0; e < 8; e++) of[t * 8 + e] = NHWC ? sum[t / 2][e / 2][t % 2 * 2 + e % 2] : sum[e % 4 / 2][t][e % 2 * 2 + e / 4];
+}
+
+/* A warp's sums from registers to memory: of a window 16 bytes of filters at once (NHWC; of f32 of a 16-bit type 32), or four windows of a row. A turn
+ * has the code of all, and hands on the sums of the next: unrolled, the functions that may follow took the compiler ten times as long. */
+template <class T, class Out, int TILES, bool NHWC> __device__ inline void store_single(const Grouped &g, const Block &b, int first, int n, const float (&sum)[2][TILES][4]) {
+    const Conv &c = g.c;
+    const int lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4, windows = g.t.high * g.t.wide, plane = c.out_h * c.out_w;
+    Problem p = c.product;
+    p.c = c.out, p.m = c.windows, p.n = b.filter + b.filters;
+    const Epilogue<float, Out> to(p);
+    const bool fours = !NHWC && g.t.wide % 4 == 0 && c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0;
+    /* where a lane's window lies; its output's number in a plane */
+    const auto place_of = [&](int window, int &position) {
+        int x;
+        const int y = b.p + g.by_wide.of(window, x);
+        x += b.q, position = y * c.out_w + x;
+        return window < windows && y < c.out_h && x < c.out_w;
+    };
+    float of[TILES * 8];
+    in_turns<TILES, NHWC>(sum, of);
+    static_assert(TILES == 4, "as many turns as windows of a lane, or as tiles of filters");
+#pragma unroll 1
+    for (int turn = 0; turn < TILES; turn++) {
+        int position;
+        if constexpr (NHWC) {
+            enum { WIDE = 16 / sizeof(T) };
+            if (place_of(first + turn * 8 + row, position)) {
+#pragma unroll
+                for (int v = 0; v < 8; v += WIDE) {
+                    float acc[WIDE];
+#pragma unroll
+                    for (int e = 0; e < WIDE; e++) acc[e] = of[v + e];
+                    to.store(b.image * plane + position, b.filter + n + filter_at<T, true>(v / 2, unit, 0), acc);
                 }
+            }
+        } else { /* in braces: nvcc 13 leaves out what follows a statement with a pragma that is not taken */
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int filter = n + filter_at<T, false>(turn, unit, half), line = b.filter + filter, window = first + row * 4;
+                if (filter >= b.filters || window >= windows) continue;
+                Out *const of_filter = to.c + ((int64_t)b.image * c.groups * c.filters + line) * plane;
+                using Vector = Pack<Out, 4>;
+                Vector result = {};
+                const auto each = [&](auto pass) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (place_of(window + i, position)) pass(of_filter[position], result.value[i]);
+                };
+                const bool inside = place_of(window, position);
+                Vector *const place = (Vector *)(of_filter + position);
+                if (fours && !inside) continue;
+                if (to.beta != 0) {
+                    if (fours) result = *place;
+                    else each([](Out &there, Out &here) { here = there; });
+                }
+                float acc[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) acc[i] = of[half * 4 + i];
+                to.finish(acc, result.value, [&](int) { return line; });
+                if (fours) *place = result;
+                else each([](Out &there, Out &here) { there = here; });
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < TILES * 8 - 8; i++) of[i] = of[i + 8];
     }
 }
 
@@ -250,27 +380,51 @@ template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Gr
     }
 }
 
-template <class T, int ACROSS, bool NHWC> __global__ void __launch_bounds__(THREADS, BLOCKS) grouped_kernel(const __grid_constant__ Grouped g) {
-    if constexpr (CODE_CAPABILITY >= 80) {
-        PYSIM_DYNAMIC_SHARED(shared);
-        const Block b(g, (int)blockIdx.x);
-        stage_windows<T, NHWC>(g, b, shared + g.t.at_windows);
-        stage_filters<T>(g, b, shared + g.t.at_filters);
-        commit_async();
-        for (int i = (int)threadIdx.x; i < g.t.steps * STEP_UNITS; i += THREADS) {
-            const int tap = i / g.t.units, r = tap / g.c.kernel_w, s = tap - r * g.c.kernel_w;
-            ((int *)shared)[i] = (r * g.c.dilation_h * g.t.columns + s * g.c.dilation_w) * g.t.pitch + (i - tap * g.t.units) * UNIT;
-        }
+/* A block's rectangle by TILES of 8 filters, whose pixels are on their way. */
+template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_one(const Grouped &g, const Block &b, char *shared) {
+    float *const sums = (float *)(shared + g.t.at_sums);
+    wait_async<0>();
+    __syncthreads();
+    multiply<T, TILES, NHWC, false>(g, b, shared, shared + g.t.at_windows,
+                                    [&](int group, int first, int n, const auto &sum) { keep<TILES, NHWC>(g, b, sums, group, first, n, sum); });
+    __syncthreads();
+    if constexpr (NHWC) store<true, 16 / sizeof(Out), Out>(g, b, sums);
+    else if (g.t.wide % 4 == 0 && g.c.out_w % 4 == 0 && (uintptr_t)g.c.out % (4 * sizeof(Out)) == 0) store<false, 4, Out>(g, b, sums);
+    else store<false, 1, Out>(g, b, sums);
+}
+
+/* The same of one group, and the rectangles after it. */
+template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_all(const Grouped &g, Block b, int part, int tile, char *shared) {
+    for (int here = 0, next; tile < g.tiles; tile = next, here = g.t.tile - here) {
         wait_async<0>();
         __syncthreads();
-        float *const sums = (float *)(shared + g.t.at_sums);
-        multiply<T, ACROSS, NHWC>(g, b, shared, sums);
-        __syncthreads();
+        next = tile + g.step;
+        const Block after(g, part, next);
+        if (next < g.tiles) {
+            stage_windows<T, NHWC, true>(g, after, shared + g.t.at_windows + g.t.tile - here);
+            commit_async();
+        }
+        multiply<T, TILES, NHWC, true>(g, b, shared, shared + g.t.at_windows + here,
+                                       [&](int, int first, int n, const auto &sum) { store_single<T, Out, TILES, NHWC>(g, b, first, n, sum); });
+        b = after;
+    }
+}
+
+/* TILES of 8 filters that a warp multiplies: single. */
+template <class T, int TILES, bool NHWC> __global__ void __launch_bounds__(THREADS, TILES * 8 == ACROSS ? SINGLE_BLOCKS : BLOCKS) grouped_kernel(const __grid_constant__ Grouped g) {
+    constexpr bool SINGLE = TILES * 8 == ACROSS;
+    if constexpr (CODE_CAPABILITY >= 80) {
+        PYSIM_DYNAMIC_SHARED(shared);
+        int part;
+        const int tile = g.by_part.of((int)blockIdx.x, part);
+        const Block b(g, part, tile);
+        stage_filters<T, SINGLE>(g, b, shared + g.t.at_filters);
+        stage_windows<T, NHWC, SINGLE>(g, b, shared + g.t.at_windows);
+        commit_async();
+        list_units<T>(g, (int *)shared);
         const auto as = [&](auto out) {
-            using Out = decltype(out);
-            if constexpr (NHWC) store<true, 16 / sizeof(Out), Out>(g, b, sums);
-            else if (g.t.wide % 4 == 0 && g.c.out_w % 4 == 0 && (uintptr_t)g.c.out % (4 * sizeof(Out)) == 0) store<false, 4, Out>(g, b, sums);
-            else store<false, 1, Out>(g, b, sums);
+            if constexpr (SINGLE) do_all<T, decltype(out), TILES, NHWC>(g, b, part, tile, shared);
+            else do_one<T, decltype(out), TILES, NHWC>(g, b, shared);
         };
         if (sizeof(T) == 2 && g.c.product.c_dtype != PYSIM_F32) as(T());
         else as(0.f);
@@ -278,22 +432,25 @@ template <class T, int ACROSS, bool NHWC> __global__ void __launch_bounds__(THRE
 }
 
 /* f(kernel) for a convolution's layout and filters. */
-template <class T, class F> cudaError_t choose(const Conv &c, F f) {
-    if (c.filters > 8) return c.nhwc ? f(grouped_kernel<T, 2, true>) : f(grouped_kernel<T, 2, false>);
-    return c.nhwc ? f(grouped_kernel<T, 1, true>) : f(grouped_kernel<T, 1, false>);
+template <class T, bool SINGLE, class F> cudaError_t choose(const Conv &c, F f) {
+    if constexpr (SINGLE) return c.nhwc ? f(grouped_kernel<T, ACROSS / 8, true>) : f(grouped_kernel<T, ACROSS / 8, false>);
+    else if (c.filters > 8) return c.nhwc ? f(grouped_kernel<T, 2, true>) : f(grouped_kernel<T, 2, false>);
+    else return c.nhwc ? f(grouped_kernel<T, 1, true>) : f(grouped_kernel<T, 1, false>);
 }
 
-inline Grouped prepare(const Conv &c, const Tiling &t) {
+inline Grouped prepare(const Conv &c, const Tiling &t, int sms) {
     const int element = dtypes[c.dtype].bytes, part = t.groups * c.channels * element;
     const auto begins = [&](const void *at, int multiple) { return (uintptr_t)at % multiple == 0; };
     const bool units = c.nhwc && c.channels * element % UNIT == 0;
-    const bool sixteen = units && c.groups * c.channels * element % 16 == 0 && part % 16 == 0 && begins(c.in, 16);
+    const bool sixteen = units && c.groups * c.channels * element % 16 == 0 && part % 16 == 0 && begins(c.in, 16) && t.pitch % 16 == 0;
     Grouped g = {};
     g.c = c, g.t = t;
+    g.tiles = (int)t.tiles(c), g.step = (int)t.workers(c, sms);
+    g.whole_steps = c.kernel_w % t.fold ? 0 : t.taps * t.units / STEP_UNITS;
     g.vector = sixteen ? 16 : units && begins(c.in, UNIT) ? UNIT : 0;
     g.whole = !units || !begins(c.weights, UNIT) ? 0 : c.k * element % 16 == 0 && begins(c.weights, 16) ? 16 : UNIT;
     const auto pieces = [&](int of) { return !c.nhwc && c.width % of == 0 && begins(c.in, of * element); };
-    g.piece = pieces(4) ? 4 : pieces(2) ? 2 : 1;
+    g.piece = t.fold > 1 ? 1 : pieces(4) ? 4 : pieces(2) ? 2 : 1;
     const int chunks = ceil_div(t.high * t.wide, CHUNK), across = (t.columns + 2 * g.piece - 2) / g.piece;
     g.shares = WARPS / chunks, g.by_share = Divisor((unsigned)chunks);
     g.by_part = Divisor((unsigned)t.parts(c)), g.by_tile_w = Divisor((unsigned)t.tiles_w), g.by_tile_h = Divisor((unsigned)t.tiles_h);
@@ -301,17 +458,18 @@ inline Grouped prepare(const Conv &c, const Tiling &t) {
     g.by_places = Divisor((unsigned)(t.groups * t.units));
     g.by_units = Divisor((unsigned)t.units), g.by_vectors = Divisor((unsigned)(g.vector ? ceil_div(part, g.vector) : 1));
     g.by_steps = Divisor((unsigned)(t.steps * STEP_UNITS * UNIT / (g.whole ? g.whole : UNIT))), g.by_taps = Divisor((unsigned)t.taps);
-    g.by_chunks = Divisor((unsigned)ceil_div(c.filters, t.filters));
+    g.by_across = Divisor((unsigned)t.across), g.by_chunks = Divisor((unsigned)ceil_div(c.filters, t.filters));
     return g;
 }
 
-template <class T> pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
-    const Tiling t = tiling_of(c, sms);
-    return check(choose<T>(c, [&](auto kernel) { return start(kernel, prepare(c, t), (int)t.blocks(c), THREADS, t.shared, stream); }), "a grouped convolution");
+template <class T, bool SINGLE> pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
+    const Tiling t = tiling_of(c, sms, SINGLE);
+    const Grouped g = prepare(c, t, sms);
+    return check(choose<T, SINGLE>(c, [&](auto kernel) { return start(kernel, g, g.step * t.parts(c), THREADS, t.shared, stream); }), "a grouped convolution");
 }
-template <class T> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
-    const Tiling t = tiling_of(c, 1);
-    return choose<T>(c, [&](auto kernel) { return attributes_of(kernel, THREADS, t.shared, out); });
+template <class T, bool SINGLE> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
+    const Tiling t = tiling_of(c, 1, SINGLE);
+    return choose<T, SINGLE>(c, [&](auto kernel) { return attributes_of(kernel, THREADS, t.shared, out); });
 }
 }
 }

@@ -5,7 +5,12 @@
  * one. In shared memory lie, one after another: where each unit of k lies from a window's first (ints), the rectangle of pixels that its
  * windows touch, its filters, and sums. A unit is 8 bytes of channels of one tap, of which a step of an instruction's k has four.
  *
- * Worked number: 32 groups of 4 channels at 56 x 56, f16: 8 groups, 8 x 8 windows, 10 x 10 pixels of 80 bytes, 32 filters of 96. */
+ * `single`: one group, of all its filters if they fit, which a block keeps for one rectangle after another; the next one's pixels come to a second
+ * place while these are multiplied. Sums leave from registers, so there are none in shared memory. Where a group has so few channels that those of
+ * several taps of a row of the kernel fit a unit, it has those of `fold` taps, and pixels lie that many times.
+ *
+ * Worked numbers: 32 groups of 4 channels at 56 x 56, f16: 8 groups, 8 x 8 windows, 10 x 10 pixels of 80 bytes, 32 filters of 96. One group of one
+ * channel, 3 x 3 taps, f16, single: units of 3 taps, so a step has all of k. */
 #ifndef PYSIM_CUDA_CONV_GROUPED_TILES_H
 #define PYSIM_CUDA_CONV_GROUPED_TILES_H
 #include <algorithm>
@@ -19,60 +24,93 @@ namespace pysim {
 namespace grouped {
 
 enum { WINDOWS = (int)most::GROUPED_WINDOWS, FILTERS = (int)most::GROUPED_FILTERS };
-enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */ };
+enum { SINGLE_WINDOWS = (int)most::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)most::GROUPED_SINGLE_FILTERS };
+enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, SECTOR = 32 /* bytes of memory */ };
+enum { BLOCKS = 4, SINGLE_BLOCKS = 3 }; /* that registers are left for on a multiprocessor */
 
 /* What a launch's blocks have in common. */
 struct Tiling {
-    int taps, units, steps;             /* units of a tap; steps of all taps */
-    int groups, filters;                /* of a block: groups, and filters of each */
+    int single, fold;                   /* taps of a unit */
+    int across, taps, units, steps;     /* taps, or folds of them, of a row of the kernel and of all; units of each; steps of all */
+    int groups, filters, slots;         /* of a block: groups, filters of each, and filters that lie in shared memory */
     int high, wide, tiles_h, tiles_w;   /* a rectangle of windows, and how many an image has */
     int rows, columns;                  /* of pixels that it touches */
     int pitch, filter_pitch;            /* bytes from a pixel, a filter, to the next */
     int sum_row;                        /* NCHW: sums from a filter to the next, whose rows take no more than those of windows */
-    int at_windows, at_filters, at_sums, shared;
+    int at_windows, tile, at_filters, at_sums, shared; /* where they begin; bytes of a rectangle's pixels, and of all */
 
     /* Where `high` and `wide` are set: the rest, which depends on them, if there is so much shared memory. */
     bool place(const Conv &c) {
         tiles_h = ceil_div(c.out_h, high), tiles_w = ceil_div(c.out_w, wide);
         const int64_t down = (int64_t)(high - 1) * c.stride_h + (int64_t)(c.kernel_h - 1) * c.dilation_h + 1;
-        const int64_t across = (int64_t)(wide - 1) * c.stride_w + (int64_t)(c.kernel_w - 1) * c.dilation_w + 1;
-        if (down * across > most::GROUPED_SHARED / pitch) return false;
-        rows = (int)down, columns = (int)across;
+        const int64_t side = (int64_t)(wide - 1) * c.stride_w + (int64_t)(across - 1) * fold * c.dilation_w + 1;
+        if (down * side > most::GROUPED_SHARED / pitch) return false;
+        rows = (int)down, columns = (int)side;
         at_windows = (int)round_up(steps * STEP_UNITS * (int)sizeof(int), 16);
-        at_filters = at_windows + rows * columns * pitch;
-        at_sums = at_filters + (int)round_up(groups * filters * filter_pitch, 16);
+        tile = (int)round_up(rows * columns * pitch, 16);
+        at_filters = at_windows + (single ? 2 : 1) * tile;
+        const int64_t sums = at_filters + round_up((int64_t)slots * filter_pitch, 16);
         const int windows = (int)round_up(high * wide, CHUNK);
         sum_row = windows + 4;
-        shared = at_sums + windows * SUM_PITCH * (int)sizeof(float);
-        return shared <= most::GROUPED_SHARED;
+        const int64_t all = sums + (single ? 0 : windows * SUM_PITCH * (int)sizeof(float));
+        at_sums = (int)sums, shared = (int)all;
+        return all <= most::GROUPED_SHARED;
     }
     int parts(const Conv &c) const { return groups > 1 ? ceil_div(c.groups, groups) : c.groups * ceil_div(c.filters, filters); }
-    int64_t blocks(const Conv &c) const { return (int64_t)c.batch * tiles_h * tiles_w * parts(c); }
+    int64_t tiles(const Conv &c) const { return (int64_t)c.batch * tiles_h * tiles_w; }
+    /* Blocks of a part: one of each rectangle, or (`single`) as many as run at once, if there are so many rectangles. */
+    int64_t workers(const Conv &c, int sms) const {
+        if (!single) return tiles(c);
+        const int held = std::min<int>(SINGLE_BLOCKS, (int)most::GROUPED_HELD / shared);
+        return std::min(tiles(c), std::max<int64_t>(1, (int64_t)sms * held / parts(c)));
+    }
 };
 
 /* So many bytes or more, so that units of neighbours that are so far apart lie on different banks: of four neighbours four units of each, or of as
  * many as are on their way at once two or one. */
 inline int spread(int bytes, bool four) { return four ? (bytes + 31) / 64 * 64 + 32 : (bytes + 15) / 32 * 32 + 16; }
 
-/* The tiling of `c` on so many multiprocessors; shared: 0 where there is none. */
-inline Tiling tiling_of(const Conv &c, int sms) {
-    Tiling t = {}, best = {};
+/* What is the same of all rectangles. */
+inline Tiling kept_of(const Conv &c, bool single) {
+    Tiling t = {};
     const int of_unit = UNIT / dtypes[c.dtype].bytes;
-    t.taps = c.kernel_h * c.kernel_w, t.units = ceil_div(c.channels, of_unit);
-    if ((int64_t)t.taps * t.units > most::GROUPED_SHARED / UNIT) return best;
+    t.single = single, t.fold = single ? std::min(std::max(1, of_unit / c.channels), c.kernel_w) : 1;
+    t.across = ceil_div(c.kernel_w, t.fold);
+    t.fold = ceil_div(c.kernel_w, t.across), t.taps = c.kernel_h * t.across;
+    t.units = ceil_div(c.channels * t.fold, of_unit);
+    if ((int64_t)t.taps * t.units > most::GROUPED_SHARED / UNIT) return {};
     t.steps = ceil_div(t.taps * t.units, STEP_UNITS);
+    t.filter_pitch = spread(t.steps * STEP_UNITS * UNIT, true);
+    if (single) {
+        const int room = (int)most::GROUPED_SHARED / 2 / t.filter_pitch / ACROSS * ACROSS;
+        const int parts = ceil_div(c.filters, std::max<int>(ACROSS, std::min<int>(SINGLE_FILTERS, room)));
+        t.groups = 1, t.slots = (int)round_up(ceil_div(c.filters, parts), ACROSS), t.filters = std::min(c.filters, t.slots);
+        t.pitch = t.units == 1 ? UNIT : spread(t.units * UNIT, t.units >= STEP_UNITS && c.stride_w % 2);
+        return t;
+    }
     t.filters = std::min<int>(c.filters, FILTERS);
     t.groups = std::min(c.groups, std::max(1, FILTERS / std::max(t.units * of_unit, c.filters)));
+    t.slots = t.groups * t.filters;
     t.pitch = spread(t.groups * t.units * UNIT, t.units >= STEP_UNITS && c.stride_w % 2);
-    t.filter_pitch = spread(t.steps * STEP_UNITS * UNIT, true);
-    /* The least pixels that blocks read and windows that they multiply, of one block on each multiprocessor at least. Rectangles of an image are
+    return t;
+}
+
+/* The tiling of `c` on so many multiprocessors; shared: 0 where there is none. */
+inline Tiling tiling_of(const Conv &c, int sms, bool single) {
+    Tiling t = kept_of(c, single), best = {};
+    const int most = single ? (int)SINGLE_WINDOWS : (int)WINDOWS;
+    const int fours = single && !c.nhwc && c.out_w % 4 == 0 ? 4 : 1; /* windows that are stored at once */
+    const int run = single && !c.nhwc ? SECTOR / dtypes[c.dtype].bytes : 1; /* of a row, of which what is stored is whole */
+    /* The least pixels that blocks read and windows that they multiply, of one rectangle on each multiprocessor at least. Rectangles of an image are
      * as large as others, or a row or column smaller. */
     const auto even = [](int size, int of) { return ceil_div(of, ceil_div(of, size)) == size; };
     int64_t least = 0;
-    for (t.wide = std::min<int>(c.out_w, WINDOWS); t.wide > 0; t.wide--)
-        for (t.high = std::min(c.out_h, WINDOWS / t.wide); even(t.wide, c.out_w) && t.high > 0; t.high--) {
+    for (t.wide = t.steps ? std::min(c.out_w, most) : 0; t.wide > 0; t.wide--)
+        for (t.high = std::min(c.out_h, most / t.wide); even(t.wide, c.out_w) && t.wide % fours == 0 && t.high > 0; t.high--) {
             if (!even(t.high, c.out_h) || !t.place(c)) continue;
-            const int64_t cost = std::max<int64_t>(t.blocks(c), sms) * (t.rows * t.columns + round_up(t.high * t.wide, CHUNK));
+            const int touched = t.rows * ((t.wide - 1) * c.stride_w + (c.kernel_w - 1) * c.dilation_w + 1);
+            const int64_t windows = std::max(round_up(t.high * t.wide, CHUNK), t.high * round_up(t.wide, run)), blocks = t.tiles(c) * t.parts(c);
+            const int64_t cost = std::max<int64_t>(blocks, sms) * (touched + windows);
             if (!best.shared || cost < least) least = cost, best = t;
         }
     return best;
