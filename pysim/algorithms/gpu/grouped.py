@@ -137,6 +137,8 @@ class Grouped(ByThreads):
         most = cuda_limits()["GROUPED_TILE_CHANNELS"]
         if self.w.group_filters == 1 or self.w.group_channels > most:
             return Reason("shape", f"it takes up to {most} channels and several filters a group")
+        if self.single and self.w.group_channels > (few := cuda_limits()["GROUPED_SINGLE_CHANNELS"]):
+            return Reason("shape", f"it takes up to {few} channels a group")
         if self.tiling(1) is None:
             return Reason("size", "it takes what of a group's pixels and filters lies in 96 KiB of shared memory")
         return None
