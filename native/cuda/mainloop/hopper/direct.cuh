@@ -50,21 +50,22 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
     }
 }
 
-/* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or, where nothing of what C had is added, lines of it that begin or end
- * anywhere, with bias of columns behind the sums. All that is computed is computed where sums are, and results change threads as they are stored, a slice of 64 rows x 32 columns at a time: words of
+/* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or columns of it that begin or end anywhere, or (ANYWHERE) rows of two-byte
+ * results that do, with bias of columns behind the sums. All that is computed is computed where sums are, and results change threads as they are stored, a slice of 64 rows x 32 columns at a time: words of
  * two results by stmatrix, so that a thread then has 16 bytes of a line; of 4 bytes those of rows leave as they are, four threads 32 bytes.
  *
  * ALL: functions and what C had, too, in loops that are rolled, so that there is one program of them. What C had comes in by the way that results leave,
  * the other way round: a thread asks for the vectors ahead that it will store, and lays them where it will take results from. Nobody else has to
  * do with those places between its taking one piece's results and the next barrier, and what then lies there a thread reads where it will put its results:
  * so what comes in costs no barrier. */
-template <class S, Runs RUNS, class Out, bool ALL, class Acc, class T, class Place, class Pitch>
+template <class S, Runs RUNS, class Out, bool ALL, bool ANYWHERE, class Acc, class T, class Place, class Pitch>
 __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column, int columns, const Acc (&sum)[S::PARTS][S::SUMS]) {
     constexpr bool ROWS = RUNS == BY_ROWS, NARROW = sizeof(Out) == 2;
     constexpr int SLICES = S::SUMS / 16, VECTOR = 16 / sizeof(Out);
     [[maybe_unused]] constexpr int UNROLLED = ALL ? 1 : 16;
     constexpr bool FULL = !NARROW && S::PARTS * S::SUMS >= 96; /* sums leave few registers to results of 4 bytes, and those that go to memory cost more than waiting */
     constexpr int PITCH = ROWS ? 32 : 64 + VECTOR, TURN = Passage<S, RUNS>::TURN / (int)sizeof(Out); /* results */
+    static_assert(!ANYWHERE || (ROWS && NARROW && !ALL), "what has no better way");
     static_assert((NARROW ? (ROWS ? 16 : 32) * PITCH : Strip<RUNS>::WORDS) <= TURN, "a piece");
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
     Out *const own = (Out *)Passage<S, RUNS>::own();
@@ -109,29 +110,23 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
             lay(before, 0), lay(other, 1);
             fetch(before, 2);
         };
-        /* Rows of C that begin or end anywhere: COUNT neighbours by a thread, 32 columns of COUNT rows by a warp. */
-        [[maybe_unused]] const auto few = [&](int lanes, int count) {
+        /* Rows that begin anywhere: a row by all lanes, 32 neighbours. */
+        [[maybe_unused]] const auto leave_row_by_row = [&](int piece) {
             bool there;
-            return (Out *)e.c + c.place(column + lane % lanes * count, there) + (int64_t)(row + 64 * part + 16 * warp + lane / lanes) * c.pitch;
-        };
-        [[maybe_unused]] const bool in_twos = ROWS && NARROW && (uintptr_t)few(16, 2) % (2 * sizeof(Out)) == 0 && ((c.pitch | c.length) & 1) == 0;
-        [[maybe_unused]] const auto leave_few = [&](int piece, auto of) {
-            constexpr int COUNT = decltype(of)::value, LANES = 32 / COUNT;
-            const int down = lane / LANES, across = lane % LANES * COUNT, first = row + 64 * part + 16 * warp + down;
-            const Out *const from = own + piece % 2 * TURN + across % VECTOR;
-            Out *const lies = few(LANES, COUNT) + 32 * piece;
-            const bool inside = column + 32 * piece + across < c.length;
+            const int first = row + 64 * part + 16 * warp;
+            const Out *const from = own + piece % 2 * TURN + lane % VECTOR;
+            Out *const lies = (Out *)e.c + c.place(column + lane, there) + (int64_t)first * c.pitch + 32 * piece;
+            const bool inside = column + 32 * piece + lane < c.length;
 #pragma unroll
-            for (int r = 0; r < 16; r += COUNT) {
-                const auto value = *(const typename pysim::Word<COUNT * sizeof(Out)>::type *)(from + (r + down) * PITCH + (across / VECTOR ^ (r + down) % 8 / 2) * VECTOR);
-                Access<COUNT * sizeof(Out)>::store(lies + (int64_t)r * c.pitch, value, inside && first + r < c.lines);
+            for (int r = 0; r < 16; r++) {
+                const auto value = *(const typename pysim::Word<sizeof(Out)>::type *)(from + r * PITCH + (lane / VECTOR ^ r % 8 / 2) * VECTOR);
+                Access<sizeof(Out)>::store(lies + (int64_t)r * c.pitch, value, inside && first + r < c.lines);
             }
         };
         /* Results of a piece, which all have put, to C. */
         const auto leave = [&](int piece) {
-            if constexpr (ROWS && NARROW)
-                if (!anew(c.direct)) return anew(in_twos) ? leave_few(piece, std::integral_constant<int, 2>()) : leave_few(piece, std::integral_constant<int, 1>());
-            if (!ROWS && !anew(c.direct)) { /* columns of C that begin or end anywhere: each element by a thread of its own */
+            if constexpr (ANYWHERE) leave_row_by_row(piece);
+            else if (!ROWS && !anew(c.direct)) { /* columns of C that begin or end anywhere: each element by a thread of its own */
                 bool there;
                 const int of = thread / 64, window = thread % 64, first = COLUMNS * piece;
                 const Out *const from = own + piece % 2 * TURN;
@@ -249,11 +244,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
 #pragma unroll
                             for (int i = h; i < 8; i += 2) {
                                 const Pack<Out, 2> two = {{x[2 * i], x[2 * i + 1]}};
-                                if (anew(c.direct)) Access<8>::store(pair(slice, i), *(const uint2 *)&two, there(slice, i));
-                                else if (there(slice, i)) {
-                                    *pair(slice, i) = two.value[0];
-                                    if (at + 32 * slice + i / 2 * 8 + 1 < c.length) pair(slice, i)[1] = two.value[1];
-                                }
+                                Access<8>::store(pair(slice, i), *(const uint2 *)&two, there(slice, i));
                             }
                     }
             } else {
