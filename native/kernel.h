@@ -21,8 +21,6 @@ typedef struct {
     const void *bias_filters;  /* one value per filter of this tile, or NULL */
     const void *bias_windows;  /* one value per window of this tile, or NULL */
     pysim_bounds bounds;
-    const void *ahead;         /* rows of windows of a later tile, window_pitch apart, for which L2 is asked meanwhile, or NULL */
-    int64_t ahead_rows;        /* how many, up to k */
 } pysim_store;
 
 /* Micro-kernel: O[f][w] for f < nf, w < nw, from two panels.
@@ -149,25 +147,4 @@ pysim_pack_transposed pysim_transposer_for(int32_t dtype);
 static inline int64_t pysim_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t pysim_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t pysim_max(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* Asks for the lines of rows of `bytes` bytes, `pitch` bytes apart, that a tile will read or write when its kernel has run: the kernel hides
- * the time they take. In rows a plane apart no prefetcher of the hardware finds them. */
-static inline void pysim_fetch_rows(const char *from, int64_t pitch, int64_t rows, int64_t bytes, const int writes) {
-    for (int64_t r = 0; r < rows; r++, from += pitch)
-        for (int64_t i = 0; i < bytes + 63; i += 64) {
-            const char *line = from + pysim_min(i, bytes - 1);
-            if (writes)
-                __builtin_prefetch(line, 1);
-            else
-                __builtin_prefetch(line, 0);
-        }
-}
-
-/* What a kernel does first that asks for no lines while it multiplies: asks for what sums are added to and a later tile's rows. Pitches and
- * rows in bytes. */
-static inline void pysim_fetch_first(const pysim_store *s, int64_t out_pitch, int64_t nf, int64_t out_row, int64_t window_pitch,
-                                     int64_t window_row) {
-    if (s->old) pysim_fetch_rows(s->old, out_pitch, nf, out_row, 1);
-    if (s->ahead) pysim_fetch_rows(s->ahead, window_pitch, s->ahead_rows, window_row, 0);
-}
 #endif

@@ -37,6 +37,19 @@ struct pysim_loops {
 /* Those of the best target that runs here, for results of a dtype (f32 or f64), or NULL. */
 const pysim_loops *pysim_loops_for(int32_t dtype);
 
+/* Asks for the lines of rows of `bytes` bytes, `pitch` bytes apart, that a tile will read or write when its kernel has run: the kernel hides
+ * the time they take. In rows a plane apart no prefetcher of the hardware finds them. */
+static inline void pysim_fetch_rows(const char *from, int64_t pitch, int64_t rows, int64_t bytes, const int writes) {
+    for (int64_t r = 0; r < rows; r++, from += pitch)
+        for (int64_t i = 0; i < bytes + 63; i += 64) {
+            const char *line = from + pysim_min(i, bytes - 1);
+            if (writes)
+                __builtin_prefetch(line, 1);
+            else
+                __builtin_prefetch(line, 0);
+        }
+}
+
 static inline void pysim_finish_rows(const pysim_finish *f, void *out, int64_t pitch, int64_t rows, int64_t columns) {
     if (f->loops) f->loops->finish(f, out, pitch, rows, columns);
 }

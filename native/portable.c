@@ -22,7 +22,6 @@ enum { WINDOWS = 8, FILTERS = 4 };
     static inline __attribute__((always_inline)) void dtype##_body(                                                    \
         int64_t k, const void *filters, int64_t f_pitch, int64_t f_step, int width, const void *windows,               \
         int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {            \
-        pysim_fetch_first(s, out_pitch * (int64_t)sizeof(R), nf, nw * (int64_t)sizeof(R), window_pitch * (int64_t)sizeof(T), nw * (int64_t)sizeof(T)); \
         const T *f = filters, *w = windows;                                                                            \
         const R *bias_f = s->bias_filters, *bias_w = s->bias_windows, *old = s->old;                                   \
         const R low = (R)s->bounds.low, high = (R)s->bounds.high;                                                      \

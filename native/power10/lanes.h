@@ -181,8 +181,6 @@ enum { WHOLE = GROUPS_W + 1, PACKED };
 #define DEFINE_MMA(name)                                                                                                    \
     void name(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,      \
               int64_t nw, int64_t nf, const pysim_store *store) {                                                           \
-        pysim_fetch_first(store, out_pitch * (int64_t)sizeof(T), nf, nw * (int64_t)sizeof(T), window_pitch * (int64_t)sizeof(E),\
-                          nw * (int64_t)sizeof(E));                                                                         \
         const int64_t shape = nw < WINDOWS ? (nw + LANES - 1) / LANES : window_pitch == WINDOWS ? PACKED : WHOLE;           \
         switch ((nf + 3) / 4 * 8 + shape) { MMA_EACH(1) MMA_EACH(2) }                                                       \
     }

@@ -57,46 +57,15 @@ INLINE int64_t ahead_of(int64_t pitch) {
     return pitch * (int64_t)sizeof(T) % L1_WAY == 0 ? 0 : pitch * PLANES_AHEAD;
 }
 
-/* What comes from far away while sums are made, lines of a row a step: the output's, which stores would bring one after another, and those of
- * a later tile of windows that is read in place. Asked for all at once they fill the queue in which loads wait. Not so where a step takes six
- * cycles (AVX2), and 7.6 with this. */
-enum { LINE = 64 / sizeof(T), ASKS = LANES * sizeof(T) == 64 };
-typedef struct {
-    const T *out, *next;
-    int64_t out_pitch, out_last, begin, out_rows, next_pitch, next_rows;
-} ASKED;
-
-/* The last steps are those that ask for the output: what was asked for earlier would have left L1. */
-INLINE ASKED asked(int64_t k, const T *out, int64_t out_pitch, int64_t nw, int64_t nf, int64_t w_pitch, const pysim_store *s) {
-    if (!ASKS) pysim_fetch_first(s, out_pitch * (int64_t)sizeof(T), nf, nw * (int64_t)sizeof(T), w_pitch * (int64_t)sizeof(T), nw * (int64_t)sizeof(T));
-    return (ASKED){out, s->ahead ? s->ahead : out, out_pitch, nw - 1, pysim_max(0, k - 2 * nf), nf - 1, w_pitch, s->ahead ? s->ahead_rows : 0};
-}
-
-/* Step p; rows are `width` wide, and lines that they begin within have been asked for with the tile before. */
-INLINE void ask(const int width, ASKED *a, int64_t p) {
-    if (!ASKS) return;
-    __asm__("" : "+m"(*a)); /* it stays in memory: GCC keeps what has no place in registers in those of vectors, at the multiply-adds' expense */
-#pragma GCC unroll 4
-    for (int i = LINE - 1; i < width - 1; i += LINE) {
-        __builtin_prefetch(a->out + i, 1);
-        __builtin_prefetch(a->next + i, 0, 2);
-    }
-    __builtin_prefetch(a->out + a->out_last, 1);
-    __builtin_prefetch(a->next + width - 1, 0, 2);
-    a->out += (uint64_t)(p - a->begin) < (uint64_t)a->out_rows ? a->out_pitch : 0;
-    a->next += p < a->next_rows ? a->next_pitch : 0;
-}
-
 /* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask. */
 INLINE void win_loop(const int nv, const int nf, const int masked, int64_t k, const T *f, int64_t f_pitch, const int64_t f_step, const T *w,
-                     int64_t w_pitch, MASK tail, ASKED a, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
+                     int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
     const int64_t ahead = ahead_of(w_pitch), f_ahead = f_step == 1 ? ahead_of(f_pitch) : 0;
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
 #pragma GCC unroll 4
-        for (int i = LINE - 1; i < nv * LANES - 1 + LINE; i += LINE) __builtin_prefetch(w + ahead + pysim_min(i, nv * LANES - 1));
+        for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES + LANES - 1);
         __builtin_prefetch(f + f_ahead);
-        ask(nv * LANES, &a, p);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
 #pragma GCC unroll 16
@@ -119,16 +88,15 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
     for (int j = 0; j < nf; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
-    const ASKED a = asked(k, out, out_pitch, nw, nf, w_pitch, store);
     const int masked = MASKED_LOAD_IS_FREE || nw < nv * LANES;
     if (f_step == 1 && masked)
-        win_loop(nv, nf, 1, k, f, f_pitch, 1, w, w_pitch, tail, a, acc);
+        win_loop(nv, nf, 1, k, f, f_pitch, 1, w, w_pitch, tail, acc);
     else if (f_step == 1)
-        win_loop(nv, nf, 0, k, f, f_pitch, 1, w, w_pitch, tail, a, acc);
+        win_loop(nv, nf, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
     else if (masked)
-        win_loop(nv, nf, 1, k, f, f_pitch, f_step, w, w_pitch, tail, a, acc);
+        win_loop(nv, nf, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
     else
-        win_loop(nv, nf, 0, k, f, f_pitch, f_step, w, w_pitch, tail, a, acc);
+        win_loop(nv, nf, 0, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
     if (is_plain(store) && store->old) {
         const T *from = store->old;
         __asm__("" : "+r"(out), "+r"(from)); /* lest GCC works out the places of all vectors for all ways, on the stack */
@@ -208,10 +176,8 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
     for (int j = 0; j < nw; j++)
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
-    ASKED a = asked(k, out, out_pitch, nw, nf, w_pitch, store);
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
-        ask(nw, &a, p);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) __builtin_prefetch(f + PANEL_ROWS_AHEAD * f_pitch + v * LANES);
 #pragma GCC unroll 4

@@ -17,7 +17,6 @@ INLINE __mmask8 first_lanes(int64_t n) { return n <= 0 ? 0 : n >= 4 ? 0xf : (__m
 INLINE void outer_body(const int groups_w, const int groups_f, int64_t k, const float *f, const float *w, int64_t w_pitch,
                        float *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    pysim_fetch_first(s, out_pitch * 4, nf, nw * 4, w_pitch * 4, nw * 4);
     __m512 acc[4][4];
     __mmask8 in[4];
 #pragma GCC unroll 4
