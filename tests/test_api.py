@@ -284,7 +284,7 @@ def asked(monkeypatch):
     """Stands in for `cuda_conv.conv2d`: its arguments, of the last call."""
     seen = {}
 
-    def conv2d(x, w, describe, choose, bias, activation, out):
+    def conv2d(x, w, describe, choose, bias, activation, out, dtype):
         seen.update(x=x, w=w, describe=describe, choose=choose, bias=bias, activation=activation, out=out)
         return "result"
 

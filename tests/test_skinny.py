@@ -90,7 +90,7 @@ def test_the_planner_takes_it_where_one_row_meets_a_large_matrix(machine: str) -
         for layout in LAYOUTS:
             plan = planner.plan(f"gemm:{size}:{layout}", load_any(machine))
             least = min(one.cost.seconds for one in plan.considered if one.algorithm == skinny.NAME)
-            assert least <= 1.005 * plan.cost.seconds, (size, layout)
+            assert least <= 1.01 * plan.cost.seconds, (size, layout)
 
 
 @pytest.mark.parametrize("machine", ["zen4", "zen5", "sapphire-rapids"])
