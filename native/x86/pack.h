@@ -197,23 +197,21 @@ INLINE void v_load_columns(VEC r[LANES], const T *src, const int64_t row[LANES])
 }
 #endif
 
-/* A block of LANES rows, at src + row[l], and `depth` of k; `whole`: of LANES. Lanes of `keep` are stored. The elements times zero are added to
- * zeros[]. Not a part of the loop: GCC computes the rows' places once for all blocks there, and keeps more of them than there are registers. */
-static __attribute__((noinline)) void transpose_block(const int whole, const int looks, const T *src, const int64_t row[LANES], int64_t depth,
-                                                      int64_t pitch, MASK keep, int goes_on, T *dst, VEC zeros[2]) {
+/* A block of LANES rows, at src + row[l], and `depth` of k; `whole`: of LANES. The elements times zero are added to zeros[]. Not a part of the
+ * loop: GCC computes the rows' places once for all blocks there, and keeps more of them than there are registers. */
+static __attribute__((noinline)) void transpose_block(const int whole, const int looks, const T *src, const int64_t row[LANES], int64_t rows, int64_t depth, int64_t pitch,
+                            MASK keep, T *dst, VEC zeros[2]) {
     VEC r[LANES];
-    if (goes_on) {
 #pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++) __builtin_prefetch(src + row[l] + LINES_AHEAD * LANES);
+    for (int l = 0; l < LANES; l++) __builtin_prefetch(src + row[l] + LINES_AHEAD * LANES);
 #pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++) __builtin_prefetch(dst + (STEPS_AHEAD + l) * pitch, 1);
-    }
+    for (int l = 0; l < LANES; l++) __builtin_prefetch(dst + (STEPS_AHEAD + l) * pitch, 1);
     if (whole) {
         v_load_columns(r, src, row);
     } else {
         const MASK some = v_lanes(0, depth);
 #pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++) r[l] = v_load_mask(src + row[l], some);
+        for (int l = 0; l < LANES; l++) r[l] = l < rows ? v_load_mask(src + row[l], some) : v_zero();
         transpose(r);
     }
     if (looks)
@@ -224,26 +222,23 @@ static __attribute__((noinline)) void transpose_block(const int whole, const int
         if (whole || l < depth) v_store_mask(dst + l * pitch, r[l], keep);
 }
 
-/* `looks`: whether any element is not finite. Zero times such a one is NaN, which sums keep: a multiply-add a vector. A block of fewer rows than
- * lanes reads its last one again for lanes that are not stored: those are zeros already. */
+/* `looks`: whether any element is not finite. Zero times such a one is NaN, which sums keep: a multiply-add a vector. A block whose rows are
+ * fewer than lanes, but fill the panel, reads its last one again for lanes that are not stored. */
 INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {
-    enum { COLUMNS = 64 };
+    enum { WIDEST_PANEL = 64 };
     VEC zeros[2] = {v_zero(), v_zero()};
-    for (int64_t first = 0; first < pitch; first += COLUMNS) {
-        int64_t row[COLUMNS];
-        for (int64_t i = 0; i < COLUMNS; i++) row[i] = pysim_min(first + i, rows - 1) * ld;
-        for (int64_t p = 0; p < k; p += LANES)
-            for (int64_t i = first; i < pysim_min(pitch, first + COLUMNS); i += LANES) {
-                const int64_t room = pysim_min(LANES, pitch - i), live = pysim_min(room, rows - i), depth = pysim_min(LANES, k - p);
-                T *to = dst + p * pitch + i;
-                for (int64_t l = 0; live < room && l < depth; l++) v_store_mask(to + l * pitch, v_zero(), v_lanes(0, room));
-                if (live <= 0) continue;
-                if (depth == LANES)
-                    transpose_block(1, looks, src + p, row + i - first, depth, pitch, v_lanes(0, live), k - p > STEPS_AHEAD, to, zeros);
-                else
-                    transpose_block(0, looks, src + p, row + i - first, depth, pitch, v_lanes(0, live), 0, to, zeros);
-            }
-    }
+    int64_t row[WIDEST_PANEL];
+    const int full = rows == pitch && pitch <= WIDEST_PANEL;
+    for (int64_t i = 0; i < WIDEST_PANEL; i++) row[i] = pysim_min(i, rows - 1) * ld;
+    for (int64_t p = 0; p < k; p += LANES)
+        for (int64_t i = 0; i < pitch; i += LANES) {
+            const MASK keep = v_lanes(0, pitch - i);
+            T *to = dst + p * pitch + i;
+            if (full && k - p >= LANES)
+                transpose_block(1, looks, src + p, row + i, LANES, LANES, pitch, keep, to, zeros);
+            else
+                transpose_block(0, looks, src + i * ld + p, row, rows - i, k - p, pitch, keep, to, zeros);
+        }
     return looks && v_any_nan(v_add(zeros[0], zeros[1]));
 }
 
