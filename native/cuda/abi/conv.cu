@@ -5,7 +5,6 @@
 #include "abi/operation.h"
 #include "abi/registry.h"
 #include "core/decomposition.cuh"
-#include "core/epilogue.cuh"
 
 namespace pysim {
 namespace {
@@ -91,8 +90,7 @@ Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvR
     p.m = to.nhwc ? all : to.filters, p.n = to.nhwc ? to.filters : all, p.k = to.k;
     p.ldc = to.nhwc ? from.filters : to.out_h * to.out_w;
     p.c_dtype = c->out_dtype;
-    set_epilogue(p, {1, 0, 0, 0}, 0);
-    p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
+    p.alpha = 1, p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
     to.gemm = -1;
     to.tile_m = row ? to.nhwc ? row->info.block_windows : row->info.block_filters : 0;
     to.tile_n = row ? to.nhwc ? row->info.block_filters : row->info.block_windows : 0;
@@ -159,8 +157,8 @@ pysim_status check_operands(const pysim_cuda_conv *c, const Conv &v, const pysim
 
 void set(Conv &v, const pysim_cuda_epilogue *e, const void *input, const void *filters, void *output) {
     v.in = input, v.weights = filters, v.out = output;
-    set_epilogue(v.product, {e->alpha, e->beta, e->low, e->high}, e->activation);
-    v.product.bias = e->bias, v.product.scale = e->scale;
+    v.product.alpha = e->alpha, v.product.beta = e->beta, v.product.low = e->low, v.product.high = e->high;
+    v.product.bias = e->bias, v.product.scale = e->scale, v.product.activation = e->activation;
 }
 
 pysim_status attributes(const pysim_cuda_problem *problem, int32_t kernel, pysim_cuda_attributes *out) {

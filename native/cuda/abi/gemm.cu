@@ -8,7 +8,6 @@
 #include "abi/operation.h"
 #include "abi/registry.h"
 #include "core/decomposition.cuh"
-#include "core/epilogue.cuh"
 #include "gemm/gemm.h"
 
 namespace pysim {
@@ -141,8 +140,8 @@ Problem problem_of(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const
     p.lda = g->lda, p.ldb = g->ldb, p.ldc = g->ldc;
     p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k;
     p.trans_a = g->trans_a, p.trans_b = g->trans_b, p.c_dtype = g->c_dtype;
-    set_epilogue(p, {e->alpha, e->beta, e->low, e->high}, e->activation);
-    p.bias = e->bias, p.scale = e->scale, p.by_row = (short)e->by_row;
+    p.alpha = e->alpha, p.beta = e->beta, p.low = e->low, p.high = e->high;
+    p.bias = e->bias, p.scale = e->scale, p.by_row = (short)e->by_row, p.activation = e->activation;
     p.kind = PYSIM_DATA_PARALLEL, p.splits = 1, p.group = 1;
     return p;
 }

@@ -37,7 +37,7 @@ template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
         const int q = (int)(i % c.out_w), p = (int)(i / c.out_w % c.out_h), f = (int)(i / c.out_w / c.out_h % all_filters);
         const int64_t n = i / c.out_w / c.out_h / all_filters;
         Sum sum = 0;
-        for (int channel = 0; c.product.factors.alpha != 0 && channel < c.channels; channel++)
+        for (int channel = 0; c.product.alpha != 0 && channel < c.channels; channel++)
             for (int r = 0; r < c.kernel_h; r++)
                 for (int s = 0; s < c.kernel_w; s++) {
                     const int h = p * c.stride_h + r * c.dilation_h - c.pad_top, w = q * c.stride_w + s * c.dilation_w - c.pad_left;

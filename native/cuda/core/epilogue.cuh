@@ -58,23 +58,13 @@ template <class T, int N> __device__ inline void activate_smoothly(int activatio
     for (int i = 0; i < N; i++) value[i] = of[i];
 }
 
-inline Function function_of(int activation) {
+__device__ inline Function function_of(int activation) {
     switch (activation) {
 #define PYSIM_EPILOGUE(number, name, whole, times, function, of) case number: return function;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     }
     return same;
-}
-/* Of a kernel's arguments what its epilogue is, but for operands. */
-inline void set_epilogue(Problem &p, const Factors<double> &factors, int activation) {
-    p.factors = factors, p.single = {(float)factors.alpha, (float)factors.beta, (float)factors.low, (float)factors.high};
-    p.activation = activation, p.function = function_of(activation);
-}
-/* As the arithmetic is. */
-template <class T> __device__ inline Factors<T> factors_of(const Problem &p) {
-    if constexpr (sizeof(T) == sizeof(float) && T(0.5) != T(0)) return p.single;
-    else return {(T)p.factors.alpha, (T)p.factors.beta, (T)p.factors.low, (T)p.factors.high};
 }
 __device__ inline bool is_smooth(Function function) { return function > clamped; }
 
@@ -91,6 +81,9 @@ template <class T, int N> __device__ inline void activate(Function function, int
     if constexpr (T(0.5) != T(0))
         if (is_smooth(function)) return activate_smoothly(activation, function, value);
     bound(function, value, low, high);
+}
+template <class T, int N> __device__ inline void activate(int activation, T (&value)[N], T low, T high) {
+    activate(function_of(activation), activation, value, low, high);
 }
 
 /* One value or a vector of them as memory sees it. */
@@ -109,10 +102,8 @@ template <class Acc, class Out> class Epilogue {
     using T = typename Arithmetic<Acc>::type;
     enum { WIDE = 4 }; /* columns that a caller with a choice stores at once */
     __device__ explicit Epilogue(const Problem &p)
-        : c((Out *)p.c), bias((const Out *)p.bias), scale((const T *)p.scale), ldc(p.ldc), m(p.m), n(p.n), activation(p.activation),
-          function((Function)p.function), by_row(p.by_row) {
-        const Factors<T> factors = factors_of<T>(p);
-        alpha = factors.alpha, beta = factors.beta, low = factors.low, high = factors.high;
+        : c((Out *)p.c), bias((const Out *)p.bias), scale((const T *)p.scale), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha), beta((T)p.beta),
+          low((T)p.low), high((T)p.high), activation(p.activation), by_row(p.by_row) {
         plain = alpha == T(1) && beta == T(0) && !bias && !scale && activation == 0;
         aligned = (unsigned)((unsigned long long)p.c | ((unsigned long long)p.ldc * sizeof(Out)));
     }
@@ -160,7 +151,7 @@ template <class Acc, class Out> class Epilogue {
         if (bias)
 #pragma unroll
             for (int i = 0; i < N; i++) x[i] += T(bias[line_of(i)]);
-        activate(function, activation, x, low, high);
+        activate(activation, x, low, high);
 #pragma unroll
         for (int i = 0; i < N; i++) value[i] = Out(x[i]);
     }
@@ -181,7 +172,6 @@ template <class Acc, class Out> class Epilogue {
     int first_row = 0, first_column = 0; /* of C's, those that the caller stores */
     T alpha, beta, low, high;
     int activation;
-    Function function;
     bool by_row;      /* bias and scale are of rows */
     bool plain;       /* nothing but a conversion */
     unsigned aligned; /* base and pitch of C in bytes, or-ed */

@@ -8,9 +8,6 @@
 
 namespace pysim {
 
-/* What multiplies, adds to and bounds a sum on its way to C. */
-template <class T> struct Factors { T alpha, beta, low, high; };
-
 /* A kernel's arguments: passed by value. Sizes fit int (abi/gemm.cu refuses larger ones); pitches in elements. */
 struct Problem {
     const void *a, *b;
@@ -20,10 +17,9 @@ struct Problem {
     int trans_a, trans_b; /* 0: A[m][k], B[k][n]; 1: A[k][m], B[n][k] as they lie in memory */
     int c_dtype;
     /* epilogue */
-    Factors<double> factors;
-    Factors<float> single;    /* the same: a multiprocessor converts slowly, and would for each tile */
+    double alpha, beta, low, high;
     const void *bias, *scale; /* one value a column, or a row (`by_row`); scale is of what C is computed in */
-    int activation, function; /* a line of epilogues.inc, and what that names */
+    int activation;
     /* decomposition */
     int kind, splits, along_n, group;
     short follows;    /* 1: the launch before is of a kernel that lets this one begin early (core/launch.h) */

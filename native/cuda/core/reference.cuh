@@ -17,11 +17,11 @@ __device__ inline void put(int *to, double x) { *to = (int)(unsigned)(long long)
 
 /* f(alpha scale sum + beta old + bias), what the epilogue makes of one sum; bias and scale those of `line`. */
 template <class Out> __device__ inline double finished(const Problem &p, double sum, const Out *old, int line) {
-    double x[1] = {p.factors.alpha * sum};
+    double x[1] = {p.alpha * sum};
     if (p.scale) x[0] *= ((const typename Arithmetic<Out>::type *)p.scale)[line];
-    if (p.factors.beta != 0) x[0] += p.factors.beta * (double)*old;
+    if (p.beta != 0) x[0] += p.beta * (double)*old;
     if (p.bias) x[0] += (double)((const Out *)p.bias)[line];
-    activate((Function)p.function, p.activation, x, p.factors.low, p.factors.high);
+    activate(p.activation, x, p.low, p.high);
     return x[0];
 }
 }

@@ -47,7 +47,7 @@ template <class S, Runs RUNS> __global__ void leave_tiles(Problem p, Planes plan
                 const int r = row + part * 64 + row_of_thread() + i % 4 / 2 * 8, c = column + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
                 sum[part][i] = r < p.m && c < p.n ? sums[(int64_t)r * p.n + c] : Acc(77);
             }
-        with_target_of<RUNS>(p, planes, [&](const auto &target) { store_sums<S, RUNS>(p, target, row, column, sum); });
+        with_target_of<RUNS>(p, planes, [&](const auto &target) { store_sums<S, RUNS, true>(p, target, row, column, sum); });
     }
 }
 
@@ -84,10 +84,10 @@ template <class S, Runs RUNS> void run(unsigned seed, const char *name) {
     p.ldc = RUNS == BY_COLUMNS ? 0 : draw(3) ? (p.n + wide - 1) / wide * wide + wide * draw(2) : p.n + draw(4);
     if (RUNS == BY_ROWS && draw(2)) p.n = (int)(p.ldc - p.ldc % wide), p.ldc = p.n; /* whole vectors */
     const int offset = draw(8) ? 0 : 1;
-    const double alpha = draw(2) ? 1 : -2, beta = draw(2) ? 0 : draw(2) ? 1 : -2;
+    p.alpha = draw(2) ? 1 : -2, p.beta = draw(2) ? 0 : draw(2) ? 1 : -2;
     const bool whole = sizeof(Acc) == 4 && Acc(0.5f) == Acc(0);
-    p.by_row = (short)(RUNS == BY_ROWS && !draw(6));
-    set_epilogue(p, {alpha, beta, -1, 1}, activation_of((unsigned)draw(1 << 16), whole));
+    p.by_row = (short)(RUNS == BY_ROWS && !draw(6)), p.activation = activation_of((unsigned)draw(1 << 16), whole);
+    p.low = -1, p.high = 1;
     const long long rows = RUNS == BY_ROWS ? p.m : p.m / planes.plane * (long long)p.n, length = RUNS == BY_ROWS ? p.n : planes.plane;
     const long long pitch = RUNS == BY_ROWS ? p.ldc : planes.plane;
     Acc *const sums = (Acc *)buffer_sums.at((size_t)p.m * p.n * 4);
@@ -106,7 +106,7 @@ template <class S, Runs RUNS> void run(unsigned seed, const char *name) {
     const size_t total = (size_t)((rows - 1) * pitch + length + offset) * result / 256 * 256 + 256 + 2 * HEAD, head = HEAD + (size_t)(offset * result);
     char *const block = (char *)buffer_c.at(total), *const out = block + head, *const want = (char *)buffer_want.at(total) + head;
     need(cudaMemset(block, 0xff, total), "memset");
-    if (p.factors.beta != 0) {
+    if (p.beta != 0) {
         void *const old = buffer_old.at((size_t)(rows * length) * result);
         each(rows * length, fill, old, p.c_dtype, rows, length, length, seed + 5, 2);
         need(cudaMemcpy2D(out, (size_t)pitch * result, old, (size_t)length * result, (size_t)length * result, (size_t)rows, cudaMemcpyDeviceToDevice), "copy");
@@ -129,7 +129,7 @@ template <class S, Runs RUNS> void run(unsigned seed, const char *name) {
     const Verdict v = verdict_of(block, total, head, out, want, ones, p.c_dtype, rows, length, pitch, 0, name);
     if ((v.wrong || v.gaps) && ++failures <= 40)
         printf("FAIL %s %s %dx%d plane %d ldc %lld offset %d ->%s alpha %g beta %g bias %d scale %d by_row %d f %d: %llu wrong, the first at %lld of lines of %lld; %llu bytes outside\n",
-               name, RUNS == BY_ROWS ? "by rows" : "by columns", p.m, p.n, planes.plane, (long long)p.ldc, offset, name_of[p.c_dtype], p.factors.alpha, p.factors.beta, p.bias != nullptr,
+               name, RUNS == BY_ROWS ? "by rows" : "by columns", p.m, p.n, planes.plane, (long long)p.ldc, offset, name_of[p.c_dtype], p.alpha, p.beta, p.bias != nullptr,
                p.scale != nullptr, p.by_row, p.activation, v.wrong, v.first, length, v.gaps);
 }
 

@@ -137,7 +137,7 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
             }
             const Problem &p = c.product;
             const int64_t filter = (int64_t)group * c.filters;
-            const pysim_cuda_epilogue e = {p.factors.alpha, p.factors.beta, p.bias ? (const char *)p.bias + filter * result : nullptr, p.activation, p.factors.low, p.factors.high,
+            const pysim_cuda_epilogue e = {p.alpha, p.beta, p.bias ? (const char *)p.bias + filter * result : nullptr, p.activation, p.low, p.high,
                                            p.scale ? (const char *)p.scale + filter * scale_bytes(p.c_dtype) : nullptr, !c.nhwc, nullptr};
             status = pysim_cuda_run(&product, &s, &e, c.nhwc ? columns : weights, c.nhwc ? weights : columns, out,
                                     product_size ? (char *)c.own + m.bytes : nullptr, product_size, stream);

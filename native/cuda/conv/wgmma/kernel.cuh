@@ -27,6 +27,7 @@ namespace hopper {
 /* Windows and filters as the operands of a product, and how its results lie: told at run time, as in Matrices. */
 struct Gathered {
     using Arguments = Windows;
+    static constexpr bool RAGGED = false;
     static __device__ const Problem &product(const Windows &c) { return c.product; }
     static __device__ bool b_is_one(const Windows &c) { return c.groups == 1; }
     /* Whether the input is planes as they lie; else TMA gathers pixels. */

@@ -125,8 +125,9 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
         };
         /* Results of a piece, which all have put, to C. */
         const auto leave = [&](int piece) {
-            if constexpr (ANYWHERE) leave_row_by_row(piece);
-            else if (!ROWS && !anew(c.direct)) { /* columns of C that begin or end anywhere: each element by a thread of its own */
+            if constexpr (ANYWHERE) {
+                leave_row_by_row(piece);
+            } else if (!ROWS && !anew(c.direct)) { /* columns of C that begin or end anywhere: each element by a thread of its own */
                 bool there;
                 const int of = thread / 64, window = thread % 64, first = COLUMNS * piece;
                 const Out *const from = own + piece % 2 * TURN;
@@ -134,9 +135,10 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
 #pragma unroll
                 for (int i = 0; i < COLUMNS; i += 2)
                     if (there && column + first + of + i < c.lines) lies[(int64_t)i * c.pitch] = from[(of + i) * PITCH + window];
-            } else
+            } else {
 #pragma unroll
                 for (int i = 0; i < 2; i++) Access<16>::store(place(piece, i), *slot(piece, i), exists(piece, i));
+            }
         };
         /* What follows the sums of a slice but bounds; add(x): what C had */
         const auto finish = [&](int slice, T (&x)[16], auto add) {

@@ -31,19 +31,20 @@ __device__ inline bool in_fours(const Problem &p, int64_t pitch, int length, boo
 /* Whether columns have a bias that lies in pairs. */
 __device__ inline bool in_pairs(const Problem &p) { return ((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) == 0 && (p.n & 1) == 0; }
 
-template <class S, Runs RUNS, class Acc, class Place, class Pitch>
+/* RAGGED: rows of two-byte results that begin or end anywhere have a program of their own. */
+template <class S, Runs RUNS, bool RAGGED, class Acc, class Place, class Pitch>
 __device__ __forceinline__ void store_sums(const Problem &p, const Target<Place, Pitch> &c, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
     using Of = Usual<S::DTYPE, Acc>;
     using Out = typename Of::type;
     const Behind<typename Arithmetic<Acc>::type> e(p);
-    const bool residual = p.single.beta != 0;
+    const bool residual = p.beta != 0;
     const bool usual = !p.scale && e.c_dtype == Of::DTYPE_OF_C && (!p.bias || c.by_line == (RUNS == BY_COLUMNS));
     if ((c.direct || (RUNS == BY_COLUMNS && !residual)) && in_pairs(p) && usual) {
         if (residual || is_smooth(e.function)) store_direct<S, RUNS, Out, true, false>(e, c, row, column, p.n, sum);
         else store_direct<S, RUNS, Out, false, false>(e, c, row, column, p.n, sum);
         return;
     }
-    if constexpr (RUNS == BY_ROWS && sizeof(Out) == 2)
+    if constexpr (RAGGED && RUNS == BY_ROWS && sizeof(Out) == 2)
         if (!residual && !is_smooth(e.function) && usual && (!p.bias || in_pairs(p))) return store_direct<S, RUNS, Out, false, true>(e, c, row, column, p.n, sum);
     store_strips<S, RUNS>(e, c, row, column, 2 * ceil_div(p.n - column, 32), sum);
 }

@@ -47,15 +47,16 @@ template <Runs RUNS> struct Strip {
 };
 
 /* What follows the sums of a problem, of any type of results. */
-template <class T> struct Behind : Factors<T> {
+template <class T> struct Behind {
     void *c;
     const void *bias;
     const T *scale;
+    T alpha, beta, low, high;
     int activation, c_dtype;
     Function function;
     __device__ explicit Behind(const Problem &p)
-        : Factors<T>(factors_of<T>(p)), c(p.c), bias(p.bias), scale((const T *)p.scale), activation(p.activation), c_dtype(p.c_dtype),
-          function((Function)p.function) {}
+        : c(p.c), bias(p.bias), scale((const T *)p.scale), alpha((T)p.alpha), beta((T)p.beta), low((T)p.low), high((T)p.high), activation(p.activation),
+          c_dtype(p.c_dtype), function(function_of(p.activation)) {}
 };
 
 /* The result types of a dtype: f32 (s32) always, those of two bytes as abi/gemm.cu allows them; and that which most have. */
