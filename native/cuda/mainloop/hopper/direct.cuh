@@ -51,8 +51,9 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
 }
 
 /* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or columns of it that begin or end anywhere, or (ANYWHERE) rows of two-byte
- * results that do, with bias of columns behind the sums. All that is computed is computed where sums are, and results change threads as they are stored, a slice of 64 rows x 32 columns at a time: words of
- * two results by stmatrix, so that a thread then has 16 bytes of a line; of 4 bytes those of rows leave as they are, four threads 32 bytes.
+ * results that do, with bias of columns behind the sums. All that is computed is computed where sums are, and results change threads as they are stored,
+ * a slice of 64 rows x 32 columns at a time: words of two results by stmatrix, so that a thread then has 16 bytes of a line; of 4 bytes those of rows
+ * leave as they are, four threads 32 bytes.
  *
  * ALL: functions and what C had, too, in loops that are rolled, so that there is one program of them. What C had comes in by the way that results leave,
  * the other way round: a thread asks for the vectors ahead that it will store, and lays them where it will take results from. Nobody else has to
