@@ -38,15 +38,16 @@ __device__ __forceinline__ void store_sums(const Problem &p, const Target<Place,
     using Out = typename Of::type;
     const Behind<typename Arithmetic<Acc>::type> e(p);
     const bool residual = p.beta != 0;
-    const bool usual = !p.scale && e.c_dtype == Of::DTYPE_OF_C && (!p.bias || c.by_line == (RUNS == BY_COLUMNS));
-    if ((c.direct || (RUNS == BY_COLUMNS && !residual)) && in_pairs(p) && usual) {
+    if ((c.direct || (RUNS == BY_COLUMNS && !residual)) && in_pairs(p) && !p.scale && e.c_dtype == Of::DTYPE_OF_C && (!p.bias || c.by_line == (RUNS == BY_COLUMNS))) {
         if (residual || is_smooth(e.function)) store_direct<S, RUNS, Out, true, false>(e, c, row, column, p.n, sum);
         else store_direct<S, RUNS, Out, false, false>(e, c, row, column, p.n, sum);
-        return;
+    } else if constexpr (RAGGED && RUNS == BY_ROWS && sizeof(Out) == 2) {
+        if (!residual && !is_smooth(e.function) && !p.scale && e.c_dtype == Of::DTYPE_OF_C && (!p.bias || (in_pairs(p) && !c.by_line)))
+            store_direct<S, RUNS, Out, false, true>(e, c, row, column, p.n, sum);
+        else store_strips<S, RUNS>(e, c, row, column, 2 * ceil_div(p.n - column, 32), sum);
+    } else {
+        store_strips<S, RUNS>(e, c, row, column, 2 * ceil_div(p.n - column, 32), sum);
     }
-    if constexpr (RAGGED && RUNS == BY_ROWS && sizeof(Out) == 2)
-        if (!residual && !is_smooth(e.function) && usual && (!p.bias || in_pairs(p))) return store_direct<S, RUNS, Out, false, true>(e, c, row, column, p.n, sum);
-    store_strips<S, RUNS>(e, c, row, column, 2 * ceil_div(p.n - column, 32), sum);
 }
 
 /* A thread's first row of a warpgroup's part. */
