@@ -335,3 +335,19 @@ def test_a_plan_for_channels_last_takes_an_input_that_lies_either_way(monkeypatc
     for layout in ("nhwc", "nchw"):
         plan = pysim.plan("conv:ic1ih4oc8kh3", "h200", layout=layout, algorithm="direct")
         assert np.array_equal(plan.run(x, w), np.full((1, 8, 2, 2), 9.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "w", "padding"), [("mb2ic3ih1iw1oc9kh3ph2", (2, 3, 1, 1), 3, 2), ("mb2ic1ih5iw6oc9kh3ph1", (2, 1, 5, 6), 1, 1)]
+)
+def test_an_image_that_lies_either_way_is_computed_in_the_layout_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, text: str, x: tuple[int, ...], w: int, padding: int
+) -> None:
+    """One pixel, or one channel, of arrays in host memory."""
+    monkeypatch.setattr(pysim.api.host, "runnable_any", lambda *_: load_any("h200"))
+    rng = np.random.default_rng(0)
+    image, filters = rng.uniform(-1, 1, x).astype(np.float32), rng.uniform(-1, 1, (9, w, 3, 3)).astype(np.float32)
+    want = pysim.api.conv2d(image, filters, padding=padding)
+    for layout, algorithm in itertools.product(CONV_LAYOUTS, ("direct", "implicit")):
+        plan = planner.plan(f"conv:{text}", "h200", layout=layout, algorithm=algorithm, accuracy="ieee")
+        np.testing.assert_allclose(pysim.api.conv2d(image, filters, padding=padding, plan=plan), want, rtol=0, atol=1e-5)
