@@ -6,16 +6,15 @@ description by a line of `PROBLEMS`.
 """
 
 import os
-import shutil
 import subprocess
 from itertools import chain
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from recorders import NATIVE, compiler, opened
 
 from pysim import planner
 from pysim.algorithms import algorithms_for
@@ -31,7 +30,6 @@ from pysim.record.cost import Cost
 from pysim.record.plan import Plan
 from pysim.runtime import cpu as runtime
 
-NATIVE = Path(__file__).parent.parent / "native"
 ROOM = 1 << 22
 PRODUCT, CONVOLUTION = "gemm:96x120x80", "conv:ic16ih16oc24kh3ph1"
 PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,11 +68,7 @@ MACHINES = small(8), small(16)
 @pytest.fixture(scope="module")
 def touching(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """(ffi, lib): the library whose loops and kernels note what they touch."""
-    compiler = os.environ.get("CC", "cc").split()
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"no C compiler {compiler[0]}: set CC")
-    import cffi
-
+    command = compiler()
     folder = tmp_path_factory.mktemp("touching")
     flags = ["-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-w", f"-I{NATIVE}", "-c"]
     noting = ["-fsanitize=thread", "-Dmemcpy=pysim_touching_memcpy", "-Dmemset=pysim_touching_memset"]
@@ -83,13 +77,10 @@ def touching(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     if (NATIVE / "x86").exists() and os.uname().machine == "x86_64":
         others.append(NATIVE / "x86" / "probe_x86.c")
     for sources, more in ((loops, noting), (others, [])):
-        subprocess.run([*compiler, *flags, *more, *map(str, sources)], check=True, cwd=folder)
+        subprocess.run([*command, *flags, *more, *map(str, sources)], check=True, cwd=folder)
     path = folder / "libtouching.so"
-    subprocess.run([*compiler, "-shared", *map(str, folder.glob("*.o")), "-o", str(path), "-lm", "-lpthread"], check=True)
-    ffi = cffi.FFI()
-    ffi.cdef((NATIVE / "pysim.h").read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
-    ffi.cdef("extern struct { int64_t room, n; int64_t *addresses; int32_t *sizes; uint8_t *is_write; } pysim_touched;")
-    return ffi, ffi.dlopen(str(path))
+    subprocess.run([*command, "-shared", *map(str, folder.glob("*.o")), "-o", str(path), "-lm", "-lpthread"], check=True)
+    return opened(path, "pysim_touched")
 
 
 def touches(library: tuple[Any, Any], plan: Plan) -> Chunk:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trace of a schedule is what the portable kernel executes, access for access, and what the simulator counts."""
 
-import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_trace import accesses, recorded
+from recorders import NATIVE, compiler, opened
 
 from pysim.algorithms.nest import BROADCASTS
 from pysim.cachemodel.simulator import trace
@@ -33,7 +32,6 @@ from pysim.runtime import cpu as runtime
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import im2col_baseline
 
-NATIVE = Path(__file__).parent.parent / "native"
 PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}
 STACK_USERS = {row.name for row in kernels() if row.along_filters}  # they turn a tile around on the stack, which a trace leaves out
 SMALL = Hierarchy([Cache("L1", 8, 4, 64), Cache("L2", 32, 8, 64)])
@@ -77,11 +75,7 @@ def recording_copy(folder: Path) -> list[Path]:
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """(ffi, lib): the library built so that its kernels write down what they load and store, whatever this CPU is."""
-    compiler = os.environ.get("CC", "cc").split()
-    if shutil.which(compiler[0]) is None:
-        pytest.skip(f"no C compiler {compiler[0]}: set CC")
-    import cffi
-
+    command = compiler()
     folder = tmp_path_factory.mktemp("recorded")
     sources = [*NATIVE.glob("*.c"), *(NATIVE / "conv").glob("*.c")]
     if platform.machine() == "x86_64":
@@ -89,11 +83,8 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     flags = ["-std=gnu11", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", "-DPYSIM_RECORD", f"-I{NATIVE}"]
     flags += ["-D__builtin_cpu_supports(name)=1", "-Wno-builtin-macro-redefined"]
     path = folder / "librecorded.so"
-    subprocess.run([*compiler, *flags, *map(str, sources), "-o", str(path), "-lm", "-lpthread"], check=True)
-    ffi = cffi.FFI()
-    ffi.cdef((NATIVE / "pysim.h").read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
-    ffi.cdef("extern struct { int64_t room, n; int64_t *addresses; int32_t *sizes; uint8_t *is_write; } pysim_recorded;")
-    return ffi, ffi.dlopen(str(path))
+    subprocess.run([*command, *flags, *map(str, sources), "-o", str(path), "-lm", "-lpthread"], check=True)
+    return opened(path, "pysim_recorded")
 
 
 def executed(recorder: tuple[Any, Any], workload: Workload, s: Schedule, room: int) -> tuple[trace.Bases, tuple[np.ndarray, ...]]:
