@@ -25,7 +25,8 @@ from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuSchedule, Schedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
-from pysim.runtime import cpu, cpu_launch, cuda, cuda_conv
+from pysim.runtime import cpu, cpu_launch, cuda
+from pysim.runtime.cuda_call import PERMUTED
 
 PROFILED_CALLS = 5
 
@@ -147,7 +148,7 @@ class GpuBench:
 
     def _lying(self, array: Array) -> Array:
         """As the device's memory holds it."""
-        return np.ascontiguousarray(array.transpose(cuda_conv.PERMUTED) if self._permuted else array)
+        return np.ascontiguousarray(array.transpose(PERMUTED) if self._permuted else array)
 
     def _sent(self, array: Array) -> cuda.DeviceArray:
         lies, dtype = self._lying(array), self.trial.workload.dtype

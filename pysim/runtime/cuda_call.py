@@ -21,6 +21,7 @@ from pysim.runtime.cuda import Array
 
 ALIGNED = 256  # bytes: what PyTorch's and CUDA's allocations begin at, and more than any kernel asks for
 KEPT_BYTES = 8 << 20  # of a workspace that is kept for a stream; a launch that needs a larger one takes longer than an allocation
+PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 STREAMS = 8  # that a thread's workspaces are kept for
 
 
@@ -232,7 +233,7 @@ def _from_host(make_ready: Make, given: dict[str, Any], options: Hashable, order
     ready = make_ready(seen, options, None)
     if ready.relays:  # the first lies either way, and the other as it does not: here in the order that is computed in
         name = ready.operands[1]
-        seen[name] = _sent(host[name], name, (0, 2, 3, 1) if ready.channels_last else (0, 1, 2, 3))
+        seen[name] = _sent(host[name], name, PERMUTED if ready.channels_last else (0, 1, 2, 3))
     target = cuda.DeviceArray(ready.shape, ready.result)
     if "c" in seen:
         _put(seen["c"], target.pointer, arrays.dense(ready.shape), 0)

@@ -20,12 +20,10 @@ from pysim.registry.cuda import CONV_LAYOUTS, conv_kernel
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import Matrix
 from pysim.runtime.cuda import Activation, Array
-from pysim.runtime.cuda_call import Ready, call, check_bias, check_result, multiplied
+from pysim.runtime.cuda_call import PERMUTED, Ready, call, check_bias, check_result, multiplied
 
 Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]
 Chooser = Callable[[Conv, str], GpuSchedule]
-
-PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 
 
 class _Options(NamedTuple):
