@@ -50,7 +50,7 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
     }
 }
 
-/* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or columns of it that begin or end anywhere, or (ANYWHERE) rows of two-byte
+/* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or columns of it that begin or end anywhere, or (RAGGED) rows of two-byte
  * results that do, with bias of columns behind the sums. All that is computed is computed where sums are, and results change threads as they are stored,
  * a slice of 64 rows x 32 columns at a time: words of two results by stmatrix, so that a thread then has 16 bytes of a line; of 4 bytes those of rows
  * leave as they are, four threads 32 bytes.
@@ -59,14 +59,14 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
  * the other way round: a thread asks for the vectors ahead that it will store, and lays them where it will take results from. Nobody else has to
  * do with those places between its taking one piece's results and the next barrier, and what then lies there a thread reads where it will put its results:
  * so what comes in costs no barrier. */
-template <class S, Runs RUNS, class Out, bool ALL, bool ANYWHERE, class Acc, class T, class Place, class Pitch>
+template <class S, Runs RUNS, class Out, bool ALL, bool RAGGED, class Acc, class T, class Place, class Pitch>
 __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column, int columns, const Acc (&sum)[S::PARTS][S::SUMS]) {
     constexpr bool ROWS = RUNS == BY_ROWS, NARROW = sizeof(Out) == 2;
     constexpr int SLICES = S::SUMS / 16, VECTOR = 16 / sizeof(Out);
     [[maybe_unused]] constexpr int UNROLLED = ALL ? 1 : 16;
     constexpr bool FULL = !NARROW && S::PARTS * S::SUMS >= 96; /* sums leave few registers to results of 4 bytes, and those that go to memory cost more than waiting */
     constexpr int PITCH = ROWS ? 32 : 64 + VECTOR, TURN = Passage<S, RUNS>::TURN / (int)sizeof(Out); /* results */
-    static_assert(!ANYWHERE || (ROWS && NARROW && !ALL), "what has no better way");
+    static_assert(!RAGGED || (ROWS && NARROW && !ALL), "what has no better way");
     static_assert((NARROW ? (ROWS ? 16 : 32) * PITCH : Strip<RUNS>::WORDS) <= TURN, "a piece");
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
     Out *const own = (Out *)Passage<S, RUNS>::own();
@@ -126,7 +126,7 @@ __device__ __forceinline__ void store_direct(const Behind<T> &e, const Target<Pl
         };
         /* Results of a piece, which all have put, to C. */
         const auto leave = [&](int piece) {
-            if constexpr (ANYWHERE) {
+            if constexpr (RAGGED) {
                 leave_row_by_row(piece);
             } else if (!ROWS && !anew(c.direct)) { /* columns of C that begin or end anywhere: each element by a thread of its own */
                 bool there;
