@@ -132,10 +132,11 @@ def calibrated() -> Iterator[Sample]:
 
 
 def random_layers() -> Iterator[Sample]:
-    """Every algorithm's best plan on layers that nothing was fitted on (benchmarks/regret.py)."""
+    """Every algorithm's best plan on layers of no network (benchmarks/regret.py)."""
     for path in sorted(DATA.glob("regret-*.jsonl")):
         plans, machine = lines(path.name)[1:], model_errors.machine_of(path)
-        label, seen = f"{machine.core.name}, random layers", machine.name not in never_fitted()
+        other = path.stem.removeprefix(f"regret-{machine.name}").replace("-", " ")
+        label, seen = f"{machine.core.name}, random layers{other}", machine.name not in never_fitted()
         for one in plans:
             algorithm = one["plan"].partition(",")[0]
             yield Sample(label, seen, algorithm, *typed(one["problem"]), one["predicted_seconds"], one["measured_seconds"])
