@@ -19,8 +19,9 @@ from pysim.frontends import onnx_shapes
 from pysim.frontends.onnx_branches import captured, with_branches
 from pysim.frontends.onnx_patterns import with_gelus
 from pysim.frontends.onnx_seeds import seeded
+from pysim.models.definitions import with_places
 from pysim.models.fusion import norm_constants
-from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed
+from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed, without_empty
 from pysim.models.operators import reference
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
     tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
-    return live(read.lowered(with_gelus(graph._replace(tensors=tensors))))
+    return live(read.lowered(with_gelus(without_empty(graph._replace(tensors=tensors), ("AveragePool", "Conv", "LpPool", "MaxPool")))))
 
 
 def _array(tensor: "onnx.TensorProto", name: str) -> Array:
@@ -193,7 +194,7 @@ class _Reader(NamedTuple):
         names, nodes, constants, tensors = dict[str, str](), list[Node](), dict(graph.constants), dict(graph.tensors)
         for node in graph.nodes:
             (node,) = renamed([node], names)
-            if node.op in _IDENTITIES and node.output not in graph.outputs:
+            if node.op in _IDENTITIES and not any(node.outputs[1:]) and node.output not in graph.outputs:
                 names[node.output] = node.inputs[0]
                 continue
             if node.op == "If":
@@ -302,7 +303,7 @@ def _constant(constants: Constants, node: Node, what: str, array: Array) -> str:
 def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     settled = all(name in constants for name in node.inputs[1:5]) and not node.attributes.get("training_mode")
     x = graph.tensors[node.inputs[0]]
-    if not settled or len(x.shape) < 2 or not x.native:
+    if not settled or len(x.shape) < 2 or not x.native or node.attributes.get("spatial", 1) != 1:
         return None
     gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
     scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))
@@ -350,14 +351,17 @@ def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 
 
 def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """A pool without indices."""
+    """A pool; one that says where the largest elements are, too, by its definition here."""
     sizes = list(graph.tensors[node.inputs[0]].shape[2:])
-    if not sizes or len([name for name in node.outputs if name]) != 1:
+    if not sizes:
         return None
     found = onnx_shapes.pool_of(node.attributes, sizes)
+    if any(node.outputs[1:]):
+        by_columns = bool(node.attributes.get("storage_order"))
+        return node._replace(op="onnx.MaxPool", attributes={"reference": lambda inputs: with_places(inputs[0], *found, by_columns)})
     plain = {"kernel_shape": found.kernel, "strides": found.strides, "dilations": found.dilations, "pads": found.pads}
-    counted = {"count_include_pad": node.attributes.get("count_include_pad", 0)}
-    return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | counted)
+    more = {"count_include_pad": node.attributes.get("count_include_pad", 0), "p": node.attributes.get("p", 2)}
+    return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | more)
 
 
 def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -433,7 +437,7 @@ def _slice(node: Node, graph: Graph, constants: Constants, opset: int) -> Node |
     slices = [slice(0, size, 1) for size in x]
     for axis, start, end, step in zip(axes, given["starts"], given["ends"], given.get("steps", [1] * len(axes)), strict=True):
         first, last, by = slice(start, end, step).indices(x[axis])
-        slices[axis] = slice(first, None if last < 0 else last, by)
+        slices[axis] = slice(max(first, 0), None if last < 0 else last, by)  # backward from in front of an axis is from its first element
     made = tuple(len(range(*one.indices(size))) for one, size in zip(slices, x, strict=True))
     return Node("Slice", node.name, node.inputs[:1], node.outputs, {"slices": tuple(slices)}) if made == y else None
 
@@ -476,9 +480,8 @@ def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 
 def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
-    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
-    given = {name: node.attributes[name] for name in (*defaults, "size") if name in node.attributes}
-    return Node("LRN", node.name, node.inputs, node.outputs, defaults | given)
+    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": 1}
+    return Node("LRN", node.name, node.inputs, node.outputs, {name: node.attributes.get(name, one) for name, one in defaults.items()})
 
 
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -491,7 +494,7 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
 _LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
-    "LogSoftmax": _softmax, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean,
+    "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean,
     "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
     "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
 }  # fmt: skip
