@@ -10,7 +10,8 @@ from pysim.commands.common import KIND_STYLE, Cell, document, json_option, layer
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
-    from pysim.record.plan import Plan, Workload
+    from pysim.problem.text import Workload
+    from pysim.record.plan import Plan
 
 
 @click.command(short_help="Two machines side by side, and what that changes in a plan.")
