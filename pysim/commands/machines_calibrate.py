@@ -100,9 +100,11 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
 
 def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
     """Each number beside what it was, what predictions gain, and what is not sure."""
-    from pysim.machine.quantity import facts
+    from pysim.machine.quantity import Count, facts
 
     before = dict(facts(machine))
+    last = machine.levels[-1]
+    before[f"levels.{last.name}.ways"] = Count(value=last.ways, kind=last.kind, source=last.source)
     put((found.machine, "bold"), f": {found.description}; {found.rounds} rounds in {found.seconds:.0f} s")
     put("")
 
@@ -111,8 +113,7 @@ def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
         was: list[Cell] = [quantity(old.value), (old.kind, KIND_STYLE.get(old.kind, ""))] if old else ["-", ""]
         return [path, *was, quantity(one.value), quantity(one.error), ("", "") if one.sure else (f"not sure: {one.doubt}", "yellow")]
 
-    rows = [row(path, one) for path, one in found.numbers.items()]
-    rows += [row(f"core.{name}", one) for name, one in found.fit.constants.items()]
+    rows = [row(path, one) for path, one in (found.numbers | found.fitted).items()]
     put_table(["number", "was", "kind", "is", "+-", ""], rows, left=["number", "kind", ""])
     for path, why in found.rejected.items():
         put((f"{path} stays as it was: {why}", "yellow"))
