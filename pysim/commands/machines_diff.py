@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands.common import KIND_STYLE, Cell, document, json_option, layers_of, plural, put, put_table, quantity, seconds
+from pysim.commands.common import Column, document, json_option, kind_cell, layers_of, plural, put, put_table, quantity, seconds
 
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
@@ -45,7 +45,17 @@ def diff(a: str, b: str, problems: tuple[str, ...], as_json: bool) -> None:
         ]
         document(differences=differences, plans=plans)
         return
-    put_table(["number", a, b, "b / a", "a is", "b is"], list(map(_cells, differences)), left=["number", "a is", "b is"])
+    put_table(
+        [
+            Column[dict[str, Any]]("number", lambda one: one["number"], left=True),
+            Column(a, lambda one: "-" if one["a"] is None else quantity(one["a"])),
+            Column(b, lambda one: "-" if one["b"] is None else quantity(one["b"])),
+            Column("b / a", lambda one: f"{one['b'] / one['a']:.3f}" if one["a"] and one["b"] is not None else "-"),
+            Column("a is", lambda one: kind_cell(one["a_kind"]), left=True),
+            Column("b is", lambda one: kind_cell(one["b_kind"]), left=True),
+        ],
+        differences,
+    )
     put(f"{plural(len(differences), 'number')} differ")
     for (one, other), there in zip(pairs, moved, strict=True):
         _put_plans(a, b, one, other, there)
@@ -76,22 +86,28 @@ def _kinds(machine: "Machine | Gpu", paths: list[str]) -> dict[str, str]:
     return {path: kind(path) for path in paths}
 
 
-def _cells(one: dict[str, Any]) -> list[Cell]:
-    both = one["a"] is not None and one["b"] is not None
-    values = ["-" if value is None else quantity(value) for value in (one["a"], one["b"])]
-    kinds: list[Cell] = [(kind, KIND_STYLE.get(kind, "")) for kind in (one["a_kind"], one["b_kind"])]
-    return [one["number"], *values, f"{one['b'] / one['a']:.3f}" if both and one["a"] else "-", *kinds]
-
-
 def _put_plans(a: str, b: str, one: "Plan", other: "Plan", there: float | None) -> None:
     """Both choices, and the cycles of their terms."""
+    from pysim.record.plan import Plan
+
     put("")
     put((one.problem, "bold"))
     put_table(
-        ["on", "predicted", "plan"], [[a, seconds(one.seconds), one.name], [b, seconds(other.seconds), other.name]], left=["on", "plan"]
+        [
+            Column[tuple[str, Plan]]("on", lambda on: on[0], left=True),
+            Column("predicted", lambda on: seconds(on[1].seconds)),
+            Column("plan", lambda on: on[1].name, left=True),
+        ],
+        [(a, one), (b, other)],
     )
     if one.name != other.name and there and other.seconds:
         put(f"{a}'s choice would take {seconds(there)} on {b}, {there / other.seconds:.3f} times {b}'s own")
-    terms = [getattr(plan.cost, "terms", {}) for plan in (one, other)]
-    rows = [[name, *(quantity(some.get(name, 0.0)) for some in terms)] for name in dict.fromkeys([*terms[0], *terms[1]])]
-    put_table(["cycles", a, b], rows, left=["cycles"])
+    terms, others = (getattr(plan.cost, "terms", {}) for plan in (one, other))
+    put_table(
+        [
+            Column[str]("cycles", str, left=True),
+            Column(a, lambda term: quantity(terms.get(term, 0.0))),
+            Column(b, lambda term: quantity(others.get(term, 0.0))),
+        ],
+        dict.fromkeys([*terms, *others]),
+    )
