@@ -151,7 +151,6 @@ def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_
     import msgspec
 
     from pysim.calibration import cuda_probe, gpu_calibrate, gpu_lab, host
-    from pysim.machine.quantity import facts
     from pysim.machine.write import save
     from pysim.runtime import cuda
 
@@ -174,6 +173,8 @@ def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_
 
 def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
     """Each constant beside what it was, and what predictions gain."""
+    from pysim.machine.quantity import facts
+
     put("")
     _put_estimates("constant", dict(facts(machine)), found.constants)
     put("")
