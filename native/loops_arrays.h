@@ -74,13 +74,11 @@ INLINE VEC first_lanes(VEC v, int64_t count, VEC rest) {
     return (VEC)((first & (BITS)v) | (~first & (BITS)rest));
 }
 
-/* The largest lane, or the sum of all in pairs. */
+/* The largest lane, or the sum of all in pairs: of neighbours, of what these give, and so on. */
 INLINE T across(const int largest, VEC v) {
-    T part[LANES];
-    v_store(part, v);
-    for (int n = LANES / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) part[i] = largest ? larger(part[i], part[i + n]) : part[i] + part[i + n];
-    return part[0];
+#pragma GCC unroll 4
+    for (int n = LANES; n > 1; n /= 2) v = combined(largest, v_even(v, v), v_odd(v, v));
+    return v[0];
 }
 
 /* What a row is summed of, or its largest element. */
@@ -99,23 +97,21 @@ INLINE T row_over(const int what, const T *x, int64_t size, T mean) {
     return across(what == LARGEST, found);
 }
 
-/* y = exp(x - largest), and the sum of that. */
-INLINE T row_exponentials(const T *x, int64_t size, T largest, T *y) {
-    const VEC top = v_set1(largest);
-    VEC sum = v_zero();
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
+/* y = exp(x - largest) / sum of that. What is left of a vector stays in its register: a load would wait for the masked store. */
+static void softmax_row(const T *x, int64_t size, T *y) {
+    const VEC top = v_set1(row_over(LARGEST, x, size, 0));
+    const int64_t whole = size / LANES * LANES;
+    const MASK rest = v_lanes(0, size - whole);
+    VEC sum = v_zero(), last = v_zero();
+    for (int64_t i = 0; i < whole; i += LANES) {
         const VEC v = exponential(v_load(x + i) - top);
         v_store(y + i, v);
         sum += v;
     }
-    if (i < size) {
-        const MASK rest = v_lanes(0, size - i);
-        const VEC v = exponential(v_load_mask(x + i, rest) - top);
-        v_store_mask(y + i, v, rest);
-        sum += first_lanes(v, size - i, v_zero());
-    }
-    return across(0, sum);
+    if (whole < size) last = first_lanes(exponential(v_load_mask(x + whole, rest) - top), size - whole, v_zero());
+    const VEC factor = v_set1(1 / across(0, sum + last));
+    for (int64_t i = 0; i < whole; i += LANES) v_store(y + i, v_load(y + i) * factor);
+    if (whole < size) v_store_mask(y + whole, last * factor, rest);
 }
 
 /* y = (x - mean) factor scale + shift, of vectors or of what is left of one. */
@@ -145,7 +141,7 @@ static void rows_of(const pysim_rows *r, const void *from, const void *scale, co
             continue;
         }
         if (r->kind == PYSIM_ROWS_SOFTMAX)
-            row_line(y, r->size, 0, 1 / row_exponentials(x, r->size, row_over(LARGEST, x, r->size, 0), y), NULL, NULL, y);
+            softmax_row(x, r->size, y);
         else {
             const T mean = row_over(ELEMENT, x, r->size, 0) / (T)r->size, variance = row_over(SQUARE, x, r->size, mean) / (T)r->size;
             row_line(x, r->size, mean, (T)(1 / sqrt(variance + r->epsilon)), scale, shift, y);

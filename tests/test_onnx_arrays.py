@@ -184,6 +184,19 @@ def test_an_index_that_is_none_is_named():
     assert (model(x) == by_onnxruntime(content, x)[0]).all()
 
 
+@pytest.mark.parametrize(("shape", "to"), [((3, 1), (2, 3, 4)), ((1,), (5, 6)), ((2, 1, 3, 1), (1, 4, 1, 5)), ((4,), (4,))], ids=str)
+def test_expanded_arrays(shape, to):
+    x = floats(1, *shape)
+    assert_native(exported([node("Expand", "a", "to", to="e"), node("Tanh", "e")], shape, {"to": np.array(to)}), x, strange=True)
+
+
+def test_a_constant_that_was_computed_lies_in_rows():
+    """As the biases of relative positions are turned: what is added would be read element by element."""
+    nodes = [node("Transpose", "c", to="t", perm=(2, 0, 1)), node("Abs", "t", to="u"), node("Add", "a", "u")]
+    model = assert_native(exported(nodes, (2, 3, 4, 5), {"c": floats(1, 4, 5, 3)}), floats(2, 2, 3, 4, 5))
+    assert all(array.flags.c_contiguous for array in model._graph.constants.values())
+
+
 @pytest.mark.parametrize("keep", [0, 1])
 @pytest.mark.parametrize("axes", [[-1], [1, 2], [0]])
 def test_lengths(keep, axes):

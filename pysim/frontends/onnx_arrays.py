@@ -60,6 +60,11 @@ def activation(node: Node, graph: Graph, constants: Constants, opset: int) -> No
     return Node(node.op, node.name, node.inputs, node.outputs) if is_native(graph, *node.inputs) else None
 
 
+def expand(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """To a shape that is known, as all are."""
+    return Node("Expand", node.name, node.inputs[:1], node.outputs) if is_native(graph, node.inputs[0], node.output) else None
+
+
 def length(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Of the last axes."""
     rank, given = len(graph.tensors[node.inputs[0]].shape), node.attributes.get("axes")
@@ -252,4 +257,4 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 
 SEVERAL = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
-LOWER = {"Erf": activation, "HardSwish": activation, "LayerNormalization": layer_norm, "ReduceL2": length}
+LOWER = {"Erf": activation, "Expand": expand, "HardSwish": activation, "LayerNormalization": layer_norm, "ReduceL2": length}

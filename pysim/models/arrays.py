@@ -54,6 +54,10 @@ def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | 
     return take_step(out, x, at, attributes["axis"], *shares)
 
 
+def expand(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    return copy_step(out, np.broadcast_to(inputs[0], out.shape))
+
+
 def pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Chain | None:
     """What is left of x in its place, and around it slabs of one number, axis by axis."""
     (x,), pads = inputs, attributes["pads"]
@@ -89,7 +93,7 @@ def imagined(node: Node, graph: Graph) -> Products:
     return products_of(out, inputs, node.attributes)
 
 
-NATIVE_ALONE: dict[str, Bind] = {"LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
+NATIVE_ALONE: dict[str, Bind] = {"Expand": expand, "LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
 
 
 def with_orders(graph: Graph) -> Graph:
