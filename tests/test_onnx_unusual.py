@@ -6,6 +6,8 @@ import pytest
 from graphs import helper, numpy_helper
 from onnx_models import by_onnxruntime, given, model_of, several
 
+from pysim.errors import ProblemError
+
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
@@ -47,6 +49,7 @@ def test_a_mean_is_broadcast_from_its_first_operand():
 @pytest.mark.parametrize("rule", ["SAME_UPPER", "SAME_LOWER"])
 def test_transposed_convolutions_with_auto_pad_have_no_more_outputs_by_output_padding(rule):
     how = {"auto_pad": rule, "strides": [2, 3], "output_padding": [0, 1]}
+    equal([helper.make_node("ConvTranspose", ["x", "w"], ["y"], **how)], (1, 2, 5, 4), {"w": np.ones((2, 3, 2, 1), np.float32)})
     equal([helper.make_node("ConvTranspose", ["x", "w"], ["y"], **how)], (1, 2, 5, 4), {"w": np.ones((2, 3, 2, 3), np.float32)})
 
 
@@ -105,3 +108,25 @@ def test_axes_of_constants_may_be_unsorted():
     numbers = {"c": np.arange(6, dtype=np.float32).reshape(2, 3), "axes": [3, 0, -3]}
     nodes = [helper.make_node("Unsqueeze", ["c", "axes"], ["u"]), helper.make_node("Add", ["u", "x"], ["y"])]
     equal(nodes, (1, 2, 1, 1, 3), numbers)
+
+
+@pytest.mark.parametrize("op", ["Hardmax", "LogSoftmax", "Softmax"])
+@pytest.mark.parametrize("opset", [11, 13])
+def test_shares_of_constants_are_those_of_other_values(op, opset):
+    nodes = [helper.make_node(op, ["c"], ["s"], axis=1), helper.make_node("Add", ["s", "x"], ["y"])]
+    equal(nodes, (2, 3, 4), {"c": np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 9}, opset)
+
+
+def test_a_slice_of_a_constant_goes_backward_from_in_front_of_an_axis():
+    numbers = {"starts": [-5], "ends": [-(2**63)], "axes": [1], "steps": [-1]}
+    nodes = [helper.make_node("Slice", ["c", *numbers], ["s"]), helper.make_node("Add", ["s", "x"], ["y"])]
+    equal(nodes, (3, 1), numbers | {"c": np.arange(12, dtype=np.float32).reshape(3, 4)})
+
+
+@pytest.mark.parametrize(("rule", "size"), [("align_corners", 5), ("pytorch_half_pixel", 1)])
+def test_a_cubic_resize_that_nothing_computes_rightly_is_refused(rule, size):
+    sizes = {"sizes": np.array([1, 1, 4, size])} if rule[0] == "p" else {"scales": np.array([1, 1, 1, 1.3], np.float32)}
+    node = helper.make_node("Resize", ["x", "", *([""] * ("sizes" in sizes)), *sizes], ["y"], mode="cubic",
+                            coordinate_transformation_mode=rule)  # fmt: skip
+    with pytest.raises(ProblemError, match="a cubic one by"):
+        equal([node], (1, 1, 4, 4), sizes)

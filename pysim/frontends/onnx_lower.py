@@ -17,7 +17,7 @@ from pysim.errors import ProblemError, printable
 from pysim.frontends import onnx as layers
 from pysim.frontends import onnx_arrays, onnx_shapes
 from pysim.frontends.onnx_arrays import Constants, Parts, constant_of
-from pysim.models.definitions import with_places
+from pysim.models.definitions import backward_too, with_places
 from pysim.models.fusion import norm_constants
 from pysim.models.graph import Graph, Node
 
@@ -66,6 +66,9 @@ def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> N
     """A transposed convolution whose output is as large as shape inference made it: where pads are not told, what is more is cut away."""
     given = node.attributes
     if not is_image(node.inputs[0], graph):
+        if "output_shape" in given or given.get("auto_pad", b"NOTSET") != b"NOTSET":
+            why = "its pads follow from its output's shape, which is computed of float32 and float64 images alone; right are pads"
+            raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
         return None
     plain = {name: layers.integers_of(given, name, [fill] * count) for name, fill, count in (
         ("strides", 1, 2), ("dilations", 1, 2), ("pads", 0, 4), ("output_padding", 0, 2))}  # fmt: skip
@@ -234,8 +237,7 @@ def _slice(node: Node, graph: Graph, constants: Constants, opset: int) -> Node |
     axes = given.get("axes", range(len(given["starts"])))
     slices = [slice(0, size, 1) for size in x]
     for axis, start, end, step in zip(axes, given["starts"], given["ends"], given.get("steps", [1] * len(axes)), strict=True):
-        first, last, by = slice(start, end, step).indices(x[axis])
-        slices[axis] = slice(max(first, 0), None if last < 0 else last, by)  # backward from in front of an axis is from its first element
+        slices[axis] = backward_too(start, end, step, x[axis])
     made = tuple(len(range(*one.indices(size))) for one, size in zip(slices, x, strict=True))
     return Node("Slice", node.name, node.inputs[:1], node.outputs, {"slices": tuple(slices)}) if made == y else None
 

@@ -4,7 +4,8 @@
 Each is run(inputs, attributes) and gives the one output. What is wrong in the package's: GlobalMaxPool is of images alone, LpNormalization
 adds up numbers for magnitudes and divides by a norm of 0, GatherElements refuses indices that leave some of an axis, Mean writes into its
 first operand, MeanVarianceNormalization is of images alone,
-Unsqueeze takes several axes one after the other.
+Unsqueeze takes several axes one after the other, Softmax
+and its kin take one axis where opset 12 and before take all from one on, and Slice goes backward from in front of an axis to nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +63,56 @@ def _mean_variance(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Ar
     return np.asarray(from_mean / (np.sqrt(np.mean(from_mean**2, axis=axes, keepdims=True)) + _SMALL), x.dtype)
 
 
+def _slice(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    x, *told = inputs
+    given = dict(zip(("starts", "ends", "axes", "steps"), (one.tolist() for one in told), strict=False)) or attributes
+    count = len(given["starts"])
+    slices = [slice(None)] * x.ndim
+    axes, steps = given.get("axes") or range(count), given.get("steps") or [1] * count
+    for axis, start, end, step in zip(axes, given["starts"], given["ends"], steps, strict=True):
+        slices[axis] = backward_too(start, end, step, x.shape[axis])
+    return x[tuple(slices)]
+
+
+def backward_too(start: int, end: int, step: int, size: int) -> slice:
+    """A slice of an axis of so many elements as Python means it; from in front of an axis backward it is from its first element."""
+    first, last, by = slice(start, end, step).indices(size)
+    return slice(max(first, 0), None if last < 0 else last, by)
+
+
+def _shares(x: Array) -> Array:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def _logarithms(x: Array) -> Array:
+    low = x - x.max(axis=-1, keepdims=True)
+    return np.asarray(low - np.log(np.exp(low).sum(axis=-1, keepdims=True)))
+
+
+def _largest(x: Array) -> Array:
+    return np.asarray(np.arange(x.shape[-1]) == x.argmax(axis=-1)[..., None], x.dtype)
+
+
+def _along(function: Callable[[Array], Array]) -> "Definition":
+    """Of the last axis, along one axis, or before opset 13 along all from one on."""
+
+    def bound(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+        told = _attributes(node).get("axis", -1 if opset >= 13 else 1)
+
+        def run(inputs: Sequence[Array]) -> Sequence[Array]:
+            (x,) = inputs
+            if not x.size:
+                return [x]
+            if opset >= 13:
+                return [np.moveaxis(function(np.moveaxis(x, told, -1)), -1, told)]
+            return [function(x.reshape(*x.shape[: told % x.ndim], -1)).reshape(x.shape)]
+
+        return run
+
+    return bound
+
+
 def _unsqueeze(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     axes = inputs[1].tolist() if len(inputs) > 1 else attributes["axes"]
     return np.expand_dims(inputs[0], tuple(np.atleast_1d(axes).tolist()))
@@ -99,24 +150,23 @@ def with_places(
     return np.take_along_axis(flat, first, -1)[..., 0], np.take_along_axis(where, first, -1)[..., 0].astype(np.int64)
 
 
-def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> Callable[[Any], Callable[[Sequence[Array]], Sequence[Array]]]:
-    """An onnx.NodeProto -> what its inputs make."""
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx.helper import get_attribute_value
 
-    def bound(node: Any) -> Callable[[Sequence[Array]], Sequence[Array]]:
-        from onnx.helper import get_attribute_value
+    return {one.name: get_attribute_value(one) for one in node.attribute}
 
-        attributes = {one.name: get_attribute_value(one) for one in node.attribute}
+
+def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Definition":
+    def bound(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+        attributes = _attributes(node)
         return lambda inputs: [function(inputs, attributes)]
 
     return bound
 
 
-DEFINED = {
-    "GatherElements": _of(_gather_elements),
-    "GlobalLpPool": _of(_global_lp_pool),
-    "GlobalMaxPool": _of(_global_max_pool),
-    "LpNormalization": _of(_lp_normalization),
-    "Mean": _of(_mean),
-    "MeanVarianceNormalization": _of(_mean_variance),
-    "Unsqueeze": _of(_unsqueeze),
-}
+Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]]]  # an onnx.NodeProto and its opset -> what runs it
+DEFINED: dict[str, Definition] = {
+    "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
+    "Hardmax": _along(_largest), "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization), "Mean": _of(_mean),
+    "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice), "Softmax": _along(_shares), "Unsqueeze": _of(_unsqueeze),
+}  # fmt: skip

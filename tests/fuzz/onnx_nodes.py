@@ -66,6 +66,8 @@ def pool(w: Walk) -> None:
         how |= w.some(p=w.whole(1, 3))
     if how.get("auto_pad", "NOTSET").startswith("SAME"):  # ONNX Runtime leaves dilations out of the padding
         how.pop("dilations", None)
+        if op == "LpPool":  # and begins in front of the image where strides leave some out
+            how.pop("strides", None)
     several = op == "MaxPool" and w.opset >= 8 and w.chance(0.1)
     w.add(op, [x], 2 if several else 1, **how, **({"storage_order": w.whole(0, 1)} if several and w.chance() else {}))
 
