@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
 Types = Mapping[str, layers.ValueType]
-_POOLS = ("AveragePool", "MaxPool")
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 class Pool(NamedTuple):
@@ -65,6 +65,10 @@ def inferred(model: "onnx.ModelProto", name: str, declared: Types) -> tuple["onn
     import onnx
 
     made = onnx.ModelProto.FromString(model.SerializeToString())
+    _drop_useless_padding(made.graph)
+    inputs = {value.name for value in made.graph.input}
+    for value in [one for one in made.graph.output if one.name in inputs]:  # which inference would take for what nothing is known of
+        made.graph.output.remove(value)
     while True:
         layers.undeclared(made.graph)
         for value, told in declared.items():
@@ -105,6 +109,18 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
     del node.attribute[:]
     node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in plain.items())
     return True
+
+
+def _drop_useless_padding(graph: "onnx.GraphProto") -> None:
+    """With auto_pad SAME a transposed convolution makes H stride outputs, whatever its output_padding says, which inference adds."""
+    import onnx
+
+    for node in graph.node:
+        given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute} if node.op_type == "ConvTranspose" else {}
+        if given.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER"):
+            kept = [one for one in node.attribute if one.name != "output_padding"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
 
 
 def check_declared(declared: Types, found: Types, name: str) -> None:
