@@ -2,7 +2,7 @@
 """`pysim machines calibrate`: the CPU or the GPU at hand, measured into a machine file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -102,10 +102,14 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
 
 def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
     """Each number beside what it was, what predictions gain, and what is not sure."""
+    from pysim.machine.quantity import Count, facts
+
+    before = dict(facts(machine))
+    last = machine.levels[-1]
+    before[f"levels.{last.name}.ways"] = Count(value=last.ways, kind=last.kind, source=last.source)
     put((found.machine, "bold"), f": {found.description}; {found.rounds} rounds in {found.seconds:.0f} s")
     put("")
-    constants = {f"core.{name}": one for name, one in found.fit.constants.items()}
-    _put_estimates("number", machine, found.numbers | constants)
+    _put_estimates("number", before, found.numbers | found.fitted)
     for path, why in found.rejected.items():
         put((f"{path} stays as it was: {why}", "yellow"))
     put("")
@@ -130,11 +134,8 @@ def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
         put((f"not sure of {plural(doubts, 'number')}: calibrate again when less else runs, or with a larger --budget", "yellow"))
 
 
-def _put_estimates(title: str, machine: "Machine | Gpu", found: "Mapping[str, Estimate]") -> None:
+def _put_estimates(title: str, before: "Mapping[str, Any]", found: "Mapping[str, Estimate]") -> None:
     """Each number by its path: what it was, what it is now, and whether that is sure."""
-    from pysim.machine.quantity import facts
-
-    before = dict(facts(machine))
     columns: list[Column[str]] = [
         Column(title, str, left=True),
         Column("was", lambda path: quantity(before[path].value) if path in before else "-"),
@@ -172,8 +173,10 @@ def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_
 
 def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
     """Each constant beside what it was, and what predictions gain."""
+    from pysim.machine.quantity import facts
+
     put("")
-    _put_estimates("constant", machine, found.constants)
+    _put_estimates("constant", dict(facts(machine)), found.constants)
     put("")
     told = f"{plural(found.problems, 'product')}, {found.launches:,} launches in {found.seconds:.0f} s"
     put(f"{told}; error of predictions, and regret of the model's first choice:")
