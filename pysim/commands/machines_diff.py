@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pysim.commands.common import KIND_STYLE, Cell, document, json_option, layers_of, plural, put, put_table, quantity, seconds
+from pysim.commands.common import Column, document, json_option, kind_cell, layers_of, plural, put, put_table, quantity, seconds
 
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
@@ -39,7 +39,17 @@ def diff(a: str, b: str, problems: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         document(differences=differences, plans=[one.to_dict() for one in compared])
         return
-    put_table(["number", a, b, "b / a", "a is", "b is"], list(map(_cells, differences)), left=["number", "a is", "b is"])
+    put_table(
+        [
+            Column[dict[str, Any]]("number", lambda one: one["number"], left=True),
+            Column(a, lambda one: "-" if one["a"] is None else quantity(one["a"])),
+            Column(b, lambda one: "-" if one["b"] is None else quantity(one["b"])),
+            Column("b / a", lambda one: f"{one['b'] / one['a']:.3f}" if one["a"] and one["b"] is not None else "-"),
+            Column("a is", lambda one: kind_cell(one["a_kind"]), left=True),
+            Column("b is", lambda one: kind_cell(one["b_kind"]), left=True),
+        ],
+        differences,
+    )
     put(f"{plural(len(differences), 'number')} differ")
     for one in compared:
         _put_plans(a, b, one)
@@ -118,24 +128,28 @@ def _kinds(machine: "Machine | Gpu", paths: list[str]) -> dict[str, str]:
     return {path: kind(path) for path in paths}
 
 
-def _cells(one: dict[str, Any]) -> list[Cell]:
-    both = one["a"] is not None and one["b"] is not None
-    values = ["-" if value is None else quantity(value) for value in (one["a"], one["b"])]
-    kinds: list[Cell] = [(kind, KIND_STYLE.get(kind, "")) for kind in (one["a_kind"], one["b_kind"])]
-    return [one["number"], *values, f"{one['b'] / one['a']:.3f}" if both and one["a"] else "-", *kinds]
-
-
 def _put_plans(a: str, b: str, one: _Compared) -> None:
     """Both choices, and the cycles of their terms."""
     put("")
     put((one.problem, "bold"))
-    chosen = [(a, one.a), (b, one.b)]
-    rows = [[name, seconds(answer.seconds), answer.name] for name, answer in chosen]
-    put_table(["on", "predicted", "plan"], rows, left=["on", "plan"])
+    put_table(
+        [
+            Column[tuple[str, _Answer]]("on", lambda on: on[0], left=True),
+            Column("predicted", lambda on: seconds(on[1].seconds)),
+            Column("plan", lambda on: on[1].name, left=True),
+        ],
+        [(a, one.a), (b, one.b)],
+    )
     if one.moved.seconds and one.b.seconds and one.a.name != one.b.name:
         put(f"{a}'s choice would take {seconds(one.moved.seconds)} on {b}, {one.moved.seconds / one.b.seconds:.3f} times {b}'s own")
     elif one.a.plan and not one.moved.plan:
         put(f"{a}'s choice does not run on {b}: {one.moved.why}")
-    terms = [getattr(answer.plan.cost, "terms", {}) if answer.plan else {} for _, answer in chosen]
-    rows = [[name, *(quantity(some.get(name, 0.0)) for some in terms)] for name in dict.fromkeys([*terms[0], *terms[1]])]
-    put_table(["cycles", a, b], rows, left=["cycles"])
+    terms, others = (getattr(answer.plan.cost, "terms", {}) if answer.plan else {} for answer in (one.a, one.b))
+    put_table(
+        [
+            Column[str]("cycles", str, left=True),
+            Column(a, lambda term: quantity(terms.get(term, 0.0))),
+            Column(b, lambda term: quantity(others.get(term, 0.0))),
+        ],
+        dict.fromkeys([*terms, *others]),
+    )
