@@ -24,14 +24,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.distances import Access, Array, Derived, Fixed, Indices, Products, Use, derived, products_of
+from pysim.cachemodel.cpu.distances import (
+    Access,
+    Derived,
+    Factor,
+    Fixed,
+    Indices,
+    Products,
+    Rows,
+    Sums,
+    Term,
+    Use,
+    derived,
+    products_of,
+    sums_of,
+)
 
 PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 AGAIN, FILLED, OVER, ACROSS, WITHIN = "again", "filled", "over", "across", "within"
-COUNTS = "now", "more", "full", "now full", "more full", "fill", "rest"  # of iterations of each loop: `LoopNest._counts`
-
-Factor = tuple[Any, ...]  # one of COUNTS and a loop, or another row of `LoopNest._values`
-Sums = tuple[tuple[Factor, ...], ...]  # of products
 
 
 class Step(NamedTuple):
@@ -41,42 +51,16 @@ class Step(NamedTuple):
     loop: int
     kind: str
     uses: tuple[int, ...]
-    times: Sums
-    size: Sums
-    shares: tuple[Factor, ...]
+    times: tuple[Term, ...]
+    size: tuple[Term, ...]
+    shares: tuple[Factor | float, ...]
     first: bool
 
 
-class Rows(NamedTuple):
-    """Where factors stand in a table: 1, counts of iterations of loops, footprints, shares of tiles at the `ends` of loops and of those
-    between, and `others`."""
+class Bytes(NamedTuple):
+    """Of all uses, whatever the sizes; and each use's operand, loop and whether it is the first of data that are written anew."""
 
-    loops: int
-    operands: int
-    ends: tuple[tuple[int, ...], ...]
-    others: tuple[Factor, ...]
-
-    def of(self, factor: Factor) -> int:
-        kind, *rest = factor
-        if kind in COUNTS:
-            return 1 + COUNTS.index(kind) * self.loops + rest[0]
-        at = 1 + len(COUNTS) * self.loops
-        if kind == "footprint":
-            return at + rest[0] * (self.loops + 1) + rest[1] + 1
-        at += self.operands * (self.loops + 1)
-        if kind in ("ends", "between"):
-            return at + (kind == "between") * len(self.ends) + self.ends.index(tuple(rest))
-        return at + 2 * len(self.ends) + self.others.index(factor)
-
-
-class Terms(NamedTuple):
-    """The bytes of all uses as sums of products of `rows`, times weights: first the first term of every use, then further ones, of which
-    `more` says the use; and each use's operand, loop and whether it is the first of data that are written anew."""
-
-    rows: Rows
-    places: Products
-    weights: Array
-    more: tuple[int, ...]
+    sums: Sums
     operands: Indices
     loops: Indices
     over: NDArray[np.bool_]
@@ -106,8 +90,9 @@ class Shape(NamedTuple):
     same: tuple[int, ...]
     steps: tuple[Step, ...]
     spread: tuple[tuple[int, str, int], ...]
+    rows: Rows
     distances: Derived
-    terms: Terms
+    bytes: Bytes
 
 
 class Told(NamedTuple):
@@ -151,6 +136,7 @@ def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) 
     of = _Steps(loops, accesses, same, [], [], [])
     for row, one in enumerate(operands):
         of.add(row, dict(one.shared), one.partly)
+    rows = _rows(of.steps, len(loops), len(operands))
     return Shape(
         accesses,
         pairs,
@@ -165,24 +151,29 @@ def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) 
         same,
         (*of.steps,),
         (*of.spread,),
-        derived((*of.uses,), accesses, len(loops)),
-        _terms(of.steps, len(loops), len(operands)),
+        rows,
+        derived((*of.uses,), accesses, rows),
+        _bytes(of.steps, rows),
     )
 
 
-def _terms(steps: Sequence[Step], loops: int, operands: int) -> Terms:
-    terms = [
-        [(*times, *size, share) for times, size in itertools.product(step.times, step.size)] for step in steps for share in step.shares
-    ]
-    every = [some[0] for some in terms] + [term for some in terms for term in some[1:]]
-    factors = [*dict.fromkeys(factor for term in every for factor in term if factor[0] not in (*COUNTS, "footprint", "share", "between"))]
-    ends = tuple(of for kind, *of in factors if kind == "ends")
-    rows = Rows(loops, operands, tuple(tuple(of) for of in ends), tuple(factor for factor in factors if factor[0] != "ends"))
-    numbers = [[rows.of(factor) for factor in term if factor[0] != "share"] for term in every]
-    weights = np.array([[np.prod([factor[1] for factor in term if factor[0] == "share"])] for term in every])
-    more = tuple(at for at, some in enumerate(terms) for _ in some[1:])
-    uses = [(step.row, step.loop, step.first and step.kind == OVER) for step in steps for _ in step.uses]
-    return Terms(rows, products_of(numbers), weights, more, *(np.array(column) for column in zip(*uses, strict=True)))
+def _rows(steps: Sequence[Step], loops: int, operands: int) -> Rows:
+    """Of all factors, those that are not of every nest."""
+    factors = dict.fromkeys(
+        factor for step in steps for term in (*step.times, *step.size, step.shares) for factor in term if isinstance(factor, tuple)
+    )
+    ends = tuple(tuple(of) for kind, *of in factors if kind == "ends")
+    return Rows(loops, operands, ends, tuple(factor for factor in factors if factor[0] in ("part", "each", "near")))
+
+
+def _bytes(steps: Sequence[Step], rows: Rows) -> Bytes:
+    sums, uses = list[list[tuple[float, Term]]](), list[tuple[int, int, bool]]()
+    for step in steps:
+        for share in step.shares:
+            weight, factor = (1.0, (share,)) if isinstance(share, tuple) else (share, ())
+            sums.append([(weight, (*times, *size, *factor)) for times, size in itertools.product(step.times, step.size)])
+            uses.append((step.row, step.loop, step.first and step.kind == OVER))
+    return Bytes(sums_of(sums, rows), *(np.array(column) for column in zip(*uses, strict=True)))
 
 
 class _Steps(NamedTuple):
@@ -200,7 +191,7 @@ class _Steps(NamedTuple):
         one = self.accesses[row]
         own, last, done = self._begin(row)
         both = -1 if one.memory is not None else last
-        size: Sums = ((("footprint", row, both),),)
+        size: tuple[Term, ...] = ((("footprint", row, both),),)
         for loop in (at for at in range(last + 1, one.inside + 1) if at != one.first):
             name, passes = self.loops[loop][1], tuple(done.values())
             if loop in own.moved:
@@ -213,7 +204,7 @@ class _Steps(NamedTuple):
             full = " full" if any(of == name for _, of, _ in self.loops[: last + 1]) else ""
             others, again = tuple(of for at, of in done.items() if at != name), "more"
             if one.memory is not None and any(of.first == loop for of in self.accesses):
-                times: Sums = ((("fill", loop), *others),)
+                times: tuple[Term, ...] = ((("fill", loop), *others),)
                 self._step(row, loop, FILLED, [Use(own, loop, None, part) for part in PARTS], times, size)
                 again = "rest"
             times = (((again + full, loop), *others, *((("part", row),) if partly else ())),)
@@ -266,14 +257,14 @@ class _Steps(NamedTuple):
         loop: int,
         kind: str,
         uses: Sequence[Use | Fixed],
-        times: Sums,
-        size: Sums,
-        shares: tuple[Factor, ...] = (),
+        times: tuple[Term, ...],
+        size: tuple[Term, ...],
+        shares: tuple[Factor | float, ...] = (),
         first: bool = False,
     ) -> None:
         numbers = tuple(range(len(self.uses), len(self.uses) + len(uses)))
         self.uses.extend(uses)
-        self.steps.append(Step(row, loop, kind, numbers, times, size, shares or (("share", 1 / len(uses)),) * len(uses), first))
+        self.steps.append(Step(row, loop, kind, numbers, times, size, shares or (1 / len(uses),) * len(uses), first))
 
 
 def _apart(accesses: tuple[Access, ...], same: tuple[int, ...], before: int, row: int, loop: int, part: float) -> Fixed:
