@@ -66,11 +66,10 @@ class Use(NamedTuple):
     part: float | None = None
 
 
-Fixed = tuple[tuple[int, int, float], ...]  # a distance that is so much of operands' footprints in one iteration of loops
-
 COUNTS = "now", "more", "full", "now full", "more full", "fill", "rest"  # of iterations of each loop: `LoopNest._counts`
 Factor = tuple[Any, ...]  # a row of a table: its kind, and of which operand or loops
 Term = tuple[Factor, ...]  # their product
+Fixed = tuple[tuple[int, Factor, float], ...]  # a distance: so much of a factor of each of some operands
 
 
 class Rows(NamedTuple):
@@ -213,7 +212,7 @@ def derived(uses: tuple[Use | Fixed, ...], operands: tuple[Access, ...], rows: R
                 (row, use.loop) if use.loop in of.moved and {term[0] for term in found} == {whole} and found != {(whole,): 1.0} else None
             )
         else:
-            found = {(("footprint", row, loop),): weight for at, loop, weight in use if at == row}
+            found = {(factor,): weight for at, factor, weight in use if at == row}
         if found:
             known.setdefault((tuple(found.items()), ("footprint", row, most), joined), []).append((row, number))
     found_of, which = sorted(known, key=lambda one: -len(one[0])), np.full((len(operands), len(uses)), len(known))

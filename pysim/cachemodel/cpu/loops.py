@@ -207,10 +207,7 @@ class LoopNest:
     @cached_property
     def distances(self) -> Array:
         """Bytes of each operand between all uses that `reuses` names, of one buffer once: operands x uses x columns."""
-        found = self._between(self._shape.distances)
-        for number, name, loop in self._shape.spread:
-            found[:, number] /= np.maximum(1.0, self.tiles(name)[loop + 1])
-        return self._once(found)
+        return self._once(self._between(self._shape.distances))
 
     @cached_property
     def apart(self) -> Array:
@@ -309,6 +306,12 @@ class LoopNest:
     def _each(self, now: Array, row: int, name: str) -> Array:
         """Bytes that two neighbours along a dimension share."""
         return self.operands[row].extents[name].shared / np.maximum(1e-9, self._extent(row, name)) * self._footprints[row, 0]
+
+    def _tile(self, now: Array, row: int, name: str, loop: int) -> Array:
+        """Bytes of an operand in one iteration of a loop, of one tile along a dimension."""
+        of = self.operands[row].extents[name]
+        one = np.minimum(of.base + of.step if of.alone is None else of.alone, of.whole)
+        return one / np.maximum(1e-9, self._extent(row, name, loop)) * self.footprint(loop, row)
 
     def _near(self, now: Array, name: str, *last: int) -> Array:
         """Neighbours within iterations of a dimension's last loop."""

@@ -73,8 +73,7 @@ class Shape(NamedTuple):
     the loops over them, `outer` and `inner`: of each loop the one around it over its dimension, or -1, and those that have one. Numbers of
     tiles, all and in one iteration of each of these loops, stand one after another: `places` of a dimension are those that count in one
     iteration of each loop of the nest, `around` those of the pairs, `totals` and `own` those of each loop. `same`: of each operand the
-    first one that is the same buffer. `steps`: how operands are used again; of what neighbours share within a loop (`spread`: number of
-    the use, dimension, loop) a tile's share lies in between.
+    first one that is the same buffer. `steps`: how operands are used again.
     """
 
     accesses: tuple[Access, ...]
@@ -89,7 +88,6 @@ class Shape(NamedTuple):
     own: list[int]
     same: tuple[int, ...]
     steps: tuple[Step, ...]
-    spread: tuple[tuple[int, str, int], ...]
     rows: Rows
     distances: Derived
     bytes: Bytes
@@ -133,10 +131,10 @@ def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) 
         for of in operands
     )
     same = tuple(names.index(name) if name else row for row, name in enumerate(names))
-    of = _Steps(loops, accesses, same, [], [], [])
+    of = _Steps(loops, [one.dimensions for one in operands], accesses, same, [], [])
     for row, one in enumerate(operands):
         of.add(row, dict(one.shared), one.partly)
-    rows = _rows(of.steps, len(loops), len(operands))
+    rows = _rows(of, len(operands))
     return Shape(
         accesses,
         pairs,
@@ -150,20 +148,19 @@ def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) 
         [int(places[name][loop + 1]) for loop, name in enumerate(along)],
         same,
         (*of.steps,),
-        (*of.spread,),
         rows,
         derived((*of.uses,), accesses, rows),
         _bytes(of.steps, rows),
     )
 
 
-def _rows(steps: Sequence[Step], loops: int, operands: int) -> Rows:
+def _rows(of: "_Steps", operands: int) -> Rows:
     """Of all factors, those that are not of every nest."""
-    factors = dict.fromkeys(
-        factor for step in steps for term in (*step.times, *step.size, step.shares) for factor in term if isinstance(factor, tuple)
-    )
-    ends = tuple(tuple(of) for kind, *of in factors if kind == "ends")
-    return Rows(loops, operands, ends, tuple(factor for factor in factors if factor[0] in ("part", "each", "near")))
+    terms = [term for step in of.steps for term in (*step.times, *step.size, step.shares)]
+    fixed = (factor for use in of.uses if not isinstance(use, Use) for _, factor, _ in use)
+    factors = dict.fromkeys(factor for factor in itertools.chain(fixed, *terms) if isinstance(factor, tuple))
+    ends = tuple(tuple(ends) for kind, *ends in factors if kind == "ends")
+    return Rows(len(of.loops), operands, ends, tuple(factor for factor in factors if factor[0] in ("part", "each", "near", "tile")))
 
 
 def _bytes(steps: Sequence[Step], rows: Rows) -> Bytes:
@@ -180,23 +177,23 @@ class _Steps(NamedTuple):
     """Of a nest's shape, as they are found."""
 
     loops: tuple[tuple[str, str, bool], ...]
+    dimensions: list[tuple[str, ...]]
     accesses: tuple[Access, ...]
     same: tuple[int, ...]
     steps: list[Step]
     uses: list[Use | Fixed]
-    spread: list[tuple[int, str, int]]
 
     def add(self, row: int, shared: Mapping[str, bool], partly: bool) -> None:
         """Those of an operand, which shares along dimensions, at once or not, and of which iterations touch a part."""
         one = self.accesses[row]
         own, last, done = self._begin(row)
         both = -1 if one.memory is not None else last
-        size: tuple[Term, ...] = ((("footprint", row, both),),)
+        size: tuple[Term, ...] = ((_all(row, both),),)
         for loop in (at for at in range(last + 1, one.inside + 1) if at != one.first):
             name, passes = self.loops[loop][1], tuple(done.values())
             if loop in own.moved:
                 if name in shared:
-                    body = tuple((at, loop, 1.0) for at, of in enumerate(self.accesses) if of.phase(loop) >= 0)
+                    body = tuple((at, _all(at, loop), 1.0) for at, of in enumerate(self.accesses) if of.phase(loop) >= 0)
                     more, each = ("more", loop), ("each", row, name)
                     self._step(row, loop, ACROSS, (body,), ((more, *passes),), ((each,),))
                     size += ((more, each),)
@@ -224,29 +221,31 @@ class _Steps(NamedTuple):
         alike = [at for at in range(len(self.same)) if self.same[at] == self.same[row]]
         before = alike[alike.index(row) - 1]
         if before == row and one.memory is None:
-            self._step(row, -1, AGAIN, [Use(one, -1)], ((),), ((("footprint", row, -1),),), first=True)
+            self._step(row, -1, AGAIN, [Use(one, -1)], ((),), ((_all(row, -1),),), first=True)
             return one, -1, {}
         if one.memory is None:
             loop, own = min(one.inside, self.accesses[before].inside), one
             uses: list[Any] = [_apart(self.accesses, self.same, before, row, loop, part) for part in PARTS]
-            size, first = ((("footprint", row, loop),),), before > row
+            size, first = ((_all(row, loop),),), before > row
         else:
             loop, own = one.memory, one._replace(moved=frozenset(one.within(one.memory)))
-            uses, size, first = [Use(own, loop, None, part) for part in PARTS], ((("footprint", row, -1),),), True
+            uses, size, first = [Use(own, loop, None, part) for part in PARTS], ((_all(row, -1),),), True
         done = self._full(loop)
         self._step(row, loop, OVER, uses, (tuple(done.values()),), size, first=first)
         return own, loop, done
 
-    def _within(self, row: int, names: Iterable[str], passes: tuple[Factor, ...]) -> None:
-        """What neighbours share in one body."""
+    def _within(self, row: int, names: Iterable[str], passes: Term) -> None:
+        """What neighbours share in one body: a tile of what is in its phase lies in between."""
         one = self.accesses[row]
-        phase = tuple((at, one.inside, 1.0) for at, of in enumerate(self.accesses) if of.phase(one.inside) == one.phase(one.inside))
         for name in names:
             over = [at for at, (_, of, _) in enumerate(self.loops) if of == name and at <= one.inside]
             if not any(self.loops[at][2] for at in over):
-                self.spread.append((len(self.uses), name, one.inside))
-                near = ("near", name, *over[-1:])
-                self._step(row, one.inside, WITHIN, (phase,), ((near, *passes),), ((("each", row, name),),))
+                tile = tuple(
+                    (at, ("tile", at, name, one.inside) if name in self.dimensions[at] else _all(at, one.inside), 1.0)
+                    for at, of in enumerate(self.accesses)
+                    if of.phase(one.inside) == one.phase(one.inside)
+                )
+                self._step(row, one.inside, WITHIN, (tile,), ((("near", name, *over[-1:]), *passes),), ((("each", row, name),),))
 
     def _full(self, last: int) -> dict[str, Factor]:
         return {self.loops[at][1]: ("full", at) for at in range(last + 1)}
@@ -267,6 +266,10 @@ class _Steps(NamedTuple):
         self.steps.append(Step(row, loop, kind, numbers, times, size, shares or (1 / len(uses),) * len(uses), first))
 
 
+def _all(row: int, loop: int) -> Factor:
+    return "footprint", row, loop
+
+
 def _apart(accesses: tuple[Access, ...], same: tuple[int, ...], before: int, row: int, loop: int, part: float) -> Fixed:
     """Between the uses of a buffer in two phases of a loop's body, of a share `part` of it."""
     phases = [of.phase(loop) for of in accesses]
@@ -274,11 +277,11 @@ def _apart(accesses: tuple[Access, ...], same: tuple[int, ...], before: int, row
     moved = accesses[before if start == 1 else row].within(loop)
     once = moved[0] - 1 if moved else loop  # the last loop that passes over the whole buffer
     passed = {*range(start + 1, end)} if start < end else {0, 1, 2} - {*range(end, start + 1)}
-    found = list[tuple[int, int, float]]()
+    found = list[tuple[int, Factor, float]]()
     for at, phase in enumerate(phases):
         if same[at] == same[row] or phase in passed:
-            found.append((at, loop, 1.0))
+            found.append((at, _all(at, loop), 1.0))
         elif phase in (start, end):
             share = 1.0 if phase == 1 and not accesses[at].moved & {*moved[:1]} else part if phase == end else 1 - part
-            found.append((at, once if phase == 1 else loop, share))
+            found.append((at, _all(at, once if phase == 1 else loop), share))
     return (*found,)
