@@ -9,6 +9,7 @@ import numpy as np
 
 from pysim import planner
 from pysim.calibration.detected import shares, team_sizes, usable
+from pysim.calibration.linux import read_caches
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.field import checked
 from pysim.errors import MachineError
@@ -21,8 +22,8 @@ from pysim.record.plan import Plan
 from pysim.runtime import cpu
 
 # Small, so that they come round often; together they pack long and short runs, dense and strided, read in place, call often and write
-# much. None is in a built-in set.
-LAYERS = (
+# much. None of these, nor of the large ones, is in a built-in set.
+SMALL = (
     "conv:mb1ic24ih20oc40kh3ph1",
     "conv:mb1ic72ih13oc88kh3ph1",
     "conv:mb1ic144ih9oc104kh3ph1",
@@ -38,7 +39,21 @@ LAYERS = (
     "gemm:180x220x140",
     "gemm:90x330x210",
 )
-PLANS, WITHIN = 6, 1.6  # plans of a layer, and the time that they may take over the best of them
+# Of 3 to 45 MB, input, filters or output: what a last level of so many MB keeps from one call to the next
+LARGE = (
+    "conv:g72mb1ic72ih72oc72kh3ph1",
+    "conv:g104mb1ic104ih80oc104kh5ph2",
+    "conv:g144mb1ic144ih90oc144kh3ph1",
+    "conv:g176mb2ic176ih90oc176kh3ph1",
+    "conv:g176mb4ic176ih90oc176kh3ph1",
+    "conv:mb1ic20ih72oc440kh1",
+    "conv:mb2ic24ih70oc312kh1",
+    "conv:mb1ic36ih88oc616kh1",
+    "conv:mb1ic440ih7oc456kh3ph1",
+    "gemm:44x2200x1900",
+)
+LAYERS = (*SMALL, *LARGE)
+PLANS, TRANSFORMED, WITHIN = 6, 2, 1.6  # plans of a layer, and of those by transforms; the time that they may take over the best of them
 CONSIDERED = 3000  # plans that are looked at
 SCALAR_BYTES = 16  # of a vector that portable code may have, too
 SAMPLES, PROBE_SECONDS = 5, 0.01
@@ -55,10 +70,12 @@ class Measured(NamedTuple):
 
 class Lab(Protocol):
     """What is asked of the CPU. A probe answers with one number; `plans` are those whose layers `times` times, `teams` the numbers of
-    threads that `fork_join` takes."""
+    threads that `fork_join` takes, `ways` those that the system reports of the last level, as large as the machine has them."""
 
     @property
     def plans(self) -> Sequence[Measured]: ...
+    @property
+    def ways(self) -> int: ...
     @property
     def teams(self) -> Sequence[int]: ...
 
@@ -103,7 +120,8 @@ class HostLab:
     """This computer. Made before the calling thread is pinned, so that those of a team may run elsewhere."""
 
     def __init__(self, on: Machine) -> None:
-        self._line = on.levels[0].line_bytes
+        self._line, last = on.levels[0].line_bytes, on.levels[-1]
+        self.ways = max(last.ways, reported_bytes() // last.way_bytes)
         self._calls = {problem: _prepared(problem, on) for problem in LAYERS}
         self.plans = [Measured(problem, plan.name, plan.kernel) for problem, ready in self._calls.items() for plan, _ in ready.calls]
         self._allowed = usable()
@@ -150,6 +168,14 @@ class HostLab:
         return load.others
 
 
+def reported_bytes() -> int:
+    """Of the last level, which an earlier calibration may have found to be smaller; 0 where the system does not say."""
+    try:
+        return read_caches()[-1].size_bytes
+    except MachineError:
+        return 0
+
+
 def _region(on: Machine, threads: int) -> Call:
     """A product of next to nothing on so many threads."""
     plan = planner.plan(NOTHING, on)
@@ -178,17 +204,22 @@ def _prepared(problem: str, on: Machine) -> _Ready:
 
 def chosen(problem: str, on: Machine) -> list[Plan]:
     """The best plan of each kernel, stationary operand and way of packing, as far as it is near the best of all: plans that lose by much
-    say little of the constants where they matter. By vectors, where the machine has any."""
+    say little of the constants where they matter. Those of multiply-adds alone, then those whose results transforms round. By vectors,
+    where the machine has any."""
 
     def kind(plan: Plan) -> tuple[str, ...]:
         return (plan.algorithm, plan.kernel, *(str(getattr(plan.schedule, name, "")) for name in ("stationary", "pack")))
 
-    plans = planner.plans(parse(problem), on, CONSIDERED, accuracy="ieee")
+    direct = planner.plans(parse(problem), on, CONSIDERED, accuracy="ieee")
+    exact = {plan.name for plan in direct}
+    transformed = [plan for plan in planner.plans(parse(problem), on, CONSIDERED) if plan.name not in exact]
     widest = max(unit.vector_bytes for unit in on.core.units)
     vector = {unit.target for unit in on.core.units if unit.vector_bytes > SCALAR_BYTES or unit.vector_bytes == widest}
-    plans = [plan for plan in plans if plan.kernel.rpartition("__")[2] in vector] or plans
-    first: dict[tuple[str, ...], Plan] = {}
-    for plan in plans:
-        if (plan.seconds or 0.0) <= WITHIN * (plans[0].seconds or 0.0):
-            first.setdefault(kind(plan), plan)
-    return list(first.values())[:PLANS]
+    found, most_seconds = list[Plan](), WITHIN * (direct[0].seconds or 0.0)
+    for plans, most in ((direct, PLANS), (transformed, TRANSFORMED)):
+        first: dict[tuple[str, ...], Plan] = {}
+        for plan in [plan for plan in plans if plan.kernel.rpartition("__")[2] in vector] or plans:
+            if (plan.seconds or 0.0) <= most_seconds:
+                first.setdefault(kind(plan), plan)
+        found += list(first.values())[:most]
+    return found
