@@ -461,6 +461,25 @@ pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim
  * result = f(alpha scale (product or convolution) + beta result + bias) */
 pysim_status pysim_cuda_run(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
                             const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream);
+
+/* A norm between products as one pass over memory. Rows are pixels of tensors whose channels lie last, dense, of f32, f16 or bf16; the result is of the
+ * same type or, where one of the two is f32, another. Computed in f32:
+ *     y[r][c] = f(scale[c] (x[r][c] - center) + shift[c]),   f(v) = 0 for v < 0 where `relu` is 1, else v
+ * PYSIM_NORM_CHANNELS: center is that of the channel, and x a concatenation along channels, whose parts are read where they lie.
+ * PYSIM_NORM_ROWS: of one part, center is the row's mean, and differences from it are divided by sqrt(their mean square + epsilon). */
+typedef enum { PYSIM_NORM_CHANNELS = 0, PYSIM_NORM_ROWS = 1 } pysim_norm_kind;
+enum { PYSIM_CUDA_PARTS = 64 }; /* of a concatenation, at most */
+typedef struct {
+    int32_t kind, dtype, out_dtype, relu, parts;
+    int64_t rows;
+    int64_t channels[64];        /* PYSIM_CUDA_PARTS, of each part */
+    const void *center;          /* an f32 value a channel, as scale and shift; NULL: 0, and of PYSIM_NORM_ROWS always */
+    const void *scale, *shift;   /* NULL: 1 and 0 */
+    double epsilon;              /* of PYSIM_NORM_ROWS: 0 or more */
+} pysim_cuda_norm;
+/* `parts` lies in host memory. */
+pysim_status pysim_cuda_normalize(const pysim_cuda_norm *n, const void *const *parts, void *result, void *stream);
+
 /* Runs one after another: layers of a network in one call. An operand lies `offset` bytes behind base number `base` of those that are given. */
 typedef struct {
     int32_t base;
@@ -472,6 +491,8 @@ typedef struct {
     const pysim_cuda_epilogue *epilogue;
     pysim_cuda_place first, second, result, workspace;
     int64_t workspace_bytes;
+    const pysim_cuda_norm *norm;   /* NULL; or what becomes of `parts`, and of what stands above only `result` is looked at */
+    const pysim_cuda_place *parts;
 } pysim_cuda_step;
 /* Until one fails: its status, and its sentence for pysim_cuda_last_error. */
 pysim_status pysim_cuda_run_steps(const pysim_cuda_step *steps, int64_t count, const uint64_t *bases, void *stream);
