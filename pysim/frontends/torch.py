@@ -275,7 +275,8 @@ def _lies(parameter: Any) -> tuple[int, ...]:
     if not isinstance(parameter, fx.Node) or parameter.op != "get_attr":
         return ()
     path, _, name = str(parameter.target).rpartition(".")
-    return tuple(getattr(parameter.graph.owning_module.get_submodule(path), name).shape)
+    model: Any = parameter.graph.owning_module
+    return tuple(getattr(model.get_submodule(path), name).shape)
 
 
 _Read = tuple[str, tuple[Any, ...], _Arguments] | None

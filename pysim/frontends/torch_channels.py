@@ -44,10 +44,10 @@ def without_permutes(module: fx.GraphModule, elementwise: Container[Any]) -> Non
 def _moved(module: fx.GraphModule, run: list[fx.Node]) -> None:
     """The functions between two permutes on what the first one permutes."""
     first, *between, last = run
-    at = first.args[0]
+    at: Any = first.args[0]
     for node in between:
         with module.graph.inserting_before(node):
-            function = _OVER_CHANNELS.get(node.target, node.target)
+            function: Any = _OVER_CHANNELS.get(node.target, node.target)
             at = module.graph.call_function(function, (at, *node.args[1:]), node.kwargs)
     last.replace_all_uses_with(at)
     for node in reversed(run):
@@ -69,6 +69,6 @@ def _order(node: fx.Node) -> tuple[int, ...] | None:
     is_permute = (node.op, node.target) == ("call_method", "permute") or (node.op == "call_function" and node.target is torch.permute)
     if not is_permute or node.kwargs or not node.args or not isinstance(node.args[0], fx.Node):
         return None
-    axes = node.args[1:]
+    axes: Any = node.args[1:]
     axes = axes[0] if len(axes) == 1 and isinstance(axes[0], list | tuple) else axes
     return tuple(axes) if all(isinstance(axis, int) for axis in axes) else None

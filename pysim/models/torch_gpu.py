@@ -93,8 +93,8 @@ def normed(parts: Sequence[Any], parameters: Sequence[Any], relu: bool, epsilon:
     if not x.numel() or (not by_rows and any(one != apart[0] for one in apart)):
         return None
     channels = tuple(one.shape[-1 if by_rows else 1] for one in parts)
-    rows, at = x.numel() // channels[0], [*map(_at, parameters)]
-    norm = Norm(NAMES.get(x.dtype, ""), NAMES.get(dtype, ""), rows, channels, *at, relu, by_rows, epsilon or 0.0)
+    (center, scale, shift), types = map(_at, parameters), (NAMES.get(x.dtype, ""), NAMES.get(dtype, ""))
+    norm = Norm(*types, x.numel() // channels[0], channels, center, scale, shift, relu, by_rows, epsilon or 0.0)
     try:
         if not norm.taken:
             return None

@@ -8,7 +8,7 @@ On a GPU, where channels lie last, each is one pass over memory (`pysim.runtime.
 products read has their type from the pass. PyTorch's own operators compute the same everywhere else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -121,7 +121,7 @@ def read_owned(given: Sequence[Any], owners: Sequence[tuple[torch.nn.Module, str
     return [owned(*at) if at else one for one, at in zip(given, owners, strict=True)]
 
 
-_OWN = {  # of PyTorch
+_OWN: dict[Any, Callable[[Any], Any]] = {  # of PyTorch
     None: lambda y: y,
     "relu": torch.relu,
     "gelu": functional.gelu,

@@ -66,22 +66,46 @@ class Use(NamedTuple):
     part: float | None = None
 
 
-Fixed = tuple[tuple[int, int, float], ...]  # a distance that is so much of operands' footprints in one iteration of loops
+COUNTS = "now", "more", "full", "now full", "more full", "fill", "rest"  # of iterations of each loop: `LoopNest._counts`
+Factor = tuple[Any, ...]  # a row of a table: its kind, and of which operand or loops
+Term = tuple[Factor, ...]  # their product
+Fixed = tuple[tuple[int, Factor, float], ...]  # a distance: so much of a factor of each of some operands
+
+
+class Rows(NamedTuple):
+    """The table of numbers of a nest: 1, counts of iterations of loops, one over their trips, whether these are several, footprints (of an
+    operand in a loop), shares of tiles at the `ends` of loops and of those between, and `others`."""
+
+    loops: int
+    operands: int
+    ends: tuple[Term, ...]
+    others: Term
+
+    def of(self, factor: Factor) -> int:
+        kind, *rest = factor
+        if kind in (*COUNTS, "part of", "several"):
+            return 1 + (*COUNTS, "part of", "several").index(kind) * self.loops + rest[0]
+        at = 1 + (len(COUNTS) + 2) * self.loops
+        if kind == "footprint":
+            return at + rest[0] * (self.loops + 1) + rest[1] + 1
+        at += self.operands * (self.loops + 1)
+        if kind in ("ends", "between"):
+            return at + (kind == "between") * len(self.ends) + self.ends.index(tuple(rest))
+        return at + 2 * len(self.ends) + self.others.index(factor)
 
 
 class Products(NamedTuple):
-    """Which numbers are multiplied: the i-th ones of all products that have so many, which stand in falling order of that, and `order`,
-    where each product stands."""
+    """Which rows are multiplied: the i-th ones of all products that have so many, which stand in falling order of that, and `order`, where
+    each product stands."""
 
     rounds: tuple[Indices, ...]
     order: Indices
 
 
 def products_of(products: Sequence[Sequence[int]]) -> Products:
-    """Products of numbers of a table, whose row 0 is 1."""
+    """Products of rows of a table, whose row 0 is 1."""
     order = sorted(range(len(products)), key=lambda at: -len(products[at]))
-    most = max(1, len(products[order[0]]))
-    rounds = [[products[at][place] for at in order if place < len(products[at])] for place in range(most)]
+    rounds = [[products[at][place] for at in order if place < len(products[at])] for place in range(max(map(len, products)))]
     rounds[0] += [0] * (len(products) - len(rounds[0]))
     return Products(tuple(np.array(one, dtype=np.int64) for one in rounds), np.argsort(order))
 
@@ -93,102 +117,111 @@ def multiplied(values: Array, of: Products) -> Array:
     return found[of.order]
 
 
-Factors = tuple[int, ...]  # m: 1 / trips of loop m; ~m: 1 where loop m has several
-Sum = dict[tuple[int, Factors], float]  # footprints in one iteration of a loop, and what they are multiplied with
-Weight = tuple[tuple[Factors, float], ...]  # that, of one footprint
+class Sums(NamedTuple):
+    """Sums of `products` times `weights`: first the first term of each, then the second of the `counts[1]` that have one; and where each
+    sum stands."""
+
+    products: Products
+    weights: Array
+    counts: tuple[int, ...]
+    order: Indices
 
 
-def _sum(*parts: tuple[Sum, float, Factors]) -> Sum:
+def sums_of(sums: Sequence[Sequence[tuple[float, Term]]], rows: Rows) -> Sums:
+    order = sorted(range(len(sums)), key=lambda at: -len(sums[at]))
+    rounds = [[sums[at][place] for at in order if place < len(sums[at])] for place in range(len(sums[order[0]]))]
+    terms = [*itertools.chain(*rounds)]
+    products = products_of([[rows.of(factor) for factor in term] for _, term in terms])
+    return Sums(products, np.array([[weight] for weight, _ in terms]), tuple(map(len, rounds)), np.argsort(order))
+
+
+def summed(values: Array, of: Sums) -> Array:
+    """In falling order of their number of terms."""
+    terms = multiplied(values, of.products)
+    terms *= of.weights
+    found = terms[: of.counts[0]]
+    for end, count in list(zip(itertools.accumulate(of.counts), of.counts, strict=True))[1:]:
+        found[:count] += terms[end - count : end]
+    return found
+
+
+Sum = dict[Term, float]  # products and what they are multiplied with
+
+
+def _sum(*parts: tuple[Sum, float, Term]) -> Sum:
     found: Sum = {}
     for one, weight, factors in parts:
-        for (level, others), of in one.items():
-            key = level, tuple(sorted(others + factors))
+        for others, of in one.items():
+            key = *others, *factors
             found[key] = found.get(key, 0.0) + weight * of
     return {key: weight for key, weight in found.items() if weight}
 
 
-def _around(use: Use, loop: int, of: Access) -> Sum:
+def _around(use: Use, loop: int, row: int, of: Access) -> Sum:
     """around(loop) of the equations above."""
     within = loop + 1
-    body: Sum = {(of.level(loop), ()): 1.0}
+    body: Sum = {(("footprint", row, of.level(loop)),): 1.0}
     if of.inside < loop:
         return {}
     if loop in (of.inside, use.of.inside) or within == use.of.first:
         return body
-    found = _around(use, within, of)
-    some: Sum = {(of.level(within), ()): 1.0}
+    found = _around(use, within, row, of)
+    some: Sum = {(("footprint", row, of.level(within)),): 1.0}
     if within not in use.of.moved:
         return found
+    part, several = (("part of", within),), (("several", within),)
     if within == of.first:
-        return _sum((found, 1.0, (within,)), (some, 1.0, ()), (some, -1.0, (within,)))
+        return _sum((found, 1.0, part), (some, 1.0, ()), (some, -1.0, part))
     if within in of.moved:
         return _sum((found, 1.0, ()), (body, 1.0, ()), (some, -1.0, ()))
     if use.at_end is None:
-        return _sum((found, 1.0, (within,)), (some, 2.0, ()), (some, -2.0, (within,)))
+        return _sum((found, 1.0, part), (some, 2.0, ()), (some, -2.0, part))
     share = 0.5 if use.at_end else 1.0
-    return _sum((found, 1.0, ()), (found, -share, (~within,)), (some, 2 * share, (~within,)))
+    return _sum((found, 1.0, ()), (found, -share, several), (some, 2 * share, several))
 
 
-def _distance(use: Use, of: Access) -> Sum:
+def _distance(use: Use, row: int, of: Access) -> Sum:
     """Of an operand between a use and the next."""
-    if use.part is not None and (of.inside == use.loop or (of.first is not None and use.loop <= of.first)):
-        return {(of.level(of.first if of.first is not None and use.loop <= of.first else use.loop), ()): use.part}
-    if use.loop == of.first:
+    first, loop = of.first, use.loop
+    if use.part is not None and (of.inside == loop or (first is not None and loop <= first)):
+        return {(("footprint", row, of.level(first if first is not None and loop <= first else loop)),): use.part}
+    if loop == first:
         return {}
-    within = of.first is not None and use.loop > of.first
-    return _sum((_around(use, use.loop, of), 1.0, (of.first,) if within and of.first else ()))
+    return _sum((_around(use, loop, row, of), 1.0, (("part of", first),) if first and loop > first else ()))
 
 
 class Derived(NamedTuple):
-    """The distances of the equations above, for any numbers of tiles: sums of terms, a footprint times a weight each.
+    """The distances of the equations above, for any numbers of tiles, each once: at most the footprints in rows `most`; those of `joined`
+    (distance, operand, loop) are of neighbouring tiles, which share lines. `which` each use has of each operand (rows), the last: none."""
 
-    Round i of the terms is the i-th one of the first rounds[i] distances, which stand in falling order of their number. A `footprint` is
-    that of an operand and a loop, a weight so much of each of `factors`. The distances are at most the footprints `most`; those of `joined`
-    (distance, operand, loop) are of neighbouring tiles, which share lines. Of each operand (rows) each use has one, `which`, or -1: none.
-    """
-
-    footprints: tuple[Indices, Indices]
-    factors: Products
-    weights: Array
-    rounds: tuple[int, ...]
-    weight: Indices
-    footprint: Indices
-    most: Indices
+    sums: Sums
+    most: list[int]
     joined: tuple[tuple[int, int, int], ...]
     which: Indices
 
 
 @lru_cache(maxsize=64)
-def derived(uses: tuple[Use | Fixed, ...], operands: tuple[Access, ...], loops: int) -> Derived:
-    known: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # by terms, operand, the most, and the loop of joined tiles
+def derived(uses: tuple[Use | Fixed, ...], operands: tuple[Access, ...], rows: Rows) -> Derived:
+    known: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # by terms, the most, and operand and loop of joined tiles
     for (number, use), (row, of) in itertools.product(enumerate(uses), enumerate(operands)):
-        terms: dict[int, Weight] = {}
-        for (level, others), weight in (
-            _distance(use, of) if isinstance(use, Use) else {(level, ()): weight for at, level, weight in use if at == row}
-        ).items():
-            terms[level] = (*terms.get(level, ()), (others, weight))
-        if terms:
-            loop = use.loop if isinstance(use, Use) else None
-            joined = loop in of.moved and [*terms] == [loop] and terms[loop] != (((), 1.0),)
-            most = -1 if loop is None else of.level(loop - 1)
-            known.setdefault((tuple(terms.items()), row, most, loop if joined else None), []).append((row, number))
-    found, which = sorted(known, key=lambda one: -len(one[0])), np.full((len(operands), len(uses)), -1)
-    for at, one in enumerate(found):
+        joined, most = None, -1
+        if isinstance(use, Use):
+            found, most = _distance(use, row, of), of.level(use.loop - 1)
+            whole = "footprint", row, use.loop
+            joined = (
+                (row, use.loop) if use.loop in of.moved and {term[0] for term in found} == {whole} and found != {(whole,): 1.0} else None
+            )
+        else:
+            found = {(factor,): weight for at, factor, weight in use if at == row}
+        if found:
+            known.setdefault((tuple(found.items()), ("footprint", row, most), joined), []).append((row, number))
+    found_of, which = sorted(known, key=lambda one: -len(one[0])), np.full((len(operands), len(uses)), len(known))
+    for at, one in enumerate(found_of):
         which[tuple(zip(*known[one], strict=True))] = at
-    rounds = [[(row, *terms[at]) for terms, row, *_ in found if at < len(terms)] for at in range(len(found[0][0]))]
-    terms_of = [*itertools.chain(*rounds)]
-    footprints = [*dict.fromkeys([(row, level + 1) for row, level, _ in terms_of] + [(row, most + 1) for _, row, most, _ in found])]
-    weights = [*dict.fromkeys(weight for _, _, weight in terms_of)]
-    rows, levels = np.array(footprints).T
-    factors = [*dict.fromkeys(others for weight in weights for others, _ in weight)]
+    sums = [[(weight, term) for term, weight in terms] for terms, *_ in found_of]
     return Derived(
-        (rows, levels),
-        products_of([[1 + at if at >= 0 else 1 + loops + ~at for at in which] for which in factors] or [[0]]),
-        np.array([[dict(weight).get(others, 0.0) for others in factors] for weight in weights]),
-        tuple(map(len, rounds)),
-        np.array([weights.index(weight) for _, _, weight in terms_of]),
-        np.array([footprints.index((row, level + 1)) for row, level, _ in terms_of]),
-        np.array([footprints.index((row, most + 1)) for _, row, most, _ in found]),
-        tuple((at, row, loop) for at, (_, row, _, loop) in enumerate(found) if loop is not None),
+        sums_of([*sums, [(0.0, ())]], rows),
+        [*(rows.of(most) for _, most, _ in found_of), 0],
+        tuple((at, *joined) for at, (*_, joined) in enumerate(found_of) if joined),
         which,
     )

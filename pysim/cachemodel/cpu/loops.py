@@ -33,9 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.distances import Array as Array
-from pysim.cachemodel.cpu.distances import Derived, Fixed, Indices, derived, multiplied
+from pysim.cachemodel.cpu.distances import Derived, Fixed, Indices, Term, derived, multiplied, summed
 from pysim.cachemodel.cpu.distances import Use as Use
-from pysim.cachemodel.cpu.steps import AGAIN, Sums, Told, shape
+from pysim.cachemodel.cpu.steps import AGAIN, Told, shape
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -192,32 +192,22 @@ class LoopNest:
 
     def between(self, uses: tuple[Use | Fixed, ...]) -> Array:
         """Bytes of each operand between each use and the next, 0 of no use: operands x uses x columns."""
-        return self._between(derived(uses, self.accesses, len(self.loops)))
+        return self._between(derived(uses, self.accesses, self._shape.rows))
 
     def _between(self, of: Derived) -> Array:
-        several = np.concatenate([np.ones((1, self.columns)), 1 / self._trips, self._trips > 1])
-        factors = multiplied(several, of.factors)
-        sizes = self._footprints[of.footprints]
-        terms = (of.weights @ factors)[of.weight]
-        terms *= sizes[of.footprint]
-        distances = np.zeros((of.rounds[0] + 1, self.columns))  # and none
-        for end, count in zip(itertools.accumulate(of.rounds), of.rounds, strict=True):
-            distances[:count] += terms[end - count : end]
+        found = summed(self._values, of.sums)
         for at, row, where in of.joined:
             base = self.operands[row].extents[name := self.loops[where].dimension].base
             if not isinstance(base, float):
-                one = self._extent(row, name, where)
-                distances[at] -= base / np.maximum(1e-9, one) * np.maximum(0.0, distances[at] - self.footprint(where, row))
-        np.minimum(distances[:-1], sizes[of.most], out=distances[:-1])
-        return distances[of.which]
+                shared = base / np.maximum(1e-9, self._extent(row, name, where))
+                found[at] -= shared * np.maximum(0.0, found[at] - self.footprint(where, row))
+        np.minimum(found, self._values[of.most], out=found)
+        return found[of.which]
 
     @cached_property
     def distances(self) -> Array:
         """Bytes of each operand between all uses that `reuses` names, of one buffer once: operands x uses x columns."""
-        found = self._between(self._shape.distances)
-        for number, name, loop in self._shape.spread:
-            found[:, number] /= np.maximum(1.0, self.tiles(name)[loop + 1])
-        return self._once(found)
+        return self._once(self._between(self._shape.distances))
 
     @cached_property
     def apart(self) -> Array:
@@ -259,39 +249,39 @@ class LoopNest:
 
     def streams(self, state: State = "hot") -> Streams:
         """Every reuse, those of an operand together."""
-        of = self._shape.terms
-        terms, count = multiplied(self._values, of.places), of.loops.size
-        terms *= of.weights
-        for at, more in zip(of.more, terms[count:], strict=True):
-            terms[at] += more
-        ago = np.array([runs_ago(state, name) for name in self.names])
+        of, ago = self._shape.bytes, np.array([runs_ago(state, name) for name in self.names])
         written = np.array([one.written for one in self.operands])
-        return Streams(of.operands, of.loops, ago[of.operands] * (of.loops < 0), written[of.operands] | of.over, terms[:count])
+        return Streams(
+            of.operands,
+            of.loops,
+            ago[of.operands] * (of.loops < 0),
+            written[of.operands] | of.over,
+            summed(self._values, of.sums)[of.sums.order],
+        )
 
     def reuses(self) -> Iterator[Reuse]:
         """Every use of every operand, those of an operand together, by the loop whose next iteration it is in (-1: the next run)."""
-        rows = self._shape.terms.rows
+        rows = self._shape.rows
 
-        def sum_of(products: Sums) -> Array:
-            found: Array = sum((self._values[[rows.of(factor) for factor in one]].prod(axis=0) for one in products), np.zeros(self.columns))
-            return found
+        def sum_of(terms: Sequence[Term]) -> Array:
+            return np.sum([self._values[[rows.of(factor) for factor in term]].prod(axis=0) for term in terms], axis=0)
 
         for row, loop, kind, uses, times, size, shares, first in self._shape.steps:
-            parts = [one[1] if one[0] == "share" else self._values[rows.of(one)] for one in shares]
+            parts = [self._values[rows.of(one)] if isinstance(one, tuple) else one for one in shares]
             yield Reuse(row, loop, sum_of(times), sum_of(size), self.apart[[*uses]], parts, kind, first)
 
     @cached_property
     def _values(self) -> Array:
         """The table that `Rows` describes."""
-        rows, one = self._shape.terms.rows, np.ones((1, self.columns))
-        ends = [self._trips[of[-1]] for of in rows.ends]
+        rows, trips, one = self._shape.rows, self._trips, np.ones((1, self.columns))
+        ends = [trips[of[-1]] for of in rows.ends]
         for at, of in enumerate(rows.ends):  # the outermost of these loops that has several iterations
             for loop in of[-2::-1]:
-                ends[at] = np.where(self._trips[loop] > 1, self._trips[loop], ends[at])
+                ends[at] = np.where(trips[loop] > 1, trips[loop], ends[at])
         shares = np.minimum(1.0, 2 / stacked(self.columns, *ends))
-        counts = self._counts()
+        counts, footprints = self._counts(), self._footprints.reshape(-1, self.columns)
         others = stacked(self.columns, *(getattr(self, f"_{kind}")(counts[0], *of) for kind, *of in rows.others))
-        return np.concatenate([one, *counts, self._footprints.reshape(-1, self.columns), shares, 1 - shares, others])
+        return np.concatenate([one, *counts, 1 / trips, trips > 1, footprints, shares, 1 - shares, others])
 
     def _counts(self) -> tuple[Array, ...]:
         """Iterations of each loop in all those around it over its dimension, where the last of a set may be cut short; how many these are
@@ -316,6 +306,12 @@ class LoopNest:
     def _each(self, now: Array, row: int, name: str) -> Array:
         """Bytes that two neighbours along a dimension share."""
         return self.operands[row].extents[name].shared / np.maximum(1e-9, self._extent(row, name)) * self._footprints[row, 0]
+
+    def _tile(self, now: Array, row: int, name: str, loop: int) -> Array:
+        """Bytes of an operand in one iteration of a loop, of one tile along a dimension."""
+        of = self.operands[row].extents[name]
+        one = np.minimum(of.base + of.step if of.alone is None else of.alone, of.whole)
+        return one / np.maximum(1e-9, self._extent(row, name, loop)) * self.footprint(loop, row)
 
     def _near(self, now: Array, name: str, *last: int) -> Array:
         """Neighbours within iterations of a dimension's last loop."""

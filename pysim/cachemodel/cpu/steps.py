@@ -24,14 +24,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.distances import Access, Array, Derived, Fixed, Indices, Products, Use, derived, products_of
+from pysim.cachemodel.cpu.distances import (
+    Access,
+    Derived,
+    Factor,
+    Fixed,
+    Indices,
+    Products,
+    Rows,
+    Sums,
+    Term,
+    Use,
+    derived,
+    products_of,
+    sums_of,
+)
 
 PARTS = (0.25, 0.75)  # of what grows from the first tile of a set to the last
 AGAIN, FILLED, OVER, ACROSS, WITHIN = "again", "filled", "over", "across", "within"
-COUNTS = "now", "more", "full", "now full", "more full", "fill", "rest"  # of iterations of each loop: `LoopNest._counts`
-
-Factor = tuple[Any, ...]  # one of COUNTS and a loop, or another row of `LoopNest._values`
-Sums = tuple[tuple[Factor, ...], ...]  # of products
 
 
 class Step(NamedTuple):
@@ -41,42 +51,16 @@ class Step(NamedTuple):
     loop: int
     kind: str
     uses: tuple[int, ...]
-    times: Sums
-    size: Sums
-    shares: tuple[Factor, ...]
+    times: tuple[Term, ...]
+    size: tuple[Term, ...]
+    shares: tuple[Factor | float, ...]
     first: bool
 
 
-class Rows(NamedTuple):
-    """Where factors stand in a table: 1, counts of iterations of loops, footprints, shares of tiles at the `ends` of loops and of those
-    between, and `others`."""
+class Bytes(NamedTuple):
+    """Of all uses, whatever the sizes; and each use's operand, loop and whether it is the first of data that are written anew."""
 
-    loops: int
-    operands: int
-    ends: tuple[tuple[int, ...], ...]
-    others: tuple[Factor, ...]
-
-    def of(self, factor: Factor) -> int:
-        kind, *rest = factor
-        if kind in COUNTS:
-            return 1 + COUNTS.index(kind) * self.loops + rest[0]
-        at = 1 + len(COUNTS) * self.loops
-        if kind == "footprint":
-            return at + rest[0] * (self.loops + 1) + rest[1] + 1
-        at += self.operands * (self.loops + 1)
-        if kind in ("ends", "between"):
-            return at + (kind == "between") * len(self.ends) + self.ends.index(tuple(rest))
-        return at + 2 * len(self.ends) + self.others.index(factor)
-
-
-class Terms(NamedTuple):
-    """The bytes of all uses as sums of products of `rows`, times weights: first the first term of every use, then further ones, of which
-    `more` says the use; and each use's operand, loop and whether it is the first of data that are written anew."""
-
-    rows: Rows
-    places: Products
-    weights: Array
-    more: tuple[int, ...]
+    sums: Sums
     operands: Indices
     loops: Indices
     over: NDArray[np.bool_]
@@ -89,8 +73,7 @@ class Shape(NamedTuple):
     the loops over them, `outer` and `inner`: of each loop the one around it over its dimension, or -1, and those that have one. Numbers of
     tiles, all and in one iteration of each of these loops, stand one after another: `places` of a dimension are those that count in one
     iteration of each loop of the nest, `around` those of the pairs, `totals` and `own` those of each loop. `same`: of each operand the
-    first one that is the same buffer. `steps`: how operands are used again; of what neighbours share within a loop (`spread`: number of
-    the use, dimension, loop) a tile's share lies in between.
+    first one that is the same buffer. `steps`: how operands are used again.
     """
 
     accesses: tuple[Access, ...]
@@ -105,9 +88,9 @@ class Shape(NamedTuple):
     own: list[int]
     same: tuple[int, ...]
     steps: tuple[Step, ...]
-    spread: tuple[tuple[int, str, int], ...]
+    rows: Rows
     distances: Derived
-    terms: Terms
+    bytes: Bytes
 
 
 class Told(NamedTuple):
@@ -148,9 +131,10 @@ def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) 
         for of in operands
     )
     same = tuple(names.index(name) if name else row for row, name in enumerate(names))
-    of = _Steps(loops, accesses, same, [], [], [])
+    of = _Steps(loops, [one.dimensions for one in operands], accesses, same, [], [])
     for row, one in enumerate(operands):
         of.add(row, dict(one.shared), one.partly)
+    rows = _rows(of, len(operands))
     return Shape(
         accesses,
         pairs,
@@ -164,48 +148,52 @@ def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) 
         [int(places[name][loop + 1]) for loop, name in enumerate(along)],
         same,
         (*of.steps,),
-        (*of.spread,),
-        derived((*of.uses,), accesses, len(loops)),
-        _terms(of.steps, len(loops), len(operands)),
+        rows,
+        derived((*of.uses,), accesses, rows),
+        _bytes(of.steps, rows),
     )
 
 
-def _terms(steps: Sequence[Step], loops: int, operands: int) -> Terms:
-    terms = [
-        [(*times, *size, share) for times, size in itertools.product(step.times, step.size)] for step in steps for share in step.shares
-    ]
-    every = [some[0] for some in terms] + [term for some in terms for term in some[1:]]
-    factors = [*dict.fromkeys(factor for term in every for factor in term if factor[0] not in (*COUNTS, "footprint", "share", "between"))]
-    ends = tuple(of for kind, *of in factors if kind == "ends")
-    rows = Rows(loops, operands, tuple(tuple(of) for of in ends), tuple(factor for factor in factors if factor[0] != "ends"))
-    numbers = [[rows.of(factor) for factor in term if factor[0] != "share"] for term in every]
-    weights = np.array([[np.prod([factor[1] for factor in term if factor[0] == "share"])] for term in every])
-    more = tuple(at for at, some in enumerate(terms) for _ in some[1:])
-    uses = [(step.row, step.loop, step.first and step.kind == OVER) for step in steps for _ in step.uses]
-    return Terms(rows, products_of(numbers), weights, more, *(np.array(column) for column in zip(*uses, strict=True)))
+def _rows(of: "_Steps", operands: int) -> Rows:
+    """Of all factors, those that are not of every nest."""
+    terms = [term for step in of.steps for term in (*step.times, *step.size, step.shares)]
+    fixed = (factor for use in of.uses if not isinstance(use, Use) for _, factor, _ in use)
+    factors = dict.fromkeys(factor for factor in itertools.chain(fixed, *terms) if isinstance(factor, tuple))
+    ends = tuple(tuple(ends) for kind, *ends in factors if kind == "ends")
+    return Rows(len(of.loops), operands, ends, tuple(factor for factor in factors if factor[0] in ("part", "each", "near", "tile")))
+
+
+def _bytes(steps: Sequence[Step], rows: Rows) -> Bytes:
+    sums, uses = list[list[tuple[float, Term]]](), list[tuple[int, int, bool]]()
+    for step in steps:
+        for share in step.shares:
+            weight, factor = (1.0, (share,)) if isinstance(share, tuple) else (share, ())
+            sums.append([(weight, (*times, *size, *factor)) for times, size in itertools.product(step.times, step.size)])
+            uses.append((step.row, step.loop, step.first and step.kind == OVER))
+    return Bytes(sums_of(sums, rows), *(np.array(column) for column in zip(*uses, strict=True)))
 
 
 class _Steps(NamedTuple):
     """Of a nest's shape, as they are found."""
 
     loops: tuple[tuple[str, str, bool], ...]
+    dimensions: list[tuple[str, ...]]
     accesses: tuple[Access, ...]
     same: tuple[int, ...]
     steps: list[Step]
     uses: list[Use | Fixed]
-    spread: list[tuple[int, str, int]]
 
     def add(self, row: int, shared: Mapping[str, bool], partly: bool) -> None:
         """Those of an operand, which shares along dimensions, at once or not, and of which iterations touch a part."""
         one = self.accesses[row]
         own, last, done = self._begin(row)
         both = -1 if one.memory is not None else last
-        size: Sums = ((("footprint", row, both),),)
+        size: tuple[Term, ...] = ((_all(row, both),),)
         for loop in (at for at in range(last + 1, one.inside + 1) if at != one.first):
             name, passes = self.loops[loop][1], tuple(done.values())
             if loop in own.moved:
                 if name in shared:
-                    body = tuple((at, loop, 1.0) for at, of in enumerate(self.accesses) if of.phase(loop) >= 0)
+                    body = tuple((at, _all(at, loop), 1.0) for at, of in enumerate(self.accesses) if of.phase(loop) >= 0)
                     more, each = ("more", loop), ("each", row, name)
                     self._step(row, loop, ACROSS, (body,), ((more, *passes),), ((each,),))
                     size += ((more, each),)
@@ -213,7 +201,7 @@ class _Steps(NamedTuple):
             full = " full" if any(of == name for _, of, _ in self.loops[: last + 1]) else ""
             others, again = tuple(of for at, of in done.items() if at != name), "more"
             if one.memory is not None and any(of.first == loop for of in self.accesses):
-                times: Sums = ((("fill", loop), *others),)
+                times: tuple[Term, ...] = ((("fill", loop), *others),)
                 self._step(row, loop, FILLED, [Use(own, loop, None, part) for part in PARTS], times, size)
                 again = "rest"
             times = (((again + full, loop), *others, *((("part", row),) if partly else ())),)
@@ -233,29 +221,31 @@ class _Steps(NamedTuple):
         alike = [at for at in range(len(self.same)) if self.same[at] == self.same[row]]
         before = alike[alike.index(row) - 1]
         if before == row and one.memory is None:
-            self._step(row, -1, AGAIN, [Use(one, -1)], ((),), ((("footprint", row, -1),),), first=True)
+            self._step(row, -1, AGAIN, [Use(one, -1)], ((),), ((_all(row, -1),),), first=True)
             return one, -1, {}
         if one.memory is None:
             loop, own = min(one.inside, self.accesses[before].inside), one
             uses: list[Any] = [_apart(self.accesses, self.same, before, row, loop, part) for part in PARTS]
-            size, first = ((("footprint", row, loop),),), before > row
+            size, first = ((_all(row, loop),),), before > row
         else:
             loop, own = one.memory, one._replace(moved=frozenset(one.within(one.memory)))
-            uses, size, first = [Use(own, loop, None, part) for part in PARTS], ((("footprint", row, -1),),), True
+            uses, size, first = [Use(own, loop, None, part) for part in PARTS], ((_all(row, -1),),), True
         done = self._full(loop)
         self._step(row, loop, OVER, uses, (tuple(done.values()),), size, first=first)
         return own, loop, done
 
-    def _within(self, row: int, names: Iterable[str], passes: tuple[Factor, ...]) -> None:
-        """What neighbours share in one body."""
+    def _within(self, row: int, names: Iterable[str], passes: Term) -> None:
+        """What neighbours share in one body: a tile of what is in its phase lies in between."""
         one = self.accesses[row]
-        phase = tuple((at, one.inside, 1.0) for at, of in enumerate(self.accesses) if of.phase(one.inside) == one.phase(one.inside))
         for name in names:
             over = [at for at, (_, of, _) in enumerate(self.loops) if of == name and at <= one.inside]
             if not any(self.loops[at][2] for at in over):
-                self.spread.append((len(self.uses), name, one.inside))
-                near = ("near", name, *over[-1:])
-                self._step(row, one.inside, WITHIN, (phase,), ((near, *passes),), ((("each", row, name),),))
+                tile = tuple(
+                    (at, ("tile", at, name, one.inside) if name in self.dimensions[at] else _all(at, one.inside), 1.0)
+                    for at, of in enumerate(self.accesses)
+                    if of.phase(one.inside) == one.phase(one.inside)
+                )
+                self._step(row, one.inside, WITHIN, (tile,), ((("near", name, *over[-1:]), *passes),), ((("each", row, name),),))
 
     def _full(self, last: int) -> dict[str, Factor]:
         return {self.loops[at][1]: ("full", at) for at in range(last + 1)}
@@ -266,14 +256,18 @@ class _Steps(NamedTuple):
         loop: int,
         kind: str,
         uses: Sequence[Use | Fixed],
-        times: Sums,
-        size: Sums,
-        shares: tuple[Factor, ...] = (),
+        times: tuple[Term, ...],
+        size: tuple[Term, ...],
+        shares: tuple[Factor | float, ...] = (),
         first: bool = False,
     ) -> None:
         numbers = tuple(range(len(self.uses), len(self.uses) + len(uses)))
         self.uses.extend(uses)
-        self.steps.append(Step(row, loop, kind, numbers, times, size, shares or (("share", 1 / len(uses)),) * len(uses), first))
+        self.steps.append(Step(row, loop, kind, numbers, times, size, shares or (1 / len(uses),) * len(uses), first))
+
+
+def _all(row: int, loop: int) -> Factor:
+    return "footprint", row, loop
 
 
 def _apart(accesses: tuple[Access, ...], same: tuple[int, ...], before: int, row: int, loop: int, part: float) -> Fixed:
@@ -283,11 +277,11 @@ def _apart(accesses: tuple[Access, ...], same: tuple[int, ...], before: int, row
     moved = accesses[before if start == 1 else row].within(loop)
     once = moved[0] - 1 if moved else loop  # the last loop that passes over the whole buffer
     passed = {*range(start + 1, end)} if start < end else {0, 1, 2} - {*range(end, start + 1)}
-    found = list[tuple[int, int, float]]()
+    found = list[tuple[int, Factor, float]]()
     for at, phase in enumerate(phases):
         if same[at] == same[row] or phase in passed:
-            found.append((at, loop, 1.0))
+            found.append((at, _all(at, loop), 1.0))
         elif phase in (start, end):
             share = 1.0 if phase == 1 and not accesses[at].moved & {*moved[:1]} else part if phase == end else 1 - part
-            found.append((at, once if phase == 1 else loop, share))
+            found.append((at, _all(at, once if phase == 1 else loop), share))
     return (*found,)
