@@ -35,7 +35,11 @@ from pysim.registry.cuda import gemm_attributes
 
 DATA = Path(__file__).parent.parent / "benchmarks" / "data"
 FEWEST = 3
-SEARCHES = (("Zen 5", False, "search-zen5.json"), ("Xeon server, calibrated", True, "search-xeon-server.json"))
+SEARCHES = (
+    ("Zen 5", False, "search-zen5.json"),
+    ("Zen 5, calibrated", True, "search-zen5-calibrated.json"),
+    ("Xeon server, calibrated", True, "search-xeon-server.json"),
+)
 SEEN, UNSEEN = "#0072b2", "#d55e00"  # Okabe and Ito's
 
 

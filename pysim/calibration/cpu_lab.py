@@ -39,6 +39,17 @@ SMALL = (
     "gemm:180x220x140",
     "gemm:90x330x210",
 )
+# In the sizes of networks, whose operands come from beyond L2: where that is slow (a Xeon server), less of it hides than small layers say
+MIDDLE = (
+    "conv:mb1ic60ih52oc72kh3ph1",
+    "conv:mb1ic136ih26oc120kh3ph1",
+    "conv:mb1ic250ih13oc240kh3ph1",
+    "conv:mb1ic500ih8oc520kh3ph1",
+    "conv:mb1ic60ih52oc240kh1",
+    "conv:mb1ic240ih50oc136kh1",
+    "conv:mb1ic480ih26oc120kh1",
+    "conv:mb1ic980ih13oc250kh1",
+)
 # Of 3 to 45 MB, input, filters or output: what a last level of so many MB keeps from one call to the next
 LARGE = (
     "conv:g72mb1ic72ih72oc72kh3ph1",
@@ -52,7 +63,7 @@ LARGE = (
     "conv:mb1ic440ih7oc456kh3ph1",
     "gemm:44x2200x1900",
 )
-LAYERS = (*SMALL, *LARGE)
+LAYERS = (*SMALL, *MIDDLE, *LARGE)
 PLANS, TRANSFORMED, WITHIN = 6, 2, 1.6  # plans of a layer, and of those by transforms; the time that they may take over the best of them
 CONSIDERED = 3000  # plans that are looked at
 SCALAR_BYTES = 16  # of a vector that portable code may have, too
