@@ -436,6 +436,7 @@ class LoopNest:
                 share[before] = 1.0
         missed *= np.stack(sizes)
         found[: len(spilled)] = np.add.reduceat(missed, np.flatnonzero(np.diff(rows, prepend=-1)), axis=1)
+        found[:, [not name for name in self.names]] = 0.0  # what only takes room
         for inner, outer in itertools.pairwise(found):
             np.minimum(outer, inner, out=outer)
         return found
