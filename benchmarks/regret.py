@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How good the planner's choice is on random layers that no constant was fitted to: every algorithm's best plan, predicted and measured.
+"""How good the planner's choice is on layers that no constant was fitted to: every algorithm's best plan, predicted and measured.
 
     python benchmarks/regret.py --seed S --layers N [-m host|FILE.toml] [--threads T] > regret.jsonl
-    python benchmarks/regret.py --again FILE
+    python benchmarks/regret.py PROBLEM... [--schedules N [--beside FILE.toml]] > regret.jsonl
+    python benchmarks/regret.py --again FILE [-m FILE.toml]
 
-Layers are drawn of KINDS, in sizes that networks have. For each, every algorithm that computes it is planned, checked against the
-reference, and all are timed in turns; the least sample of each counts, on one thread of the processor's time for it: on a computer that
-others use only that is the plan's own. FILE.toml says what this computer is (one of pysim/machine/data, say). Printed is a header, then a
-line a plan: {"set" (its kind), "problem", "plan", "predicted_seconds", "measured_seconds", "samples", "threads"}; on stderr what they
-amount to. *regret* is the measured time of the plan predicted fastest over that of the fastest measured, *error* |log(predicted /
-measured)|. With --again nothing is measured: the plans of a file are predicted by the model as it is now.
+Layers are those of PROBLEM..., or drawn of KINDS, in sizes that networks have. For each, every algorithm that computes it is planned,
+checked against the reference, and all are timed in turns; the least sample of each counts, on one thread of the processor's time for it:
+on a computer that others use only that is the plan's own. With --schedules there are up to N plans a layer: the FIRST of the machine's
+order, the FIRST of another's (--beside), then any of those that are predicted to take at most WITHIN times the best. FILE.toml says what
+this computer is (one of pysim/machine/data, say). Printed is a header, then a line a plan: {"set" (its kind), "problem", "plan",
+"predicted_seconds", "measured_seconds", "samples", "threads", "clock_hz" (the core's beside them)}; on stderr what they amount to.
+*regret* is the measured time of the plan predicted fastest over that of the fastest measured, *of 8* that of the fastest of the FIRST,
+*error* |log(predicted / measured)|. With --again nothing is measured: the plans of a file are predicted by the model as it is now, of the
+machine that its header names, or of another.
 """
 
 import argparse
@@ -33,20 +37,25 @@ from pysim.calibration import host
 from pysim.comparison.bench import bench_of, release
 from pysim.comparison.field import checked
 from pysim.errors import PysimError
+from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any
 from pysim.measure.clock import Call, CpuClock, interleave
 from pysim.measure.load import share_of_others
+from pysim.measure.speed import read
 from pysim.measure.store import environment
 from pysim.problem.conv import Conv
-from pysim.problem.text import resolve, sets
+from pysim.problem.text import Workload, resolve, sets
+from pysim.record.plan import Plan
 
 DATA = Path(__file__).parent / "data"
 SMALL, LARGE = 2e6, 2.5e8  # FLOP of a layer: tens of microseconds to some milliseconds on one core
 TURNS, SECONDS = 30, 6.0  # of a layer: the fewest of each plan, and the most in all
+FIRST, WITHIN = 8, 2.0
 CHANNELS = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 160, 192, 224, 256, 320, 384, 480, 512, 576, 768, 960, 1024)
 EDGES = (7, 8, 13, 14, 15, 17, 19, 24, 27, 28, 32, 35, 40, 56, 64, 80, 112)
 KINDS = ("1x1", "3x3", "5x5", "7x7", "1xN", "strided", "depthwise", "grouped", "dilated", "first")
 WORST = 10
+ALL = 1_000_000  # more plans than a layer has
 
 
 class OwnTime(CpuClock):
@@ -98,14 +107,28 @@ def layers(seed: int, count: int) -> Iterator[tuple[str, Conv]]:
         yield kind, layer
 
 
-def measured(layer: Conv, on: Any, threads: int) -> Iterator[dict[str, Any]]:
-    """A line for each algorithm's best plan that is right."""
+def chosen(layer: Workload, on: Any, others: list[Any], given: argparse.Namespace) -> list[Plan]:
+    """Each algorithm's best plan, then schedules up to so many, each as it is predicted on the machine."""
     plans = []
     for algorithm in algorithms_for(layer, on):
         try:
-            plans.append(planner.plan(layer, on, algorithm=algorithm.NAME, threads=threads))
+            plans.append(planner.plan(layer, on, algorithm=algorithm.NAME, threads=given.threads))
         except PysimError:
             continue  # what it does not compute
+    if not given.schedules:
+        return plans
+    order = planner.plans(layer, on, ALL)
+    names = [plan.name for machine in others for plan in planner.plans(layer, machine, FIRST)]
+    near = [plan.name for plan in order[FIRST:] if (plan.seconds or 0.0) <= WITHIN * (order[0].seconds or 0.0)]
+    random.Random(given.seed).shuffle(near)
+    found = {plan.name: plan for plan in order}
+    some = dict.fromkeys([*(plan.name for plan in (*order[:FIRST], *plans)), *names, *near])
+    return [found[name] for name in list(some)[: given.schedules] if name in found]
+
+
+def measured(layer: Workload, on: Any, plans: list[Plan], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A line for each plan that is right."""
+    threads = given.threads
     bench, calls = bench_of(plans[0], on, threads, host.executor(on), 0), {}
     for plan in plans:
         verdict, ready = checked(bench, partial(bench.make, plan))
@@ -113,20 +136,32 @@ def measured(layer: Conv, on: Any, threads: int) -> Iterator[dict[str, Any]]:
             calls[plan.name] = ready.call
         else:
             print(f"{layer.text}: {plan.name}: {verdict.reason}", file=sys.stderr)
-    timed = interleave(calls, OwnTime() if threads == 1 else bench.clock(), min_samples=TURNS, min_seconds=0.0, budget_seconds=SECONDS)
+    timed = interleave(
+        calls, OwnTime() if threads == 1 else bench.clock(), min_samples=given.turns, min_seconds=0.0, budget_seconds=given.seconds
+    )
+    clock = clock_of(on)
     for plan in plans:
         if (samples := timed.samples.get(plan.name)) is not None:
             times = {"predicted_seconds": plan.seconds, "measured_seconds": float(f"{samples.min():.6g}")}
-            yield {"problem": layer.text, "plan": plan.name} | times | {"samples": len(samples), "threads": threads}
+            yield {"problem": layer.text, "plan": plan.name} | times | {"samples": len(samples), "threads": threads} | clock
 
 
-def again(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file as the model predicts them now."""
+def clock_of(on: Any) -> dict[str, float]:
+    """The core's clock behind what was timed, of a CPU."""
+    if not isinstance(on, Machine):
+        return {}
+    target = max(on.core.units, key=lambda unit: unit.vector_bytes).target
+    return {"clock_hz": float(f"{max(read(target).clock_hz for _ in range(3)):.4g}")}
+
+
+def again(path: Path, machine: str | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of a file as the model predicts them now, of a CPU at the clock that it had."""
     first, *rows = map(json.loads, path.read_text().splitlines())
     named = first["machine_file"]
-    on = load_any(path.parent / named if named.endswith(".toml") else named)
+    on: Any = load_any(machine or (path.parent / named if named.endswith(".toml") else named))
     for row in rows:
-        yield row | {"predicted_seconds": planner.plan(row["problem"], on, name=row["plan"], threads=row["threads"]).seconds}
+        then = on.at_clock(row["clock_hz"]) if "clock_hz" in row else on
+        yield row | {"predicted_seconds": planner.plan(row["problem"], then, name=row["plan"], threads=row["threads"]).seconds}
 
 
 def by_problem(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -142,6 +177,13 @@ def choice(rows: list[dict[str, Any]]) -> tuple[float, dict[str, Any], dict[str,
     return chosen["measured_seconds"] / best["measured_seconds"], chosen, best
 
 
+def of_first(rows: list[dict[str, Any]]) -> float:
+    """The regret of the fastest of the FIRST that are predicted fastest, of a problem's plans."""
+    first = sorted(rows, key=lambda row: float(row["predicted_seconds"]))[:FIRST]
+    fastest, best = (min(float(row["measured_seconds"]) for row in some) for some in (first, rows))
+    return fastest / best
+
+
 def logs(rows: Iterable[dict[str, Any]]) -> Any:
     return np.array([math.log(row["predicted_seconds"] / row["measured_seconds"]) for row in rows])
 
@@ -149,7 +191,9 @@ def logs(rows: Iterable[dict[str, Any]]) -> Any:
 def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
     choices = sorted(map(choice, by_problem(rows).values()), key=lambda one: -one[0])
     regrets = np.array([regret for regret, *_ in choices])
-    yield f"{len(choices)} layers, {len(rows)} plans: regret mean {regrets.mean():.4f}, worst {regrets.max():.3f}"
+    off, firsts = abs(logs(rows)), [of_first(some) for some in by_problem(rows).values()]
+    yield f"{len(choices)} layers, {len(rows)} plans: error median {np.median(off):.1%}, p90 {np.quantile(off, 0.9):.1%}"
+    yield f"regret mean {regrets.mean():.4f}, worst {regrets.max():.3f}; of {FIRST} mean {np.mean(firsts):.4f}, worst {max(firsts):.3f}"
     for field in ("set", "algorithm"):
         groups: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
@@ -181,19 +225,26 @@ def header(machine: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="*", metavar="PROBLEM")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=300)
-    parser.add_argument("-m", "--machine", default="host")
+    parser.add_argument("-m", "--machine")
+    parser.add_argument("--schedules", type=int, default=0)
+    parser.add_argument("--beside", action="append", default=[])
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--again", type=Path)
     given = parser.parse_args()
     if given.again:
-        rows = list(again(given.again))
+        rows = list(again(given.again, given.machine))
     else:
-        rows, on = [], host.runnable(given.machine)
-        print(json.dumps(header(given.machine)), flush=True)
-        for kind, layer in layers(given.seed, given.layers):
-            for row in measured(layer, on, given.threads):
+        machine = given.machine or "host"
+        rows, on, others = [], host.runnable(machine), [host.runnable(name) for name in given.beside]
+        print(json.dumps(header(machine)), flush=True)
+        named = [(layer.label or "named", layer.workload) for layer in resolve(given.problems)] if given.problems else []
+        for kind, layer in named or layers(given.seed, given.layers):
+            for row in measured(layer, on, chosen(layer, on, others, given), given):
                 rows.append({"set": kind} | row)
                 print(json.dumps(rows[-1]), flush=True)
             release()

@@ -32,6 +32,9 @@ struct pysim_loops {
     /* y[k][i] = act(scale[k % period] x[k][i] + shift[k % period] + residual[k][i]); scale and shift may be NULL. y may be x. */
     void (*map)(const pysim_map *m, const pysim_finish *f, const void *x, const void *scale, const void *shift, void *y);
     void (*pool)(const pysim_pool *p, const void *x, void *y);
+    void (*pair)(const pysim_pair *p, const pysim_finish *f, const void *a, const void *b, void *y);
+    void (*rows)(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y);
+    void (*take)(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y);
 };
 
 /* Those of the best target that runs here, for results of a dtype (f32 or f64), or NULL. */

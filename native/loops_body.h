@@ -317,4 +317,6 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
     }
 }
 
-const pysim_loops TARGET_LOOPS = {finish_rows, map_planes, pool_planes};
+#include "loops_arrays.h"
+
+const pysim_loops TARGET_LOOPS = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows};

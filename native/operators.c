@@ -2,17 +2,17 @@
  * The ABI's entries for operators between convolutions: arguments are checked here, the loops of loops.h do the rest. And for chains. */
 #include <string.h>
 
-#include "loops.h"
+#include "operators.h"
 #include "status.h"
 
-static pysim_status loops_of(int32_t dtype, const pysim_loops **loops) {
+pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops) {
     const pysim_status status = pysim_check_dtype(dtype);
     if (status != PYSIM_OK) return status;
     *loops = pysim_loops_for(dtype);
     return *loops ? PYSIM_OK : pysim_fail(PYSIM_UNSUPPORTED, "dtype is %s; operators are for f32 and f64", pysim_dtype_name(dtype));
 }
 
-static pysim_status positive(const char *what, const int64_t *values, int32_t count) {
+pysim_status pysim_check_positive(const char *what, const int64_t *values, int32_t count) {
     for (int32_t i = 0; i < count; i++)
         if (values[i] < 1) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: number %d is %lld; all must be at least 1", what, (int)i, (long long)values[i]);
     return PYSIM_OK;
@@ -22,7 +22,7 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
                               const void *y) {
     const int64_t sizes[] = {m->planes, m->size, m->period}, all[] = {m->planes, m->size, pysim_dtype_bytes(m->dtype)};
     int64_t bytes = 0;
-    pysim_status status = positive("a map's planes, size and period", sizes, 3);
+    pysim_status status = pysim_check_positive("a map's planes, size and period", sizes, 3);
     if (status == PYSIM_OK && (m->block < 0 || (m->block > 1 && (m->planes % m->block || m->period % m->block))))
         status = pysim_fail(PYSIM_BAD_ARGUMENT, "a map's block is %d; it is 0 (planes) or divides its %lld planes and their period %lld",
                             (int)m->block, (long long)m->planes, (long long)m->period);
@@ -45,7 +45,7 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
 pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y) {
     const pysim_loops *loops;
     if (!m || !e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the %s is NULL", m ? "epilogue" : "map");
-    pysim_status status = loops_of(m->dtype, &loops);
+    pysim_status status = pysim_loops_of(m->dtype, &loops);
     if (status == PYSIM_OK) status = check_map(m, e, x, scale, shift, y);
     if (status != PYSIM_OK) return status;
     const int same = !e->residual && e->activation == PYSIM_IDENTITY;
@@ -58,7 +58,7 @@ static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y
     const int64_t sizes[] = {p->planes, p->height, p->width, p->out_h, p->out_w, p->kernel_h, p->kernel_w, p->stride_h, p->stride_w,
                              p->dilation_h, p->dilation_w};
     const int64_t element = pysim_dtype_bytes(p->dtype), pads[] = {p->pad_top, p->pad_left, p->pad_bottom, p->pad_right};
-    pysim_status status = positive("a pool's planes, height, width, out_h, out_w, kernel, stride and dilation", sizes, 11);
+    pysim_status status = pysim_check_positive("a pool's planes, height, width, out_h, out_w, kernel, stride and dilation", sizes, 11);
     for (int i = 0; i < 4 && status == PYSIM_OK; i++)
         if (pads[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pool's padding %d is %lld; it must be at least 0", i, (long long)pads[i]);
     const int64_t in[] = {p->planes, p->height, p->width, element}, out[] = {p->planes, p->out_h, p->out_w, element};
@@ -89,7 +89,7 @@ static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y
 pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) {
     const pysim_loops *loops;
     if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pool is NULL");
-    pysim_status status = loops_of(p->dtype, &loops);
+    pysim_status status = pysim_loops_of(p->dtype, &loops);
     if (status == PYSIM_OK) status = check_pool(p, x, y);
     if (status == PYSIM_OK) loops->pool(p, x, y);
     return status;
@@ -98,7 +98,7 @@ pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) {
 static pysim_status check_reorder(const pysim_reorder *r, const void *x, const void *y) {
     const int64_t sizes[] = {r->planes, r->size, r->block}, all[] = {r->planes, r->size, pysim_dtype_bytes(r->dtype)};
     int64_t bytes = 0;
-    pysim_status status = positive("a reordering's planes, size and block", sizes, 3);
+    pysim_status status = pysim_check_positive("a reordering's planes, size and block", sizes, 3);
     if (status == PYSIM_OK && r->planes % r->block)
         status = pysim_fail(PYSIM_BAD_ARGUMENT, "%lld planes are no whole blocks of %d", (long long)r->planes, (int)r->block);
     if (status == PYSIM_OK) status = pysim_product("a reordering's bytes, planes x size x element", 3, all, &bytes);
@@ -111,7 +111,7 @@ static pysim_status check_reorder(const pysim_reorder *r, const void *x, const v
 pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) {
     const pysim_loops *loops;
     if (!r) return pysim_fail(PYSIM_BAD_ARGUMENT, "the reordering is NULL");
-    pysim_status status = loops_of(r->dtype, &loops);
+    pysim_status status = pysim_loops_of(r->dtype, &loops);
     if (status == PYSIM_OK) status = check_reorder(r, x, y);
     if (status != PYSIM_OK) return status;
     const pysim_pack_transposed transposed = pysim_transposer_for(r->dtype);
@@ -145,8 +145,8 @@ static pysim_status check_copy(const pysim_copy *c, const void *x, const void *y
     if (c->axes < 1 || c->axes > MOST_AXES)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "a copy has %d axes; it has 1 to %d", (int)c->axes, MOST_AXES);
     int64_t read = 0, written = 0;
-    pysim_status status = positive("a copy's sizes", c->sizes, c->axes);
-    if (status == PYSIM_OK) status = positive("a copy's steps in y", c->to, c->axes);
+    pysim_status status = pysim_check_positive("a copy's sizes", c->sizes, c->axes);
+    if (status == PYSIM_OK) status = pysim_check_positive("a copy's steps in y", c->to, c->axes);
     for (int32_t i = 0; i < c->axes && status == PYSIM_OK; i++)
         if (c->from[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a copy's step %d in x is %lld; it must be at least 0", (int)i, (long long)c->from[i]);
     if (status == PYSIM_OK) status = extent("a copy's input", c, c->from, &read);
@@ -195,7 +195,7 @@ static void copy_axes(const pysim_copy *c, int32_t axis, const char *x, char *y,
 pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) {
     const pysim_loops *loops;
     if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the copy is NULL");
-    pysim_status status = loops_of(c->dtype, &loops); /* f32 and f64, of which there are transposers */
+    pysim_status status = pysim_loops_of(c->dtype, &loops); /* f32 and f64, of which there are transposers */
     if (status == PYSIM_OK) status = check_copy(c, x, y);
     if (status == PYSIM_OK) copy_axes(c, 0, x, y, pysim_dtype_bytes(c->dtype));
     return status;
@@ -209,7 +209,12 @@ static pysim_status run_step(const pysim_step *s) {
     case PYSIM_STEP_POOL: return pysim_run_pool(s->of, s->first, s->result);
     case PYSIM_STEP_REORDER: return pysim_run_reorder(s->of, s->first, s->result);
     case PYSIM_STEP_COPY: return pysim_run_copy(s->of, s->first, s->result);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; it is 0 (run), 1 (map), 2 (pool), 3 (reorder) or 4 (copy)", (int)s->kind);
+    case PYSIM_STEP_PAIR: return pysim_run_pair(s->of, s->epilogue, s->first, s->second, s->result);
+    case PYSIM_STEP_ROWS: return pysim_run_rows(s->of, s->first, s->second, s->third, s->result);
+    case PYSIM_STEP_TAKE: return pysim_run_take(s->of, s->first, s->second, s->third, s->result);
+    case PYSIM_STEP_PRODUCTS:
+        return pysim_run_products(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; it is 0 (run) to 8 (products)", (int)s->kind);
     }
 }
 

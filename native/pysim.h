@@ -178,21 +178,67 @@ typedef struct {
 } pysim_copy;
 pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y);
 
-/* Calls of pysim_run, pysim_run_map, pysim_run_pool, pysim_run_reorder and pysim_run_copy one after another: the operators of a network in
- * one call. */
+/* y = act(a op b) for up to 6 axes, along each of which elements lie `a_steps` apart in a, `b_steps` in b; 0: an element is read again and
+ * again. y is dense, and may be an operand that is. Of the epilogue activation and bounds are read. */
+typedef enum { PYSIM_ADD = 0, PYSIM_SUBTRACT = 1, PYSIM_MULTIPLY = 2, PYSIM_DIVIDE = 3 } pysim_pair_kind;
+typedef struct {
+    int64_t sizes[6], a_steps[6], b_steps[6];
+    int32_t axes, kind; /* pysim_pair_kind */
+    int32_t dtype;
+} pysim_pair;
+pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y);
+
+/* Of each row of `size` elements x:
+ *   softmax    y[i] = exp(x[i] - max) / sum of those
+ *   standard   y[i] = (x[i] - mean) / sqrt(variance + epsilon) scale[i] + shift[i]; scale and shift, of `size` elements, may be NULL
+ *   length     y = sqrt(sum of x[i]^2), a number a row
+ * y may be x, but for lengths. */
+typedef enum { PYSIM_ROWS_SOFTMAX = 0, PYSIM_ROWS_STANDARD = 1, PYSIM_ROWS_LENGTH = 2 } pysim_rows_kind;
+typedef struct {
+    int64_t rows, size;
+    double epsilon; /* of standard: at least 0 */
+    int32_t kind;   /* pysim_rows_kind */
+    int32_t dtype;
+} pysim_rows;
+pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y);
+
+/* y[o][i][n] = x[o][at[i]][n] of x[outer][size][inner] and y[outer][count][inner]: rows of a table, pixels beside each other. Or, where
+ * `shares` of dtype are given, (1 - shares[i]) x[o][at[i]][n] + shares[i] x[o][at[count + i]][n]: what lies between two. at[i] < 0 counts from
+ * the end; what is in no row is refused before anything is written. */
+typedef struct {
+    int64_t outer, size, inner, count;
+    int32_t dtype;
+} pysim_take;
+pysim_status pysim_run_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y);
+
+/* The same product of many matrices, for up to 4 axes along each of which they lie so many elements apart; where a step of A or B is 0 one is
+ * read again and again. No two results share an element. */
+typedef struct {
+    const pysim_problem *of; /* a product */
+    int64_t counts[4], a_steps[4], b_steps[4], c_steps[4];
+    int32_t axes;
+} pysim_products;
+pysim_status pysim_run_products(const pysim_products *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *a,
+                                const void *b, void *c, void *workspace, int64_t workspace_bytes);
+
+/* Calls of pysim_run, pysim_run_map and the others one after another: the operators of a network in one call. */
 typedef enum {
     PYSIM_STEP_RUN = 0,
     PYSIM_STEP_MAP = 1,
     PYSIM_STEP_POOL = 2,
     PYSIM_STEP_REORDER = 3,
-    PYSIM_STEP_COPY = 4
+    PYSIM_STEP_COPY = 4,
+    PYSIM_STEP_PAIR = 5,
+    PYSIM_STEP_ROWS = 6,
+    PYSIM_STEP_TAKE = 7,
+    PYSIM_STEP_PRODUCTS = 8
 } pysim_step_kind;
 typedef struct {
-    int32_t kind, threads;              /* which function; threads, schedule and workspace are of PYSIM_STEP_RUN alone */
-    const void *of;                     /* pysim_problem, pysim_map, pysim_pool, pysim_reorder or pysim_copy */
+    int32_t kind, threads;              /* which function; threads, schedule and workspace are of PYSIM_STEP_RUN and _PRODUCTS alone */
+    const void *of;                     /* pysim_problem, pysim_map and so on */
     const pysim_schedule *schedule;
-    const pysim_epilogue *epilogue;     /* of a run and a map */
-    const void *first, *second, *third; /* first and second of a run; x, scale and shift of a map; x of the others */
+    const pysim_epilogue *epilogue;     /* of a run, products, a map and a pair */
+    const void *first, *second, *third; /* the function's operands, in its order */
     void *result, *workspace;
     int64_t workspace_bytes;
 } pysim_step;
@@ -415,6 +461,25 @@ pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim
  * result = f(alpha scale (product or convolution) + beta result + bias) */
 pysim_status pysim_cuda_run(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
                             const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream);
+
+/* A norm between products as one pass over memory. Rows are pixels of tensors whose channels lie last, dense, of f32, f16 or bf16; the result is of the
+ * same type or, where one of the two is f32, another. Computed in f32:
+ *     y[r][c] = f(scale[c] (x[r][c] - center) + shift[c]),   f(v) = 0 for v < 0 where `relu` is 1, else v
+ * PYSIM_NORM_CHANNELS: center is that of the channel, and x a concatenation along channels, whose parts are read where they lie.
+ * PYSIM_NORM_ROWS: of one part, center is the row's mean, and differences from it are divided by sqrt(their mean square + epsilon). */
+typedef enum { PYSIM_NORM_CHANNELS = 0, PYSIM_NORM_ROWS = 1 } pysim_norm_kind;
+enum { PYSIM_CUDA_PARTS = 64 }; /* of a concatenation, at most */
+typedef struct {
+    int32_t kind, dtype, out_dtype, relu, parts;
+    int64_t rows;
+    int64_t channels[64];        /* PYSIM_CUDA_PARTS, of each part */
+    const void *center;          /* an f32 value a channel, as scale and shift; NULL: 0, and of PYSIM_NORM_ROWS always */
+    const void *scale, *shift;   /* NULL: 1 and 0 */
+    double epsilon;              /* of PYSIM_NORM_ROWS: 0 or more */
+} pysim_cuda_norm;
+/* `parts` lies in host memory. */
+pysim_status pysim_cuda_normalize(const pysim_cuda_norm *n, const void *const *parts, void *result, void *stream);
+
 /* Runs one after another: layers of a network in one call. An operand lies `offset` bytes behind base number `base` of those that are given. */
 typedef struct {
     int32_t base;
@@ -426,6 +491,8 @@ typedef struct {
     const pysim_cuda_epilogue *epilogue;
     pysim_cuda_place first, second, result, workspace;
     int64_t workspace_bytes;
+    const pysim_cuda_norm *norm;   /* NULL; or what becomes of `parts`, and of what stands above only `result` is looked at */
+    const pysim_cuda_place *parts;
 } pysim_cuda_step;
 /* Until one fails: its status, and its sentence for pysim_cuda_last_error. */
 pysim_status pysim_cuda_run_steps(const pysim_cuda_step *steps, int64_t count, const uint64_t *bases, void *stream);

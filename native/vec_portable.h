@@ -11,7 +11,7 @@ typedef T VEC __attribute__((vector_size(LANES * sizeof(T))));
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE VEC v_zero(void) { return (VEC){0}; }
-INLINE VEC v_set1(T x) { return v_zero() + x; }
+INLINE VEC v_set1(T x) { return x - v_zero(); } /* 0 + x would be +0 of -0 */
 INLINE VEC v_load(const T *p) {
     VEC v;
     __builtin_memcpy(&v, p, sizeof v);

@@ -2,6 +2,7 @@
 """Calibration of a CPU: constants of a machine that is known come back, also where others use it, or it is said that they may not have;
 what is written holds, and nothing else is touched."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from pysim import planner
 from pysim.calibration import cpu_lab, host
 from pysim.calibration.cpu_calibrate import FIT, FORKS, SOURCE, TEAM, Calibration, calibrate, calibrated
 from pysim.calibration.cpu_fit import CONSTANTS, OUTSIDE, with_constants
-from pysim.calibration.cpu_lab import LAYERS, Measured, chosen
+from pysim.calibration.cpu_lab import LARGE, LAYERS, SMALL, Measured, chosen
+from pysim.calibration.cpu_share import ways_left, with_ways
 from pysim.calibration.detected import team_sizes
 from pysim.calibration.estimate import FEWEST, LOST, SURE, settle
 from pysim.errors import MachineError
@@ -28,8 +30,9 @@ from pysim.problem.text import resolve
 
 ZEN4 = load("zen4")
 TRUTH = (80.0, 30.0, 1.3, 7.5, 14.0, 0.7)
+DATA = Path(__file__).parent.parent / "benchmarks" / "data"
 FORK, FORK_THREAD = 9000.0, 2500.0
-SOME = tuple(LAYERS[at] for at in (1, 2, 3, 4, 6, 9, 10, 11, 12))
+SOME = (*(SMALL[at] for at in (1, 2, 3, 4, 6, 9, 10, 11, 12)), *(LARGE[at] for at in (0, 1, 2, 3, 5, 6, 8)))
 SETS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet", "mec", "opencnn", "cutlass")
 
 
@@ -87,6 +90,7 @@ class Synthetic:
         return self._takes(place.latency_cycles.value / self.truth.clock_hz, 3.0 if shared else 1.0)
 
     teams: Sequence[int] = (2, 4, 8)
+    ways = ZEN4.levels[-1].ways
     turn = 0
 
     def fork_join(self, threads: int) -> float:
@@ -200,6 +204,42 @@ def test_what_was_measured_while_another_machine_was_on_the_core_is_left_out(tru
     assert Synthetic(truth, plans).calibrated(4.0).shared < 0.05
 
 
+def test_what_strangers_leave_of_the_last_level_is_found_and_written(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    for ways in (5, 9):
+        found = Synthetic(with_ways(truth, ways), plans).calibrated()
+        assert found.fit.ways is not None and abs(found.fit.ways.value - ways) <= min(1, found.fit.ways.error)
+        assert constants(found) == pytest.approx(np.array(TRUTH), rel=0.05)
+        machine = calibrated(ZEN4, found)
+        last = machine.levels[-1]
+        assert (last.ways, last.sets, last.kind, last.source) == (found.fit.ways.value, ZEN4.levels[-1].sets, "fitted", FIT)
+        assert machine.csa is not None and machine.csa.l3_bytes == last.size_bytes
+    whole = Synthetic(truth, plans).calibrated()
+    assert whole.fit.ways is not None and calibrated(ZEN4, whole).levels[-1].kind == ZEN4.levels[-1].kind
+
+
+def test_plans_timed_on_a_shared_zen_4_say_that_strangers_use_half_of_its_last_level() -> None:
+    rows = [json.loads(line) for line in (DATA / "l3-share-zen4.jsonl").read_text().splitlines()]
+    whole = msgspec.structs.replace(ZEN4.levels[-1], sets=32768, ways=16)  # as Linux reports it
+    on = msgspec.structs.replace(ZEN4, levels=(*ZEN4.levels[:-1], whole))
+    timed = [Measured(row["problem"], row["plan"], "") for row in rows]
+    found = ways_left(on, 16, timed, np.array([row["measured_seconds"] for row in rows]) * on.clock_hz)
+    assert found is not None and 5 <= found.value <= 9 and not found.sure
+
+
+def test_an_earlier_calibrations_share_is_no_bound(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    before = with_ways(ZEN4, 4)
+    there = Synthetic(truth, plans)
+    found = calibrate(before, there, 12.0, timer=lambda: there.now)
+    assert found.fit.ways is not None and found.fit.ways.value >= 13
+
+
+def test_small_layers_alone_leave_overlap_and_the_share_as_they_were(truth: Machine, plans: tuple[Measured, ...]) -> None:
+    small = [one for one in plans if one.problem in SMALL]
+    found = Synthetic(with_ways(truth, 5), small).calibrated()
+    assert found.fit.ways is None and calibrated(ZEN4, found).levels[-1].ways == ZEN4.levels[-1].ways
+    assert found.fit.constants["overlap"].value == pytest.approx(ZEN4.core.overlap.value, abs=1e-6)
+
+
 def test_a_short_budget_leaves_what_it_has_no_rounds_for(truth: Machine, plans: tuple[Measured, ...]) -> None:
     found = Synthetic(truth, plans).calibrated(0.1)
     assert found.rounds == FEWEST and set(found.rejected.values()) == {"too few rounds"} and ".L3." in next(iter(found.rejected))
@@ -268,7 +308,8 @@ def test_a_layers_plans_differ_in_what_they_cost(plans: tuple[Measured, ...]) ->
         mine = [planner.plan(one.problem, ZEN4, name=one.name) for one in plans if one.problem == problem]
         assert len({one.kernel for one in mine}) >= 2 and mine[0].seconds == min(one.seconds or 0.0 for one in mine)
         assert all((one.seconds or 0.0) <= 1.6 * (mine[0].seconds or 0.0) for one in mine)
-        assert ("gemm" if problem.startswith("gemm") else "sconv") in {one.algorithm for one in mine}
+        algorithm = "gemm" if problem.startswith("gemm") else "depthwise" if problem.startswith("conv:g") else "sconv"
+        assert algorithm in {one.algorithm for one in mine}
         assert not any(one.kernel.endswith("__portable") for one in mine)
 
 

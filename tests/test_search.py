@@ -227,6 +227,13 @@ def test_what_was_measured_elsewhere_is_never_pinned_silently(differs: str, monk
 
 
 @native
+def test_what_was_measured_before_a_calibration_counts_after_it() -> None:
+    on = host.runnable_any("host")
+    last = msgspec.structs.replace(on.levels[-1], ways=max(1, on.levels[-1].ways // 2))
+    assert evidence.computer(msgspec.structs.replace(on, levels=(*on.levels[:-1], last))) == evidence.computer(on)
+
+
+@native
 def test_a_run_that_no_search_left_so_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     document("search", SMALL, "--budget", "0.5")
     with Store() as store:

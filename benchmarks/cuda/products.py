@@ -10,7 +10,8 @@ Random sizes are log-uniform, m and n from 32 to 8192, k from 32 to 16384, every
 multiply-adds, in any layout. f32 is planned with accuracy "ieee", since with "standard" (--f32) it may be tf32x3, a type of its own. Each
 plan is checked in full against float64 first, and timed as everywhere: by events, interleaved, the device kept busy. A line a problem:
 {"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; a table last.
-With other builds a plan has "beside", their seconds, None where one has not built the kernel.
+With other builds a plan has "beside", their seconds, None where one has not built the kernel. A plan names its kernel by number, so a build
+whose rows are others is refused.
 Needs torch, whose operands they are, and the CUDA library.
 """
 
@@ -83,6 +84,33 @@ class Operands:
         call()
         torch.cuda.synchronize()
         return bool(((self.c.double() - self.want).abs() <= self.most).all())
+
+
+def rows_of(library: Any, ffi: Any) -> list[str]:
+    """The names of a library's rows of products, in the order of their numbers."""
+    info, names = ffi.new("pysim_cuda_gemm_info *"), []
+    for number in range(library.pysim_cuda_gemm_count()):
+        if library.pysim_cuda_gemm_at(number, info):
+            raise SystemExit(f"row {number} of a library cannot be told: {ffi.string(library.pysim_cuda_last_error()).decode()}")
+        names.append(ffi.string(info.name).decode())
+    return names
+
+
+def other_build(path: str) -> Any:
+    """Another build's library, if a number means the same row in it."""
+    from pysim.runtime import cuda
+
+    ffi, own = cuda.library()
+    other = ffi.dlopen(path)
+    ours, theirs = rows_of(own, ffi), rows_of(other, ffi)
+    if ours != theirs:
+        alike = [one == two for one, two in zip(ours, theirs, strict=False)]
+        first = next((row for row, same in enumerate(alike) if not same), len(alike))
+        raise SystemExit(
+            f"{path} has other rows than this build, {len(theirs)} beside {len(ours)}, the first of them row {first}: build it from a "
+            "tree with the same native/cuda/gemm/*.inc"
+        )
+    return other
 
 
 def short(seconds: float) -> float:
@@ -186,7 +214,7 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool() as pool:
         plan = partial(planned, machine=machine, top=options.top, f32=options.f32, also=tuple(options.also))
         plans = dict(pool.map(plan, texts))
-    others = [cuda.library()[0].dlopen(path) for path in options.beside]
+    others = [other_build(path) for path in options.beside]
     for text in texts:
         lines.append(measured({"machine": on.name, "device": device, "problem": text, "plans": plans[text]}, others))
         print(json.dumps(lines[-1]), flush=True)

@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim import planner
-from pysim.calibration.cpu_fit import Fit, Floats, fitted
+from pysim.calibration.cpu_fit import Fit, fitted
 from pysim.calibration.cpu_lab import Lab
+from pysim.calibration.cpu_share import with_ways
 from pysim.calibration.detected import footprints, memory_footprint
-from pysim.calibration.estimate import FEWEST, STEADY, Estimate, settle
+from pysim.calibration.estimate import FEWEST, STEADY, Estimate, Floats, settle
 from pysim.errors import MachineError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine, OfType, Together, Unit
@@ -52,7 +53,7 @@ class Calibration(msgspec.Struct, frozen=True):
     """Everything that was found of a CPU. `numbers` are by their paths in the machine file, `rejected` those that were not, and why;
     `others` the CPUs that other processes used: median over rounds; `shared` the share of the measurements that were left out:
     another machine was on the core; `together`: by CPUs, what the slowest of so many at once had of the rate alone, and all on
-    average: medians, since those who share cores and computer are what is measured."""
+    average: medians, since those who share cores and computer are what is measured; `last`: the level that the fit's ways are of."""
 
     machine: str
     description: str
@@ -63,13 +64,19 @@ class Calibration(msgspec.Struct, frozen=True):
     numbers: dict[str, Estimate]
     rejected: dict[str, str]
     together: dict[int, tuple[float, float]]
+    last: str
     fit: Fit
 
     @property
     def doubts(self) -> dict[str, str]:
         """Numbers that are not sure, and why."""
-        found = self.numbers | {f"core.{name}": one for name, one in self.fit.constants.items()}
-        return {path: one.doubt for path, one in found.items() if not one.sure}
+        return {path: one.doubt for path, one in (self.numbers | self.fitted).items() if not one.sure}
+
+    @property
+    def fitted(self) -> dict[str, Estimate]:
+        """By their paths in the machine file."""
+        constants = {f"core.{name}": one for name, one in self.fit.constants.items()}
+        return constants | ({f"levels.{self.last}.ways": self.fit.ways} if self.fit.ways else {})
 
 
 class _Asked(NamedTuple):
@@ -131,7 +138,8 @@ def calibrate(
         numbers=numbers,
         rejected=rejected | {path: "rounds do not agree" for path, one in settled.items() if one is None},
         together={threads: (float(slow), float(mean)) for threads, found in shares.items() for slow, mean in [np.median(found, axis=0)]},
-        fit=fitted(machine, lab.plans, table, quiet),
+        last=on.levels[-1].name,
+        fit=fitted(machine, lab.plans, table, quiet, lab.ways),
     )
 
 
@@ -225,7 +233,7 @@ def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Mach
 
     Raises MachineError where it does not.
     """
-    machine = _with_rates(on, found.numbers)
+    machine = _with_rates(_with_share(on, found.fit.ways), found.numbers)
     constants = {name: _number(one, "fitted", FIT) for name, one in found.fit.constants.items()}
     together = tuple(
         Together(cpus=cpus, slowest_share=_share(slowest), mean_share=_share(mean)) for cpus, (slowest, mean) in found.together.items()
@@ -257,6 +265,16 @@ def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Mach
     read = loads(to_toml(machine), "the calibrated machine")
     assert isinstance(read, Machine)
     return read
+
+
+def _with_share(on: Machine, ways: Estimate | None) -> Machine:
+    """The machine with what strangers leave of its last level, where that is known, and is not what it has."""
+    if ways is None or ways.value == on.levels[-1].ways:
+        return on
+    left = with_ways(on, round(ways.value))
+    last = msgspec.structs.replace(left.levels[-1], kind="fitted", source=FIT)
+    csa = on.csa and msgspec.structs.replace(on.csa, l3_bytes=last.size_bytes)
+    return msgspec.structs.replace(left, levels=(*left.levels[:-1], last), csa=csa)
 
 
 def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:

@@ -23,13 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim import planner
-from pysim.calibration.cpu_lab import Measured
-from pysim.calibration.estimate import FEWEST, SURE, Estimate, settle
+from pysim.calibration.cpu_lab import LARGE, Measured
+from pysim.calibration.cpu_share import ways_left, with_ways
+from pysim.calibration.estimate import FEWEST, SURE, Estimate, Floats, settle
 from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
 from pysim.machine.quantity import Number
-
-Floats = NDArray[np.float64]
 
 CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "overlap")
 OUTSIDE = ("pack_line_cycles", "store_run_cycles", "overlap")  # of them, what levels that others use, too, decide
@@ -57,9 +56,11 @@ class Shape(msgspec.Struct, frozen=True):
 
 class Fit(msgspec.Struct, frozen=True):
     """Constants by name, those of CONSTANTS; how well plans were predicted `before`, with the file's, and are `after`, with these;
-    `left_out`: each layer by a fit to the others. `rejected` plans took no part: rounds did not agree on them."""
+    `left_out`: each layer by a fit to the others. `rejected` plans took no part: rounds did not agree on them. `ways`: what strangers leave
+    of the last level; None where the plans do not say."""
 
     constants: dict[str, Estimate]
+    ways: Estimate | None
     before: Quality
     after: Quality
     left_out: Quality
@@ -121,9 +122,10 @@ class _Linear(NamedTuple):
         return x
 
 
-def fitted(on: Machine, plans: Sequence[Measured], rounds: Floats, quiet: Sequence[bool]) -> Fit:
-    """The constants that predict what was measured: `rounds` are cycles, rounds x plans, of which the `quiet` ones count where there are
-    enough of them; else what others use, too, is not sure. Raises MachineError where rounds agree on too few plans.
+def fitted(on: Machine, plans: Sequence[Measured], rounds: Floats, quiet: Sequence[bool], most_ways: int) -> Fit:
+    """The constants that predict what was measured, and the ways of the last level, of at most so many: `rounds` are cycles, rounds x
+    plans, of which the `quiet` ones count where there are enough of them; else what others use, too, is not sure. Small layers alone say
+    nothing of `overlap` where transfers come from far, and leave it. Raises MachineError where rounds agree on too few plans.
     """
     busy = sum(quiet) < FEWEST
     rounds = rounds if busy else rounds[np.asarray(quiet)]
@@ -136,11 +138,13 @@ def fitted(on: Machine, plans: Sequence[Measured], rounds: Floats, quiet: Sequen
     mine = [plans[at] for at in kept]
     measured = np.array([one.value for one in settled if one])
     doubts = np.array([one.error for one in settled if one]) / measured
-    predicted = predictor(on, mine)
+    free = np.array([1.0] * (len(CONSTANTS) - 1) + [float(any(one.problem in LARGE for one in mine))])
     start = _shown(getattr(on.core, name).value for name in CONSTANTS)
-    x, first = start, predicted(start)
+    x, first = start, predictor(on, mine)(start)
     for _ in range(STEPS):
-        linear = _linear(predicted, x, measured, start)
+        ways = ways_left(with_constants(on, _values(x)), most_ways, mine, measured)
+        predicted = predictor(with_ways(on, round(ways.value)) if ways else on, mine)
+        linear = _linear(predicted, x, measured, start, free)
         x = linear.solved(x)
     random = np.random.default_rng(0)
     draws = []
@@ -156,6 +160,7 @@ def fitted(on: Machine, plans: Sequence[Measured], rounds: Floats, quiet: Sequen
     last = predicted(x)
     return Fit(
         constants={name: _estimate(value, error, busy and name in OUTSIDE) for name, value, error in found},
+        ways=ways,
         before=_quality(first, measured),
         after=_quality(last, measured),
         left_out=_quality(left_out, measured),
@@ -172,11 +177,13 @@ def _shown(values: Iterable[float]) -> Floats:
     return x
 
 
-def _linear(predicted: Callable[[Floats], Floats], x: Floats, measured: Floats, before: Floats) -> _Linear:
+def _linear(predicted: Callable[[Floats], Floats], x: Floats, measured: Floats, before: Floats, free: Floats) -> _Linear:
+    """About x; a constant that is not `free` (1 or 0) stays what it was before."""
     base = predicted(x)
     steps = STEP * SIZES
     steps[-1] = -steps[-1] if x[-1] + steps[-1] > 1 else steps[-1]
     slopes = np.stack([(predicted(x + step * unit) - base) / step for step, unit in zip(steps, np.eye(x.size), strict=True)], axis=1)
+    slopes *= free
     return _Linear(base - slopes @ x, slopes, measured, before)
 
 

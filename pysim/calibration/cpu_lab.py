@@ -9,6 +9,7 @@ import numpy as np
 
 from pysim import planner
 from pysim.calibration.detected import shares, team_sizes, usable
+from pysim.calibration.linux import read_caches
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.field import checked
 from pysim.errors import MachineError
@@ -21,8 +22,8 @@ from pysim.record.plan import Plan
 from pysim.runtime import cpu
 
 # Small, so that they come round often; together they pack long and short runs, dense and strided, read in place, call often and write
-# much. None is in a built-in set.
-LAYERS = (
+# much. None of these, nor of the large ones, is in a built-in set.
+SMALL = (
     "conv:mb1ic24ih20oc40kh3ph1",
     "conv:mb1ic72ih13oc88kh3ph1",
     "conv:mb1ic144ih9oc104kh3ph1",
@@ -38,6 +39,20 @@ LAYERS = (
     "gemm:180x220x140",
     "gemm:90x330x210",
 )
+# Of 3 to 45 MB, input, filters or output: what a last level of so many MB keeps from one call to the next
+LARGE = (
+    "conv:g72mb1ic72ih72oc72kh3ph1",
+    "conv:g104mb1ic104ih80oc104kh5ph2",
+    "conv:g144mb1ic144ih90oc144kh3ph1",
+    "conv:g176mb2ic176ih90oc176kh3ph1",
+    "conv:g176mb4ic176ih90oc176kh3ph1",
+    "conv:mb1ic20ih72oc440kh1",
+    "conv:mb2ic24ih70oc312kh1",
+    "conv:mb1ic36ih88oc616kh1",
+    "conv:mb1ic440ih7oc456kh3ph1",
+    "gemm:44x2200x1900",
+)
+LAYERS = (*SMALL, *LARGE)
 PLANS, WITHIN = 6, 1.6  # plans of a layer, and the time that they may take over the best of them
 CONSIDERED = 3000  # plans that are looked at
 SCALAR_BYTES = 16  # of a vector that portable code may have, too
@@ -55,10 +70,12 @@ class Measured(NamedTuple):
 
 class Lab(Protocol):
     """What is asked of the CPU. A probe answers with one number; `plans` are those whose layers `times` times, `teams` the numbers of
-    threads that `fork_join` takes."""
+    threads that `fork_join` takes, `ways` those that the system reports of the last level, as large as the machine has them."""
 
     @property
     def plans(self) -> Sequence[Measured]: ...
+    @property
+    def ways(self) -> int: ...
     @property
     def teams(self) -> Sequence[int]: ...
 
@@ -103,7 +120,8 @@ class HostLab:
     """This computer. Made before the calling thread is pinned, so that those of a team may run elsewhere."""
 
     def __init__(self, on: Machine) -> None:
-        self._line = on.levels[0].line_bytes
+        self._line, last = on.levels[0].line_bytes, on.levels[-1]
+        self.ways = max(last.ways, reported_bytes() // last.way_bytes)
         self._calls = {problem: _prepared(problem, on) for problem in LAYERS}
         self.plans = [Measured(problem, plan.name, plan.kernel) for problem, ready in self._calls.items() for plan, _ in ready.calls]
         self._allowed = usable()
@@ -148,6 +166,14 @@ class HostLab:
     def others(self) -> float:
         load, self._watch = self._watch.load(), Watch()
         return load.others
+
+
+def reported_bytes() -> int:
+    """Of the last level, which an earlier calibration may have found to be smaller; 0 where the system does not say."""
+    try:
+        return read_caches()[-1].size_bytes
+    except MachineError:
+        return 0
 
 
 def _region(on: Machine, threads: int) -> Call:

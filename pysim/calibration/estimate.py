@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 FEWEST = 3  # rounds that have to agree
 SURE, LOST = 0.05, 0.25  # errors over values: up to which a number is sure, from which on it is rejected

@@ -15,13 +15,23 @@ from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory, rules
 from pysim.cachemodel.shared_memory.fix import Fixes, Option, fix
 from pysim.cachemodel.shared_memory.layout import Layout, cosize, describe, name
 from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tally, Tile, addresses, tally
-from pysim.commands.common import Choice, document, json_option, put, put_table
+from pysim.commands.common import Choice, Column, document, json_option, put, put_table
 from pysim.errors import OperandError, ProblemError
 from pysim.explain.bankmap import Picture, picture, svg, text
 from pysim.frontends import patterns, tilefile
 
 _LANE_LAYOUT = re.compile(r"\(?([0-9]+(?:,[0-9]+)*)\)?:\(?([0-9]+(?:,[0-9]+)*)\)?")
 _PIPED_COLUMNS = 120
+
+
+TALLIES: list[Column[Tally]] = [
+    Column("access", lambda one: one.access, left=True),
+    Column("instruction", lambda one: one.instruction, left=True),
+    Column("count", lambda one: f"{one.instructions:,}"),
+    Column("wavefronts", lambda one: f"{one.wavefronts:,}"),
+    Column("minimum", lambda one: f"{one.minimum:,}"),
+    Column("conflicts", lambda one: f"{one.conflicts:,}"),
+]
 
 
 class Found(NamedTuple):
@@ -156,12 +166,7 @@ def _report(found: Found, memory: SharedMemory) -> None:
     tile, tallies, fixes = found
     put((tile.name, "bold"), f": {tile.about}" if tile.about else "")
     put(f"{tile.bytes:,} bytes, {describe(tile.layout)}; {_known(tile, memory)}")
-    rows = []
-    for one in tallies:
-        numbers = (one.instructions, one.wavefronts, one.minimum, one.conflicts)
-        rows.append([one.access, one.instruction, *(f"{number:,}" for number in numbers)])
-    titles = ["access", "instruction", "count", "wavefronts", "minimum", "conflicts"]
-    put_table(titles, rows, left=["access", "instruction"])
+    put_table(TALLIES, tallies)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_COLUMNS
     for drawn in _pictures(tile, tallies, memory):
         put("")
@@ -181,11 +186,14 @@ def _fix_report(fixes: Fixes) -> None:
     for one in fixes.options:
         if one.kind not in {other.kind for other in shown}:
             shown.append(one)
-    rows = []
-    for label, one in [(f"present: {_maps(fixes.present)}", fixes.present), *((_maps(one), one) for one in shown)]:
-        rows.append([label, f"{one.wavefronts:,}", f"{one.conflicts:,}", f"{one.bytes:,}", one.expression])
-    titles = ["layout", "wavefronts", "conflicts", "bytes", "place of element i (row-major)"]
-    put_table(titles, rows, left=[titles[0], titles[-1]])
+    columns: list[Column[Option]] = [
+        Column("layout", lambda one: "present: " * (one is fixes.present) + _maps(one), left=True),
+        Column("wavefronts", lambda one: f"{one.wavefronts:,}"),
+        Column("conflicts", lambda one: f"{one.conflicts:,}"),
+        Column("bytes", lambda one: f"{one.bytes:,}"),
+        Column("place of element i (row-major)", lambda one: one.expression, left=True),
+    ]
+    put_table(columns, [fixes.present, *shown])
     each = "each element has its own" if proof.bijective else "ELEMENTS SHARE A PLACE"
     inside = "all inside" if proof.in_bounds else "SOME OUTSIDE"
     put(f"proof: {proof.elements:,} elements in {proof.places:,} places ({each}),")
@@ -294,18 +302,25 @@ def _option(one: Option) -> dict[str, Any]:
 
 def _list(memory: SharedMemory, as_json: bool) -> None:
     """Every named layout with its cost, and every rule with how it is known."""
-    found = [(tile, tally(tile, memory)) for tile in map(patterns.pattern, patterns.names())]
+    found = [_summary(tile, tally(tile, memory)) for tile in map(patterns.pattern, patterns.names())]
     if as_json:
-        document(banks=[_summary(*one) for one in found], rules=msgspec.to_builtins(rules().rules))
+        document(banks=found, rules=msgspec.to_builtins(rules().rules))
         return
-    rows = []
-    for tile, tallies in found:
-        summary = _summary(tile, tallies)
-        rows.append([tile.name, *(f"{summary[key]:,}" for key in ("bytes", "wavefronts", "minimum")), tile.about])
-    put_table(["layout", "bytes", "wavefronts", "minimum", "what it is"], rows, left=["layout", "what it is"])
+    layouts: list[Column[dict[str, Any]]] = [
+        Column("layout", lambda one: one["name"], left=True),
+        Column("bytes", lambda one: f"{one['bytes']:,}"),
+        Column("wavefronts", lambda one: f"{one['wavefronts']:,}"),
+        Column("minimum", lambda one: f"{one['minimum']:,}"),
+        Column("what it is", lambda one: one["about"], left=True),
+    ]
+    put_table(layouts, found)
     put("")
-    titles = ["rule", "capability", "loads", "stores", "source"]
-    known = []
-    for key, row in rules().rules.items():
-        known.append([key, row.capability, row.loads.kind, row.stores.kind, rules().sources[row.loads.source].title])
-    put_table(titles, known, left=titles)
+    known, sources = rules().rules, rules().sources
+    columns: list[Column[str]] = [
+        Column("rule", str, left=True),
+        Column("capability", lambda rule: known[rule].capability, left=True),
+        Column("loads", lambda rule: known[rule].loads.kind, left=True),
+        Column("stores", lambda rule: known[rule].stores.kind, left=True),
+        Column("source", lambda rule: sources[known[rule].loads.source].title, left=True),
+    ]
+    put_table(columns, known)

@@ -9,6 +9,7 @@ import click
 from pysim.commands.common import (
     Cell,
     Choice,
+    Column,
     document,
     json_option,
     layers_of,
@@ -46,6 +47,9 @@ class Case(NamedTuple):
     schedule: "Schedule"
     cost: "Cost"
     counted: "Result"
+
+
+Swept = tuple[Case, dict[str, dict[str, Any]]]  # with what `_levels` says of it
 
 
 @click.command()
@@ -225,18 +229,19 @@ def _report(case: Case, on: "Machine", cold: bool) -> None:
     part = "" if case.part == case.layer.workload else f" of a part, {case.part.text}, predicted and simulated; --whole: all"
     put(f"{case.counted.accesses:,} accesses{part}")
     levels = _levels(case, on)
-    titles = ["misses", "predicted", "simulated", "differ", *PARTS, *PHASES]
-    rows: list[list[Cell]] = [
-        [
-            name,
-            f"{level['analytic_lines']:,.0f}",
-            (f"{level['simulated_misses']:,}", "bold"),
-            _percent(level["difference_percent"]),
-            *(f"{count:,}" for count in (*level["operands"].values(), *level["phases"].values())),
-        ]
-        for name, level in levels.items()
+
+    def counted(by: str, what: str) -> Column[str]:
+        return Column(what, lambda name: f"{levels[name][by][what]:,}")
+
+    columns: list[Column[str]] = [
+        Column("misses", str, left=True),
+        Column("predicted", lambda name: f"{levels[name]['analytic_lines']:,.0f}"),
+        Column("simulated", lambda name: (f"{levels[name]['simulated_misses']:,}", "bold")),
+        Column("differ", lambda name: _percent(levels[name]["difference_percent"])),
+        *(counted("operands", part) for part in PARTS),
+        *(counted("phases", phase) for phase in PHASES),
     ]
-    put_table(titles, rows, left=["misses"])
+    put_table(columns, levels)
     put("")
     put_lines("\n".join(_footprints(case, on)))
     for doubt in _doubts(case.part, s, on):
@@ -259,9 +264,13 @@ def _trace(file: Path, on: "Machine", as_json: bool) -> None:
         document(caches=[{"trace": str(file), "machine": on.name, "accesses": counted.accesses, "counters": counted.to_dict()}])
         return
     put(f"{file} on {on.name}: {plural(counted.accesses, 'access').replace('accesss', 'accesses')}")
+    numbers = counted.to_dict()
     fields = ("loads", "stores", "hits", "misses", "evictions", "writebacks")
-    rows = [[name, *(f"{numbers[field]:,}" for field in fields)] for name, numbers in counted.to_dict().items()]
-    put_table(["cache", *fields], rows, left=["cache"])
+
+    def column(field: str) -> Column[str]:
+        return Column(field, lambda name: f"{numbers[name][field]:,}")
+
+    put_table([Column("cache", str, left=True), *map(column, fields)], numbers)
 
 
 # A sweep
@@ -305,15 +314,21 @@ def _put_sweep(cases: list[Case], planned: "Schedule", on: "Machine", over: str)
     part = "" if cases[0].part == cases[0].layer.workload else f", of {cases[0].part.text}"
     put((cases[0].layer.workload.text, "bold"))
     put(f"{on.name}{part}: {planned.kernel}, {planned.stationary.replace('_', ' ')}; misses over {over}, predicted and simulated")
-    titles = [over, *(f"{level.name} {what}" for level in on.levels for what in ("predicted", "simulated"))]
-    rows: list[list[Cell]] = []
-    for case in cases:
-        value = getattr(case.schedule, over)
-        cells: list[Cell] = [(f"{value}{'*' if value == getattr(planned, over) else ' '}", "bold")]
-        for level in _levels(case, on).values():
-            cells += [f"{level['analytic_lines']:,.0f}", f"{level['simulated_misses']:,}"]
-        rows.append(cells)
-    put_table(titles, rows)
+
+    rows = [(case, _levels(case, on)) for case in cases]
+
+    def value(row: Swept) -> Cell:
+        value = getattr(row[0].schedule, over)
+        return f"{value}{'*' if value == getattr(planned, over) else ' '}", "bold"
+
+    def predicted(level: str) -> Column[Swept]:
+        return Column(f"{level} predicted", lambda row: f"{row[1][level]['analytic_lines']:,.0f}")
+
+    def simulated(level: str) -> Column[Swept]:
+        return Column(f"{level} simulated", lambda row: f"{row[1][level]['simulated_misses']:,}")
+
+    columns = [column for level in on.levels for column in (predicted(level.name), simulated(level.name))]
+    put_table([Column(over, value), *columns], rows)
     put("* as planned")
 
 

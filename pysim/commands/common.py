@@ -5,6 +5,7 @@ Data goes to stdout, talk to stderr. Tables are ASCII columns of fixed width, so
 known; styles exist only where stdout is a terminal. Names that others gave (files, nodes, labels) are written `printable`.
 """
 
+import functools
 import json
 import math
 import re
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import click
 
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from pysim.problem.text import Layer, ModelFile
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Handler = Callable[..., Any]  # of a command
+Row = TypeVar("Row")  # what a row of a table tells of
 Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
 GAP = "  "
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}  # of bytes
 WIDTH = 100  # columns that prose keeps to
-KIND_STYLE = {"assumed": "yellow", "measured": "green", "static": "cyan"}  # of a machine's numbers
+KIND_STYLES = {"assumed": "yellow", "measured": "green", "static": "cyan"}
 
 
 class Group(click.Group):
@@ -126,6 +129,27 @@ def accuracy_options(command: Command) -> Command:
     return click.option("--accuracy", type=Choice(list(ACCURACIES)), default=ACCURACIES[0], show_default=True, help=levels)(command)
 
 
+def asked_of_plans(*options: Callable[[Handler], Handler]) -> Callable[[Handler], Handler]:
+    """Options whose values a command takes as one dictionary, `asked`, by the names that `pysim.planner.plan` gives them."""
+
+    def decorate(command: Handler) -> Handler:
+        @functools.wraps(command)
+        def gathering(*args: Any, **values: Any) -> Any:
+            return command(*args, asked={name: values.pop(name) for name in names}, **values)
+
+        before = len(_parameters(gathering))
+        for option in reversed(options):
+            option(gathering)
+        names = [str(parameter.name) for parameter in _parameters(gathering)[before:]]
+        return gathering
+
+    return decorate
+
+
+def _parameters(function: Callable[..., Any]) -> list[click.Parameter]:
+    return list(getattr(function, "__click_params__", ()))
+
+
 def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """The callback of an option that takes a number of bytes: 0, 268435456, 64MiB, 1.5GiB, 2GB."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?(\w*)", "0" if value is None else value.strip(), re.ASCII)
@@ -210,42 +234,43 @@ def wrapped(text: str, indent: str) -> str:
     return "\n".join(lines)
 
 
-class Column(NamedTuple):
-    """A column of a table; numbers stand to the right."""
+class Column(NamedTuple, Generic[Row]):
+    """A column of a table and what stands in it for each row; numbers stand to the right. `width`: at least, for rows that are written
+    before the widest is known."""
 
     title: str
-    width: int
+    cell: Callable[[Row], Cell]
     left: bool = False
+    width: int = 0
 
 
-def fit(titles: Sequence[str], rows: Iterable[Sequence[Cell]], left: Sequence[str] = ()) -> list[Column]:
-    """Columns as wide as their widest cell; `left` names those that are flush left."""
-    widths = [len(title) for title in titles]
-    for row in rows:
-        widths = [max(width, len(_text(cell))) for width, cell in zip(widths, row, strict=True)]
-    return [Column(title, width, title in left) for title, width in zip(titles, widths, strict=True)]
+def put_header(columns: Sequence[Column[Row]]) -> None:
+    _put_cells(columns, [(column.title, "bold") for column in columns])
 
 
-def put_header(columns: Sequence[Column]) -> None:
-    put_row(columns, [(column.title, "bold") for column in columns])
+def put_row(columns: Sequence[Column[Row]], row: Row) -> None:
+    _put_cells(columns, [column.cell(row) for column in columns])
 
 
-def put_row(columns: Sequence[Column], cells: Sequence[Cell]) -> None:
+def put_table(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
+    """All rows below their titles, each column as wide as its widest cell."""
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    widths = [max(len(_text(cell)) for cell in (column.title, *below)) for column, *below in zip(columns, *cells, strict=True)]
+    fitted = [column._replace(width=width) for column, width in zip(columns, widths, strict=True)]
+    put_header(fitted)
+    for row in cells:
+        _put_cells(fitted, row)
+
+
+def _put_cells(columns: Sequence[Column[Row]], cells: Sequence[Cell]) -> None:
     """One row; the last column is never padded, so a long problem text stays whole."""
     pieces: list[Cell] = []
     for index, (column, cell) in enumerate(zip(columns, cells, strict=True)):
         text, style = _text(cell), _style(cell)
         last = index == len(columns) - 1
-        space = " " * (column.width - len(text))
+        space = " " * (max(column.width, len(column.title)) - len(text))
         pieces += [GAP * bool(index), "" if column.left else space, (text, style), space if column.left and not last else ""]
     put(*pieces)
-
-
-def put_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], left: Sequence[str] = ()) -> None:
-    columns = fit(titles, rows, left)
-    put_header(columns)
-    for row in rows:
-        put_row(columns, row)
 
 
 def _text(cell: Cell) -> str:
@@ -302,6 +327,11 @@ def size(value: float) -> str:
 def error(value: float | None) -> str:
     """1.1e-05."""
     return "-" if value is None else f"{value:.1e}"
+
+
+def kind_cell(kind: str) -> Cell:
+    """How a number of a machine is known."""
+    return kind, KIND_STYLES.get(kind, "")
 
 
 def hertz(value: float) -> str:

@@ -14,7 +14,7 @@ from pysim.commands.common import (
     Column,
     Number,
     accuracy_options,
-    error,
+    asked_of_plans,
     every,
     json_option,
     layers_of,
@@ -43,9 +43,6 @@ WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # t
     "--peers", is_flag=True, help="Beside every peer (pysim doctor lists a CPU's), not im2col + OpenBLAS (a GPU: cuBLAS, cuDNN) alone."
 )
 @click.option("--cold", is_flag=True, help="No operand is in a cache: buffers rotate over twice the last-level cache.")
-@timing.algorithm_option
-@timing.name_option
-@timing.threads_option
 @click.option(
     "--seconds",
     "min_seconds",
@@ -54,9 +51,7 @@ WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # t
     show_default=True,
     help="Least time of samples per contender; on a CPU less where all medians are certain to half a percent before.",
 )
-@layout_option()
-@memory_limit_option
-@accuracy_options
+@asked_of_plans(timing.algorithm_option, timing.name_option, timing.threads_option, layout_option(), memory_limit_option, accuracy_options)
 @every
 @json_option
 @click.pass_context
@@ -66,14 +61,8 @@ def compare(
     machine_name: str,
     peers: bool,
     cold: bool,
-    algorithm: str | None,
-    name: str | None,
-    threads: int,
     min_seconds: float,
-    layout: str,
-    memory_limit: int | None,
-    accuracy: str,
-    error_limit: float | None,
+    asked: dict[str, Any],
     every: bool,
     as_json: bool,
 ) -> None:
@@ -98,56 +87,54 @@ def compare(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
-    timing.refuse_on_gpu(on, threads=threads > 1)
-    from pysim.comparison.summary import LARGE_ERROR, OURS, summarise
+    timing.refuse_on_gpu(on, threads=asked["threads"] > 1)
+    from pysim.comparison.summary import OURS, summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen
 
     beside, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
-    executor = host.executor(on)
-    emulated, on_gpu = executor.kind == "emulated", isinstance(on, Gpu)
-    shown = [] if emulated else [name for name, peer in beside.items() if kinds & {*peer.computes}]
-    spaces = [name for name in (OURS, *shown) if name in WORKSPACES] if on_gpu else []
-    columns = [Column("result", 6), Column("static+sim", 10)] if emulated else [Column("measured", 8)]
-    columns += [Column("predicted", 9), Column("error", 6), timing.MAX_ERROR]
-    columns += [Column(SHORT.get(name, name), max(6, len(SHORT.get(name, name)))) for name in shown]
-    columns += [Column(WORKSPACES[name], 9) for name in spaces]
-    columns += [Column("x", 2), Column("problem", 7, left=True)]
-
-    def row(one: "Comparison") -> list[Cell]:
-        times = timing.static_times if emulated else timing.times
-        others = [*(_ratio(one, name) for name in shown), *(_space(one, name) for name in spaces)]
-        return [*times(one, LARGE_ERROR), error(one.errors.get(OURS)), *others, str(one.count), one.problem]
-
+    executor, on_gpu = host.executor(on), isinstance(on, Gpu)
     state = "cold" if cold else "hot"
-    asked = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
-    planned = timing.plan_layers(layers, on, **asked, accuracy=accuracy, error_limit=error_limit, threads=threads)
+    planned = timing.plan_layers(layers, on, state=state, **asked)
+    threads, layout = asked["threads"], asked["layout"]
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     found = timing.measured(planned, on, beside, executor, threads=threads, state=state, min_seconds=min_seconds)
     networks = models.measured(problems, on, threads, peers, min_seconds)
-    done = timing.report(planned, found, columns, row, as_json, **({"models": networks} if networks else {}))
+    shown = [] if executor.kind == "emulated" else [name for name, peer in beside.items() if kinds & {*peer.computes}]
+    columns = [
+        *(timing.static_times() if executor.kind == "emulated" else timing.times()),
+        *timing.max_error(),
+        *map(_ratio, shown),
+        *(_space(name) for name in (OURS, *shown) if on_gpu and name in WORKSPACES),
+        *timing.identity(),
+    ]
+    done = timing.report(planned, found, columns, as_json, **({"models": networks} if networks else {}))
     if not as_json:
-        _put_summary(summarise(done), done, threads)
+        _put_summary(summarise(done), done)
         models.put_models(networks)
     ctx.exit(models.exit_code(timing.exit_code(done), networks))
 
 
-def _ratio(one: "Comparison", name: str) -> Cell:
+def _ratio(name: str) -> "Column[Comparison]":
     """A peer's median time (an analytic one's estimate) over ours; a dash where the peer has none."""
-    if name in one.estimates and one.measured_seconds:
-        return f"{one.estimates[name] / one.measured_seconds:.2f}x", "dim"
-    if name not in one.ratios:
-        return "-"
-    value = one.ratios[name].value
-    return f"{value:.2f}x", "green" if value > 1 else "red"
+
+    def cell(one: "Comparison") -> Cell:
+        if name in one.estimates and one.measured_seconds:
+            return f"{one.estimates[name] / one.measured_seconds:.2f}x", "dim"
+        if name not in one.ratios:
+            return "-"
+        value = one.ratios[name].value
+        return f"{value:.2f}x", "green" if value > 1 else "red"
+
+    return Column(SHORT.get(name, name), cell, width=6)
 
 
-def _space(one: "Comparison", name: str) -> Cell:
+def _space(name: str) -> "Column[Comparison]":
     """Bytes beside the operands; a dash where the peer did not run."""
-    return size(one.workspaces[name]) if name in one.workspaces else "-"
+    return Column(WORKSPACES[name], lambda one: size(one.workspaces[name]) if name in one.workspaces else "-", width=9)
 
 
-def _put_summary(summary: dict[str, Any], done: "list[Comparison]", threads: int) -> None:
+def _put_summary(summary: dict[str, Any], done: "list[Comparison]") -> None:
     """What the rows amount to, per peer and for the predictor, then what did not run and why."""
     put("")
     put(timing.SAYS_ERROR)

@@ -3,7 +3,7 @@
 
 import click
 
-from pysim.commands.common import Cell, document, json_option, put, put_table, say
+from pysim.commands.common import Cell, Column, document, json_option, put, put_table, say
 from pysim.errors import MissingError, ProblemError, nearest
 from pysim.registry.cpu import FORMS, Kernel
 from pysim.registry.cpu import cpu_kernels as registry
@@ -33,8 +33,17 @@ def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
     if as_json:
         document(kernels=[_document(row, available) for row in rows])
         return
-    titles = ["kernel", "here", "target", "type", "form", "windows", "filters", "one multiply-add"]
-    put_table(titles, [_cells(row, available) for row in rows], left=["kernel", "here", "target", "type", "form"])
+    columns: list[Column[Kernel]] = [
+        Column("kernel", lambda row: (row.name, "bold"), left=True),
+        Column("here", lambda row: _said(_here(row, available)), left=True),
+        Column("target", lambda row: row.target, left=True),
+        Column("type", lambda row: row.dtype, left=True),
+        Column("form", lambda row: row.form, left=True),
+        Column("windows", lambda row: str(row.windows)),
+        Column("filters", lambda row: str(row.filters)),
+        Column("one multiply-add", lambda row: f"{row.lane_windows} x {row.lane_filters}"),
+    ]
+    put_table(columns, rows)
     put("")
     for form in dict.fromkeys(row.form for row in rows):
         put(f"{form}: {FORMS[form]}")
@@ -56,12 +65,10 @@ def _cuda(words: tuple[str, ...], as_json: bool) -> None:
         document(kernels=[{"name": row.name, **of, **here} for row, of, here in zip(rows, fields, heres, strict=True)])
         return
     if products:
-        titles = ["product", "here", "block", "warp", "thread", "stages", "cluster", "threads", "capability"]
-        put_table(titles, [_with_here(_gemm_cells(row, row.tiles.threads), why_not, row.name) for row in products], left=titles[:5])
+        put_table(_product_columns(why_not), products)
         put("")
     if convolutions:
-        titles = ["convolution", "here", "block", "warp", "thread", "stages", "outputs", "capability"]
-        put_table(titles, [_with_here(_conv_cells(row), why_not, row.name) for row in convolutions], left=titles[:5])
+        put_table(_convolution_columns(why_not), convolutions)
         put("")
     put("warp: of a warp (wgmma: of a warpgroup); thread: of a thread (tensor cores: of one instruction); capability: at least, = alone")
     reasons = dict.fromkeys(reason.partition(row)[2].strip() for row, reason in (why_not or {}).items() if reason)
@@ -82,30 +89,47 @@ def _refusals(rows: list[GemmKernel | ConvKernel]) -> dict[str, str] | None:
         return None
 
 
-def _with_here(cells: list[Cell], why_not: dict[str, str] | None, name: str) -> list[Cell]:
-    here: Cell = ("?", "yellow") if why_not is None else ("no", "red") if why_not[name] else ("yes", "green")
-    return [cells[0], here, *cells[1:]]
+def _said(here: bool | None) -> Cell:
+    """Whether a row runs here."""
+    return {True: ("yes", "green"), False: ("no", "red"), None: ("?", "yellow")}[here]
+
+
+def _runs(row: GemmKernel | ConvKernel, why_not: dict[str, str] | None) -> Cell:
+    return _said(None if why_not is None else not why_not[row.name])
 
 
 def _capability(row: GemmKernel | ConvKernel) -> str:
     return f"{'=' * row.exact_capability}{row.capability / 10}"
 
 
-def _gemm_cells(row: GemmKernel, threads: int) -> list[Cell]:
-    block, warp = f"{row.block_m}x{row.block_n}x{row.block_k}", f"{row.warp_m}x{row.warp_n}"
-    shapes: list[Cell] = [(row.name, "bold"), block, warp, f"{row.thread_m}x{row.thread_n}", str(row.stages)]
-    return [*shapes, f"{row.cluster_m}x{row.cluster_n}", str(threads), _capability(row)]
+def _product_columns(why_not: dict[str, str] | None) -> list[Column[GemmKernel]]:
+    return [
+        Column("product", lambda row: (row.name, "bold"), left=True),
+        Column("here", lambda row: _runs(row, why_not), left=True),
+        Column("block", lambda row: f"{row.block_m}x{row.block_n}x{row.block_k}", left=True),
+        Column("warp", lambda row: f"{row.warp_m}x{row.warp_n}", left=True),
+        Column("thread", lambda row: f"{row.thread_m}x{row.thread_n}", left=True),
+        Column("stages", lambda row: str(row.stages)),
+        Column("cluster", lambda row: f"{row.cluster_m}x{row.cluster_n}"),
+        Column("threads", lambda row: str(row.tiles.threads)),
+        Column("capability", _capability),
+    ]
 
 
-def _conv_cells(row: ConvKernel) -> list[Cell]:
-    sizes = (
-        (row.block_filters, row.block_windows, row.block_k),
-        (row.warp_filters, row.warp_windows),
-        (row.thread_filters, row.thread_windows),
-    )
-    tiles = ["x".join(map(str, size)) if row.block_filters else "-" for size in sizes]
-    outputs = f"{row.outputs}x{row.outputs}"
-    return [(row.name, "bold"), *tiles, str(row.stages) if row.block_filters else "-", outputs, _capability(row)]
+def _convolution_columns(why_not: dict[str, str] | None) -> list[Column[ConvKernel]]:
+    def tiled(row: ConvKernel, text: str) -> str:
+        return text if row.block_filters else "-"
+
+    return [
+        Column("convolution", lambda row: (row.name, "bold"), left=True),
+        Column("here", lambda row: _runs(row, why_not), left=True),
+        Column("block", lambda row: tiled(row, f"{row.block_filters}x{row.block_windows}x{row.block_k}"), left=True),
+        Column("warp", lambda row: tiled(row, f"{row.warp_filters}x{row.warp_windows}"), left=True),
+        Column("thread", lambda row: tiled(row, f"{row.thread_filters}x{row.thread_windows}"), left=True),
+        Column("stages", lambda row: tiled(row, str(row.stages))),
+        Column("outputs", lambda row: f"{row.outputs}x{row.outputs}"),
+        Column("capability", _capability),
+    ]
 
 
 def _no_match(words: tuple[str, ...]) -> str:
@@ -131,12 +155,6 @@ def _available() -> frozenset[str] | None:
 
 def _here(row: Kernel, available: frozenset[str] | None) -> bool | None:
     return None if available is None else row.name in available
-
-
-def _cells(row: Kernel, available: frozenset[str] | None) -> list[Cell]:
-    here: Cell = {True: ("yes", "green"), False: ("no", "red"), None: ("?", "yellow")}[_here(row, available)]
-    lanes = f"{row.lane_windows} x {row.lane_filters}"
-    return [(row.name, "bold"), here, row.target, row.dtype, row.form, str(row.windows), str(row.filters), lanes]
 
 
 def _document(row: Kernel, available: frozenset[str] | None) -> dict[str, object]:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pysim.commands.common import (
-    KIND_STYLE,
     Cell,
+    Column,
     Group,
     document,
     hertz,
     json_option,
+    kind_cell,
     put,
     put_lines,
     put_table,
@@ -105,32 +106,36 @@ def detect(fresh: bool, as_json: bool) -> None:
 
 def _list(as_json: bool) -> None:
     from pysim.machine.cpu import Machine
+    from pysim.machine.gpu import Gpu
     from pysim.machine.load import load_any, names
 
     found = [load_any(name) for name in names()]
     if as_json:
         document(machines=found)
         return
-    cpus = [machine for machine in found if isinstance(machine, Machine)]
-    gpus = [machine for machine in found if not isinstance(machine, Machine)]
-    titles = ["cpu", "cores", "clock", "caches", "units", "assumed"]
-    put_table(titles, list(map(_cpu_cells, cpus)), left=["cpu", "caches", "units"])
+    cpus: list[Column[Machine]] = [
+        Column("cpu", lambda cpu: (cpu.name, "bold"), left=True),
+        Column("cores", lambda cpu: str(cpu.cores)),
+        Column("clock", lambda cpu: hertz(cpu.core.frequency_hz.value)),
+        Column("caches", lambda cpu: ", ".join(f"{level.name} {size(level.size_bytes)}" for level in cpu.levels), left=True),
+        Column("units", lambda cpu: " ".join(unit.target for unit in cpu.core.units), left=True),
+        Column("assumed", _assumed),
+    ]
+    gpus: list[Column[Gpu]] = [
+        Column("gpu", lambda gpu: (gpu.name, "bold"), left=True),
+        Column("capability", lambda gpu: gpu.capability),
+        Column("SMs", lambda gpu: str(gpu.sms.value)),
+        Column("clock", lambda gpu: hertz(gpu.frequency_hz.value)),
+        Column("L2", lambda gpu: size(gpu.l2_bytes.value)),
+        Column("shared/SM", lambda gpu: size(gpu.shared_bytes_per_sm.value)),
+        Column("memory", lambda gpu: f"{gpu.memory_bytes_per_second.value / 1e12:.2f} TB/s"),
+        Column("assumed", _assumed),
+    ]
+    put_table(cpus, [machine for machine in found if isinstance(machine, Machine)])
     put("")
-    titles = ["gpu", "capability", "SMs", "clock", "L2", "shared/SM", "memory", "assumed"]
-    put_table(titles, list(map(_gpu_cells, gpus)), left=["gpu"])
+    put_table(gpus, [machine for machine in found if isinstance(machine, Gpu)])
     put("")
     put("host is this computer: pysim machines detect. assumed: how many of its numbers nobody measured or published")
-
-
-def _cpu_cells(machine: "Machine") -> list[Cell]:
-    caches = ", ".join(f"{level.name} {size(level.size_bytes)}" for level in machine.levels)
-    units = " ".join(unit.target for unit in machine.core.units)
-    return [(machine.name, "bold"), str(machine.cores), hertz(machine.core.frequency_hz.value), caches, units, _assumed(machine)]
-
-
-def _gpu_cells(gpu: "Gpu") -> list[Cell]:
-    sizes = [size(gpu.l2_bytes.value), size(gpu.shared_bytes_per_sm.value), f"{gpu.memory_bytes_per_second.value / 1e12:.2f} TB/s"]
-    return [(gpu.name, "bold"), gpu.capability, str(gpu.sms.value), hertz(gpu.frequency_hz.value), *sizes, _assumed(gpu)]
 
 
 def _assumed(machine: "Machine | Gpu") -> Cell:
@@ -151,10 +156,13 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
     if isinstance(machine, Machine):
         put(f"{machine.cores} cores (source {machine.source}), {machine.core.name}")
     put("")
-    rows: list[list[Cell]] = [
-        [path, _value(path, fact), (fact.kind, KIND_STYLE.get(fact.kind, "")), fact.source] for path, fact in facts(machine)
+    columns: list[Column[tuple[str, Any]]] = [
+        Column("number", lambda one: one[0], left=True),
+        Column("value", lambda one: _value(*one)),
+        Column("kind", lambda one: kind_cell(one[1].kind), left=True),
+        Column("source", lambda one: one[1].source, left=True),
     ]
-    put_table(["number", "value", "kind", "source"], rows, left=["number", "kind", "source"])
+    put_table(columns, facts(machine))
     put("")
     for key, source in machine.sources.items():
         put((key, "bold"), f": {source.title}")

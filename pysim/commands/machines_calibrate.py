@@ -2,16 +2,16 @@
 """`pysim machines calibrate`: the CPU or the GPU at hand, measured into a machine file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pysim.commands.common import (
-    KIND_STYLE,
-    Cell,
+    Column,
     Number,
     document,
     json_option,
+    kind_cell,
     plural,
     progress,
     put,
@@ -23,7 +23,9 @@ from pysim.commands.common import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from pysim.calibration import cpu_calibrate, cuda_probe, gpu_calibrate
+    from collections.abc import Mapping
+
+    from pysim.calibration import cpu_calibrate, cpu_fit, cuda_probe, gpu_calibrate
     from pysim.calibration.estimate import Estimate
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
@@ -100,26 +102,24 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
 
 def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
     """Each number beside what it was, what predictions gain, and what is not sure."""
-    from pysim.machine.quantity import facts
+    from pysim.machine.quantity import Count, facts
 
     before = dict(facts(machine))
+    last = machine.levels[-1]
+    before[f"levels.{last.name}.ways"] = Count(value=last.ways, kind=last.kind, source=last.source)
     put((found.machine, "bold"), f": {found.description}; {found.rounds} rounds in {found.seconds:.0f} s")
     put("")
-
-    def row(path: str, one: "Estimate") -> list[Cell]:
-        old = before.get(path)
-        was: list[Cell] = [quantity(old.value), (old.kind, KIND_STYLE.get(old.kind, ""))] if old else ["-", ""]
-        return [path, *was, quantity(one.value), quantity(one.error), ("", "") if one.sure else (f"not sure: {one.doubt}", "yellow")]
-
-    rows = [row(path, one) for path, one in found.numbers.items()]
-    rows += [row(f"core.{name}", one) for name, one in found.fit.constants.items()]
-    put_table(["number", "was", "kind", "is", "+-", ""], rows, left=["number", "kind", ""])
+    _put_estimates("number", before, found.numbers | found.fitted)
     for path, why in found.rejected.items():
         put((f"{path} stays as it was: {why}", "yellow"))
     put("")
     fit = found.fit
-    titles = ["micro-kernel", "plans", "measured over predicted"]
-    put_table(titles, [[one.kernel, str(one.plans), f"{one.over_predicted:.2f}"] for one in fit.shapes], left=["micro-kernel"])
+    columns: list[Column[cpu_fit.Shape]] = [
+        Column("micro-kernel", lambda one: one.kernel, left=True),
+        Column("plans", lambda one: str(one.plans)),
+        Column("measured over predicted", lambda one: f"{one.over_predicted:.2f}"),
+    ]
+    put_table(columns, fit.shapes)
     put("")
     pairs = (("before", fit.before), ("now", fit.after), ("now, of layers left out of the fit", fit.left_out))
     told = "; ".join(f"{what} median {one.median_error:.1%}, 90th percentile {one.p90_error:.1%}" for what, one in pairs)
@@ -132,6 +132,19 @@ def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
     doubts = len(found.doubts) + len(found.rejected)
     if doubts:
         put((f"not sure of {plural(doubts, 'number')}: calibrate again when less else runs, or with a larger --budget", "yellow"))
+
+
+def _put_estimates(title: str, before: "Mapping[str, Any]", found: "Mapping[str, Estimate]") -> None:
+    """Each number by its path: what it was, what it is now, and whether that is sure."""
+    columns: list[Column[str]] = [
+        Column(title, str, left=True),
+        Column("was", lambda path: quantity(before[path].value) if path in before else "-"),
+        Column("kind", lambda path: kind_cell(before[path].kind) if path in before else "", left=True),
+        Column("is", lambda path: quantity(found[path].value)),
+        Column("+-", lambda path: quantity(found[path].error)),
+        Column("", lambda path: "" if found[path].sure else (f"not sure: {found[path].doubt}", "yellow"), left=True),
+    ]
+    put_table(columns, found)
 
 
 def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_json: bool) -> None:
@@ -162,24 +175,20 @@ def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
     """Each constant beside what it was, and what predictions gain."""
     from pysim.machine.quantity import facts
 
-    before = dict(facts(machine))
     put("")
-    rows = []
-    for path, one in found.constants.items():
-        old = before[path]
-        was: list[Cell] = [quantity(old.value), (old.kind, KIND_STYLE.get(old.kind, ""))]
-        rows.append([path, *was, quantity(one.value), quantity(one.error), ("", "") if one.sure else (f"not sure: {one.doubt}", "yellow")])
-    put_table(["constant", "was", "kind", "is", "+-", ""], rows, left=["constant", "kind", ""])
+    _put_estimates("constant", dict(facts(machine)), found.constants)
     put("")
     told = f"{plural(found.problems, 'product')}, {found.launches:,} launches in {found.seconds:.0f} s"
     put(f"{told}; error of predictions, and regret of the model's first choice:")
-    titles = ["", "median", "90th percentile", "regret", "worst"]
-    pairs = (("before", found.before), ("now", found.after), ("now, of products left out of the fit", found.left_out))
-    put_table(
-        titles,
-        [[what, f"{q.median_error:.1%}", f"{q.p90_error:.1%}", f"{q.regret:.3f}", f"{q.worst_regret:.3f}"] for what, q in pairs],
-        left=[""],
-    )
+    quality = {"before": found.before, "now": found.after, "now, of products left out of the fit": found.left_out}
+    columns: list[Column[str]] = [
+        Column("", str, left=True),
+        Column("median", lambda when: f"{quality[when].median_error:.1%}"),
+        Column("90th percentile", lambda when: f"{quality[when].p90_error:.1%}"),
+        Column("regret", lambda when: f"{quality[when].regret:.3f}"),
+        Column("worst", lambda when: f"{quality[when].worst_regret:.3f}"),
+    ]
+    put_table(columns, quality)
 
 
 def _report_gpu(found: "cuda_probe.Calibration") -> None:
@@ -189,8 +198,18 @@ def _report_gpu(found: "cuda_probe.Calibration") -> None:
     device = found.device
     put((found.machine, "bold"), f": {device.name}, driver {device.driver}, CUDA {device.runtime}; medians of {found.samples} launches")
     put("")
-    titles = ["instruction", "pattern", "lanes", "wavefronts", "1 warp", f"{MOST} warps", "bytes/cycle", "over predicted", "latency"]
-    put_table(titles, [_shared_cells(row) for row in found.shared], left=["instruction", "pattern"])
+    columns: list[Column[cuda_probe.SharedRow]] = [
+        Column("instruction", lambda row: row.instruction, left=True),
+        Column("pattern", lambda row: row.pattern, left=True),
+        Column("lanes", lambda row: str(row.active_lanes)),
+        Column("wavefronts", lambda row: str(row.wavefronts)),
+        Column("1 warp", lambda row: f"{row.cycles[1].median:.2f}"),
+        Column(f"{MOST} warps", lambda row: f"{row.cycles[MOST].median:.2f}"),
+        Column("bytes/cycle", lambda row: f"{row.bytes_per_cycle:.1f}"),
+        Column("over predicted", lambda row: (f"{row.ratio:.2f} !", "yellow") if row.differs else f"{row.ratio:.2f}  "),
+        Column("latency", lambda row: "-" if row.latency_cycles is None else f"{row.latency_cycles.median:.1f}"),
+    ]
+    put_table(columns, found.shared)
     put("")
     differ, of = sum(row.differs for row in found.shared), len(found.shared)
     put("warps and latency: cycles per instruction; predicted: one wavefront a cycle")
@@ -199,20 +218,11 @@ def _report_gpu(found: "cuda_probe.Calibration") -> None:
         put((f"in {found.unsaturated} of {of} half as many warps did less: shared memory may not have been busy", "yellow"))
     put(f"a wavefront takes {found.load_cycles:.3f} cycles in loads, {found.store_cycles:.3f} in stores (medians)")
     put("")
-    titles = ["number", "in the file", "kind", "measured", "by --output"]
-    put_table(titles, list(map(_rate_cells, found.rates)), left=["number", "kind", "by --output"])
-
-
-def _shared_cells(row: "cuda_probe.SharedRow") -> list[Cell]:
-    from pysim.calibration.cuda_probe import MOST
-
-    cycles = [f"{row.cycles[warps].median:.2f}" for warps in (1, MOST)]
-    mark: Cell = (f"{row.ratio:.2f} !", "yellow") if row.differs else f"{row.ratio:.2f}  "
-    latency = "-" if row.latency_cycles is None else f"{row.latency_cycles.median:.1f}"
-    counts = [str(row.active_lanes), str(row.wavefronts)]
-    return [row.instruction, row.pattern, *counts, *cycles, f"{row.bytes_per_cycle:.1f}", mark, latency]
-
-
-def _rate_cells(rate: "cuda_probe.Rate") -> list[Cell]:
-    kind = (rate.file_kind, KIND_STYLE.get(rate.file_kind, ""))
-    return [rate.path, quantity(rate.file_value), kind, quantity(rate.measured.median), f"kept: {rate.kept}" if rate.kept else "replaced"]
+    rates: list[Column[cuda_probe.Rate]] = [
+        Column("number", lambda rate: rate.path, left=True),
+        Column("in the file", lambda rate: quantity(rate.file_value)),
+        Column("kind", lambda rate: kind_cell(rate.file_kind), left=True),
+        Column("measured", lambda rate: quantity(rate.measured.median)),
+        Column("by --output", lambda rate: f"kept: {rate.kept}" if rate.kept else "replaced", left=True),
+    ]
+    put_table(rates, found.rates)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pysim machines diff`: two machines side by side, and what their numbers change in plans."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from pysim.commands.common import KIND_STYLE, Cell, document, json_option, layers_of, plural, put, put_table, quantity, seconds
+from pysim.commands.common import Column, document, json_option, kind_cell, layers_of, plural, put, put_table, quantity, seconds
 
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
+    from pysim.problem.text import Workload
     from pysim.record.plan import Plan
 
 
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
 @json_option
 def diff(a: str, b: str, problems: tuple[str, ...], as_json: bool) -> None:
     """The numbers in which machines A and B differ (names, host, or .toml files), and the plan of each PROBLEM on both: which one each
-    chooses, and what A's choice would take on B.
+    chooses, and what A's choice would take on B, or why it does not run there.
 
     \b
     Examples
       pysim machines diff zen4 zen5
       pysim machines diff host mine.toml conv:mb1ic64ih56oc64kh3ph1
     """
-    from pysim import planner
     from pysim.calibration import host
     from pysim.errors import MachineError
 
@@ -35,20 +35,72 @@ def diff(a: str, b: str, problems: tuple[str, ...], as_json: bool) -> None:
     if type(first) is not type(second):
         raise MachineError(f"{a} and {b} are a CPU and a GPU, which share no numbers; give two of one kind")
     differences = _differences(first, second)
-    workloads = [layer.workload for layer in layers_of(problems)] if problems else []
-    pairs = [(planner.plan(one, first), planner.plan(one, second)) for one in workloads]
-    moved = [planner.plan(chosen.workload, second, name=chosen.name, layout=chosen.layout).seconds for chosen, _ in pairs]
+    compared = [_compared(layer.workload, first, second) for layer in layers_of(problems)] if problems else []
     if as_json:
-        plans = [
-            {"problem": one.problem, "a": one.to_dict(), "b": other.to_dict(), "a_on_b_seconds": there}
-            for (one, other), there in zip(pairs, moved, strict=True)
-        ]
-        document(differences=differences, plans=plans)
+        document(differences=differences, plans=[one.to_dict() for one in compared])
         return
-    put_table(["number", a, b, "b / a", "a is", "b is"], list(map(_cells, differences)), left=["number", "a is", "b is"])
+    put_table(
+        [
+            Column[dict[str, Any]]("number", lambda one: one["number"], left=True),
+            Column(a, lambda one: "-" if one["a"] is None else quantity(one["a"])),
+            Column(b, lambda one: "-" if one["b"] is None else quantity(one["b"])),
+            Column("b / a", lambda one: f"{one['b'] / one['a']:.3f}" if one["a"] and one["b"] is not None else "-"),
+            Column("a is", lambda one: kind_cell(one["a_kind"]), left=True),
+            Column("b is", lambda one: kind_cell(one["b_kind"]), left=True),
+        ],
+        differences,
+    )
     put(f"{plural(len(differences), 'number')} differ")
-    for (one, other), there in zip(pairs, moved, strict=True):
-        _put_plans(a, b, one, other, there)
+    for one in compared:
+        _put_plans(a, b, one)
+
+
+class _Answer(NamedTuple):
+    """A plan, or why there is none."""
+
+    plan: "Plan | None"
+    why: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.plan.name if self.plan else f"none: {self.why}"
+
+    @property
+    def seconds(self) -> float | None:
+        return self.plan.seconds if self.plan else None
+
+
+class _Compared(NamedTuple):
+    """What each machine chooses for a problem, and A's choice on B, whose kernels B may lack."""
+
+    problem: str
+    a: _Answer
+    b: _Answer
+    moved: _Answer
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a document has it."""
+        plans = {name: answer.plan.to_dict() if answer.plan else None for name, answer in (("a", self.a), ("b", self.b))}
+        refused = {f"{name}_refused": answer.why for name, answer in (("a", self.a), ("b", self.b), ("a_on_b", self.moved))}
+        return {"problem": self.problem, **plans, "a_on_b_seconds": self.moved.seconds, **refused}
+
+
+def _compared(workload: "Workload", first: "Machine | Gpu", second: "Machine | Gpu") -> _Compared:
+    """Raises PlanError where neither machine computes the problem."""
+    from pysim import planner
+    from pysim.errors import PlanError
+
+    def answer(on: "Machine | Gpu", named: "Plan | None" = None) -> _Answer:
+        try:
+            return _Answer(planner.plan(workload, on, name=named.name, layout=named.layout) if named else planner.plan(workload, on))
+        except PlanError as error:
+            return _Answer(None, str(error))
+
+    a, b = answer(first), answer(second)
+    if not (a.plan or b.plan):
+        raise PlanError(f"neither {first.name} nor {second.name} computes {workload.text}: {a.why}")
+    moved = answer(second, a.plan) if a.plan else _Answer(None, a.why)
+    return _Compared(workload.text, a, b, moved)
 
 
 def _differences(a: "Machine | Gpu", b: "Machine | Gpu") -> list[dict[str, Any]]:
@@ -76,22 +128,28 @@ def _kinds(machine: "Machine | Gpu", paths: list[str]) -> dict[str, str]:
     return {path: kind(path) for path in paths}
 
 
-def _cells(one: dict[str, Any]) -> list[Cell]:
-    both = one["a"] is not None and one["b"] is not None
-    values = ["-" if value is None else quantity(value) for value in (one["a"], one["b"])]
-    kinds: list[Cell] = [(kind, KIND_STYLE.get(kind, "")) for kind in (one["a_kind"], one["b_kind"])]
-    return [one["number"], *values, f"{one['b'] / one['a']:.3f}" if both and one["a"] else "-", *kinds]
-
-
-def _put_plans(a: str, b: str, one: "Plan", other: "Plan", there: float | None) -> None:
+def _put_plans(a: str, b: str, one: _Compared) -> None:
     """Both choices, and the cycles of their terms."""
     put("")
     put((one.problem, "bold"))
     put_table(
-        ["on", "predicted", "plan"], [[a, seconds(one.seconds), one.name], [b, seconds(other.seconds), other.name]], left=["on", "plan"]
+        [
+            Column[tuple[str, _Answer]]("on", lambda on: on[0], left=True),
+            Column("predicted", lambda on: seconds(on[1].seconds)),
+            Column("plan", lambda on: on[1].name, left=True),
+        ],
+        [(a, one.a), (b, one.b)],
     )
-    if one.name != other.name and there and other.seconds:
-        put(f"{a}'s choice would take {seconds(there)} on {b}, {there / other.seconds:.3f} times {b}'s own")
-    terms = [getattr(plan.cost, "terms", {}) for plan in (one, other)]
-    rows = [[name, *(quantity(some.get(name, 0.0)) for some in terms)] for name in dict.fromkeys([*terms[0], *terms[1]])]
-    put_table(["cycles", a, b], rows, left=["cycles"])
+    if one.moved.seconds and one.b.seconds and one.a.name != one.b.name:
+        put(f"{a}'s choice would take {seconds(one.moved.seconds)} on {b}, {one.moved.seconds / one.b.seconds:.3f} times {b}'s own")
+    elif one.a.plan and not one.moved.plan:
+        put(f"{a}'s choice does not run on {b}: {one.moved.why}")
+    terms, others = (getattr(answer.plan.cost, "terms", {}) if answer.plan else {} for answer in (one.a, one.b))
+    put_table(
+        [
+            Column[str]("cycles", str, left=True),
+            Column(a, lambda term: quantity(terms.get(term, 0.0))),
+            Column(b, lambda term: quantity(others.get(term, 0.0))),
+        ],
+        dict.fromkeys([*terms, *others]),
+    )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pysim.commands.common import Column, plural, put, put_header, put_row, say, seconds, size
+from pysim.commands.common import Column, error, plural, put, put_table, say, seconds, size
 from pysim.commands.timing import put_cores
 from pysim.errors import PysimError, printable
 from pysim.problem.text import model_file
@@ -42,18 +42,25 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
 def put_models(found: "list[ModelComparison]") -> None:
     """A row each, then the layers that take longest."""
     for one in found:
-        peers = list(one.peers)
-        columns = [Column("measured", 8), Column("convs and products predicted", 28), Column("error", 8), Column("values", 8)]
-        columns += [Column(name, max(12, len(name))) for name in peers] + [Column("whole model", 11, left=True)]
         put("")
-        put_header(columns)
-        times = [f"{one.peers[name] / one.measured_seconds:.2f}x" for name in peers] if one.measured_seconds else ["-"] * len(peers)
-        verdict = seconds(one.measured_seconds) if one.correct else "WRONG"
-        put_row(columns, [verdict, seconds(one.predicted_seconds), f"{one.max_error:.1e}", size(one.arena_bytes), *times, one.model])
+        columns: list[Column[ModelComparison]] = [
+            Column("measured", lambda one: seconds(one.measured_seconds) if one.correct else "WRONG"),
+            Column("convs and products predicted", lambda one: seconds(one.predicted_seconds)),
+            Column("error", lambda one: error(one.max_error)),
+            Column("values", lambda one: size(one.arena_bytes)),
+            *map(_ratio, one.peers),
+            Column("whole model", lambda one: one.model, left=True),
+        ]
+        put_table(columns, [one])
         put_cores([one.core] if one.core else [], "model")
         for name, reason in one.missing.items():
             say(f"{name} did not run {one.model}: {reason}")
         _put_layers(one)
+
+
+def _ratio(peer: str) -> "Column[ModelComparison]":
+    """A peer's time over ours."""
+    return Column(peer, lambda one: f"{one.peers[peer] / one.measured_seconds:.2f}x" if one.measured_seconds else "-")
 
 
 def _put_layers(one: "ModelComparison") -> None:

@@ -13,6 +13,7 @@ from pysim.commands.common import (
     Column,
     Whole,
     accuracy_options,
+    asked_of_plans,
     document,
     error,
     every,
@@ -24,9 +25,7 @@ from pysim.commands.common import (
     plural,
     problems,
     put,
-    put_header,
     put_lines,
-    put_row,
     put_table,
     say,
     seconds,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from pysim.tuning.evidence import Pinned
 
     Found = list[tuple[Layer, list[Plan]]]
+    Columns = list[Column[tuple[int, Plan]]]  # of plans, each with its place, or how often its layer occurs
 
 SHORT = {"input_stationary": "IS", "weight_stationary": "WS"}
 SHORT |= {"data_parallel": "DP", "split_k": "SK", "stream_k": "ST"}
@@ -64,9 +64,11 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (strea
 )
 @click.option("--pinned", is_flag=True, help="The best plan that pysim search found on this computer, with its evidence.")
 @click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads of a CPU that the plan is for.")
-@layout_option(*BLOCKED, text="Of convolutions' input and output: nhwc is a GPU's, blocks of channels are a CPU's.")
-@memory_limit_option
-@accuracy_options
+@asked_of_plans(
+    layout_option(*BLOCKED, text="Of convolutions' input and output: nhwc is a GPU's, blocks of channels are a CPU's."),
+    memory_limit_option,
+    accuracy_options,
+)
 @every
 @json_option
 def plan(
@@ -78,10 +80,7 @@ def plan(
     micro_kernel: str | None,
     pinned: bool,
     threads: int,
-    layout: Any,
-    memory_limit: int | None,
-    accuracy: Any,
-    error_limit: float | None,
+    asked: dict[str, Any],
     every: bool,
     as_json: bool,
 ) -> None:
@@ -97,18 +96,11 @@ def plan(
       pysim plan resnet50 -m h200 --layout nhwc --memory-limit 64MiB
       pysim plan resnet50 -m h200 --accuracy strict
     """
-    if top and model == "csa":
-        raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
-    if explain and as_json:
-        raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
-    if threads > 1 and (top or pinned or model == "csa"):
-        raise click.UsageError("--threads is for the one plan that the full model chooses, without --top, --pinned and --model csa")
-    if pinned and (top or model == "csa"):
-        raise click.UsageError("--pinned is one measured plan; --top and --model csa choose by the model")
+    _check_usage(top, explain, model, pinned, threads, as_json)
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), (host.runnable_any if pinned else host.any_machine)(machine_name)
-    asked = {"micro_kernel": micro_kernel, "layout": layout, "memory_limit": memory_limit, "accuracy": accuracy, "error_limit": error_limit}
+    asked["micro_kernel"] = micro_kernel
     found: Found
     evidence: list[Pinned | None] = []
     if pinned:
@@ -133,6 +125,17 @@ def plan(
         _put_plans(found)
     if not as_json:
         _put_evidence(found, evidence)
+
+
+def _check_usage(top: int | None, explain: bool, model: str, pinned: bool, threads: int, as_json: bool) -> None:
+    if top and model == "csa":
+        raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
+    if explain and as_json:
+        raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
+    if threads > 1 and (top or pinned or model == "csa"):
+        raise click.UsageError("--threads is for the one plan that the full model chooses, without --top, --pinned and --model csa")
+    if pinned and (top or model == "csa"):
+        raise click.UsageError("--pinned is one measured plan; --top and --model csa choose by the model")
 
 
 def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, asked: dict[str, Any]) -> "Found":
@@ -166,6 +169,15 @@ def _put_evidence(found: "Found", evidence: "list[Pinned | None]") -> None:
         put(f"on {here}")
 
 
+def _seconds(item: "Plan") -> float:
+    """Predicted time; the csa model has none."""
+    return float(getattr(item.cost, "seconds", math.nan))
+
+
+def _rate(item: "Plan") -> str:
+    return f"{item.workload.flops / _seconds(item) / 1e9:.1f}"
+
+
 def _tile(item: "Plan") -> str:
     s = item.tile
     if "group" in s:
@@ -173,12 +185,28 @@ def _tile(item: "Plan") -> str:
     return f"{s['channels']}/{s['k2']}/{s['k3']}"
 
 
+# Of plans of the full model
+COLUMNS: "Columns" = [
+    Column("time", lambda row: (seconds(_seconds(row[1])), "bold")),
+    Column("max error", lambda row: error(row[1].error)),
+    Column("GFLOP/s", lambda row: _rate(row[1])),
+    Column("bound", lambda row: getattr(row[1].cost, "bound_by", ""), left=True),
+    Column("kernel", lambda row: row[1].kernel, left=True),
+    Column("", lambda row: SHORT[row[1].schedule.kind]),
+    Column("tile", lambda row: _tile(row[1]), left=True),
+]
+WORKSPACE: "Column[tuple[int, Plan]]" = Column("workspace", lambda row: size(row[1].workspace_bytes))
+
+
 def _put_plans(found: "Found") -> None:
     """One row a layer, then the time of the whole set."""
-    room = ["workspace"] * _on_gpu(found)
-    titles = ["time", "max error", "GFLOP/s", "bound", "kernel", "", "tile", *room, "x", "problem"]
-    rows = [[*_cells(item), *(size(item.workspace_bytes) for _ in room), str(layer.count), item.problem] for layer, (item,) in found]
-    put_table(titles, rows, left=["bound", "kernel", "tile", "problem"])
+    columns: Columns = [
+        *COLUMNS,
+        *[WORKSPACE] * _on_gpu(found),
+        Column("x", lambda row: str(row[0])),
+        Column("problem", lambda row: row[1].problem, left=True),
+    ]
+    put_table(columns, [(layer.count, item) for layer, (item,) in found])
     _put_notes(found)
     if len(found) > 1:
         total = sum(layer.count * _seconds(item) for layer, (item,) in found)
@@ -192,54 +220,46 @@ def _put_ranked(found: "Found") -> None:
         if layer is not found[0][0]:
             put("")
         put((layer.workload.text, "bold"))
-        best = _seconds(ranked[0])
-        titles = [
-            "#",
-            "over best",
-            "time",
-            "max error",
-            "GFLOP/s",
-            "bound",
-            "kernel",
-            "",
-            "tile",
-            "workspace" if _on_gpu(found) else "pack",
+        columns: Columns = [
+            Column("#", lambda row: str(row[0])),
+            _over(_seconds(ranked[0])),
+            *COLUMNS,
+            WORKSPACE if _on_gpu(found) else Column("pack", lambda row: getattr(row[1].schedule, "pack", ""), left=True),
         ]
-        rows = [
-            [str(place), f"{_seconds(item) / best:.3f}", *_cells(item), str(getattr(item.schedule, "pack", size(item.workspace_bytes)))]
-            for place, item in enumerate(ranked, start=1)
-        ]
-        put_table(titles, rows, left=["bound", "kernel", "tile", "pack"])
+        put_table(columns, enumerate(ranked, start=1))
     _put_notes(found)
+
+
+def _over(best: float) -> "Column[tuple[int, Plan]]":
+    return Column("over best", lambda row: f"{_seconds(row[1]) / best:.3f}")
 
 
 def _on_gpu(found: "Found") -> bool:
     return "group" in found[0][1][0].tile
 
 
-def _cells(item: "Plan") -> list[Cell]:
-    """Time, stated error, rate, bound, kernel, stationary and tile of a plan of the full model."""
-    rate, bound = f"{item.workload.flops / _seconds(item) / 1e9:.1f}", getattr(item.cost, "bound_by", "")
-    return [(seconds(_seconds(item)), "bold"), error(item.error), rate, bound, item.kernel, SHORT[item.schedule.kind], _tile(item)]
-
-
-def _seconds(item: "Plan") -> float:
-    """Predicted time; the csa model has none."""
-    return float(getattr(item.cost, "seconds", math.nan))
-
-
 def _put_csa(found: "Found") -> None:
     """The paper's integers: cost of both schedules in cycles of latency, and the lines behind the lower one."""
-    columns = [Column("IS cost", 15), Column("WS cost", 15), Column("", 2), Column("micro", 5, True), Column("tile", 12, True)]
-    columns += [Column("x", 2), Column("problem", 7, True)]
-    put_header(columns)
-    for layer, (item,) in found:
-        costs: dict[str, int] = {one.schedule.kind: getattr(one.cost, "cost", 0) for one in item.considered}
-        chosen = item.schedule.kind
-        cells: list[Cell] = [(f"{costs[kind]:,}", "bold" if kind == chosen else "") for kind in STATIONARY]
-        micro = f"{item.tile['windows']}x{item.tile['filters']}"
-        put_row(columns, [*cells, SHORT[chosen], micro, _tile(item), str(layer.count), item.problem])
+    columns: Columns = [
+        *map(_csa_cost, STATIONARY),
+        Column("", lambda row: SHORT[row[1].schedule.kind]),
+        Column("micro", lambda row: f"{row[1].tile['windows']}x{row[1].tile['filters']}", left=True),
+        Column("tile", lambda row: _tile(row[1]), left=True),
+        Column("x", lambda row: str(row[0])),
+        Column("problem", lambda row: row[1].problem, left=True),
+    ]
+    put_table(columns, [(layer.count, item) for layer, (item,) in found])
     _put_notes(found)
+
+
+def _csa_cost(kind: str) -> "Column[tuple[int, Plan]]":
+    """What a schedule of this kind costs, bold where it is chosen."""
+
+    def cell(row: "tuple[int, Plan]") -> Cell:
+        costs = {one.schedule.kind: getattr(one.cost, "cost", 0) for one in row[1].considered}
+        return f"{costs[kind]:,}", "bold" if kind == row[1].schedule.kind else ""
+
+    return Column(f"{SHORT[kind]} cost", cell)
 
 
 def _put_notes(found: "Found") -> None:

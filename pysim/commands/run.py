@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pysim run`: the plan of each problem, executed: its result checked, then its time measured, except under an emulator."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pysim.commands import models, timing
 from pysim.commands.common import (
-    Cell,
     Column,
     accuracy_options,
-    error,
+    asked_of_plans,
     every,
     json_option,
     layers_of,
@@ -30,11 +29,8 @@ if TYPE_CHECKING:
 @click.command()
 @problems
 @machine_option
-@timing.algorithm_option
-@timing.name_option
-@timing.threads_option
+@asked_of_plans(timing.algorithm_option, timing.name_option, timing.threads_option, accuracy_options)
 @click.option("--profile", is_flag=True, help="Split the time of a call into packing and micro-kernels.")
-@accuracy_options
 @every
 @json_option
 @click.pass_context
@@ -42,12 +38,8 @@ def run(
     ctx: click.Context,
     problems: tuple[str, ...],
     machine_name: str,
-    algorithm: str | None,
-    name: str | None,
-    threads: int,
+    asked: dict[str, Any],
     profile: bool,
-    accuracy: str,
-    error_limit: float | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -64,56 +56,40 @@ def run(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
-    timing.refuse_on_gpu(on, threads=threads > 1, profile=profile)
-    from pysim.comparison.summary import LARGE_ERROR, OURS
-
+    timing.refuse_on_gpu(on, threads=asked["threads"] > 1, profile=profile)
     executor = host.executor(on)
     if executor.kind == "emulated":
         say(f"emulated: {executor.about} says whether results are right, and nothing about time")
         if profile:
             raise MachineError(f"--profile splits the time of a call, and {on.name} is emulated here, where no time means anything")
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
-    end = [Column("x", 2), Column("problem", 7, left=True)]
-    columns = [
-        Column("measured", 8),
-        Column("predicted", 9),
-        Column("error", 6),
-        timing.MAX_ERROR,
-        Column("GFLOP/s", 7),
-        Column("spread", 6),
-    ]
-    columns += [Column("packing", 7)] * profile + end
-
-    def row(one: "Comparison") -> list[Cell]:
-        share = [_packing(one)] if profile else []
-        return [
-            *timing.times(one, LARGE_ERROR),
-            error(one.errors.get(OURS)),
-            _rate(one, flops),
-            _spread(one),
-            *share,
-            str(one.count),
-            one.problem,
-        ]
-
-    def emulated_row(one: "Comparison") -> list[Cell]:
-        return [timing.result(one, "right"), error(one.errors.get(OURS)), str(one.count), one.problem]
-
-    asked = {"algorithm": algorithm, "name": name, "accuracy": accuracy, "error_limit": error_limit}
-    planned = timing.plan_layers(layers, on, **asked, threads=threads)
-    found = timing.measured(planned, on, {}, executor, threads=threads, profile=profile)
-    networks = models.measured(problems, on, threads, peers=False)
-    if executor.kind == "emulated":
-        done = timing.report(planned, found, [Column("result", 6), timing.MAX_ERROR, *end], emulated_row, as_json)
-    else:
-        done = timing.report(planned, found, columns, row, as_json, **({"models": networks} if networks else {}))
+    planned = timing.plan_layers(layers, on, **asked)
+    found = timing.measured(planned, on, {}, executor, threads=asked["threads"], profile=profile)
+    networks = models.measured(problems, on, asked["threads"], peers=False)
+    columns = _emulated_columns() if executor.kind == "emulated" else _columns(flops, profile)
+    done = timing.report(planned, found, columns, as_json, **({"models": networks} if networks else {}))
     if not as_json:
-        _put_summary(done, executor.kind == "emulated", threads, profile)
+        _put_summary(done, executor.kind == "emulated", profile)
         models.put_models(networks)
     ctx.exit(models.exit_code(timing.exit_code(done), networks))
 
 
-def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile: bool) -> None:
+def _columns(flops: dict[str, int], profile: bool) -> "list[Column[Comparison]]":
+    return [
+        *timing.times(),
+        *timing.max_error(),
+        Column("GFLOP/s", lambda one: f"{flops[one.problem] / one.measured_seconds / 1e9:.1f}" if one.measured_seconds else "-"),
+        Column("spread", _spread, width=6),
+        *[Column("packing", _packing)] * profile,
+        *timing.identity(),
+    ]
+
+
+def _emulated_columns() -> "list[Column[Comparison]]":
+    return [*timing.verdict(), *timing.max_error(), *timing.identity()]
+
+
+def _put_summary(done: "list[Comparison]", emulated: bool, profile: bool) -> None:
     """What the columns are and what the rows amount to."""
     from pysim.comparison.summary import summarise
 
@@ -130,10 +106,6 @@ def _put_summary(done: "list[Comparison]", emulated: bool, threads: int, profile
         if len(done) > 1 and (total := summary.get("total_seconds")):
             put(f"measured for {plural(sum(one.count for one in done if one.correct), 'layer')}: {seconds(total['pysim'])}")
     timing.put_failures(summary)
-
-
-def _rate(one: "Comparison", flops: dict[str, int]) -> str:
-    return f"{flops[one.problem] / one.measured_seconds / 1e9:.1f}" if one.measured_seconds else "-"
 
 
 def _spread(one: "Comparison") -> str:

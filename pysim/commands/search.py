@@ -32,15 +32,38 @@ if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
     from pysim.problem.text import Layer
-    from pysim.tuning.search import Search
+    from pysim.tuning.search import Search, Tried
 
-COLUMNS = (
-    *(Column("model's", 8), Column("best", 8), Column("regret", 6), Column("of 8", 6), Column("of 16", 6), Column("tau", 5)),
-    *(Column("model", 6), Column("random", 6), Column("plans", 6), Column("of", 6), Column("x", 2), Column("problem", 7, left=True)),
-)
 LEGEND = """undisturbed seconds; regret: time of the model's first choice (of its best 8, its best 16) over the best found, in turns with it
 tau: Kendall's, of predicted and measured times of all plans measured
 model, random: the best that each found in the same time, over the best of both"""
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+COLUMNS: "list[Column[Search]]" = [
+    Column("model's", lambda one: seconds(one.first_seconds), width=8),
+    Column("best", lambda one: (seconds(one.best_seconds), "bold"), width=8),
+    Column("regret", lambda one: _ratio(one.regret)),
+    Column("of 8", lambda one: _ratio(one.regret_8), width=6),
+    Column("of 16", lambda one: _ratio(one.regret_16), width=6),
+    Column("tau", lambda one: "-" if one.kendall_tau is None else f"{one.kendall_tau:.2f}", width=5),
+    Column("model", lambda one: _ratio(one.model_regret), width=6),
+    Column("random", lambda one: _ratio(one.random_regret)),
+    Column("plans", lambda one: f"{one.plans_measured:,}", width=6),
+    Column("of", lambda one: f"{one.plans_legal:,}", width=6),
+    Column("x", lambda one: str(one.count), width=2),
+    Column("problem", lambda one: one.problem, left=True),
+]
+BEST: "list[Column[Tried]]" = [
+    Column("over best", lambda plan: _ratio(plan.over_best)),
+    Column("measured", lambda plan: seconds(plan.measured_seconds)),
+    Column("predicted", lambda plan: seconds(plan.predicted_seconds)),
+    Column("samples", lambda plan: str(plan.samples)),
+    Column("plan", lambda plan: plan.name, left=True),
+]
 
 
 @click.command()
@@ -133,10 +156,7 @@ def _put(one: "Search", top: int | None, first: bool) -> None:
     """A row, what went wrong below it, and the best plans where they are asked for."""
     if first or top:
         put_header(COLUMNS)
-    ratios = [_ratio(value) for value in (one.regret, one.regret_8, one.regret_16)]
-    tau = "-" if one.kendall_tau is None else f"{one.kendall_tau:.2f}"
-    arms = [_ratio(one.model_regret), _ratio(one.random_regret), f"{one.plans_measured:,}", f"{one.plans_legal:,}"]
-    put_row(COLUMNS, [seconds(one.first_seconds), (seconds(one.best_seconds), "bold"), *ratios, tau, *arms, str(one.count), one.problem])
+    put_row(COLUMNS, one)
     if one.reason:
         put((f"    not searched: {one.reason}", "red"))
     for name in one.wrong:
@@ -151,16 +171,8 @@ def _put(one: "Search", top: int | None, first: bool) -> None:
 
         say(f"{one.problem}: {said(one.set_aside)}")
     if top:
-        rows = [
-            [_ratio(plan.over_best), seconds(plan.measured_seconds), seconds(plan.predicted_seconds), str(plan.samples), plan.name]
-            for plan in one.found[:top]
-        ]
-        put_table(["over best", "measured", "predicted", "samples", "plan"], rows, left=["plan"])
+        put_table(BEST, one.found[:top])
         put("")
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _document(one: "Search", top: int | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pysim.arguments import MOST_THREADS
-from pysim.commands.common import Cell, Column, Whole, document, plural, progress, put, put_header, put_row, say, seconds
+from pysim.commands.common import Cell, Column, Whole, document, error, plural, progress, put, put_header, put_row, say, seconds
 from pysim.errors import PlanError
 
 if TYPE_CHECKING:
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from pysim.runtime.cpu import Executor
 
     Planned = tuple[Layer, Plan | PlanError]
+    Columns = list[Column[Comparison]]
 
-MAX_ERROR = Column("max error", 9)
 SAYS_ERROR = "max error: against float64, over the result's root mean square, operands in [-1, 1)"
 OTHER_CLOCK = 0.03  # by which a clock when timed differs from the machine file's where it is told
 SHARED = 0.9  # of the multiply-adds a cycle, below which a core was shared: readings of one alone agree within 0.03
 LEAST_BUDGET = 30.0  # seconds of timing a layer may take before its sample count is cut
-
-Row = Callable[["Comparison"], list[Cell]]
 
 
 def refuse_on_gpu(on: "Machine | Gpu", **asked: bool) -> None:
@@ -91,9 +89,7 @@ def measured(
     return comparisons()
 
 
-def report(
-    planned: "list[Planned]", found: "Iterable[Comparison]", columns: list[Column], row: Row, as_json: bool, **more: Any
-) -> "list[Comparison]":
+def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: "Columns", as_json: bool, **more: Any) -> "list[Comparison]":
     """Everything that was measured, after it was shown: row by row as it comes, or as one document, to which `more` belongs."""
     done: list[Comparison] = []
     results = iter(found)
@@ -105,7 +101,7 @@ def report(
             done.append(next(results))
             tell("")
             if not as_json:
-                put_row(columns, row(done[-1]))
+                put_row(columns, done[-1])
                 if done[-1].above_roof:
                     put((f"    {done[-1].above_roof}", "yellow"))
                 if not done[-1].correct:
@@ -124,33 +120,59 @@ def exit_code(done: "list[Comparison]") -> int:
     return 0 if all(one.correct for one in done) else 1
 
 
-def error_of(one: "Comparison") -> float | None:
-    """log(predicted / measured): above 0 the plan was faster than predicted; None where there is no prediction for its threads."""
-    if one.predicted_seconds and one.measured_seconds:
-        return math.log(one.predicted_seconds / one.measured_seconds)
-    return None
-
-
-def times(one: "Comparison", large: float) -> list[Cell]:
+def times() -> "Columns":
     """Measured, predicted and error."""
-    return [result(one, seconds(one.measured_seconds)), *_predicted(one, error_of(one), large)]
+    return [
+        Column("measured", lambda one: _result(one, seconds(one.measured_seconds)), width=8),
+        *_predicted(lambda one: one.measured_seconds),
+    ]
 
 
-def static_times(one: "Comparison", large: float) -> list[Cell]:
+def static_times() -> "Columns":
     """Whether the emulated result is right, then static+simulated, predicted and the error against that."""
-    error = math.log(one.predicted_seconds / one.static_seconds) if one.predicted_seconds and one.static_seconds else None
-    return [result(one, "right"), seconds(one.static_seconds), *_predicted(one, error, large)]
+    return [
+        *verdict(),
+        Column("static+sim", lambda one: seconds(one.static_seconds)),
+        *_predicted(lambda one: one.static_seconds),
+    ]
 
 
-def result(one: "Comparison", right: str) -> Cell:
+def verdict() -> "Columns":
+    """Whether the result is right, of what has no time."""
+    return [Column("result", lambda one: _result(one, "right"))]
+
+
+def max_error() -> "Columns":
+    from pysim.comparison.summary import OURS
+
+    return [Column("max error", lambda one: error(one.errors.get(OURS)))]
+
+
+def identity() -> "Columns":
+    """Which layer it is, and how often."""
+    return [Column("x", lambda one: str(one.count), width=2), Column("problem", lambda one: one.problem, left=True)]
+
+
+def _result(one: "Comparison", right: str) -> Cell:
     """What stands first in a row: `right`, or that the result is wrong, or that the plan did not run."""
     return (right, "bold") if one.correct else ("WRONG" if one.plan else "-", "bold red")
 
 
-def _predicted(one: "Comparison", error: float | None, large: float) -> list[Cell]:
-    shown = "-" if error is None else f"{error:+.0%}"
-    style = "yellow" if error is not None and abs(error) > large else ""
-    return [seconds(one.predicted_seconds) if one.threads == 1 else "-", (shown, style)]
+def _predicted(against: "Callable[[Comparison], float | None]") -> "Columns":
+    """The predicted time, and how far that is from `against`: above 0 the plan was faster than predicted."""
+    from pysim.comparison.summary import LARGE_ERROR
+
+    def off(one: "Comparison") -> Cell:
+        time = against(one)
+        if not one.predicted_seconds or not time:
+            return "-"
+        error = math.log(one.predicted_seconds / time)
+        return f"{error:+.0%}", "yellow" if abs(error) > LARGE_ERROR else ""
+
+    return [
+        Column("predicted", lambda one: seconds(one.predicted_seconds)),
+        Column("error", off, width=6),
+    ]
 
 
 def put_prediction(summary: Mapping[str, Any]) -> None:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What exporters write as several nodes because their opset has no operator for it: GELU by erf, before opset 20.
+"""What exporters write as several nodes because their opset has no operator for it: GELU by erf, before opset 20, and layer norms, before
+opset 17.
 
 Mul(Mul(x, Add(Erf(Div(x, sqrt 2)), 1)), 1/2)    with its operands in any order, and a product by 1/sqrt 2 for the quotient
+Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))    where d = Sub(x, ReduceMean(x)) and means are over the last axes; and what its
+    products by a constant and sums with one make of it, where these have the shape of the axes
 """
 
 from math import sqrt
@@ -11,14 +14,16 @@ import numpy as np
 from pysim.models.graph import Graph, Node, live
 
 
-def with_gelus(graph: Graph) -> Graph:
-    """The graph with a Gelu in the place of the last node of each, where nobody else reads what lies between."""
-    found = _Gelus(graph)
-    nodes = tuple(found.gelu(node) or node for node in graph.nodes)
-    return live(graph._replace(nodes=nodes)) if nodes != graph.nodes else graph
+def with_patterns(graph: Graph) -> Graph:
+    """The graph with one node in the place of the last of each, where nobody else reads what lies between."""
+    for find in (_Patterns.gelu, _Patterns.layer_norm):
+        found = _Patterns(graph)
+        nodes = tuple(find(found, node) or node for node in graph.nodes)
+        graph = graph._replace(nodes=nodes) if nodes != graph.nodes else graph
+    return live(graph)
 
 
-class _Gelus:
+class _Patterns:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._makers, self._users = graph, graph.makers(), graph.users()
 
@@ -36,6 +41,57 @@ class _Gelus:
                 return Node("Gelu", half.name, (x,), half.outputs)
         return None
 
+    def layer_norm(self, last: Node) -> Node | None:
+        """The layer norm that ends with this node, which adds its shift."""
+        scaled, shift = self._with_constant(last, "Add")
+        quotient, scale = self._with_constant(scaled, "Mul")
+        if quotient is None or scaled is None or scale is None or shift is None or quotient.op != "Div":
+            return None
+        found = self._standard(quotient)
+        if found is None:
+            return None
+        x, axis, epsilon = found
+        shape = self._graph.tensors[x].shape
+        numbers = [self._graph.constants[name] for name in (scale, shift)]
+        if not self._graph.tensors[x].native or any(one.shape != shape[axis:] for one in numbers):
+            return None
+        return Node("LayerNormalization", last.name, (x, scale, shift), last.outputs, {"axis": axis, "epsilon": epsilon})
+
+    def _standard(self, quotient: Node) -> tuple[str, int, float] | None:
+        """(x, the first of its axes, epsilon) of (x - mean) / sqrt(variance + epsilon)."""
+        root = self._alone(quotient.inputs[1], "Sqrt")
+        total, epsilon = self._with_constant(self._alone(root.inputs[0], "Add") if root else None, "Add")
+        difference = self._graph.nodes[self._makers[quotient.inputs[0]]] if quotient.inputs[0] in self._makers else None
+        if total is None or epsilon is None or difference is None or difference.op != "Sub" or total.op != "ReduceMean":
+            return None
+        square = self._alone(total.inputs[0], "Pow", "Mul")
+        mean = self._alone(difference.inputs[1], "ReduceMean")
+        d, value = difference.output, self._graph.constants[epsilon]
+        is_square = square and square.inputs[0] == d and (square.inputs == (d, d) or self._by(square, ("Pow",), 2.0) == d)
+        readers = sum(name == d for node in (square, quotient) if node for name in node.inputs)
+        if not is_square or mean is None or mean.inputs[0] != difference.inputs[0] or value.size != 1 or len(self._users[d]) != readers:
+            return None
+        axes = [self._last_axes(one) for one in (mean, total)]
+        return (difference.inputs[0], axes[0], float(value.reshape(()))) if axes[0] is not None and axes[0] == axes[1] else None
+
+    def _last_axes(self, mean: Node) -> int | None:
+        """The first axis of a mean that is over all from one on, and keeps them."""
+        rank, given = len(self._graph.tensors[mean.inputs[0]].shape), mean.attributes.get("axes")
+        if len(mean.inputs) > 1 and mean.inputs[1]:
+            given = self._graph.constants[mean.inputs[1]].tolist() if mean.inputs[1] in self._graph.constants else None
+        axes = sorted(axis % rank for axis in given or ())
+        return axes[0] if axes and axes == list(range(axes[0], rank)) and mean.attributes.get("keepdims", 1) else None
+
+    def _with_constant(self, node: Node | None, op: str) -> tuple[Node | None, str | None]:
+        """The node that alone gives an operand to this one, and the constant that is the other; of a product or a sum of such."""
+        if node is None or node.op != op or len(node.inputs) != 2:
+            return None, None
+        for x, other in (node.inputs, node.inputs[::-1]):
+            made = self._alone(x, "Add", "Div", "Mul", "ReduceMean")
+            if made is not None and other in self._graph.constants:
+                return made, other
+        return None, None
+
     def _alone(self, name: str | None, *ops: str) -> Node | None:
         """The node of one of these kinds that makes a value which is read once."""
         at = self._makers.get(name or "")
@@ -46,7 +102,7 @@ class _Gelus:
         """The operand of a node whose other operand is this number; that of a quotient stands second."""
         if node is None or node.op not in ops or len(node.inputs) != 2:
             return None
-        for x, other in (node.inputs, node.inputs[::-1])[: 1 if node.op == "Div" else 2]:
+        for x, other in (node.inputs, node.inputs[::-1])[: 1 if node.op in ("Div", "Pow") else 2]:
             value = self._graph.constants.get(other)
             if value is not None and value.size == 1 and np.isclose(value.reshape(()), number, rtol=1e-6, atol=0):
                 return x if self._graph.tensors[x].shape == self._graph.tensors[node.output].shape else None

@@ -99,6 +99,31 @@ class Timed(NamedTuple):
     speed: Speed | None = None
 
 
+class Enough(NamedTuple):
+    """When a run ends: each contender has `min_samples` samples that last `min_seconds` together (or MOST_ROUNDS of them), or whose median
+    is known to the share `certain` of it; or `budget_seconds` are spent and FEWEST_ROUNDS rounds are done."""
+
+    min_samples: int
+    min_seconds: float
+    budget_seconds: float
+    certain: float
+
+    def are(self, spent: Sequence[Sequence[float]], elapsed: float) -> bool:
+        """Whether these seconds, one list per contender and all of one length, are enough after so many seconds of the run.
+
+        Medians are looked at after `min_samples` rounds, and whenever those have doubled: few looks keep intervals honest.
+        """
+        rounds = len(spent[0])
+        if rounds >= FEWEST_ROUNDS and elapsed >= self.budget_seconds:
+            return True
+        if rounds < self.min_samples:
+            return False
+        if rounds >= MOST_ROUNDS or min(map(math.fsum, spent)) >= self.min_seconds:
+            return True
+        times, rest = divmod(rounds, max(1, self.min_samples))
+        return not rest and times.bit_count() == 1 and all(uncertainty(np.array(one)) < self.certain for one in spent)
+
+
 def interleave(
     contenders: Mapping[str, Call],
     clock: Clock,
@@ -113,12 +138,9 @@ def interleave(
 ) -> Timed:
     """Time all contenders in one run, round-robin.
 
-    Ends when each contender has `min_samples` samples that last `min_seconds` together (or MOST_ROUNDS of them), or whose median is known
-    to the share `certain` of it (looked at after `min_samples` rounds, and whenever they have doubled: few looks keep intervals honest), or
-    when `budget_seconds` are spent and FEWEST_ROUNDS rounds are done; so an array shorter than `min_samples` says that the budget ran out.
-    Sample i of one array and sample i of another are neighbours in time. The first contender is the one that the others are timed beside:
-    what it raises is raised. A `speedometer` is made, and read, on the processor that samples are taken on. OperandError for an unknown
-    state or no contender.
+    Ends when samples are `Enough`; an array shorter than `min_samples` says that the budget ran out. Sample i of one array and sample i of
+    another are neighbours in time. The first contender is the one that the others are timed beside: what it raises is raised. A
+    `speedometer` is made, and read, on the processor that samples are taken on. OperandError for an unknown state or no contender.
     """
     word(state, "cache state", TIMED)
     if not contenders:
@@ -144,7 +166,7 @@ def interleave(
         for name in contenders:
             attempt(name, partial(enter, name))
         speeds = speedometer() if speedometer else None
-        start, look = time.perf_counter(), min_samples
+        enough, start = Enough(min_samples, min_seconds, budget_seconds, certain), time.perf_counter()
         for turn in itertools.count():
             names = list(taking)
             shift = turn % len(names)
@@ -152,14 +174,7 @@ def interleave(
                 attempt(name, taking[name].sample)
             if speeds:
                 speeds.look()
-            rounds, least = turn + 1, min(math.fsum(one.spent) for one in taking.values())
-            if rounds >= min_samples and (least >= min_seconds or rounds >= MOST_ROUNDS):
-                break
-            if rounds == look:
-                if all(uncertainty(np.array(one.spent)) < certain for one in taking.values()):
-                    break
-                look *= 2
-            if rounds >= FEWEST_ROUNDS and time.perf_counter() - start >= budget_seconds:
+            if enough.are([one.spent for one in taking.values()], time.perf_counter() - start):
                 break
         load, speed = watch.load() if watch else None, speeds.speed() if speeds else None
     launches = {name: float(np.median(one.launched)) for name, one in taking.items() if one.launched}

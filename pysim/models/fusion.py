@@ -4,6 +4,7 @@
 A node takes in the one behind it where it alone is read by that, and its result is no output of the graph:
 
     Affine after Affine           scale = s1 s2, shift = t1 s2 + t2
+    Add of constants after Linear  bias' = bias + t
     Affine after Conv, Linear     w'[f]... = w[f]... s[f], bias' = bias s + t    (BatchNorm: s = gamma / sqrt(var + eps), t = beta - mean s)
     BatchNorm after Conv, Linear  whose numbers may change: inputs (x, w, bias or "", gamma, beta, mean, var), attribute epsilon
     Add after Conv, Linear        the other summand is its residual, input PARAMETERS. Where a layer writes over its residual (OVER), what
@@ -31,7 +32,9 @@ Able = Callable[[Node, Any], bool]
 NORM, RESIDUAL, OVER, FIRST = "norm", "residual", "over", "first"
 PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
 # operators -> activations as the native epilogues name them
-ACTIVATIONS = {"Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid", "Silu": "silu"}
+ACTIVATIONS = {
+    "Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid", "Silu": "silu", "Tanh": "tanh", "Erf": "erf"
+}  # fmt: skip
 _SUMS = ("Conv", "Linear")
 
 
@@ -134,7 +137,10 @@ class _Fusion:
         self._joined.setdefault((axis, *node.inputs), node.output)
 
     def _residual(self, at: int, node: Node) -> None:
-        """Of two summands the one that is made later adds the other, unless that is a constant, which has no layout but its own."""
+        """Of two summands the one that is made later adds the other, unless that is a constant, which has no layout but its own: it is part
+        of a bias, or nothing."""
+        if self._bias(at, node):
+            return
         places = [self._makers.get(name, -1) for name in node.inputs]
         if len(places) != 2 or places[0] == places[1]:
             return
@@ -145,6 +151,26 @@ class _Fusion:
         same = other not in self._constants and self._tensors.get(other) == self._tensors.get(name)
         if same and len(self._users[name]) == 1 and not taking.attributes.get("activation") and len(taking.inputs) <= PARAMETERS:
             self._replace(before, taking._replace(inputs=(*_filled(taking.inputs, PARAMETERS), other)), at)
+
+    def _bias(self, at: int, node: Node) -> bool:
+        """A constant for each column of a Linear is part of its bias."""
+        for name, other in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
+            before, value = self._makers.get(name), self._constants.get(other)
+            taking = self._nodes[before] if before is not None else None
+            if before is None or value is None or taking is None or taking.op != "Linear" or len(self._users[name]) > 1:
+                continue
+            columns, more = self._tensors[name].shape[-1], taking.attributes.get("activation") or len(taking.inputs) > 3
+            settled = all(one in self._constants for one in taking.inputs[1:])
+            if more or not settled or value.size not in (1, columns) or value.shape[-1:] not in ((), (1,), (columns,)):
+                continue
+            if self._tensors.get(node.output) != self._tensors[name]:
+                continue
+            old = self._constants[taking.inputs[2]].astype(np.float64) if len(taking.inputs) > 2 else np.zeros(columns)
+            called = f"{node.output}:bias"
+            self._constants[called] = (old + value.reshape(-1)).astype(value.dtype)
+            self._replace(before, taking._replace(inputs=(*taking.inputs[:2], called)), at)
+            return True
+        return False
 
     def _over(self, taking: Node, maker: int, other: str, at: int) -> bool:
         """Whether a layer may write over its residual: another one made it, and others that have run then are all that read it."""

@@ -86,7 +86,7 @@ def folded(graph: Graph, evaluate: Evaluate) -> Graph:
     for node in graph.nodes:
         if node.op != "If" and all(name in constants or not name for name in node.inputs):
             made = evaluate(node, [constants[name] for name in node.inputs if name])
-            constants |= {name: np.asarray(one) for name, one in zip(node.outputs, made, strict=True) if name}
+            constants |= {name: np.asarray(one, order="C") for name, one in zip(node.outputs, made, strict=True) if name}
         else:
             nodes.append(node)
     return graph._replace(nodes=tuple(nodes), constants=constants)

@@ -17,13 +17,14 @@ from pysim.arguments import whole
 from pysim.errors import OperandError, printable
 from pysim.machine.cpu import Machine
 from pysim.models import operators
+from pysim.models.arrays import imagined, products_of, with_orders
 from pysim.models.buffers import Buffers, offset_in, planned
 from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, RESIDUAL, fused
 from pysim.models.graph import Array, Graph, Node, Tensor
 from pysim.models.plan import Layer, ModelPlan, layers_of, with_layouts
-from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
-from pysim.record.plan import blocked_shape, on_cpu
+from pysim.record.plan import Plan, blocked_shape, on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.operators import copy_step
@@ -52,18 +53,21 @@ class Model:
     def __init__(
         self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
     ) -> None:
-        graph = with_layouts(fused(graph, _able), on, accuracy).graph
+        graph = with_layouts(with_orders(fused(graph, _able)), on, accuracy).graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
         self.threads = threads
         buffers = planned(graph, lambda node: node.op in operators.IN_PLACE)
         self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
-        last = {name: at for at, layer in enumerate(self.plan.layers) if layer.plan for name in layer.node.inputs[1:PARAMETERS]}
-        elsewhere = {name for layer in self.plan.layers for name in layer.node.inputs[PARAMETERS if layer.plan else 0 :]}
+        packs = [layer.plan is not None and layer.node.op != "MatMul" for layer in self.plan.layers]
+        last = {name: at for at, layer in enumerate(self.plan.layers) if packs[at] for name in layer.node.inputs[1:PARAMETERS]}
+        elsewhere = {
+            name for layer, packed in zip(self.plan.layers, packs, strict=True) for name in layer.node.inputs[PARAMETERS * packed :]
+        }
         self._natives = list[Prepared | None]()
         for at, layer in enumerate(self.plan.layers):
             self._natives.append(self._prepared(layer, executor))
-            for name in layer.node.inputs[1:PARAMETERS] if layer.plan else ():  # packed, and needed no more as they were
+            for name in layer.node.inputs[1:PARAMETERS] if packs[at] else ():  # packed, and needed no more as they were
                 if last[name] == at and name not in elsewhere and name not in graph.outputs:
                     constants.pop(name, None)
         self._idle: list[_Run] = []
@@ -77,12 +81,11 @@ class Model:
         return {name: self._graph.tensors[name] for name in self._graph.outputs}
 
     def _prepared(self, layer: Layer, executor: cpu.Executor) -> Prepared | None:
-        if layer.plan is None:
+        if layer.plan is None or layer.node.op == "MatMul":  # of two values
             return None
         w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:PARAMETERS] if name)
-        weights = np.ascontiguousarray(w).reshape(w.shape if w.ndim == 4 else (*w.shape, 1, 1))
         bias, problem = (rest[0] if rest else None), layer.plan.workload
-        assert isinstance(problem, Conv)
+        weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
         activation = layer.node.attributes.get("activation")
         return Prepared(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor, layer.plan.layout)
 
@@ -118,7 +121,7 @@ class Model:
         try:
             return self._idle.pop()
         except IndexError:
-            return _Run(self._graph, self.plan.buffers, self._natives)
+            return _Run(self._graph, self.plan, self._natives, self.threads)
 
     def _given(self, arrays: Sequence[Any], named: dict[str, Any]) -> dict[str, Array]:
         """The inputs by name, dense; OperandError says what does not fit."""
@@ -147,29 +150,30 @@ def _dense(x: Any, name: str, tensor: Tensor) -> Array:
 class _Run:
     """Values in an arena, and the steps that compute one from the other. What reads the caller's arrays finds them by `values`."""
 
-    def __init__(self, graph: Graph, buffers: Buffers, natives: Sequence[Prepared | None]) -> None:
+    def __init__(self, graph: Graph, plan: ModelPlan, natives: Sequence[Prepared | None], threads: int) -> None:
+        buffers = plan.buffers
         self._arena = cpu.aligned(buffers.nbytes, np.uint8)
         self.values: dict[str, Array] = dict(graph.constants)
         for name, offset in buffers.offsets.items():
             tensor = graph.tensors[name]
             self.values[name] = np.ndarray(tensor.shape, tensor.dtype, self._arena, offset)
         self._fixed = graph.constants.keys() | buffers.offsets.keys()  # values that lie in one place in every call
-        self._workspace = cpu.aligned(max([64, *(native.workspace_bytes for native in natives if native is not None)]), np.uint8)
-        self._rows = _scratch(graph, natives)
-        self.steps = [self._step(node, graph, native, buffers) for node, native in zip(graph.nodes, natives, strict=True)]
+        self._threads = threads
+        products = [_workspace_bytes(layer, graph, threads) for layer in plan.layers]
+        self._workspace = cpu.aligned(max([64, *products, *(native.workspace_bytes for native in natives if native is not None)]), np.uint8)
+        self.steps = [self._step(layer, graph, native, buffers) for layer, native in zip(plan.layers, natives, strict=True)]
         self.calls = _chained(self.steps)
 
     def take(self, given: dict[str, Array]) -> None:
         self.values.update(given)
 
-    def _step(self, node: Node, graph: Graph, native: Prepared | None, buffers: Buffers) -> Call:
-        values, names = self.values, [name for name in node.inputs if name]
+    def _step(self, layer: Layer, graph: Graph, native: Prepared | None, buffers: Buffers) -> Call:
+        node, values = layer.node, self.values
+        names = [name for name in node.inputs if name]
         if native is not None:
             if (step := self._bound(node, native)) is not None:
                 return step
-            if node.op == "Linear":
-                return _product(native, values, names[0], values[node.output], self._rows)
-            return _convolution(native, values, names[0], values[node.output], *node.inputs[PARAMETERS:])
+            return _prepared(native, values, names[0], values[node.output], *node.inputs[PARAMETERS:])
         if (offset := offset_in(graph, node)) is not None:
             return self._view(node, graph, buffers, offset)
         if "reference" in node.attributes:
@@ -177,6 +181,8 @@ class _Run:
             return lambda: run(outs, [values[name] for name in names])
         if node.op == "Concat":
             return self._concat(node, graph, buffers)
+        if node.op == "MatMul" and layer.plan is not None:
+            return self._products(layer, layer.plan)
         operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
         if node.op in operators.NATIVE and self._fixed.issuperset(names):
             step = operators.NATIVE[node.op](out, [values[name] for name in names], attributes)
@@ -184,19 +190,23 @@ class _Run:
                 return step
         return lambda: operator(out, [values[name] for name in names], attributes)
 
+    def _products(self, layer: Layer, plan: Plan) -> Call:
+        """As many products as there are, of what the arrays are in each call."""
+        node, (schedule, *_) = layer.node, on_cpu(plan)
+
+        def bound() -> Step:
+            arrays = [self.values[name] for name in node.inputs]
+            products = products_of(self.values[node.output], arrays, node.attributes)
+            return products.step(schedule, self._threads, self._workspace, node.attributes.get("alpha", 1.0))
+
+        return bound() if self._fixed.issuperset(node.inputs) else lambda: bound()()
+
     def _bound(self, node: Node, native: Prepared) -> Step | Chain | None:
         """The layer with its arrays, where they are the same ones in every call."""
         values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[PARAMETERS:])
         if native.executor is not cpu.LOCAL or not self._fixed.issuperset((x, *residual)):
             return None
         read, written = native.shapes
-        if node.op == "Linear" and read[-1] > 1:
-            image, result = _turned(native, self._rows)
-            rows = read[-1], -1
-            first = copy_step(image[0, :, 0], values[x].reshape(rows).T)
-            last = copy_step(values[node.output].reshape(rows), result[0, :, 0].T)
-            assert first is not None and last is not None  # dense and of the kernels' types
-            return Chain([first, native.step(image, result, self._workspace), last])
         image, out, *added = values[x].reshape(read), *(values[name].reshape(written) for name in (node.output, *residual))
         return native.step(image, out, self._workspace, *added)
 
@@ -234,6 +244,13 @@ class _Run:
         return view
 
 
+def _workspace_bytes(layer: Layer, graph: Graph, threads: int) -> int:
+    """Of products of two values, whose operands are not prepared."""
+    if layer.plan is None or layer.node.op != "MatMul":
+        return 0
+    return imagined(layer.node, graph).workspace_bytes(on_cpu(layer.plan)[0], threads)
+
+
 def _nothing() -> None:
     """What needs no call."""
 
@@ -247,40 +264,9 @@ def _chained(steps: Sequence[Call]) -> list[Call]:
     return calls
 
 
-def _scratch(graph: Graph, natives: Sequence[Prepared | None]) -> Array:
-    """Where one product after another has its rows as the windows of an image, and what is computed of them."""
-    products = [native.shapes for node, native in zip(graph.nodes, natives, strict=True) if native is not None and node.op == "Linear"]
-    item = max((graph.tensors[node.output].dtype.itemsize for node in graph.nodes if node.op == "Linear"), default=4)
-    return cpu.aligned(max([64, *(2 * 64 + item * (math.prod(x) + math.prod(y)) for x, y in products if x[-1] > 1)]), np.uint8)
-
-
-def _turned(native: Prepared, scratch: Array) -> tuple[Array, Array]:
-    """The image of a product's rows and that of its results."""
-    read, written = native.shapes
-    dtype = np.dtype(np.float64 if native.workload.dtype == "f64" else np.float32)
-    first = -(-math.prod(read) * dtype.itemsize // 64) * 64  # both begin on lines
-    return np.ndarray(read, dtype, scratch), np.ndarray(written, dtype, scratch, first)
-
-
-def _convolution(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:
+def _prepared(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:
     read, written = prepared.shapes
     y = out.reshape(written)
     if not residual:
         return lambda: prepared(values[x].reshape(read), y)
     return lambda: prepared(values[x].reshape(read), y, values[residual].reshape(written))
-
-
-def _product(prepared: Prepared, values: dict[str, Array], x: str, out: Array, scratch: Array) -> Call:
-    """Rows of x are the windows of one image: as they lie where there is one row, else through two transposed copies."""
-    read, written = prepared.shapes
-    if read[-1] == 1:
-        result = out.reshape(written)
-        return lambda: prepared(values[x].reshape(read), result)
-    image, result = _turned(prepared, scratch)
-
-    def product() -> None:
-        image[0, :, 0] = values[x].reshape(read[-1], -1).T
-        prepared(image, result)
-        out.reshape(read[-1], -1)[...] = result[0, :, 0].T
-
-    return product

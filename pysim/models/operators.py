@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
+from pysim.models import arrays
+from pysim.models.arrays import Attributes, Bind
 from pysim.models.graph import Array, Node
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
-from pysim.runtime.steps import Step
+from pysim.runtime.steps import Chain, Step
 
-Attributes = Mapping[str, Any]
 Run = Callable[[Array, Sequence[Array], Attributes], object]
-Bind = Callable[[Array, Sequence[Array], Attributes], Step | None]  # to these arrays; None: they are not for the native library
 
 
 def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> Iterator[tuple[slice, slice]]:
@@ -180,25 +180,19 @@ def _hardmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
     np.put_along_axis(y, x.argmax(first, keepdims=True), 1, first)
 
 
-def _sum(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    a, b = inputs if out.ctypes.data != inputs[1].ctypes.data else inputs[::-1]
-    fits = a.shape == b.shape and takes(out, a, b) and not np.may_share_memory(out, b)
-    return map_step(out, a, 1, residual=b, activation=attributes.get("activation")) if fits else None
-
-
 def _add(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     np.add(inputs[0], inputs[1], out=out)
     if attributes.get("activation"):
         np.maximum(out, 0, out=out)
 
 
-def _scaled_planes(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    """Planes by one number each, where it is that."""
-    for x, scale in (inputs, inputs[::-1]):
+def _times(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | Chain | None:
+    """Planes by one number each, which may lie in blocks, or any two arrays."""
+    for x, scale in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
         fits = x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale)
         if fits and not np.may_share_memory(out, scale):
             return map_step(out, x, x.shape[0] * x.shape[1], scale=scale.reshape(-1), block=_block(attributes))
-    return None
+    return arrays.pair("Mul")(out, inputs, attributes)
 
 
 def _affine(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step:
@@ -279,15 +273,18 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 
 
 NATIVE: dict[str, Bind] = {
-    "Add": _sum, "Affine": _affine, "AveragePool": _pool(largest=False), "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])),
-    "Gelu": _activated(lambda of: "gelu"), "GlobalAveragePool": _plane_means, "Identity": _copied, "MaxPool": _pool(largest=True),
-    "Mul": _scaled_planes, "ReduceMean": _means, "Relu": _activated(lambda of: "relu"), "Reorder": _reorder,
-    "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Transpose": _transposed,
+    "Add": arrays.pair("Add"), "Affine": _affine, "AveragePool": _pool(largest=False),
+    "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])), "Div": arrays.pair("Div"), "Erf": _activated(lambda of: "erf"),
+    "Gelu": _activated(lambda of: "gelu"), "GlobalAveragePool": _plane_means, "HardSwish": _activated(lambda of: "hard_swish"),
+    "Identity": _copied, "MaxPool": _pool(largest=True), "Mul": _times, "Pad": arrays.pad, "ReduceMean": _means,
+    "Relu": _activated(lambda of: "relu"), "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece,
+    "Softmax": arrays.softmax, "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed,
+    **arrays.NATIVE_ALONE,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvTranspose": _transposed_convolution,
     "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn,
-    "LogSoftmax": _log_softmax, "MatMul": _ufunc(np.matmul), "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply),
+    "LogSoftmax": _log_softmax, "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply),
     "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax,
     "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
@@ -308,7 +305,7 @@ def _natively(name: str) -> Run:
 
 OPERATORS = _BY_NUMPY | {name: _natively(name) for name in NATIVE}
 # These read an element of an input before they write the element of the result in its place, and no other.
-IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "Mul", "Relu", "Sub", "Tanh"})
+IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "Mul", "Relu", "Softmax", "Sub", "Tanh"})
 ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them
 
 

@@ -3,7 +3,7 @@
 
 Convolutions and products have plans for caches as a layer finds them (`pysim.record.state`, "chained"): the layer before has just written
 its input, and since its weights were read last the network has gone over its own size of other memory. A product of a constant matrix is
-planned as the 1x1 convolution that it is (rows of x as the windows of one image of k channels), whose filters are packed once.
+planned as one whose matrix is packed once, of one row as the 1x1 convolution that it is; one of two values as many as their other axes say.
 
 A residual and what other operators read and write moves at the rate of the level of the caches that holds it all; pools besides pass over
 rows in L1, reading an element for each tap of a column and of a row. Activations that kernels' stores do not have pass over
@@ -20,11 +20,14 @@ from pysim import planner
 from pysim.cachemodel.cpu.finish import finish_cycles
 from pysim.errors import PlanError, printable
 from pysim.machine.cpu import Machine, Unit
+from pysim.models.arrays import imagined
 from pysim.models.buffers import Buffers, offset_in
 from pysim.models.fusion import PARAMETERS, activation_of
 from pysim.models.graph import Graph, Node, Tensor
 from pysim.models.layouts import Laid, laid_out
 from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Layout, Plan
 from pysim.record.state import State
@@ -35,11 +38,12 @@ START_LINES = 12  # of code, structs, weights, that a layer waits for one after 
 
 
 class Layer(NamedTuple):
-    """A node, the plan of its convolution or product, and the predicted seconds of what else it does."""
+    """A node, the plan of its convolution or product, which is run so many times, and the predicted seconds of what else it does."""
 
     node: Node
     plan: Plan | None
     other_seconds: float = 0.0
+    times: int = 1
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -48,7 +52,7 @@ class Layer(NamedTuple):
 
     @property
     def predicted_seconds(self) -> float:
-        return (self.plan.seconds or 0.0 if self.plan else 0.0) + self.other_seconds
+        return self.times * (self.plan.seconds or 0.0 if self.plan else 0.0) + self.other_seconds
 
     def to_dict(self) -> dict[str, Any]:
         about = {"node": self.node.name, "op": self.node.op, "fused": list(self.fused), "predicted_seconds": self.predicted_seconds}
@@ -91,21 +95,33 @@ def _told(node: Node) -> str:
     return f"{block} to nchw" if node.attributes["to_planes"] else f"nchw to {block}"
 
 
-def problem_of(node: Node, graph: Graph) -> Conv | None:
-    """The convolution that a node is run as."""
+def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
+    """The convolution or product that a node is run as, and how many times."""
     if node.op == "Conv":
-        problem: Conv = node.attributes["problem"]
-        return problem
+        return node.attributes["problem"], 1
+    if node.op == "MatMul" and "reference" not in node.attributes:
+        products = imagined(node, graph)
+        return products.workload, products.count
     if node.op != "Linear":
-        return None
+        return None, 1
     x, (filters, channels) = graph.tensors[node.inputs[0]], graph.tensors[node.inputs[1]].shape
-    rows = x.nbytes // x.dtype.itemsize // channels
-    return Conv(channels=channels, height=1, width=rows, filters=filters, kernel_h=1, kernel_w=1, dtype=_DTYPES[x.dtype.name])
+    rows, dtype = x.nbytes // x.dtype.itemsize // channels, _DTYPES[x.dtype.name]
+    if rows > 1:
+        return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype), 1
+    return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype), 1
 
 
 @lru_cache(maxsize=4096)
-def _plan(problem: Conv, on: Machine, accuracy: Accuracy, layout: Layout = "nchw", state: State = "chained", threads: int = 1) -> Plan:
-    return planner.plan(problem, on, accuracy=accuracy, state=state, layout=layout, threads=threads)
+def _plan(
+    problem: Workload,
+    on: Machine,
+    accuracy: Accuracy,
+    layout: Layout = "nchw",
+    state: State = "chained",
+    threads: int = 1,
+    prepared: bool = True,
+) -> Plan:
+    return planner.plan(problem, on, accuracy=accuracy, state=state, layout=layout, threads=threads, prepared=prepared)
 
 
 def _state(node: Node, graph: Graph) -> State:
@@ -194,7 +210,7 @@ def _activating(node: Node, graph: Graph, on: Machine) -> float:
 
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     """Seconds of what a node reads and writes beside a plan."""
-    if node.op in ("Conv", "Linear") and "reference" not in node.attributes:
+    if node.op in ("Conv", "Linear", "MatMul") and "reference" not in node.attributes:
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[PARAMETERS:]), 0)
     if offset_in(graph, node) is not None:
         return 0.0
@@ -213,11 +229,12 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
     """The layers with their plans for so many threads; PlanError names the node that has none."""
     layers = []
     for node in graph.nodes:
-        problem = problem_of(node, graph)
+        problem, times = problem_of(node, graph)
         besides = _moving(node, graph, on, buffers) + _activating(node, graph, on) + _starting(node, graph, on)
         try:
             layout = _layout(*node.attributes.get("blocks", (1, 1)))
-            layers.append(Layer(node, _plan(problem, on, accuracy, layout, _state(node, graph), threads) if problem else None, besides))
+            asked = on, accuracy, layout, _state(node, graph), threads, node.op != "MatMul"
+            layers.append(Layer(node, _plan(problem, *asked) if problem else None, besides, times))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)

@@ -14,18 +14,18 @@ from pysim.arguments import Activation
 from pysim.runtime.cpu import Array, epilogue_struct, library
 from pysim.runtime.steps import Step
 
-_DTYPES = {np.dtype(np.float32): "PYSIM_F32", np.dtype(np.float64): "PYSIM_F64"}
+NATIVE_DTYPES = {np.dtype(np.float32): "PYSIM_F32", np.dtype(np.float64): "PYSIM_F64"}
 
 
 def takes(*arrays: Array) -> bool:
     """Whether arrays are dense, and all float32 or all float64."""
-    return arrays[0].dtype in _DTYPES and all(x.dtype == arrays[0].dtype and x.flags.c_contiguous and x.size for x in arrays)
+    return arrays[0].dtype in NATIVE_DTYPES and all(x.dtype == arrays[0].dtype and x.flags.c_contiguous and x.size for x in arrays)
 
 
 @lru_cache(maxsize=1024)
 def _map(planes: int, size: int, period: int, dtype: "np.dtype[Any]", block: int) -> Any:
     ffi, lib = library()
-    return ffi.new("pysim_map *", [planes, size, period, getattr(lib, _DTYPES[dtype]), block])
+    return ffi.new("pysim_map *", [planes, size, period, getattr(lib, NATIVE_DTYPES[dtype]), block])
 
 
 def map_step(
@@ -60,7 +60,7 @@ class Window(NamedTuple):
 @lru_cache(maxsize=1024)
 def _pool(sizes: tuple[int, ...], largest: bool, count_padding: bool, dtype: "np.dtype[Any]", block: int) -> Any:
     ffi, lib = library()
-    return ffi.new("pysim_pool *", [*sizes, largest, count_padding, getattr(lib, _DTYPES[dtype]), block])
+    return ffi.new("pysim_pool *", [*sizes, largest, count_padding, getattr(lib, NATIVE_DTYPES[dtype]), block])
 
 
 def pool_step(out: Array, x: Array, window: Window, largest: bool, count_padding: bool = False, block: int = 1) -> Step:
@@ -74,7 +74,7 @@ def pool_step(out: Array, x: Array, window: Window, largest: bool, count_padding
 @lru_cache(maxsize=1024)
 def _reorder(planes: int, size: int, block: int, to_planes: bool, dtype: "np.dtype[Any]") -> Any:
     ffi, lib = library()
-    return ffi.new("pysim_reorder *", [planes, size, block, to_planes, getattr(lib, _DTYPES[dtype])])
+    return ffi.new("pysim_reorder *", [planes, size, block, to_planes, getattr(lib, NATIVE_DTYPES[dtype])])
 
 
 def reorder_step(out: Array, x: Array, block: int, to_planes: bool) -> Step:
@@ -90,13 +90,13 @@ def copy_step(out: Array, x: Array) -> Step | None:
     """out[...] = x of one shape and type, apart from each other, whatever their strides; None where these are more than a copy knows, or
     below 0."""
     item = out.dtype.itemsize
-    together = out.dtype in _DTYPES and x.dtype == out.dtype and x.shape == out.shape and out.size > 0
+    together = out.dtype in NATIVE_DTYPES and x.dtype == out.dtype and x.shape == out.shape and out.size > 0
     axes = _merged([(n, *(by // item for by in strides)) for n, *strides in zip(out.shape, x.strides, out.strides, strict=True) if n > 1])
     if not together or len(axes) > _MOST_AXES or any(read < 0 or written < 1 for _, read, written in axes):
         return None
     ffi, lib = library()
     sizes, read, written = ([*column] for column in zip(*axes, strict=True))
-    how = ffi.new("pysim_copy *", [sizes, read, written, len(axes), getattr(lib, _DTYPES[out.dtype])])
+    how = ffi.new("pysim_copy *", [sizes, read, written, len(axes), getattr(lib, NATIVE_DTYPES[out.dtype])])
     step = Step("COPY", of=how, first=ffi.cast("void *", x.ctypes.data), result=ffi.cast("void *", out.ctypes.data))
     step.keep(x, out)
     return step

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 
 from pysim import planner
+from pysim.calibration.linux import read_caches
+from pysim.errors import MachineError
 from pysim.machine.gpu import Gpu
 from pysim.measure.speed import Speed
 from pysim.measure.store import Store, environment, now
@@ -60,11 +62,15 @@ def question_of(workload: Workload, on: Any, threads: int, layout: Layout) -> Qu
 
 
 def computer(on: Any) -> str:
-    """The machine's fingerprint: what the hardware says that it is."""
+    """The machine's fingerprint: what the hardware says that it is, not what a calibration leaves of its last level."""
     if isinstance(on, Gpu):
         device = cuda.devices()[0]
         return f"{device.name}, {device.sms} SMs at {device.clock_khz} kHz, driver {device.driver}"
-    caches = (f"{level.name} {level.sets}x{level.ways}x{level.line_bytes}" for level in on.levels)
+    try:
+        levels: Sequence[Any] = read_caches()
+    except MachineError:  # a system that does not say
+        levels = on.levels
+    caches = (f"L{number} {one.sets}x{one.ways}x{one.line_bytes}" for number, one in enumerate(levels, 1))
     return ", ".join([environment().get("cpu", "unknown CPU"), *caches])
 
 

@@ -85,7 +85,7 @@ __global__ void fill(void *data, int dtype, long long rows, long long columns, l
 }
 
 /* One is added for what beta C and the bias bring. */
-__global__ void widen(double *to, const void *from, int dtype, long long count) {
+[[maybe_unused]] __global__ void widen(double *to, const void *from, int dtype, long long count) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
         to[i] = get(from, dtype, i) + 1;
 }

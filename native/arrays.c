@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The ABI's entries for operators on arrays of any shape: arguments are checked here, the loops of loops_arrays.h do the rest. And for many
+ * products at once. */
+#include "loops.h"
+#include "operators.h"
+#include "status.h"
+
+enum { PAIR_AXES = 6, PRODUCT_AXES = 4 };
+
+/* Elements that an operand spans whose elements lie `steps` apart. */
+static pysim_status spanned(const char *what, const int64_t *sizes, const int64_t *steps, int32_t axes, int64_t *elements) {
+    int64_t last = 0;
+    for (int32_t i = 0; i < axes; i++) {
+        int64_t along;
+        if (steps[i] < 0)
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: step %d is %lld; it must be at least 0", what, (int)i, (long long)steps[i]);
+        if (__builtin_mul_overflow(sizes[i] - 1, steps[i], &along) || __builtin_add_overflow(last, along, &last) || last == INT64_MAX)
+            return pysim_fail(PYSIM_OVERFLOW, "%s exceeds int64", what);
+    }
+    *elements = last + 1;
+    return PYSIM_OK;
+}
+
+/* Whether elements lie one behind the other, as those of a result do. */
+static int is_dense(const int64_t *sizes, const int64_t *steps, int32_t axes) {
+    int64_t apart = 1;
+    for (int32_t i = axes - 1; i >= 0; i--) {
+        if (sizes[i] > 1 && steps[i] != apart) return 0;
+        apart *= sizes[i];
+    }
+    return 1;
+}
+
+static pysim_status check_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, const void *y) {
+    int64_t elements = 0, a_elements = 0, b_elements = 0, bytes[3] = {0};
+    if (p->axes < 1 || p->axes > PAIR_AXES)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair has %d axes; it has 1 to %d", (int)p->axes, PAIR_AXES);
+    if (p->kind < PYSIM_ADD || p->kind > PYSIM_DIVIDE)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair's kind is %d; it is 0 (add), 1 (subtract), 2 (multiply) or 3 (divide)", (int)p->kind);
+    pysim_status status = pysim_check_positive("a pair's sizes", p->sizes, p->axes);
+    if (status == PYSIM_OK) status = pysim_product("a pair's result", p->axes, p->sizes, &elements);
+    if (status == PYSIM_OK) status = spanned("a pair's a", p->sizes, p->a_steps, p->axes, &a_elements);
+    if (status == PYSIM_OK) status = spanned("a pair's b", p->sizes, p->b_steps, p->axes, &b_elements);
+    const int64_t counts[] = {elements, a_elements, b_elements};
+    for (int i = 0; i < 3 && status == PYSIM_OK; i++) {
+        const int64_t of[] = {counts[i], pysim_dtype_bytes(p->dtype)};
+        status = pysim_product("a pair's bytes", 2, of, &bytes[i]);
+    }
+    if (status == PYSIM_OK) status = pysim_check_activation(e);
+    if (status == PYSIM_OK && e->residual) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pair has no residual");
+    if (status == PYSIM_OK) status = pysim_check_operand("a", a, p->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("b", b, p->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, p->dtype);
+    if (status != PYSIM_OK) return status;
+    const int over_a = a == y && is_dense(p->sizes, p->a_steps, p->axes), over_b = b == y && is_dense(p->sizes, p->b_steps, p->axes);
+    const pysim_span spans[] = {{"y", y, bytes[0], 1}, {"a", over_a ? NULL : a, bytes[1], 0}, {"b", over_b ? NULL : b, bytes[2], 0}};
+    return pysim_check_apart(spans, 3);
+}
+
+pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y) {
+    const pysim_loops *loops;
+    if (!p || !e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the %s is NULL", p ? "epilogue" : "pair");
+    pysim_status status = pysim_loops_of(p->dtype, &loops);
+    if (status == PYSIM_OK) status = check_pair(p, e, a, b, y);
+    if (status != PYSIM_OK) return status;
+    const pysim_finish finish = {e->activation == PYSIM_IDENTITY ? NULL : loops, y, NULL, e->activation, e->low, e->high};
+    loops->pair(p, &finish, a, b, y);
+    return PYSIM_OK;
+}
+
+static pysim_status check_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, const void *y) {
+    const int64_t sizes[] = {r->rows, r->size}, all[] = {r->rows, r->size, pysim_dtype_bytes(r->dtype)};
+    int64_t bytes = 0;
+    if (r->kind < PYSIM_ROWS_SOFTMAX || r->kind > PYSIM_ROWS_LENGTH)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kind of rows is %d; it is 0 (softmax), 1 (standard) or 2 (length)", (int)r->kind);
+    if (!(r->epsilon >= 0)) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epsilon of rows is %g; it must be at least 0", r->epsilon);
+    pysim_status status = pysim_check_positive("rows and their size", sizes, 2);
+    if (status == PYSIM_OK) status = pysim_product("the bytes of rows, rows x size x element", 3, all, &bytes);
+    if (status == PYSIM_OK) status = pysim_check_operand("x", x, r->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, r->dtype);
+    if (status == PYSIM_OK && scale) status = pysim_check_operand("scale", scale, r->dtype);
+    if (status == PYSIM_OK && shift) status = pysim_check_operand("shift", shift, r->dtype);
+    if (status != PYSIM_OK) return status;
+    const int is_length = r->kind == PYSIM_ROWS_LENGTH, element = pysim_dtype_bytes(r->dtype);
+    const pysim_span spans[] = {
+        {"y", y, is_length ? r->rows * element : bytes, 1}, {"x", x == y && !is_length ? NULL : x, bytes, 0},
+        {"scale", scale, r->size * element, 0}, {"shift", shift, r->size * element, 0},
+    };
+    return pysim_check_apart(spans, 4);
+}
+
+pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y) {
+    const pysim_loops *loops;
+    if (!r) return pysim_fail(PYSIM_BAD_ARGUMENT, "rows is NULL");
+    pysim_status status = pysim_loops_of(r->dtype, &loops);
+    if (status == PYSIM_OK) status = check_rows(r, x, scale, shift, y);
+    if (status == PYSIM_OK) loops->rows(r, x, scale, shift, y);
+    return status;
+}
+
+static pysim_status check_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, const void *y) {
+    const int64_t sizes[] = {t->outer, t->size, t->inner, t->count}, element = pysim_dtype_bytes(t->dtype), pairs = shares ? 2 : 1;
+    const int64_t read[] = {t->outer, t->size, t->inner, element}, written[] = {t->outer, t->count, t->inner, element};
+    const int64_t indices[] = {t->count, pairs, (int64_t)sizeof *at};
+    int64_t in_bytes = 0, out_bytes = 0, index_bytes = 0;
+    pysim_status status = pysim_check_positive("a table's outer, size, inner and count", sizes, 4);
+    if (status == PYSIM_OK) status = pysim_product("a table's bytes", 4, read, &in_bytes);
+    if (status == PYSIM_OK) status = pysim_product("the bytes of what is taken", 4, written, &out_bytes);
+    if (status == PYSIM_OK) status = pysim_product("the bytes of indices", 3, indices, &index_bytes);
+    if (status == PYSIM_OK) status = pysim_check_operand("x", x, t->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("at", at, PYSIM_F64); /* of 8 bytes, too */
+    if (status == PYSIM_OK) status = pysim_check_operand("y", y, t->dtype);
+    if (status == PYSIM_OK && shares) status = pysim_check_operand("shares", shares, t->dtype);
+    if (status != PYSIM_OK) return status;
+    const pysim_span spans[] = {
+        {"y", y, out_bytes, 1}, {"x", x, in_bytes, 0}, {"at", at, index_bytes, 0}, {"shares", shares, t->count * element, 0}};
+    status = pysim_check_apart(spans, 4);
+    for (int64_t i = 0; i < t->count * pairs && status == PYSIM_OK; i++)
+        if (at[i] < -t->size || at[i] >= t->size)
+            status = pysim_fail(PYSIM_BAD_ARGUMENT, "index %lld is %lld; there are %lld rows", (long long)i, (long long)at[i], (long long)t->size);
+    return status;
+}
+
+pysim_status pysim_run_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y) {
+    const pysim_loops *loops;
+    if (!t) return pysim_fail(PYSIM_BAD_ARGUMENT, "the table is NULL");
+    pysim_status status = pysim_loops_of(t->dtype, &loops);
+    if (status == PYSIM_OK) status = check_take(t, x, at, shares, y);
+    if (status == PYSIM_OK) loops->take(t, x, at, shares, y);
+    return status;
+}
+
+/* What a run of one matrix does not see: that steps are no less than nothing, and stay within int64. */
+static pysim_status check_products(const pysim_products *p) {
+    int64_t elements;
+    if (!p->of || p->of->kind != PYSIM_GEMM)
+        return pysim_fail(p->of ? PYSIM_UNSUPPORTED : PYSIM_BAD_ARGUMENT, p->of ? "many products are asked of a convolution" : "the product is NULL");
+    if (p->axes < 0 || p->axes > PRODUCT_AXES)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "products have %d axes; they have 0 to %d", (int)p->axes, PRODUCT_AXES);
+    pysim_status status = pysim_check_positive("the counts of products", p->counts, p->axes);
+    if (status == PYSIM_OK) status = spanned("the steps of a", p->counts, p->a_steps, p->axes, &elements);
+    if (status == PYSIM_OK) status = spanned("the steps of b", p->counts, p->b_steps, p->axes, &elements);
+    if (status == PYSIM_OK) status = pysim_check_positive("the steps of c", p->c_steps, p->axes);
+    if (status == PYSIM_OK) status = spanned("the steps of c", p->counts, p->c_steps, p->axes, &elements);
+    return status;
+}
+
+pysim_status pysim_run_products(const pysim_products *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *a,
+                                const void *b, void *c, void *workspace, int64_t workspace_bytes) {
+    if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "products is NULL");
+    pysim_status status = check_products(p);
+    if (status != PYSIM_OK) return status;
+    const int64_t bytes = pysim_dtype_bytes(p->of->gemm.dtype), result = pysim_dtype_bytes(pysim_result_dtype(p->of->gemm.dtype));
+    int64_t at[PRODUCT_AXES] = {0};
+    for (;;) {
+        int64_t a_at = 0, b_at = 0, c_at = 0;
+        for (int32_t i = 0; i < p->axes; i++) a_at += at[i] * p->a_steps[i], b_at += at[i] * p->b_steps[i], c_at += at[i] * p->c_steps[i];
+        status = pysim_run(p->of, s, e, threads, (const char *)a + a_at * bytes, (const char *)b + b_at * bytes, (char *)c + c_at * result,
+                           workspace, workspace_bytes, NULL);
+        int32_t axis = p->axes - 1;
+        for (; axis >= 0 && ++at[axis] == p->counts[axis]; axis--) at[axis] = 0;
+        if (axis < 0 || status != PYSIM_OK) return status;
+    }
+}

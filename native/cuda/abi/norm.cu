@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Norms between products: check the arguments, launch (norm/norm.cu). */
+#include <cmath>
+
+#include "abi/arguments.h"
+#include "norm/norm.h"
+
+namespace pysim {
+namespace {
+
+pysim_status check_norm(const pysim_cuda_norm *n) {
+    if (!n) return fail(PYSIM_BAD_ARGUMENT, "the norm is NULL");
+    if (n->kind != PYSIM_NORM_CHANNELS && n->kind != PYSIM_NORM_ROWS)
+        return fail(PYSIM_BAD_ARGUMENT, "the norm's kind is %d; it is %d (by channels) or %d (by rows)", n->kind, PYSIM_NORM_CHANNELS, PYSIM_NORM_ROWS);
+    const auto known = [](int32_t dtype) { return dtype == PYSIM_F32 || dtype == PYSIM_F16 || dtype == PYSIM_BF16; };
+    if (!known(n->dtype) || !known(n->out_dtype) || (n->dtype != n->out_dtype && n->dtype != PYSIM_F32 && n->out_dtype != PYSIM_F32))
+        return fail(PYSIM_UNSUPPORTED, "a norm of dtype %d cannot have the result type %d; both are f32, f16 or bf16, alike unless one is f32", n->dtype, n->out_dtype);
+    if ((unsigned)n->relu > 1) return fail(PYSIM_BAD_ARGUMENT, "the norm's relu is %d; it is 0 or 1", n->relu);
+    if (n->rows < 1 || n->rows > most::NORM_ROWS)
+        return fail(PYSIM_BAD_ARGUMENT, "the norm has %lld rows; right are 1..%lld", (long long)n->rows, (long long)most::NORM_ROWS);
+    const int allowed = n->kind == PYSIM_NORM_ROWS ? 1 : PYSIM_CUDA_PARTS;
+    if (n->parts < 1 || n->parts > allowed) return fail(PYSIM_BAD_ARGUMENT, "the norm is of %d parts; right are 1..%d", n->parts, allowed);
+    int64_t all = 0;
+    for (int i = 0; i < n->parts; i++) {
+        if (n->channels[i] < 1 || n->channels[i] > most::NORM_CHANNELS)
+            return fail(PYSIM_BAD_ARGUMENT, "part %d has %lld channels; right are 1..%lld", i, (long long)n->channels[i], (long long)most::NORM_CHANNELS);
+        all += n->channels[i];
+    }
+    const int64_t limit = n->kind == PYSIM_NORM_ROWS ? most::NORM_ROW : most::NORM_CHANNELS;
+    if (all > limit) return fail(PYSIM_UNSUPPORTED, "a norm of %lld channels; up to %lld are normalised", (long long)all, (long long)limit);
+    if (n->kind == PYSIM_NORM_ROWS && (n->center || !(n->epsilon >= 0) || std::isinf(n->epsilon)))
+        return fail(PYSIM_BAD_ARGUMENT, "a norm by rows has no center, and epsilon is %g; right is a finite number, 0 or more", n->epsilon);
+    return PYSIM_OK;
+}
+
+bool begins_a_vector(const void *data, int64_t bytes) { return (uintptr_t)data % (uint64_t)bytes == 0; }
+
+/* What the kernel is told, and whether it may use whole vectors. */
+pysim_status arguments_of(const pysim_cuda_norm &n, const void *const *parts, void *result, Norm *to, bool *whole) {
+    if (!parts) return fail(PYSIM_BAD_ARGUMENT, "the norm's parts are NULL");
+    const int of = dtypes[n.dtype].bytes, out = dtypes[n.out_dtype].bytes, vector = norm_vector(n.dtype, n.out_dtype);
+    to->parts = n.parts, to->relu = n.relu, to->rows = n.rows, to->result = result, to->epsilon = (float)n.epsilon;
+    to->center = (const float *)n.center, to->scale = (const float *)n.scale, to->shift = (const float *)n.shift;
+    *whole = begins_a_vector(result, vector * out) && begins_a_vector(n.center, 16) && begins_a_vector(n.scale, 16) && begins_a_vector(n.shift, 16);
+    for (int i = 0; i < n.parts; i++) {
+        to->at[i] = parts[i], to->starts[i + 1] = to->starts[i] + (int)n.channels[i];
+        *whole = *whole && n.channels[i] % vector == 0 && begins_a_vector(parts[i], vector * of);
+    }
+    const int64_t channels = to->channels = to->starts[n.parts];
+    const auto parameter = [&](const char *name, const void *data) { return Memory{name, data, channels * 4, 4}; };
+    for (int i = 0; i < n.parts; i++) {
+        const Memory part = {"a part", parts[i], n.rows * n.channels[i] * of, of};
+        const pysim_status status = check_memory({{"the norm's result", result, n.rows * channels * out, out}, part, part, parameter("center", n.center),
+                                                  parameter("scale", n.scale), parameter("shift", n.shift), {"workspace", nullptr, 0, 1}});
+        if (status != PYSIM_OK) return status;
+    }
+    return PYSIM_OK;
+}
+}
+}
+
+pysim_status pysim_cuda_normalize(const pysim_cuda_norm *n, const void *const *parts, void *result, void *stream) {
+    using namespace pysim;
+    Norm norm = {};
+    bool whole = false;
+    int sms = 0;
+    pysim_status status = check_norm(n);
+    if (status == PYSIM_OK) status = arguments_of(*n, parts, result, &norm, &whole);
+    if (status == PYSIM_OK) status = sms_of("normalize", 75, false, 0, 0, &sms);
+    return status == PYSIM_OK ? check(normalize(norm, n->kind, n->dtype, n->out_dtype, whole, sms, (cudaStream_t)stream), "a norm") : status;
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Norms between products (norm/norm.cu) against their definition in f64, an element at a time: concatenations of up to 64 parts of unequal channels, one
+ * of them read twice, parts that are no whole vectors or begin off their multiples, rows of one to 8192 channels, every pair of types, values that are not
+ * finite; results between patterns that must survive, parts flush with the end of their memory.
+ *
+ *   check_norm [--cases N]    N: a kind of norm and pair of types (default 300); exit 1 where one case failed, 77 where there is no device */
+#include "check.h"
+
+namespace {
+
+enum { HEAD = 1024 };
+struct Parameters { const float *center, *scale, *shift; };
+struct Parts { const void *at[PYSIM_CUDA_PARTS]; };
+
+__device__ double of(const float *values, int64_t c, double otherwise) { return values ? values[c] : otherwise; }
+
+__device__ double element(const pysim_cuda_norm &n, const Parts &parts, int64_t row, int64_t c) {
+    int part = 0;
+    for (; c >= n.channels[part]; part++) c -= n.channels[part];
+    return get(parts.at[part], n.dtype, row * n.channels[part] + c);
+}
+
+/* A row by a thread. `size`: what rounding errors are measured by. */
+__global__ void define(pysim_cuda_norm n, Parts parts, Parameters p, int64_t channels, void *want, double *size) {
+    for (int64_t row = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; row < n.rows; row += (int64_t)gridDim.x * blockDim.x) {
+        double mean = 0, squares = 0, largest = 0, factor = 1;
+        if (n.kind == PYSIM_NORM_ROWS) {
+            for (int64_t c = 0; c < channels; c++) mean += element(n, parts, row, c) / (double)channels;
+            for (int64_t c = 0; c < channels; c++) {
+                const double x = element(n, parts, row, c);
+                squares += (x - mean) * (x - mean) / (double)channels, largest = fmax(largest, fabs(x));
+            }
+            factor = 1 / sqrt(squares + n.epsilon);
+        }
+        for (int64_t c = 0; c < channels; c++) {
+            const double x = element(n, parts, row, c), center = n.kind == PYSIM_NORM_ROWS ? mean : of(p.center, c, 0), scale = of(p.scale, c, 1) * factor;
+            const double y = scale * (x - center) + of(p.shift, c, 0);
+            set(want, n.out_dtype, row * channels + c, n.relu && y < 0 ? 0 : y);
+            size[row * channels + c] = fabs(scale) * (largest + fabs(x) + fabs(center)) + fabs(of(p.shift, c, 0));
+        }
+    }
+}
+
+Buffer buffer_parts[PYSIM_CUDA_PARTS], buffer_result, buffer_want, buffer_size, buffer_parameters[3];
+long long cases, failures;
+
+struct Draw {
+    unsigned state;
+    int operator()(int n) { return (int)(mix(state += 0x9e3779b9u) % (unsigned)n); }
+};
+
+/* Parts with channels by a seed; the last may be the first one again. */
+void make_parts(pysim_cuda_norm &n, Parts &parts, Draw &draw, unsigned seed) {
+    const int vector = draw(3) ? 8 : 1, element = bytes_of[n.dtype];
+    const bool rows = n.kind == PYSIM_NORM_ROWS;
+    n.parts = rows ? 1 : draw(8) ? 1 + draw(6) : PYSIM_CUDA_PARTS;
+    n.rows = 1 + draw(draw(4) ? 40 : 3000 / n.parts);
+    for (int i = 0; i < n.parts; i++) {
+        const bool again = i && i == n.parts - 1 && !draw(3);
+        n.channels[i] = again ? n.channels[0] : vector * (1 + draw(rows && !draw(4) ? 8192 / vector : n.parts > 6 ? 8 : 60));
+        if (again) {
+            parts.at[i] = parts.at[0];
+            continue;
+        }
+        const int64_t count = n.rows * n.channels[i];
+        char *const data = buffer_parts[i].place((size_t)(count * element), draw(6) ? 0 : element, true);
+        each(count, fill, (void *)data, n.dtype, 1ll, (long long)count, (long long)count, seed + (unsigned)i, 0);
+        if (!draw(8)) each(1, poison, (void *)data, n.dtype, (long long)draw((int)count), 1ll, 1ll, draw(2) ? (double)NAN : (double)INFINITY);
+        parts.at[i] = data;
+    }
+}
+
+void run(int kind, int dtype, int out_dtype, unsigned seed) {
+    Draw draw = {seed};
+    pysim_cuda_norm n = {};
+    Parts parts = {};
+    n.kind = kind, n.dtype = dtype, n.out_dtype = out_dtype, n.relu = draw(2), n.epsilon = draw(3) ? 1e-5 : 0;
+    make_parts(n, parts, draw, seed);
+    long long channels = 0;
+    for (int i = 0; i < n.parts; i++) channels += n.channels[i];
+    const float *given[3] = {};
+    for (int i = kind == PYSIM_NORM_ROWS; i < 3; i++)
+        if (draw(4)) {
+            given[i] = (const float *)buffer_parameters[i].place((size_t)channels * 4, draw(8) ? 0 : 4, true);
+            each(channels, fill, (void *)given[i], PYSIM_F32, 1ll, channels, channels, seed + 100 + (unsigned)i, 0);
+        }
+    n.center = given[0], n.scale = given[1], n.shift = given[2];
+    const long long count = n.rows * channels;
+    const size_t offset = draw(6) ? 0 : (size_t)bytes_of[out_dtype], head = HEAD + offset, total = (size_t)count * bytes_of[out_dtype] / 256 * 256 + 256 + 2 * HEAD;
+    char *const block = (char *)buffer_result.at(total), *const want = (char *)buffer_want.at(total) + head;
+    double *const size = (double *)buffer_size.at((size_t)count * 8);
+    need(cudaMemset(block, 0xff, total), "memset");
+    each(n.rows * 16, define, n, parts, Parameters{given[0], given[1], given[2]}, (int64_t)channels, (void *)want, size);
+    cases++;
+    if (pysim_cuda_normalize(&n, parts.at, block + head, nullptr) != PYSIM_OK) printf("%s\n", pysim_cuda_last_error()), failures++;
+    const Verdict v = verdict_of(block, total, head, block + head, want, size, out_dtype, n.rows, channels, channels, 0x1p-21, "normalize");
+    if ((v.wrong || v.gaps) && ++failures <= 40)
+        printf("FAIL %s %s->%s %lld rows of %lld channels, %d parts, the first of %lld, offset %zu, relu %d: %llu wrong, the first at %lld; %llu bytes outside\n",
+               kind == PYSIM_NORM_ROWS ? "by rows" : "by channels", name_of[dtype], name_of[out_dtype], (long long)n.rows, channels, n.parts, (long long)n.channels[0],
+               offset, n.relu, v.wrong, v.first, v.gaps);
+}
+}
+
+int main(int argc, char **argv) {
+    setbuf(stdout, nullptr);
+    int wanted = 300;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--cases") && i + 1 < argc && atoi(argv[i + 1]) > 0) wanted = atoi(argv[++i]);
+        else return printf("usage: check_norm [--cases N]\n"), 2;
+    }
+    if (!found_device()) return 77;
+    const int types[] = {PYSIM_F32, PYSIM_F16, PYSIM_BF16};
+    for (const int kind : {PYSIM_NORM_CHANNELS, PYSIM_NORM_ROWS})
+        for (const int dtype : types)
+            for (const int out_dtype : types) {
+                if (dtype != out_dtype && dtype != PYSIM_F32 && out_dtype != PYSIM_F32) continue;
+                const long long before = failures;
+                for (int i = 0; i < wanted; i++) run(kind, dtype, out_dtype, mix((unsigned)(i * 64 + kind * 32 + dtype * 8 + out_dtype)));
+                printf("%s %s %s->%s\n", failures == before ? "ok  " : "FAIL", kind == PYSIM_NORM_ROWS ? "by rows" : "by channels", name_of[dtype], name_of[out_dtype]);
+            }
+    printf("%lld cases, %lld failures\n", cases, failures);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loops over arrays of any shape: pairs, rows (softmax, layer norms), rows of a table. Included by loops_body.h, whose finish_rows and
+ * larger they use. */
+
+/* ---- pairs ---- */
+
+INLINE VEC paired(const int kind, VEC a, VEC b) {
+    switch (kind) {
+    case PYSIM_ADD: return a + b;
+    case PYSIM_SUBTRACT: return a - b;
+    case PYSIM_MULTIPLY: return a * b;
+    default: return a / b;
+    }
+}
+
+/* Of constants: the kind, and whether an operand is one number. */
+INLINE void pair_row(const int kind, const int a_is_one, const int b_is_one, const T *a, const T *b, int64_t count, T *y) {
+    const VEC a_all = v_set1(*a), b_all = v_set1(*b);
+    const int64_t whole = count / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        v_store(y + i, paired(kind, a_is_one ? a_all : v_load(a + i), b_is_one ? b_all : v_load(b + i)));
+    if (whole == count) return;
+    const MASK rest = v_lanes(0, count - whole);
+    const VEC a_last = a_is_one ? a_all : v_load_mask(a + whole, rest), b_last = b_is_one ? b_all : v_load_mask(b + whole, rest);
+    v_store_mask(y + whole, paired(kind, a_last, b_last), rest);
+}
+
+INLINE void pair_row_of(const int kind, const T *a, int64_t a_step, const T *b, int64_t b_step, int64_t count, T *y) {
+    if (a_step == 1 && b_step == 1)
+        pair_row(kind, 0, 0, a, b, count, y);
+    else if (a_step == 1 && b_step == 0)
+        pair_row(kind, 0, 1, a, b, count, y);
+    else if (a_step == 0 && b_step == 1)
+        pair_row(kind, 1, 0, a, b, count, y);
+    else
+        for (int64_t i = 0; i < count; i++) pair_row(kind, 1, 1, a + i * a_step, b + i * b_step, 1, y + i);
+}
+
+static void pair_arrays(const pysim_pair *p, const pysim_finish *f, const void *first, const void *second, void *to) {
+    const int32_t last = p->axes - 1;
+    const int64_t size = p->sizes[last], a_step = p->a_steps[last], b_step = p->b_steps[last];
+    const T *a = first, *b = second;
+    T *y = to;
+    int64_t at[6] = {0};
+    for (;;) {
+        for (int64_t i = 0; i < size; i += PIECE) {
+            const int64_t count = pysim_min(PIECE, size - i);
+            switch (p->kind) {
+            case PYSIM_ADD: pair_row_of(PYSIM_ADD, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
+            case PYSIM_SUBTRACT: pair_row_of(PYSIM_SUBTRACT, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
+            case PYSIM_MULTIPLY: pair_row_of(PYSIM_MULTIPLY, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
+            default: pair_row_of(PYSIM_DIVIDE, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i);
+            }
+            if (f->loops) finish_rows(f, y + i, count, 1, count);
+        }
+        y += size;
+        int32_t axis = last - 1;
+        for (; axis >= 0; axis--) {
+            a += p->a_steps[axis], b += p->b_steps[axis];
+            if (++at[axis] < p->sizes[axis]) break;
+            a -= p->a_steps[axis] * p->sizes[axis], b -= p->b_steps[axis] * p->sizes[axis], at[axis] = 0;
+        }
+        if (axis < 0) return;
+    }
+}
+
+/* ---- rows ---- */
+
+/* The first `count` lanes of v, the others of `rest`. */
+INLINE VEC first_lanes(VEC v, int64_t count, VEC rest) {
+    VEC number;
+    for (int i = 0; i < LANES; i++) number[i] = (T)i;
+    const BITS first = (BITS)(number < v_set1((T)count));
+    return (VEC)((first & (BITS)v) | (~first & (BITS)rest));
+}
+
+/* The largest lane, or the sum of all in pairs: of neighbours, of what these give, and so on. */
+INLINE T across(const int largest, VEC v) {
+#pragma GCC unroll 4
+    for (int n = LANES; n > 1; n /= 2) v = combined(largest, v_even(v, v), v_odd(v, v));
+    return v[0];
+}
+
+/* What a row is summed of, or its largest element. */
+enum { ELEMENT, SQUARE, LARGEST };
+
+INLINE T row_over(const int what, const T *x, int64_t size, T mean) {
+    const VEC least = v_set1(what == LARGEST ? -(T)__builtin_inf() : 0), middle = v_set1(mean);
+    VEC found = least;
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int64_t count = size - i;
+        VEC v = count < LANES ? v_load_mask(x + i, v_lanes(0, count)) : v_load(x + i);
+        if (what == SQUARE) v = (v - middle) * (v - middle);
+        if (count < LANES) v = first_lanes(v, count, least);
+        found = combined(what == LARGEST, found, v);
+    }
+    return across(what == LARGEST, found);
+}
+
+/* y = exp(x - largest) / sum of that. What is left of a vector stays in its register: a load would wait for the masked store. */
+static void softmax_row(const T *x, int64_t size, T *y) {
+    const VEC top = v_set1(row_over(LARGEST, x, size, 0));
+    const int64_t whole = size / LANES * LANES;
+    const MASK rest = v_lanes(0, size - whole);
+    VEC sum = v_zero(), last = v_zero();
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const VEC v = exponential(v_load(x + i) - top);
+        v_store(y + i, v);
+        sum += v;
+    }
+    if (whole < size) last = first_lanes(exponential(v_load_mask(x + whole, rest) - top), size - whole, v_zero());
+    const VEC factor = v_set1(1 / across(0, sum + last));
+    for (int64_t i = 0; i < whole; i += LANES) v_store(y + i, v_load(y + i) * factor);
+    if (whole < size) v_store_mask(y + whole, last * factor, rest);
+}
+
+/* y = (x - mean) factor scale + shift, of vectors or of what is left of one. */
+INLINE void row_line(const T *x, int64_t size, T mean, T factor, const T *scale, const T *shift, T *y) {
+    const VEC middle = v_set1(mean), times = v_set1(factor);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        VEC v = (v_load(x + i) - middle) * times;
+        if (scale) v *= v_load(scale + i);
+        if (shift) v += v_load(shift + i);
+        v_store(y + i, v);
+    }
+    if (i == size) return;
+    const MASK rest = v_lanes(0, size - i);
+    VEC v = (v_load_mask(x + i, rest) - middle) * times;
+    if (scale) v *= v_load_mask(scale + i, rest);
+    if (shift) v += v_load_mask(shift + i, rest);
+    v_store_mask(y + i, v, rest);
+}
+
+static void rows_of(const pysim_rows *r, const void *from, const void *scale, const void *shift, void *to) {
+    const T *x = from;
+    T *y = to;
+    for (int64_t k = 0; k < r->rows; k++, x += r->size) {
+        if (r->kind == PYSIM_ROWS_LENGTH) {
+            y[k] = (T)sqrt(row_over(SQUARE, x, r->size, 0));
+            continue;
+        }
+        if (r->kind == PYSIM_ROWS_SOFTMAX)
+            softmax_row(x, r->size, y);
+        else {
+            const T mean = row_over(ELEMENT, x, r->size, 0) / (T)r->size, variance = row_over(SQUARE, x, r->size, mean) / (T)r->size;
+            row_line(x, r->size, mean, (T)(1 / sqrt(variance + r->epsilon)), scale, shift, y);
+        }
+        y += r->size;
+    }
+}
+
+/* ---- rows of a table ---- */
+
+/* A plane whose rows are one element. */
+static void take_elements(const pysim_take *t, const T *x, const int64_t *at, const T *shares, T *y) {
+    const int64_t *second = at + t->count;
+    for (int64_t i = 0; i < t->count; i++) {
+        const int64_t one = at[i] < 0 ? at[i] + t->size : at[i];
+        y[i] = x[one];
+        if (!shares) continue;
+        const int64_t two = second[i] < 0 ? second[i] + t->size : second[i];
+        y[i] = (1 - shares[i]) * x[one] + shares[i] * x[two];
+    }
+}
+
+static void blend_row(const T *one, const T *two, T share, int64_t count, T *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = (1 - share) * one[i] + share * two[i];
+}
+
+static void take_rows(const pysim_take *t, const void *from, const int64_t *at, const void *given, void *to) {
+    const T *x = from, *shares = given;
+    T *y = to;
+    for (int64_t o = 0; o < t->outer; o++, x += t->size * t->inner, y += t->count * t->inner) {
+        if (t->inner == 1) {
+            take_elements(t, x, at, shares, y);
+            continue;
+        }
+        for (int64_t i = 0; i < t->count; i++) {
+            const T *one = x + (at[i] < 0 ? at[i] + t->size : at[i]) * t->inner;
+            if (!shares) {
+                memcpy(y + i * t->inner, one, (size_t)t->inner * sizeof(T));
+                continue;
+            }
+            const int64_t two = at[t->count + i];
+            blend_row(one, x + (two < 0 ? two + t->size : two) * t->inner, shares[i], t->inner, y + i * t->inner);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX's operators on arrays of any shape in the form that the native ones have: layer norms, Gather, Pad, Resize, Einsum.
+
+    Take    (x, at[, shares]), axis       y = x.take(at, axis); with shares, of two rows each: (1 - share) of one and share of the other
+    Resize, and Pad by what the image has, are a Take along each axis whose size they change; linear ones have shares
+    Einsum  of two values, that is their product: views, transpositions and a MatMul
+
+Where a pixel i of a result lies in its image, at x (https://onnx.ai/onnx/operators/onnx__Resize.html), scale = size of the result over the
+image's unless the model says another:
+
+    half_pixel          x = (i + 1/2) / scale - 1/2;  pytorch_half_pixel: 0 where the result is one pixel
+    align_corners       x = i (image - 1) / (result - 1), 0 of one pixel
+    asymmetric          x = i / scale;  tf_half_pixel_for_nn: x = (i + 1/2) / scale
+    half_pixel_symmetric  half_pixel, and what a scale that is no quotient of sizes leaves over lies on both sides
+
+These are computed in float32, as ONNX Runtime does: of a tie the next bit decides. What is outside has the nearest pixel's value.
+
+Worked number: 2 pixels to 4, half_pixel: x = -1/4, 1/4, 3/4, 5/4, which is the first pixel, 3/4 and 1/4 of both, 1/4 and 3/4, and the last.
+"""
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from pysim.errors import ProblemError, printable
+from pysim.models.graph import Array, Graph, Node
+
+Constants = dict[str, Array]
+Rows = tuple[int, Array, Array | None]  # of a Take: its axis, indices and shares
+Parts = list[tuple[Node, tuple[int, ...]]]  # nodes, and the shapes of what they make
+
+
+def constant_of(constants: Constants, node: Node, what: str, array: Array) -> str:
+    """The name of an array that a node is given."""
+    name = f"{node.output}:{what}"
+    constants[name] = array
+    return name
+
+
+def is_native(graph: Graph, *names: str) -> bool:
+    """Whether values are of the kernels' types and not empty."""
+    return all(graph.tensors[name].native and graph.tensors[name].nbytes for name in names)
+
+
+def layer_norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Of the last axes, from one on; what else it gives nobody reads."""
+    x = graph.tensors[node.inputs[0]].shape
+    axis = node.attributes.get("axis", -1) % max(1, len(x))
+    given = [name for name in node.inputs[1:] if name]
+    fits = all(name in constants and constants[name].size == prod(x[axis:]) for name in given)
+    if not fits or not is_native(graph, node.inputs[0]) or any(node.outputs[1:]) or not given:
+        return None
+    about = {"axis": axis, "epsilon": node.attributes.get("epsilon", 1e-5)}
+    return Node("LayerNormalization", node.name, (node.inputs[0], *given), node.outputs[:1], about)
+
+
+def activation(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Functions of one number that there are vectors of."""
+    return Node(node.op, node.name, node.inputs, node.outputs) if is_native(graph, *node.inputs) else None
+
+
+def expand(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """To a shape that is known, as all are."""
+    return Node("Expand", node.name, node.inputs[:1], node.outputs) if is_native(graph, node.inputs[0], node.output) else None
+
+
+def length(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Of the last axes."""
+    rank, given = len(graph.tensors[node.inputs[0]].shape), node.attributes.get("axes")
+    if len(node.inputs) > 1 and node.inputs[1]:
+        given = constants[node.inputs[1]].tolist() if node.inputs[1] in constants else None
+    axes = sorted(axis % rank for axis in given or ())
+    if not axes or axes != list(range(axes[0], rank)) or not is_native(graph, node.inputs[0]):
+        return None
+    return Node("ReduceL2", node.name, node.inputs[:1], node.outputs, {"axis": axes[0]})
+
+
+def gather(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """Of a constant number a Slice, which is no copy where it is one piece; else rows of a table."""
+    (x, at), shape = node.inputs, graph.tensors[node.output].shape
+    sizes, indices = graph.tensors[x].shape, constants.get(at)
+    axis = node.attributes.get("axis", 0) % max(1, len(sizes))
+    if not is_native(graph, x, node.output) or graph.tensors[at].dtype != np.int64:
+        return None
+    if indices is not None and (wrong := [one for one in indices.reshape(-1).tolist() if not -sizes[axis] <= one < sizes[axis]]):
+        raise ProblemError(f'Gather "{printable(node.name)}": the index {wrong[0]} is none of an axis of {sizes[axis]}')
+    if indices is None or indices.size != 1:
+        return [(Node("Take", node.name, (x, at), node.outputs, {"axis": axis}), shape)]
+    first = int(indices.reshape(())) % sizes[axis]
+    slices = tuple(slice(first, first + 1, 1) if i == axis else slice(0, size, 1) for i, size in enumerate(sizes))
+    cut = tuple(1 if i == axis else size for i, size in enumerate(sizes))
+    piece = Node("Slice", f"{node.name}:row", (x,), (f"{node.output}:row",), {"slices": slices})
+    return [(piece, cut), (Node("View", node.name, piece.outputs, node.outputs), shape)]
+
+
+def _taken(node: Node, graph: Graph, constants: Constants, axes: list[Rows]) -> Parts:
+    """A Take along each axis, those first that leave the least."""
+    shape, name = list(graph.tensors[node.inputs[0]].shape), node.inputs[0]
+    rows = sorted(axes, key=lambda one: (one[1].shape[-1] / shape[one[0]], -one[0]))
+    found: Parts = []
+    for at, (axis, indices, shares) in enumerate(rows):
+        shape[axis] = indices.shape[-1]
+        inputs = [name, constant_of(constants, node, f"rows {axis}", np.ascontiguousarray(indices, np.int64))]
+        if shares is not None:
+            dtype = graph.tensors[node.output].dtype
+            inputs.append(constant_of(constants, node, f"shares {axis}", np.ascontiguousarray(shares, dtype)))
+        is_last = at + 1 == len(rows)
+        name = node.output if is_last else f"{node.output}:{axis}"
+        label = node.name if is_last else f"{node.name}:{axis}"
+        found.append((Node("Take", label, tuple(inputs), (name,), {"axis": axis}), tuple(shape)))
+    return found or [(Node("View", node.name, node.inputs[:1], node.outputs), tuple(shape))]
+
+
+def pad(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """By what the image has at its edges, or mirrored there; by a number it is another operator."""
+    mode, x = node.attributes.get("mode", b"constant"), graph.tensors[node.inputs[0]].shape
+    pads = pads_of(node, constants, len(x))
+    if pads is not None and not any(map(any, pads)):
+        return _taken(node, graph, constants, [])
+    if mode not in (b"edge", b"reflect") or pads is None or not is_native(graph, node.inputs[0], node.output):
+        return None
+    axes: list[Rows] = []
+    for axis, (size, (before, behind)) in enumerate(zip(x, pads, strict=True)):
+        if mode == b"reflect" and max(before, behind) >= size and (before, behind) != (0, 0):
+            told = f"it mirrors {max(before, behind)} of an axis of {size}; at most {size - 1} can be"
+            raise ProblemError(f'Pad "{printable(node.name)}" cannot be run: {told}')
+        where = np.arange(-before, size + behind)
+        if (before, behind) != (0, 0):
+            axes.append((axis, np.clip(where, 0, size - 1) if mode == b"edge" else size - 1 - np.abs(size - 1 - np.abs(where)), None))
+    return _taken(node, graph, constants, axes)
+
+
+def pads_of(node: Node, constants: Constants, rank: int) -> list[tuple[int, int]] | None:
+    """What a Pad puts before and behind each axis; None where that is no constant."""
+    named = {place: name for place, name in enumerate(node.inputs) if name and place in (1, 3)}
+    if any(name not in constants for name in named.values()):
+        return None
+    told = {place: constants[name].tolist() for place, name in named.items()}
+    numbers = told.get(1, node.attributes.get("pads", node.attributes.get("paddings", ())))
+    axes = [axis % rank for axis in told.get(3, range(rank))]
+    pads = [(0, 0)] * rank
+    for axis, before, behind in zip(axes, numbers, numbers[len(numbers) // 2 :], strict=False):
+        pads[axis] = (before, behind)
+    return pads
+
+
+def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """Nearest and linear ones of constant sizes."""
+    x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    given, upsample = node.attributes, node.op == "Upsample" or len(node.inputs) == 2  # opset 10 and before
+    mode, rule = given.get("mode", b"nearest"), b"asymmetric" if upsample else given.get("coordinate_transformation_mode", b"half_pixel")
+    scales = _scales(node, x, y, constants)
+    unknown = given.get("antialias") or given.get("exclude_outside") or given.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
+    if scales is None or unknown or mode not in (b"nearest", b"linear") or rule not in _PLACES:
+        return None
+    if not is_native(graph, node.inputs[0], node.output):
+        return None
+    nearest = _ROUNDED.get(b"floor" if upsample else given.get("nearest_mode", b"round_prefer_floor"))
+    if nearest is None:
+        return None
+    axes: list[Rows] = []
+    for axis, (size, out, scale) in enumerate(zip(x, y, scales, strict=True)):
+        if size == out and scale == 1:
+            continue
+        where = _PLACES[rule](np.arange(out, dtype=np.float32), np.float32(scale), size, out).astype(np.float32)
+        if mode == b"nearest":
+            axes.append((axis, np.clip(nearest(where), 0, size - 1), None))
+        else:
+            where = np.clip(where, 0, size - 1)
+            first = np.floor(where).astype(np.int64)
+            axes.append((axis, np.stack([first, np.minimum(first + 1, size - 1)]), where - first))
+    return _taken(node, graph, constants, axes)
+
+
+def _scales(node: Node, x: tuple[int, ...], y: tuple[int, ...], constants: Constants) -> list[float] | None:
+    """Of each axis; None where they are no constants."""
+    names = [*node.inputs, "", "", ""][:4]
+    place = 1 if len(node.inputs) == 2 else 2
+    if node.op == "Upsample" and len(node.inputs) == 1:
+        told = node.attributes.get("scales")
+    elif names[3]:
+        told = [after / before for before, after in zip(x, y, strict=True)] if names[3] in constants else None
+    else:
+        told = constants[names[place]].tolist() if names[place] in constants else None
+    if told is None:
+        return None
+    axes = node.attributes.get("axes") if not names[3] else None
+    if axes is None:
+        return list(told) if len(told) == len(x) else None
+    found = [1.0] * len(x)
+    for axis, scale in zip(axes, told, strict=True):
+        found[axis % len(x)] = scale
+    return found
+
+
+def _half_pixel(i: Array, scale: np.float32, size: int, out: int) -> Array:
+    return (i + np.float32(0.5)) / scale - np.float32(0.5)
+
+
+def _aligned(i: Array, scale: np.float32, size: int, out: int) -> Array:
+    return i * np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.zeros_like(i)
+
+
+def _symmetric(i: Array, scale: np.float32, size: int, out: int) -> Array:
+    adjusted = np.float32(out) / (scale * np.float32(size))
+    return np.float32(size / 2) * (1 - adjusted) + _half_pixel(i, scale, size, out)
+
+
+_PLACES: dict[bytes, Callable[[Array, np.float32, int, int], Array]] = {
+    b"half_pixel": _half_pixel,
+    b"pytorch_half_pixel": lambda i, scale, size, out: _half_pixel(i, scale, size, out) if out > 1 else np.zeros_like(i),
+    b"align_corners": _aligned,
+    b"asymmetric": lambda i, scale, size, out: i / scale,
+    b"tf_half_pixel_for_nn": lambda i, scale, size, out: (i + np.float32(0.5)) / scale,
+    b"half_pixel_symmetric": _symmetric,
+}
+_ROUNDED: dict[bytes, Callable[[Array], Array]] = {
+    b"round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)).astype(np.int64),
+    b"round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)).astype(np.int64),
+    b"floor": lambda x: np.floor(x).astype(np.int64),
+    b"ceil": lambda x: np.ceil(x).astype(np.int64),
+}
+
+
+def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """Of two values whose letters are those of batches (in both and the result), of rows (in one and the result) and of sums (in both)."""
+    equation = node.attributes["equation"].decode().replace(" ", "")
+    terms, _, result = equation.partition("->")
+    sides = terms.split(",")
+    plain = len(sides) == 2 == len(node.inputs) and "->" in equation and equation.replace(",", "").replace("->", "").isalpha()
+    if not plain or not is_native(graph, *node.inputs, node.output) or any(len(set(one)) < len(one) for one in (*sides, result)):
+        return None
+    (a, b), sizes = sides, dict[str, int]()
+    for side, name in zip(sides, node.inputs, strict=True):
+        sizes |= dict(zip(side, graph.tensors[name].shape, strict=True))
+    batch, summed = [one for one in result if one in a and one in b], [one for one in a if one in b and one not in result]
+    rows, columns = [one for one in result if one in a and one not in b], [one for one in result if one in b and one not in a]
+    if any(one not in (*batch, *summed, *rows, *columns) for one in (*a, *b)) or not summed:
+        return None
+    found: Parts = []
+    names = []
+    for at, (side, name, order) in enumerate(zip(sides, node.inputs, ((batch, rows, summed), (batch, summed, columns)), strict=True)):
+        turned, seen = (f"{node.output}:{what} {at}" for what in ("turned", "matrices"))
+        perm = tuple(side.index(one) for part in order for one in part)
+        found.append((Node("Transpose", f"{node.name}:{at}", (name,), (turned,), {"perm": perm}), tuple(sizes[side[i]] for i in perm)))
+        shape = (*(sizes[one] for one in batch), *(prod(sizes[one] for one in part) for part in order[1:]))
+        found.append((Node("View", f"{node.name}:{at}:matrices", (turned,), (seen,)), shape))
+        names.append(seen)
+    made = (*(sizes[one] for one in batch), prod(sizes[one] for one in rows), prod(sizes[one] for one in columns))
+    product, axes = f"{node.output}:product", f"{node.output}:axes"
+    found.append((Node("MatMul", f"{node.name}:product", tuple(names), (product,)), made))
+    letters = [*batch, *rows, *columns]
+    found.append((Node("View", f"{node.name}:axes", (product,), (axes,)), tuple(sizes[one] for one in letters)))
+    last = Node("Transpose", node.name, (axes,), node.outputs, {"perm": tuple(letters.index(one) for one in result)})
+    return [*found, (last, tuple(sizes[one] for one in result))]
+
+
+SEVERAL = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
+LOWER = {"Erf": activation, "Expand": expand, "HardSwish": activation, "LayerNormalization": layer_norm, "ReduceL2": length}

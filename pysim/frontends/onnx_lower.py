@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX operators in the one form that fusion and execution know (`pysim.models.graph`): a function for each, from a node as it is read.
+
+    LOWER      (node, graph, constants, opset) -> a node, or None where it stays as it is and runs by its definition
+    SEVERAL    (node, graph, constants) -> nodes with the shapes of what they make, or None
+
+Constants that are made on the way are added to `constants`. ProblemError names a node that cannot run.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pysim.errors import ProblemError, printable
+from pysim.frontends import onnx as layers
+from pysim.frontends import onnx_arrays, onnx_shapes
+from pysim.frontends.onnx_arrays import Constants, Parts, constant_of
+from pysim.models.fusion import norm_constants
+from pysim.models.graph import Graph, Node
+
+_VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+
+
+def is_image(name: str, graph: Graph) -> bool:
+    tensor = graph.tensors[name]
+    return len(tensor.shape) == 4 and tensor.native
+
+
+def _problem(node: Node, graph: Graph) -> Any:
+    """The convolution or product that a node is, or None where it is none that the kernels know."""
+    kinds = {"float32": "FLOAT", "float64": "DOUBLE"}
+    seen = {name: layers.ValueType(graph.tensors[name].shape, kinds.get(graph.tensors[name].dtype.name, "")) for name in node.inputs[:2]}
+    try:
+        return layers.read_node(node.attributes["proto"], seen | dict(zip(node.attributes["proto"].input, seen.values(), strict=False)))
+    except ProblemError:
+        return None
+
+
+def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    problem = _problem(node, graph)
+    if problem is None and is_image(node.inputs[0], graph):
+        _check_window(node, graph)
+    if problem is None or not all(name in constants for name in node.inputs[1:]):
+        return None
+    told, made = graph.tensors[node.output].shape, (problem.batch, problem.filters, problem.out_h, problem.out_w)
+    if told != made:
+        raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
+    return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
+
+
+def _check_window(node: Node, graph: Graph) -> None:
+    """ProblemError for a window that is larger than the padded image, of which shape inference makes one output."""
+    given, (sizes, kernel) = node.attributes, [list(graph.tensors[name].shape[2:]) for name in node.inputs[:2]]
+    dilations, strides = (layers.integers_of(given, name, [1, 1]) for name in ("dilations", "strides"))
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
+    pads = layers.pads_of(given, sizes, extents, strides)
+    padded = [sum(sides) for sides in zip(sizes, pads[:2], pads[2:], strict=True)]
+    if any(extent > size for extent, size in zip(extents, padded, strict=True)):
+        raise ProblemError(f'{node.op} "{printable(node.name)}": its window spans {extents}, more than the padded image, {padded}')
+
+
+def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A transposed convolution whose output is as large as shape inference made it: where pads are not told, what is more is cut away."""
+    given = node.attributes
+    if not is_image(node.inputs[0], graph):
+        return None
+    plain = {name: layers.integers_of(given, name, [fill] * count) for name, fill, count in (
+        ("strides", 1, 2), ("dilations", 1, 2), ("pads", 0, 4), ("output_padding", 0, 2))}  # fmt: skip
+    rule, more = given.get("auto_pad", b"NOTSET"), plain.pop("output_padding")
+    if rule != b"NOTSET" or "output_shape" in given:
+        sizes, kernel, out = (graph.tensors[name].shape[2:] for name in (*node.inputs[:2], node.output))
+        axes = zip(sizes, kernel, out, plain["strides"], plain["dilations"], more, strict=True)
+        cut = [max(0, (x - 1) * stride + dilation * (k - 1) + 1 + extra - y) for x, k, y, stride, dilation, extra in axes]
+        less, rest = [one // 2 for one in cut], [one - one // 2 for one in cut]
+        plain["pads"] = less + rest if rule == b"SAME_UPPER" else rest + less
+    return Node(node.op, node.name, node.inputs, node.outputs, plain | {"group": given.get("group", 1)})
+
+
+def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A Gemm or MatMul with a constant matrix on the right."""
+    problem, given = _problem(node, graph), node.attributes
+    if problem is None or not all(name in constants for name in node.inputs[1:]) or problem.trans_a:
+        return None
+    right = constants[node.inputs[1]]
+    if right.ndim != 2:
+        return None
+    weights = (right if problem.trans_b else right.T) * right.dtype.type(given.get("alpha", 1.0))
+    inputs = [node.inputs[0], constant_of(constants, node, "weights", np.ascontiguousarray(weights))]
+    if len(node.inputs) > 2 and node.inputs[2]:
+        bias = constants[node.inputs[2]] * right.dtype.type(given.get("beta", 1.0))
+        if bias.ndim > 1 and bias.shape[0] != 1:
+            return None
+        inputs.append(constant_of(constants, node, "bias", np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), problem.n))))
+    return Node("Linear", node.name, tuple(inputs), node.outputs)
+
+
+def _matmul(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    return _linear(node, graph, constants, opset) or _as_it_is(node, graph, constants, opset)
+
+
+def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    settled = all(name in constants for name in node.inputs[1:5]) and not node.attributes.get("training_mode")
+    x = graph.tensors[node.inputs[0]]
+    if not settled or len(x.shape) < 2 or not x.native:
+        return None
+    gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
+    scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))
+    dtype = graph.tensors[node.output].dtype
+    names = (constant_of(constants, node, "scale", scale.astype(dtype)), constant_of(constants, node, "shift", shift.astype(dtype)))
+    return Node("Affine", node.name, (node.inputs[0], *names), node.outputs[:1])
+
+
+def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Mul or Add with one constant a channel, or one for all; a Sum of two is an Add."""
+    op = "Add" if node.op == "Sum" else node.op
+    _check_axis(node, graph)
+    if len(node.inputs) != 2:
+        return None
+    for x, other in (node.inputs, node.inputs[::-1]):
+        value = constants.get(other)
+        if value is None or x in constants or not is_image(x, graph) or graph.tensors[x] != graph.tensors[node.output]:
+            continue
+        channels = graph.tensors[x].shape[1]
+        if value.size != 1 and (value.size != channels or value.shape[-3:] != (channels, 1, 1)):
+            continue
+        numbers = np.ascontiguousarray(np.broadcast_to(value.reshape(-1), channels))
+        one, zero = np.ones(channels, value.dtype), np.zeros(channels, value.dtype)
+        scale, shift = (numbers, zero) if op == "Mul" else (one, numbers)
+        names = (constant_of(constants, node, "scale", scale), constant_of(constants, node, "shift", shift))
+        return Node("Affine", node.name, (x, *names), node.outputs)
+    return Node(op, node.name, node.inputs, node.outputs)
+
+
+def _check_axis(node: Node, graph: Graph) -> None:
+    """ProblemError for operands that are broadcast from an axis on, as before opset 7, and not from the last one."""
+    if node.attributes.get("broadcast") and "axis" in node.attributes:
+        ranks = [len(graph.tensors[name].shape) for name in node.inputs]
+        if node.attributes["axis"] % ranks[0] + ranks[1] != ranks[0]:
+            why = "it broadcasts along an axis of its own, as operators before opset 7 did: convert the model to a later opset"
+            raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
+
+
+def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    if math.prod(x) != math.prod(y):
+        elements = f"its input has {math.prod(x)} elements, its output, of shape {list(y)}, {math.prod(y)}"
+        raise ProblemError(f'{node.op} "{printable(node.name)}": {elements}; they should be as many')
+    return Node("View", node.name, node.inputs[:1], node.outputs)
+
+
+def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A pool without indices."""
+    sizes = list(graph.tensors[node.inputs[0]].shape[2:])
+    if not sizes or len([name for name in node.outputs if name]) != 1:
+        return None
+    found = onnx_shapes.pool_of(node.attributes, sizes)
+    plain = {"kernel_shape": found.kernel, "strides": found.strides, "dilations": found.dilations, "pads": found.pads}
+    counted = {"count_include_pad": node.attributes.get("count_include_pad", 0)}
+    return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | counted)
+
+
+def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    bounds = []
+    for place, name, default in ((1, "min", -np.inf), (2, "max", np.inf)):
+        given = node.inputs[place] if len(node.inputs) > place else ""
+        if given and given not in constants:
+            return None
+        bounds.append(float(constants[given].reshape(())) if given else float(node.attributes.get(name, default)))
+    if graph.tensors[node.output].dtype.kind != "f":
+        return None
+    low, high = bounds
+    return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": min(low, high), "max": high})  # above all is the highest
+
+
+def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    rank = len(graph.tensors[node.output].shape)
+    axis = node.attributes.get("axis", -1 if opset >= 13 else 1) % rank
+    return Node(node.op, node.name, node.inputs, node.outputs, {"axes": (axis,) if opset >= 13 else tuple(range(axis, rank))})
+
+
+def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """max(0, min(1, alpha x + beta)) of an image, which a convolution in front of it takes in."""
+    x = graph.tensors[node.inputs[0]]
+    if not is_image(node.inputs[0], graph):
+        return None
+    numbers = [np.full(x.shape[1], node.attributes.get(name, default), x.dtype) for name, default in (("alpha", 0.2), ("beta", 0.5))]
+    names = [constant_of(constants, node, what, array) for what, array in zip(("alpha", "beta"), numbers, strict=True)]
+    line = Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (f"{node.output}:line",))
+    return [(line, x.shape), (Node("Clip", node.name, line.outputs, node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
+
+
+def _plane_means(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """A mean over rows and columns of images."""
+    mean, (n, c, *_) = _mean(node, graph, constants, 0), (*graph.tensors[node.inputs[0]].shape, 0, 0)
+    if mean is None or not is_image(node.inputs[0], graph) or sorted(mean.attributes["axes"]) != [2, 3]:
+        return None
+    pooled = Node("GlobalAveragePool", f"{node.name}:pool", mean.inputs, (f"{node.output}:pool",))
+    return [(pooled, (n, c, 1, 1)), (Node("View", node.name, pooled.outputs, node.outputs), graph.tensors[node.output].shape)]
+
+
+SEVERAL = {"HardSigmoid": _hard_sigmoid, "ReduceMean": _plane_means, **onnx_arrays.SEVERAL}
+
+
+def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    rank = len(graph.tensors[node.inputs[0]].shape)
+    given = node.attributes.get("axes")
+    if len(node.inputs) > 1 and node.inputs[1]:
+        if node.inputs[1] not in constants:
+            return None
+        given = constants[node.inputs[1]].tolist()
+    if not given or graph.tensors[node.output].dtype.kind != "f":
+        return None
+    return Node("ReduceMean", node.name, node.inputs[:1], node.outputs, {"axes": tuple(axis % rank for axis in given)})
+
+
+def _concat(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    rank = len(graph.tensors[node.output].shape)
+    return Node("Concat", node.name, node.inputs, node.outputs, {"axis": node.attributes.get("axis", 1) % rank})
+
+
+def _slice(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """One of constant ends; numbers beyond the ends of an axis mean its ends, as in Python."""
+    x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
+    told = dict(zip(("starts", "ends", "axes", "steps"), node.inputs[1:], strict=False))
+    if not all(name in constants for name in told.values() if name):
+        return None
+    given = {what: constants[name].tolist() for what, name in told.items() if name} or node.attributes
+    axes = given.get("axes", range(len(given["starts"])))
+    slices = [slice(0, size, 1) for size in x]
+    for axis, start, end, step in zip(axes, given["starts"], given["ends"], given.get("steps", [1] * len(axes)), strict=True):
+        first, last, by = slice(start, end, step).indices(x[axis])
+        slices[axis] = slice(first, None if last < 0 else last, by)
+    made = tuple(len(range(*one.indices(size))) for one, size in zip(slices, x, strict=True))
+    return Node("Slice", node.name, node.inputs[:1], node.outputs, {"slices": tuple(slices)}) if made == y else None
+
+
+def split(node: Node, graph: Graph) -> list[Node]:
+    """A Slice for each part that is read."""
+    x, start, found = graph.tensors[node.inputs[0]].shape, 0, list[Node]()
+    axis = node.attributes.get("axis", 0) % len(x)
+    parts = [graph.tensors[name].shape if name else None for name in node.outputs]
+    if None in parts[:-1]:  # how many an unread one takes is not known
+        return [node]
+    for at, (name, part) in enumerate(zip(node.outputs, parts, strict=True)):
+        if part is not None:
+            end = start + part[axis]
+            slices = tuple(slice(start, end, 1) if at_axis == axis else slice(0, size, 1) for at_axis, size in enumerate(x))
+            found.append(Node("Slice", f"{node.name}:{at}", node.inputs[:1], (name,), {"slices": slices}))
+            start = end
+    return found
+
+
+def _transpose(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    default = range(len(graph.tensors[node.output].shape))[::-1]
+    return Node("Transpose", node.name, node.inputs, node.outputs, {"perm": tuple(node.attributes.get("perm", default))})
+
+
+def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Pads of a number, or of less than nothing: what these cut away."""
+    pads = onnx_arrays.pads_of(node, constants, len(graph.tensors[node.output].shape))
+    value = constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else node.attributes.get("value", 0.0)
+    if node.attributes.get("mode", b"constant") != b"constant" or pads is None or value is None:
+        return None
+    return Node("Pad", node.name, node.inputs[:1], node.outputs, {"pads": tuple(pads), "value": np.asarray(value).reshape(())})
+
+
+def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
+    given = {name: node.attributes[name] for name in (*defaults, "size") if name in node.attributes}
+    return Node("LRN", node.name, node.inputs, node.outputs, defaults | given)
+
+
+def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Operators of numbers in floating point whose NumPy function says the same."""
+    floating = graph.tensors[node.output].dtype.kind == "f"
+    _check_axis(node, graph)
+    return Node(node.op, node.name, node.inputs, node.outputs) if floating else None
+
+
+LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
+    "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
+    "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
+    "LogSoftmax": _softmax, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean,
+    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
+    "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view), **onnx_arrays.LOWER,
+}  # fmt: skip

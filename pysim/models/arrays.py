@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on arrays of any shape that run natively, bound to their arrays (`pysim.runtime.array_steps`), and what of a product of two
+values a plan is of.
+
+What stands in NATIVE_ALONE has no other form: front ends write it where its values are of the kernels' types and not empty.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pysim.models.graph import Array, Graph, Node
+from pysim.runtime.array_steps import Products, pair_step, rows_step, take_step
+from pysim.runtime.operators import copy_step
+from pysim.runtime.steps import Chain, Step
+
+Attributes = Mapping[str, Any]
+Bind = Callable[[Array, Sequence[Array], Attributes], Step | Chain | None]  # to these arrays; None: they are not for the native library
+
+
+def pair(kind: str) -> Bind:
+    """Of two arrays that are broadcast."""
+
+    def bind(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+        return pair_step(out, inputs[0], inputs[1], kind, attributes.get("activation")) if len(inputs) == 2 else None
+
+    return bind
+
+
+def softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Of the last axes."""
+    (x,), axes = inputs, attributes["axes"]
+    if list(axes) != list(range(axes[0], x.ndim)) or not x.flags.c_contiguous or not x.size:
+        return None
+    rows = (-1, int(np.prod(x.shape[axes[0] :])))
+    return rows_step(out.reshape(rows), x.reshape(rows), "softmax")
+
+
+def layer_norm(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    x, scale, *shift = inputs
+    rows = (-1, int(np.prod(x.shape[attributes["axis"] :])))
+    last = shift[0].reshape(-1) if shift else None
+    return rows_step(out.reshape(rows), x.reshape(rows), "standard", scale.reshape(-1), last, attributes["epsilon"])
+
+
+def length(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    x = inputs[0].reshape(-1, int(np.prod(inputs[0].shape[attributes["axis"] :])))
+    return rows_step(out.reshape(-1), x, "length")
+
+
+def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    x, at, *shares = inputs
+    return take_step(out, x, at, attributes["axis"], *shares)
+
+
+def expand(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    return copy_step(out, np.broadcast_to(inputs[0], out.shape))
+
+
+def pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Chain | None:
+    """What is left of x in its place, and around it slabs of one number, axis by axis."""
+    (x,), pads = inputs, attributes["pads"]
+    kept = tuple(slice(max(0, -before), size - max(0, -behind)) for (before, behind), size in zip(pads, x.shape, strict=True))
+    inside = [slice(max(0, before), size - max(0, behind)) for (before, behind), size in zip(pads, out.shape, strict=True)]
+    steps = [copy_step(out[tuple(inside)], x[kept])] if x[kept].size else []
+    value = np.asarray(attributes["value"], out.dtype).reshape([1] * out.ndim)
+    for axis, within in enumerate(inside):
+        for end in (slice(0, within.start), slice(within.stop, out.shape[axis])):
+            slab = out[(*inside[:axis], end, *[slice(None)] * (out.ndim - axis - 1))]
+            steps += [copy_step(slab, np.broadcast_to(value, slab.shape))] if slab.size else []
+    return None if None in steps or not steps else Chain([step for step in steps if step])
+
+
+def products_of(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Products:
+    """A MatMul's arrays, its operands and result seen in the order of axes that it was given for each (`orders`)."""
+    a, b = (x if order is None else x.transpose(order) for x, order in zip(inputs, attributes.get("orders", (None, None)), strict=True))
+    result = attributes.get("result")
+    return Products(out if result is None else out.transpose(np.argsort(result)), a, b)
+
+
+def matmul(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """By NumPy, of arrays that are not for the kernels."""
+    product = products_of(out, inputs, attributes)
+    np.matmul(product.a, product.b, out=product.out)
+    if attributes.get("alpha", 1.0) != 1:
+        out *= out.dtype.type(attributes["alpha"])
+
+
+def imagined(node: Node, graph: Graph) -> Products:
+    """The same before there are arrays: of memory that nothing reads or writes."""
+    out, *inputs = (np.empty(graph.tensors[name].shape, graph.tensors[name].dtype) for name in (node.output, *node.inputs))
+    return products_of(out, inputs, node.attributes)
+
+
+NATIVE_ALONE: dict[str, Bind] = {"Expand": expand, "LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
+
+
+def with_orders(graph: Graph) -> Graph:
+    """Transpositions in front of a MatMul and behind it are the order in which it reads and writes, where rows or columns stay dense, and a
+    constant factor of its result is its own."""
+    users, makers, nodes = graph.users(), graph.makers(), list[Node | None](graph.nodes)
+
+    def alone(name: str, ops: Sequence[str]) -> int | None:
+        """The place of the one node that reads a value, of these operators."""
+        (at, *more) = users.get(name, [len(nodes)])
+        found = nodes[at] if at < len(nodes) and not more else None
+        return at if found is not None and found.op in ops else None
+
+    for at, one in enumerate(graph.nodes):
+        if one.op != "MatMul" or "reference" in one.attributes or len({*one.inputs}) < 2:
+            continue
+        node = _reading(one, nodes, makers, users)
+        while (later := alone(node.output, ("Affine", "Div", "Mul", "Transpose"))) is not None:
+            last = nodes[later]
+            assert last is not None
+            joined = _writing(node, last, graph)
+            if joined is None:
+                break
+            node, nodes[later] = joined._replace(outputs=last.outputs, absorbed=(*node.absorbed, last.name)), None
+        nodes[at] = node
+    return graph._replace(nodes=tuple(node for node in nodes if node is not None))
+
+
+def _reading(node: Node, nodes: list[Node | None], makers: Mapping[str, int], users: Mapping[str, list[int]]) -> Node:
+    orders: list[tuple[int, ...] | None] = [None, None]
+    inputs, absorbed = list(node.inputs), list(node.absorbed)
+    for side, name in enumerate(node.inputs):
+        place = makers.get(name)
+        made = nodes[place] if place is not None else None
+        order = made.attributes.get("perm") if made is not None and made.op == "Transpose" else None
+        if place is None or made is None or order is None or len(users[name]) > 1 or len(order) - 1 not in order[-2:]:
+            continue
+        orders[side], inputs[side], nodes[place] = tuple(order), made.inputs[0], None
+        absorbed.append(made.name)
+    return node._replace(inputs=tuple(inputs), absorbed=tuple(absorbed)).having(orders=tuple(orders))
+
+
+def _writing(node: Node, last: Node, graph: Graph) -> Node | None:
+    """The product with what follows it."""
+    if last.op == "Transpose":
+        order = tuple(last.attributes["perm"])
+        return None if "result" in node.attributes or order[-1] != len(order) - 1 else node.having(result=order)
+    factor = _factor(node, last, graph)
+    if factor is None or graph.tensors[last.output] != graph.tensors[node.output] or last.attributes.get("activation"):
+        return None
+    return node.having(alpha=node.attributes.get("alpha", 1.0) * factor)
+
+
+def _factor(node: Node, last: Node, graph: Graph) -> float | None:
+    """What all elements of a product are multiplied by, behind it."""
+    number = graph.constants.get(last.inputs[1] if last.inputs[0] == node.output else last.inputs[0])
+    if number is None or not number.size or (number != number.flat[0]).any() or not np.isfinite(number.flat[0]):
+        return None
+    if last.op == "Affine":
+        return None if graph.constants[last.inputs[2]].any() else float(number.flat[0])
+    if number.size != 1 or (last.op == "Div" and (last.inputs[0] != node.output or not number.flat[0])):
+        return None
+    return 1 / float(number.flat[0]) if last.op == "Div" else float(number.flat[0])

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on arrays of any shape by the native library of this computer (`native/arrays.c`): pairs of arrays, rows (softmax, layer
+norms), rows of a table, many products.
+
+Each is a `Step`, which is called to run. They take float32 or float64.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from pysim.arguments import Activation
+from pysim.problem.gemm import Gemm
+from pysim.record.schedule import Schedule
+from pysim.runtime.cpu import Array, check, epilogue_struct, library, problem_struct, schedule_struct
+from pysim.runtime.operators import NATIVE_DTYPES, takes
+from pysim.runtime.steps import Step
+
+PAIRS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3}  # pysim_pair_kind
+ROWS = {"softmax": 0, "standard": 1, "length": 2}  # pysim_rows_kind
+_PAIR_AXES, _PRODUCT_AXES = 6, 4
+Axis = tuple[int, ...]  # its size, then the steps of each array along it
+
+
+def _pointer(array: Array | None) -> Any:
+    return None if array is None else library()[0].cast("void *", array.ctypes.data)
+
+
+def _dtype(array: Array) -> int:
+    return int(getattr(library()[1], NATIVE_DTYPES[array.dtype]))
+
+
+def _axes(shape: tuple[int, ...], *arrays: Array) -> list[Axis]:
+    """Sizes and steps in elements of as few axes as are the same; arrays have the shape, whatever their strides."""
+    found: list[Axis] = []
+    for size, *steps in zip(shape, *([by // x.dtype.itemsize for by in x.strides] for x in arrays), strict=True):
+        if size == 1:
+            continue
+        if found and all(before == size * step for before, step in zip(found[-1][1:], steps, strict=True)):
+            found[-1] = (found[-1][0] * size, *steps)
+        else:
+            found.append((size, *steps))
+    return found or [(1, *[1] * len(arrays))]
+
+
+def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation = None) -> Step | None:
+    """out = act(a kind b), which are broadcast as NumPy does; out is dense and may be one of them that is dense, too. None: not for these
+    arrays."""
+    if not takes(out) or any(x.dtype != out.dtype or not x.size for x in (a, b)) or any(by < 0 for x in (a, b) for by in x.strides):
+        return None
+    left, right = (np.broadcast_to(x, out.shape) for x in (a, b))
+    axes = _axes(out.shape, left, right)
+    if len(axes) > _PAIR_AXES:
+        return None
+    sizes, *steps = ([*column] for column in zip(*axes, strict=True))
+    how = library()[0].new("pysim_pair *", [sizes, *steps, len(axes), PAIRS[kind], _dtype(out)])
+    epilogue = epilogue_struct(1.0, 0.0, None, activation, None)
+    step = Step("PAIR", of=how, epilogue=epilogue, first=_pointer(a), second=_pointer(b), result=_pointer(out))
+    step.keep(a, b, out)
+    return step
+
+
+def rows_step(out: Array, x: Array, kind: str, scale: Array | None = None, shift: Array | None = None, epsilon: float = 0.0) -> Step | None:
+    """Rows along the last axis of x: softmax, `standard` with its scale and shift, or length. None: not for these arrays."""
+    of = [one for one in (scale, shift) if one is not None]
+    if not takes(out, x, *of) or any(one.shape != x.shape[-1:] for one in of):
+        return None
+    how = library()[0].new("pysim_rows *", [x.size // x.shape[-1], x.shape[-1], epsilon, ROWS[kind], _dtype(x)])
+    step = Step("ROWS", of=how, first=_pointer(x), second=_pointer(scale), third=_pointer(shift), result=_pointer(out))
+    step.keep(x, scale, shift, out)
+    return step
+
+
+def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None = None) -> Step | None:
+    """out = x.take(at, axis); with shares, of two rows of `at` each: (1 - share) of the first and share of the second. Of whole numbers
+    below 0, too, which count from the end. None: not for these arrays."""
+    fits = at.dtype == np.int64 and at.flags.c_contiguous and at.size > 0 and (shares is None or takes(out, shares))
+    if not fits or not takes(out, x):
+        return None
+    outer, inner = (int(np.prod(sizes, dtype=np.int64)) for sizes in (x.shape[:axis], x.shape[axis + 1 :]))
+    count = at.size // (1 if shares is None else 2)
+    how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, count, _dtype(x)])
+    step = Step("TAKE", of=how, first=_pointer(x), second=_pointer(at), third=_pointer(shares), result=_pointer(out))
+    step.keep(x, at, shares, out)
+    return step
+
+
+class Products:
+    """C = alpha A B of the last two axes of arrays, whatever the others: what a step of these arrays is made of. `workload` is the product
+    that is planned; None where A, B or C has no rows, and no columns, one element apart."""
+
+    def __init__(self, out: Array, a: Array, b: Array) -> None:
+        self.out, self.a, self.b = out, a, b
+        self.workload: Gemm | None = None
+        arrays, item = (out, a, b), out.dtype.itemsize
+        if out.dtype not in NATIVE_DTYPES or any(x.dtype != out.dtype or x.ndim < 2 or not x.size or min(x.strides) < 0 for x in arrays):
+            return
+        batch = out.shape[:-2]
+        seen = [np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b)]
+        orders = [_order(x.shape[-2:], [by // item for by in x.strides[-2:]]) for x in (a, b, out)]
+        matrices = [x[(..., 0, 0)] for x in (*seen, out)]
+        self._axes = _axes(batch, *matrices)
+        left, right, result = orders
+        if left is None or right is None or result is None or result[0] or len(self._axes) > _PRODUCT_AXES:
+            return
+        self._pitches = left[1], right[1], result[1]
+        (m, k), n = a.shape[-2:], b.shape[-1]
+        self.workload = Gemm(m=m, n=n, k=k, trans_a=left[0], trans_b=right[0], dtype="f64" if item == 8 else "f32")
+
+    @property
+    def count(self) -> int:
+        return int(np.prod(self.out.shape[:-2], dtype=np.int64))
+
+    def workspace_bytes(self, schedule: Schedule, threads: int) -> int:
+        ffi, lib = library()
+        size = ffi.new("int64_t *")
+        assert self.workload is not None
+        check(lib.pysim_workspace_bytes(self._problem(), schedule_struct(schedule, self.workload), threads, size))
+        return int(size[0])
+
+    def _problem(self) -> Any:
+        assert self.workload is not None
+        problem = problem_struct(self.workload)
+        problem.gemm.lda, problem.gemm.ldb, problem.gemm.ldc = self._pitches
+        return problem
+
+    def step(self, schedule: Schedule, threads: int, workspace: Array, alpha: float = 1.0) -> Step:
+        out, a, b, problem = self.out, self.a, self.b, self._problem()
+        counts, *steps = ([*column] for column in zip(*self._axes, strict=True))
+        how = library()[0].new("pysim_products *", [problem, counts, *steps, len(self._axes)])
+        operands = {"first": _pointer(a), "second": _pointer(b), "result": _pointer(out)}
+        room = {"workspace": _pointer(workspace), "workspace_bytes": workspace.nbytes}
+        assert self.workload is not None
+        epilogue, obeyed = epilogue_struct(alpha, 0.0, None, None, None), schedule_struct(schedule, self.workload)
+        step = Step("PRODUCTS", of=how, schedule=obeyed, epilogue=epilogue, threads=threads, **operands, **room)
+        step.keep(problem, a, b, out, workspace)
+        return step
+
+
+def _order(shape: tuple[int, ...], steps: list[int]) -> tuple[bool, int] | None:
+    """Whether a matrix is stored transposed, and how far apart its rows, or then columns, are; None where neither are dense."""
+    (rows, columns), (down, along) = shape, steps
+    if (along == 1 or columns == 1) and (down >= columns or rows == 1):
+        return False, max(down, columns)
+    if (down == 1 or rows == 1) and (along >= rows or columns == 1):
+        return True, max(along, rows)
+    return None
