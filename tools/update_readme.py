@@ -283,7 +283,8 @@ def server_table(name: str) -> str:
     header, *found = map(json.loads, (DATA / name).read_text().splitlines())
     sets = {of: [one for one in found if one["set"] == of] for of in dict.fromkeys(one["set"] for one in found)}
     if "multiply_share" in found[0]:
-        sets |= {"all": found, f"all while the core was ours ({SHARED:.0%} or more)": [one for one in found if one["multiply_share"] >= SHARED]}
+        own = [one for one in found if one["multiply_share"] >= SHARED]
+        sets |= {"all": found, f"all while the core was ours ({SHARED:.0%} or more)": own}
     peers = list(dict.fromkeys(peer for one in found for peer in sorted(one["peers"])))
     rows = [
         f"| set | layers | {' | '.join(f'{peer}: mean, worst' for peer in peers)} | prediction error: median, 90th percentile |",
