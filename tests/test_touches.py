@@ -48,8 +48,8 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 # Median of what may be off, by level and cache. Loops that need no more than capacities are off by more where a buffer fits a cache in
-# part; what is brought into blocks and back is costed as if each pass came a whole run after the one before.
-BARS = {"winograd": 0.3, "polyphase": 0.45, "skinny": 0.45, "blocked": 0.95}
+# part.
+BARS = {"winograd": 0.3, "polyphase": 0.45, "skinny": 0.45}
 BAR, ALL = 0.1, 0.08  # of the others; of all together
 
 

@@ -18,7 +18,7 @@ kernel  Each element of the input is broadcast for F multiply-adds, each vector 
         A run of elements of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
 store   P F vectors are stored once a set, and loaded again in every set after the first.
 call    call_cycles of each call, and TILE_CYCLES besides: one for a tile and set; tiles at the sides of a padded image have one more for
-        each tap that reaches out, and one of what is left to begin with.
+        each tap that reaches out, and one of what is left to begin with (one, too, where a tile has both sides).
 
 Results of a tile are written at once, and filters come in the order in which they are used: transfers hide behind all of computing but
 steps that last as long as their loads, with which lines that come into L1 take turns. On 213 random layers (Zen 4, benchmarks/regret.py)
@@ -126,7 +126,9 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
             of_rows += count * (max(computing, loads) + RUN_CYCLES / runs)
             loading += count * loads * (loads > computing)
     each = shape.panels * shape.channels
-    sides = sum(min(w.kernel_w, ceil_div(pad, w.dilation_w)) + 1 for pad in (w.pad_left, w.pad_right) if pad)
+    behind = (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1 - w.pad_left - w.width  # columns of the last pixel
+    reaching = [min(w.kernel_w, ceil_div(pad, w.dilation_w)) for pad in (w.pad_left, behind) if pad > 0]
+    sides = sum(reaching) + min(len(reaching), shape.per_row)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
     stored = w.windows * shape.vectors
     return (

@@ -243,6 +243,7 @@ class LoopNest:
         missed *= of.bytes
         for row in range(len(self.operands)):
             missed[:, slice(*of.rows.searchsorted((row, row + 1)))].sum(axis=1, out=found[: len(spilled), row])
+        found[:, [not name for name in self.names]] = 0.0  # what only takes room
         for inner, outer in itertools.pairwise(found):
             np.minimum(outer, inner, out=outer)
         return found
