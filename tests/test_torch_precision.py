@@ -142,7 +142,7 @@ def test_a_layer_whose_tf32_plan_is_faster_has_that(on_gpu):
     layer, x, w = FusedLayer("layer", "Conv", Geometry(padding=(1, 1)), None, None), torch.empty(8, 64, 28, 28), torch.empty(64, 64, 3, 3)
     both, alone = (layer._planned(x, w, types, load_any("a100")) for types in (("tf32", "f32"), ("f32",)))
     assert both.workload.dtype == "tf32" and both.layout == "nhwc" and both.seconds < alone.seconds
-    assert alone.workload.dtype == "f32" and alone.layout == "nchw"
+    assert alone.workload.dtype == "f32" and alone.layout == "nhwc"
 
 
 def test_layers_that_follow_each_other_are_one_call_under_autocast(on_gpu, monkeypatch):
@@ -227,7 +227,7 @@ def test_weights_are_rounded_once(on_gpu):
             with autocast(torch.float16) if cast else nullcontext():
                 optimized(x if cast else x.half())
             (layer,) = optimized.__dict__["_pysim"][1]
-            ((_, weights),) = layer._weights.values()
+            ((_, weights),) = layer._made._kept.values()
             made.append(weights)
     (folded, none, _), (lying, scale, _) = made
     assert none is None and folded.dtype is lying.dtype is torch.float16

@@ -16,14 +16,16 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, RESIDUAL, First, fused
+from pysim.frontends.torch_channels import linear_over_channels, norm_over_channels, without_permutes
+from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, PARTS, RESIDUAL, SCALE, First, fused
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_chain import LayerChain, Link
-from pysim.models.torch_layers import FusedLayer, Geometry, NormLayer, ProductLayer
+from pysim.models.torch_layers import FusedLayer, Geometry
+from pysim.models.torch_norms import NormLayer, ProductLayer, RowNormLayer
 from pysim.models.torch_precision import ModelAccuracy
 
 _Arguments = dict[str, Any]
-_Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer)
+_Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer | RowNormLayer)
 _SUMS = ("Conv", "Linear")
 
 
@@ -50,6 +52,7 @@ def rewritten(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", graphe
     """The traced module with its fused layers in their places, and these; `module` itself is changed."""
     _without_drops(module)
     _as_functions(module)
+    without_permutes(module, _ELEMENTWISE)
     _as_reshapes(module)
     places = {node.name: node for node in module.graph.nodes}
     graph = fused(_graph(module.graph), _able)
@@ -59,6 +62,11 @@ def rewritten(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", graphe
     for node in graph.nodes:
         if node.op == "BatchNormalization":
             _put(module, node, places, NormLayer(node.attributes["epsilon"], node.attributes.get("activation")))
+        elif node.op == "LayerNormalization":
+            users = [one for one in graph.nodes if node.output in one.inputs]
+            feeds = node.output not in graph.outputs and all(one.op in _SUMS and one.inputs.index(node.output) == 0 for one in users)
+            feeds = feeds and all(node.output not in one.inputs[1:] for one in users)
+            _put(module, node, places, RowNormLayer(feeds=feeds, **node.attributes))
     _chain(module)
     for node in module.graph.nodes:
         if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
@@ -70,10 +78,14 @@ def rewritten(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", graphe
 
 
 def _able(node: Node, epilogue: Any) -> bool:
-    """Any activation may follow a sum or a norm, a residual that it may write over a sum, a norm only a convolution, which may begin with
-    one, too."""
+    """Any activation may follow a sum or a norm, a residual that it may write over a sum, a norm a convolution, which may begin with
+    one, too, or a concatenation, whose parts it reads; a factor for each channel a product."""
+    if epilogue == PARTS:
+        return node.op == "Concat"
     if epilogue in (RESIDUAL, NORM, FIRST):
         return epilogue != RESIDUAL and node.op == "Conv"
+    if epilogue == SCALE:
+        return node.op == "Linear"
     return node.op in _SUMS or (epilogue != OVER and node.op == "BatchNormalization")
 
 
@@ -161,7 +173,13 @@ def _norm(m: Any, parameter: _Parameter) -> _Made:
     return functional.batch_norm, {name: parameter(name) for name in names} | {"training": False, "eps": m.eps}
 
 
+def _layer_norm(m: Any, parameter: _Parameter) -> _Made:
+    how = {"normalized_shape": m.normalized_shape, "eps": m.eps}
+    return functional.layer_norm, {"weight": parameter("weight"), "bias": parameter("bias"), **how}
+
+
 _MODULES: dict[type, Callable[[Any, _Parameter], _Made]] = {
+    nn.LayerNorm: _layer_norm,
     nn.Conv2d: _conv,
     nn.Linear: _linear,
     nn.BatchNorm2d: _norm,
@@ -178,6 +196,7 @@ _MODULES: dict[type, Callable[[Any, _Parameter], _Made]] = {
 
 _CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _NORM = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_ROW_NORM = ("input", "normalized_shape", "weight", "bias", "eps")
 _TANH = ("input", "min_val", "max_val", "inplace")
 _RELU, _RELU6 = ("Relu", ("input", "inplace")), ("Relu6", ("input", "inplace"))
 _SIGMOID = ("Sigmoid", ("input",))
@@ -185,6 +204,9 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     torch.conv2d: ("Conv", _CONV),
     functional.conv2d: ("Conv", _CONV),
     functional.linear: ("Linear", ("input", "weight", "bias")),
+    linear_over_channels: ("Linear", ("input", "weight", "bias")),
+    functional.layer_norm: ("LayerNormalization", _ROW_NORM),
+    norm_over_channels: ("LayerNormalization", _ROW_NORM),
     functional.batch_norm: ("BatchNormalization", _NORM),
     functional.relu: _RELU,
     functional.relu_: _RELU,
@@ -201,6 +223,7 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul"), ("Mul", ("input", "other"))),
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
+_ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "Sigmoid")}
 # which write over their input, and are what they stand for where nobody else reads that; a sum's readers are fusion's to look at
 _OVER = (operator.imul, torch.sigmoid_, "sigmoid_")
 
@@ -219,6 +242,8 @@ def _graph(traced: fx.Graph) -> Graph:
 
 def _node(node: fx.Node) -> Node:
     """In the common form where it is known and plain, else opaque."""
+    if (parts := _parts(node)) is not None:
+        return Node("Concat", node.name, tuple(one.name for one in parts), (node.name,), {"axis": 1})
     op, names = _FUNCTIONS.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
     given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
     read = _READERS.get(op)
@@ -228,8 +253,30 @@ def _node(node: fx.Node) -> Node:
     if found is None:
         return Node("opaque", node.name, tuple(one.name for one in node.all_input_nodes), (node.name,))
     kind, operands, attributes = found
+    if node.target in (linear_over_channels, norm_over_channels):
+        attributes["over_channels"] = True
     inputs = tuple(one.name if isinstance(one, fx.Node) else "" for one in operands)
     return Node(kind, node.name, inputs, (node.name,), attributes)
+
+
+def _parts(node: fx.Node) -> list[fx.Node] | None:
+    """Of a concatenation of images along their channels."""
+    if node.op != "call_function" or node.target not in (torch.cat, torch.concat, torch.concatenate):
+        return None
+    given = dict(zip(("tensors", "dim"), node.args, strict=False)) | node.kwargs
+    parts = given.get("tensors")
+    if given.keys() != {"tensors", "dim"} or given["dim"] != 1 or not isinstance(parts, list | tuple) or not parts:
+        return None
+    return [*parts] if all(isinstance(one, fx.Node) for one in parts) else None
+
+
+def _lies(parameter: Any) -> tuple[int, ...]:
+    """The shape of a parameter that the model has; () of all else."""
+    if not isinstance(parameter, fx.Node) or parameter.op != "get_attr":
+        return ()
+    path, _, name = str(parameter.target).rpartition(".")
+    model: Any = parameter.graph.owning_module
+    return tuple(getattr(model.get_submodule(path), name).shape)
 
 
 _Read = tuple[str, tuple[Any, ...], _Arguments] | None
@@ -251,7 +298,28 @@ def _read_conv(given: _Arguments) -> _Read:
 
 
 def _read_linear(given: _Arguments) -> _Read:
-    return "Linear", (given["input"], given["weight"], given.get("bias")), {"geometry": Geometry()}
+    attributes = {"geometry": Geometry(), "filters": _lies(given["weight"])[:1]}
+    return "Linear", (given["input"], given["weight"], given.get("bias")), attributes
+
+
+def _read_layer_norm(given: _Arguments) -> _Read:
+    shape, epsilon = given.get("normalized_shape"), given.get("eps", 1e-5)
+    if not isinstance(shape, list | tuple) or len(shape) != 1 or not isinstance(shape[0], int) or not isinstance(epsilon, float):
+        return None
+    attributes = {"epsilon": epsilon, "channels": shape[0], "over_channels": False}
+    return "LayerNormalization", (given["input"], given.get("weight"), given.get("bias")), attributes
+
+
+def _read_product(given: _Arguments) -> _Read:
+    """`scales`: of which operand there is a number for each channel of an image, and how many."""
+    if not _is_sum(given):
+        return None
+    scales = {
+        one.name: shape[-3:-2]
+        for one in (given["input"], given["other"])
+        if (shape := _lies(one))[-2:] == (1, 1) and max(shape) == shape[-3]
+    }
+    return "Mul", (given["input"], given["other"]), {"scales": scales}
 
 
 def _read_norm(given: _Arguments) -> _Read:
@@ -276,7 +344,8 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "BatchNormalization": _read_norm,
     "Clip": _read_clip,
     "Add": lambda given: ("Add", (given["input"], given["other"]), {}) if _is_sum(given) else None,
-    "Mul": lambda given: ("Mul", (given["input"], given["other"]), {}) if _is_sum(given) else None,
+    "Mul": _read_product,
+    "LayerNormalization": _read_layer_norm,
     "Relu": lambda given: ("Relu", (given["input"],), {}),
     "Relu6": lambda given: ("Clip", (given["input"],), {"min": 0.0, "max": 6.0}),
     "Gelu": lambda given: ("Gelu", (given["input"],), {"approximate": given.get("approximate", "none")}),
@@ -298,7 +367,17 @@ def _layer(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     first = None
     if isinstance(told, First):
         first = ProductLayer() if told.epsilon is None else NormLayer(told.epsilon, told.activation)
-    return FusedLayer(name, node.op, attributes["geometry"], attributes.get("activation"), attributes.get("epsilon"), adds, first)
+    return FusedLayer(
+        name,
+        node.op,
+        attributes["geometry"],
+        attributes.get("activation"),
+        attributes.get("epsilon"),
+        adds,
+        first,
+        scaled="scaled" in attributes,
+        over_channels="over_channels" in attributes,
+    )
 
 
 def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: _Layer) -> _Layer:
@@ -306,10 +385,12 @@ def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: 
     anchor, last = places[node.name], places[node.output]
     at, (x, *parameters) = f"pysim_{anchor.name}", _operands(node, places)
     owners, count = [_owner(module, one) for one in parameters], len(layer.owners)
-    layer.owners = tuple(owners[:count] + [None] * (count - len(owners)))
     told = node.attributes.get("first")
     if isinstance(layer, FusedLayer) and isinstance(layer.first, NormLayer):
         layer.first.owners = tuple(owners[PARAMETERS:])
+    elif not isinstance(layer, FusedLayer):
+        owners[count:] = [None] * len(owners[count:])  # of parts that a model has as parameters
+    layer.owners = tuple(owners[:count] + [None] * (count - len(owners)))
     module.add_module(at, layer)
     with module.graph.inserting_before(anchor):
         made = module.graph.call_module(at, (x, *(None if of else one for one, of in zip(parameters, owners, strict=True))))

@@ -11,6 +11,8 @@ A node takes in the one behind it where it alone is read by that, and its result
                                   made that is a Conv or Linear, too, and nothing reads it later
     BatchNormalization, Mul in front of a Conv that is next and alone reads it: what comes First, whose operands but x stand behind those
                                   of a sum with a residual
+    BatchNormalization after Concat     of its parts: inputs (part, gamma, beta, mean, var, *other parts)
+    Mul after Linear              by a number for each filter, its input gamma, attribute scaled
     an activation after any node that can have it in its epilogue; x sigmoid(x) is one
     Concat of what another Concat joins, and more      joins that one's result, and more (DenseNet)
 
@@ -27,9 +29,10 @@ import numpy as np
 
 from pysim.models.graph import Array, Graph, Node, Tensor, live
 
-# whether a node can have an activation in its epilogue, take in a NORM, a RESIDUAL, one to write OVER, or what comes FIRST
+# whether a node can have an activation in its epilogue, take in a NORM, a RESIDUAL, one to write OVER, what comes FIRST, a SCALE for each
+# filter, or, a concatenation, give its PARTS to what reads it
 Able = Callable[[Node, Any], bool]
-NORM, RESIDUAL, OVER, FIRST = "norm", "residual", "over", "first"
+NORM, RESIDUAL, OVER, FIRST, PARTS, SCALE = "norm", "residual", "over", "first", "parts", "scale"
 PARAMETERS = 7  # inputs of a Conv or Linear in front of its residual: x, w, bias, gamma, beta, mean, var; "" where it has none
 # operators -> activations as the native epilogues name them
 ACTIVATIONS = {
@@ -74,13 +77,15 @@ class _Fusion:
     def visit(self, at: int) -> None:
         node = self._graph.nodes[at]
         if node.op == "Concat":
-            self._concat(at, node)
+            if not self._able(node, PARTS):
+                self._concat(at, node)
             return
         if node.op == "Add":
             self._residual(at, node)
             return
         if node.op == "Mul":
-            self._silu(at, node)
+            if not self._scale(at, node):
+                self._silu(at, node)
             return
         before = self._before(node)
         if before is None:
@@ -89,6 +94,9 @@ class _Fusion:
         assert taking is not None
         if node.op == "Affine":
             self._affine(before, taking, at)
+        elif node.op == "BatchNormalization" and taking.op == "Concat" and self._able(taking, PARTS):
+            inputs = (taking.inputs[0], *node.inputs[1:], *taking.inputs[1:])
+            self._replace(before, node._replace(name=taking.name, inputs=inputs, absorbed=()), at)
         elif node.op == "BatchNormalization":
             if "activation" not in taking.attributes and "epsilon" not in taking.attributes and self._able(taking, NORM):
                 inputs = (*_filled(taking.inputs, 3), *node.inputs[1:])
@@ -177,7 +185,25 @@ class _Fusion:
         made, before = self._nodes[maker] if maker >= 0 else None, self._makers[taking.output]
         earlier = [user for user in self._users[other] if user != at]
         read_before = all(user < before and self._graph.nodes[user].op in _SUMS for user in earlier)
-        return made is not None and made.op in _SUMS and read_before and self._able(taking, OVER)
+        return made is not None and made.op in (*_SUMS, "LayerNormalization") and read_before and self._able(taking, OVER)
+
+    def _scale(self, at: int, node: Node) -> bool:
+        """Whether a product's results are multiplied by a number for each filter, which it does itself then."""
+        for x, factor in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
+            before = self._makers.get(x)
+            taking = self._nodes[before] if before is not None else None
+            if before is None or taking is None or len(self._users[x]) != 1 or len(taking.inputs) > 3 or not self._able(taking, SCALE):
+                continue
+            of_each = node.attributes.get("scales", {}).get(factor)
+            if (
+                of_each
+                and of_each == taking.attributes.get("filters")
+                and "over_channels" in taking.attributes
+                and not taking.attributes.get("activation")
+            ):
+                self._replace(before, taking._replace(inputs=(*_filled(taking.inputs, 3), factor)).having(scaled=True), at)
+                return True
+        return False
 
     def _silu(self, at: int, node: Node) -> None:
         """x sigmoid(x) of an x that nobody else reads."""
@@ -199,7 +225,8 @@ class _Fusion:
         for before, at in pairwise(kept):
             first, taking = self._nodes[before], self._nodes[at]
             assert first is not None and taking is not None
-            if first.op not in ("BatchNormalization", "Mul") or taking.op != "Conv" or not self._able(taking, FIRST):
+            of_parts = first.op == "BatchNormalization" and len(first.inputs) > 5
+            if first.op not in ("BatchNormalization", "Mul") or of_parts or taking.op != "Conv" or not self._able(taking, FIRST):
                 continue
             if taking.inputs[0] != first.output or len(self._users[first.output]) != 1 or first.output in self._graph.outputs:
                 continue

@@ -19,7 +19,7 @@ from pysim.machine.cpu import Machine
 from pysim.models import operators
 from pysim.models.arrays import imagined, products_of, with_orders
 from pysim.models.buffers import Buffers, offset_in, planned
-from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, RESIDUAL, fused
+from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, PARTS, RESIDUAL, SCALE, fused
 from pysim.models.graph import Array, Graph, Node, Tensor
 from pysim.models.plan import Layer, ModelPlan, layers_of, with_layouts
 from pysim.problem.gemm import Gemm
@@ -35,7 +35,7 @@ Call = Callable[[], object]
 
 def _able(node: Node, epilogue: Any) -> bool:
     """Any activation follows convolutions and products natively, a residual convolutions, ReLU some operators."""
-    if epilogue in (NORM, OVER, RESIDUAL, FIRST):
+    if epilogue in (NORM, OVER, RESIDUAL, FIRST, PARTS, SCALE):
         return epilogue == RESIDUAL and node.op == "Conv"
     return node.op in ("Conv", "Linear") or (epilogue == "relu" and node.op in operators.ACTIVATED)
 

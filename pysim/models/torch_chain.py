@@ -222,7 +222,7 @@ def _operands(steps: Sequence[_Step]) -> list[tuple[int, _Lies, Any]]:
     for step in steps:
         for number, lies in ((step.link.x, step.x), (step.link.residual, step.residual)):
             if number is not None and number not in results:
-                found[number, _called(step).launch.form] = lies
+                found[number, _called(step).form] = lies
     return [(number, lies, form) for (number, form), lies in found.items()]
 
 

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches on PyTorch's tensors on a GPU: on the current stream, memory by PyTorch's allocator, so that CUDA graphs can capture them."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
+from pysim.errors import PysimError
+from pysim.models.torch_precision import NAMES, TENSORS
 from pysim.once import Recent
 from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
 from pysim.record.schedule import GpuSchedule
 from pysim.runtime import arrays, cuda
 from pysim.runtime.cuda_call import ALIGNED, workspace
+from pysim.runtime.cuda_norm import Norm, NormLaunch
 
 
 def on_device_of(x: Any) -> AbstractContextManager[Any]:
@@ -36,10 +40,12 @@ class GpuLaunch:
     """y = act(scale conv(x, w) + shift), or x times w transposed; with `residual` that is added, and written over. Either may be None.
     With a `prologue` x is scaled, shifted and bounded as it is read."""
 
-    def __init__(self, plan: Plan, activation: Any) -> None:
+    def __init__(self, plan: Plan, activation: Any, dtype: Any = None) -> None:
+        """`dtype`: of the result, where that is not the type of what is multiplied."""
         problem, self.layout, self._activation = plan.workload, plan.layout, activation
+        self.dtype = dtype or TENSORS[problem.dtype]
         assert isinstance(plan.schedule, GpuSchedule)
-        self.launch = cuda.Launch(problem, plan.schedule, layout=plan.layout)
+        self.launch = cuda.Launch(problem, plan.schedule, result=NAMES[self.dtype], layout=plan.layout)
         if isinstance(problem, Gemm):
             self.shape: tuple[int, ...] = (problem.m, problem.n)
         else:
@@ -52,9 +58,9 @@ class GpuLaunch:
         """Whether a tensor is read where it lies."""
         return bool(x.is_contiguous(memory_format=self.form) and not x.data_ptr() % ALIGNED)
 
-    def takes(self, residual: Any, like: Any) -> bool:
-        """Whether the result can be written over a tensor."""
-        same = tuple(residual.shape) == self.shape and residual.dtype == like.dtype and residual.device == like.device
+    def takes(self, residual: Any, x: Any) -> bool:
+        """Whether the result of x can be written over a tensor."""
+        same = tuple(residual.shape) == self.shape and residual.dtype == self.dtype and residual.device == x.device
         return same and self.reads(residual)
 
     def epilogue(self, scale: Any, shift: Any, adds: bool, prologue: "Begun | None" = None) -> Any:
@@ -68,12 +74,38 @@ class GpuLaunch:
         with on_device_of(x):
             y = residual
             if y is None:
-                y = torch.empty(self.shape, dtype=x.dtype, device=x.device, memory_format=self.form)
+                y = torch.empty(self.shape, dtype=self.dtype, device=x.device, memory_format=self.form)
             stream = self.library.stream(x)
             _owner, work = workspace(self.launch.workspace_bytes, stream, (self.library, x, x.get_device()))
             epilogue = self.epilogue(scale, shift, residual is not None, prologue)
             self.launch.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), work, epilogue, stream)
         return y
+
+
+_norms: Recent[NormLaunch] = Recent(256)
+
+
+def normed(parts: Sequence[Any], parameters: Sequence[Any], relu: bool, epsilon: float | None, dtype: Any) -> Any:
+    """A norm of images whose channels lie last, of all their parts, or with `epsilon` of the rows of one part, as a tensor of `dtype`; None
+    where no kernel does it. `parameters` are its center, scale and shift, in float32."""
+    x, by_rows = parts[0], epsilon is not None
+    apart = [(*one.shape[:1], *one.shape[2:]) for one in parts]
+    if not x.numel() or (not by_rows and any(one != apart[0] for one in apart)):
+        return None
+    channels = tuple(one.shape[-1 if by_rows else 1] for one in parts)
+    (center, scale, shift), types = map(_at, parameters), (NAMES.get(x.dtype, ""), NAMES.get(dtype, ""))
+    norm = Norm(*types, x.numel() // channels[0], channels, center, scale, shift, relu, by_rows, epsilon or 0.0)
+    try:
+        if not norm.taken:
+            return None
+        launch = _norms.get(norm) or _norms.put(norm, NormLaunch(norm))
+        with on_device_of(x):
+            shape, form = (x.shape, torch.contiguous_format) if by_rows else ((len(x), sum(channels), *x.shape[2:]), torch.channels_last)
+            y = torch.empty(shape, dtype=dtype, device=x.device, memory_format=form)
+            launch.run([*map(_at, parts)], _at(y), arrays.library_of(torch.Tensor).stream(x))
+    except PysimError:
+        return None
+    return y
 
 
 class Called(NamedTuple):
@@ -84,3 +116,4 @@ class Called(NamedTuple):
     epilogue: Any
     kept: tuple[Any, ...]  # what the epilogue points to
     adds: bool
+    form: Any  # in which operands and result lie

@@ -11,14 +11,13 @@ Weights are tensors that may change. On a CPU they are multiplied by the scale a
 are read where they lie, so that they are in memory once, and kernels multiply sums by the scale; the others are multiplied in a copy. What
 is made of parameters is made when first needed, and anew when one of them is another tensor, lies elsewhere or was written to, which
 PyTorch counts. A layer is multiplied in the type that PyTorch would take (`pysim.models.torch_precision`), the faster where there are two;
-convolutions in types that tensor cores multiply as they are have channels last, as their kernels read them, however x lies. PyTorch's own
-operators compute the same where gradients flow, where no kernel takes the operands, and where they are expected to be faster; `decisions`
-says which and why.
+convolutions on a GPU have channels last, however x lies: each of torchvision's networks in benchmarks/data/models-h200.jsonl is predicted
+to take less time so. PyTorch's own operators compute the same where gradients flow, where no kernel takes the operands, and where they are
+expected to be faster; `decisions` says which and why.
 """
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +32,9 @@ from pysim.machine.gpu import Gpu
 from pysim.models.expected import passes_seconds, pytorch_seconds
 from pysim.models.fusion import PARAMETERS
 from pysim.models.torch_gpu import Begun, Called, GpuLaunch
-from pysim.models.torch_precision import TENSORS, ModelAccuracy, planned, settings, types_of
-from pysim.models.torch_state import TensorState, home_of, owned, state_of, transformed
+from pysim.models.torch_norms import FIRST, LAST, NormLayer, ProductLayer, activated
+from pysim.models.torch_precision import HALF, TENSORS, ModelAccuracy, planned, settings, types_of
+from pysim.models.torch_state import Derived, home_of, owned, state_of, wants_more
 from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -44,8 +44,6 @@ from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.cuda_call import ALIGNED
 
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var, and of a norm that comes first gamma, beta, mean, var
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
-_CORES = ("tf32", "f16", "bf16")  # types that tensor cores multiply as they are
 # Of the largest weight of a filter in f16: what is below 2^-13 of it is rounded to 2^-24, the least number, as it would be at any scale
 _SMALLEST, _LARGEST = 2.0**-12, 2.0**15
 _KEPT = 16  # shapes of inputs that one layer keeps packed weights for
@@ -81,7 +79,8 @@ class _Native(NamedTuple):
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high). `accuracy`
-    `first` is done to the input before, on a GPU as it is read where a kernel takes that, and `accuracy`
+    `scaled` says that gamma, without a norm, is what each filter's results are multiplied by, and `over_channels` that a product is of the
+    channels of images. `first` is done to the input before, on a GPU as it is read where a kernel takes that, and `accuracy`
     is what plans are asked for, and `graphed` says that calls are recorded as CUDA graphs; `owners`, modules and what their parameters are
     called, are where arguments that are not given are read: in a graph each would pass through every module that it lies in."""
 
@@ -99,14 +98,17 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         epsilon: float | None,
         adds: bool = False,
         first: "NormLayer | ProductLayer | None" = None,
+        scaled: bool = False,
+        over_channels: bool = False,
     ) -> None:
         super().__init__()
+        self.scaled, self.over_channels = scaled, over_channels
         self.__dict__["first"] = first  # past what registers modules, through which it would be read: it has no parameters of its own
         self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
-        self._passes = (epsilon is not None) + (activation is not None) + adds
+        self._passes = (epsilon is not None) + (activation is not None) + adds + scaled
         self._natives: Recent[_Native] = Recent(_KEPT)
         self._launches: Recent[GpuLaunch] = Recent(_KEPT)
-        self._weights: Recent[tuple[TensorState | None, Any]] = Recent(_KEPT)  # (what they were made of, what was made)
+        self._made = Derived(_KEPT)
         self._leans: Recent[float] = Recent(_KEPT)
 
     @property
@@ -147,6 +149,12 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def called(self, x: Any, parameters: Parameters, residual: Any, factor: Any = None) -> tuple[Any, Called | None]:
         """The result, and, of a launch on a GPU that read its operands where they lie, what others like it need."""
+        if not self.over_channels:
+            return self._called(x, parameters, residual, factor)
+        y, called = self._called(x.permute(LAST), parameters, None if residual is None else residual.permute(LAST), factor)
+        return y.permute(FIRST), called and called._replace(form=torch.channels_last)
+
+    def _called(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> tuple[Any, Called | None]:
         w = parameters[0]
         if self._stays(x, (*parameters, residual, factor)):
             return self._whole(x, parameters, residual, factor), None
@@ -169,7 +177,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     def _begun(self, x: Any, parameters: Parameters, factor: Any) -> Any:
         """The input of the sums, by PyTorch's operators."""
         if isinstance(self.first, NormLayer):
-            return self.first.normed(x, parameters[PARAMETERS - 1 :])
+            return self.first.normed((x,), parameters[PARAMETERS - 1 :])
         return x if factor is None else x * factor
 
     def _whole(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> Any:
@@ -178,18 +186,16 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
         """Whether more than numbers is wanted: a gradient, autocast's types on a CPU, or what traces or transforms this call."""
-        given = [x, *[one for one in others if one is not None]]
-        gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
-        plain = {*map(type, given)} <= _PLAIN
-        cast = not x.is_cuda and torch.is_autocast_enabled(x.device.type)
-        return gradient or not plain or cast or transformed()
+        return bool((not x.is_cuda and torch.is_autocast_enabled(x.device.type)) or wants_more(x, others))
 
     def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """By PyTorch's operators, one after the other."""
         y = functional.linear(x, w, bias) if self.kind == "Linear" else functional.conv2d(x, w, bias, *self.geometry)
+        if self.scaled:
+            y = y * gamma.reshape(-1)
         if self.epsilon is not None:
             y = torch.batch_norm(y, gamma, beta, mean, var, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
-        return _activated(y if residual is None else y + residual, self.activation)
+        return activated(y if residual is None else y + residual, self.activation)
 
     # Which
 
@@ -219,10 +225,9 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         """The fastest plan of these types; PlanError, of the first one, where there is none."""
         found, refused = [], []
         for dtype in types:
-            last = x.is_cuda and self.kind == "Conv" and (dtype in _CORES or _last(x))
+            layout: Layout = "nhwc" if x.is_cuda and self.kind == "Conv" and not prologue else "nchw"
             try:
                 problem: Any = self._problem(x, w, dtype)
-                layout: Layout = "nhwc" if last else "nchw"
                 found.append(planner.plan(problem, on, layout=layout, accuracy=planned(self.accuracy), prologue=prologue))
             except PysimError as error:
                 refused.append(error)
@@ -231,10 +236,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return min(found, key=lambda plan: plan.seconds or 0.0)
 
     def _plan_begun(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, factor: Any) -> Plan | None:
-        """The plan whose kernel does what comes first, too; None where there is none."""
+        """The plan whose kernel does what comes first, too, which kernels do that read planes; None where there is none."""
         first = self.first
         relu = isinstance(first, NormLayer) and first.activation in (None, "relu")
-        if not x.is_cuda or "f32" not in types or not (relu or factor is not None):
+        if not x.is_cuda or not x.is_contiguous() or "f32" not in types or not (relu or factor is not None):
             return None
         try:
             return self._planned(x, w, ("f32",), on, prologue=True)
@@ -281,7 +286,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             addend = None if shift is None else shift.to(w.dtype).numpy()
             return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
 
-        prepared = self._current((key, torch.get_num_threads(), fits), parameters, make)
+        prepared = self._made.of((key, torch.get_num_threads(), fits), parameters, make)
         image = x.detach().reshape(-1, problem.channels).t().contiguous() if self.kind == "Linear" else x.detach().contiguous()
         y = torch.empty(_out_shape(problem), dtype=x.dtype)
         shape = (problem.batch, problem.channels, problem.height, problem.width)
@@ -289,7 +294,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         prepared(image.reshape(shape).numpy(), y.numpy(), added)
         if self.kind == "Linear":
             y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
-        return y if fits else _activated(y + residual, self.activation)
+        return y if fits else activated(y + residual, self.activation)
 
     def _on_gpu(
         self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
@@ -300,6 +305,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if not native.begins:
             x = self._begun(x, parameters, factor)
         dtype = TENSORS[plan.workload.dtype]
+        out = self._result_type(dtype, parameters, residual)
         if x.dtype is not dtype or (plan.layout == "nhwc" and not x.is_contiguous(memory_format=form)):
             x = x.to(dtype, memory_format=form)
         parts, begins = parameters[: PARAMETERS - 1], native.begins
@@ -310,7 +316,9 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
         # a copy that is small beside the result; to multiply all sums took 1x1 layers up to a tenth longer on an H200. Weights of a
         # converted model are rounded already: once more, and the error of ResNet-50 in float16 was 1.23 times PyTorch's
-        folds = isinstance(plan.workload, Conv) and parameters[0].numel() < math.prod(_out_shape(plan.workload))
+        problem = plan.workload
+        outputs = problem.m * problem.n if isinstance(problem, Gemm) else math.prod(_out_shape(problem))
+        folds = parameters[0].numel() < outputs
         folds = folds and parameters[0].element_size() > 2
 
         def make() -> tuple[Any, Any, Any]:
@@ -318,25 +326,36 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             if scale is not None and folds and _holds(scaled := _scaled(w, scale), dtype):
                 w, scale = scaled, None
             scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
-            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(dtype)
+            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
 
-        w, scale, shift = self._current((form, dtype, x.device, lean, folds), parts, make)
+        w, scale, shift = self._made.of((form, dtype, out, x.device, lean, folds), parts, make)
         begun = self._prologue(parameters, factor) if begins else None
-        launch = self._launches.get(key) or self._launches.put(key, GpuLaunch(plan, self.activation))
+        launch = self._launches.get((key, out)) or self._launches.put((key, out), GpuLaunch(plan, self.activation, out))
         image = (x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()).contiguous(memory_format=form)
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
         alone = self.first is None or (begins and factor is None)  # nothing but parameters beside x, which is what was given
         like = alone and x is given and launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
         if residual is None:
-            called = Called(launch, w, launch.epilogue(scale, shift, False, begun), (scale, shift, begun), False) if like else None
+            called = (
+                Called(launch, w, launch.epilogue(scale, shift, False, begun), (scale, shift, begun), False, launch.form) if like else None
+            )
             return launch(image, w, scale, shift, prologue=begun).reshape(shape), called
         if tuple(residual.shape) == shape:
             over = residual.view(launch.shape) if self.kind == "Linear" and residual.is_contiguous() else residual
             if launch.takes(over, x):
-                called = Called(launch, w, launch.epilogue(scale, shift, True, begun), (scale, shift, begun), True) if like else None
+                called = (
+                    Called(launch, w, launch.epilogue(scale, shift, True, begun), (scale, shift, begun), True, launch.form)
+                    if like
+                    else None
+                )
                 return launch(image, w, scale, shift, over, begun).view(shape), called
-        y = GpuLaunch(plan, None)(image, w, scale, shift, prologue=begun).reshape(shape)
-        return _activated(y + residual, self.activation), None
+        y = GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=begun).reshape(shape)
+        return activated(y + residual, self.activation), None
+
+    def _result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
+        """PyTorch's of what is multiplied in a type: what is multiplied by, or added to, float32 is float32."""
+        with_it = (parameters[2] if self.scaled else None, residual)
+        return torch.float32 if dtype in HALF and any(one is not None and one.dtype == torch.float32 for one in with_it) else dtype
 
     def _prologue(self, parameters: Parameters, factor: Any) -> Begun:
         """What comes first, as a kernel takes it."""
@@ -350,71 +369,25 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             shift = (0 if beta is None else beta.double()) - mean.double() * scale
             return Begun(scale.float(), shift.float(), False, first.activation == "relu")
 
-        made: Begun = self._current("prologue", norm, make)
+        made: Begun = self._made.of("prologue", norm, make)
         return made
 
     def _settled(self, parameters: tuple[Any, ...]) -> bool:
         """Whether it can be told of all parameters that they are the same as before."""
         return state_of(parameters) is not None and all(home_of(*owner) is not None for owner in self.all_owners if owner)
 
-    def _current(self, key: Any, parameters: tuple[Any, ...], make: Any) -> Any:
-        """What was made of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
-        found = self._weights.get(key)
-        if found and found[0] and found[0].of([one for one in parameters if one is not None]) and found[0].holds():
-            return found[1]
-        state = state_of(parameters)
-        with torch.no_grad():
-            return self._weights.put(key, (state, make()))[1]
-
     def _affine(self, parameters: tuple[Any, ...], lean: float = 0.0) -> tuple[Any, Any]:
-        """(scale, shift) in float64; without a norm (None, the bias where it lies), lean or not."""
+        """(scale, shift) in float64; without a norm or a factor (None, the bias where it lies), lean or not."""
         given: list[Any] = [None if one is None else one.detach() for one in parameters]
         _, bias, gamma, beta, mean, var = given
+        if self.scaled:
+            scale = gamma.double().reshape(-1)
+            return scale / (1 + lean), None if bias is None else bias.double() * scale
         if self.epsilon is None:
             return None, bias
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
         shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
         return scale / (1 + lean), shift
-
-
-class NormLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """A BatchNorm that no convolution stands before, as in DenseNet, and its activation, by PyTorch's operators. Its parameters are read
-    from `owners`: by way of the modules that they lie in each takes as long as the operator."""
-
-    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * 4
-
-    def __init__(self, epsilon: float, activation: Any) -> None:
-        super().__init__()
-        self.epsilon, self.activation = epsilon, activation
-
-    name = "norm"
-
-    @property
-    def passes(self) -> int:
-        """Operators over its input."""
-        return 1 + (self.activation is not None)
-
-    def forward(self, x: Any, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None) -> Any:
-        return self.normed(x, [owned(*at) if at else one for one, at in zip((gamma, beta, mean, var), self.owners, strict=True)])
-
-    def normed(self, x: Any, parameters: Sequence[Any]) -> Any:
-        """By parameters that are given."""
-        y = torch.batch_norm(x, *parameters, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
-        return torch.relu_(y) if self.activation == "relu" else _activated(y, self.activation)
-
-
-class ProductLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """x times another tensor in front of a convolution, as in squeeze and excitation."""
-
-    name = "product"
-    passes = 1
-
-    def ordered(self, x: Any, factor: Any) -> tuple[Any, Any]:
-        """What is multiplied by a factor for each image and channel, and that; or the product, and None."""
-        for one, other in ((x, factor), (factor, x)):
-            if one.dim() == 4 and tuple(other.shape) == (*one.shape[:2], 1, 1) and other.dtype == one.dtype and other.device == one.device:
-                return one, other
-        return x * factor, None
 
 
 def _scaled(w: Any, scale: Any) -> Any:
@@ -432,22 +405,3 @@ def _holds(w: Any, dtype: Any) -> bool:
 
 def _out_shape(problem: Conv) -> tuple[int, ...]:
     return (problem.batch, problem.filters, problem.out_h, problem.out_w)
-
-
-_OWN = {  # of PyTorch
-    None: lambda y: y,
-    "relu": torch.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "silu": functional.silu,
-    "hard_swish": functional.hardswish,
-    "sigmoid": torch.sigmoid,
-}
-
-
-def _activated(y: Any, activation: Any) -> Any:
-    return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _OWN[activation](y)
-
-
-def _last(x: Any) -> bool:
-    return bool(x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last))

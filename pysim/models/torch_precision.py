@@ -17,8 +17,8 @@ from pysim.record.accuracy import ACCURACIES, Accuracy
 ModelAccuracy = Literal["standard", "strict", "ieee", "tf32"]
 MODEL_ACCURACIES: tuple[ModelAccuracy, ...] = (*ACCURACIES, "tf32")
 TENSORS = {"f32": torch.float32, "tf32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
-_NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
-_HALF = (torch.float16, torch.bfloat16)
+NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+HALF = (torch.float16, torch.bfloat16)
 
 # Of PyTorch 2.9 and later, whose older settings cannot be read once the newer ones were set
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -47,13 +47,13 @@ def settings() -> Settings:
 def types_of(x: Any, w: Any, kind: str, accuracy: ModelAccuracy, told: Settings) -> tuple[str, ...]:
     """The types that a layer of `kind` may be multiplied as here, the fastest first; none where no kernel takes its operands."""
     if not x.is_cuda:
-        return (_NAMES[x.dtype],) if x.dtype == w.dtype and x.dtype in _NAMES and x.dtype not in _HALF else ()
-    if told.cast is not None and {x.dtype, w.dtype} <= {torch.float32, *_HALF}:
-        return (_NAMES[told.cast],) if told.cast in _HALF else ()
-    if x.dtype != w.dtype or x.dtype not in _NAMES:
+        return (NAMES[x.dtype],) if x.dtype == w.dtype and x.dtype in NAMES and x.dtype not in HALF else ()
+    if told.cast is not None and {x.dtype, w.dtype} <= {torch.float32, *HALF}:
+        return (NAMES[told.cast],) if told.cast in HALF else ()
+    if x.dtype != w.dtype or x.dtype not in NAMES:
         return ()
     allowed = accuracy == "tf32" or (accuracy != "ieee" and (told.linear if kind == "Linear" else told.conv))
-    return ("tf32", "f32") if x.dtype == torch.float32 and allowed else (_NAMES[x.dtype],)
+    return ("tf32", "f32") if x.dtype == torch.float32 and allowed else (NAMES[x.dtype],)
 
 
 def planned(accuracy: ModelAccuracy) -> Accuracy:

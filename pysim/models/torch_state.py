@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters of PyTorch modules as calls found them: where modules keep them, where they lie, how often they were written to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from operator import attrgetter, is_
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
+
+from pysim.once import Recent
 
 _written = attrgetter("_version")
 
@@ -67,3 +69,29 @@ def state_of(parameters: Iterable[Any]) -> TensorState | None:
     """Of those that there are; None where writes are not counted: for tensors of inference mode."""
     given = [one for one in parameters if one is not None]
     return None if any(one.is_inference() for one in given) else TensorState(given)
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
+
+def wants_more(x: Any, others: Iterable[Any]) -> bool:
+    """Whether more than numbers is wanted of a call on x and others, which may be None: a gradient, or what traces or transforms it."""
+    given = [x, *[one for one in others if one is not None]]
+    gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
+    return gradient or not {*map(type, given)} <= _PLAIN or transformed()
+
+
+class Derived:
+    """What was made of parameters, by keys of which `size` are kept."""
+
+    def __init__(self, size: int) -> None:
+        self._kept: Recent[tuple[TensorState | None, Any]] = Recent(size)  # (what they were made of, what was made)
+
+    def of(self, key: Any, parameters: Sequence[Any], make: Callable[[], Any]) -> Any:
+        """Of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
+        found = self._kept.get(key)
+        if found and found[0] and found[0].of([one for one in parameters if one is not None]) and found[0].holds():
+            return found[1]
+        state = state_of(parameters)
+        with torch.no_grad():
+            return self._kept.put(key, (state, make()))[1]

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms and products over the channels of images that a model permutes to N H W C before them and back behind them (ConvNeXt): as functions
+of the images themselves, whose channels lie last here anyway, so that nothing stands between these layers.
+
+    y = f(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)      f: layer_norm over one axis, linear, activations
+"""
+
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from pysim.models.torch_norms import FIRST, LAST
+
+
+def linear_over_channels(x: Any, weight: Any, bias: Any = None) -> Any:
+    return functional.linear(x.permute(LAST), weight, bias).permute(FIRST)
+
+
+def norm_over_channels(x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    return functional.layer_norm(x.permute(LAST), normalized_shape, weight, bias, eps).permute(FIRST)
+
+
+_OVER_CHANNELS: dict[Any, Callable[..., Any]] = {functional.linear: linear_over_channels, functional.layer_norm: norm_over_channels}
+
+
+def without_permutes(module: fx.GraphModule, elementwise: Container[Any]) -> None:
+    """`elementwise` are the functions that are the same over any axis."""
+    for first in list(module.graph.nodes):
+        if _order(first) != LAST:
+            continue
+        run = [first]
+        while len(run[-1].users) == 1 and _order(run[-1]) != FIRST:
+            (user,) = run[-1].users
+            if _order(user) != FIRST and not _follows(user, run[-1], elementwise):
+                break
+            run.append(user)
+        if _order(run[-1]) == FIRST:
+            _moved(module, run)
+
+
+def _moved(module: fx.GraphModule, run: list[fx.Node]) -> None:
+    """The functions between two permutes on what the first one permutes."""
+    first, *between, last = run
+    at: Any = first.args[0]
+    for node in between:
+        with module.graph.inserting_before(node):
+            function: Any = _OVER_CHANNELS.get(node.target, node.target)
+            at = module.graph.call_function(function, (at, *node.args[1:]), node.kwargs)
+    last.replace_all_uses_with(at)
+    for node in reversed(run):
+        module.graph.erase_node(node)
+
+
+def _follows(node: fx.Node, x: fx.Node, elementwise: Container[Any]) -> bool:
+    """Whether a node is a function of x alone, over its last axis or none."""
+    if node.op != "call_function" or node.args[:1] != (x,) or node.all_input_nodes.count(x) != 1:
+        return False
+    if node.target is functional.layer_norm:
+        shape = node.args[1] if len(node.args) > 1 else node.kwargs.get("normalized_shape")
+        return isinstance(shape, list | tuple) and len(shape) == 1
+    return node.target is functional.linear or node.target in elementwise
+
+
+def _order(node: fx.Node) -> tuple[int, ...] | None:
+    """Of the axes that a permutation gives; None for all else."""
+    is_permute = (node.op, node.target) == ("call_method", "permute") or (node.op == "call_function" and node.target is torch.permute)
+    if not is_permute or node.kwargs or not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    axes: Any = node.args[1:]
+    axes = axes[0] if len(axes) == 1 and isinstance(axes[0], list | tuple) else axes
+    return tuple(axes) if all(isinstance(axis, int) for axis in axes) else None

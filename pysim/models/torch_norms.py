@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms of a PyTorch model that no convolution stands before, and products in front of one, as modules.
+
+    NormLayer      y = act((x - mean) gamma / sqrt(var + eps) + beta), BatchNorm in inference, of x = the concatenation of its parts
+    RowNormLayer   y = (x - mean of x) gamma / sqrt(variance of x + eps) + beta, LayerNorm over channels
+
+On a GPU, where channels lie last, each is one pass over memory (`pysim.runtime.cuda_norm`): parts are read where they lie, and what only
+products read has their type from the pass. PyTorch's own operators compute the same everywhere else.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from pysim.models.torch_gpu import normed
+from pysim.models.torch_precision import HALF, settings
+from pysim.models.torch_state import Derived, owned, wants_more
+
+LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # N C H W -> N H W C, and back
+_KEPT = 8  # states of parameters
+
+
+class NormLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """A BatchNorm and its activation, as in DenseNet. Its parameters are read from `owners`: by way of the modules that they lie in each
+    takes as long as the operator."""
+
+    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * 4
+    name = "norm"
+
+    def __init__(self, epsilon: float, activation: Any) -> None:
+        super().__init__()
+        self.epsilon, self.activation = epsilon, activation
+        self._made = Derived(_KEPT)
+
+    @property
+    def passes(self) -> int:
+        """Operators over its input."""
+        return 1 + (self.activation is not None)
+
+    def forward(self, x: Any, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None, *others: Any) -> Any:
+        """`others` are the parts behind x."""
+        return self.normed((x, *others), read_owned((gamma, beta, mean, var), self.owners))
+
+    def normed(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
+        """By parameters that are given."""
+        y = self._in_one_pass(parts, parameters)
+        if y is not None:
+            return y
+        x = parts[0] if len(parts) == 1 else torch.cat(tuple(parts), 1)
+        y = torch.batch_norm(x, *parameters, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
+        return torch.relu_(y) if self.activation == "relu" else activated(y, self.activation)
+
+    def _in_one_pass(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
+        """None where PyTorch's operators stay."""
+        x, (gamma, beta, mean, var) = parts[0], parameters
+        if not x.is_cuda or x.dim() != 4 or self.activation not in (None, "relu") or wants_more(x, (*parts[1:], *parameters)):
+            return None
+        if not all(
+            one.is_contiguous(memory_format=torch.channels_last) and one.dtype == x.dtype and one.device == x.device for one in parts
+        ):
+            return None
+
+        def make() -> tuple[Any, ...]:
+            scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
+            return mean.float().contiguous(), scale.float(), None if beta is None else beta.float().contiguous()
+
+        made = self._made.of(x.device, parameters, make)
+        return normed(parts, made, self.activation == "relu", None, x.dtype)
+
+
+class RowNormLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """A LayerNorm over the last axis, or of images over their channels. `feeds`: only products read its result."""
+
+    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * 2
+
+    def __init__(self, epsilon: float, channels: int, over_channels: bool, feeds: bool) -> None:
+        super().__init__()
+        self.epsilon, self.channels, self.over_channels, self.feeds = epsilon, channels, over_channels, feeds
+        self._made = Derived(_KEPT)
+
+    def forward(self, x: Any, gamma: Any = None, beta: Any = None) -> Any:
+        gamma, beta = read_owned((gamma, beta), self.owners)
+        rows = x.permute(LAST) if self.over_channels else x
+        y = self._in_one_pass(rows, gamma, beta)
+        if y is None:
+            y = functional.layer_norm(rows, (self.channels,), gamma, beta, self.epsilon)
+        return y.permute(FIRST) if self.over_channels else y
+
+    def _in_one_pass(self, x: Any, gamma: Any, beta: Any) -> Any:
+        """None where PyTorch's operators stay."""
+        if not x.is_cuda or not x.is_contiguous() or x.shape[-1:] != (self.channels,) or wants_more(x, (gamma, beta)):
+            return None
+        cast = settings().cast
+        result = x.dtype if cast is None else cast if self.feeds and cast in HALF else torch.float32  # as autocast has it, or its readers
+
+        def make() -> tuple[Any, ...]:
+            return (None, *(None if one is None else one.float().contiguous() for one in (gamma, beta)))
+
+        return normed((x,), self._made.of(x.device, (gamma, beta), make), False, self.epsilon, result)
+
+
+class ProductLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """x times another tensor in front of a convolution, as in squeeze and excitation."""
+
+    name = "product"
+    passes = 1
+
+    def ordered(self, x: Any, factor: Any) -> tuple[Any, Any]:
+        """What is multiplied by a factor for each image and channel, and that; or the product, and None."""
+        for one, other in ((x, factor), (factor, x)):
+            if one.dim() == 4 and tuple(other.shape) == (*one.shape[:2], 1, 1) and other.dtype == one.dtype and other.device == one.device:
+                return one, other
+        return x * factor, None
+
+
+def read_owned(given: Sequence[Any], owners: Sequence[tuple[torch.nn.Module, str] | None]) -> list[Any]:
+    """Parameters, each from its owner where it has one, or as it is given."""
+    return [owned(*at) if at else one for one, at in zip(given, owners, strict=True)]
+
+
+_OWN: dict[Any, Callable[[Any], Any]] = {  # of PyTorch
+    None: lambda y: y,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "hard_swish": functional.hardswish,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def activated(y: Any, activation: Any) -> Any:
+    """By PyTorch's operators."""
+    return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _OWN[activation](y)
