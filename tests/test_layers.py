@@ -22,7 +22,7 @@ LATER = {  # importer -> imported, where a higher part is needed at run time onl
 }
 MOST_ROOT_MODULES = 10
 MOST_LINES, MOST_FUNCTION_LINES = 500, 60
-LONGER = {"native/pysim.h", "pysim/cachemodel/cpu/reuse.py"}  # the whole ABI, which cffi reads as one; what walks each operand's loops
+LONGER = {"native/pysim.h"}  # the whole ABI, which cffi reads as one
 SOURCES = sorted(
     path.relative_to(PACKAGE.parent)
     for folder in ("pysim", "tests", "tools", "benchmarks", "native")
