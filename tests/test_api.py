@@ -313,3 +313,15 @@ def test_a_plan_of_a_gpu_is_kept_to_and_fits_one_problem_and_layout(asked):
         asked["choose"](plan.workload, "nhwc")
     with pytest.raises(OperandError, match="the arrays make conv:mb3"):
         asked["choose"](parse("conv:mb3ic8ih9oc6kh3ph1"), "nchw")
+
+
+def test_an_array_whose_own_methods_fail_is_refused():
+    class Broken:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+        def __dlpack__(self, **_: object) -> object:
+            raise ZeroDivisionError("nothing here")
+
+    with pytest.raises(OperandError, match="Broken, which NumPy cannot view as an array: nothing here"):
+        pysim.gemm(Broken(), np.ones((2, 2), np.float32))

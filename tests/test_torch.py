@@ -249,3 +249,15 @@ def test_a_model_whose_parameters_have_no_shapes_yet_is_refused_until_its_first_
     with torch.no_grad():
         right = model(x)
         assert_close(pysim.torch.optimize(model)(x), right)
+
+
+def test_tensors_that_lie_negated_are_what_they_mean():
+    """As the imaginary parts of conjugates do, of which NumPy and DLPack see the other sign."""
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.rand(2, 3, 8, 8)
+    negated, filters = torch.complex(x, x).conj().imag, model[0].weight.detach()
+    assert negated.is_neg()
+    with torch.no_grad():
+        assert_close(pysim.torch.optimize(model)(negated), model(negated))
+    assert_close(pysim.conv2d(negated, filters), functional.conv2d(negated, filters))
+    with pytest.raises(OperandError, match="of which NumPy sees a copy only"):
+        pysim.gemm(torch.ones(2, 2), torch.ones(2, 2), out=torch._neg_view(torch.ones(2, 2)))

@@ -188,7 +188,7 @@ class _Launches:
             x = values[number]
             if type(x) is not torch.Tensor or x.shape != lies.shape or x.dtype is not lies.dtype or x.device != lies.device:
                 return False
-            if x.data_ptr() % ALIGNED or not x.is_contiguous(memory_format=form):
+            if x.data_ptr() % ALIGNED or x.is_neg() or not x.is_contiguous(memory_format=form):
                 return False
         for number, one in self._arguments:
             if values[number] is not one:

@@ -75,10 +75,11 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def wants_more(x: Any, others: Iterable[Any]) -> bool:
-    """Whether more than numbers is wanted of a call on x and others, which may be None: a gradient, or what traces or transforms it."""
+    """Whether more than numbers is wanted of a call on x and others, which may be None: a gradient, what traces or transforms it, or the
+    other sign of what lies there."""
     given = [x, *[one for one in others if one is not None]]
     gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
-    return gradient or not {*map(type, given)} <= _PLAIN or transformed()
+    return gradient or not {*map(type, given)} <= _PLAIN or any(map(torch.is_neg, given)) or transformed()
 
 
 class Derived:

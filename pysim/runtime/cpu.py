@@ -215,11 +215,13 @@ def as_numpy(x: Any, name: str) -> Array:
     if getattr(x, "requires_grad", False) is True:  # which NumPy refuses; who wants no gradient has said so (`arrays.refuse_gradients`)
         x = x.detach()
     try:
+        if hasattr(x, "is_neg") and x.is_neg():  # which DLPack does not say: PyTorch's imag(conj(z)) lies there negated
+            x = x.resolve_neg()
         if hasattr(x, "__dlpack__") and not hasattr(x, "__array_interface__"):
             view: Array = np.from_dlpack(x)
             return view
         return np.asarray(x)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+    except Exception as error:  # whatever the methods of an array of another library raise
         raise OperandError(f"{name} is a {type(x).__name__}, which NumPy cannot view as an array: {error}") from error
 
 

@@ -181,6 +181,8 @@ def resize(w: Walk) -> None:
     else:
         how = w.some(mode=w.one("nearest", "linear", "cubic"), nearest_mode=w.one("floor", "ceil", "round_prefer_ceil"))
         how |= w.some(coordinate_transformation_mode=w.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"))
+        if how.get("coordinate_transformation_mode") == "asymmetric":  # of a tie rounding decides
+            how["nearest_mode"] = "floor"
         region = "" if w.opset >= 13 else w.constant(np.zeros(0), np.float32)
         sizes = [*w.shape(x)[:2], w.whole(1, 20), w.whole(1, 20)]
         if w.chance(0.4):

@@ -202,7 +202,7 @@ def differs(found: Any, right: Any, sharp: bool) -> str:
         return ""
     wide = right.astype(np.float64)
     apart = np.abs(found.astype(np.float64) - wide)
-    within = {"float16": 4e-3, "float32": 5e-5, "float64": 1e-8}.get(right.dtype.name, 0) * max(np.abs(wide).max(), 1e-2)
+    within = {"float16": 4e-3, "float32": 5e-5, "float64": 1e-8}.get(right.dtype.name, 0) * max(np.abs(wide).max(), 0.1)
     off = ~(apart <= within)
     if off.mean() <= (0.05 if sharp else 0):
         return ""
