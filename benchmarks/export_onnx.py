@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torchvision
 
-_SIZES = {"inception_v3": 299}
+_SIZES = {"inception_v3": 299, "swin_v2_t": 256}
 
 
 def main() -> None:
@@ -18,10 +18,13 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args()
+    torch.backends.mha.set_fastpath_enabled(False)  # attention as one operator, which no ONNX has
     given.output.mkdir(parents=True, exist_ok=True)
     for name in given.models:
         torch.manual_seed(0)
         options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        if name.startswith(("deeplab", "fcn", "lraspp")):
+            options = {"weights_backbone": None}
         model = torchvision.models.get_model(name, weights=None, **options).eval()
         size = _SIZES.get(name, 224)
         torch.onnx.export(model, torch.rand(1, 3, size, size), str(given.output / f"{name}.onnx"), opset_version=17, dynamo=False)

@@ -35,6 +35,8 @@ struct pysim_loops {
     void (*pair)(const pysim_pair *p, const pysim_finish *f, const void *a, const void *b, void *y);
     void (*rows)(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y);
     void (*take)(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y);
+    /* y[i][c] = x[c][i] of rows that lie so many elements apart. */
+    void (*turn)(const void *x, int64_t column_from, int64_t rows, int64_t columns, void *y, int64_t row_to);
 };
 
 /* Those of the best target that runs here, for results of a dtype (f32 or f64), or NULL. */

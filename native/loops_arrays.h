@@ -187,3 +187,40 @@ static void take_rows(const pysim_take *t, const void *from, const int64_t *at, 
         }
     }
 }
+
+/* ---- rows that are columns ---- */
+
+#include "transpose.h"
+
+/* A block at an edge: `rows` of y, `columns` of it. */
+static void turn_edge(const T *x, int64_t column_from, int64_t rows, int64_t columns, T *y, int64_t row_to) {
+    VEC r[LANES];
+    const MASK read = v_lanes(0, rows), written = v_lanes(0, columns);
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) r[l] = l < columns ? v_load_mask(x + l * column_from, read) : v_zero();
+    transpose(r);
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++)
+        if (l < rows) v_store_mask(y + l * row_to, r[l], written);
+}
+
+/* Block by block, along rows of y, which are written line by line. */
+static void turn_rows(const void *from, int64_t column_from, int64_t rows, int64_t columns, void *to, int64_t row_to) {
+    const T *x = from;
+    T *y = to;
+    int64_t apart[LANES];
+    for (int l = 0; l < LANES; l++) apart[l] = l * column_from;
+    for (int64_t i = 0; i < rows; i += LANES)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            const T *block = x + c * column_from + i;
+            T *there = y + i * row_to + c;
+            if (rows - i < LANES || columns - c < LANES) {
+                turn_edge(block, column_from, pysim_min(LANES, rows - i), pysim_min(LANES, columns - c), there, row_to);
+                continue;
+            }
+            VEC r[LANES];
+            v_load_columns(r, block, apart);
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) v_store(there + l * row_to, r[l]);
+        }
+}

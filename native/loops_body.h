@@ -319,4 +319,4 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 
 #include "loops_arrays.h"
 
-const pysim_loops TARGET_LOOPS = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows};
+const pysim_loops TARGET_LOOPS = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows, turn_rows};

@@ -127,7 +127,7 @@ pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) {
     return PYSIM_OK;
 }
 
-enum { MOST_AXES = 6, SIDE = 32 }; /* of a copy; of a square that is transposed in L1 */
+enum { MOST_AXES = 6 }; /* of a copy */
 
 /* The bytes from the first element to the end of the last one. */
 static pysim_status extent(const char *what, const pysim_copy *c, const int64_t *apart, int64_t *bytes) {
@@ -157,47 +157,40 @@ static pysim_status check_copy(const pysim_copy *c, const void *x, const void *y
     return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
 }
 
-/* Rows that are columns of x, in squares. */
-static void copy_transposed(pysim_pack_transposed transposed, const char *x, int64_t column_from, int64_t rows, int64_t columns, char *y,
-                            int64_t row_to, int64_t bytes) {
-    double square[SIDE * SIDE];
-    for (int64_t r = 0; r < rows; r += SIDE)
-        for (int64_t c = 0; c < columns; c += SIDE) {
-            const int64_t height = pysim_min(SIDE, rows - r), width = pysim_min(SIDE, columns - c);
-            transposed(x + (c * column_from + r) * bytes, column_from, width, height, width, square, NULL);
-            for (int64_t i = 0; i < height; i++)
-                memcpy(y + ((r + i) * row_to + c) * bytes, (const char *)square + i * width * bytes, (size_t)(width * bytes));
-        }
+/* Elements of 4 or 8 bytes, each so many bytes from the next. */
+static void copy_elements(const char *x, int64_t from, char *y, int64_t to, int64_t count, int64_t bytes) {
+    if (bytes == 4 && from == 0 && to == 4) { /* one again and again: vectors of it */
+        uint32_t one;
+        memcpy(&one, x, 4);
+        for (int64_t i = 0; i < count; i++) memcpy(y + 4 * i, &one, 4);
+    } else if (bytes == 4)
+        for (int64_t i = 0; i < count; i++) memcpy(y + i * to, x + i * from, 4);
+    else
+        for (int64_t i = 0; i < count; i++) memcpy(y + i * to, x + i * from, 8);
 }
 
-static void copy_axes(const pysim_copy *c, int32_t axis, const char *x, char *y, int64_t bytes) {
+static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axis, const char *x, char *y, int64_t bytes) {
     const int64_t size = c->sizes[axis], from = c->from[axis], to = c->to[axis];
-    if (axis + 1 == c->axes && from == 1 && to == 1) {
-        memcpy(y, x, (size_t)(size * bytes));
+    if (axis + 1 == c->axes) {
+        if (from == 1 && to == 1)
+            memcpy(y, x, (size_t)(size * bytes));
+        else
+            copy_elements(x, from * bytes, y, to * bytes, size, bytes);
         return;
     }
     if (axis + 2 == c->axes && from == 1 && c->from[axis + 1] > 1 && c->to[axis + 1] == 1) {
-        copy_transposed(pysim_transposer_for(c->dtype), x, c->from[axis + 1], size, c->sizes[axis + 1], y, to, bytes);
+        loops->turn(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
         return;
     }
-    for (int64_t i = 0; i < size; i++) {
-        const char *one = x + i * from * bytes;
-        char *there = y + i * to * bytes;
-        if (axis + 1 < c->axes)
-            copy_axes(c, axis + 1, one, there, bytes);
-        else if (bytes == 4)
-            memcpy(there, one, 4);
-        else
-            memcpy(there, one, (size_t)bytes);
-    }
+    for (int64_t i = 0; i < size; i++) copy_axes(c, loops, axis + 1, x + i * from * bytes, y + i * to * bytes, bytes);
 }
 
 pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) {
     const pysim_loops *loops;
     if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the copy is NULL");
-    pysim_status status = pysim_loops_of(c->dtype, &loops); /* f32 and f64, of which there are transposers */
+    pysim_status status = pysim_loops_of(c->dtype, &loops); /* of f32 and f64 */
     if (status == PYSIM_OK) status = check_copy(c, x, y);
-    if (status == PYSIM_OK) copy_axes(c, 0, x, y, pysim_dtype_bytes(c->dtype));
+    if (status == PYSIM_OK) copy_axes(c, loops, 0, x, y, pysim_dtype_bytes(c->dtype));
     return status;
 }
 

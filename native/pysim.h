@@ -476,6 +476,7 @@ typedef struct {
     const void *center;          /* an f32 value a channel, as scale and shift; NULL: 0, and of PYSIM_NORM_ROWS always */
     const void *scale, *shift;   /* NULL: 1 and 0 */
     double epsilon;              /* of PYSIM_NORM_ROWS: 0 or more */
+    int64_t image_rows;          /* 0; or of PYSIM_NORM_CHANNELS: the rows of an image, of which each has a scale of its own, [image][channel] */
 } pysim_cuda_norm;
 /* `parts` lies in host memory. */
 pysim_status pysim_cuda_normalize(const pysim_cuda_norm *n, const void *const *parts, void *result, void *stream);

@@ -13,3 +13,12 @@ INLINE void transpose(VEC r[LANES]) {
         for (int i = 0; i < LANES; i++) r[i] = t[i];
     }
 }
+
+/* r[c] = column c of a block whose row l lies at src + row[l]. */
+#ifndef V_LOAD_COLUMNS
+INLINE void v_load_columns(VEC r[LANES], const T *src, const int64_t row[LANES]) {
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) r[l] = v_load(src + row[l]);
+    transpose(r);
+}
+#endif

@@ -212,7 +212,7 @@ def test_products_are_refused_before_anything_is_written():
 
 
 class Loops(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("finish", "map", "pool", "pair", "rows", "take")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("finish", "map", "pool", "pair", "rows", "take", "turn")]
 
 
 class Finish(ctypes.Structure):
@@ -252,6 +252,10 @@ def test_other_targets_compute_the_same(tmp_path, target):
             rows_step(right, x, kind, epsilon=1e-3)()
             call("rows", step, step.struct.first, step.struct.second, step.struct.third, step.struct.result)
             assert np.allclose(result, right, rtol=1e-5, atol=1e-6, equal_nan=True)
+        result = guarded(np.zeros((size, 4), np.float32))
+        turn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_int64)(loops.turn)
+        turn(x.ctypes.data, size, size, 4, result.ctypes.data, 4)
+        assert same(result, x.T)
         at, shares = np.array([[0, 2, -1], [1, 3, -4]]), np.array([0.25, 0.5, 1], np.float32)
         result, right = (np.zeros((3, size), np.float32) for _ in range(2))
         for asked in ((at[0].copy(), 0), (at, 0, shares)):

@@ -165,3 +165,10 @@ def test_the_loops_touch_each_operand_whole():
     nest = described(w, [(kernel, schedule)], "nchw16c")
     whole = [float(nest.footprint(-1, row)[0]) for row in range(3)]
     assert whole == [2 * 64 * 28 * 28 * 4, 128 * 64 * 9 * 4, 2 * 128 * 28 * 28 * 4]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nchw8c", "nchw16c"])
+def test_a_convolution_whose_taps_all_meet_padding_has_a_time(layout):
+    """Three columns 2 apart, the image's one column between them."""
+    found = pysim.plan("conv:mb2ic32ih19iw1oc32kh2kw3sh3sw2dh2dw1ph0pw3", machine="zen4", layout=layout)
+    assert 0 < found.cost.seconds < 1

@@ -185,3 +185,22 @@ def test_an_activation_that_stores_do_not_have_is_in_a_layers_predicted_time():
     zen5 = load("zen5")
     assert passes.activating_seconds(silu, graph, zen5) * zen5.core.frequency_hz.value == pytest.approx(8 * 75 * 8)
     assert passes.activating_seconds(relu, graph, zen5) == 0
+
+
+def test_rows_tables_and_transpositions_take_longer_than_what_they_move():
+    """The worked number of rows, of a copy none; of turned runs that fill half of a vector twice the shuffles."""
+    zen5 = load("zen5")
+
+    def cycles(op, x, y, **attributes):
+        node = Node(op, op, ("x", "at") if op == "Take" else ("x",), ("y",), attributes)
+        graph = Graph((node,), ("x",), ("y",), {"x": Tensor(x, FLOAT), "y": Tensor(y, FLOAT), "at": Tensor(y[-1:], np.dtype(np.int64))})
+        return passes._passing_cycles(node, graph, zen5)
+
+    assert cycles("Softmax", (9408, 49), (9408, 49), axes=(1,)) == 9408 * (4 * 9 + 2 * 8 * zen5.unit("avx512").fma_latency_cycles.value)
+    assert cycles("Transpose", (96, 3136), (3136, 96), perm=(1, 0)) == 96 * 196 * 4
+    assert cycles("Transpose", (96, 7, 448), (7, 96, 448), perm=(1, 0, 2)) == 0
+    assert cycles("Transpose", (64, 448, 7), (448, 7, 64), perm=(1, 2, 0)) == 2 * cycles(
+        "Transpose", (64, 224, 14), (224, 14, 64), perm=(1, 2, 0)
+    )
+    assert cycles("Take", (64, 9, 7), (64, 9, 14), axis=2) == 2 * 64 * 9 * 14 / zen5.unit("avx512").loads_per_cycle.value
+    assert cycles("Take", (64, 9, 7), (64, 18, 7), axis=1) == 0

@@ -189,14 +189,6 @@ static void pack_segment(const pysim_segment *s, T *dst) {
  * 1024x1024 matrix from L3 (Zen 5): 37 -> 15 cycles a vector; 35 with the former alone, 18 with the latter. */
 enum { LINES_AHEAD = 4, STEPS_AHEAD = 64 };
 
-#ifndef V_LOAD_COLUMNS
-INLINE void v_load_columns(VEC r[LANES], const T *src, const int64_t row[LANES]) {
-#pragma GCC unroll 16
-    for (int l = 0; l < LANES; l++) r[l] = v_load(src + row[l]);
-    transpose(r);
-}
-#endif
-
 /* A block of LANES rows, at src + row[l], and `depth` of k; `whole`: of LANES. The elements times zero are added to zeros[]. Not a part of the
  * loop: GCC computes the rows' places once for all blocks there, and keeps more of them than there are registers. */
 static __attribute__((noinline)) void transpose_block(const int whole, const int looks, const T *src, const int64_t row[LANES], int64_t rows, int64_t depth, int64_t pitch,

@@ -85,16 +85,27 @@ class GpuLaunch:
 _norms: Recent[NormLaunch] = Recent(256)
 
 
-def normed(parts: Sequence[Any], parameters: Sequence[Any], relu: bool, epsilon: float | None, dtype: Any) -> Any:
+def normed(parts: Sequence[Any], parameters: Sequence[Any], relu: bool, epsilon: float | None, dtype: Any, by_image: bool = False) -> Any:
     """A norm of images whose channels lie last, of all their parts, or with `epsilon` of the rows of one part, as a tensor of `dtype`; None
-    where no kernel does it. `parameters` are its center, scale and shift, in float32."""
+    where no kernel does it. `parameters` are its center, scale and shift, in float32; `by_image`: each image has a scale of its own."""
     x, by_rows = parts[0], epsilon is not None
     apart = [(*one.shape[:1], *one.shape[2:]) for one in parts]
     if not x.numel() or (not by_rows and any(one != apart[0] for one in apart)):
         return None
     channels = tuple(one.shape[-1 if by_rows else 1] for one in parts)
     (center, scale, shift), types = map(_at, parameters), (NAMES.get(x.dtype, ""), NAMES.get(dtype, ""))
-    norm = Norm(*types, x.numel() // channels[0], channels, center, scale, shift, relu, by_rows, epsilon or 0.0)
+    norm = Norm(
+        *types,
+        x.numel() // channels[0],
+        channels,
+        center,
+        scale,
+        shift,
+        relu,
+        by_rows,
+        epsilon or 0.0,
+        x.shape[2:].numel() if by_image else 0,
+    )
     try:
         if not norm.taken:
             return None

@@ -178,7 +178,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         """The input of the sums, by PyTorch's operators."""
         if isinstance(self.first, NormLayer):
             return self.first.normed((x,), parameters[PARAMETERS - 1 :])
-        return x if factor is None else x * factor
+        return x if factor is None or self.first is None else self.first.multiplied(x, factor)
 
     def _whole(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> Any:
         w, bias, gamma, beta, mean, var = parameters[: PARAMETERS - 1]
@@ -323,6 +323,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
         def make() -> tuple[Any, Any, Any]:
             w, (scale, shift) = parts[0].detach(), self._affine(parts, lean)
+            if scale is None and lean and folds and self.kind == "Conv" and dtype == torch.float32:
+                scale = w.new_full(w.shape[:1], 1 / (1 + lean), dtype=torch.float64)
             if scale is not None and folds and _holds(scaled := _scaled(w, scale), dtype):
                 w, scale = scaled, None
             scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)

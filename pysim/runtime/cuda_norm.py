@@ -24,6 +24,7 @@ class Norm(NamedTuple):
     relu: bool = False
     by_rows: bool = False
     epsilon: float = 0.0
+    image_rows: int = 0  # of an image, where each has a scale of its own
 
     @property
     def taken(self) -> bool:
@@ -46,7 +47,14 @@ class NormLaunch:
         kind = lib.PYSIM_NORM_ROWS if norm.by_rows else lib.PYSIM_NORM_CHANNELS
         pointers = {name: ffi.cast("void *", getattr(norm, name)) for name in ("center", "scale", "shift")}
         types = {"dtype": cuda.dtype_code(norm.dtype), "out_dtype": cuda.dtype_code(norm.result)}
-        sizes = {"rows": norm.rows, "parts": len(norm.parts), "channels": norm.parts, "relu": norm.relu, "epsilon": norm.epsilon}
+        sizes = {
+            "rows": norm.rows,
+            "parts": len(norm.parts),
+            "channels": norm.parts,
+            "relu": norm.relu,
+            "epsilon": norm.epsilon,
+            "image_rows": norm.image_rows,
+        }
         self.norm = ffi.new("pysim_cuda_norm *", {"kind": kind, **types, **sizes, **pointers})
         self._at = ffi.typeof("void *[]")
 

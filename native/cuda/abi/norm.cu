@@ -28,6 +28,8 @@ pysim_status check_norm(const pysim_cuda_norm *n) {
     }
     const int64_t limit = n->kind == PYSIM_NORM_ROWS ? most::NORM_ROW : most::NORM_CHANNELS;
     if (all > limit) return fail(PYSIM_UNSUPPORTED, "a norm of %lld channels; up to %lld are normalised", (long long)all, (long long)limit);
+    if (n->image_rows && (n->kind == PYSIM_NORM_ROWS || !n->scale || n->image_rows < 0 || n->rows % n->image_rows))
+        return fail(PYSIM_BAD_ARGUMENT, "images of %lld rows; right is 0, or a part of the %lld rows of a norm by channels with a scale", (long long)n->image_rows, (long long)n->rows);
     if (n->kind == PYSIM_NORM_ROWS && (n->center || !(n->epsilon >= 0) || std::isinf(n->epsilon)))
         return fail(PYSIM_BAD_ARGUMENT, "a norm by rows has no center, and epsilon is %g; right is a finite number, 0 or more", n->epsilon);
     return PYSIM_OK;
@@ -39,7 +41,7 @@ bool begins_a_vector(const void *data, int64_t bytes) { return (uintptr_t)data %
 pysim_status arguments_of(const pysim_cuda_norm &n, const void *const *parts, void *result, Norm *to, bool *whole) {
     if (!parts) return fail(PYSIM_BAD_ARGUMENT, "the norm's parts are NULL");
     const int of = dtypes[n.dtype].bytes, out = dtypes[n.out_dtype].bytes, vector = norm_vector(n.dtype, n.out_dtype);
-    to->parts = n.parts, to->relu = n.relu, to->rows = n.rows, to->result = result, to->epsilon = (float)n.epsilon;
+    to->parts = n.parts, to->relu = n.relu, to->rows = n.rows, to->image_rows = (int)n.image_rows, to->result = result, to->epsilon = (float)n.epsilon;
     to->center = (const float *)n.center, to->scale = (const float *)n.scale, to->shift = (const float *)n.shift;
     *whole = begins_a_vector(result, vector * out) && begins_a_vector(n.center, 16) && begins_a_vector(n.scale, 16) && begins_a_vector(n.shift, 16);
     for (int i = 0; i < n.parts; i++) {
@@ -47,11 +49,11 @@ pysim_status arguments_of(const pysim_cuda_norm &n, const void *const *parts, vo
         *whole = *whole && n.channels[i] % vector == 0 && begins_a_vector(parts[i], vector * of);
     }
     const int64_t channels = to->channels = to->starts[n.parts];
-    const auto parameter = [&](const char *name, const void *data) { return Memory{name, data, channels * 4, 4}; };
+    const auto parameter = [&](const char *name, const void *data, int64_t images = 1) { return Memory{name, data, images * channels * 4, 4}; };
     for (int i = 0; i < n.parts; i++) {
         const Memory part = {"a part", parts[i], n.rows * n.channels[i] * of, of};
         const pysim_status status = check_memory({{"the norm's result", result, n.rows * channels * out, out}, part, part, parameter("center", n.center),
-                                                  parameter("scale", n.scale), parameter("shift", n.shift), {"workspace", nullptr, 0, 1}});
+                                                  parameter("scale", n.scale, n.image_rows ? n.rows / n.image_rows : 1), parameter("shift", n.shift), {"workspace", nullptr, 0, 1}});
         if (status != PYSIM_OK) return status;
     }
     return PYSIM_OK;

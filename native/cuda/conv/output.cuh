@@ -9,6 +9,8 @@
  * Worked number: P Q = 49, 512 filters: window 100 of filter 7 lies at ((2 512 + 7) 49 + 2). */
 #ifndef PYSIM_CUDA_CONV_OUTPUT_CUH
 #define PYSIM_CUDA_CONV_OUTPUT_CUH
+#include <type_traits>
+
 #include "conv/conv.h"
 #include "core/epilogue.cuh"
 
@@ -26,25 +28,27 @@ template <class Acc, class Out> __device__ inline Problem output_of(const Conv &
 }
 
 /* NHWC. */
-template <class Acc, class Out> class WindowRows {
-    Epilogue<Acc, Out> to;
+template <class Acc, class Out, bool SMOOTH> class WindowRows {
+    using To = Epilogue<Acc, Out, SMOOTH>;
+    To to;
     int first;
 
   public:
-    enum { WIDE = Epilogue<Acc, Out>::WIDE };
+    enum { WIDE = To::WIDE, UNROLLED = To::UNROLLED };
     __device__ WindowRows(const Conv &c, int group, int first_window) : to(output_of<Acc, Out>(c, group)), first(first_window) {}
     __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const { to.store(row - first, column, acc); }
 };
 
 /* NCHW; COUNT windows at once: 4 where `fours` says so, or 1. PLAIN: sums are only converted. That has code of its own, which is short: where k is
  * short too, as in a network's first layers, a block's way out is what the schedulers' instructions go to. */
-template <class Acc, class Out, int COUNT, bool PLAIN> class FilterRows {
+template <class Acc, class Out, int COUNT, bool PLAIN, bool SMOOTH = false> class FilterRows {
+    using To = Epilogue<Acc, Out, SMOOTH>;
     const Conv &conv;
-    Epilogue<Acc, Out> to;
+    To to;
     int first;
 
   public:
-    enum { WIDE = COUNT };
+    enum { WIDE = COUNT, UNROLLED = To::UNROLLED };
     static __device__ bool fours(const Conv &c) {
         return c.out_h * c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0;
     }
@@ -67,13 +71,20 @@ template <class Acc, class Out, int COUNT, bool PLAIN> class FilterRows {
 
 /* body(output) for the tiles of one group whose windows begin with number `first` of the product. */
 template <bool NHWC, class Acc, class Out, class Body> __device__ inline void with_conv_output(const Conv &c, int group, int first, Body body) {
-    if constexpr (NHWC) body(WindowRows<Acc, Out>(c, group, first));
-    else {
+    const bool smooth = is_smooth(function_of(c.product.activation));
+    if constexpr (NHWC) {
+        if (smooth) body(WindowRows<Acc, Out, true>(c, group, first));
+        else body(WindowRows<Acc, Out, false>(c, group, first));
+    } else {
         const bool fours = FilterRows<Acc, Out, 4, true>::fours(c), plain = Epilogue<Acc, Out>(c.product).plain;
-        if (fours && plain) body(FilterRows<Acc, Out, 4, true>(c, group, first));
-        else if (fours) body(FilterRows<Acc, Out, 4, false>(c, group, first));
-        else if (plain) body(FilterRows<Acc, Out, 1, true>(c, group, first));
-        else body(FilterRows<Acc, Out, 1, false>(c, group, first));
+        const auto by = [&](auto count) {
+            constexpr int COUNT = decltype(count)::value;
+            if (plain) body(FilterRows<Acc, Out, COUNT, true>(c, group, first));
+            else if (smooth) body(FilterRows<Acc, Out, COUNT, false, true>(c, group, first));
+            else body(FilterRows<Acc, Out, COUNT, false>(c, group, first));
+        };
+        if (fours) by(std::integral_constant<int, 4>());
+        else by(std::integral_constant<int, 1>());
     }
 }
 }

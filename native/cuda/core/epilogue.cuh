@@ -96,11 +96,12 @@ template <> struct Word<16> { using type = uint4; };
 
 template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) Pack { T value[N]; };
 
-/* C as type `Out`, from accumulators of type `Acc`. */
-template <class Acc, class Out> class Epilogue {
+/* C as type `Out`, from accumulators of type `Acc`. SMOOTH: by whichever function; else by comparisons at most, which is short enough to be unrolled. */
+template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
   public:
     using T = typename Arithmetic<Acc>::type;
-    enum { WIDE = 4 }; /* columns that a caller with a choice stores at once */
+    enum { WIDE = 4 };                   /* columns that a caller with a choice stores at once */
+    enum { UNROLLED = SMOOTH ? 1 : 4 }; /* times that a caller's loop over rows stands there */
     __device__ explicit Epilogue(const Problem &p)
         : c((Out *)p.c), bias((const Out *)p.bias), scale((const T *)p.scale), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha), beta((T)p.beta),
           low((T)p.low), high((T)p.high), activation(p.activation), by_row(p.by_row) {
@@ -151,7 +152,8 @@ template <class Acc, class Out> class Epilogue {
         if (bias)
 #pragma unroll
             for (int i = 0; i < N; i++) x[i] += T(bias[line_of(i)]);
-        activate(activation, x, low, high);
+        if constexpr (SMOOTH) activate(activation, x, low, high);
+        else bound(function_of(activation), x, low, high);
 #pragma unroll
         for (int i = 0; i < N; i++) value[i] = Out(x[i]);
     }
@@ -176,6 +178,13 @@ template <class Acc, class Out> class Epilogue {
     bool plain;       /* nothing but a conversion */
     unsigned aligned; /* base and pitch of C in bytes, or-ed */
 };
+
+/* body(Epilogue) of results of one type, by the function that `p` names. */
+template <class Acc, class Out, class Body> __device__ inline void by_function(const Problem &p, Body body) {
+    if constexpr (typename Arithmetic<Acc>::type(0.5) != 0)
+        if (is_smooth(function_of(p.activation))) return body(Epilogue<Acc, Out, true>(p));
+    body(Epilogue<Acc, Out, false>(p));
+}
 
 /* body(Epilogue) for the type of C that `p` names, among those that an accumulator of `Acc` may become. */
 template <class Acc, class Body> __device__ inline void with_epilogue(const Problem &p, Body body) {

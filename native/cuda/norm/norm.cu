@@ -78,6 +78,7 @@ template <class From, class To, int N> __global__ void __launch_bounds__(THREADS
         for (int i = 0; i < TOGETHER; i++)
             if (row + i * step < n.rows) {
                 float y[N];
+                if (n.image_rows) take(n.scale + (int64_t)((unsigned)(row + i * step) / (unsigned)n.image_rows) * n.channels, c, 1.f, scale);
 #pragma unroll
                 for (int j = 0; j < N; j++) y[j] = (float)x[i].value[j] - center[j];
                 leave<To>(n, (row + i * step) * n.channels + c, y, scale, shift);

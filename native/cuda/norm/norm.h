@@ -14,6 +14,7 @@ struct Norm {
     int starts[PYSIM_CUDA_PARTS + 1];
     int parts, channels, relu;
     int64_t rows;
+    int image_rows;
     void *result;
     const float *center, *scale, *shift;
     float epsilon;

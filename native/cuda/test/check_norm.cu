@@ -9,6 +9,7 @@
 namespace {
 
 enum { HEAD = 1024 };
+constexpr double BOUND = 0x1p-21;
 struct Parameters { const float *center, *scale, *shift; };
 struct Parts { const void *at[PYSIM_CUDA_PARTS]; };
 
@@ -33,10 +34,11 @@ __global__ void define(pysim_cuda_norm n, Parts parts, Parameters p, int64_t cha
             factor = 1 / sqrt(squares + n.epsilon);
         }
         for (int64_t c = 0; c < channels; c++) {
-            const double x = element(n, parts, row, c), center = n.kind == PYSIM_NORM_ROWS ? mean : of(p.center, c, 0), scale = of(p.scale, c, 1) * factor;
+            const double x = element(n, parts, row, c), center = n.kind == PYSIM_NORM_ROWS ? mean : of(p.center, c, 0), scale = of(p.scale, (n.image_rows ? row / n.image_rows * channels : 0) + c, 1) * factor;
             const double y = scale * (x - center) + of(p.shift, c, 0);
             set(want, n.out_dtype, row * channels + c, n.relu && y < 0 ? 0 : y);
-            size[row * channels + c] = fabs(scale) * (largest + fabs(x) + fabs(center)) + fabs(of(p.shift, c, 0));
+            const double spacing = n.out_dtype == PYSIM_F16 ? 0x1p-24 : 0; /* of the least f16 */
+            size[row * channels + c] = fabs(scale) * (largest + fabs(x) + fabs(center)) + fabs(of(p.shift, c, 0)) + spacing / BOUND;
         }
     }
 }
@@ -81,8 +83,10 @@ void run(int kind, int dtype, int out_dtype, unsigned seed) {
     const float *given[3] = {};
     for (int i = kind == PYSIM_NORM_ROWS; i < 3; i++)
         if (draw(4)) {
-            given[i] = (const float *)buffer_parameters[i].place((size_t)channels * 4, draw(8) ? 0 : 4, true);
-            each(channels, fill, (void *)given[i], PYSIM_F32, 1ll, channels, channels, seed + 100 + (unsigned)i, 0);
+            if (i == 1 && kind == PYSIM_NORM_CHANNELS && !draw(3)) n.image_rows = n.rows % 4 ? n.rows : n.rows / 4;
+            const long long values = channels * (i == 1 && n.image_rows ? n.rows / n.image_rows : 1);
+            given[i] = (const float *)buffer_parameters[i].place((size_t)values * 4, draw(8) ? 0 : 4, true);
+            each(values, fill, (void *)given[i], PYSIM_F32, 1ll, values, values, seed + 100 + (unsigned)i, 0);
         }
     n.center = given[0], n.scale = given[1], n.shift = given[2];
     const long long count = n.rows * channels;
@@ -93,7 +97,7 @@ void run(int kind, int dtype, int out_dtype, unsigned seed) {
     each(n.rows * 16, define, n, parts, Parameters{given[0], given[1], given[2]}, (int64_t)channels, (void *)want, size);
     cases++;
     if (pysim_cuda_normalize(&n, parts.at, block + head, nullptr) != PYSIM_OK) printf("%s\n", pysim_cuda_last_error()), failures++;
-    const Verdict v = verdict_of(block, total, head, block + head, want, size, out_dtype, n.rows, channels, channels, 0x1p-21, "normalize");
+    const Verdict v = verdict_of(block, total, head, block + head, want, size, out_dtype, n.rows, channels, channels, BOUND, "normalize");
     if ((v.wrong || v.gaps) && ++failures <= 40)
         printf("FAIL %s %s->%s %lld rows of %lld channels, %d parts, the first of %lld, offset %zu, relu %d: %llu wrong, the first at %lld; %llu bytes outside\n",
                kind == PYSIM_NORM_ROWS ? "by rows" : "by channels", name_of[dtype], name_of[out_dtype], (long long)n.rows, channels, n.parts, (long long)n.channels[0],

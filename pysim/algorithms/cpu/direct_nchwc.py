@@ -203,7 +203,7 @@ def _touched(shape: Shape, size: int) -> tuple[float, float]:
 def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
     """By schedules with their terms, on one core."""
     sets = [_of_set(Shape.of(w, kernel, request.layout), kernel, machine) for kernel, _ in rows]
-    covers = np.array([1 - loading / cycles for cycles, loading, *_ in sets])
+    covers = np.array([1 - loading / cycles if cycles else 0.0 for cycles, loading, *_ in sets])  # none where all taps meet padding
     return pass_of(described(w, rows, request.layout), machine, of, request.state, covers)
 
 

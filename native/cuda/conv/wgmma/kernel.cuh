@@ -94,28 +94,41 @@ struct Gathered {
         }
     };
 
-    /* use(As<RUNS>, product, target, row) of what a tile's group has of C. NHWC: rows of C. NCHW: neighbouring windows are neighbours in memory. */
-    template <class S, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const Tile &t, int row, Use use) {
+    /* use(As, product, target, row) of what a tile's group has of C; ONE: of either run by one program. NHWC: rows of C. NCHW: neighbouring windows are
+     * neighbours in memory. */
+    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const Tile &t, int row, Use use) {
         const Problem p = of_group<S>(c, t, row);
-        if (c.nhwc) return hopper::with_target<S>(p, [&](auto as, const auto &target) { use(as, p, target, row); });
-        const int plane = c.out_h * c.out_w;
-        const auto place = [&](int window, bool &here) { return find(c, p.m, window, here); };
-        use(As<BY_COLUMNS>(), p, Target{place, plane, p.n, p.m, true, in_fours(p, plane, plane, true), in_vectors(p, plane, plane, 16 / bytes_of_result(p))}, row);
+        const auto by = [&](auto as) {
+            const bool rows = as.rows();
+            const int plane = c.out_h * c.out_w, length = rows ? p.n : plane;
+            const int64_t pitch = rows ? p.ldc : plane;
+            const auto place = [&, as](int along, bool &here) {
+                if (!as.rows()) return find(c, p.m, along, here);
+                here = along < p.n;
+                return (int64_t)along;
+            };
+            const bool by_line = !rows;
+            use(as, p, Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))}, row);
+        };
+        if constexpr (ONE && !FULL<S>) by(As<EITHER>{c.nhwc != 0});
+        else if (c.nhwc) by(As<BY_ROWS>());
+        else by(As<BY_COLUMNS>());
     }
 
+    /* Of either layout by one program. */
     template <class S, class Acc> static __device__ void store_meeting(const Windows &c, const Tile &t, const Meeting<S, Acc> &meeting, int row, int column) {
         const Problem p = of_group<S>(c, t, row);
-        if (c.nhwc) hopper::store_meeting(p, meeting, row, column);
-        else {
-            const Behind<typename Arithmetic<Acc>::type> e(p);
-            meeting.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
-                bool exists[2];
-                const int64_t first[2] = {find(c, p.m, at_row, exists[0]), find(c, p.m, at_row + 8, exists[1])};
-                store_four<S>(
-                    e, v, false, [&](int h, int i) { return first[h] + (int64_t)(at + i) * (c.out_h * c.out_w); },
-                    [&](int h, int i) { return exists[h] && at + i < p.n; }, [&](int, int i) { return min(at + i, p.n - 1); });
-            });
-        }
+        const Behind<typename Arithmetic<Acc>::type> e(p);
+        const bool rows = c.nhwc, pairs = rows && in_whole_pairs(p);
+        const int64_t pitch = rows ? p.ldc : c.out_h * c.out_w;
+        meeting.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
+            bool exists[2] = {at_row < p.m, at_row + 8 < p.m};
+            int64_t first[2] = {at_row, at_row + 8};
+            if (!rows) first[0] = find(c, p.m, at_row, exists[0]), first[1] = find(c, p.m, at_row + 8, exists[1]);
+            store_four<S>(
+                e, v, pairs, [&](int h, int i) { return rows ? first[h] * pitch + at + i : first[h] + (at + i) * pitch; },
+                [&](int h, int i) { return exists[h] && at + i < p.n; }, [&](int, int i) { return min(at + i, p.n - 1); });
+        });
     }
 
   private:

@@ -219,7 +219,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_output(con
 
 /* Sums of a plane as they lie in M. `whole`: rows are vectors, or padded to them. */
 struct Sums {
-    enum { WIDE = 4 }; /* columns that a lane stores at once */
+    enum { WIDE = 4, UNROLLED = 4 }; /* as of Epilogue */
     float *to;
     int pitch, m, n;
     bool whole;

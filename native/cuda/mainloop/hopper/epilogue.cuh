@@ -31,29 +31,38 @@ __device__ inline bool in_fours(const Problem &p, int64_t pitch, int length, boo
 /* Whether columns have a bias that lies in pairs. */
 __device__ inline bool in_pairs(const Problem &p) { return ((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) == 0 && (p.n & 1) == 0; }
 
+/* The way that results take. Nothing of it depends on sums, so it is told before there are any. */
+enum Way { STRIPS, DIRECT, RAGGED_ROWS, DIRECT_ALL };
+
 /* RAGGED: rows of two-byte results that begin or end anywhere have a program of their own. */
-template <class S, Runs RUNS, bool RAGGED, class Acc, class Place, class Pitch>
-__device__ __forceinline__ void store_sums(const Problem &p, const Target<Place, Pitch> &c, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
+template <class S, bool RAGGED, class Acc, class Place, class Pitch> __device__ __forceinline__ Way way_of(const Problem &p, const Target<Place, Pitch> &c, bool rows) {
     using Of = Usual<S::DTYPE, Acc>;
-    using Out = typename Of::type;
+    const bool residual = p.beta != 0, all = residual || is_smooth(function_of(p.activation));
+    if (p.scale || p.c_dtype != Of::DTYPE_OF_C) return STRIPS;
+    if ((c.direct || (!rows && !residual)) && in_pairs(p) && (!p.bias || c.by_line != rows)) return all ? DIRECT_ALL : DIRECT;
+    return RAGGED && rows && sizeof(typename Of::type) == 2 && !all && (!p.bias || (in_pairs(p) && !c.by_line)) ? RAGGED_ROWS : STRIPS;
+}
+
+/* Sums to C by one of the direct ways, each a program of either run: of both in one, residuals of NCHW's results took up to 1.4 times as long on an H200; */
+template <class S, bool RAGGED, Runs RUNS, class Acc, class Place, class Pitch>
+__device__ __forceinline__ void store_directly(As<RUNS> as, Way way, const Problem &p, const Target<Place, Pitch> &c, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
+    using Out = typename Usual<S::DTYPE, Acc>::type;
     const Behind<typename Arithmetic<Acc>::type> e(p);
-    const bool residual = p.beta != 0;
-    if ((c.direct || (RUNS == BY_COLUMNS && !residual)) && in_pairs(p) && !p.scale && e.c_dtype == Of::DTYPE_OF_C && (!p.bias || c.by_line == (RUNS == BY_COLUMNS))) {
-        if (residual || is_smooth(e.function)) store_direct<S, RUNS, Out, true, false>(e, c, row, column, p.n, sum);
-        else store_direct<S, RUNS, Out, false, false>(e, c, row, column, p.n, sum);
-    } else if constexpr (RAGGED && RUNS == BY_ROWS && sizeof(Out) == 2) {
-        if (!residual && !is_smooth(e.function) && !p.scale && e.c_dtype == Of::DTYPE_OF_C && (!p.bias || (in_pairs(p) && !c.by_line)))
-            store_direct<S, RUNS, Out, false, true>(e, c, row, column, p.n, sum);
-        else store_strips<S, RUNS>(e, c, row, column, 2 * ceil_div(p.n - column, 32), sum);
-    } else {
-        store_strips<S, RUNS>(e, c, row, column, 2 * ceil_div(p.n - column, 32), sum);
-    }
+    if (way == DIRECT_ALL) return store_direct<S, Out, true, false>(as, e, c, row, column, p.n, sum);
+    if constexpr (RAGGED && RUNS == BY_ROWS && sizeof(Out) == 2)
+        if (way == RAGGED_ROWS) return store_direct<S, Out, false, true>(as, e, c, row, column, p.n, sum);
+    store_direct<S, Out, false, false>(as, e, c, row, column, p.n, sum);
+}
+/* and strip by strip. */
+template <class S, Runs RUNS, class Acc, class Place, class Pitch>
+__device__ __forceinline__ void store_by_strips(As<RUNS> as, const Problem &p, const Target<Place, Pitch> &c, int row, int column, const Acc (&sum)[S::PARTS][S::SUMS]) {
+    store_strips<S>(as, Behind<typename Arithmetic<Acc>::type>(p), c, row, column, 2 * ceil_div(p.n - column, 32), sum);
 }
 
 /* A thread's first row of a warpgroup's part. */
 __device__ inline int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
-/* use(As<RUNS>, target) of a product's C. */
+/* use(As, target) of a product's C: each run by a program of its own, as few kernels have both. */
 template <class S, class Use> __device__ __forceinline__ void with_target(const Problem &p, Use use) {
     const bool turned = S::DTYPE == PYSIM_TF32 && p.turned;
     const int length = turned ? p.m : p.n;
@@ -62,21 +71,21 @@ template <class S, class Use> __device__ __forceinline__ void with_target(const 
         return along;
     };
     const Target target{place, p.ldc, turned ? p.n : p.m, length, p.by_row != 0, in_fours(p, p.ldc, length, p.by_row), in_vectors(p, p.ldc, length, 16 / bytes_of_result(p))};
-    if constexpr (S::DTYPE == PYSIM_TF32)
-        if (turned) return use(As<BY_COLUMNS>(), target);
-    use(As<BY_ROWS>(), target);
+    if constexpr (S::DTYPE != PYSIM_TF32) use(As<BY_ROWS>(), target);
+    else if (turned) use(As<BY_COLUMNS>(), target);
+    else use(As<BY_ROWS>(), target);
 }
 
 /* What C has, which will be added, into L2 while the products are made: a warpgroup's part of a tile, by 128 bytes. */
 template <class S, Runs RUNS, class Place, class Pitch>
-__device__ inline void fetch_before(const Problem &p, const Target<Place, Pitch> &c, int row, int column) {
-    constexpr bool ROWS = RUNS == BY_ROWS;
-    constexpr int LINES = ROWS ? 64 : S::WARP_N, LENGTH = ROWS ? S::WARP_N : 64;
-    const int bytes = bytes_of_result(p), pieces = LINES * (LENGTH * bytes / 128);
+__device__ inline void fetch_before(As<RUNS> as, const Problem &p, const Target<Place, Pitch> &c, int row, int column) {
+    const bool rows = as.rows();
+    const int lines = rows ? 64 : S::WARP_N, length = rows ? S::WARP_N : 64;
+    const int bytes = bytes_of_result(p), pieces = lines * (length * bytes / 128);
 #pragma unroll 1
     for (int i = threadIdx.x % 128; i < S::PARTS * pieces; i += 128) {
-        const int part = i / pieces, of = i - part * pieces, line = (ROWS ? row + 64 * part : column) + of % LINES;
-        const int along = (ROWS ? column : row + 64 * part) + of / LINES * (128 / bytes);
+        const int part = i / pieces, of = i - part * pieces, across = rows ? of / 64 : of / S::WARP_N, line = (rows ? row + 64 * part : column) + of - across * lines;
+        const int along = (rows ? column : row + 64 * part) + across * (128 / bytes);
         bool here;
         const int64_t at = c.place(along, here) + (int64_t)line * c.pitch;
         if (here && line < c.lines) fetch_line((const char *)p.c + at * bytes);

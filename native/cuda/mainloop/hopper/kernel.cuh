@@ -118,8 +118,8 @@ struct Matrices {
         __device__ void next() {}
     };
 
-    /* use(As<RUNS>, product, target, row) of a tile whose first row this is. */
-    template <class S, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const Tile &, int row, Use use) {
+    /* use(As, product, target, row) of a tile whose first row this is; ONE: of either run by one program, where there are such. */
+    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const Tile &, int row, Use use) {
         hopper::with_target<S>(p, [&](auto as, const auto &target) { use(as, p, target, row); });
     }
     template <class S, class Acc> static __device__ void store_meeting(const Problem &p, const Tile &, const Meeting<S, Acc> &meeting, int row, int column) {
@@ -260,9 +260,15 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
         };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
+        Way way;
+        const auto tell_way = [&] {
+            Operands::template with_target<S, true>(arguments, t, first_row,
+                                                    [&](auto as, const Problem &of, const auto &target, int) { way = way_of<S, Operands::RAGGED, Acc>(of, target, as.rows()); });
+        };
+        if constexpr (!FULL<S>) tell_way(); /* while operands come; others have no register for it */
         if (p.beta != 0 && !near)
-            Operands::template with_target<S>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
-                fetch_before<S, decltype(as)::runs>(of, target, first, first_column);
+            Operands::template with_target<S, true>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
+                fetch_before<S>(as, of, target, first, first_column);
             });
         const int steps = t.end - t.begin;
         Operands::template with_majors<S>(arguments, [&](auto a, auto b) {
@@ -285,9 +291,15 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             if (!partials.leave(work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag + 4 * set, sync)) continue;
             partials.add_up(work, t, sum);
         }
-        Operands::template with_target<S>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
-            store_sums<S, decltype(as)::runs, Operands::RAGGED>(of, target, first, first_column, sum);
-        });
+        if constexpr (FULL<S>) tell_way();
+        if (way == STRIPS)
+            Operands::template with_target<S, true>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
+                store_by_strips<S>(as, of, target, first, first_column, sum);
+            });
+        else
+            Operands::template with_target<S, false>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
+                store_directly<S, Operands::RAGGED>(as, way, of, target, first, first_column, sum);
+            });
     }
 }
 
@@ -360,7 +372,8 @@ template <class S> constexpr CUtensorMapDataType map_type() {
                                     : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-/* The operand as TMA sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`, or of B's thirds 64. */
+/* The operand as TMA sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`, or of B's thirds 64. L2 is promoted a line at a time: where a
+ * row of a box lies in two, promotions to 256 bytes ask for up to four, and 640x6984x9296 tn of f16 takes 1.13 times as long on an H200. */
 template <class S>
 cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box, bool thirds = false) {
     const int bytes = thirds ? 2 : S::BYTES;
@@ -368,7 +381,7 @@ cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inne
     const cuuint32_t boxes[] = {128 / S::BYTES, (cuuint32_t)box}, steps[] = {1, 1};
     const CUresult result = encode(map, thirds ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : map_type<S>(), 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, thirds ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -138,12 +138,15 @@ __device__ __forceinline__ void store_four(const Behind<T> &e, const Acc (&v)[4]
     });
 }
 
+/* Whether rows of C are whole pairs. */
+__device__ inline bool in_whole_pairs(const Problem &p) { return p.ldc % 2 == 0 && (uintptr_t)p.c % (2 * bytes_of_result(p)) == 0; }
+
 /* What of a tile's part is this block's after a meeting, the first row and column of the warpgroup's given. */
 template <class S, class Acc> __device__ __forceinline__ void store_meeting(const Problem &p, const Meeting<S, Acc> &meeting, int row, int column) {
     row += row_of_thread(), column += threadIdx.x % 4 * 2;
     const Behind<typename Arithmetic<Acc>::type> e(p);
     const bool turned = S::DTYPE == PYSIM_TF32 && p.turned, by_row = (p.by_row != 0) != turned;
-    const bool pairs = !turned && p.ldc % 2 == 0 && (uintptr_t)p.c % (2 * bytes_of_result(p)) == 0;
+    const bool pairs = !turned && in_whole_pairs(p);
     meeting.store(row, column, [&](int at_row, int at, const Acc (&v)[4]) {
         store_four<S>(
             e, v, pairs, [&](int h, int i) { return turned ? (at + i) * p.ldc + at_row + 8 * h : (at_row + 8 * h) * p.ldc + at + i; },

@@ -14,35 +14,47 @@ __device__ inline int anew(int now) {
     return now;
 }
 
-enum Runs { BY_ROWS, BY_COLUMNS };
+/* Which way results run. EITHER: told at run time, and anew each time, so that there is one program of both, but of FULL kernels, which would spill. */
+enum Runs { BY_ROWS, BY_COLUMNS, EITHER };
+template <Runs RUNS> struct As {
+    static constexpr Runs runs = RUNS;
+    bool told = true;
+    __device__ bool rows() const {
+        if constexpr (RUNS == EITHER) return anew(told);
+        else return RUNS == BY_ROWS;
+    }
+};
+
 enum { STRIP = 8 }; /* registers */
 
-/* A strip in shared memory: LINES of LENGTH neighbours, by so many THREADS. */
-template <Runs RUNS> struct Strip {
-    static constexpr bool ROWS = RUNS == BY_ROWS;
-    static constexpr int THREADS = ROWS ? 32 : 128, LENGTH = ROWS ? 32 : 64, LINES = STRIP * THREADS / LENGTH;
-    static constexpr int PITCH = ROWS ? 40 : 68, WORDS = LINES * PITCH; /* neither side meets in a bank */
+/* A strip in shared memory: lines of `length` neighbours, by so many threads. */
+struct Strip {
+    bool rows;
+    static constexpr int ROWS_PITCH = 40, COLUMNS_PITCH = 68; /* neither side meets in a bank */
+    static constexpr int ROWS_WORDS = 8 * ROWS_PITCH, COLUMNS_WORDS = 16 * COLUMNS_PITCH;
+    __device__ int threads() const { return rows ? 32 : 128; }
+    __device__ int length() const { return rows ? 32 : 64; }
+    __device__ int pitch() const { return rows ? ROWS_PITCH : COLUMNS_PITCH; }
 
     /* This thread's registers of a strip. */
-    template <class Acc> static __device__ void put(Acc *to, const Acc (&v)[STRIP]) {
-        const int lane = threadIdx.x % 32, row = threadIdx.x % THREADS / 32 * 16 + lane / 4, column = lane % 4 * 2;
+    template <class Acc> __device__ void put(Acc *to, const Acc (&v)[STRIP]) const {
+        const int lane = threadIdx.x % 32, row = lane / 4, column = lane % 4 * 2;
+        if (rows)
 #pragma unroll
-        for (int i = 0; i < STRIP; i += 2)
-            if constexpr (ROWS) *(Pack<Acc, 2> *)(to + row * PITCH + column + 4 * i) = {{v[i], v[i + 1]}};
-            else
+            for (int i = 0; i < STRIP; i += 2) *(Pack<Acc, 2> *)(to + row * ROWS_PITCH + column + 4 * i) = {{v[i], v[i + 1]}};
+        else
 #pragma unroll
-                for (int n = 0; n < 2; n++) to[(column + i / 4 * 8 + n) * PITCH + row + i % 4 * 4] = v[i + n];
+            for (int i = 0; i < STRIP; i++) to[(column + i / 4 * 8 + i % 2) * COLUMNS_PITCH + threadIdx.x % 128 / 32 * 16 + row + i % 4 / 2 * 8] = v[i];
     }
-    /* What lies where put() would put them. */
+    /* What lies where put() would put columns; rows are read as they lie. */
     template <class Acc> static __device__ void get(Acc (&v)[STRIP], const Acc *from) {
-        static_assert(!ROWS, "rows are read as they lie");
-        const int lane = threadIdx.x % 32, row = threadIdx.x % THREADS / 32 * 16 + lane / 4, column = lane % 4 * 2;
+        const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane / 4, column = lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < STRIP; i++) v[i] = from[(column + i / 4 * 8 + i % 2) * PITCH + row + i % 4 / 2 * 8];
+        for (int i = 0; i < STRIP; i++) v[i] = from[(column + i / 4 * 8 + i % 2) * COLUMNS_PITCH + row + i % 4 / 2 * 8];
     }
-    static __device__ void sync() {
-        if constexpr (ROWS) __syncwarp();
-        else sync_threads(3 + threadIdx.x / 128, THREADS); /* after the barriers of two sets (kernel.cuh) */
+    __device__ void sync() const {
+        if (rows) __syncwarp();
+        else sync_threads(3 + threadIdx.x / 128, 128); /* after the barriers of two sets (kernel.cuh) */
     }
 };
 
@@ -74,6 +86,9 @@ template <class Acc> struct Usual<PYSIM_F16, Acc> { using type = __half; static 
 template <class Acc> struct Usual<PYSIM_BF16, Acc> { using type = __nv_bfloat16; static constexpr int DTYPE_OF_C = PYSIM_BF16; };
 template <class Acc> struct Usual<PYSIM_F8, Acc> : Usual<PYSIM_F16, Acc> {};
 
+/* Whether sums leave few registers to results of 4 bytes. */
+template <class S> constexpr bool FULL = sizeof(typename Usual<S::DTYPE, typename S::Acc>::type) == 4 && S::PARTS * S::SUMS >= 96;
+
 /* C under a tile: element `along` of line 0 lies place(along, here) elements after the first, if `here`, that of line l l pitch further, and there
  * are so many lines, of so many elements. Bias and scale are of lines, or (`by_line` false) of elements. `vectors`: all lie in whole vectors of four;
  * `direct`: in those of 16 bytes. */
@@ -84,17 +99,18 @@ template <class Place, class Pitch> struct Target {
     bool by_line, vectors, direct;
 };
 template <class Place, class Pitch> __device__ Target(Place, Pitch, int, int, bool, bool, bool) -> Target<Place, Pitch>;
-template <Runs RUNS> struct As { static constexpr Runs runs = RUNS; };
 
 /* Where a warp's, or a warpgroup's results change threads: the first of two places, TURN bytes apart, behind stages and barriers. What is put at one
  * was asked for by a barrier, and what was read there before by the one before it; so pieces take turns from the first place on, an even number
  * of them, or one more barrier follows. */
-template <class S, Runs RUNS> struct Passage {
-    static constexpr int THREADS = Strip<RUNS>::THREADS, TURN = S::PASSAGE_BYTES / (128 / THREADS) / 2;
-    static __device__ char *own() {
+template <class S> struct Passage {
+    static constexpr int ROWS_TURN = S::PASSAGE_BYTES / 8, COLUMNS_TURN = S::PASSAGE_BYTES / 2;
+    static_assert(4 * Strip::ROWS_WORDS <= ROWS_TURN && 4 * Strip::COLUMNS_WORDS <= COLUMNS_TURN, "a strip");
+    static __device__ int turn(bool rows) { return rows ? ROWS_TURN : COLUMNS_TURN; }
+    static __device__ char *own(bool rows) {
         PYSIM_DYNAMIC_SHARED(memory);
         const uint32_t first = shared_address(memory), data = (first + 1023) / 1024 * 1024;
-        return memory + (data - first) + S::PASSAGES + threadIdx.x / THREADS * (2 * TURN);
+        return memory + (data - first) + S::PASSAGES + threadIdx.x / (rows ? 32 : 128) * (2 * turn(rows));
     }
 };
 

@@ -8,31 +8,34 @@ namespace pysim {
 namespace hopper {
 
 /* What a thread has of the strips of 64 rows of a warpgroup: of each 8 / V vectors of V neighbours, V 4 or 1. */
-template <Runs RUNS, int V, class Acc, class Out, class Place, class Pitch> class Share {
-    using At = Strip<RUNS>;
+template <int V, class Acc, class Out, class Place, class Pitch> class Share {
     using T = typename Arithmetic<Acc>::type;
     using Vector = typename Word<V * sizeof(Out)>::type;
-    static constexpr int VECTORS = STRIP / V, ACROSS = At::LENGTH / V, STEP = At::THREADS / ACROSS; /* lines from one vector to the next */
+    static constexpr int VECTORS = STRIP / V;
     const Behind<T> &e;
     const Target<Place, Pitch> &c;
-    int line, along; /* of its first */
+    const Strip of;
+    int down, across; /* of a strip's lines and vectors, its first */
+    int line, along;  /* and of C's */
     Out *first;
     bool exists;
 
     /* Of a strip: lines and elements after those of the first strip. */
-    static __device__ int lines_of(int strip, int vector) { return (At::ROWS ? strip % 2 * 8 : strip * 16) + vector * STEP; }
-    static __device__ int elements_of(int strip) { return At::ROWS ? strip / 2 * 32 : 0; }
+    __device__ int step() const { return of.rows ? V : 2 * V; } /* lines from one vector to the next */
+    __device__ int lines_of(int strip, int vector) const { return (of.rows ? strip % 2 * 8 : strip * 16) + vector * step(); }
+    __device__ int elements_of(int strip) const { return of.rows ? strip / 2 * 32 : 0; }
     __device__ bool here(int strip, int vector) const {
-        return (At::ROWS ? along + elements_of(strip) < c.length : exists) && line + lines_of(strip, vector) < c.lines;
+        return (of.rows ? along + elements_of(strip) < c.length : exists) && line + lines_of(strip, vector) < c.lines;
     }
     __device__ Out *place(int strip, int vector) const { return first + (int64_t)lines_of(strip, vector) * c.pitch + elements_of(strip); }
 
   public:
     /* From this row and column of the warpgroup on. */
-    __device__ Share(const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column) : e(e), c(c) {
-        const int thread = threadIdx.x % At::THREADS;
-        line = (At::ROWS ? row + threadIdx.x % 128 / 32 * 16 : column) + thread / ACROSS;
-        along = (At::ROWS ? column : row) + thread % ACROSS * V;
+    __device__ Share(const Behind<T> &e, const Target<Place, Pitch> &c, Strip of, int row, int column) : e(e), c(c), of(of) {
+        const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
+        down = of.rows ? lane / (32 / V) : thread / (64 / V), across = of.rows ? lane % (32 / V) * V : thread % (64 / V) * V;
+        line = (of.rows ? row + thread / 32 * 16 : column) + down;
+        along = (of.rows ? column : row) + across;
         first = (Out *)e.c + c.place(along, exists) + (int64_t)line * c.pitch;
     }
 
@@ -67,10 +70,9 @@ template <Runs RUNS, int V, class Acc, class Out, class Place, class Pitch> clas
 
     /* This thread's results of a strip, whose sums lie at `from`. */
     __device__ void take(T (&x)[STRIP], const Acc *from) const {
-        const int thread = threadIdx.x % At::THREADS;
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            const Pack<Acc, V> sums = *(const Pack<Acc, V> *)(from + (i * STEP + thread / ACROSS) * At::PITCH + thread % ACROSS * V);
+            const Pack<Acc, V> sums = *(const Pack<Acc, V> *)(from + (i * step() + down) * of.pitch() + across);
 #pragma unroll
             for (int n = 0; n < V; n++) x[i * V + n] = factor[i * V + n] * T(sums.value[n]) + term[i * V + n];
         }
@@ -94,44 +96,37 @@ template <Runs RUNS, int V, class Acc, class Out, class Place, class Pitch> clas
     }
 };
 
-/* Registers of strip `strip` into its place. */
-template <Runs RUNS, class S, class Acc> __device__ __forceinline__ void put_strip(Acc *own, const Acc (&sum)[S::PARTS][S::SUMS], int strip) {
-    constexpr int PER_PART = S::SUMS / STRIP;
-    with_number<2 * S::SLICES>(strip, [&](auto number) {
-        constexpr int N = decltype(number)::value;
-        Acc v[STRIP];
-#pragma unroll
-        for (int i = 0; i < STRIP; i++)
-            v[i] = sum[N / PER_PART][N % PER_PART / 2 * 16 + (RUNS == BY_ROWS ? i / 2 * 4 + N % 2 * 2 + i % 2 : N % 2 * STRIP + i)];
-        Strip<RUNS>::put(own + N % 2 * (Passage<S, RUNS>::TURN / 4), v);
-    });
-}
-
 /* All other ways, strip after strip: `count` of each 64 rows are not beyond C. */
 template <class S, Runs RUNS, class Acc, class T, class Place, class Pitch>
-__device__ __forceinline__ void store_strips(const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column, int count, const Acc (&sum)[S::PARTS][S::SUMS]) {
-    using At = Strip<RUNS>;
+__device__ __forceinline__ void store_strips(As<RUNS> as, const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column, int count, const Acc (&sum)[S::PARTS][S::SUMS]) {
     constexpr int PER_PART = S::SUMS / STRIP;
-    static_assert(4 * At::WORDS <= Passage<S, RUNS>::TURN, "a strip");
-    Acc *const own = (Acc *)Passage<S, RUNS>::own();
-    T x[STRIP];
 #pragma unroll 1
     for (int i = 0; i < S::PARTS * PER_PART; i++) {
+        const Strip at = {as.rows()};
         const int part = i / PER_PART, strip = i % PER_PART;
         if (strip >= count) continue;
         /* with(share): in vectors or not, of what type C is */
         const auto share = [&](auto with) {
             with_result<S::DTYPE, Acc>(anew(e.c_dtype), [&](auto result) {
                 using Out = typename decltype(result)::type;
-                if (anew(c.vectors)) with(Share<RUNS, 4, Acc, Out, Place, Pitch>(e, c, row + 64 * part, column));
-                else with(Share<RUNS, 1, Acc, Out, Place, Pitch>(e, c, row + 64 * part, column));
+                if (anew(c.vectors)) with(Share<4, Acc, Out, Place, Pitch>(e, c, at, row + 64 * part, column));
+                else with(Share<1, Acc, Out, Place, Pitch>(e, c, at, row + 64 * part, column));
             });
         };
-        put_strip<RUNS, S>(own, sum, i);
-        At::sync();
+        Acc sums[STRIP];
+        with_number<2 * S::SLICES>(i, [&](auto number) {
+            constexpr int N = decltype(number)::value;
+            const Acc *const of = &sum[N / PER_PART][N % PER_PART / 2 * 16];
+#pragma unroll
+            for (int r = 0; r < STRIP; r++) sums[r] = at.rows ? of[r / 2 * 4 + N % 2 * 2 + r % 2] : of[N % 2 * STRIP + r];
+        });
+        Acc *const there = (Acc *)(Passage<S>::own(at.rows) + strip % 2 * Passage<S>::turn(at.rows));
+        at.put(there, sums);
+        at.sync();
+        T x[STRIP];
         share([&](auto of) {
             of.ask(strip, anew(c.by_line));
-            of.take(x, own + strip % 2 * (Passage<S, RUNS>::TURN / 4));
+            of.take(x, there);
         });
         activate(e.function, e.activation, x, e.low, e.high);
         share([&](auto of) { of.store(strip, x); });

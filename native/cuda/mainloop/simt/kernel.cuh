@@ -129,13 +129,14 @@ __device__ inline void store_tile(const Source &source, const Tile &t, const typ
     else __syncwarp();
     const auto finish = [&](const auto &epilogue) {
         /* Lanes take WIDE columns each; a lane keeps its columns where it can, so that what follows from them is computed once. */
-        constexpr int WIDE = std::decay_t<decltype(epilogue)>::WIDE, GROUPS = S::WN / WIDE, ACROSS = GROUPS < 32 ? GROUPS : 32;
+        using Of = std::decay_t<decltype(epilogue)>;
+        constexpr int WIDE = Of::WIDE, GROUPS = S::WN / WIDE, ACROSS = GROUPS < 32 ? GROUPS : 32;
         constexpr int BYTES = WIDE * (int)sizeof(Sum) / PACK, PART = BYTES > 16 ? 16 : BYTES, OUT = WIDE > 1 ? SWAP : 0;
         static_assert(32 % ACROSS == 0 && GROUPS % ACROSS == 0 && WIDE % PACK == 0, "");
 #pragma unroll
         for (int turn = 0; turn < GROUPS / ACROSS; turn++) {
             const int column = (turn * ACROSS + lane % ACROSS) * WIDE;
-#pragma unroll 4
+#pragma unroll Of::UNROLLED
             for (int row = lane / ACROSS + near.part * (32 / ACROSS); row < S::WM; row += 32 / ACROSS * near.parts) {
                 alignas(16) Sum some[WIDE / PACK] = {};
 #pragma unroll
@@ -251,7 +252,7 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Sum (&s
 /* The tiles of one block. A Source says where their operands come from and where the sums go:
  *   a(t, begin, end), b(t, begin, end)   what loads block row t.i of A and block column t.j of B, for k in [begin, end): see Copy
  *   with_output(t, body)                 body(epilogue); epilogue.store(row, column, values) takes epilogue.WIDE columns, both counted from the first
- *                                        tile's
+ *                                        tile's, and a loop over it is unrolled by epilogue.UNROLLED
  * of Matrices also
  *   singles_a(t, begin, end), singles_b  the same element by element
  *   row(t), column(t)                    where a tile begins */
@@ -350,10 +351,10 @@ template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
             body(epilogue);
         };
         if constexpr (S::T::PACK == 2) {
-            if (p.c_dtype == PYSIM_F16) from_here(Epilogue<float, __half>(p));
-            else from_here(Epilogue<float, float>(p));
+            if (p.c_dtype == PYSIM_F16) by_function<float, __half>(p, from_here);
+            else by_function<float, float>(p, from_here);
         } else {
-            from_here(Epilogue<Value, Value>(p));
+            by_function<Value, Value>(p, from_here);
         }
     }
 };
