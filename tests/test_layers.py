@@ -21,6 +21,14 @@ LATER = {  # importer -> imported, where a higher part is needed at run time onl
     "pysim.cachemodel.simulator.trace": {"pysim.runtime.cpu"},
 }
 MOST_ROOT_MODULES = 10
+MOST_LINES, MOST_FUNCTION_LINES = 500, 60
+LONGER = {"native/pysim.h"}  # the whole ABI, which cffi reads as one
+SOURCES = sorted(
+    path.relative_to(PACKAGE.parent)
+    for folder in ("pysim", "tests", "tools", "benchmarks", "native")
+    for path in (PACKAGE.parent / folder).rglob("*")
+    if path.suffix in (".py", ".c", ".h", ".cu", ".cuh", ".inc")
+)
 
 
 def name_of(path: Path) -> str:
@@ -89,6 +97,15 @@ def test_nothing_compares_an_algorithms_name(module: str) -> None:
         if isinstance(node, ast.Dict):
             keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
             assert len(keys & names) < 2, f"{module}, line {node.lineno}: {keys & names}"
+
+
+def test_a_file_is_read_in_one_sitting_and_a_function_on_one_screen() -> None:
+    for path in (one for one in SOURCES if one.as_posix() not in LONGER):
+        text = (PACKAGE.parent / path).read_text()
+        assert text.count("\n") <= MOST_LINES, path
+        for node in ast.walk(ast.parse(text)) if path.suffix == ".py" else ():
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < MOST_FUNCTION_LINES, f"{path}: {node.name}"
 
 
 def test_the_design_page_has_the_same_order():
