@@ -55,6 +55,13 @@ def prepared(rows: list[dict[str, Any]], on: Any) -> list[tuple[dict[str, Any], 
     return found
 
 
+def alone_of(samples: list[float], core: list[Speed], most: float) -> dict[str, float]:
+    """The median of the samples during which nothing else was on the core, and how many those are; nothing where there are none."""
+    shares = np.repeat([one.plain_per_cycle for one in core], SAMPLES)
+    alone = [seconds for seconds, share in zip(samples, shares, strict=False) if share > SHARED * most]
+    return {"alone_seconds": float(np.median(alone)), "alone": len(alone)} if alone else {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plans", type=Path)
@@ -112,14 +119,7 @@ def main() -> None:
         print(json.dumps(header), file=out)
         for (row, *_), of, core in zip(plans, samples, speeds, strict=True):
             part = "reported" if problems.index(row["problem"]) % given.fitted else "fitted"
-            times = {"measured_seconds": float(np.median(of)), "least_seconds": min(of), "samples": len(of)}
-            alone_too = [
-                seconds
-                for seconds, one in zip(of, np.repeat([one.plain_per_cycle for one in core], SAMPLES), strict=False)
-                if one > SHARED * most
-            ]
-            if alone_too:
-                times |= {"alone_seconds": float(np.median(alone_too)), "alone": len(alone_too)}
+            times = {"measured_seconds": float(np.median(of)), "least_seconds": min(of), "samples": len(of)} | alone_of(of, core, most)
             print(json.dumps({"set": part, **{key: row[key] for key in ("problem", "plan", "threads")}, **times}), file=out)
 
 

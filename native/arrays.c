@@ -68,6 +68,17 @@ pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const 
     return PYSIM_OK;
 }
 
+/* The number of the line of each kind is what a caller names it by. */
+enum {
+#define PYSIM_ROWS_OF(number, name, operations, reductions) ROWS_##name = number,
+#include "rows.inc"
+#undef PYSIM_ROWS_OF
+    ROWS_KINDS
+};
+_Static_assert((int)ROWS_softmax == (int)PYSIM_ROWS_SOFTMAX && (int)ROWS_standard == (int)PYSIM_ROWS_STANDARD &&
+                   (int)ROWS_length == (int)PYSIM_ROWS_LENGTH && (int)ROWS_KINDS == (int)PYSIM_ROWS_LENGTH + 1,
+               "rows.inc has the numbers of pysim_rows_kind");
+
 static pysim_status check_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, const void *y) {
     const int64_t sizes[] = {r->rows, r->size}, all[] = {r->rows, r->size, pysim_dtype_bytes(r->dtype)};
     int64_t bytes = 0;

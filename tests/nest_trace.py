@@ -15,7 +15,7 @@ from pysim.cachemodel.cpu.incore import Table
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, workspace_bytes
-from pysim.cachemodel.cpu.reuse import Sliced
+from pysim.cachemodel.cpu.reuse import FILTER_TILES, WINDOWS, described
 from pysim.machine.cpu import Level
 from pysim.machine.load import load
 from pysim.record.schedule import Schedule
@@ -116,29 +116,22 @@ class Trace:
         s, keeps = self.s, self.s.stationary == "input_stationary"
         numbers = (np.array([float(n)]) for n in (s.pack == "tiles", s.channels, s.k2, s.k3))
         rates = rates_of(self.nest, MACHINE, [next(row for row in kernels() if row.name == s.kernel)])
-        described = Sliced(Table(rates, np.array([keeps]), np.zeros(1, dtype=np.int64), *numbers))
-        window, filters = ("kept", "streamed") if keeps else ("streamed", "kept")
-        for image in range(self.nest.repeats):
-            touched: dict[str, range] = {}
-            for operand, tiles in walk(described.loop_nest):
-                c0 = tiles.get("channels", touched.get("channels", range(1)))[0] * s.channels
-                nc = min(s.channels, self.nest.group_channels - c0)
-                if operand == f"raw {window}":
-                    panels = 1 if described.one_panel[0] else s.k3 if keeps else s.k2
-                    yield False, chain.from_iterable(self._pack_windows(image, c0, nc, w, w % panels) for w in tiles[window])
-                elif operand == f"raw {filters}" and keeps:
-                    yield False, self._pack_filters(c0, nc, tiles[filters])
-                elif (
-                    operand == f"raw {filters}" and tiles[filters][0] % s.k3 == 0
-                ):  # kept filters are packed ahead of all of their set's windows
-                    first = tiles[filters][0]
-                    yield False, self._pack_filters(c0, nc, range(first, min(first + s.k3, self.n_filters)))
-                elif operand == "output":
-                    w, f = tiles[window][0], tiles[filters][0]
-                    panel = 0 if described.one_panel[0] else w % (s.k3 if keeps else s.k2)
-                    yield True, self._call(image, c0, nc, w, f, panel, f % (s.k2 if keeps else s.k3))
-                else:
-                    touched |= tiles
+        table = Table(rates, np.array([keeps]), np.zeros(1, dtype=np.int64), *numbers)
+        panels = (1 if s.k2 >= self.n_filters else s.k3) if keeps else s.k2
+        seen: dict[str, range] = {"images": range(1), "groups": range(1)}
+        for operand, tiles in walk(described(table, keeps)):
+            seen |= tiles
+            image, channels = seen["images"][0] * self.nest.groups + seen["groups"][0], seen["channels"]
+            if operand == "input":
+                yield (
+                    False,
+                    chain.from_iterable(self._pack_windows(image, channels[0], len(channels), w, w % panels) for w in tiles[WINDOWS]),
+                )
+            elif operand == "filters" and not self.nest.filters_packed:
+                yield False, self._pack_filters(channels[0], len(channels), tiles[FILTER_TILES])
+            elif operand == "output":
+                w, f = tiles[WINDOWS][0], tiles[FILTER_TILES][0]
+                yield True, self._call(image, channels[0], len(channels), w, f, w % panels, f % (s.k2 if keeps else s.k3))
 
     def live(self, tile: int) -> range:
         """Kernel rows that meet the image for some window of a tile."""

@@ -30,7 +30,7 @@ def several(y):
     return y if isinstance(y, tuple) else (y,)
 
 
-def assert_close(found, wanted):
+def assert_close(found, wanted, alike=2e-5):
     for y, right in zip(several(found), wanted, strict=True):
         assert y.shape == right.shape and y.dtype == right.dtype
-        assert np.abs(y - right).max() <= 2e-5 * max(np.abs(right).max(), 1e-6)
+        assert np.abs(y - right).max() <= alike * max(np.abs(right).max(), 1e-6)

@@ -22,6 +22,9 @@ from pysim.cli import main
 from pysim.errors import MissingError
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import model_figure  # noqa: E402
+
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FILE = re.compile(r"(?<![\w/.~-])(?:pysim|tools|benchmarks|native|docs|tests|cross)/[\w./*-]*\w")
 TO_COME = {"pysim/algorithms/cpu/NAME.py"}  # of a recipe
@@ -106,3 +109,11 @@ def test_tables_of_the_pages_are_what_their_data_hold(tmp_path: Path) -> None:
     for page in PAGES:
         copy = tmp_path / page.relative_to(ROOT)
         assert not copy.exists() or copy.read_text() == page.read_text(), f"{page.name}: python tools/update_readme.py writes its tables"
+
+
+def test_the_readmes_picture_has_the_speed_of_every_network_that_was_measured() -> None:
+    picture = (ROOT / "docs" / "models.svg").read_text()
+    for label, (file, _) in model_figure.PRECISIONS.items():
+        assert label in picture
+        for one in model_figure.networks(file, model_figure.BATCHES)[1]:
+            assert f"{one['model']}, batch {one['batch']}" in picture and f"{model_figure.speed(one):.2f}x" in picture

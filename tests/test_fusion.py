@@ -11,7 +11,7 @@ from onnx_models import assert_close, by_onnxruntime, given, model_of
 import pysim
 from pysim.frontends import onnx_graph
 from pysim.machine.load import load
-from pysim.models import operators, plan
+from pysim.models import operators, passes
 from pysim.models.buffers import offset_in, planned
 from pysim.models.fusion import PARAMETERS, fused, norm_constants
 from pysim.models.graph import Graph, Node, Tensor
@@ -183,5 +183,5 @@ def test_an_activation_that_stores_do_not_have_is_in_a_layers_predicted_time():
     silu, relu = (Node(op, op, ("x",), ("y",), {"activation": op}) for op in ("silu", "relu"))
     graph = Graph((silu,), ("x",), ("y",), {name: Tensor((1, 8, 30, 40), FLOAT) for name in "xy"})
     zen5 = load("zen5")
-    assert plan._activating(silu, graph, zen5) * zen5.core.frequency_hz.value == pytest.approx(8 * 75 * 8)
-    assert plan._activating(relu, graph, zen5) == 0
+    assert passes.activating_seconds(silu, graph, zen5) * zen5.core.frequency_hz.value == pytest.approx(8 * 75 * 8)
+    assert passes.activating_seconds(relu, graph, zen5) == 0

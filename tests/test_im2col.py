@@ -49,10 +49,17 @@ def test_a_pointwise_convolution_needs_no_columns() -> None:
     assert columns_cost(conv("conv:mb1ic64ih56oc64kh1sh2"), ON).cycles > 0
 
 
-@pytest.mark.parametrize("problem", ["conv:mb1ic64ih56oc64kh3ph1", "conv:mb1ic128ih28oc128kh3ph1", "conv:mb1ic3ih224oc64kh7sh2ph3"])
-def test_lines_of_im2col_and_the_product_are_those_of_simulation(problem: str) -> None:
+@pytest.mark.parametrize(
+    ("problem", "sizes"),
+    [
+        ("conv:mb1ic64ih56oc64kh3ph1", "stationary=weight_stationary,pack=none,windows=32,filters=14,channels=576,k2=5,k3=5"),
+        ("conv:mb1ic128ih28oc128kh3ph1", "stationary=input_stationary,pack=none,windows=32,filters=14,channels=1152,k2=10,k3=25"),
+        ("conv:mb1ic3ih224oc64kh7sh2ph3", "stationary=weight_stationary,pack=none,windows=32,filters=14,channels=147,k2=17,k3=5"),
+    ],
+)
+def test_lines_of_im2col_and_the_product_are_those_of_simulation(problem: str, sizes: str) -> None:
     w = conv(problem)
-    product = planner.plan(im2col_baseline.product_of(w), ON, algorithm="gemm")
+    product = planner.plan(im2col_baseline.product_of(w), ON, name=f"gemm,kernel=f32_win_32x14__avx512,{sizes}")
     after = predict_schedule(msgspec.structs.replace(nest_of(product.workload), fresh_input=True), ON, product.schedule)
     cost = columns_cost(w, ON)
     counted = im2col_baseline.simulate(w, product.schedule, Hierarchy.from_machine(ON), warm=True)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX's operators on arrays of any shape: equal to ONNX Runtime, natively in one call where the values are floating-point numbers."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from graphs import helper, numpy_helper
-from onnx_models import by_onnxruntime, model_of, several
+from graphs_attention import random_attention
+from onnx_models import assert_close, by_onnxruntime, model_of, several
+from onnx_models import given as random_input
 
-from pysim.errors import ProblemError
+from pysim.errors import OperandError, ProblemError
 from pysim.runtime.steps import Chain
 
 onnx = pytest.importorskip("onnx")
@@ -50,6 +55,45 @@ def with_strange(x):
     places = np.random.default_rng(9).integers(0, x.size, 3)
     x.reshape(-1)[places] = np.nan, np.inf, -np.inf
     return x
+
+
+# 200 graphs; PYSIM_GRAPHS=5000 for a long run
+@pytest.mark.parametrize("first", range(0, int(os.environ.get("PYSIM_GRAPHS", "200")), 20))
+def test_random_networks_with_attention_equal_onnxruntime(first):
+    for seed in range(first, first + 20):
+        proto = random_attention(seed, batch=1 + seed % 3)
+        content, x = proto.SerializeToString(), random_input(proto, seed)
+        before, model, wanted = x.copy(), model_of(proto), by_onnxruntime(content, x)
+        for _ in range(2):  # what a first call left behind does not matter
+            assert_close(model(x), wanted, 1e-4)
+        assert (x == before).all()
+
+
+def test_several_threads_may_call_a_network_with_attention_at_once():
+    proto = random_attention(1)
+    content, inputs = proto.SerializeToString(), [random_input(proto, seed) for seed in range(8)]
+    model = model_of(proto)
+    assert [layer.node.op for layer in model.plan.layers].count("Softmax")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda at: model(inputs[at % 8]), range(80)))
+    for at, y in enumerate(found):
+        assert (y == found[at % 8]).all()
+    for x, y in zip(inputs, found, strict=False):
+        assert_close(y, by_onnxruntime(content, x), 1e-4)
+
+
+def test_without_memory_a_call_says_so_and_the_next_one_runs(monkeypatch):
+    proto = random_attention(1)
+    x, model = random_input(proto, 0), model_of(proto)
+
+    def refuses(*shape, **how):
+        raise MemoryError
+
+    with monkeypatch.context() as context:
+        context.setattr("pysim.runtime.cpu.np.empty", refuses)
+        with pytest.raises(OperandError, match="cannot allocate"):
+            model(x)
+    assert_close(model(x), by_onnxruntime(proto.SerializeToString(), x), 1e-4)
 
 
 @pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div"])

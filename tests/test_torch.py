@@ -111,6 +111,26 @@ def test_a_model_of_torchvision_equals_pytorch(name):
         assert_close(optimized(x), model(x))
 
 
+# one with branches, with shuffled channels, with layer norms, and of a segmentation; the others: benchmarks/torch_cpu.py
+@pytest.mark.parametrize("name", ["convnext_tiny", "lraspp_mobilenet_v3_large", "regnet_x_400mf", "shufflenet_v2_x0_5"])
+def test_models_of_torchvision_equal_pytorch_compiled_and_optimized(name):
+    """Of seeded weights, where the last layer's are not all zero."""
+    backbone = {"weights_backbone": None} if name.startswith("lraspp") else {}
+    model = imported("torchvision").models.get_model(name, weights=None, **backbone).eval()
+    x = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.02)
+        wanted = model(x)
+        for ours in (pysim.torch.optimize(model), torch.compile(model, backend=pysim.torch.backend)):
+            found = ours(x)
+            pairs = zip(found.values(), wanted.values(), strict=True) if isinstance(wanted, dict) else [(found, wanted)]
+            for y, right in pairs:
+                assert (y - right).abs().max() <= 1e-4 * right.abs().max()
+    torch._dynamo.reset()
+
+
 def test_changed_weights_take_effect():
     model = settled(block())
     optimized, x = pysim.torch.optimize(model), torch.randn(1, 3, 9, 9)

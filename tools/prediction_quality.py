@@ -132,11 +132,12 @@ def calibrated() -> Iterator[Sample]:
 
 
 def random_layers() -> Iterator[Sample]:
-    """Every algorithm's best plan on layers of no network (benchmarks/regret.py)."""
+    """Every algorithm's best plan on layers of no network, and several schedules of some of networks (benchmarks/regret.py)."""
     for path in sorted(DATA.glob("regret-*.jsonl")):
         plans, machine = lines(path.name)[1:], model_errors.machine_of(path)
         other = path.stem.removeprefix(f"regret-{machine.name}").replace("-", " ")
-        label, seen = f"{machine.core.name}, random layers{other}", machine.name not in never_fitted()
+        label = model_errors.header(path).get("label") or f"{machine.core.name}, random layers{other}"
+        seen = machine.name not in never_fitted()
         for one in plans:
             algorithm = one["plan"].partition(",")[0]
             yield Sample(label, seen, algorithm, *typed(one["problem"]), one["predicted_seconds"], one["measured_seconds"])

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from statistics import geometric_mean
 
+import model_figure
 import numpy as np
 import paper_comparison
 import prediction_quality
@@ -183,11 +184,10 @@ def conv_wavefronts_table(name: str) -> str:
     return "\n".join([about, "", *rows, ""])
 
 
-def models_table(batches: tuple[int, ...] = ()) -> str:
-    """Whole networks (of some batches): milliseconds of PyTorch's best and of pysim, both as CUDA graphs or not, errors, and layers that
+def models_table() -> str:
+    """Whole networks: milliseconds of PyTorch's best and of pysim, both as CUDA graphs or not, errors, and layers that
     run here."""
-    header, *found = map(json.loads, (DATA / "models-h200.jsonl").read_text().splitlines())
-    found = [one for one in found if not batches or one["batch"] in batches]
+    header, found = model_figure.networks("models-h200.jsonl")
     means: list[list[float]] = []
     rows = [
         "| network, batch | PyTorch | its best of | pysim | ratio | standard, ieee | errors: PyTorch, pysim, standard | memory "
@@ -195,12 +195,11 @@ def models_table(batches: tuple[int, ...] = ()) -> str:
         "|---|--:|---|--:|--:|---|---|--:|--:|",
     ]
     for one in found:
-        theirs = {name: value for name, value in one["milliseconds"].items() if not name.startswith("pysim")}
-        best, ours = min(theirs, key=theirs.__getitem__), sum(layer["runs"] == "pysim" for layer in one["decisions"])
+        best, ours = model_figure.best(one), sum(layer["runs"] == "pysim" for layer in one["decisions"])
         errors = ", ".join(f"{one['errors'][name]:.1e}" for name in ("pytorch", "pysim", "pysim standard"))
-        ratios = [theirs[best] / one["milliseconds"][f"pysim{level} graph"] for level in ("", " standard", " ieee")]
+        ratios = [model_figure.speed(one, level) for level in ("", " standard", " ieee")]
         means.append(ratios)
-        times = f"{theirs[best]:.2f} | {best.replace('_', ' ')} | {one['milliseconds']['pysim graph']:.2f} | {ratios[0]:.2f}x"
+        times = f"{best.milliseconds:.2f} | {best.way} | {one['milliseconds']['pysim graph']:.2f} | {ratios[0]:.2f}x"
         memory = one["peak_bytes"]["pysim"] / one["peak_bytes"]["pytorch"]
         told = f"{ratios[1]:.2f}x, {ratios[2]:.2f}x | {errors} | {memory:.2f}x | {ours} of {len(one['decisions'])}"
         rows.append(f"| {one['model']}, {one['batch']} | {times} | {told} |")
@@ -216,17 +215,16 @@ def precisions_table() -> str:
     rows.append("|---|---|--:|---|--:|--:|---|---|")
     told, header = [], {}
     for precision, name in (("f16", "autocast to float16"), ("tf32", "TF32 allowed")):
-        header, *found = map(json.loads, (DATA / f"models-{precision}-h200.jsonl").read_text().splitlines())
+        header, found = model_figure.networks(f"models-{precision}-h200.jsonl")
         ratios = []
         for one in found:
-            theirs = {label: value for label, value in one["milliseconds"].items() if not label.startswith("pysim")}
-            best, ours = min(theirs, key=theirs.__getitem__), one["milliseconds"]["pysim graph"]
-            ratios.append(theirs[best] / ours)
+            best = model_figure.best(one)
+            ratios.append(model_figure.speed(one))
             decided = {layer["layer"]: layer for layer in reversed(one["decisions"])}  # on the first kind of input
             native = [parse(layer["problem"]).dtype for layer in decided.values() if layer["runs"] == "pysim"]
             layers = ", ".join(f"{native.count(dtype)} {dtype}" for dtype in dict.fromkeys(sorted(native)))
             errors = ", ".join(f"{one['mean_errors'][who]:.1e}" for who in ("pytorch", "pysim"))
-            times = f"{theirs[best]:.2f} | {best.replace('_', ' ')} | {ours:.2f} | {ratios[-1]:.2f}x"
+            times = f"{best.milliseconds:.2f} | {best.way} | {one['milliseconds']['pysim graph']:.2f} | {ratios[-1]:.2f}x"
             rows.append(f"| {one['model']}, {one['batch']} | {name} | {times} | {errors} | {layers} of {len(decided)} |")
         told.append(f"{name} {geometric_mean(ratios):.2f}x")
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
@@ -324,7 +322,8 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "performance.md", "xeon server", server_table("compare-xeon-server.jsonl"))
     put(ROOT / "docs" / "models.md", "models", models_table())
     put(ROOT / "docs" / "models.md", "models in other types", precisions_table())
-    put(ROOT / "README.md", "models", models_table((4, 32)))
+    put(ROOT / "README.md", "models", model_figure.summary())
+    model_figure.draw(ROOT / "docs" / "models.svg")
     put(ROOT / "docs" / "models.md", "cpu models", cpu_models_table("models-cpu.jsonl"))
     put(ROOT / "docs" / "models.md", "two threads", cpu_models_table("models-cpu-two-threads.jsonl"))
     output = (DATA / "compare-resnet50.txt").read_text()

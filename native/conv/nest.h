@@ -37,6 +37,7 @@ struct pysim_nest {
     const char *bias_filters, *bias_windows;
     pysim_bounds bounds;
     pysim_finish finish_rows; /* of tiles whose sums are complete */
+    int writes_far;           /* a tile's lines are asked for before its kernel, though they are only written */
 
     int64_t window_begin, window_end, filter_begin, filter_end; /* tiles of this thread */
 };

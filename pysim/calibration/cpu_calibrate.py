@@ -45,6 +45,7 @@ CLOCK, TEAM = "core.frequency_hz", "regions of threads: "
 FORKS = ("core.fork_join_cycles", "core.fork_join_thread_cycles")
 SHARED, LEAST = 1.1, 0.1  # multiply-adds on a core that is shared over those on one that is not, which the least tenth of the readings were
 BUSY = 0.15  # CPUs of other processes from which on a round counts as disturbed
+BUSY_TEXT = "other processes used it in nearly all rounds"
 EVERY = 4  # rounds: in one of so many levels that are shared are measured, whose buffers are large
 ANOTHER_RATE = 0.05  # by which float64's rate differs from float32's where it stands apart
 
@@ -118,7 +119,7 @@ def calibrate(
     for one in asked:
         alone = np.array(quiet[::EVERY] if one.shared else [True] * len(quiet))
         if sum(alone) < FEWEST:
-            rejected[one.path] = "too few rounds" if all(quiet) else "other processes used it in nearly all rounds"
+            rejected[one.path] = "too few rounds" if all(quiet) else BUSY_TEXT
             continue
         settled[one.path] = settle(rounds.cycles(one.path)[alone, 0])
     if settled[CLOCK] is None:
@@ -128,6 +129,9 @@ def calibrate(
     numbers = {path: one if path.endswith("latency_cycles") else one.rate for path, one in costed.items()} | _forks(on, teams)
     machine, table = _with_rates(on, numbers), np.concatenate([rounds.cycles(problem) for problem in problems], axis=1)
     _check_roof(machine, lab, table)
+    fit, last = fitted(machine, lab.plans, table, quiet, lab.ways), on.levels[-1]
+    if fit.ways is None and last.shared:
+        rejected[f"levels.{last.name}.ways"] = "the plans do not say" if sum(quiet) >= FEWEST else BUSY_TEXT
     return Calibration(
         machine=on.name,
         description=on.description,
@@ -138,8 +142,8 @@ def calibrate(
         numbers=numbers,
         rejected=rejected | {path: "rounds do not agree" for path, one in settled.items() if one is None},
         together={threads: (float(slow), float(mean)) for threads, found in shares.items() for slow, mean in [np.median(found, axis=0)]},
-        last=on.levels[-1].name,
-        fit=fitted(machine, lab.plans, table, quiet, lab.ways),
+        last=last.name,
+        fit=fit,
     )
 
 

@@ -30,12 +30,13 @@ from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
 from pysim.machine.quantity import Number
 
-CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "overlap")
-OUTSIDE = ("pack_line_cycles", "store_run_cycles", "overlap")  # of them, what levels that others use, too, decide
-SIZES = np.array([100.0, 20.0, 1.5, 8.0, 10.0, 0.2])  # what is large for a constant
+CONSTANTS = ("call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "transform_cycles", "overlap")
+OUTSIDE = ("pack_line_cycles", "store_run_cycles", "transform_cycles", "overlap")  # of them, what levels that others use, too, decide
+SIZES = np.array([100.0, 20.0, 1.5, 8.0, 10.0, 0.3, 0.2])  # what is large for a constant
 STEPS, STEP, REWEIGHTED = 3, 0.05, 3  # of Gauss and Newton; a difference, in sizes; solutions of a step, each with the last one's weights
 OUTLIER, RESAMPLES = 0.1, 100
 CLOCK_ERROR = 0.005  # what all cycles may be off by together, as the clock is read
+FEWEST_LARGE = 12  # plans of large layers without which overlap and the ways stay as they were
 WEAK = 0.001  # of the observation of what a constant was
 
 
@@ -73,10 +74,16 @@ def with_constants(on: Machine, values: Sequence[float], kind: Any = "fitted", s
     """The machine with other constants, in the order of CONSTANTS; `source` where it is another one than before."""
 
     def number(name: str, value: float) -> Number:
-        return Number(value=float(value), kind=kind, source=source or getattr(on.core, name).source)
+        return Number(value=float(value), kind=kind, source=source or before(on, name).source)
 
     numbers = {name: number(name, value) for name, value in zip(CONSTANTS, values, strict=True)}
     return msgspec.structs.replace(on, core=msgspec.structs.replace(on.core, **numbers))
+
+
+def before(on: Machine, name: str) -> Number:
+    """What a constant was; of transforms, a file may not say."""
+    known: Number | None = getattr(on.core, name)
+    return known or Number(value=on.core.transform_wait, kind="assumed", source=on.core.overlap.source)
 
 
 def predictor(on: Machine, plans: Sequence[Measured]) -> Callable[[Floats], Floats]:
@@ -124,8 +131,9 @@ class _Linear(NamedTuple):
 
 def fitted(on: Machine, plans: Sequence[Measured], rounds: Floats, quiet: Sequence[bool], most_ways: int) -> Fit:
     """The constants that predict what was measured, and the ways of the last level, of at most so many: `rounds` are cycles, rounds x
-    plans, of which the `quiet` ones count where there are enough of them; else what others use, too, is not sure. Small layers alone say
-    nothing of `overlap` where transfers come from far, and leave it. Raises MachineError where rounds agree on too few plans.
+    plans, of which the `quiet` ones count where there are enough of them; else what others use, too, is not sure, and the ways stay.
+    Small layers alone, or few others, say nothing of `overlap` where transfers come from far, nor of the ways, and leave both. Raises
+    MachineError where rounds agree on too few plans.
     """
     busy = sum(quiet) < FEWEST
     rounds = rounds if busy else rounds[np.asarray(quiet)]
@@ -138,11 +146,12 @@ def fitted(on: Machine, plans: Sequence[Measured], rounds: Floats, quiet: Sequen
     mine = [plans[at] for at in kept]
     measured = np.array([one.value for one in settled if one])
     doubts = np.array([one.error for one in settled if one]) / measured
-    free = np.array([1.0] * (len(CONSTANTS) - 1) + [float(any(one.problem in LARGE for one in mine))])
-    start = _shown(getattr(on.core, name).value for name in CONSTANTS)
+    large = sum(one.problem in LARGE for one in mine) >= FEWEST_LARGE
+    free = np.array([1.0] * (len(CONSTANTS) - 1) + [float(large)])
+    start = _shown(before(on, name).value for name in CONSTANTS)
     x, first = start, predictor(on, mine)(start)
     for _ in range(STEPS):
-        ways = ways_left(with_constants(on, _values(x)), most_ways, mine, measured)
+        ways = ways_left(with_constants(on, _values(x)), most_ways, mine, measured) if large and not busy else None
         predicted = predictor(with_ways(on, round(ways.value)) if ways else on, mine)
         linear = _linear(predicted, x, measured, start, free)
         x = linear.solved(x)

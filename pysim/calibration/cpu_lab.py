@@ -53,7 +53,7 @@ LARGE = (
     "gemm:44x2200x1900",
 )
 LAYERS = (*SMALL, *LARGE)
-PLANS, WITHIN = 6, 1.6  # plans of a layer, and the time that they may take over the best of them
+PLANS, TRANSFORMED, WITHIN = 6, 2, 1.6  # plans of a layer, and of those by transforms; the time that they may take over the best of them
 CONSIDERED = 3000  # plans that are looked at
 SCALAR_BYTES = 16  # of a vector that portable code may have, too
 SAMPLES, PROBE_SECONDS = 5, 0.01
@@ -204,17 +204,22 @@ def _prepared(problem: str, on: Machine) -> _Ready:
 
 def chosen(problem: str, on: Machine) -> list[Plan]:
     """The best plan of each kernel, stationary operand and way of packing, as far as it is near the best of all: plans that lose by much
-    say little of the constants where they matter. By vectors, where the machine has any."""
+    say little of the constants where they matter. Those of multiply-adds alone, then those whose results transforms round. By vectors,
+    where the machine has any."""
 
     def kind(plan: Plan) -> tuple[str, ...]:
         return (plan.algorithm, plan.kernel, *(str(getattr(plan.schedule, name, "")) for name in ("stationary", "pack")))
 
-    plans = planner.plans(parse(problem), on, CONSIDERED, accuracy="ieee")
+    direct = planner.plans(parse(problem), on, CONSIDERED, accuracy="ieee")
+    exact = {plan.name for plan in direct}
+    transformed = [plan for plan in planner.plans(parse(problem), on, CONSIDERED) if plan.name not in exact]
     widest = max(unit.vector_bytes for unit in on.core.units)
     vector = {unit.target for unit in on.core.units if unit.vector_bytes > SCALAR_BYTES or unit.vector_bytes == widest}
-    plans = [plan for plan in plans if plan.kernel.rpartition("__")[2] in vector] or plans
-    first: dict[tuple[str, ...], Plan] = {}
-    for plan in plans:
-        if (plan.seconds or 0.0) <= WITHIN * (plans[0].seconds or 0.0):
-            first.setdefault(kind(plan), plan)
-    return list(first.values())[:PLANS]
+    found, most_seconds = list[Plan](), WITHIN * (direct[0].seconds or 0.0)
+    for plans, most in ((direct, PLANS), (transformed, TRANSFORMED)):
+        first: dict[tuple[str, ...], Plan] = {}
+        for plan in [plan for plan in plans if plan.kernel.rpartition("__")[2] in vector] or plans:
+            if (plan.seconds or 0.0) <= most_seconds:
+                first.setdefault(kind(plan), plan)
+        found += list(first.values())[:most]
+    return found

@@ -51,7 +51,9 @@ HIDDEN = 0.65  # of what so many cores would multiply: pairs of CPUs of one core
 _FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
 _ATTEMPTS = 3
 _PAGE_BYTES = 4096
-_OPTIONAL = ("scattered_line_cycles", "run_start_share", "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles")  # of a core
+_OPTIONAL = (  # of a core
+    "scattered_line_cycles", "run_start_share", "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles", "transform_cycles",
+)  # fmt: skip
 Place = TypeVar("Place", Level, Memory)
 
 

@@ -135,8 +135,8 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
 
 def undeclared(graph: "onnx.GraphProto") -> dict[str, ValueType]:
     """Takes away the shapes that a graph declares of what its nodes make, and gives those that it declares."""
-    told = {}
-    for value in (*graph.value_info, *graph.output):
+    told, inputs = {}, {value.name for value in graph.input}
+    for value in (*graph.value_info, *(one for one in graph.output if one.name not in inputs)):
         if value.type.tensor_type.HasField("shape"):
             told[value.name] = _type_of(value)
         value.type.tensor_type.ClearField("shape")
@@ -240,7 +240,7 @@ def _set_fixed_batch(graph: "onnx.GraphProto", name: str, inputs: Sequence[tuple
 
 def tensors_of(model: "onnx.ModelProto") -> dict[str, ValueType]:
     """What is known of each value of the top graph, by name."""
-    tensors = {value.name: _type_of(value) for value in (*model.graph.input, *model.graph.output, *model.graph.value_info)}
+    tensors = {value.name: _type_of(value) for value in (*model.graph.output, *model.graph.value_info, *model.graph.input)}
     return tensors | {one.name: ValueType(tuple(one.dims), _element(one.data_type)) for one in model.graph.initializer}
 
 

@@ -151,6 +151,8 @@ def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     given, upsample = node.attributes, node.op == "Upsample" or len(node.inputs) == 2  # opset 10 and before
     mode, rule = given.get("mode", b"nearest"), b"asymmetric" if upsample else given.get("coordinate_transformation_mode", b"half_pixel")
     scales = _scales(node, x, y, constants)
+    if mode == b"cubic":
+        _check_cubic(node, rule, x, y, scales)
     unknown = given.get("antialias") or given.get("exclude_outside") or given.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
     if scales is None or unknown or mode not in (b"nearest", b"linear") or rule not in _PLACES:
         return None
@@ -171,6 +173,14 @@ def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
             first = np.floor(where).astype(np.int64)
             axes.append((axis, np.stack([first, np.minimum(first + 1, size - 1)]), where - first))
     return _taken(node, graph, constants, axes)
+
+
+def _check_cubic(node: Node, rule: bytes, x: tuple[int, ...], y: tuple[int, ...], scales: list[float] | None) -> None:
+    """ProblemError where the onnx package, which computes cubic ones, has other places for the pixels than ONNX."""
+    parts = scales is not None and any(size * scale != made for size, scale, made in zip(x, scales, y, strict=True))
+    if (rule == b"align_corners" and parts) or (rule == b"pytorch_half_pixel" and 1 in y[2:] and y != x):
+        why = f"a cubic one by {rule.decode()} is computed for whole sizes of more than one pixel"
+        raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
 
 
 def _scales(node: Node, x: tuple[int, ...], y: tuple[int, ...], constants: Constants) -> list[float] | None:

@@ -19,7 +19,7 @@ from pysim.frontends.onnx_branches import captured, with_branches
 from pysim.frontends.onnx_lower import LOWER, SEVERAL, split
 from pysim.frontends.onnx_patterns import with_patterns
 from pysim.frontends.onnx_seeds import seeded
-from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed
+from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed, without_empty
 from pysim.models.operators import reference
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
     tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
-    return live(read.lowered(with_patterns(graph._replace(tensors=tensors))))
+    graph = without_empty(graph._replace(tensors=tensors), ("AveragePool", "Conv", "LpPool", "MaxPool"))
+    return live(read.lowered(with_patterns(graph)))
 
 
 def _array(tensor: "onnx.TensorProto", name: str) -> Array:
@@ -192,7 +193,7 @@ class _Reader(NamedTuple):
         graph = graph._replace(tensors=tensors)  # which grows
         for node in graph.nodes:
             (node,) = renamed([node], names)
-            if node.op in _IDENTITIES and node.output not in graph.outputs:
+            if node.op in _IDENTITIES and not any(node.outputs[1:]) and node.output not in graph.outputs:
                 names[node.output] = node.inputs[0]
                 continue
             if node.op == "If":

@@ -17,6 +17,7 @@ from pysim.errors import ProblemError, printable
 from pysim.frontends import onnx as layers
 from pysim.frontends import onnx_arrays, onnx_shapes
 from pysim.frontends.onnx_arrays import Constants, Parts, constant_of
+from pysim.models.definitions import backward_too, with_places
 from pysim.models.fusion import norm_constants
 from pysim.models.graph import Graph, Node
 
@@ -65,6 +66,9 @@ def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> N
     """A transposed convolution whose output is as large as shape inference made it: where pads are not told, what is more is cut away."""
     given = node.attributes
     if not is_image(node.inputs[0], graph):
+        if "output_shape" in given or given.get("auto_pad", b"NOTSET") != b"NOTSET":
+            why = "its pads follow from its output's shape, which is computed of float32 and float64 images alone; right are pads"
+            raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
         return None
     plain = {name: layers.integers_of(given, name, [fill] * count) for name, fill, count in (
         ("strides", 1, 2), ("dilations", 1, 2), ("pads", 0, 4), ("output_padding", 0, 2))}  # fmt: skip
@@ -103,7 +107,7 @@ def _matmul(node: Node, graph: Graph, constants: Constants, opset: int) -> Node 
 def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     settled = all(name in constants for name in node.inputs[1:5]) and not node.attributes.get("training_mode")
     x = graph.tensors[node.inputs[0]]
-    if not settled or len(x.shape) < 2 or not x.native:
+    if not settled or len(x.shape) < 2 or not x.native or node.attributes.get("spatial", 1) != 1:
         return None
     gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
     scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))
@@ -151,14 +155,17 @@ def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 
 
 def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """A pool without indices."""
+    """A pool; one that says where the largest elements are, too, by its definition here."""
     sizes = list(graph.tensors[node.inputs[0]].shape[2:])
-    if not sizes or len([name for name in node.outputs if name]) != 1:
+    if not sizes:
         return None
     found = onnx_shapes.pool_of(node.attributes, sizes)
+    if any(node.outputs[1:]):
+        by_columns = bool(node.attributes.get("storage_order"))
+        return node._replace(op="onnx.MaxPool", attributes={"reference": lambda inputs: with_places(inputs[0], *found, by_columns)})
     plain = {"kernel_shape": found.kernel, "strides": found.strides, "dilations": found.dilations, "pads": found.pads}
-    counted = {"count_include_pad": node.attributes.get("count_include_pad", 0)}
-    return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | counted)
+    more = {"count_include_pad": node.attributes.get("count_include_pad", 0), "p": node.attributes.get("p", 2)}
+    return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | more)
 
 
 def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -230,8 +237,7 @@ def _slice(node: Node, graph: Graph, constants: Constants, opset: int) -> Node |
     axes = given.get("axes", range(len(given["starts"])))
     slices = [slice(0, size, 1) for size in x]
     for axis, start, end, step in zip(axes, given["starts"], given["ends"], given.get("steps", [1] * len(axes)), strict=True):
-        first, last, by = slice(start, end, step).indices(x[axis])
-        slices[axis] = slice(first, None if last < 0 else last, by)
+        slices[axis] = backward_too(start, end, step, x[axis])
     made = tuple(len(range(*one.indices(size))) for one, size in zip(slices, x, strict=True))
     return Node("Slice", node.name, node.inputs[:1], node.outputs, {"slices": tuple(slices)}) if made == y else None
 
@@ -267,9 +273,8 @@ def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 
 def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
-    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
-    given = {name: node.attributes[name] for name in (*defaults, "size") if name in node.attributes}
-    return Node("LRN", node.name, node.inputs, node.outputs, defaults | given)
+    defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": 1}
+    return Node("LRN", node.name, node.inputs, node.outputs, {name: node.attributes.get(name, one) for name, one in defaults.items()})
 
 
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -282,7 +287,7 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
-    "LogSoftmax": _softmax, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "ReduceMean": _mean,
-    "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax, "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is,
-    "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view), **onnx_arrays.LOWER,
+    "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad,
+    "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax, "Sub": _as_it_is,
+    "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view), **onnx_arrays.LOWER,
 }  # fmt: skip

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
 Types = Mapping[str, layers.ValueType]
-_POOLS = ("AveragePool", "MaxPool")
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 class Pool(NamedTuple):
@@ -65,6 +65,9 @@ def inferred(model: "onnx.ModelProto", name: str, declared: Types) -> tuple["onn
     import onnx
 
     made = onnx.ModelProto.FromString(model.SerializeToString())
+    inputs = {value.name for value in made.graph.input}
+    for value in [one for one in made.graph.output if one.name in inputs]:  # which inference would take for what nothing is known of
+        made.graph.output.remove(value)
     while True:
         layers.undeclared(made.graph)
         for value, told in declared.items():
@@ -85,7 +88,11 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
     """Gives a pool whose output was inferred with other sizes than it has attributes that come to these."""
     import onnx
 
-    if node.op_type not in _POOLS or node.domain not in ("", "ai.onnx") or not node.input or not node.output:
+    if node.domain not in ("", "ai.onnx") or len(node.input) < 1 or not node.output:
+        return False
+    if node.op_type == "ConvTranspose":
+        return _enlarged_anew(node, types)
+    if node.op_type not in _POOLS:
         return False
     x, y = (types.get(name, layers.ValueType(None, "")).sizes for name in (node.input[0], node.output[0]))
     sizes = [size for size in (x or ())[2:] if isinstance(size, int)]
@@ -104,6 +111,28 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
     }
     del node.attribute[:]
     node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in plain.items())
+    return True
+
+
+def _enlarged_anew(node: "onnx.NodeProto", types: Types) -> bool:
+    """Gives a transposed convolution whose auto_pad is SAME the output_shape that it has: stride times the image, or what it reaches."""
+    import onnx
+
+    given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    x, w, y = (types.get(name, layers.ValueType(None, "")) for name in (*node.input[:2], node.output[0]))
+    if given.get("auto_pad") not in (b"SAME_UPPER", b"SAME_LOWER") or "output_shape" in given or not (is_known(x) and is_known(w)):
+        return False
+    sizes, kernel = ([size for size in of.sizes[2:] if isinstance(size, int)] for of in (x, w) if of.sizes)
+    ones = [1] * len(sizes)
+    strides, dilations = (layers.integers_of(given, name, ones) for name in ("strides", "dilations"))
+    more = layers.integers_of(given, "output_padding", [0] * len(sizes))
+    axes = zip(sizes, kernel, strides, dilations, more, strict=True)
+    made = [min(size * stride, (size - 1) * stride + dilation * (k - 1) + 1 + extra) for size, k, stride, dilation, extra in axes]
+    if list((y.sizes or ())[2:]) == made:
+        return False
+    kept = [one for one in node.attribute if one.name not in ("auto_pad", "output_padding")]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute("output_shape", made)])
     return True
 
 

@@ -9,6 +9,7 @@ import msgspec
 from pysim.errors import MachineError, choose
 from pysim.machine.quantity import Kind, Number, Positive, Share, Source, Text, facts
 
+TRANSFORM_CYCLES = 0.77  # of a core whose file does not say
 Policy = Literal["lru", "plru", "fifo", "random"]
 
 
@@ -145,8 +146,9 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread. `scattered_line_cycles` is what a line from beyond L2
     waits where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits. A run of a matrix
     that does not begin where the last one ended waits `run_start_share` of the latency of what supplies it, until prefetchers follow. A
-    line that two threads write comes from the other's cache in `written_line_cycles`. `together`: by growing numbers of CPUs; one alone
-    has all of its rate.
+    line that two threads write comes from the other's cache in `written_line_cycles`. An instruction of one of Winograd's transforms, which
+    are short chains, takes at least `transform_cycles`; without it, TRANSFORM_CYCLES. `together`: by growing numbers of CPUs; one alone has
+    all of its rate.
     """
 
     name: Text
@@ -163,6 +165,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fork_join_cycles: Number | None = None
     fork_join_thread_cycles: Number | None = None
     written_line_cycles: Number | None = None
+    transform_cycles: Number | None = None
     together: tuple[Together, ...] = ()
     units: Annotated[tuple[Unit, ...], msgspec.Meta(min_length=1)]
 
@@ -170,6 +173,11 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def scattered_wait(self) -> float:
         """Cycles of a line from beyond L2 that nothing asked for ahead."""
         return (self.scattered_line_cycles or self.pack_line_cycles).value
+
+    @property
+    def transform_wait(self) -> float:
+        """Cycles of an instruction of a transform at least."""
+        return self.transform_cycles.value if self.transform_cycles else TRANSFORM_CYCLES
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="cpu"):

@@ -12,7 +12,7 @@ front end writes in one form, so that fusion and execution know one form only:
 What stands behind a constant's name never changes; a front end whose weights may change leaves them out of `constants`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,6 +101,17 @@ def live(graph: Graph) -> Graph:
             kept.append(node)
     constants = {name: array for name, array in graph.constants.items() if name in wanted}
     return graph._replace(nodes=tuple(reversed(kept)), constants=constants)
+
+
+def without_empty(graph: Graph, windowed: Collection[str]) -> Graph:
+    """Values without elements are constants, which nothing computes; but for what `windowed` operators make of some elements, whose windows
+    do not fit."""
+    empty = {name: np.empty(of.shape, of.dtype) for name, of in graph.tensors.items() if 0 in of.shape and name not in graph.inputs}
+    for node in graph.nodes:
+        if node.op in windowed and 0 not in graph.tensors[node.inputs[0]].shape:
+            empty.pop(node.output, None)
+    nodes = tuple(node for node in graph.nodes if not empty.keys() >= set(filter(None, node.outputs)))
+    return graph._replace(nodes=nodes, constants={**graph.constants, **empty})
 
 
 def renamed(nodes: Iterable[Node], names: Mapping[str, str]) -> tuple[Node, ...]:

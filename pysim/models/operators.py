@@ -16,6 +16,7 @@ import numpy as np
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.models import arrays
 from pysim.models.arrays import Attributes, Bind
+from pysim.models.definitions import DEFINED
 from pysim.models.graph import Array, Node
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
@@ -67,21 +68,32 @@ def _pool_by_taps(largest: bool) -> Run:
     """Of any number of axes and any type."""
 
     def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-        (x,), (kernel, strides, dilations, pads) = inputs, _window(attributes)
-        axes = list(zip(x.shape[2:], out.shape[2:], kernel, strides, dilations, pads, strict=False))
+        (x,) = inputs
         kinds = np.float32 if x.dtype == np.float16 and not largest else x.dtype  # sums of halves are wider
-        least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min if largest else 0
+        least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
         found = np.full(out.shape, least if largest else 0, kinds)
-        for lies in product(*(tuple(taps(*axis)) for axis in axes)):
-            to, of = ((slice(None), slice(None), *(lie[side] for lie in lies)) for side in (0, 1))
-            (np.maximum if largest else np.add)(found[to], x[of], out=found[to])
+        axes = _gather(found, x, attributes, np.maximum if largest else np.add)
+        pads, padded = attributes["pads"], attributes["count_include_pad"]
         for at, axis in enumerate(axes if not largest else ()):
-            found /= _counts(*axis, behind=pads[at + len(axes)], padded=attributes["count_include_pad"]).reshape(
-                -1, *[1] * (len(axes) - 1 - at)
-            )
+            found /= _counts(*axis, behind=pads[at + len(axes)], padded=padded).reshape(-1, *[1] * (len(axes) - 1 - at))
         out[...] = found
 
     return run
+
+
+def _gather(found: Array, x: Array, attributes: Attributes, take: Any) -> list[tuple[int, ...]]:
+    """Takes each tap of the windows into what they are found to be; the axes, as `taps` wants them."""
+    axes = list(zip(x.shape[2:], found.shape[2:], *_window(attributes), strict=False))
+    for lies in product(*(tuple(taps(*axis)) for axis in axes)):
+        to, of = ((slice(None), slice(None), *(lie[side] for lie in lies)) for side in (0, 1))
+        take(found[to], x[of], out=found[to])
+    return axes
+
+
+def _lp_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    found = np.zeros_like(out)
+    _gather(found, np.abs(inputs[0]) ** attributes["p"], attributes, np.add)
+    out[...] = found ** (1 / attributes["p"])
 
 
 def _counts(size: int, out: int, kernel: int, stride: int, dilation: int, before: int, *, behind: int, padded: bool) -> Array:
@@ -284,9 +296,9 @@ NATIVE: dict[str, Bind] = {
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvTranspose": _transposed_convolution,
     "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn,
-    "LogSoftmax": _log_softmax, "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply),
-    "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax,
-    "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "LogSoftmax": _log_softmax, "LpPool": _lp_pool, "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True),
+    "Mul": _ufunc(np.multiply), "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice,
+    "Softmax": _softmax, "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 
 
@@ -315,17 +327,34 @@ _BETTER_LATER = {"BatchNormalization": (7, 14), "DequantizeLinear": (10, 19)}
 
 
 def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[Sequence[Array]], Sequence[Any]]:
-    """The onnx package's own definition of a node (an onnx.NodeProto): called with every input that it names, as often as it does, it gives
-    its outputs, None for those without a name. Some depend on `elements`, ONNX's types of the inputs. ProblemError where there is none, and
-    where it fails."""
+    """The definition of a node (an onnx.NodeProto), the onnx package's own but for those of `DEFINED`: called with every input that it
+    names, as often as it does, it gives its outputs, None for those without a name. Some depend on `elements`, ONNX's types of the inputs.
+    ProblemError where there is none, and where it fails."""
+    given, made = [name for name in node.input if name], [bool(name) for name in node.output]
+    about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
+    own = DEFINED.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    evaluate = _packages(node, opset, elements, given, about) if own is None else own(node, opset)
+
+    def run(inputs: Sequence[Array]) -> Sequence[Any]:
+        try:
+            found = iter(evaluate(inputs))
+        except Exception as error:  # whatever NumPy says of a case that it does not compute
+            raise ProblemError(f"{about}: onnx's own definition of it fails: {error}") from error
+        return [next(found) if named else None for named in made]
+
+    return run
+
+
+def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequence[str], about: str) -> Callable[..., Sequence[Any]]:
+    """The onnx package's own definition, of inputs in the order of the names that are `given`; ProblemError where it has none."""
     try:
         import onnx
         from onnx.reference import ReferenceEvaluator
     except ImportError:
         raise MissingError("operators beside the frequent ones need the onnx package: pip install onnx") from None
     since, better = _BETTER_LATER.get(node.op_type, (opset, opset))
-    opset = better if since <= opset < better else opset
-    given, made = [name for name in node.input if name], [bool(name) for name in node.output]
+    if since <= opset < better:
+        opset, node = better, _without(node, "spatial")
     kinds = dict(onnx.TensorProto.DataType.items())
     ends = [
         [onnx.helper.make_tensor_value_info(name, kinds.get(elements.get(name, ""), 0), None) for name in dict.fromkeys(names)]
@@ -333,20 +362,24 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     ]
     graph = onnx.helper.make_graph([node], "one", inputs=ends[0], outputs=ends[1])
     opsets = [onnx.helper.make_opsetid(node.domain, opset if node.domain in ("", "ai.onnx") else 1)]
-    about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
     try:
         ready = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
     except Exception as error:  # its own kinds for an unknown operator, domain or version
         raise ProblemError(f"{about}: {error}") from None
 
-    def run(inputs: Sequence[Array]) -> Sequence[Any]:
-        try:
-            found = iter(ready.run(None, dict(zip(given, inputs, strict=True))))
-        except Exception as error:  # whatever NumPy says of a case that it does not compute
-            raise ProblemError(f"{about}: onnx's own definition of it fails: {error}") from error
-        return [next(found) if named else None for named in made]
+    def evaluate(inputs: Sequence[Array]) -> Sequence[Any]:
+        return list(ready.run(None, dict(zip(given, inputs, strict=True))))
 
-    return run
+    return evaluate
+
+
+def _without(node: Any, default: str) -> Any:
+    """The node without an attribute that is 1, which later versions have no more."""
+    made = type(node).FromString(node.SerializeToString())
+    left = [one for one in node.attribute if one.name != default or one.i != 1]
+    del made.attribute[:]
+    made.attribute.extend(left)
+    return made
 
 
 def by_reference(node: Node) -> Callable[..., None]:

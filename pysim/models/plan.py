@@ -4,37 +4,27 @@
 Convolutions and products have plans for caches as a layer finds them (`pysim.record.state`, "chained"): the layer before has just written
 its input, and since its weights were read last the network has gone over its own size of other memory. A product of a constant matrix is
 planned as one whose matrix is packed once, of one row as the 1x1 convolution that it is; one of two values as many as their other axes say.
-
-A residual and what other operators read and write moves at the rate of the level of the caches that holds it all; pools besides pass over
-rows in L1, reading an element for each tap of a column and of a row. Activations that kernels' stores do not have pass over
-results in L1 (`pysim.cachemodel.cpu.finish`). Until a layer computes it waits for START_LINES from memory.
+What else a network does is `pysim.models.passes`.
 """
 
 from functools import lru_cache
-from math import log2, prod
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pysim import planner
-from pysim.cachemodel.cpu.finish import finish_cycles
 from pysim.errors import PlanError, printable
-from pysim.machine.cpu import Machine, Unit
+from pysim.machine.cpu import Machine
 from pysim.models.arrays import imagined
-from pysim.models.buffers import Buffers, offset_in
-from pysim.models.fusion import PARAMETERS, activation_of
-from pysim.models.graph import Graph, Node, Tensor
+from pysim.models.buffers import Buffers
+from pysim.models.graph import Graph, Node
 from pysim.models.layouts import Laid, laid_out
+from pysim.models.passes import DTYPES, other_seconds, pool_seconds, reordering_seconds
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Layout, Plan
 from pysim.record.state import State
-from pysim.registry.cpu import loop_targets, nchwc_kernels
-
-_DTYPES = {"float32": "f32", "float64": "f64"}
-START_LINES = 12  # of code, structs, weights, that a layer waits for one after another (Zen 5: layers of one pixel, 1.9 us each)
+from pysim.registry.cpu import nchwc_kernels
 
 
 class Layer(NamedTuple):
@@ -105,7 +95,7 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     if node.op != "Linear":
         return None, 1
     x, (filters, channels) = graph.tensors[node.inputs[0]], graph.tensors[node.inputs[1]].shape
-    rows, dtype = x.nbytes // x.dtype.itemsize // channels, _DTYPES[x.dtype.name]
+    rows, dtype = x.nbytes // x.dtype.itemsize // channels, DTYPES[x.dtype.name]
     if rows > 1:
         return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype), 1
     return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype), 1
@@ -147,82 +137,13 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
 
     def seconds(node: Node, read: int, written: int) -> float | None:
         if node.op != "Conv":
-            return _pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
+            return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
         try:
             return _plan(node.attributes["problem"], on, accuracy, _layout(read, written), _state(node, graph)).seconds
         except PlanError:
             return None
 
-    return laid_out(graph, _block_of(graph, on), seconds, lambda name, _: _reordering(graph.tensors[name], on))
-
-
-def _loops_unit(on: Machine, tensor: Tensor) -> Unit | None:
-    """What runs loops over a tensor's elements."""
-    return next(filter(None, map(on.unit, loop_targets(_DTYPES[tensor.dtype.name]))), None)
-
-
-def _reordering(tensor: Tensor, on: Machine) -> float:
-    """Seconds of a change of layout: what it reads and writes, and log2(lanes) shuffles a vector, on the machine's widest unit."""
-    unit = _loops_unit(on, tensor)
-    lanes = unit.vector_bytes // tensor.dtype.itemsize if unit else 1
-    elements = tensor.nbytes // tensor.dtype.itemsize
-    shuffles = elements / lanes * max(1.0, log2(lanes))
-    return _moved_seconds(on, tensor.nbytes, tensor.nbytes) + shuffles / on.core.frequency_hz.value
-
-
-def _moved_seconds(on: Machine, read: int, written: int) -> float:
-    """Of bytes that another layer wrote, and others that another one will read."""
-    level = next((one for one in on.levels if one.size_bytes >= read + written), on.memory)
-    cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value
-    return cycles / on.core.frequency_hz.value
-
-
-def _pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
-    """Of its passes in L1, for each row of outputs: down the columns of a row of the input, then along it. Of blocks, whose taps follow one
-    another in a register: a latency for each vector and tap."""
-    x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
-    (*others, along), level = node.attributes["kernel_shape"], on.levels[0]
-    down = prod(others)
-    if block > 1 and (unit := _loops_unit(on, y)):
-        vectors = y.nbytes / min(unit.vector_bytes, block * y.dtype.itemsize)
-        return float(vectors * down * along * unit.fma_latency_cycles.value / on.core.frequency_hz.value)
-    row = y.nbytes // y.shape[-1]  # bytes of one column of all rows of outputs
-    read, written = row * (down * x.shape[-1] + (along + 1) * y.shape[-1]), row * (x.shape[-1] + y.shape[-1])
-    cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value
-    return float(cycles / on.core.frequency_hz.value)
-
-
-def _starting(node: Node, graph: Graph, on: Machine) -> float:
-    """Seconds until a layer computes: its code lies as far away as its weights."""
-    return 0.0 if offset_in(graph, node) is not None else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
-
-
-def _activating(node: Node, graph: Graph, on: Machine) -> float:
-    """Seconds of an activation behind what a node computes, or that it is."""
-    found = None if "reference" in node.attributes else node.attributes.get("activation") or activation_of(node)
-    if not found or (y := graph.tensors[node.output]).dtype.name not in _DTYPES:
-        return 0.0
-    rows, item = int(np.prod(y.shape[:2])) if len(y.shape) > 2 else 1, y.dtype.itemsize
-    name = found[0] if isinstance(found, tuple) else found
-    cycles = finish_cycles(on, name, _DTYPES[y.dtype.name], item, rows, y.nbytes // item // rows)
-    return cycles / on.core.frequency_hz.value
-
-
-def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
-    """Seconds of what a node reads and writes beside a plan."""
-    if node.op in ("Conv", "Linear", "MatMul") and "reference" not in node.attributes:
-        return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[PARAMETERS:]), 0)
-    if offset_in(graph, node) is not None:
-        return 0.0
-    if node.op == "Reorder":
-        return _reordering(graph.tensors[node.output], on)
-    given = [name for name in node.inputs if name and name not in graph.constants]
-    if node.op == "Concat":
-        copied = sum(graph.tensors[name].nbytes for name in given if (node.output, name) not in buffers.joined)
-        return _moved_seconds(on, copied, copied)
-    moved = _moved_seconds(on, *(sum(graph.tensors[name].nbytes for name in names if name) for names in (given, node.outputs)))
-    pools = "kernel_shape" in node.attributes and "reference" not in node.attributes
-    return moved + (_pool_seconds(node, graph, on, node.attributes.get("blocks", (1, 1))[0]) if pools else 0.0)
+    return laid_out(graph, _block_of(graph, on), seconds, lambda name, _: reordering_seconds(graph.tensors[name], on))
 
 
 def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = "standard", threads: int = 1) -> tuple[Layer, ...]:
@@ -230,7 +151,7 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
     layers = []
     for node in graph.nodes:
         problem, times = problem_of(node, graph)
-        besides = _moving(node, graph, on, buffers) + _activating(node, graph, on) + _starting(node, graph, on)
+        besides = other_seconds(node, graph, on, buffers)
         try:
             layout = _layout(*node.attributes.get("blocks", (1, 1)))
             asked = on, accuracy, layout, _state(node, graph), threads, node.op != "MatMul"

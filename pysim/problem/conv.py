@@ -14,12 +14,11 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 has 56 x 56 = 3,136 windows and 2 * 64
 from functools import cached_property
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import force_setattr
 
 from pysim.errors import ProblemError
-from pysim.problem.dtypes import CONV_DTYPES, RESULT_BYTES, SIZES
-from pysim.problem.fields import check_fields, check_int64
+from pysim.problem.dtypes import CONV_DTYPES
+from pysim.problem.fields import Typed, check_fields, check_int64
 
 
 class Axis(NamedTuple):
@@ -57,7 +56,7 @@ class Axis(NamedTuple):
         return max(0, (out - 1) * self.stride + self.extent - self.size - self.before)
 
 
-class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class Conv(Typed, frozen=True, kw_only=True, dict=True):
     """A 2-D convolution, NCHW, all in elements; dilation 1 is a dense kernel. Equal problems are equal values.
 
     Raises ProblemError for a size below 1, a padding below 0, an output below 1, groups that do not divide, an unknown
@@ -80,7 +79,6 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     pad_bottom: int = 0
     pad_right: int = 0
     groups: int = 1
-    dtype: str = "f32"
 
     def __post_init__(self) -> None:
         check_fields(self, CONV_DTYPES)
@@ -129,15 +127,6 @@ class Conv(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def flops(self) -> int:
         """2 N M P Q (C/g) R S: a multiplication and an addition each, padding included."""
         return 2 * self.output_elements * self.products
-
-    @property
-    def element_bytes(self) -> int:
-        return SIZES[self.dtype]
-
-    @property
-    def result_bytes(self) -> int:
-        """Of an element of the output, on a CPU."""
-        return RESULT_BYTES[self.dtype]
 
     @property
     def group_channels(self) -> int:

@@ -1,16 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every problem checks of its fields."""
+"""What every problem has, and checks of its fields."""
 
 import operator
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import force_setattr
 
 from pysim.errors import ProblemError, choose
 from pysim.problem.dtypes import RESULT_BYTES, SIZES
 
 INT64_MAX = (1 << 63) - 1
+
+
+class Typed(msgspec.Struct, frozen=True, kw_only=True):
+    """What every problem has: the type of its operands, by name in the table of types."""
+
+    dtype: str = "f32"
+
+    @property
+    def element_bytes(self) -> int:
+        """Of an element of an operand, in memory."""
+        return SIZES[self.dtype]
+
+    @property
+    def result_bytes(self) -> int:
+        """Of an element of the result, on a CPU."""
+        return RESULT_BYTES[self.dtype]
 
 
 def check_fields(problem: Any, dtypes: Sequence[str]) -> None:

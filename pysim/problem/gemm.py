@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A matrix product as a value: FLOP = 2 m n k."""
 
-import msgspec
-
-from pysim.problem.dtypes import GEMM_DTYPES, RESULT_BYTES, SIZES
-from pysim.problem.fields import check_fields, check_int64
+from pysim.problem.dtypes import GEMM_DTYPES
+from pysim.problem.fields import Typed, check_fields, check_int64
 
 LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
 
 
-class Gemm(msgspec.Struct, frozen=True, kw_only=True):
+class Gemm(Typed, frozen=True, kw_only=True):
     """C[m][n] = op(A)[m][k] op(B)[k][n], in elements; a transposed operand is stored [k][m] or [n][k].
 
     Raises ProblemError for a size below 1, an unknown dtype, and FLOP or operand bytes beyond int64.
@@ -20,7 +18,6 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True):
     k: int
     trans_a: bool = False
     trans_b: bool = False
-    dtype: str = "f32"
 
     def __post_init__(self) -> None:
         check_fields(self, GEMM_DTYPES)
@@ -30,15 +27,6 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True):
     def flops(self) -> int:
         """2 m n k: a multiplication and an addition each."""
         return 2 * self.m * self.n * self.k
-
-    @property
-    def element_bytes(self) -> int:
-        return SIZES[self.dtype]
-
-    @property
-    def result_bytes(self) -> int:
-        """Of an element of C, on a CPU."""
-        return RESULT_BYTES[self.dtype]
 
     @property
     def operand_elements(self) -> int:

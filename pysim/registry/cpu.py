@@ -41,6 +41,7 @@ _ALGORITHM = re.compile(r"^PYSIM_ALGORITHM\((\w+), (\w+)\)", re.MULTILINE)
 _TRANSFORMS = re.compile(r"^PYSIM_WINOGRAD\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
 _OPERATIONS = re.compile(r"^PYSIM_EPILOGUE\(\d+,\s*(\w+),\s*(\d+),", re.MULTILINE)
+_ROWS = re.compile(r"^PYSIM_ROWS_OF\((\d+), (\w+), (\d+), (\d+)\)", re.MULTILINE)
 _LOOPS = re.compile(r"^PYSIM_LOOPS\((\w+),\s*(\w+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 
@@ -178,6 +179,13 @@ def cpu_epilogues() -> dict[str, int]:
 def epilogue_operations() -> dict[str, int]:
     """Arithmetic instructions of a vector of FP32 of each activation (the same file); 0: kernels have it in their stores."""
     return {name: int(count) for name, count in _OPERATIONS.findall(native_file("epilogues.inc").read_text())}
+
+
+@cache
+def rows_kinds() -> dict[str, tuple[int, int, int]]:
+    """What is made of rows, name -> the ABI's number, operations of a vector and reductions of a row (`native/rows.inc`)."""
+    lines = _ROWS.findall(native_file("rows.inc").read_text())
+    return {name: (int(number), int(operations), int(reductions)) for number, name, operations, reductions in lines}
 
 
 @cache

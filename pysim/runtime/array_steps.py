@@ -12,12 +12,12 @@ import numpy as np
 from pysim.arguments import Activation
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import Schedule
+from pysim.registry.cpu import rows_kinds
 from pysim.runtime.cpu import Array, check, epilogue_struct, library, problem_struct, schedule_struct
 from pysim.runtime.operators import NATIVE_DTYPES, takes
 from pysim.runtime.steps import Step
 
 PAIRS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3}  # pysim_pair_kind
-ROWS = {"softmax": 0, "standard": 1, "length": 2}  # pysim_rows_kind
 _PAIR_AXES, _PRODUCT_AXES = 6, 4
 Axis = tuple[int, ...]  # its size, then the steps of each array along it
 
@@ -65,7 +65,7 @@ def rows_step(out: Array, x: Array, kind: str, scale: Array | None = None, shift
     of = [one for one in (scale, shift) if one is not None]
     if not takes(out, x, *of) or any(one.shape != x.shape[-1:] for one in of):
         return None
-    how = library()[0].new("pysim_rows *", [x.size // x.shape[-1], x.shape[-1], epsilon, ROWS[kind], _dtype(x)])
+    how = library()[0].new("pysim_rows *", [x.size // x.shape[-1], x.shape[-1], epsilon, rows_kinds()[kind][0], _dtype(x)])
     step = Step("ROWS", of=how, first=_pointer(x), second=_pointer(scale), third=_pointer(shift), result=_pointer(out))
     step.keep(x, scale, shift, out)
     return step

@@ -124,7 +124,7 @@ def predict(table: Table, state: State = "hot", limit: Array | None = None, done
         keep[least.argmin()] |= not keep.any()  # no table is empty
         if not keep.all():
             table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
-    return total(table, terms, crossing(table.rates, flows(table, state)))
+    return total(table, terms, crossing(table, flows(table, state)))
 
 
 def total(table: Table, terms: dict[str, Array], moved: Array) -> Prediction:

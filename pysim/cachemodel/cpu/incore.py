@@ -29,7 +29,8 @@ class Rates(NamedTuple):
 
     Cycles are of the whole run: `kernel` in full, `store`, `reload`, `pack` and `pack_filters` for one pass over their operand, which
     takes `pack_calls` calls of the packing routine for each channel set. `windows` and `filters` are those of a tile, `window_tiles`
-    and `filter_tiles` counts of one repeat. `packed_window` is bytes of a window in a panel, `filter_tile` of a filter panel's live
+    and `filter_tiles` counts of one repeat; `held_windows`: those of all panels, with the rest of the lines of a last one that is not full.
+    `packed_window` is bytes of a window in a panel, `filter_tile` of a filter panel's live
     part, `stored_tile` of all of it, each of one channel. `*_edge` are bytes of lines that a run of windows only shares with its
     neighbour: all runs of a channel where they are packed, a tile's run of one channel in place, of one filter in the output, of one
     row of k of a transposed A.
@@ -48,6 +49,7 @@ class Rates(NamedTuple):
     filters: Array
     window_tiles: Array
     filter_tiles: Array
+    held_windows: Array
     packed_window: Array
     filter_tile: Array
     stored_tile: Array
@@ -75,7 +77,7 @@ class Table(NamedTuple):
     k3: Array
 
 
-def select(table: Table, rows: NDArray[np.bool_]) -> Table:
+def select(table: Table, rows: Any) -> Table:
     """Some rows of a table."""
     rates, keeps, kernel, packed, channels, k2, k3 = table
     return Table(rates.of(rows), keeps[rows], kernel[rows], packed[rows], channels[rows], k2[rows], k3[rows])
@@ -118,6 +120,8 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + turn * nest.windows_transposed)
     filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
     pack_filters = nest.repeats * filter_vectors * (per_vector + turn * nest.filters_transposed)
+    tile = min(kernel.windows, nest.windows)
+    last = nest.windows - (window_tiles - 1) * tile
     stored = nest.taps * size * (nest.filters / filter_tiles if nest.filters_in_place else kernel.filters)
     return (
         steps,
@@ -126,10 +130,11 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         pack,
         pack_filters,
         nest.repeats * runs * live_mean,
-        min(kernel.windows, nest.windows),
+        tile,
         min(kernel.filters, nest.group_filters),
         window_tiles,
         filter_tiles,
+        nest.windows + min(tile - last, line_rest(line, tile * size) / size),
         live_mean * nest.kernel_w * size,
         stored * live_mean / nest.kernel_h,
         stored,

@@ -26,45 +26,47 @@ add 2 with chance 0.75: 9 lines, a miss, with chance 0.40. On average there are 
 
 from itertools import product
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates
-from pysim.cachemodel.cpu.nest import Nest
+from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.reuse import OPERANDS, Flows
 from pysim.machine.cpu import Level
+from pysim.record.state import NEVER
 
 _SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
 _MOST_PLANES = 1 << 14  # more are counted as so many: few bytes of each lie in a cache, evenly, or all in the same sets
 ROWS = OPERANDS.index("input"), OPERANDS.index("output")  # which lie in planes
 
 
-def crossing(rates: Rates, flows: Flows) -> Array:
+def crossing(table: Table, flows: Flows) -> Array:
     """Bytes of each operand in each schedule (columns) that come from each supplier, one way, whole run. Rows are what is only read
     and what is written of the first of OPERANDS, and so on.
 
     The first supplier, L2, stands for what misses L1, and so on to memory; nothing crosses further out than it did further in. A level is
     touched by as much of an operand's `once` bytes as crosses from it.
     """
-    nest, levels = rates.nest, rates.machine.levels
-    unique = np.maximum(flows.once * np.array([nest.repeats, 1, nest.groups, nest.repeats])[:, None], 1.0)
-    size = flows.bytes * nest.repeats
-    seen, last = np.ones_like(unique), size
-    crossed = np.zeros((len(levels), 2 * len(OPERANDS), size.shape[1]))
+    rates = table.rates
+    levels, unique = rates.machine.levels, np.maximum(flows.once, 1.0)
+    seen, last, never = np.ones_like(unique), flows.bytes, flows.before >= NEVER
+    first: Any = 0.0
+    crossed = np.zeros((len(levels), 2 * len(OPERANDS), last.shape[1]))
     for level, moved in zip(levels, crossed, strict=True):
         way = level.way_bytes
-        over = np.maximum(0.0, flows.runs * (seen * unique).sum(axis=0) / way - level.ways)
-        first = flows.never + flows.before if level.forgets else flows.never
+        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
+        if level.forgets or never.any():
+            first = (flows.before > 0 if level.forgets else never)[flows.kind].T
         most = over * ((level.ways + 1) / (level.ways + over)) + first  # what fits as a whole misses nothing once it was touched
         asked = (most > 0) & (last > 0)
         if not asked.any():
             break
-        here = missing(level, nest, seen / way, flows, asked)
+        here = missing(level, table, seen / way, flows, asked)
         np.minimum(here, most, out=here)
         if level.forgets:
             np.maximum(here, first, out=here)
-        here *= size
+        here *= flows.bytes
         last = np.minimum(here, last, out=here)
         for shares, span in zip(flows.shares, flows.columns, strict=True):
             moved[:, span] = shares @ last[:, span]
@@ -72,11 +74,12 @@ def crossing(rates: Rates, flows: Flows) -> Array:
     return crossed
 
 
-def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array:
+def missing(level: Level, table: Table, scale: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array:
     """Share of lines that miss a level, streams x schedules; only what is `asked` for is exact.
 
     `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
+    nest = table.rates.nest
     way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.result_bytes]
     most = [nest.windows if nest.windows_transposed else nest.group_channels, nest.group_filters]
     rows: tuple[int, ...] = ROWS
@@ -84,29 +87,29 @@ def missing(level: Level, nest: Nest, scale: Array, flows: Flows, asked: NDArray
         pitch, number = nest.filter_rows
         rows, most, pitches = (*ROWS, OPERANDS.index("filters")), [*most, number], [*pitches, pitch]
     crowd = any(gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way for pitch, most in zip(pitches, most, strict=True))
-    reach = np.einsum("odn,on->dn", flows.between, scale)
+    reach = np.einsum("osn,on->sn", flows.between, scale)
     reach -= level.ways
     least = -level.ways if crowd else -_SURE
-    if reach.max(initial=-np.inf) < least:
-        return np.zeros(asked.shape)
-    reach = np.concatenate([reach[:, span][at] for span, at in zip(flows.columns, flows.at, strict=True)], axis=1)
     share: Array = (reach > 0.0).astype(np.float64)
     asked &= reach > least
     asked &= reach < _SURE
-    if (places := np.flatnonzero(asked)).size:
-        stream, column = np.divmod(places, asked.shape[1])
-        kind = flows.kind[column]
-        own, at = flows.operand[kind, stream], flows.at[kind, stream]
-        inputs, outputs, turns, *deep = flows.planes[:, at, column]
-        lines = flows.between[:, at, column] * scale[:, column] + 1e-9
-        chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
-        planes_of = np.stack([inputs, outputs, *deep])
-        if len({*pitches}) == 1:
-            spread = variance(chunks, planes_of, pitches[0], way)
-        else:
-            spread = np.stack([variance(*case, way) for case in zip(chunks, planes_of, pitches, strict=True)])
-        spread[1] *= turns
-        share.ravel()[places] = overfull(level.ways, lines, spread, own, rows)
+    if not (places := np.flatnonzero(asked)).size:
+        return share
+    stream, column = np.divmod(places, asked.shape[1])
+    kind = flows.kind[column]
+    own, (inputs, outputs, turns) = flows.operand[kind, stream], flows.planes[:, flows.loops[kind, stream], column]
+    between = flows.between[:, stream, column]
+    lines, deep = between * scale[:, column] + 1e-9, inputs if nest.filters_in_rows_of_k else outputs
+    if nest.windows_transposed:
+        inputs = np.maximum(1.0, between[0] / (table.channels[column] * nest.element_bytes))
+    chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
+    planes = np.stack([inputs, outputs, deep][: len(rows)])
+    if len({*pitches}) == 1:
+        spread = variance(chunks, planes, pitches[0], way)
+    else:
+        spread = np.stack([variance(*case, way) for case in zip(chunks, planes, pitches, strict=True)])
+    spread[1] *= turns
+    share.ravel()[places] = overfull(level.ways, lines, spread, own, rows)
     return share
 
 
@@ -151,7 +154,7 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     if chunk.max() > way / 2:
         chunk = np.mod(chunk, way)
         chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
-    counts = planes.astype(np.int64)
+    counts = (planes + 1e-6).astype(np.int64)  # a schedule alone is rounded otherwise than in a table
     used = np.bincount(counts.ravel()) > 0
     apart, shift = _shifts(pitch, way, used.size - 1, float(chunk.max()))
     closer = shift.searchsorted(chunk)

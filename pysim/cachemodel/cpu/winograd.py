@@ -24,8 +24,8 @@ patches  of each channel and run (tiles of a panel that lie in one row of tiles)
 outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; where they are planes, of each lanes x lanes block of
          pixels and filters lanes log2(lanes) shuffles, a load and a store a row
          Loads, stores, and multiply-adds with shuffles (one a cycle; on wide vectors they share ports) go on side by side, each at their
-         rate; as they are short chains of dependent instructions, no more than CHAINED a cycle. And pack_line_cycles for each line of
-         the input that is not in L1, as in packing. Sums that come from beyond L2 are lines pages apart, planes of a tile: each waits
+         rate; as they are short chains of dependent instructions, each takes at least transform_cycles. And pack_line_cycles for each line
+         of the input that is not in L1, as in packing. Sums that come from beyond L2 are lines pages apart, planes of a tile: each waits
          scattered_line_cycles, for no prefetcher follows them.
 
 What crosses between levels follows from the description of the loops (`described`, `loops`). Assumptions: as in `cost`, and filters that
@@ -64,7 +64,6 @@ PASSES = (
 FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: behind a plane's last channel
 ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: of filters, asked for behind those that are multiplied
 LINE, PARTED = 64, 64  # of native/conv/winograd.c: what buffers are aligned to; columns of a phase that are parted at once
-CHAINED = 1.3  # instructions of a transform a cycle (955 plans: of a Zen 4 1.6 has the least error, of a Zen 5 2, of Emerald Rapids 1.2)
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -292,8 +291,8 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
         calls,
         sums / unit.stores_per_cycle.value,
         sums / unit.loads_per_cycle.value,
-        _patches(w, unit, of, lanes),
-        _outputs(w, unit, of, lanes),
+        _patches(w, unit, machine.core.transform_wait, of, lanes),
+        _outputs(w, unit, machine.core.transform_wait, of, lanes),
     )
 
 
@@ -305,15 +304,18 @@ def _parting(w: Conv, machine: Machine, unit: Unit) -> float:
     rows = own.batch * own.channels * own.height
     vectors = rows * ceil_div(own.width, unit.lanes(w.element_bytes))
     calls = rows // stride * ceil_div(own.width, PARTED)  # one channel's row in all its column phases
-    return vectors * (_cycles(unit, w.dtype, 1.0, 1.0, 0.0, stride) + core.pack_cycles.value) + calls * core.pack_call_cycles.value
+    each = _cycles(unit, core.transform_wait, w.dtype, 1.0, 1.0, 0.0, stride) + core.pack_cycles.value
+    return vectors * each + calls * core.pack_call_cycles.value
 
 
-def _patches(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
+def _patches(w: Conv, unit: Unit, chained: float, of: Shape, lanes: int) -> float:
     """Cycles to transform the patches of one group once."""
     m, edge = of.outputs, of.edge
     if of.in_blocks:
         moved = 2.0 * edge * edge
-        return of.tiles * ceil_div(of.channels, lanes) * _cycles(unit, w.dtype, moved, moved, 2 * edge * _patch_operations(edge), 0.0)
+        return (
+            of.tiles * ceil_div(of.channels, lanes) * _cycles(unit, chained, w.dtype, moved, moved, 2 * edge * _patch_operations(edge), 0.0)
+        )
     tiles = min(of.row, of.panel, max(1, lanes - (edge - 1) // m))  # of a run
     runs = of.rows * ceil_div(of.row, tiles)
     needed = ceil_div(tiles * m + of.taps - 1, lanes)
@@ -321,19 +323,19 @@ def _patches(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
     parting = m * max(1.0, log2(m)) * vectors / m if m % 2 == 0 else m * vectors
     loads, stores, shuffles = 2 * edge * vectors, edge * (vectors + edge), edge * (parting + of.taps - 1)
     arithmetic = (vectors + edge) * _patch_operations(edge)
-    cycles = runs * _cycles(unit, w.dtype, loads, stores, arithmetic, shuffles)
+    cycles = runs * _cycles(unit, chained, w.dtype, loads, stores, arithmetic, shuffles)
     if runs > of.panels:
         groups = of.panels * ceil_div(of.panel, lanes)
         cycles += groups * edge * edge * (1 / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value)
     return of.channels * cycles
 
 
-def _outputs(w: Conv, unit: Unit, of: Shape, lanes: int) -> float:
+def _outputs(w: Conv, unit: Unit, chained: float, of: Shape, lanes: int) -> float:
     """Cycles to transform the sums of one group and store the outputs once."""
     m, edge, vectors = of.outputs, of.edge, ceil_div(of.filters, lanes)
-    tile = _cycles(unit, w.dtype, edge * edge, m * m, (edge + m) * _sum_operations(m, edge // 2 - 1), 0.0)
+    tile = _cycles(unit, chained, w.dtype, edge * edge, m * m, (edge + m) * _sum_operations(m, edge // 2 - 1), 0.0)
     blocks = 0 if of.out_blocks else w.batch * w.out_h * ceil_div(w.out_w, lanes)
-    block = _cycles(unit, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
+    block = _cycles(unit, chained, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
     return vectors * (of.tiles * tile + blocks * block)
 
 
@@ -348,10 +350,10 @@ def _sum_operations(m: int, pairs: int) -> float:
     return 2 * pairs + m * pairs + 1
 
 
-def _cycles(unit: Unit, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
-    """Of what goes on side by side."""
+def _cycles(unit: Unit, chained: float, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
+    """Of what goes on side by side; `chained`: the least of an instruction."""
     moving = max(loads / unit.loads_per_cycle.value, stores / unit.stores_per_cycle.value)
-    return max(moving, arithmetic / unit.rate(dtype) + shuffles, (loads + stores + arithmetic + shuffles) / CHAINED)
+    return max(moving, arithmetic / unit.rate(dtype) + shuffles, (loads + stores + arithmetic + shuffles) * chained)
 
 
 # Between the levels

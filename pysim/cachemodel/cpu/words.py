@@ -16,13 +16,14 @@ from pysim.cachemodel.cpu.incore import products_per_cycle
 from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number, Operand, Reuse
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
-from pysim.cachemodel.cpu.reuse import Sliced
+from pysim.cachemodel.cpu.reuse import FILTER_TILES, WINDOWS, described
+from pysim.cachemodel.cpu.steps import ACROSS, FILLED, OVER, WITHIN
 from pysim.cachemodel.cpu.threads import grid, parts_of_each
 from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan, on_cpu
-from pysim.record.schedule import Schedule
+from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.cpu import Kernel, cpu_kernel, kernels
 
 Names = Mapping[str, str]  # what a description calls its dimensions and operands, in a reader's words
@@ -65,17 +66,16 @@ def peak_of_taps(plan: Plan, met: float) -> float:
 def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
     """The description of a plan whose schedule is that of SConv's nest."""
     s, on = on_cpu(plan)
-    described, names = sliced(nest, on, s)
+    loops, names = sliced(nest, on, s)
     taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.taps > 1 else ""
     inner = f"{s.kernel} on {s.windows} windows x {s.filters} filters x {s.channels} channels{taps}"
     summary = f"{summary}, {s.stationary.replace('_', ' ')}"
-    repeats = (f"for each of {nest.batch} images x {nest.groups} groups",) if nest.repeats > 1 else ()
     tiles = ceil_div(nest.windows, s.windows), ceil_div(nest.group_filters, s.filters)
     parts = grid(*tiles, parts_of_each(nest.repeats, plan.threads))
-    of = dict(zip(("kept", "streamed"), parts if s.stationary == "input_stationary" else parts[::-1], strict=True))
-    threads = tuple(divided(described, of, names)) if plan.threads > 1 else ()
-    sections = (*more, Section("repeats", repeats), Section("threads", threads))
-    return describe(plan, summary, described, inner, names, sections, _peak(nest, on, s.kernel))
+    of = dict(zip((WINDOWS, FILTER_TILES), parts, strict=True))
+    threads = tuple(divided(loops, of, names)) if plan.threads > 1 else ()
+    sections = (*more, Section("threads", threads))
+    return describe(plan, summary, loops, inner, names, sections, _peak(nest, on, s.kernel))
 
 
 def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProxyType({})) -> Iterator[str]:
@@ -91,13 +91,10 @@ def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProx
 
 def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
     """The loops of a schedule of SConv's nest, and what they are called."""
-    of = Sliced(of_row(nest, on, s, _row(on, s)))
-    read = PANELS[0] if s.pack == "tiles" or nest.windows_packed else "input", "filters" if nest.filters_packed else PANELS[1]
-    windows, filters = ("window tiles", read[0], "input to pack"), ("filter tiles", read[1], "filters to pack")
-    kept, streamed = (windows, filters) if s.stationary == "input_stationary" else (filters, windows)
-    called = (("kept", kept), ("streamed", streamed))
-    names = {form.format(key): word for key, words in called for form, word in zip(("{}", "{} operand", "raw {}"), words, strict=True)}
-    return of.loop_nest, {**names, "channels": f"sets of {s.channels} channels", "kept sets": "sets", "streamed sets": "sets"}
+    packs = {} if nest.filters_packed else {"filters": "filters to pack"}
+    names = {"input": "input to pack", "input in place": "input", "packed tile": PANELS[0], "packed": PANELS[0], **packs}
+    sets = {f"sets of {name}": "sets" for name in ("channels", WINDOWS, FILTER_TILES)}
+    return described(of_row(nest, on, s, _row(on, s)), s.stationary == STATIONARY[0]), {**names, **sets}
 
 
 def _row(on: Machine, s: Schedule) -> Kernel:
@@ -139,7 +136,8 @@ def _words(loop: Loop, names: Names, size: str = "of ") -> str:
 def reused(nest: LoopNest, on: Machine, names: Names = MappingProxyType({})) -> Iterator[str]:
     """What lies between two uses of an operand, and the cache that holds as much."""
     for one in nest.reuses():
-        operand, distance = nest.operands[one.row], float(one.distance[:, 0].mean())
+        operand = nest.operands[one.row]
+        distance = sum(_number(share) * _number(part) for share, part in zip(one.shares, one.distance, strict=True))
         if operand.name and _number(one.times) >= 0.5 and _number(one.size) and distance > 0:
             text = f"{names.get(operand.name, operand.name)} {_when(one, operand, _words(nest.loops[one.loop], names))}"
             yield f"{text:<72}{bytes_text(distance):>10}  {_against(distance, on.levels)}"
@@ -147,10 +145,12 @@ def reused(nest: LoopNest, on: Machine, names: Names = MappingProxyType({})) -> 
 
 def _when(one: Reuse, operand: Operand, loop: str) -> str:
     """Between what two uses of an operand the distance lies."""
-    if one.shared:
-        return f"that neighbours share, {one.shared} {loop}"
-    if len(one.distance) > 1:
+    if one.kind in (ACROSS, WITHIN):
+        return f"that neighbours share, {one.kind} {loop}"
+    if one.kind == OVER:
         return f"written over, at the next of {loop}" if one.first else f"{'written' if operand.written else 'read'} later, within {loop}"
+    if one.kind == FILLED:
+        return f"read first, at the next of {loop}"
     return f"again at the next of {loop}" if one.loop >= 0 else "again in the next run"
 
 

@@ -23,7 +23,8 @@ L2      Each block (cluster, where blocks share what they load) reads its rows o
         (on an H200, 128 x 64 tiles of wgmma take 41 us for 8 x 4096 x 4096 of FP16, and 25 us for 128 x 4096 x 4096). A box's row is a
         line long, and lies in two where it begins inside one: the second costs SPLIT_LINE times the row. C leaves in runs of 64 bytes;
         where rows of C begin inside a sector, each has sectors that it fills in part, and whose rest costs PART_SECTOR times its bytes.
-        What comes from memory passes through L2 as well: bytes / l2 rate, and what SMs ask for / (active SMs x port).
+        What comes from memory passes through L2 as well: bytes / l2 rate, and what SMs ask for, both lines of a row that
+        lies in two, / (active SMs x port).
 memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port). First touches lie a whole run apart when operands are
         used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `traffic`.
 tiles   A tile's start and end: block_cycles (OF_SUMS of it for TYPICAL_SUMS a thread, the rest whatever the tile), the latency of the first
@@ -34,7 +35,7 @@ tiles   A tile's start and end: block_cycles (OF_SUMS of it for TYPICAL_SUMS a t
 partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
           them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, MEET_LATENCIES for its two
           barriers, and each block gets its share of a tile's sums from all others, MET of a thread at once, VECTOR_LATENCIES for each
-          such, at CLUSTER_BYTES_PER_CYCLE. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
+          such, at CLUSTER_SUMS_PER_CYCLE. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
 relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate,
           elements of one byte in L2 as slowly as of LEAST_COPIED: blocks copy squares of as many elements whatever their size.
 passes    pass_seconds for the launch that copies operands, else clear_seconds for the one that clears split-K's and stream-K's flags. A
@@ -68,7 +69,7 @@ CLUSTER_LATENCIES = 12  # of L2: what a launch takes longer whose blocks are clu
 LEAST_COPIED = 2  # bytes: an element of fewer takes as long to copy
 MEET_LATENCIES, VECTOR_LATENCIES = 3, 3  # of L2: what the parts of a tile take to meet in a cluster, and each of a thread's shares of it
 MET = 4  # sums of a thread that go to one block of a cluster
-CLUSTER_BYTES_PER_CYCLE = 14.0  # that a block gets from others of its cluster: 3.3 TB/s of all (arXiv 2402.13499, Hopper, clusters of two)
+CLUSTER_SUMS_PER_CYCLE = 3.5  # that a block gets from others: of 4 bytes 3.3 TB/s in all (arXiv 2402.13499, Hopper, clusters of two)
 NEARLY = 0.9  # of a loop's cycles: blocks that fill less of it with work wait
 DATA_PARALLEL, SPLIT_K, STREAM_K = range(len(DECOMPOSITIONS))
 OF_WAVES = ("loop", "power", "L2", "memory")  # terms of which a wave takes part at once
@@ -256,6 +257,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: b
     lines = (np.where(along_n, c.lines_b, c.lines_a), np.where(along_n, c.lines_a, c.lines_b))
     sides = zip((asked_fast, asked_slow), lines, found[:2], strict=True)
     shared = sum(asked * (1 + SPLIT_LINE * (of - 1)) * (repeat + (1 - repeat) * alone) for asked, of, alone in sides)
+    split = sum(asked * (of - 1) for asked, of in zip((asked_fast, asked_slow), lines, strict=True))
     # TMA fills what lies outside an operand, and takes as long as for what lies inside
     m = np.where(facts["tiles_m"] > 1, facts["tiles_m"] * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
     n = np.where(facts["tiles_n"] > 1, facts["tiles_n"] * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
@@ -263,6 +265,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: b
     boxes = (m * facts["tiles_n"] + c.parts * n * facts["tiles_m"]) * k * c.size
     outside = np.where(c.whole > 0, np.maximum(0, boxes - asked_fast - asked_slow), 0)
     facts["l2_bytes"] = asked_fast + asked_slow + outside + c.c + 2 * partial
+    facts["ported_bytes"] = facts["l2_bytes"] + split  # both lines of a row that lies in two come through the port
     facts["written"] = c.c * (1 + PART_SECTOR * (c.sectors - 1))  # as what is read whole
     whole = miss(gpu, c.a + c.b + c.c + partial)
     first = whole if hot else np.ones(())
@@ -288,7 +291,7 @@ def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Arr
         active = np.maximum(units * c.blocks, 1)
         l2 = np.maximum(
             facts["served_bytes"] / (gpu.l2_bytes_per_second.value / frequency),
-            facts["l2_bytes"] / (active * gpu.port_bytes_per_cycle.value),
+            facts["ported_bytes"] / (active * gpu.port_bytes_per_cycle.value),
         )
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
         loop = waves * facts["steps"] * np.where((c.overlaps > 0) & (c.resident <= 1), alone, together(blocks * c.step, alone))
@@ -317,7 +320,7 @@ def _partials(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], laten
     sums = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"])) * parts * (leave + c.turns * latency)
     vectors = np.maximum(1, c.outputs / MET)  # that the blocks of a cluster share, each of which gets its own of all others' parts
     own = np.ceil(vectors / table.splits)
-    got = own / vectors * (table.splits - 1) * c.tile_m * c.tile_n / c.blocks * c.sum
-    near = meets * ((MEET_LATENCIES + own * VECTOR_LATENCIES) * gpu.l2_latency_cycles.value + got / CLUSTER_BYTES_PER_CYCLE)
+    got = own / vectors * (table.splits - 1) * c.tile_m * c.tile_n / c.blocks
+    near = meets * ((MEET_LATENCIES + own * VECTOR_LATENCIES) * gpu.l2_latency_cycles.value + got / CLUSTER_SUMS_PER_CYCLE)
     found = np.where(_near(c, table), near, left * leave + meets * c.meet_cycles + sums)
     return np.where(table.kind == DATA_PARALLEL, 0.0, found)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard operators of which the onnx package has no definition, or one that is not what https://onnx.ai/onnx/operators/ says.
+
+Each is run(inputs, attributes) and gives the one output. What is wrong in the package's: GlobalMaxPool is of images alone, LpNormalization
+adds up numbers for magnitudes and divides by a norm of 0, GatherElements refuses indices that leave some of an axis, Mean writes into its
+first operand, MeanVarianceNormalization is of images alone,
+Unsqueeze takes several axes one after the other, Softmax
+and its kin take one axis where opset 12 and before take all from one on, and Slice goes backward from in front of an axis to nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+_SMALL = 1e-9  # what a standard deviation gets added, of the function that defines MeanVarianceNormalization
+
+
+def _norms(x: Array, axes: int | tuple[int, ...], p: int) -> Array:
+    total: Array = np.sum(np.abs(x) ** p, axis=axes, keepdims=True)
+    return total ** (1 / p)
+
+
+def _planes(x: Array) -> tuple[int, ...]:
+    return tuple(range(2, x.ndim))
+
+
+def _global_lp_pool(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    return _norms(inputs[0], _planes(inputs[0]), attributes.get("p", 2)).astype(inputs[0].dtype)
+
+
+def _global_max_pool(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    largest: Array = np.max(inputs[0], axis=_planes(inputs[0]), keepdims=True)
+    return largest
+
+
+def _lp_normalization(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    (x,) = inputs
+    norms = _norms(x, attributes.get("axis", -1), attributes.get("p", 2))
+    return np.divide(x, norms, out=np.zeros_like(x), where=norms != 0, casting="same_kind")
+
+
+def _gather_elements(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    x, indices = inputs
+    places: list[Any] = list(np.indices(indices.shape, sparse=True))
+    places[attributes.get("axis", 0)] = indices
+    found: Array = x[tuple(places)]
+    return found
+
+
+def _mean(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    total = inputs[0]
+    for x in inputs[1:]:
+        total = total + x
+    return np.asarray(total / len(inputs), inputs[0].dtype)
+
+
+def _mean_variance(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    (x,), axes = inputs, tuple(attributes.get("axes", (0, 2, 3)))
+    from_mean = x - x.mean(axis=axes, keepdims=True)
+    return np.asarray(from_mean / (np.sqrt(np.mean(from_mean**2, axis=axes, keepdims=True)) + _SMALL), x.dtype)
+
+
+def _slice(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    x, *told = inputs
+    given = dict(zip(("starts", "ends", "axes", "steps"), (one.tolist() for one in told), strict=False)) or attributes
+    count = len(given["starts"])
+    slices = [slice(None)] * x.ndim
+    axes, steps = given.get("axes") or range(count), given.get("steps") or [1] * count
+    for axis, start, end, step in zip(axes, given["starts"], given["ends"], steps, strict=True):
+        slices[axis] = backward_too(start, end, step, x.shape[axis])
+    return x[tuple(slices)]
+
+
+def backward_too(start: int, end: int, step: int, size: int) -> slice:
+    """A slice of an axis of so many elements as Python means it; from in front of an axis backward it is from its first element."""
+    first, last, by = slice(start, end, step).indices(size)
+    return slice(max(first, 0), None if last < 0 else last, by)
+
+
+def _shares(x: Array) -> Array:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def _logarithms(x: Array) -> Array:
+    low = x - x.max(axis=-1, keepdims=True)
+    return np.asarray(low - np.log(np.exp(low).sum(axis=-1, keepdims=True)))
+
+
+def _largest(x: Array) -> Array:
+    return np.asarray(np.arange(x.shape[-1]) == x.argmax(axis=-1)[..., None], x.dtype)
+
+
+def _along(function: Callable[[Array], Array]) -> "Definition":
+    """Of the last axis, along one axis, or before opset 13 along all from one on."""
+
+    def bound(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+        told = _attributes(node).get("axis", -1 if opset >= 13 else 1)
+
+        def run(inputs: Sequence[Array]) -> Sequence[Array]:
+            (x,) = inputs
+            if not x.size:
+                return [x]
+            if opset >= 13:
+                return [np.moveaxis(function(np.moveaxis(x, told, -1)), -1, told)]
+            return [function(x.reshape(*x.shape[: told % x.ndim], -1)).reshape(x.shape)]
+
+        return run
+
+    return bound
+
+
+def _unsqueeze(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    axes = inputs[1].tolist() if len(inputs) > 1 else attributes["axes"]
+    return np.expand_dims(inputs[0], tuple(np.atleast_1d(axes).tolist()))
+
+
+def with_places(
+    x: Array,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    outputs: Sequence[int],
+    by_columns: bool,
+) -> tuple[Array, Array]:
+    """The largest element of each window of a pool, and its place among all of x, whose images lie row by row or column by column; the
+    package's places are right for some windows alone."""
+    axes = range(len(kernel))
+    extents = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    ends = [max(0, (out - 1) * stride + extent - before - size)
+            for out, stride, extent, before, size in zip(outputs, strides, extents, pads, x.shape[2:], strict=False)]  # fmt: skip
+    around = [(0, 0), (0, 0), *((pads[axis], ends[axis]) for axis in axes)]
+    images = np.arange(x.size).reshape(x.shape[:2] + x.shape[2:][::-1]).transpose(0, 1, *range(x.ndim - 1, 1, -1))
+    places = images if by_columns else np.arange(x.size).reshape(x.shape)
+    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    cut = (slice(None), slice(None), *(slice(0, (out - 1) * stride + 1, stride) for out, stride in zip(outputs, strides, strict=True)))
+    taps: Any = (..., *(slice(None, None, dilation) for dilation in dilations))
+    windows, at = (
+        np.lib.stride_tricks.sliding_window_view(np.pad(of, around, constant_values=fill), extents, tuple(2 + axis for axis in axes))[cut][
+            taps
+        ]
+        for of, fill in ((x, least), (places, -1))
+    )
+    flat, where = (of.reshape(*of.shape[: x.ndim], -1) for of in (windows, at))
+    first = flat.argmax(axis=-1)[..., None]
+    return np.take_along_axis(flat, first, -1)[..., 0], np.take_along_axis(where, first, -1)[..., 0].astype(np.int64)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx.helper import get_attribute_value
+
+    return {one.name: get_attribute_value(one) for one in node.attribute}
+
+
+def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Definition":
+    def bound(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+        attributes = _attributes(node)
+        return lambda inputs: [function(inputs, attributes)]
+
+    return bound
+
+
+Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]]]  # an onnx.NodeProto and its opset -> what runs it
+DEFINED: dict[str, Definition] = {
+    "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
+    "Hardmax": _along(_largest), "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization), "Mean": _of(_mean),
+    "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice), "Softmax": _along(_shares), "Unsqueeze": _of(_unsqueeze),
+}  # fmt: skip

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX graphs that exporters seldom make and ONNX allows: equal to ONNX Runtime."""
+
+import numpy as np
+import pytest
+from graphs import helper, numpy_helper
+from onnx_models import by_onnxruntime, given, model_of, several
+
+from pysim.errors import ProblemError
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+
+def equal(nodes, shape, constants=(), opset=17, outputs=("y",)):
+    """A model of nodes from "x" has the outputs that ONNX Runtime gives."""
+    kept = [numpy_helper.from_array(np.asarray(array), name) for name, array in dict(constants).items()]
+    ends = [helper.make_value_info(name, onnx.TypeProto()) for name in outputs]
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "unusual", inputs, ends, kept)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    content, x = proto.SerializeToString(), given(proto)
+    for y, right in zip(several(model_of(proto)(x)), by_onnxruntime(content, x), strict=True):
+        assert y.dtype == right.dtype
+        np.testing.assert_allclose(y, right, rtol=2e-5, atol=2e-6, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "how", "shape"),
+    [
+        ("GlobalLpPool", {"p": 3}, (2, 3, 4, 5)), ("GlobalMaxPool", {}, (2, 3, 7)), ("GlobalMaxPool", {}, (2, 3, 4, 5, 2)),
+        ("LpNormalization", {"p": 1, "axis": 1}, (2, 3, 4)), ("LpNormalization", {"p": 2}, (2, 3)),
+        ("MeanVarianceNormalization", {"axes": [0, 2]}, (4, 3, 5)),
+    ],
+)  # fmt: skip
+def test_operators_that_the_onnx_package_lacks_or_defines_otherwise_equal_onnxruntime(op, how, shape):
+    equal([helper.make_node(op, ["x"], ["y"], **how)], shape)
+
+
+def test_indices_may_leave_some_of_the_other_axes():
+    at = np.array([[[1, -1]], [[0, 2]]])
+    equal([helper.make_node("GatherElements", ["x", "at"], ["y"], axis=1)], (3, 3, 4), {"at": at})
+
+
+def test_a_mean_is_broadcast_from_its_first_operand():
+    equal([helper.make_node("Mean", ["w", "x"], ["y"])], (2, 3, 4), {"w": np.ones(1, np.float32)})
+
+
+@pytest.mark.parametrize("rule", ["SAME_UPPER", "SAME_LOWER"])
+def test_transposed_convolutions_with_auto_pad_have_no_more_outputs_by_output_padding(rule):
+    how = {"auto_pad": rule, "strides": [2, 3], "output_padding": [0, 1]}
+    equal([helper.make_node("ConvTranspose", ["x", "w"], ["y"], **how)], (1, 2, 5, 4), {"w": np.ones((2, 3, 2, 1), np.float32)})
+    equal([helper.make_node("ConvTranspose", ["x", "w"], ["y"], **how)], (1, 2, 5, 4), {"w": np.ones((2, 3, 2, 3), np.float32)})
+
+
+def test_a_slice_that_begins_in_front_of_an_axis_and_goes_backward_begins_at_its_first_element():
+    numbers = {"starts": [-5], "ends": [-(2**63)], "axes": [1], "steps": [-2]}
+    equal([helper.make_node("Slice", ["x", *numbers], ["y"])], (3, 4), numbers)
+
+
+def test_an_output_may_be_an_input():
+    equal([helper.make_node("Relu", ["x"], ["y"])], (2, 3), outputs=["y", "x"])
+
+
+def test_the_mask_of_a_dropout_may_be_all_that_is_read():
+    drop = helper.make_node("Dropout", ["x"], ["kept", "y"])
+    equal([drop], (2, 3), outputs=["y"])
+
+
+def test_the_places_that_a_pool_took_may_be_all_that_is_read():
+    equal([helper.make_node("MaxPool", ["x"], ["most", "y"], kernel_shape=[2, 2])], (1, 2, 4, 4), outputs=["y"])
+
+
+@pytest.mark.parametrize("op", ["Relu", "Add", "Mul", "Clip", "LogSoftmax", "Softmax", "GlobalAveragePool", "BatchNormalization", "Concat"])
+def test_values_may_have_no_elements(op):
+    numbers = {"starts": [1], "ends": [1], "axes": [2]}
+    constants = {"c": np.full(3, 0.5, np.float32), "s": np.float32(0.5), **numbers}
+    more = {"Add": ["s"], "Mul": ["s"], "BatchNormalization": ["c"] * 4, "Concat": ["x"]}.get(op, [])
+    nodes = [
+        helper.make_node("Slice", ["x", *numbers], ["none"]),
+        helper.make_node(op, ["none", *more], ["z"], **({"axis": 2} if op == "Concat" else {})),
+        helper.make_node("Shape" if op == "GlobalAveragePool" else "Identity", ["z"], ["y"]),
+    ]
+    equal(nodes, (1, 3, 4, 5), constants)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kernel_shape": [2, 1]}, {"kernel_shape": [2, 2], "dilations": [2, 1], "ceil_mode": 1, "strides": [2, 2]},
+        {"kernel_shape": [3, 2], "pads": [1, 0, 0, 1], "strides": [2, 1], "storage_order": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_places_of_the_largest_are_those_of_onnxruntime(how):
+    equal([helper.make_node("MaxPool", ["x"], ["y", "at"], **how)], (2, 3, 7, 6), outputs=["y", "at"])
+
+
+def test_windows_of_norms_are_counted_as_those_of_other_pools():
+    equal(
+        [helper.make_node("LpPool", ["x"], ["y"], kernel_shape=[3, 3], dilations=[2, 1], ceil_mode=1, strides=[3, 2])],
+        (1, 4, 8, 6),
+        opset=19,
+    )
+
+
+def test_axes_of_constants_may_be_unsorted():
+    numbers = {"c": np.arange(6, dtype=np.float32).reshape(2, 3), "axes": [3, 0, -3]}
+    nodes = [helper.make_node("Unsqueeze", ["c", "axes"], ["u"]), helper.make_node("Add", ["u", "x"], ["y"])]
+    equal(nodes, (1, 2, 1, 1, 3), numbers)
+
+
+@pytest.mark.parametrize("op", ["Hardmax", "LogSoftmax", "Softmax"])
+@pytest.mark.parametrize("opset", [11, 13])
+def test_shares_of_constants_are_those_of_other_values(op, opset):
+    nodes = [helper.make_node(op, ["c"], ["s"], axis=1), helper.make_node("Add", ["s", "x"], ["y"])]
+    equal(nodes, (2, 3, 4), {"c": np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 9}, opset)
+
+
+def test_a_slice_of_a_constant_goes_backward_from_in_front_of_an_axis():
+    numbers = {"starts": [-5], "ends": [-(2**63)], "axes": [1], "steps": [-1]}
+    nodes = [helper.make_node("Slice", ["c", *numbers], ["s"]), helper.make_node("Add", ["s", "x"], ["y"])]
+    equal(nodes, (3, 1), numbers | {"c": np.arange(12, dtype=np.float32).reshape(3, 4)})
+
+
+@pytest.mark.parametrize(("rule", "size"), [("align_corners", 5), ("pytorch_half_pixel", 1)])
+def test_a_cubic_resize_that_nothing_computes_rightly_is_refused(rule, size):
+    sizes = {"sizes": np.array([1, 1, 4, size])} if rule[0] == "p" else {"scales": np.array([1, 1, 1, 1.3], np.float32)}
+    node = helper.make_node("Resize", ["x", "", *([""] * ("sizes" in sizes)), *sizes], ["y"], mode="cubic",
+                            coordinate_transformation_mode=rule)  # fmt: skip
+    with pytest.raises(ProblemError, match="a cubic one by"):
+        equal([node], (1, 1, 4, 4), sizes)

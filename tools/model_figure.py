@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Speed of whole networks over PyTorch's best (eager, channels last, CUDA graphs), one bar for each type, from benchmarks/data.
+
+python tools/model_figure.py docs/models.svg
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+DATA = Path(__file__).resolve().parent.parent / "benchmarks" / "data"
+PRECISIONS = {  # files of benchmarks/cuda/models.py, and the colour of their bars
+    "FP32": ("models-h200.jsonl", "#1f4e79"),
+    "TF32 allowed": ("models-tf32-h200.jsonl", "#5b9bd5"),
+    "autocast to float16": ("models-f16-h200.jsonl", "#f4a742"),
+}
+BATCHES = (4, 32)  # that are drawn: a GPU is busy with them
+BAR = 0.26  # height, of 1 for a network
+
+
+class Best(NamedTuple):
+    """The fastest way of PyTorch's to run a network, and its milliseconds."""
+
+    way: str
+    milliseconds: float
+
+
+def networks(file: str, batches: tuple[int, ...] = ()) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header of a file of measured networks, and its rows (of some batches)."""
+    header, *found = map(json.loads, (DATA / file).read_text().splitlines())
+    return header, [one for one in found if not batches or one["batch"] in batches]
+
+
+def best(one: dict[str, Any]) -> Best:
+    times = {way: value for way, value in one["milliseconds"].items() if not way.startswith("pysim")}
+    way = min(times, key=times.__getitem__)
+    return Best(way.replace("_", " "), times[way])
+
+
+def speed(one: dict[str, Any], level: str = "") -> float:
+    """PyTorch's best time over pysim's, as CUDA graphs; `level`: of accuracy, "" the one that whole networks have by default."""
+    return best(one).milliseconds / float(one["milliseconds"][f"pysim{level} graph"])
+
+
+def summary() -> str:
+    """Geometric means of the bars, and the networks that PyTorch runs faster."""
+    told, slower = [], []
+    for label, (file, _) in PRECISIONS.items():
+        _, rows = networks(file, BATCHES)
+        told.append(f"{label} {geometric_mean(map(speed, rows)):.2f}x ({len(rows)} networks)")
+        slower += [f"{one['model']} ({label}, {speed(one):.2f}x)" for one in rows if speed(one) < 1]
+    return f"Geometric means: {', '.join(told)}. PyTorch is faster on {', '.join(slower) or 'none'}.\n"
+
+
+def draw(out: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "pysim", "font.size": 9}
+    from matplotlib import pyplot
+
+    headers, found = zip(*(networks(file, BATCHES) for file, _ in PRECISIONS.values()), strict=True)
+    names = [(one["model"], one["batch"]) for one in found[0]]
+    figure, axes = pyplot.subplots(figsize=(8, 0.7 + 0.42 * len(names)), layout="constrained")
+    for place, (label, rows) in enumerate(zip(PRECISIONS, found, strict=True)):
+        speeds = [speed(one) for one in rows]
+        middles = [names.index((one["model"], one["batch"])) + (place - 1) * BAR for one in rows]
+        bars = axes.barh(middles, speeds, 0.9 * BAR, color=PRECISIONS[label][1], label=label)
+        axes.bar_label(bars, [f"{one:.2f}x" for one in speeds], padding=2, fontsize=7)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(names)), [f"{model}, batch {batch}" for model, batch in names])
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"speed over PyTorch's best (1: as fast); {headers[0]['device']}, PyTorch {headers[0]['versions']['torch']}")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, handlelength=1)
+    figure.savefig(out, facecolor="white", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    draw(parser.parse_args().out)
