@@ -176,6 +176,15 @@ def test_gradients_are_pytorchs(launched):
     assert model.scale.grad is not None and not launched
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_factor_of_each_image_and_channel_is_one_pass(dtype, launched):
+    x, factor = torch.randn(3, 8, 5, 4, dtype=dtype).to(memory_format=LAST), torch.rand(3, 8, 1, 1, dtype=dtype)
+    product = torch_norms.ProductLayer()
+    assert torch.equal(product.multiplied(x, factor), x * factor) and len(launched) == 1
+    planes = x.contiguous()
+    assert torch.equal(product.multiplied(planes, factor), planes * factor) and len(launched) == 1
+
+
 def test_what_the_library_does_not_take_is_told():
     with emulated_cuda.opened():
         good = Norm("f16", "f32", 3, (8, 4))
