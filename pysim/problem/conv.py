@@ -44,6 +44,12 @@ class Axis(NamedTuple):
         """Where those of the first window lie."""
         return range(-self.before, self.kernel * self.dilation - self.before, self.dilation)
 
+    @property
+    def inner_taps(self) -> range:
+        """Those of `taps` that are not beside the image in every window: no more than windows and image span, however large the kernel."""
+        first = -(((self.out - 1) * self.stride - self.before) // self.dilation)
+        return self.taps[max(0, first) : max(0, (self.size - 1 + self.before) // self.dilation + 1)]
+
     def met(self, taps: range) -> int:
         """How many windows find some of the `taps` in the image, summed over these."""
         last, stride = self.out - 1, self.stride

@@ -169,7 +169,7 @@ def live_taps(w: Conv) -> tuple[int, int]:
 
 def met_taps(w: Conv) -> int:
     """Taps of a kernel that meet the image for some output: no other filter is read."""
-    rows, columns = (sum(axis.met(range(at, at + 1)) > 0 for at in axis.taps) for axis in (w.rows, w.columns))
+    rows, columns = (sum(axis.met(range(at, at + 1)) > 0 for at in axis.inner_taps) for axis in (w.rows, w.columns))
     return rows * columns
 
 
