@@ -302,7 +302,9 @@ class LoopNest:
         return now, more, full, again, again - filled, fill, more - fill
 
     def _part(self, now: Array, row: int) -> Number:
-        return self.operands[row].part  # type: ignore[return-value]
+        part = self.operands[row].part
+        assert part is not None  # asked of operands that have one alone
+        return part
 
     def _each(self, now: Array, row: int, name: str) -> Array:
         """Bytes that two neighbours along a dimension share."""
