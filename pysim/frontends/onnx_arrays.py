@@ -225,9 +225,10 @@ _PLACES: dict[bytes, Callable[[Array, np.float32, int, int], Array]] = {
     b"tf_half_pixel_for_nn": lambda i, scale, size, out: (i + np.float32(0.5)) / scale,
     b"half_pixel_symmetric": _symmetric,
 }
+_TIE = np.float64(1e-6)  # what is no further from a half is one, as in ONNX Runtime 1.32
 _ROUNDED: dict[bytes, Callable[[Array], Array]] = {
-    b"round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)).astype(np.int64),
-    b"round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)).astype(np.int64),
+    b"round_prefer_floor": lambda x: np.ceil(x - 0.5 - _TIE).astype(np.int64),
+    b"round_prefer_ceil": lambda x: np.floor(x + 0.5 + _TIE).astype(np.int64),
     b"floor": lambda x: np.floor(x).astype(np.int64),
     b"ceil": lambda x: np.ceil(x).astype(np.int64),
 }
