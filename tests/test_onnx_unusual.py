@@ -159,6 +159,6 @@ def test_a_slice_of_a_constant_goes_backward_from_in_front_of_an_axis():
 def test_a_cubic_resize_that_nothing_computes_rightly_is_refused(rule, size):
     sizes = {"sizes": np.array([1, 1, 4, size])} if rule[0] == "p" else {"scales": np.array([1, 1, 1, 1.3], np.float32)}
     node = helper.make_node("Resize", ["x", "", *([""] * ("sizes" in sizes)), *sizes], ["y"], mode="cubic",
-                            coordinate_transformation_mode=rule)  # fmt: skip
+                            exclude_outside=1, coordinate_transformation_mode=rule)  # fmt: skip
     with pytest.raises(ProblemError, match="a cubic one by"):
         equal([node], (1, 1, 4, 4), sizes)
