@@ -189,25 +189,26 @@ typedef struct {
 } pysim_pair;
 pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, void *y);
 
-/* Of each row of `size` elements x:
+/* Of each row of `size` elements x, `inner` apart, where softmax and local have as many rows beside each other ([rows][size][inner]):
  *   softmax    y[i] = exp(x[i] - max) / sum of those
  *   standard   y[i] = (x[i] - mean) / sqrt(variance + epsilon) scale[i] + shift[i]; scale and shift, of `size` elements, may be NULL
  *   length     y = sqrt(sum of x[i]^2), a number a row
- * y may be x, but for lengths. */
-typedef enum { PYSIM_ROWS_SOFTMAX = 0, PYSIM_ROWS_STANDARD = 1, PYSIM_ROWS_LENGTH = 2 } pysim_rows_kind;
+ *   local      y[i] = x[i] / (epsilon + alpha sum of x[j]^2)^beta, i - (window - 1) / 2 <= j <= i + window / 2
+ * y may be x, but for lengths and local. */
+typedef enum { PYSIM_ROWS_SOFTMAX = 0, PYSIM_ROWS_STANDARD = 1, PYSIM_ROWS_LENGTH = 2, PYSIM_ROWS_LOCAL = 3 } pysim_rows_kind;
 typedef struct {
-    int64_t rows, size;
-    double epsilon; /* of standard: at least 0 */
-    int32_t kind;   /* pysim_rows_kind */
+    int64_t rows, size, inner, window;
+    double epsilon, alpha, beta; /* epsilon and alpha are at least 0, of local epsilon is above 0 */
+    int32_t kind;                /* pysim_rows_kind */
     int32_t dtype;
 } pysim_rows;
 pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y);
 
 /* y[o][i][n] = x[o][at[i]][n] of x[outer][size][inner] and y[outer][count][inner]: rows of a table, pixels beside each other. Or, where
- * `shares` of dtype are given, (1 - shares[i]) x[o][at[i]][n] + shares[i] x[o][at[count + i]][n]: what lies between two. at[i] < 0 counts from
- * the end; what is in no row is refused before anything is written. */
+ * `shares` of dtype are given, the sum over `taps` of shares[t count + i] x[o][at[t count + i]][n]: what lies between some. at[i] < 0 counts
+ * from the end; what is in no row is refused before anything is written. */
 typedef struct {
-    int64_t outer, size, inner, count;
+    int64_t outer, size, inner, count, taps;
     int32_t dtype;
 } pysim_take;
 pysim_status pysim_run_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y);
