@@ -161,7 +161,7 @@ class LoopNest:
         self.accesses, self._trips = of.accesses, stacked(columns, *(loop.trips for loop in loops))
         counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.places.over.items())
         self._tiles = stacked(columns, *itertools.chain(*counts))
-        tiles = self._tiles[of.places.around]  # of each operand and dimension: all tiles, then in one iteration of each loop
+        tiles = self._tiles.take(of.places.around, axis=0)  # of each operand and dimension: all tiles, then in one iteration of each loop
         extents = [_ONE, *(operands[row].extents[name] for row, name in of.pairs)]
         step, whole = (stacked(columns, *(one[at] for one in extents))[:, None] for at in range(2))
         found = step * tiles
@@ -201,8 +201,8 @@ class LoopNest:
             if not isinstance(base, float):
                 shared = base / np.maximum(1e-9, self._extent(row, name, where))
                 found[at] -= shared * np.maximum(0.0, found[at] - self.footprint(where, row))
-        np.minimum(found, self._values[of.most], out=found)
-        return found[of.which]
+        np.minimum(found, self._values.take(of.most, axis=0), out=found)
+        return found.take(of.which, axis=0)
 
     @cached_property
     def distances(self) -> Array:
@@ -257,7 +257,7 @@ class LoopNest:
             of.loops,
             ago[of.operands] * (of.loops < 0),
             written[of.operands] | of.over,
-            summed(self._values, of.sums)[of.sums.order],
+            summed(self._values, of.sums).take(of.sums.order, axis=0),
         )
 
     def reuses(self) -> Iterator[Reuse]:
