@@ -213,7 +213,7 @@ def test_a_core_that_another_thread_shares_is_told(monkeypatch):
 
 @native
 def test_the_state_of_the_caches_stands_below_the_times():
-    assert "hot caches: an untimed call of the same contender precedes each sample" in ok("run", SMALL)
+    assert "hot caches: untimed calls of the same contender precede each sample" in ok("run", SMALL)
     assert "cold caches: operands rotate over twice the last level" in ok("compare", SMALL, "--cold", *QUICK)
 
 
