@@ -219,7 +219,7 @@ def few_copies(monkeypatch):
 
 @native
 def test_the_state_of_the_caches_stands_below_the_times(few_copies):
-    assert "hot caches: an untimed call of the same contender precedes each sample" in ok("run", SMALL)
+    assert "hot caches: untimed calls of the same contender precede each sample" in ok("run", SMALL)
     assert "cold caches: operands rotate over twice the last level" in ok("compare", SMALL, "--cold", *QUICK)
 
 
