@@ -342,7 +342,7 @@ def test_weights_that_are_larger_than_what_they_make_are_read_where_they_lie(siz
     )
     one.assert_right()
     ((launches,),) = one.chain._ready.values()
-    (step,) = launches._steps._kept
+    (step,) = launches._steps.steps
     assert (step.second.offset == one.model[0].weight.data_ptr()) == (size == 1)
 
 
