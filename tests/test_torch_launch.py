@@ -157,6 +157,20 @@ def dense(before=torch.nn.ReLU):
     return torch.nn.Sequential(norm(8), before(), conv(8, 12, 1), norm(12), relu(), conv(12, 4, 3, padding=1))
 
 
+class Sums(torch.nn.Module):
+    """Three layers added up, each over the ones before."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Conv2d(8, 4, 1) for _ in range(3))
+        self.last = torch.nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        y = self.a(x)
+        y = self.b(x) + y
+        return self.last(self.c(x) + y)
+
+
 class Squeezed(torch.nn.Module):
     """Squeeze and excitation in front of a projection; `turned` has the factor first."""
 
@@ -176,6 +190,7 @@ MODELS = {
     "a block": (Block, IMAGE),
     "blocks": (lambda: torch.nn.Sequential(Block(), Block(16), Block(16)), IMAGE),
     "a value inside is read, too": (lambda: Block(twice=True), IMAGE),
+    "a sum over a sum": (Sums, IMAGE),
     "a norm comes first": (dense, IMAGE),
     "products": (lambda: torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)), torch.empty(3, 5, 24)),
 }

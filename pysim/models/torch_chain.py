@@ -263,7 +263,7 @@ def _lifetimes(steps: Sequence[_Step], memory: dict[int, int], outside: Sequence
         found |= {(kind, step.result): Lifetime(nbytes, at, at) for kind, nbytes in own.items() if nbytes}
         root = memory[step.result]
         if root in memory and root not in outside:
-            found.setdefault(("value", root), Lifetime(step.lie[root].nbytes, at, at))
+            found.setdefault(("value", root), Lifetime(step.lie[step.result].nbytes, at, at))
         for number in (*step.link.reads, step.result):
             if one := found.get(("value", memory.get(number, number))):
                 one.last = at
