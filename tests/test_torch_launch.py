@@ -348,17 +348,19 @@ def test_parameters_are_read_from_the_modules_that_they_belong_to():
         assert torch.allclose(traced(x), model(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 24])
-def test_weights_that_are_larger_than_what_they_make_are_read_where_they_lie(size, on_gpu):
-    """A norm is a scale and a shift of sums then; else of a copy, which is small beside the result."""
+@pytest.mark.parametrize(("size", "pixels"), [(1, 1), (24, 1), (1, 3)])
+def test_weights_that_are_larger_than_what_they_make_are_read_where_they_lie(size, pixels, on_gpu):
+    """A norm is a scale and a shift of sums then; else of a copy, which is small beside the result, or which kernels need in any case."""
     one = Chained(
-        torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), torch.nn.BatchNorm2d(8)),
+        torch.nn.Sequential(torch.nn.Conv2d(8, 8, pixels, padding=pixels // 2), torch.nn.BatchNorm2d(8)),
         torch.empty(1, 8, size, size).to(memory_format=torch.channels_last),
     )
     one.assert_right()
     ((launches,),) = one.chain._ready.values()
     (step,) = launches._steps.steps
-    assert (step.second.offset == one.model[0].weight.data_ptr()) == (size == 1)
+    in_place = size == pixels == 1
+    assert (step.second.offset == one.model[0].weight.data_ptr()) == in_place
+    assert bool(step.epilogue.scale) == in_place
 
 
 def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):

@@ -7,13 +7,14 @@
 `lean` is what sums of a plan come out larger by in the mean (`pysim.algorithms.contract.Bound`): on tensor cores, which cut, they are too
 small, and layers of a network add that up.
 
-Weights are tensors that may change. On a CPU they are multiplied by the scale and packed. On a GPU those with more elements than the result
-are read where they lie, so that they are in memory once, and kernels multiply sums by the scale; the others are multiplied in a copy. What
-is made of parameters is made when first needed, and anew when one of them is another tensor, lies elsewhere or was written to, which
-PyTorch counts. A layer is multiplied in the type that PyTorch would take (`pysim.models.torch_precision`), the faster where there are two;
-convolutions on a GPU have channels last, however x lies: of 16 of the 17 networks in benchmarks/data/models-h200.jsonl convolutions are
-predicted to take less time in all so, of ConvNeXt 4 % more. PyTorch's own operators compute the same where gradients flow, where no
-kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
+Weights are tensors that may change. On a CPU they are multiplied by the scale and packed. On a GPU those with more elements than the
+result are read where they lie, so that they are in memory once, and kernels multiply sums by the scale; the others, and those that kernels
+read in another order or type than they have, are multiplied in a copy. What is made of parameters is made when first needed, and anew when
+one of them is another tensor, lies elsewhere or was written to, which PyTorch counts. A layer is multiplied in the type that PyTorch would
+take (`pysim.models.torch_precision`), the faster where there are two; convolutions on a GPU have channels last, however x lies: of 16 of
+the 17 networks in benchmarks/data/models-h200.jsonl convolutions are predicted to take less time in all so, of ConvNeXt 4 % more.
+PyTorch's own operators compute the same where gradients flow, where no kernel takes the operands, and where they are expected to be
+faster; `decisions` says which and why.
 """
 
 import math
