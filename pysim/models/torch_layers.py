@@ -156,12 +156,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return y.permute(FIRST), called and called._replace(form=torch.channels_last)
 
     def _called(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> tuple[Any, Called | None]:
-        w = parameters[0]
-        if self._stays(x, (*parameters, residual, factor)):
-            return self._whole(x, parameters, residual, factor), None
-        given = x
+        w, given = parameters[0], x
         if isinstance(self.first, ProductLayer):
             x, factor = self.first.ordered(x, factor)
+        if self._stays(x, (*parameters, residual, factor)):
+            return self._whole(x, parameters, residual, factor), None
         told = settings() if x.is_cuda else None
         key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, told)
         key = key if factor is None else (*key, factor.shape, factor.dtype)
@@ -328,8 +327,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         def make() -> tuple[Any, Any, Any]:
             w, (scale, shift) = parts[0].detach(), self._affine(parts, lean)
             if scale is None and lean and folds and self.kind == "Conv" and dtype == torch.float32:
-                scale = w.new_full(w.shape[:1], 1 / (1 + lean), dtype=torch.float64)
-            if scale is not None and folds and _holds(scaled := _scaled(w, scale), dtype):
+                w = _enlarged(w, lean)
+            elif scale is not None and folds and _holds(scaled := _scaled(w, scale), dtype):
                 w, scale = scaled, None
             scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
             return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
@@ -387,6 +386,15 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 def _scaled(w: Any, scale: Any) -> Any:
     """Weights with each filter multiplied by its scale, in float64."""
     return w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))
+
+
+def _enlarged(w: Any, lean: float) -> Any:
+    """Weights of f32 divided by 1 + lean, which is less than a rounding. To nearest, each would grow by a whole unit in its last place, up
+    to twice what is meant: as many do as make it right in the mean (by multiples of the golden ratio, which fall evenly)."""
+    exact = w.double() / (1 + lean)
+    unit = (torch.nextafter(w, 2 * w).double() - w.double()).nan_to_num(0.0, 0.0, 0.0)  # away from zero; 0 of what is not finite
+    turn = torch.arange(w.numel(), device=w.device, dtype=torch.float64).reshape(w.shape) * ((math.sqrt(5) - 1) / 2) % 1
+    return exact + (turn - 0.5) * unit
 
 
 def _holds(w: Any, dtype: Any) -> bool:
