@@ -26,6 +26,10 @@ INLINE VEC exponential(VEC x) {
     for (int i = 0; i < LANES; i++) x[i] = exp(x[i]);
     return x;
 }
+INLINE VEC power(VEC x, T exponent) {
+    for (int i = 0; i < LANES; i++) x[i] = pow(x[i], exponent);
+    return x;
+}
 INLINE VEC normal_tail(VEC z) {
     for (int i = 0; i < LANES; i++) z[i] = erfc(z[i]) / 2;
     return z;
@@ -52,6 +56,20 @@ INLINE VEC exponential(VEC x) {
     p = p * f + 0.693147182f;
     p = p * f + 1.0f;
     return p * (VEC)(((BITS)shifted + 127) << 23); /* 2^n */
+}
+
+/* x^exponent of a normal number x > 0: x = 2^n m, 0.7 < m < 1.42, ln m = 2 (s + s^3 / 3 + ... + s^9 / 9), s = (m - 1) / (m + 1) (within
+ * 1e-9); as exact as exponent ln x is as a float. */
+INLINE VEC power(VEC x, T exponent) {
+    const BITS half_root = (BITS)v_set1(0.707106781f), whole = (BITS)v_set1(1.0f);
+    const BITS n = ((BITS)x - half_root + whole) >> 23; /* and 127 */
+    const VEC m = (VEC)((BITS)x - (n << 23) + whole), s = (m - 1.0f) / (m + 1.0f), u = s * s;
+    const VEC power_of_2 = (VEC)(n | 0x4b000000) - 8388735.0f;
+    VEC p = u * 0.222222222f + 0.285714286f;
+    p = p * u + 0.4f;
+    p = p * u + 0.666666667f;
+    p = p * u + 2.0f;
+    return exponential(exponent * (power_of_2 * 0.693147181f + p * s));
 }
 
 /* erfc(z) / 2 for z >= 0: erfc(z) = t exp(-z^2 + p(t)), t = 1 / (1 + z/2), where p of degree 9 interpolates at Chebyshev points of 0 <= z <= 10

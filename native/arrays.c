@@ -76,25 +76,31 @@ enum {
     ROWS_KINDS
 };
 _Static_assert((int)ROWS_softmax == (int)PYSIM_ROWS_SOFTMAX && (int)ROWS_standard == (int)PYSIM_ROWS_STANDARD &&
-                   (int)ROWS_length == (int)PYSIM_ROWS_LENGTH && (int)ROWS_KINDS == (int)PYSIM_ROWS_LENGTH + 1,
+                   (int)ROWS_length == (int)PYSIM_ROWS_LENGTH && (int)ROWS_local == (int)PYSIM_ROWS_LOCAL &&
+                   (int)ROWS_KINDS == (int)PYSIM_ROWS_LOCAL + 1,
                "rows.inc has the numbers of pysim_rows_kind");
 
 static pysim_status check_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, const void *y) {
-    const int64_t sizes[] = {r->rows, r->size}, all[] = {r->rows, r->size, pysim_dtype_bytes(r->dtype)};
+    const int64_t sizes[] = {r->rows, r->size, r->inner}, all[] = {r->rows, r->size, r->inner, pysim_dtype_bytes(r->dtype)};
+    const int is_length = r->kind == PYSIM_ROWS_LENGTH, is_local = r->kind == PYSIM_ROWS_LOCAL, element = pysim_dtype_bytes(r->dtype);
     int64_t bytes = 0;
-    if (r->kind < PYSIM_ROWS_SOFTMAX || r->kind > PYSIM_ROWS_LENGTH)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kind of rows is %d; it is 0 (softmax), 1 (standard) or 2 (length)", (int)r->kind);
+    if (r->kind < PYSIM_ROWS_SOFTMAX || r->kind > PYSIM_ROWS_LOCAL)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kind of rows is %d; it is 0 (softmax), 1 (standard), 2 (length) or 3 (local)", (int)r->kind);
     if (!(r->epsilon >= 0)) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epsilon of rows is %g; it must be at least 0", r->epsilon);
-    pysim_status status = pysim_check_positive("rows and their size", sizes, 2);
-    if (status == PYSIM_OK) status = pysim_product("the bytes of rows, rows x size x element", 3, all, &bytes);
+    if (is_local && !(r->epsilon > 0 && r->alpha >= 0 && r->beta == r->beta && r->window >= 1))
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "local rows have window %lld, epsilon %g, alpha %g and beta %g; window is at least 1, epsilon above 0, "
+                                              "alpha at least 0, beta a number", (long long)r->window, r->epsilon, r->alpha, r->beta);
+    pysim_status status = pysim_check_positive("rows, their size and inner", sizes, 3);
+    if (status == PYSIM_OK && r->inner > 1 && r->kind != PYSIM_ROWS_SOFTMAX && !is_local)
+        status = pysim_fail(PYSIM_UNSUPPORTED, "rows of kind %d have elements %lld apart; they have them one by one", (int)r->kind, (long long)r->inner);
+    if (status == PYSIM_OK) status = pysim_product("the bytes of rows, rows x size x inner x element", 4, all, &bytes);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, r->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("y", y, r->dtype);
     if (status == PYSIM_OK && scale) status = pysim_check_operand("scale", scale, r->dtype);
     if (status == PYSIM_OK && shift) status = pysim_check_operand("shift", shift, r->dtype);
     if (status != PYSIM_OK) return status;
-    const int is_length = r->kind == PYSIM_ROWS_LENGTH, element = pysim_dtype_bytes(r->dtype);
     const pysim_span spans[] = {
-        {"y", y, is_length ? r->rows * element : bytes, 1}, {"x", x == y && !is_length ? NULL : x, bytes, 0},
+        {"y", y, is_length ? r->rows * element : bytes, 1}, {"x", x == y && !is_length && !is_local ? NULL : x, bytes, 0},
         {"scale", scale, r->size * element, 0}, {"shift", shift, r->size * element, 0},
     };
     return pysim_check_apart(spans, 4);
@@ -110,11 +116,13 @@ pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scal
 }
 
 static pysim_status check_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, const void *y) {
-    const int64_t sizes[] = {t->outer, t->size, t->inner, t->count}, element = pysim_dtype_bytes(t->dtype), pairs = shares ? 2 : 1;
+    const int64_t sizes[] = {t->outer, t->size, t->inner, t->count, t->taps}, element = pysim_dtype_bytes(t->dtype);
     const int64_t read[] = {t->outer, t->size, t->inner, element}, written[] = {t->outer, t->count, t->inner, element};
-    const int64_t indices[] = {t->count, pairs, (int64_t)sizeof *at};
+    const int64_t indices[] = {t->count, t->taps, (int64_t)sizeof *at};
     int64_t in_bytes = 0, out_bytes = 0, index_bytes = 0;
-    pysim_status status = pysim_check_positive("a table's outer, size, inner and count", sizes, 4);
+    pysim_status status = pysim_check_positive("a table's outer, size, inner, count and taps", sizes, 5);
+    if (status == PYSIM_OK && !shares && t->taps > 1)
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "a table has %lld taps and no shares; without shares it has 1", (long long)t->taps);
     if (status == PYSIM_OK) status = pysim_product("a table's bytes", 4, read, &in_bytes);
     if (status == PYSIM_OK) status = pysim_product("the bytes of what is taken", 4, written, &out_bytes);
     if (status == PYSIM_OK) status = pysim_product("the bytes of indices", 3, indices, &index_bytes);
@@ -124,9 +132,9 @@ static pysim_status check_take(const pysim_take *t, const void *x, const int64_t
     if (status == PYSIM_OK && shares) status = pysim_check_operand("shares", shares, t->dtype);
     if (status != PYSIM_OK) return status;
     const pysim_span spans[] = {
-        {"y", y, out_bytes, 1}, {"x", x, in_bytes, 0}, {"at", at, index_bytes, 0}, {"shares", shares, t->count * element, 0}};
+        {"y", y, out_bytes, 1}, {"x", x, in_bytes, 0}, {"at", at, index_bytes, 0}, {"shares", shares, t->count * t->taps * element, 0}};
     status = pysim_check_apart(spans, 4);
-    for (int64_t i = 0; i < t->count * pairs && status == PYSIM_OK; i++)
+    for (int64_t i = 0; i < t->count * t->taps && status == PYSIM_OK; i++)
         if (at[i] < -t->size || at[i] >= t->size)
             status = pysim_fail(PYSIM_BAD_ARGUMENT, "index %lld is %lld; there are %lld rows", (long long)i, (long long)at[i], (long long)t->size);
     return status;

@@ -132,60 +132,95 @@ INLINE void row_line(const T *x, int64_t size, T mean, T factor, const T *scale,
     v_store_mask(y + i, v, rest);
 }
 
+/* Softmax of rows that lie beside each other, whose elements are `inner` apart. */
+static void softmax_beside(int64_t size, int64_t inner, const T *x, T *y) {
+    for (int64_t n = 0; n < inner; n += LANES) {
+        const MASK in = v_lanes(0, pysim_min(LANES, inner - n));
+        VEC top = v_set1(-(T)__builtin_inf()), sum = v_zero();
+        for (int64_t i = n; i < size * inner; i += inner) top = v_larger(top, v_load_mask(x + i, in));
+        for (int64_t i = n; i < size * inner; i += inner) {
+            const VEC v = exponential(v_load_mask(x + i, in) - top);
+            v_store_mask(y + i, v, in);
+            sum += v;
+        }
+        const VEC factor = 1 / sum;
+        for (int64_t i = n; i < size * inner; i += inner) v_store_mask(y + i, v_load_mask(y + i, in) * factor, in);
+    }
+}
+
+/* Along a piece of each row beside the others, whose neighbours stay in L1. */
+static void local_beside(const pysim_rows *r, const T *x, T *y) {
+    const int64_t inner = r->inner, before = pysim_min(r->size, (r->window - 1) / 2), behind = pysim_min(r->size, r->window / 2);
+    const VEC epsilon = v_set1((T)r->epsilon), alpha = v_set1((T)r->alpha);
+    for (int64_t piece = 0; piece < inner; piece += PIECE)
+        for (int64_t i = 0; i < r->size; i++) {
+            const int64_t first = pysim_max(0, i - before), end = pysim_min(r->size, i + behind + 1);
+            for (int64_t n = piece; n < pysim_min(inner, piece + PIECE); n += LANES) {
+                const MASK in = v_lanes(0, pysim_min(LANES, inner - n));
+                VEC sum = v_zero();
+                for (int64_t j = first; j < end; j++) {
+                    const VEC v = v_load_mask(x + j * inner + n, in);
+                    sum += v * v;
+                }
+                v_store_mask(y + i * inner + n, v_load_mask(x + i * inner + n, in) * power(epsilon + alpha * sum, (T)-r->beta), in);
+            }
+        }
+}
+
 static void rows_of(const pysim_rows *r, const void *from, const void *scale, const void *shift, void *to) {
+    const int64_t step = r->size * r->inner;
     const T *x = from;
     T *y = to;
-    for (int64_t k = 0; k < r->rows; k++, x += r->size) {
-        if (r->kind == PYSIM_ROWS_LENGTH) {
-            y[k] = (T)sqrt(row_over(SQUARE, x, r->size, 0));
-            continue;
-        }
-        if (r->kind == PYSIM_ROWS_SOFTMAX)
-            softmax_row(x, r->size, y);
-        else {
+    for (int64_t k = 0; k < r->rows; k++, x += step) {
+        switch (r->kind) {
+        case PYSIM_ROWS_LENGTH: y[k] = (T)sqrt(row_over(SQUARE, x, r->size, 0)); break;
+        case PYSIM_ROWS_LOCAL: local_beside(r, x, y + k * step); break;
+        case PYSIM_ROWS_SOFTMAX:
+            if (r->inner == 1)
+                softmax_row(x, r->size, y + k * step);
+            else
+                softmax_beside(r->size, r->inner, x, y + k * step);
+            break;
+        default: {
             const T mean = row_over(ELEMENT, x, r->size, 0) / (T)r->size, variance = row_over(SQUARE, x, r->size, mean) / (T)r->size;
-            row_line(x, r->size, mean, (T)(1 / sqrt(variance + r->epsilon)), scale, shift, y);
+            row_line(x, r->size, mean, (T)(1 / sqrt(variance + r->epsilon)), scale, shift, y + k * step);
         }
-        y += r->size;
+        }
     }
 }
 
 /* ---- rows of a table ---- */
 
-/* A plane whose rows are one element. */
-static void take_elements(const pysim_take *t, const T *x, const int64_t *at, const T *shares, T *y) {
-    const int64_t *second = at + t->count;
-    for (int64_t i = 0; i < t->count; i++) {
-        const int64_t one = at[i] < 0 ? at[i] + t->size : at[i];
-        y[i] = x[one];
-        if (!shares) continue;
-        const int64_t two = second[i] < 0 ? second[i] + t->size : second[i];
-        y[i] = (1 - shares[i]) * x[one] + shares[i] * x[two];
-    }
-}
+/* Where a row begins that an index names. */
+INLINE const T *row_at(const pysim_take *t, const T *x, int64_t at) { return x + (at < 0 ? at + t->size : at) * t->inner; }
 
-static void blend_row(const T *one, const T *two, T share, int64_t count, T *y) {
-    for (int64_t i = 0; i < count; i++) y[i] = (1 - share) * one[i] + share * two[i];
+/* y[i] = sum over taps of shares[tap] row[tap][i], of constant taps, or of as many as there are (0). */
+INLINE void blend_row(const int taps, const pysim_take *t, const T *x, const int64_t *at, const T *shares, T *y) {
+    const int64_t count = taps ? taps : t->taps;
+    for (int64_t i = 0; i < t->inner; i++) {
+        T sum = 0;
+#pragma GCC unroll 4
+        for (int64_t tap = 0; tap < count; tap++) sum += shares[tap * t->count] * row_at(t, x, at[tap * t->count])[i];
+        y[i] = sum;
+    }
 }
 
 static void take_rows(const pysim_take *t, const void *from, const int64_t *at, const void *given, void *to) {
     const T *x = from, *shares = given;
     T *y = to;
-    for (int64_t o = 0; o < t->outer; o++, x += t->size * t->inner, y += t->count * t->inner) {
-        if (t->inner == 1) {
-            take_elements(t, x, at, shares, y);
-            continue;
+    for (int64_t o = 0; o < t->outer; o++, x += t->size * t->inner)
+        for (int64_t i = 0; i < t->count; i++, y += t->inner) {
+            if (!shares && t->inner == 1)
+                *y = *row_at(t, x, at[i]);
+            else if (!shares)
+                memcpy(y, row_at(t, x, at[i]), (size_t)t->inner * sizeof(T));
+            else if (t->taps == 2)
+                blend_row(2, t, x, at + i, shares + i, y);
+            else if (t->taps == 4)
+                blend_row(4, t, x, at + i, shares + i, y);
+            else
+                blend_row(0, t, x, at + i, shares + i, y);
         }
-        for (int64_t i = 0; i < t->count; i++) {
-            const T *one = x + (at[i] < 0 ? at[i] + t->size : at[i]) * t->inner;
-            if (!shares) {
-                memcpy(y + i * t->inner, one, (size_t)t->inner * sizeof(T));
-                continue;
-            }
-            const int64_t two = at[t->count + i];
-            blend_row(one, x + (two < 0 ? two + t->size : two) * t->inner, shares[i], t->inner, y + i * t->inner);
-        }
-    }
 }
 
 /* ---- rows that are columns ---- */

@@ -16,7 +16,7 @@ from pysim.calibration import host
 from pysim.errors import MissingError, NativeError
 from pysim.record.plan import on_cpu
 from pysim.runtime import cpu
-from pysim.runtime.array_steps import Products, pair_step, rows_step, take_step
+from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_step
 
 try:
     cpu.library()
@@ -101,6 +101,22 @@ def test_rows_are_softmax_layer_norm_and_length(dtype):
         assert (kept == out).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(2, 5, 3), (1, 7, 16), (3, 21, 37), (2, 1, 40), (1, 3, 2500)], ids=str)
+def test_rows_beside_each_other_are_softmax_and_local(shape, dtype):
+    rng, unit = np.random.default_rng(3), np.finfo(dtype).eps
+    x = guarded(3 * rng.standard_normal(shape).astype(dtype))
+    out, wide = guarded(np.full(shape, np.nan, dtype)), x.astype(np.float64)
+    rows_step(out, x, "softmax", axis=1)()
+    assert np.abs(out - special.softmax(wide, axis=1)).max() <= 20 * unit
+    for window, beta in ((1, 0.75), (2, 0.5), (5, 0.75), (50, -1.3)):
+        before = (window - 1) // 2
+        sums = np.stack([np.square(wide[:, max(0, i - before) : i + window // 2 + 1]).sum(1) for i in range(shape[1])], 1)
+        right = wide * (1.5 + 0.3 * sums) ** -beta
+        rows_step(out, x, "local", epsilon=1.5, axis=1, local=Local(window, 0.3, beta))()
+        assert np.abs(out - right).max() <= 40 * unit * np.abs(right).max()
+
+
 def test_rows_that_are_not_finite_are_numpys():
     """Minus infinity is no probability; a NaN, an infinity and nothing but minus infinity make a row that is none."""
     row = np.linspace(-3, 3, 21, dtype=np.float32)
@@ -127,13 +143,14 @@ def test_rows_of_a_table_are_taken_along_any_axis(shape, dtype):
         out = guarded(np.full(wanted.shape, 7, dtype))
         take_step(out, x, at, axis)()
         assert same(out, wanted)
-        pairs, shares = guarded(rng.integers(-size, size, (2, 9))), guarded(rng.random(9).astype(dtype))
-        weights = shares.reshape(-1, *[1] * (len(shape) - 1 - axis))
-        with np.errstate(invalid="ignore"):
-            wanted = (1 - weights) * x.take(pairs[0], axis) + weights * x.take(pairs[1], axis)
-        out = guarded(np.full(wanted.shape, 7, dtype))
-        take_step(out, x, pairs, axis, shares)()
-        assert np.allclose(out, wanted, rtol=1e-5 if dtype == np.float32 else 1e-13, atol=1e-6, equal_nan=True)
+        for taps in (1, 2, 3, 4):
+            rows, shares = guarded(rng.integers(-size, size, (taps, 9))), guarded(rng.random((taps, 9)).astype(dtype))
+            weights = shares.reshape(taps, -1, *[1] * (len(shape) - 1 - axis))
+            with np.errstate(invalid="ignore"):
+                wanted = sum(weights[tap] * x.take(rows[tap], axis) for tap in range(taps))
+            out = guarded(np.full(wanted.shape, 7, dtype))
+            take_step(out, x, rows, axis, shares)()
+            assert np.allclose(out, wanted, rtol=1e-5 if dtype == np.float32 else 1e-13, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -183,11 +200,16 @@ def test_what_is_no_pair_no_rows_and_no_table_is_refused_before_anything_is_writ
     for told, fields in (("1 to 6", {"axes": 7}), ("kind is 4", {"kind": 4}), ("at least 1", {"sizes": [0]}),
                          ("int64", {"sizes": [1 << 62]}), ("at least 0", {"a_steps": [-1]}), ("f32 and f64", {"dtype": 4})):  # fmt: skip
         refused(pair_step(y, x, x, "Add"), told, of="pair", **fields)
-    for told, fields in (("kind of rows is 3", {"kind": 3}), ("epsilon", {"epsilon": float("nan")}), ("at least 1", {"size": 0}),
-                         ("int64", {"rows": 1 << 62})):  # fmt: skip
+    for told, fields in (("kind of rows is 4", {"kind": 4}), ("epsilon", {"epsilon": float("nan")}), ("at least 1", {"size": 0}),
+                         ("int64", {"rows": 1 << 62}), ("local rows", {"kind": 3}), ("one by one", {"kind": 1, "inner": 2})):  # fmt: skip
         refused(rows_step(y, x, "softmax"), told, of="rows", **fields)
     out = np.ones((2, 8), np.float32)
-    for told, fields in (("at least 1", {"outer": 0}), ("int64", {"inner": 1 << 60}), ("there are 3 rows", {"size": 3})):
+    for told, fields in (
+        ("at least 1", {"outer": 0}),
+        ("int64", {"inner": 1 << 60}),
+        ("there are 3 rows", {"size": 3}),
+        ("no shares", {"taps": 2}),
+    ):
         refused(take_step(out, x, at, 0), told, of="take", **fields)
     assert (y == kept).all() and (out == 1).all()
     for step in (pair_step(x[1:], x[:3], x[:3], "Add"), rows_step(x[1:], x[:3], "softmax"), take_step(x[:2], x, at, 0)):

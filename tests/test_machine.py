@@ -447,3 +447,12 @@ def test_at_another_clock_caches_keep_pace_and_memory_keeps_its_own_time() -> No
     assert faster.clock_hz == 1.25 * zen4.clock_hz and faster.levels == zen4.levels and faster.core.units == zen4.core.units
     for name, factor in (("latency_cycles", 1.25), ("read_bytes_per_cycle", 0.8), ("write_bytes_per_cycle", 0.8)):
         assert getattr(faster.memory, name).value == pytest.approx(factor * getattr(zen4.memory, name).value)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "rate"),
+    [("zen4", "avx512", 2), ("zen4", "avx2", 2), ("sapphire-rapids", "avx512", 2), ("sapphire-rapids", "avx2", 3)],
+)
+def test_elements_come_into_wide_vectors_as_fast_as_ports_have_them(name, target, rate):
+    machine = load(name)
+    assert machine.broadcasts_per_cycle(machine.unit_of(target)) == rate

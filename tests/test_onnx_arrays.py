@@ -178,11 +178,12 @@ def test_resizes_of_early_opsets_have_scales(opset, mode):
     assert_native(exported([node(op, "a", "s", mode=mode)], x.shape, {"s": np.array([1, 1, 2, 3], np.float32)}, opset), x)
 
 
-def test_cubic_resizes_run_by_their_definition():
-    x = floats(1, 1, 2, 5, 5)
-    proto = exported([node("Resize", "a", "", "", "to", mode="cubic", cubic_coeff_a=-0.5)], x.shape, {"to": np.array([1, 2, 9, 9])})
-    y, right = model_of(proto)(x), by_onnxruntime(proto.SerializeToString(), x)[0]
-    assert np.abs(y - right).max() < 1e-4
+@pytest.mark.parametrize("rule", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize("to", [(9, 9), (5, 3), (11, 1), (2, 12)], ids=str)
+def test_cubic_resizes_are_four_rows_each_times_its_share(rule, to):
+    x = floats(1, 2, 3, 5, 5)
+    how = {"mode": "cubic", "cubic_coeff_a": -0.5, "coordinate_transformation_mode": rule}
+    assert_native(exported([node("Resize", "a", "", "", "to", **how)], x.shape, {"to": np.array([2, 3, *to])}), x)
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])

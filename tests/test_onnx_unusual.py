@@ -58,6 +58,38 @@ def test_a_slice_that_begins_in_front_of_an_axis_and_goes_backward_begins_at_its
     equal([helper.make_node("Slice", ["x", *numbers], ["y"])], (3, 4), numbers)
 
 
+@pytest.mark.parametrize("step", [-(2**63) + 1, -(2**63), 2**63 - 1])
+def test_a_slice_of_a_shape_may_have_any_step(step):
+    numbers = {"starts": [-1 if step < 0 else 0], "ends": [-(2**63) if step < 0 else 2**63 - 1], "axes": [0], "steps": [step]}
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Slice", ["sizes", *numbers], ["one"]),
+        helper.make_node("Expand", ["c", "one"], ["y"]),
+    ]
+    equal(nodes, (3, 4), numbers | {"c": np.ones(1, np.float32)})
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_neighbouring_channels_of_constants_are_those_of_other_values(size):
+    nodes = [helper.make_node("LRN", ["c"], ["n"], size=size, alpha=0.5), helper.make_node("Add", ["n", "x"], ["y"])]
+    equal(nodes, (1, 4, 2, 3), {"c": np.arange(24, dtype=np.float32).reshape(1, 4, 2, 3)})
+
+
+@pytest.mark.parametrize("number", [0.0, -3.0, 2.5])
+def test_numbers_are_quantized_by_the_scale_of_onnxruntime(number):
+    nodes = [helper.make_node("Mul", ["x", "c"], ["z"]), helper.make_node("DynamicQuantizeLinear", ["z"], ["y", "scale", "zero"])]
+    equal(nodes, (1, 7), {"c": np.float32(number)}, outputs=("y", "scale", "zero"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rule"), [((7, 16), "asymmetric"), ((14, 32), "asymmetric"), ((26, 69), "half_pixel"), ((14, 19), "half_pixel")]
+)
+@pytest.mark.parametrize("nearest", ["round_prefer_ceil", "round_prefer_floor"])
+def test_pixels_halfway_are_rounded_as_by_onnxruntime(sizes, rule, nearest):
+    how = {"mode": "nearest", "nearest_mode": nearest, "coordinate_transformation_mode": rule}
+    equal([helper.make_node("Resize", ["x", "", "", "to"], ["y"], **how)], (1, 1, 1, sizes[0]), {"to": np.array([1, 1, 1, sizes[1]])})
+
+
 def test_an_output_may_be_an_input():
     equal([helper.make_node("Relu", ["x"], ["y"])], (2, 3), outputs=["y", "x"])
 
@@ -127,6 +159,6 @@ def test_a_slice_of_a_constant_goes_backward_from_in_front_of_an_axis():
 def test_a_cubic_resize_that_nothing_computes_rightly_is_refused(rule, size):
     sizes = {"sizes": np.array([1, 1, 4, size])} if rule[0] == "p" else {"scales": np.array([1, 1, 1, 1.3], np.float32)}
     node = helper.make_node("Resize", ["x", "", *([""] * ("sizes" in sizes)), *sizes], ["y"], mode="cubic",
-                            coordinate_transformation_mode=rule)  # fmt: skip
+                            exclude_outside=1, coordinate_transformation_mode=rule)  # fmt: skip
     with pytest.raises(ProblemError, match="a cubic one by"):
         equal([node], (1, 1, 4, 4), sizes)

@@ -16,6 +16,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.files import read_bytes
 from pysim.frontends.onnx_sparse import make_dense
@@ -33,6 +35,7 @@ _MOST_BYTES = (1 << 31) - 1  # of a protobuf message
 _MOST_NODES = 50_000  # of a model whose functions are inlined
 _MOST_CALLS = 100  # of functions, one inside the other
 _MOST_DIMENSIONS = 64
+_LONGEST_STEP = 1 << 30
 _LONGEST = 200  # characters of a name or value in a reason
 _WEIGHTED = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm")  # what these read but their first input has no batch
 _NOT_READ = {
@@ -122,6 +125,7 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
     for tensor in model.graph.initializer:
         if tensor.ByteSize() > KEEP_BYTES:
             tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=list(tensor.dims)))
+    _bound_steps(model.graph)
     if model.functions:
         _check_functions(model, name)
     refusals = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, RuntimeError, ValueError, TypeError)
@@ -131,6 +135,28 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except refusals as error:
         raise ProblemError(f"{name}: shape inference refused the model: {' '.join(str(error).split())}") from None
+
+
+def _bound_steps(graph: "onnx.GraphProto") -> None:
+    """Of constant steps of slices those that are longer than a shape: inference adds them up in 32 bits, and where these do not hold a sum
+    never ends or reads beyond an array (onnx 1.23)."""
+    import onnx
+
+    steps = {node.input[4] for node in graph.node if node.op_type == "Slice" and len(node.input) > 4}
+    made = [
+        one.t
+        for node in graph.node
+        if node.op_type == "Constant" and steps & set(node.output)
+        for one in node.attribute
+        if one.HasField("t")
+    ]
+    for tensor in (*made, *(one for one in graph.initializer if one.name in steps)):
+        try:
+            numbers = onnx.numpy_helper.to_array(tensor)
+        except Exception:  # whatever its data are short of: who reads it says so
+            continue
+        if numbers.dtype == np.int64 and (np.abs(numbers.astype(np.float64)) > _LONGEST_STEP).any():
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.clip(numbers, -_LONGEST_STEP, _LONGEST_STEP), tensor.name))
 
 
 def undeclared(graph: "onnx.GraphProto") -> dict[str, ValueType]:

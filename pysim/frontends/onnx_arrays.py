@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX's operators on arrays of any shape in the form that the native ones have: layer norms, Gather, Pad, Resize, Einsum.
 
-    Take    (x, at[, shares]), axis       y = x.take(at, axis); with shares, of two rows each: (1 - share) of one and share of the other
-    Resize, and Pad by what the image has, are a Take along each axis whose size they change; linear ones have shares
+    Take    (x, at[, shares]), axis       y = x.take(at, axis); with shares, the sum of so many rows, each times its share
+    Resize, and Pad by what the image has, are a Take along each axis whose size they change; linear ones have two shares, cubic ones four
     Einsum  of two values, that is their product: views, transpositions and a MatMul
 
 Where a pixel i of a result lies in its image, at x (https://onnx.ai/onnx/operators/onnx__Resize.html), scale = size of the result over the
@@ -146,17 +146,16 @@ def pads_of(node: Node, constants: Constants, rank: int) -> list[tuple[int, int]
 
 
 def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """Nearest and linear ones of constant sizes."""
+    """Nearest, linear and cubic ones of constant sizes."""
     x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
     given, upsample = node.attributes, node.op == "Upsample" or len(node.inputs) == 2  # opset 10 and before
     mode, rule = given.get("mode", b"nearest"), b"asymmetric" if upsample else given.get("coordinate_transformation_mode", b"half_pixel")
     scales = _scales(node, x, y, constants)
-    if mode == b"cubic":
-        _check_cubic(node, rule, x, y, scales)
     unknown = given.get("antialias") or given.get("exclude_outside") or given.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
-    if scales is None or unknown or mode not in (b"nearest", b"linear") or rule not in _PLACES:
-        return None
-    if not is_native(graph, node.inputs[0], node.output):
+    fits = scales is not None and not unknown and mode in (b"nearest", b"linear", b"cubic") and rule in _PLACES
+    if scales is None or not fits or not is_native(graph, node.inputs[0], node.output):
+        if mode == b"cubic":
+            _check_cubic(node, rule, x, y, scales)
         return None
     nearest = _ROUNDED.get(b"floor" if upsample else given.get("nearest_mode", b"round_prefer_floor"))
     if nearest is None:
@@ -168,11 +167,28 @@ def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
         where = _PLACES[rule](np.arange(out, dtype=np.float32), np.float32(scale), size, out).astype(np.float32)
         if mode == b"nearest":
             axes.append((axis, np.clip(nearest(where), 0, size - 1), None))
-        else:
-            where = np.clip(where, 0, size - 1)
-            first = np.floor(where).astype(np.int64)
-            axes.append((axis, np.stack([first, np.minimum(first + 1, size - 1)]), where - first))
+            continue
+        where = where if mode == b"cubic" else np.clip(where, 0, size - 1)
+        first = np.floor(where).astype(np.int64)
+        share = where.astype(np.float64) - first
+        taps, shares = (
+            (range(-1, 3), _cubic(share, given.get("cubic_coeff_a", -0.75))) if mode == b"cubic" else (range(2), [1 - share, share])
+        )
+        axes.append((axis, np.stack([np.clip(first + tap, 0, size - 1) for tap in taps]), np.stack(shares)))
     return _taken(node, graph, constants, axes)
+
+
+def _cubic(t: Array, a: float) -> list[Array]:
+    """Shares of the pixels in front, at, behind and next to it of a place t behind one (Keys, "Cubic convolution interpolation for
+    digital image processing", 1981)."""
+
+    def near(u: Array) -> Array:
+        return ((a + 2) * u - (a + 3)) * u * u + 1
+
+    def far(u: Array) -> Array:
+        return a * (((u - 5) * u + 8) * u - 4)
+
+    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
 def _check_cubic(node: Node, rule: bytes, x: tuple[int, ...], y: tuple[int, ...], scales: list[float] | None) -> None:
@@ -225,9 +241,10 @@ _PLACES: dict[bytes, Callable[[Array, np.float32, int, int], Array]] = {
     b"tf_half_pixel_for_nn": lambda i, scale, size, out: (i + np.float32(0.5)) / scale,
     b"half_pixel_symmetric": _symmetric,
 }
+_TIE = np.float64(1e-6)  # what is no further from a half is one, as in ONNX Runtime 1.32
 _ROUNDED: dict[bytes, Callable[[Array], Array]] = {
-    b"round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)).astype(np.int64),
-    b"round_prefer_ceil": lambda x: np.floor(x + np.float32(0.5)).astype(np.int64),
+    b"round_prefer_floor": lambda x: np.ceil(x - 0.5 - _TIE).astype(np.int64),
+    b"round_prefer_ceil": lambda x: np.floor(x + 0.5 + _TIE).astype(np.int64),
     b"floor": lambda x: np.floor(x).astype(np.int64),
     b"ceil": lambda x: np.ceil(x).astype(np.int64),
 }

@@ -272,9 +272,20 @@ def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
     return Node("Pad", node.name, node.inputs[:1], node.outputs, {"pads": tuple(pads), "value": np.asarray(value).reshape(())})
 
 
-def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    if not onnx_arrays.is_native(graph, node.inputs[0]) or not node.attributes.get("bias", 1.0) > 0 <= node.attributes.get("alpha", 0.0):
+        return None
     defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": 1}
     return Node("LRN", node.name, node.inputs, node.outputs, {name: node.attributes.get(name, one) for name, one in defaults.items()})
+
+
+def _pow(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A square is a product."""
+    x, exponent = node.inputs
+    is_square = exponent in constants and constants[exponent].size == 1 and constants[exponent].reshape(()) == 2
+    if not is_square or graph.tensors[x] != graph.tensors[node.output] or not onnx_arrays.is_native(graph, x):
+        return None
+    return Node("Mul", node.name, (x, x), node.outputs)
 
 
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -287,7 +298,7 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
-    "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad,
+    "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "Pow": _pow,
     "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax, "Sub": _as_it_is,
     "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view), **onnx_arrays.LOWER,
 }  # fmt: skip

@@ -245,6 +245,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         assert unit is not None
         return unit
 
+    def broadcasts_per_cycle(self, unit: Unit) -> float:
+        """Elements that come into all lanes of a unit's vectors: one takes a pass of narrower ones where these bring as many bytes a cycle
+        (Zen 4); a port for narrow ones alone brings none (Golden Cove's third)."""
+        rates = [(one.loads_per_cycle.value, one.vector_bytes) for one in self.core.units]
+        return max(rate for rate, size in rates if rate * size >= unit.loads_per_cycle.value * unit.vector_bytes)
+
     def assumed(self) -> list[str]:
         """Paths of the numbers that are of kind assumed, such as `levels.L3.latency_cycles`."""
         return list(_assumed(self))

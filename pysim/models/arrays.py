@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from pysim.models.graph import Array, Graph, Node
-from pysim.runtime.array_steps import Products, pair_step, rows_step, take_step
+from pysim.record.plan import blocked_shape
+from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_step
 from pysim.runtime.operators import copy_step
 from pysim.runtime.steps import Chain, Step
 
@@ -29,12 +30,19 @@ def pair(kind: str) -> Bind:
 
 
 def softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    """Of the last axes."""
+    """Of axes that follow one another."""
     (x,), axes = inputs, attributes["axes"]
-    if list(axes) != list(range(axes[0], x.ndim)) or not x.flags.c_contiguous or not x.size:
+    if list(axes) != list(range(axes[0], axes[0] + len(axes))) or not x.flags.c_contiguous or not x.size:
         return None
-    rows = (-1, int(np.prod(x.shape[axes[0] :])))
-    return rows_step(out.reshape(rows), x.reshape(rows), "softmax")
+    rows = (*x.shape[: axes[0]], -1, *x.shape[axes[0] + len(axes) :])
+    return rows_step(out.reshape(rows), x.reshape(rows), "softmax", axis=axes[0])
+
+
+def lrn(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Of neighbouring channels."""
+    size = attributes["size"]
+    local = Local(size, attributes["alpha"] / size, attributes["beta"])
+    return rows_step(out, inputs[0], "local", epsilon=attributes["bias"], axis=1, local=local)
 
 
 def layer_norm(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
@@ -50,7 +58,10 @@ def length(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step 
 
 
 def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Of an image's rows or columns, too, whose channels lie in blocks."""
     x, at, *shares = inputs
+    if (block := attributes.get("blocks", (1, 1))[0]) > 1:
+        x, out = (one.reshape(blocked_shape(one.shape, block)) for one in (x, out))
     return take_step(out, x, at, attributes["axis"], *shares)
 
 
@@ -93,7 +104,7 @@ def imagined(node: Node, graph: Graph) -> Products:
     return products_of(out, inputs, node.attributes)
 
 
-NATIVE_ALONE: dict[str, Bind] = {"Expand": expand, "LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
+NATIVE_ALONE: dict[str, Bind] = {"Expand": expand, "LRN": lrn, "LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
 
 
 def with_orders(graph: Graph) -> Graph:

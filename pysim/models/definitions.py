@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standard operators of which the onnx package has no definition, or one that is not what https://onnx.ai/onnx/operators/ says.
 
-Each is run(inputs, attributes) and gives the one output. What is wrong in the package's: GlobalMaxPool is of images alone, LpNormalization
+Each is run(inputs, attributes) and gives the one output, but for DynamicQuantizeLinear. What is wrong in the package's: GlobalMaxPool is of
+images alone, LRN of size 1 leaves out all channels but the first, DynamicQuantizeLinear of zeros has a scale of its own, LpNormalization
 adds up numbers for magnitudes and divides by a norm of 0, GatherElements refuses indices that leave some of an axis, Mean writes into its
 first operand, MeanVarianceNormalization is of images alone,
 Unsqueeze takes several axes one after the other, Softmax
@@ -40,6 +41,28 @@ def _lp_normalization(inputs: Sequence[Array], attributes: Mapping[str, Any]) ->
     (x,) = inputs
     norms = _norms(x, attributes.get("axis", -1), attributes.get("p", 2))
     return np.divide(x, norms, out=np.zeros_like(x), where=norms != 0, casting="same_kind")
+
+
+def _lrn(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    """x / (bias + alpha / size * sum of squares of neighbouring channels)^beta, (size - 1) // 2 of them in front."""
+    (x,), size = inputs, attributes["size"]
+    around = [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * (x.ndim - 2)]
+    squares = np.lib.stride_tricks.sliding_window_view(np.pad(np.square(x), around), size, 1)
+    scale = attributes.get("bias", 1.0) + attributes.get("alpha", 1e-4) / size * squares.sum(axis=-1)
+    return np.asarray(x / scale ** attributes.get("beta", 0.75), x.dtype)
+
+
+def _quantized(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """Of zeros the scale is 1, as ONNX Runtime has it, where the package's is 1/255."""
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        (x,) = inputs
+        low, high = (np.float32(bound(x, initial=0)) for bound in (np.min, np.max))
+        scale = (high - low) / np.float32(255) or np.float32(1)
+        zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8)
+        return [np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8), np.asarray(scale), zero]
+
+    return run
 
 
 def _gather_elements(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
@@ -166,7 +189,8 @@ def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Def
 
 Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]]]  # an onnx.NodeProto and its opset -> what runs it
 DEFINED: dict[str, Definition] = {
-    "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
-    "Hardmax": _along(_largest), "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization), "Mean": _of(_mean),
-    "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice), "Softmax": _along(_shares), "Unsqueeze": _of(_unsqueeze),
+    "DynamicQuantizeLinear": _quantized, "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool),
+    "GlobalMaxPool": _of(_global_max_pool), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LogSoftmax": _along(_logarithms),
+    "LpNormalization": _of(_lp_normalization), "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice),
+    "Softmax": _along(_shares), "Unsqueeze": _of(_unsqueeze),
 }  # fmt: skip

@@ -4,7 +4,7 @@
 Each value is planes (0) or blocks (1), and each node reads and writes one or the other:
 
     Conv       seconds of its best plan from planes to planes, blocks to blocks, planes to blocks
-    same       pools, sums, factors of channels, activations and slices of whole blocks: what they write lies as what they read
+    same       pools, sums, factors of channels, activations, slices of whole blocks, rows: what they write lies as what they read
     else       planes; a value of 1x1 pixels is both at once
 
 seconds = sum of nodes(read, written) + changes of layout, each once whoever reads what it gives. Such a sum of two labels is least at a
@@ -26,7 +26,9 @@ from pysim.models.fusion import PARAMETERS
 from pysim.models.graph import Graph, Node
 
 _NEVER = 10**13  # nanoseconds, above any sum of layers
-SAME = frozenset({"Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice"})
+SAME = frozenset(
+    {"Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice", "Take"}
+)
 
 Seconds = Callable[[Node, int, int], float | None]  # of a node whose input and output have blocks of so many channels; None: no plan
 Change = Callable[[str, bool], float]  # seconds to bring a value into blocks, or back to planes
@@ -94,11 +96,13 @@ class _Cut:
 
     def _same(self, node: Node) -> bool:
         """Whether a node can work on blocks as on planes."""
-        tensors, values = self._graph.tensors, node.inputs[:1] if node.op == "Affine" else node.inputs
+        tensors, values = self._graph.tensors, node.inputs[:1] if node.op in ("Affine", "Take") else node.inputs
         if node.op not in SAME or "reference" in node.attributes or not all(self._blocks(name) for name in (*values, *node.outputs)):
             return False
         if node.op == "Concat":
             return bool(node.attributes["axis"] == 1)
+        if node.op == "Take":  # rows or columns
+            return bool(node.attributes["axis"] >= 2)
         if node.op == "Slice":  # whole blocks, one piece
             return offset_in(self._graph, node) is not None and node.attributes["slices"][1].start % self._block == 0
         like = [tensors[name] == tensors[node.output] for name in values]

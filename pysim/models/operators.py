@@ -150,27 +150,6 @@ def _transposed_convolution(out: Array, inputs: Sequence[Array], attributes: Att
             out[:, :, to_rows, to_columns] += products[:, :, i, j, of_rows, of_columns]
 
 
-def _inverse_power(x: Array, exponent: float) -> None:
-    """x = x**-exponent for x > 0: roots and products, which are fast, where the exponent is some quarters."""
-    quarters = 4 * exponent
-    if quarters not in (1, 2, 3, 4):
-        np.power(x, -exponent, out=x)
-        return
-    root = np.sqrt(np.sqrt(x))
-    np.divide(1, root if quarters == 1 else root * root if quarters == 2 else root * root * root if quarters == 3 else x, out=x)
-
-
-def _lrn(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    (x,), size, channels = inputs, attributes["size"], inputs[0].shape[1]
-    squares, sums = np.square(x), np.zeros_like(x)
-    for to, of in taps(channels, channels, size, 1, 1, (size - 1) // 2):
-        np.add(sums[:, to], squares[:, of], out=sums[:, to])
-    sums *= attributes["alpha"] / size
-    sums += attributes["bias"]
-    _inverse_power(sums, attributes["beta"])
-    np.multiply(x, sums, out=out)
-
-
 def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     axes = tuple(attributes["axes"])
     np.subtract(inputs[0], inputs[0].max(axis=axes, keepdims=True), out=out)
@@ -295,7 +274,7 @@ NATIVE: dict[str, Bind] = {
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvTranspose": _transposed_convolution,
-    "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy, "LRN": _lrn,
+    "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy,
     "LogSoftmax": _log_softmax, "LpPool": _lp_pool, "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True),
     "Mul": _ufunc(np.multiply), "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice,
     "Softmax": _softmax, "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,

@@ -6,7 +6,7 @@ A residual and what other operators read and write moves at the rate of the leve
     a transposition that turns rows   log2(lanes) shuffles for each vector that it writes, whole or not, as a change of layout
     rows (`native/rows.inc`)          vectors x operations / rate, and for each reduction of a row 2 log2(lanes) instructions that wait for
                                       each other, of the latency of a multiply-add
-    a table taken element by element  its loads: an index and an element, or two of each and a share
+    a table taken element by element  its loads: an index and an element, and a share for each of several
     pools                             passes over rows in L1, an element for each tap of a column and of a row
     activations                       that kernels' stores do not have: passes over results in L1 (`pysim.cachemodel.cpu.finish`)
 
@@ -29,7 +29,7 @@ from pysim.registry.cpu import loop_targets, rows_kinds
 
 DTYPES = {"float32": "f32", "float64": "f64"}
 START_LINES = 12  # of code, structs, weights, that a layer waits for one after another (Zen 5: layers of one pixel, 1.9 us each)
-_ROWS = {"LayerNormalization": "standard", "ReduceL2": "length", "Softmax": "softmax"}
+_ROWS = {"LRN": "local", "LayerNormalization": "standard", "ReduceL2": "length", "Softmax": "softmax"}
 
 
 def _loops_unit(on: Machine, tensor: Tensor) -> Unit | None:
@@ -111,13 +111,15 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
         return 0.0
     lanes, elements = unit.vector_bytes // y.dtype.itemsize, y.nbytes // y.dtype.itemsize
     if (kind := _ROWS.get(node.op)) is not None:
-        axis = node.attributes["axes"][0] if "axes" in node.attributes else node.attributes["axis"]
-        rows, size = prod(x.shape[:axis]), prod(x.shape[axis:])
+        axes = {"LRN": (1,)}.get(node.op) or node.attributes.get("axes") or range(node.attributes["axis"], len(x.shape))
+        rows, size, beside = prod(x.shape[: axes[0]]), prod(x.shape[axis] for axis in axes), prod(x.shape[axes[-1] + 1 :])
         operations, reductions = rows_kinds()[kind][1:]
+        if beside > 1:
+            return float(rows * size * -(-beside // lanes) * operations / unit.rate(DTYPES[y.dtype.name]))
         waiting = reductions * 2 * log2(lanes) * unit.fma_latency_cycles.value
         return float(rows * (-(-size // lanes) * operations / unit.rate(DTYPES[y.dtype.name]) + waiting))
     if node.op == "Take" and prod(x.shape[node.attributes["axis"] + 1 :]) == 1:
-        return float(elements * (2 if len(node.inputs) == 2 else 5) / unit.loads_per_cycle.value)
+        return float(elements * (2 if len(node.inputs) == 2 else 3 * len(graph.constants[node.inputs[2]])) / unit.loads_per_cycle.value)
     if node.op == "Transpose":
         moved = [axis for axis in node.attributes["perm"] if x.shape[axis] > 1]
         if moved[-1:] != [axis for axis, size in enumerate(x.shape) if size > 1][-1:]:

@@ -5,7 +5,7 @@ norms), rows of a table, many products.
 Each is a `Step`, which is called to run. They take float32 or float64.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,26 +60,49 @@ def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation 
     return step
 
 
-def rows_step(out: Array, x: Array, kind: str, scale: Array | None = None, shift: Array | None = None, epsilon: float = 0.0) -> Step | None:
-    """Rows along the last axis of x: softmax, `standard` with its scale and shift, or length. None: not for these arrays."""
+class Local(NamedTuple):
+    """What rows of kind `local` are multiplied by: (bias + alpha sum)^-beta, a sum of so many squares."""
+
+    window: int
+    alpha: float
+    beta: float
+
+
+ALONE = Local(1, 0.0, 0.0)
+
+
+def rows_step(
+    out: Array,
+    x: Array,
+    kind: str,
+    scale: Array | None = None,
+    shift: Array | None = None,
+    epsilon: float = 0.0,
+    axis: int = -1,
+    local: Local = ALONE,
+) -> Step | None:
+    """Rows along an axis of x, the last one but for softmax and local: softmax, `standard` with its scale and shift, length, or local with
+    its bias, `epsilon`. None: not for these arrays."""
     of = [one for one in (scale, shift) if one is not None]
     if not takes(out, x, *of) or any(one.shape != x.shape[-1:] for one in of):
         return None
-    how = library()[0].new("pysim_rows *", [x.size // x.shape[-1], x.shape[-1], epsilon, rows_kinds()[kind][0], _dtype(x)])
+    size, inner = x.shape[axis], int(np.prod(x.shape[axis % x.ndim + 1 :], dtype=np.int64))
+    sizes = [x.size // size // inner, size, inner, local.window]
+    how = library()[0].new("pysim_rows *", [*sizes, epsilon, local.alpha, local.beta, rows_kinds()[kind][0], _dtype(x)])
     step = Step("ROWS", of=how, first=_pointer(x), second=_pointer(scale), third=_pointer(shift), result=_pointer(out))
     step.keep(x, scale, shift, out)
     return step
 
 
 def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None = None) -> Step | None:
-    """out = x.take(at, axis); with shares, of two rows of `at` each: (1 - share) of the first and share of the second. Of whole numbers
+    """out = x.take(at, axis); with shares, of as many rows of `at`: the sum of what each row takes times its shares. Of whole numbers
     below 0, too, which count from the end. None: not for these arrays."""
     fits = at.dtype == np.int64 and at.flags.c_contiguous and at.size > 0 and (shares is None or takes(out, shares))
     if not fits or not takes(out, x):
         return None
     outer, inner = (int(np.prod(sizes, dtype=np.int64)) for sizes in (x.shape[:axis], x.shape[axis + 1 :]))
-    count = at.size // (1 if shares is None else 2)
-    how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, count, _dtype(x)])
+    taps = 1 if shares is None else len(shares)
+    how = library()[0].new("pysim_take *", [outer, x.shape[axis], inner, at.size // taps, taps, _dtype(x)])
     step = Step("TAKE", of=how, first=_pointer(x), second=_pointer(at), third=_pointer(shares), result=_pointer(out))
     step.keep(x, at, shares, out)
     return step

@@ -90,8 +90,8 @@ def norm(w: Walk) -> None:
         w.add(kind, [x, w.weights((c,)), w.weights((c,))], **epsilon)
     elif kind == "LRN":
         w.add(kind, [x], size=w.one(1, 2, 3, 5, 9), **w.some(alpha=0.1, beta=float(w.one(0.5, 0.7, 1, 2)), bias=2.0))
-    elif kind == "LpNormalization":
-        w.add(kind, [x], **w.some(axis=w.axis(len(w.shape(x))), p=w.whole(1, 2)))
+    elif kind == "LpNormalization":  # rows of small numbers
+        w.add(kind, [x], sharp=True, **w.some(axis=w.axis(len(w.shape(x))), p=w.whole(1, 2)))
     elif kind == "MeanVarianceNormalization":
         w.add(kind, [x], **w.some(axes=w.axes(len(w.shape(x)))))
     elif kind == "LayerNormalization":

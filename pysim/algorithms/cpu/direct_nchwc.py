@@ -11,8 +11,8 @@ What they cost, from the machine's numbers alone (`native/conv/direct_nchwc.c`):
     cycles as in `cost`, of these terms; tiles of P pixels x F vectors of filters, `panels` of those, `sets` of channels
 
 kernel  Each element of the input is broadcast for F multiply-adds, each vector of filters read for P and asked for ahead: a channel and tap
-        of a tile lasts max(P F / fma rate, F / load rate + (P + F) / narrow load rate, fma latency); an element takes as long to load as
-        the machine's narrowest vector (Zen 4: 0.50 cycles into 64 bytes, which whole take 1.00). Rows of outputs are divided into tiles
+        of a tile lasts max(P F / fma rate, F / load rate + (P + F) / broadcast rate, fma latency); an element may take less time
+        than a vector (Zen 4: 0.50 cycles into 64 bytes, which whole take 1.00). Rows of outputs are divided into tiles
         of equal size, give or take one pixel. Kernel rows and taps that lie in padding are left out, the others take as many pixels as
         meet the image, and filters that no output has a use for are not read. A last panel that lacks vectors computes them nevertheless.
         A run of elements of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
@@ -119,10 +119,10 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
         of_rows, loading = shape.rows * shape.steps * each, 0.0
     else:
         of_rows = loading = 0.0
-        narrow = max(one.loads_per_cycle.value for one in machine.core.units)
+        broadcasts = machine.broadcasts_per_cycle(unit)
         for pixels, count in _pixels(shape):
             computing = max(pixels * f / unit.rate(w.dtype), unit.fma_latency_cycles.value)
-            loads = f / unit.loads_per_cycle.value + (pixels + f) / narrow
+            loads = f / unit.loads_per_cycle.value + (pixels + f) / broadcasts
             of_rows += count * (max(computing, loads) + RUN_CYCLES / runs)
             loading += count * loads * (loads > computing)
     each = shape.panels * shape.channels
