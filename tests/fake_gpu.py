@@ -18,15 +18,15 @@ from pysim.record.cost import Cost
 from pysim.record.plan import Plan
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
-from pysim.registry.files import native_file
+from pysim.registry.files import declarations
 from pysim.runtime import arrays, cuda, cuda_call
 
 
-def ffi_of_header() -> Any:
+def cuda_ffi() -> Any:
     import cffi
 
     ffi = cffi.FFI()
-    ffi.cdef(native_file("pysim.h").read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
+    ffi.cdef(declarations("pysim.h", "pysim_cuda.h"))
     return ffi
 
 
@@ -80,7 +80,7 @@ def gpu_plan(workload: Any, on: Any, *, layout: Any = "nchw", memory_limit: int 
 @pytest.fixture
 def host_device(monkeypatch):
     """A device whose memory is the host's and which launches nothing."""
-    ffi = ffi_of_header()
+    ffi = cuda_ffi()
 
     class Lib:
         PYSIM_TO_DEVICE, PYSIM_TO_HOST, PYSIM_ON_DEVICE = 1, 2, 3

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pysim.registry.files import declarations
+
 NATIVE = Path(__file__).parent.parent / "native"
 
 
@@ -24,6 +26,6 @@ def opened(path: Path, record: str) -> tuple[Any, Any]:
     import cffi
 
     ffi = cffi.FFI()
-    ffi.cdef((NATIVE / "pysim.h").read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
+    ffi.cdef(declarations("pysim.h"))
     ffi.cdef(f"extern struct {{ int64_t room, n; int64_t *addresses; int32_t *sizes; uint8_t *is_write; }} {record};")
     return ffi, ffi.dlopen(str(path))

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 
 import pytest
+from fake_gpu import cuda_ffi
 
 from pysim.errors import MissingError, PysimError
 from pysim.registry import cpu as registry
 from pysim.registry.cpu import cpu_kernels
+from pysim.registry.files import declarations as declared_by
 from pysim.registry.files import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cuda
@@ -20,15 +22,13 @@ try:
 except MissingError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-HEADER = native_file("pysim.h").read_text()
-CDEF = HEADER.partition("/* cdef begin */")[2].partition("/* cdef end */")[0]
 # ABI version -> sha256 of its declarations; a change of them is a new version once one is released
 PINNED = {3: "06b1e9afaeba68e722d81af400656277e37ecf3ad89aa4a679c88e0cefba2e00"}
 
 
 def declarations() -> str:
     """The declarations without comments and blanks."""
-    return " ".join(re.sub(r"/\*.*?\*/", " ", CDEF, flags=re.DOTALL).split())
+    return " ".join(re.sub(r"/\*.*?\*/", " ", declared_by("pysim.h", "pysim_cuda.h"), flags=re.DOTALL).split())
 
 
 def declared() -> set[str]:
@@ -67,13 +67,14 @@ def test_the_compiler_and_cffi_see_the_same_structs(tmp_path):
     assert len(names) >= 10
     lines = [f'printf("{name} %zu %zu\\n", sizeof({name}), _Alignof({name}));' for name in names]
     source = tmp_path / "sizes.c"
-    source.write_text('#include <stdio.h>\n#include "pysim.h"\nint main(void) {' + "".join(lines) + "}\n")
+    source.write_text('#include <stdio.h>\n#include "pysim_cuda.h"\nint main(void) {' + "".join(lines) + "}\n")
     program = tmp_path / "sizes"
     subprocess.run([compiler, "-I", native_file("pysim.h").parent, source, "-o", program], check=True)
+    ffi = cuda_ffi()
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     for line in printed.splitlines():
         name, size, alignment = line.split()
-        assert (FFI.sizeof(name), FFI.alignof(name)) == (int(size), int(alignment)), name
+        assert (ffi.sizeof(name), ffi.alignof(name)) == (int(size), int(alignment)), name
 
 
 def test_python_and_the_library_list_the_same_kernels():

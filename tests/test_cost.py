@@ -455,15 +455,6 @@ def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_
             assert dear[index] - free[index] == pytest.approx(3 * calls)
 
 
-def test_schedules_that_compute_beyond_the_limit_are_left_out_and_the_others_cost_the_same() -> None:
-    for everything in predictions(LAYER, ZEN4):
-        limit = float(np.median(everything.cycles))
-        some = predict(everything.table, limit=np.full(2, limit))
-        compute = sum(compute_cycles(everything.table).values()) + everything.table.packed * fetch_cycles(everything.table.rates)
-        assert 0 < some.cycles.size < everything.cycles.size
-        assert np.allclose(some.cycles, everything.cycles[compute <= limit], rtol=1e-14, atol=0)
-
-
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_packing_waits_for_at_least_what_the_bound_says(text: str) -> None:
     for prediction in predictions(text, ZEN4):

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from fake_gpu import Clock, ffi_of_header, gpu_plan, host_device  # noqa: F401
+from fake_gpu import Clock, cuda_ffi, gpu_plan, host_device  # noqa: F401
 
 import pysim
 from pysim import planner
@@ -153,7 +153,7 @@ def test_a_gpu_that_is_not_shipped_becomes_a_machine_with_its_own_numbers_and_as
 
 
 def test_schedules_and_devices_mirror_the_librarys_structs():
-    ffi = ffi_of_header()
+    ffi = cuda_ffi()
     fields = [name for name, _ in ffi.typeof("pysim_cuda_schedule").fields]
     assert fields == [*GpuSchedule.__struct_fields__]
     info = [name for name, _ in ffi.typeof("pysim_cuda_gemm_info").fields]

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from command_line import document, invoke, ok, refused
+from fake_gpu import cuda_ffi
 
 from pysim.cachemodel.shared_memory.banks import WIDTHS, SharedMemory
 from pysim.calibration import cuda_probe, gpu_calibrate, host
@@ -335,14 +336,6 @@ def test_the_library_is_told_field_for_field_what_is_asked_and_its_numbers_come_
     del Lib.pysim_cuda_probe_shared
     with pytest.raises(MissingError, match="older than its probes"):
         cuda_probe.DeviceProbes()
-
-
-def cuda_ffi():
-    import cffi
-
-    ffi = cffi.FFI()
-    ffi.cdef(native_file("pysim.h").read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
-    return ffi
 
 
 def library():

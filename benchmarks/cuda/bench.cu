@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "../../native/pysim.h"
+#include "../../native/pysim_cuda.h"
 
 #define NEED(call) do { auto status_ = (call); if (status_) { printf("{\"error\": \"%s gave %d, line %d: %s\"}\n", #call, (int)status_, __LINE__, pysim_cuda_last_error()); exit(1); } } while (0)
 

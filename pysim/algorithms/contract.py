@@ -148,7 +148,8 @@ class Algorithm(Protocol):
         kind."""
 
     def cost(self, machine: Any, candidates: Sequence[Any]) -> Sequence[Costs]:
-        """The costs of several algorithms' candidates in one go: those that share this function are costed together."""
+        """The costs of several algorithms' candidates in one go: those that share this function are costed together. Where candidates have
+        a limit, those may be missing that cannot be the best of their kind."""
 
     def prepare(self, problem: Any, schedule: Any, layout: Layout) -> Prepared | None:
         """What a run with fixed weights keeps of them; None where it reads them as they are."""

@@ -452,12 +452,12 @@ def _slower(found: _Found, order: NDArray[np.int64]) -> Iterator[Rejected]:
     ran = order[_firsts(found.kernel[order])]
     kernels, cycles = found.kernel[ran].tolist(), found.cycles[ran].tolist()
     for kernel, kind, of in [*zip(kernels, found.kind[ran].tolist(), cycles, strict=True)][1:]:
-        why = f"its best schedule ({found.kinds[kind][1]}) takes {of / cycles[0]:.3f}x the chosen time"
+        why = f"its best predicted schedule ({found.kinds[kind][1]}) takes {of / cycles[0]:.3f}x the chosen time"
         yield Rejected(_what(found, kernel), why, "slower")
     bounds = itertools.chain.from_iterable(costs.bounds.tolist() for _, costs in found.costs)
     others = {kernel: bound for kernel, bound in enumerate(bounds) if kernel not in kernels and not math.isnan(bound)}
     for kernel in sorted(others, key=others.__getitem__):
-        why = f"its lower bound without memory traffic is already {others[kernel] / cycles[0]:.2f}x the chosen time"
+        why = f"its lower bound is already {max(1.0, others[kernel] / cycles[0]):.2f}x the chosen time"
         yield Rejected(_what(found, kernel), why, "slower")
 
 

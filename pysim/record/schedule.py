@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: what a run obeys, field for field the structs `pysim_schedule` and `pysim_cuda_schedule` of
-`native/pysim.h`."""
+"""Schedules: what a run obeys, field for field the structs `pysim_schedule` of `native/pysim.h` and
+`pysim_cuda_schedule` of `native/pysim_cuda.h`."""
 
 from typing import Annotated, Literal
 

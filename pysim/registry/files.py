@@ -14,6 +14,11 @@ def native_file(name: str) -> Path:
     return shipped if shipped.exists() else _HERE.parent.parent / "native" / name
 
 
+def declarations(*headers: str) -> str:
+    """What cffi reads of headers of `native/`, one after another: the parts between their marks."""
+    return "".join(native_file(name).read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0] for name in headers)
+
+
 def epilogue_numbers(name: str) -> dict[str, int]:
     """The functions that may follow a sum by a table of `native/`, name -> the ABI's number."""
     return {epilogue: int(number) for number, epilogue in _EPILOGUE.findall(native_file(name).read_text())}

@@ -28,7 +28,7 @@ from pysim.problem.text import Workload
 from pysim.record.plan import Layout, blocks_of
 from pysim.record.schedule import PACK, STATIONARY, Schedule
 from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernel, cpu_kernels, kind_of
-from pysim.registry.files import native_file
+from pysim.registry.files import declarations
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16
@@ -52,8 +52,7 @@ def library() -> tuple[Any, Any]:
     import cffi
 
     ffi = cffi.FFI()
-    header = native_file("pysim.h").read_text()
-    ffi.cdef(header.partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
+    ffi.cdef(declarations("pysim.h"))
     try:
         lib = ffi.dlopen(str(library_path()))
     except OSError as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only importer of the CUDA library: devices, kernels' attributes, memory, and launches of products and convolutions.
 
-The library (libpysim_cuda.so, the CUDA section of `native/pysim.h`) is opened when first needed. MissingError says which of library,
+The library (libpysim_cuda.so, `native/pysim_cuda.h`) is opened when first needed. MissingError says which of library,
 driver and device is not here, and what would change that.
 """
 
@@ -25,7 +25,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, gemm_kernels
-from pysim.registry.files import native_file
+from pysim.registry.files import declarations
 from pysim.runtime.arrays import SIZES
 
 Array = NDArray[Any]
@@ -71,12 +71,12 @@ def library_path() -> Path:
 
 @once
 def library() -> tuple[Any, Any]:
-    """(ffi, lib): the declarations of `pysim.h` and the opened CUDA library; needs no driver and no device."""
+    """(ffi, lib): the declarations of `pysim_cuda.h` and the opened CUDA library; needs no driver and no device."""
     import cffi
 
     path = library_path()
     ffi = cffi.FFI()
-    ffi.cdef(native_file("pysim.h").read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0])
+    ffi.cdef(declarations("pysim.h", "pysim_cuda.h"))
     try:
         lib = ffi.dlopen(str(path))
         count, _ = lib.pysim_cuda_gemm_count(), lib.pysim_cuda_run

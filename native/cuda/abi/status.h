@@ -4,7 +4,7 @@
 #define PYSIM_CUDA_STATUS_H
 #include <cuda_runtime.h>
 
-#include "pysim.h"
+#include "pysim_cuda.h"
 
 namespace pysim {
 /* Keeps the sentence for this thread and returns status. */

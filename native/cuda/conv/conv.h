@@ -33,7 +33,7 @@ struct Divisor {
     }
 };
 
-/* See pysim.h. */
+/* See pysim_cuda.h. */
 struct Prologue {
     const float *scale, *shift;
     short by_image, relu;

@@ -30,7 +30,7 @@ struct ConvColumns {
     int folds = 0;              /* 1: squares of pixels are channels, whatever the kernel's size (conv/wgmma/operands.cu) */
     int pingpong = 0;           /* see gemm/rows.h */
     int promotion = 0;          /* see gemm/rows.h */
-    int prologue = 0;           /* 1: it takes a prologue (pysim.h), of the problems that it says itself */
+    int prologue = 0;           /* 1: it takes a prologue (pysim_cuda.h), of the problems that it says itself */
     int ablation = 0;           /* 1: it is there to show what it leaves out */
     int finite = 0;             /* pysim_needs_finite: what must be, for a result as the definition has it. 1: the filters, where the problem is padded
                                    (zeros are gathered for the padding and multiplied, and zero times infinity is NaN); 2: input and filters

@@ -5,7 +5,7 @@
 #define PYSIM_CUDA_LAUNCH_H
 #include <cuda_runtime.h>
 
-#include "pysim.h"
+#include "pysim_cuda.h"
 
 #ifdef PYSIM_EMULATED
 #include <tuple>

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-#include "pysim.h"
+#include "pysim_cuda.h"
 
 #define PYSIM_CUDA_FAMILY(...)                                                                                                        \
     struct Family : Columns { constexpr Family() { __VA_ARGS__; } };                                                                  \

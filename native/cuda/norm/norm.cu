@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Norms between products, each element read once and written once (pysim.h, pysim_cuda_norm).
+ * Norms between products, each element read once and written once (pysim_cuda.h, pysim_cuda_norm).
  *
  * By channels: a thread has one vector of channels in all of its rows, so it finds its part of the concatenation and its parameters once, and has
  * the loads of several rows on their way together. By rows: 1 to 256 threads hold a row in registers, its mean is taken first and then the mean

@@ -4,7 +4,7 @@
 #define PYSIM_CUDA_NORM_H
 #include <cuda_runtime.h>
 
-#include "pysim.h"
+#include "pysim_cuda.h"
 
 namespace pysim {
 

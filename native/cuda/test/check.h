@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "pysim.h"
+#include "pysim_cuda.h"
 #include "abi/operation.h"
 #include "core/launch.h"
 

@@ -55,13 +55,14 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, fetch_cycles, select
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.occupancy import crossing
-from pysim.cachemodel.cpu.reuse import OPERANDS, flows
+from pysim.cachemodel.cpu.reuse import OPERANDS, Flows, flows
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
@@ -72,6 +73,8 @@ from pysim.registry.cpu import Kernel, kernels
 # of what a nest's call takes, with its loops and edges, that of other loops (least squares: Winograd's 0.46 over 115 plans on a Zen 4, 0.27
 # over 306 on an Emerald Rapids; of rows of depthwise tiles 0.36 to 0.86)
 SHORT_CALL = 0.5
+MANY = 64  # schedules: of fewer all are predicted at once
+NEAR = 1.01  # times what a kind surely takes: where its best is looked for first
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel asks for ahead
 
 
@@ -99,10 +102,11 @@ class Pass:
 
 
 class Prediction(NamedTuple):
-    """The cost of every row of a table."""
+    """The cost of every row of a table; `least` is what none of a kernel's rows goes below that were left out of it."""
 
     table: Table
     one: Pass
+    least: Array | None = None
 
     @property
     def cycles(self) -> Array:
@@ -113,7 +117,8 @@ def predict(table: Table, state: State = "hot", limit: Array | None = None, done
     """The cost of every schedule of `table`: the equations at the head of this file. `state` is that of the caches at the start.
 
     Schedules whose compute cycles alone, with what packing waits at least, exceed `limit`, or do not exceed what is `done` (of input and
-    weight stationary ones), are left out of the prediction and of its table.
+    weight stationary ones), are left out of the prediction and of its table; of many within a limit so are those that cannot be the best of
+    their kind.
     """
     terms = compute_cycles(table)
     if limit is not None:
@@ -124,7 +129,33 @@ def predict(table: Table, state: State = "hot", limit: Array | None = None, done
         keep[least.argmin()] |= not keep.any()  # no table is empty
         if not keep.all():
             table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
-    return total(table, terms, crossing(table, flows(table, state)))
+    found = flows(table, state)
+    if limit is None or np.isinf(limit).any() or table.kernel.size < MANY:
+        return total(table, terms, crossing(table, found))
+    return _contenders(table, terms, found)
+
+
+def _contenders(table: Table, terms: Mapping[str, Array], found: Flows) -> Prediction:
+    """Those schedules that may be the best of their kind: the others take longer by what they surely miss alone. How sets are filled, which
+    takes most of the time, is asked of these."""
+    kind = np.where(table.keeps_windows, 0, 1)
+    sure = total(table, {**terms}, crossing(table, found, surely=True)).cycles
+    most = NEAR * _least(sure, kind)
+    while True:
+        (rows,) = np.nonzero(sure <= most[kind])
+        some = select(table, rows)
+        one = total(some, {name: term[rows] for name, term in terms.items()}, crossing(some, found.of(rows)))
+        best = _least(one.cycles, kind[rows])
+        if (best <= most).all():
+            return one._replace(least=_least(sure, table.kernel, len(table.rates.kernels)))
+        most = best
+
+
+def _least(cycles: Array, group: NDArray[np.int64], groups: int = 2) -> Array:
+    """Of each group, infinity where it has none."""
+    found = np.full(groups, np.inf)
+    np.minimum.at(found, group, cycles)
+    return found
 
 
 def total(table: Table, terms: dict[str, Array], moved: Array) -> Prediction:

@@ -51,6 +51,8 @@ class NestCosts:
     def __init__(self, of: NestCandidates) -> None:
         self.prediction = predict(of.table, of.state, of.limit, of.done)
         self._algorithm, self.bounds, self.cycles = of.algorithm, of.bounds, self.prediction.cycles
+        if self.prediction.least is not None:
+            self.bounds = np.maximum(of.bounds, np.minimum(self.prediction.least, of.limit.min()))
         self.kernels = tuple(kernel.name for kernel in of.table.rates.kernels)
         self.kernel = self.alike = self.prediction.table.kernel
         self.kind = 1 - self.prediction.table.keeps_windows.astype(np.int64)

@@ -41,12 +41,12 @@ _MOST_PLANES = 1 << 14  # more are counted as so many: few bytes of each lie in 
 ROWS = OPERANDS.index("input"), OPERANDS.index("output")  # which lie in planes
 
 
-def crossing(table: Table, flows: Flows) -> Array:
+def crossing(table: Table, flows: Flows, surely: bool = False) -> Array:
     """Bytes of each operand in each schedule (columns) that come from each supplier, one way, whole run. Rows are what is only read
     and what is written of the first of OPERANDS, and so on.
 
     The first supplier, L2, stands for what misses L1, and so on to memory; nothing crosses further out than it did further in. A level is
-    touched by as much of an operand's `once` bytes as crosses from it.
+    touched by as much of an operand's `once` bytes as crosses from it. What is `surely` missed is less, and soon known.
     """
     rates = table.rates
     levels, unique = rates.machine.levels, np.maximum(flows.once, 1.0)
@@ -62,7 +62,7 @@ def crossing(table: Table, flows: Flows) -> Array:
         asked = (most > 0) & (last > 0)
         if not asked.any():
             break
-        here = missing(level, table, seen / way, flows, asked)
+        here = missing(level, table, seen / way, flows, asked, surely)
         np.minimum(here, most, out=here)
         if level.forgets:
             np.maximum(here, first, out=here)
@@ -74,11 +74,16 @@ def crossing(table: Table, flows: Flows) -> Array:
     return crossed
 
 
-def missing(level: Level, table: Table, scale: Array, flows: Flows, asked: NDArray[np.bool_]) -> Array:
-    """Share of lines that miss a level, streams x schedules; only what is `asked` for is exact.
+def missing(level: Level, table: Table, scale: Array, flows: Flows, asked: NDArray[np.bool_], surely: bool = False) -> Array:
+    """Share of lines that miss a level, streams x schedules; only what is `asked` for is exact, or what is `surely` missed.
 
     `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
     """
+    reach = np.einsum("osn,on->sn", flows.between, scale)
+    reach -= level.ways
+    share: Array = (reach >= _SURE).astype(np.float64)
+    if surely:
+        return share
     nest = table.rates.nest
     way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.result_bytes]
     most = [nest.windows if nest.windows_transposed else nest.group_channels, nest.group_filters]
@@ -87,11 +92,7 @@ def missing(level: Level, table: Table, scale: Array, flows: Flows, asked: NDArr
         pitch, number = nest.filter_rows
         rows, most, pitches = (*ROWS, OPERANDS.index("filters")), [*most, number], [*pitches, pitch]
     crowd = any(gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way for pitch, most in zip(pitches, most, strict=True))
-    reach = np.einsum("osn,on->sn", flows.between, scale)
-    reach -= level.ways
-    least = -level.ways if crowd else -_SURE
-    share: Array = (reach > 0.0).astype(np.float64)
-    asked &= reach > least
+    asked &= reach > (-level.ways if crowd else -_SURE)
     asked &= reach < _SURE
     if not (places := np.flatnonzero(asked)).size:
         return share
@@ -109,7 +110,7 @@ def missing(level: Level, table: Table, scale: Array, flows: Flows, asked: NDArr
     else:
         spread = np.stack([variance(*case, way) for case in zip(chunks, planes, pitches, strict=True)])
     spread[1] *= turns
-    share.ravel()[places] = overfull(level.ways, lines, spread, own, rows)
+    np.put(share, places, overfull(level.ways, lines, spread, own, rows))
     return share
 
 
@@ -127,13 +128,22 @@ def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64], in_r
     crowd = spread > np.maximum(1.0, rows * rows) * (1 + 1e-9)  # a schedule alone is rounded otherwise than in a table
     mean = np.where(mine, met, np.where(crowd, 0.0, rows)).sum(axis=0) + whole.sum(axis=0)
     wide = np.where(crowd, 0.0, spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
+    found = _above(room, mean, wide, parts)
     crowd &= ~mine
-    if not crowd.any():
-        return _above(room, mean, wide, parts)
-    chance = crowd * (rows / met)
-    which = np.array([*product((False, True), repeat=len(rows))])[:, :, None]  # of the rows that crowd a set meets
+    if (some := np.flatnonzero(crowd.any(axis=0))).size:
+        found[some] = _crowded(room, mean[some], wide[some], parts[:, some], crowd[:, some] * (rows[:, some] / met[:, some]), met[:, some])
+    return found
+
+
+def _crowded(room: int, mean: Array, wide: Array, parts: Array, chance: Array, met: Array) -> Array:
+    """The same where a set meets each of some rows with a `chance`, and then so many lines of it."""
+    which = np.array([*product((False, True), repeat=len(met))])[:, :, None]
     cases = np.where(which, chance, 1 - chance).prod(axis=1)
-    return (cases * _above(room, mean + np.where(which, met, 0.0).sum(axis=1), wide, parts)).sum(axis=0)
+    case, place = cases.nonzero()
+    lines = mean[place] + np.where(which, met, 0.0).sum(axis=1)[case, place]
+    found = np.zeros(mean.size)
+    np.add.at(found, place, cases[case, place] * _above(room, lines, wide[place], parts[:, place]))
+    return found
 
 
 def _above(room: int, mean: Array, wide: Array, parts: Array) -> Array:

@@ -60,6 +60,12 @@ class Flows(NamedTuple):
     planes: Array
     once: Array
 
+    def of(self, rows: NDArray[np.int64]) -> "Flows":
+        """Those of some schedules, in their order."""
+        columns = [slice(*rows.searchsorted((span.start, span.stop))) for span in self.columns]
+        size, between, planes, once = (one.take(rows, axis=-1) for one in (self.bytes, self.between, self.planes, self.once))
+        return self._replace(columns=columns, kind=self.kind[rows], bytes=size, between=between, planes=planes, once=once)
+
 
 def described(table: Table, keeps: bool) -> LoopNest:
     """The loops of schedules that keep windows, or filters."""

@@ -7,7 +7,7 @@
  * with zeros before and after a row, if it is to be padded; without the pixels that no window takes (Every); or folded, where a place has the channels of a square of them (Fold). A place is a
  * pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: both sides are touched along what is contiguous,
  * a thread has all its loads on their way at once, and writes 16 bytes. Where channels are last, places or channels few (taps, the first layer),
- * or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. A prologue (pysim.h) is made on the way. */
+ * or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. A prologue (pysim_cuda.h) is made on the way. */
 #include <algorithm>
 
 #include "conv/wgmma/wgmma.h"
