@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from, pass_of
-from pysim.cachemodel.cpu.loops import Array, LoopNest
+from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
+from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.cachemodel.numbers import numbered
@@ -139,11 +139,6 @@ class OfList(NamedTuple):
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list["ListedCosts"]:
         """What those of each take."""
         return [ListedCosts(self, machine, one) for one in found]
-
-
-def as_described(nest: Callable[[Any, Rows], LoopNest]) -> Callable[[Any, Rows, Terms, Machine, Request], Pass]:
-    """`OfList.passed` by the description of the loops alone."""
-    return lambda problem, rows, terms, machine, request: pass_of(nest(problem, rows), machine, terms, request.state)
 
 
 @lru_cache(maxsize=8)
