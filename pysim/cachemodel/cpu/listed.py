@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from pysim.cachemodel.costs import Costs
-from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from, pass_of
-from pysim.cachemodel.cpu.loops import Array, LoopNest
+from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
+from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.cachemodel.numbers import numbered
@@ -165,11 +165,6 @@ class OfList(NamedTuple):
             lambda row: cost_from([*besides, passes[row][0]], passes[row][1]),
             lambda row: assumed(machine, rows[row][0].target, self.latencies, UNREAD),
         )
-
-
-def as_described(nest: Callable[[Any, Rows], LoopNest]) -> Callable[[Any, Rows, Terms, Machine, Request], Pass]:
-    """`OfList.passed` by the description of the loops alone."""
-    return lambda problem, rows, terms, machine, request: pass_of(nest(problem, rows), machine, terms, request.state)
 
 
 @lru_cache(maxsize=8)
