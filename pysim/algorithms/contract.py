@@ -56,7 +56,7 @@ class Bound(NamedTuple):
     That is what no right result exceeds. `error` is what one comes to: the largest error of its sums over the result's root mean square
     (`pysim.algorithms.accuracy`); None: a direct sum's, or what the bound allows beyond one. `multiplied`: what is; None: where operands
     must be finite they are transformed, else they are plain. `lean`: the mean of the error over the result, of sums that are cut and not
-    rounded: what later layers of a network add up, where errors of either sign average out.
+    rounded, or whose transforms' constants are: what later layers of a network add up, where errors of either sign average out.
     """
 
     growth: float
