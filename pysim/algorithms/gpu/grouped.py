@@ -28,10 +28,10 @@ THREADS = 256  # of a block
 SINGLE_BLOCKS = 3  # of an SM
 REGISTERS = {False: 64, True: 80}  # of a thread (__launch_bounds__ of kernel.cuh), single or not
 # Instructions, counted in the source: of a unit or vector that comes, of each element of a unit that is gathered, or a piece of a row, of
-# each further pixel of a piece, of a step beside its loads and products, of a group's turn, of what is stored at once, from registers too,
-# and of a warp beside these; cycles from a step of a warp to its next
+# each further pixel of a piece, of a step beside its loads and products, of a group's turn, of what is stored at once, and of a warp beside
+# these; cycles from a step of a warp to its next
 COPY, ELEMENT, PIXEL, STEP, TURN, STORE, START, STEP_CYCLES = 20.0, 8.0, 5.0, 4.0, 40.0, 45.0, 150.0, 40.0
-STORE_SINGLE = 24.0
+OUTPUT_SINGLE = 5.3  # of an output that leaves from registers, beside what is stored at once under NCHW
 GATHER_LINES = 4.0  # wavefronts of a warp's load of elements or pieces, whose lanes lie in some rows or channels
 
 
@@ -157,8 +157,8 @@ class Grouped(ByThreads):
         outputs, count = t.high * t.wide, t.groups * t.filters
         if self.single:
             lying = w.filters * size % 16 == 0 if together else w.out_w % 4 == 0
-            vectors = (16 // size if together else 4) if lying else 1
-            return outputs * count / vectors * STORE_SINGLE, 0.0
+            apart = (0 if lying else ELEMENT) if together else STORE / (4 if lying else 1)
+            return outputs * count * (OUTPUT_SINGLE + apart), 0.0
         vectors = 16 // size if together else 4 if t.wide % 4 == w.out_w % 4 == 0 else 1
         apart = together and (t.groups * w.group_filters % vectors or w.filters % vectors)  # stored one by one
         instructions = outputs * count / vectors * (STORE + (vectors * ELEMENT if apart else 0))
@@ -186,6 +186,8 @@ class Grouped(ByThreads):
         reach = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
         at_once = 0 if whole else -(-pieces // (THREADS * (2 if piece == 4 else 4)))
         waits = reach * 2 + math.ceil(rounds) * (reach * (1 + at_once) + math.ceil(turns / warps) * t.steps * STEP_CYCLES)
+        if not whole:  # a thread waits for each unit of filters that it gathers; other blocks have asked for them, too
+            waits += -(-units // THREADS) * gpu.l2_latency_cycles.value
         blocks = t.workers * t.parts
         asked_bytes = float(t.tiles * t.parts * pixels * t.groups * channels * size + blocks * units * UNIT)
         each = (blocks * warps, instructions / warps, wavefronts / warps, waits)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What the warp-level tensor-core kernels (mma.cu, wmma.cu) share: tiles of A and B as they lie in memory come into shared memory by
  * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come element by element, neighbouring lanes neighbouring elements:
- * those of 4 bytes by cp.async, too, others by loads and stores, which wait.
+ * those of 4 bytes by cp.async, too, others by loads and stores, which wait, or, where a thread has few, are held while it multiplies.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
@@ -37,13 +37,42 @@ template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
  * begin at multiples of 16 bytes. */
 template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = false> class Copies {
     static constexpr int element = sizeof(In), row_step = THREADS / Tile::chunks, PIECES = 16 / element; /* elements of 16 bytes */
+    static constexpr int TURNS = (Tile::rows + row_step - 1) / row_step;
     static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
     const char *origin;
     int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
     int rows_left, bytes_left, offset;
     bool ragged;
 
+    __device__ static bool is_idle(int turn) { return Tile::rows % row_step && turn * row_step + (int)threadIdx.x / Tile::chunks >= Tile::rows; }
+
   public:
+    /* Whether a step's single elements are so few of a thread that it holds them all while it multiplies; and those. */
+    static constexpr bool FEW = element < 4 && !ALIGNED && TURNS * PIECES <= 16;
+    using Element = typename Word<element>::type;
+    struct Held {
+        Element some[FEW ? TURNS : 1][PIECES];
+    };
+    __device__ void ask(Held &held, char *base, int step) const {
+        if (!ragged) return start(base, step);
+        const char *const from = origin + step * k_pitch;
+        const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = bytes_left - (K_LAST ? step * K * element : 0);
+#pragma unroll
+        for (int i = 0; i < TURNS * PIECES; i++) {
+            const int turn = i / PIECES, there = i % PIECES * Tile::chunks * element;
+            const bool exists = !is_idle(turn) && turn * row_step < rows && there < bytes;
+            held.some[turn][i % PIECES] = exists ? *(const Element *)(from + turn * row_step * pitch + there) : Element(0);
+        }
+    }
+    __device__ void put(const Held &held, char *base) const {
+        if (!ragged) return;
+#pragma unroll
+        for (int i = 0; i < TURNS * PIECES; i++) {
+            const int turn = i / PIECES, there = i % PIECES * Tile::chunks * element;
+            if (!is_idle(turn)) *(Element *)(base + offset + turn * row_step * Tile::pitch + there) = held.some[turn][i % PIECES];
+        }
+    }
+
     __device__ Copies(const void *matrix, int64_t ld, int outer0, int outer_end, int k_end) {
         const int row = (int)threadIdx.x / Tile::chunks, chunk = (int)threadIdx.x % Tile::chunks * 16;
         const int row0 = row + (K_LAST ? outer0 : 0), column0 = K_LAST ? 0 : outer0;
@@ -56,10 +85,8 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
         offset = row * Tile::pitch + begin;
     }
     __device__ void start(char *base, int step) const {
-        constexpr int TURNS = (Tile::rows + row_step - 1) / row_step;
         const char *from = origin + step * k_pitch;
         const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = bytes_left - (K_LAST ? step * K * element : 0);
-        const auto is_idle = [](int turn) { return Tile::rows % row_step && turn * row_step + (int)threadIdx.x / Tile::chunks >= Tile::rows; };
         if (ALIGNED || !ragged) {
             const int piece = max(0, min(16, bytes));
 #pragma unroll
@@ -78,7 +105,6 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
                         copy_async<4>(base + offset + turn * row_step * Tile::pitch + there, from + turn * row_step * pitch + there, turn * row_step < rows && there < bytes ? 4 : 0);
                 }
         } else {
-            using Element = typename Word<element>::type;
             constexpr int AT_ONCE = TURNS < 32 / PIECES ? TURNS : 32 / PIECES, NEXT = Tile::chunks * element;
 #pragma unroll 1
             for (int first = 0; first < TURNS; first += AT_ONCE) {
@@ -98,6 +124,10 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
         }
     }
 };
+
+template <class> constexpr bool FEW = false; /* of what copies something else than a matrix */
+template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED>
+constexpr bool FEW<Copies<In, Tile, K, K_LAST, THREADS, ALIGNED>> = Copies<In, Tile, K, K_LAST, THREADS, ALIGNED>::FEW;
 
 /* A kernel's shapes; derived numbers in one place. */
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int PROMOTION = 0> struct Shape {
@@ -128,6 +158,40 @@ template <class S> struct Matrices {
     }
 };
 
+/* `pipeline` where threads hold a step's single elements, those of both operands at once, while they multiply the step before. */
+template <class S, int K, class Left, class Right, class StageOf, class Arrive, class Fetch, class Multiply>
+__device__ inline void pipeline_held(const Left &left, const Right &right, int begin, int end, StageOf stage_of, Arrive arrive, Fetch fetch, Multiply multiply) {
+    constexpr int AHEAD = S::stages - 1;
+    static_assert(S::buffers == 1, "warps with few elements to load have few sums");
+    typename Left::Held of_left[AHEAD];
+    typename Right::Held of_right[AHEAD];
+    const auto ask = [&](int step, int held) {
+        if (step < end) {
+            left.ask(of_left[held], stage_of(step), step);
+            right.ask(of_right[held], stage_of(step) + S::A::bytes, step);
+        }
+        commit_async(); /* of what is no single elements */
+    };
+    const auto put = [&](int step, int held) {
+        if (step < end) left.put(of_left[held], stage_of(step)), right.put(of_right[held], stage_of(step) + S::A::bytes);
+    };
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) ask(begin + s, s);
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++) put(begin + s, s);
+    for (int step = begin; step < end; step++) {
+        arrive();
+        ask(step + AHEAD, 0);
+#pragma unroll
+        for (int k0 = 0; k0 < S::block_k; k0 += K) {
+            fetch(stage_of(step), k0, 0);
+            multiply(k0, 0);
+        }
+        put(step + AHEAD, 0);
+    }
+    wait_async<0>();
+}
+
 /* Multiplies the k steps of a tile, whose operands `left` and `right` copy, STAGES - 1 steps ahead. A step is BK / K instructions deep:
  * fetch(stage, k0, buffer) loads fragments, multiply(k0, buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the
  * barrier too. */
@@ -150,6 +214,7 @@ __device__ void pipeline(const Left &left, const Right &right, const Tile &t, ch
         __syncthreads();
     };
     __syncthreads(); /* the tile before is read */
+    if constexpr (FEW<Left> && FEW<Right>) return pipeline_held<S, K>(left, right, begin, end, stage_of, arrive, fetch, multiply);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) load(begin + s);
     if constexpr (S::buffers == 2) {
