@@ -54,7 +54,7 @@ INLINE VEC v_shift1(VEC lo, VEC hi) { VEC out; EACH(l + 1 < LANES ? lo.lane[l + 
 INLINE VEC v_interleave_low(VEC a, VEC b) { VEC out; EACH(l % 2 ? b.lane[l / 2] : a.lane[l / 2]); }
 INLINE VEC v_interleave_high(VEC a, VEC b) { VEC out; EACH(l % 2 ? b.lane[(LANES + l) / 2] : a.lane[(LANES + l) / 2]); }
 
-enum { MASKED_LOAD_IS_FREE = 1, GATHER_MAX = 16 };
+enum { GATHER_MAX = 16 };
 typedef struct {
     int64_t stride, phase;
 } GATHER;

@@ -7,7 +7,6 @@ INLINE VEC v_larger(VEC a, VEC b) { return V(blendv)(V(max)(b, a), b, V(cmp)(b, 
 INLINE int v_any_nan(VEC v) { return V(movemask)(V(cmp)(v, v, _CMP_UNORD_Q)) != 0; }
 
 typedef __m256i MASK;
-enum { MASKED_LOAD_IS_FREE = 0 };
 INLINE VEC v_load_mask(const T *p, MASK m) { return V(maskload)(p, m); }
 
 INLINE VEC v_interleave_low(VEC a, VEC b) { return V(permute2f128)(V(unpacklo)(a, b), V(unpackhi)(a, b), 0x20); }

@@ -9,6 +9,5 @@ INLINE MASK v_lanes(int64_t lo, int64_t hi) {
     const uint32_t down = lo <= 0 ? 0u : lo >= LANES ? all : (1u << lo) - 1u;
     return (MASK)(up & ~down);
 }
-enum { MASKED_LOAD_IS_FREE = 1 };
 INLINE VEC v_load_mask(const T *p, MASK m) { return V(maskz_loadu)(m, p); }
 INLINE void v_store_mask(T *p, VEC v, MASK m) { V(mask_storeu)(p, m, v); }

@@ -23,9 +23,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.text import Workload
-from pysim.record.cost import Cost, CsaCost, Reason, Rejected
+from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import AnySchedule
@@ -46,38 +47,6 @@ class Candidates(Protocol):
     def limit(self) -> Array | float: ...
     @property
     def rejected(self) -> tuple[Rejected, ...]: ...
-
-
-class Costs(Protocol):
-    """What the candidates of one algorithm cost, each array over candidates unless said otherwise.
-
-    `cycles` at the machine's clock; `kernel` and `kind` index `kernels`, the names of registry rows, and `kinds`, what a plan lists side by
-    side (stationary operand, decomposition); `alike` is the same for candidates that have the same `tolerance`; `bounds`, over kernels:
-    cycles that no schedule of the kernel can go below.
-    """
-
-    @property
-    def cycles(self) -> Array: ...
-    @property
-    def kernel(self) -> NDArray[np.int64]: ...
-    @property
-    def kind(self) -> NDArray[np.int64]: ...
-    @property
-    def alike(self) -> NDArray[np.int64]: ...
-    @property
-    def kernels(self) -> tuple[str, ...]: ...
-    @property
-    def kinds(self) -> tuple[str, ...]: ...
-    @property
-    def bounds(self) -> Array: ...
-    def schedule(self, row: int) -> AnySchedule:
-        """One candidate as the struct that the native library obeys."""
-
-    def cost(self, row: int) -> Cost | CsaCost:
-        """What one candidate costs, by terms and levels."""
-
-    def assumed(self, row: int) -> tuple[str, ...]:
-        """Paths of the machine's numbers that this cost leans on and nobody measured or published."""
 
 
 class Bound(NamedTuple):
