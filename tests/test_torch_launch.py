@@ -211,6 +211,19 @@ def test_layers_that_follow_each_other_are_one_call_that_looks_nothing_up(name, 
     assert one.chain.looked_up == 0 and len(called) == 2
 
 
+@pytest.mark.parametrize("images", [1, 2])
+def test_what_pytorch_makes_of_a_result_has_channels_last_too(images, on_gpu):
+    """Of one image, too, whose strides PyTorch looks at although no element depends on them all."""
+    conv, pool = torch.nn.Conv2d, torch.nn.MaxPool2d
+    model = settled(torch.nn.Sequential(conv(8, 8, 1), pool(2), conv(8, 4, 1), pool(2)))
+    traced, _ = rewritten(torch.fx.symbolic_trace(model))
+    x = aligned(torch.empty(images, 8, 12, 12).to(memory_format=torch.channels_last))
+    with torch.no_grad():
+        for _ in range(4):
+            found, right = traced(x), model(x)
+            assert found.stride() == right.stride() and torch.allclose(found, right, rtol=1e-4, atol=1e-5)
+
+
 def test_a_layer_that_stays_pytorchs_parts_a_chain(on_gpu, monkeypatch):
     monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda problem, *_: 0.0 if problem.kernel_h == 3 else float("inf"))
     one = Chained(Block(), IMAGE)

@@ -338,15 +338,19 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         launch = self._launches.get((key, out)) or self._launches.put((key, out), GpuLaunch(plan, self.activation, out))
         image = (x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()).contiguous(memory_format=form)
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
+
+        def shaped(y: Any) -> Any:  # one image of its own shape would no longer count as channels last: PyTorch asks for all of its strides
+            return y.reshape(shape) if self.kind == "Linear" else y
+
         alone = self.first is None or before is not None or (begins and factor is None)  # nothing but parameters and given values beside x
         like = alone and x is begun and launch.reads(x) and not w.data_ptr() % ALIGNED and settled(parameters, self.all_owners)
         adds = residual is not None and tuple(residual.shape) == shape
         over = residual.view(launch.shape) if adds and self.kind == "Linear" and residual.is_contiguous() else residual
         if residual is None or (adds and launch.takes(over, x)):
-            y = launch(image, w, scale, shift, over, prologue).reshape(shape)
+            y = shaped(launch(image, w, scale, shift, over, prologue))
             epilogue = launch.epilogue(scale, shift, adds, prologue)
             return y, Called(launch, w, epilogue, (scale, shift, prologue), adds, launch.form, before) if like else None
-        y = GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=prologue).reshape(shape)
+        y = shaped(GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=prologue))
         return activated(y + residual, self.activation), None
 
     def _result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
