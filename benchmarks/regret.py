@@ -4,6 +4,7 @@
 
     python benchmarks/regret.py --seed S --layers N [-m host|FILE.toml] [--threads T] > regret.jsonl
     python benchmarks/regret.py PROBLEM... [--schedules N [--beside FILE.toml]] > regret.jsonl
+    python benchmarks/regret.py PROBLEM... --onto FILE [--budget S]         in pieces of S seconds, until all layers are in FILE
     python benchmarks/regret.py --again FILE [-m FILE.toml]
 
 Layers are those of PROBLEM..., or drawn of KINDS, in sizes that networks have. For each, every algorithm that computes it is planned,
@@ -25,6 +26,7 @@ import random
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -223,6 +225,26 @@ def header(machine: str) -> dict[str, Any]:
     }
 
 
+def record(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """All lines, those that the file had, too; a layer's are written together, so that one that was not finished is measured again."""
+    start, machine = time.monotonic(), given.machine or "host"
+    on, others = host.runnable(machine), [host.runnable(name) for name in given.beside]
+    rows = [json.loads(line) for line in given.onto.read_text().splitlines()[1:]] if given.onto and given.onto.exists() else []
+    done = {row["problem"] for row in rows}
+    named = [(layer.label or "named", layer.workload) for layer in resolve(given.problems)] if given.problems else []
+    with given.onto.open("a") if given.onto else nullcontext(sys.stdout) as file:
+        if not rows:
+            print(json.dumps(header(machine)), file=file, flush=True)
+        for kind, layer in named or layers(given.seed, given.layers):
+            if layer.text in done or time.monotonic() - start > given.budget:
+                continue
+            found = [{"set": kind} | row for row in measured(layer, on, chosen(layer, on, others, given), given)]
+            print(*map(json.dumps, found), sep="\n", file=file, flush=True)
+            rows += found
+            release()
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", metavar="PROBLEM")
@@ -234,21 +256,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--onto", type=Path)
+    parser.add_argument("--budget", type=float, default=math.inf)
     parser.add_argument("--again", type=Path)
     given = parser.parse_args()
-    if given.again:
-        rows = list(again(given.again, given.machine))
-    else:
-        machine = given.machine or "host"
-        rows, on, others = [], host.runnable(machine), [host.runnable(name) for name in given.beside]
-        print(json.dumps(header(machine)), flush=True)
-        named = [(layer.label or "named", layer.workload) for layer in resolve(given.problems)] if given.problems else []
-        for kind, layer in named or layers(given.seed, given.layers):
-            for row in measured(layer, on, chosen(layer, on, others, given), given):
-                rows.append({"set": kind} | row)
-                print(json.dumps(rows[-1]), flush=True)
-            release()
-    print(*summary(rows), sep="\n", file=sys.stderr)
+    print(*summary(list(again(given.again, given.machine)) if given.again else record(given)), sep="\n", file=sys.stderr)
 
 
 if __name__ == "__main__":

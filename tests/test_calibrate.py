@@ -204,6 +204,28 @@ def test_what_was_measured_while_another_machine_was_on_the_core_is_left_out(tru
     assert Synthetic(truth, plans).calibrated(4.0).shared < 0.05
 
 
+def test_a_clock_that_is_low_for_a_moment_behind_a_measurement_and_steps_by_100_mhz_loses_none(
+    truth: Machine, plans: tuple[Measured, ...]
+) -> None:
+    class Stepping(Synthetic):
+        """Slower at once behind a chain of loads, then a step lower or higher at random, as a Granite Rapids core is."""
+
+        low = False
+
+        def latency(self, nbytes: int) -> float:
+            self.low = True
+            return super().latency(nbytes)
+
+        def clock(self) -> float:
+            self.hertz = self.truth.clock_hz * (0.88 if self.low else 1 - 0.024 * self.random.integers(2))
+            self.low = False
+            return super().clock()
+
+    found = Stepping(truth, plans).calibrated()
+    assert not found.rejected
+    assert found.numbers["levels.L2.latency_cycles"].value == pytest.approx(truth.levels[1].latency_cycles.value, rel=0.03)
+
+
 def test_what_strangers_leave_of_the_last_level_is_found_and_written(truth: Machine, plans: tuple[Measured, ...]) -> None:
     found = Synthetic(with_ways(truth, 5), plans).calibrated()
     assert found.fit.ways is not None and abs(found.fit.ways.value - 5) <= found.fit.ways.error <= 3

@@ -9,6 +9,7 @@ import pytest
 from fake_host import ZEN4_CACHES, FakeProbes, Others, cpuinfo, others, run, sysfs  # noqa: F401
 
 from pysim.calibration import detected, host
+from pysim.calibration.detected import footprints
 from pysim.calibration.linux import Cpu
 from pysim.machine.load import load
 
@@ -98,6 +99,12 @@ def test_cpus_that_multiply_as_half_as_many_cores_are_hardware_threads_that_a_vi
     for together, cores in ((1.0, 16), (0.7, 16), (0.55, 8)):
         probes = Paired(rates={"together": together})
         assert detected.measure(Cpu("AuthenticAMD", "AMD EPYC 9654", 25, 0x11), ZEN4_CACHES, 16, probes).machine.cores == cores
+
+
+def test_a_level_is_measured_where_it_is_near_however_large_it_is() -> None:
+    sizes = [48 << 10, 2 << 20, 480 << 20]
+    assert footprints(sizes) == [24 << 10, 192 << 10, 8 << 20]
+    assert footprints([32 << 10, 256 << 10, 1 << 20])[2] == 512 << 10
 
 
 def test_what_many_cores_share_is_not_measured_in_what_each_has_of_its_own() -> None:

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from pysim.check.fills import Array
 from pysim.errors import OperandError
 from pysim.measure import events, load, speed
-from pysim.measure.clock import FEWEST_ROUNDS, MOST_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
+from pysim.measure.clock import FEWEST_ROUNDS, MOST_COPIES, MOST_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
 from pysim.record.measurement import Ratio
 from pysim.runtime import cpu as runtime
@@ -50,21 +50,30 @@ def test_samples_are_seconds_of_one_call() -> None:
     assert times["b"].min() / times["a"].min() == pytest.approx(2, rel=0.5)  # the least, which a busy machine disturbs least
 
 
-def test_contenders_take_turns_and_each_turn_begins_with_its_own_untimed_call() -> None:
-    calls: list[str] = []
+class Caches(CpuClock):
+    """Whose contenders' first calls behind another's take `slow` times as long as the rest, call by call."""
 
-    def contender(name: str) -> Callable[[], None]:
-        work = spin(50e-6)
+    slow: Sequence[float] = ()
+    last, again = "", 0
 
-        def call() -> None:
-            calls.append(name)
-            work()
+    def seconds(self, call: Callable[[], object], times: int) -> float:
+        return 1e-4 * float(call())  # type: ignore[arg-type]
 
-        return call
+    @classmethod
+    def contender(cls, name: str, ran: list[str]) -> float:
+        cls.last, cls.again = name, cls.again + 1 if name == cls.last else 0
+        ran.append(name)
+        return cls.slow[cls.again] if cls.again < len(cls.slow) else 1.0
 
-    timed({"a": contender("a"), "b": contender("b")}, min_samples=6, min_seconds=0, warmup_seconds=0)
-    rounds = "".join(calls[-24:])
-    assert rounds == "aabb" + "bbaa" + "aabb" + "bbaa" + "aabb" + "bbaa"
+
+@pytest.mark.parametrize(("slow", "leads"), [((), 1), ((1.5,), 1), ((1.5, 1.3, 1.02), 2), ((1.8, 1.5, 1.4, 1.3, 1.2), 5)])
+def test_contenders_take_turns_that_begin_with_untimed_calls_until_their_data_is_where_it_stays(slow: Sequence[float], leads: int) -> None:
+    clock, ran = type("Clock", (Caches,), {"slow": slow}), list[str]()
+    contenders = {name: partial(clock.contender, name, ran) for name in "ab"}
+    found = interleave(contenders, clock(), min_samples=6, min_seconds=0, warmup_seconds=0).samples
+    a, b = ("a" * (leads + 1), "b" * (leads + 1))
+    assert "".join(ran[-12 * (leads + 1) :]) == 3 * (a + b + b + a)
+    assert max(found["a"].max(), found["b"].max()) <= 1.03e-4
 
 
 def test_a_cold_turn_has_no_untimed_call() -> None:
@@ -180,6 +189,9 @@ def test_rotation_covers_twice_the_last_level_and_visits_every_copy_in_turn() ->
     assert copies_for(1 << 20, 32 << 20) == 64
     assert copies_for(3 << 20, 32 << 20) == 22
     assert copies_for(1 << 30, 32 << 20) == 2
+    assert copies_for(1024, 32 << 20) == MOST_COPIES
+    with pytest.raises(OperandError, match=r"65,601 copies of 1,023 bytes .* at most 65,536 are made; right is a problem of 1,024 bytes"):
+        copies_for(1023, 32 << 20)
     seen: list[int] = []
     call = rotating([lambda i=i: seen.append(i) for i in range(3)])
     assert seen == [0, 1, 2]

@@ -9,7 +9,8 @@
                                         of the nearest one, and then of kind assumed
 
 A level is measured with a buffer that lies well inside it and well outside the level before: the geometric mean of both
-sizes (half the size for L1); memory with four times the last level, between 64 and 512 MiB. Geometry is recorded as
+sizes (half the size for L1), at most WELL_OUTSIDE times the one before, since of a last level of hundreds of MiB strangers leave less;
+memory with four times the last level, between 64 and 512 MiB. Geometry is recorded as
 reported, though a virtual machine may share its last level with strangers.
 
 A rate that is FAR from the shipped machine's is measured again, and is taken over from there when it stays so. Who else had the processor
@@ -51,6 +52,7 @@ HIDDEN = 0.65  # of what so many cores would multiply: pairs of CPUs of one core
 _FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
 _ATTEMPTS = 3
 _PAGE_BYTES = 4096
+WELL_OUTSIDE = 4  # a load that waits takes 155 cycles of 8 MiB, 627 of 24, though 480 are reported (Granite Rapids, a virtual machine)
 _OPTIONAL = (  # of a core
     "scattered_line_cycles", "run_start_share", "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles", "transform_cycles",
 )  # fmt: skip
@@ -263,7 +265,7 @@ def _sane(value: float, what: str) -> float:
 
 def footprints(level_bytes: Sequence[int]) -> list[int]:
     """Sizes of buffers that live in each level: inside it, outside the one before."""
-    sizes = [level_bytes[0] // 2, *(math.isqrt(inner * outer) for inner, outer in pairwise(level_bytes))]
+    sizes = [level_bytes[0] // 2, *(min(math.isqrt(inner * outer), WELL_OUTSIDE * inner) for inner, outer in pairwise(level_bytes))]
     return [max(1, size // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
 
 

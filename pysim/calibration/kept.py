@@ -18,7 +18,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.load import loads
 from pysim.registry.cpu import kernels
 
-_VERSION = 13  # raised when a probe or a detection measures something else than before
+_VERSION = 14  # raised when a probe or a detection measures something else than before
 
 
 class Kept(NamedTuple):

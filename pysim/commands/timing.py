@@ -200,7 +200,7 @@ def put_state(done: "list[Comparison]") -> None:
     from pysim.measure.load import LOADED
 
     states = {
-        "hot": "hot caches: an untimed call of the same contender precedes each sample",
+        "hot": "hot caches: untimed calls of the same contender precede each sample",
         "cold": "cold caches: operands rotate over twice the last level",
     }
     timed = [one for one in done if one.measured_seconds]
