@@ -90,6 +90,12 @@ def test_pixels_halfway_are_rounded_as_by_onnxruntime(sizes, rule, nearest):
     equal([helper.make_node("Resize", ["x", "", "", "to"], ["y"], **how)], (1, 1, 1, sizes[0]), {"to": np.array([1, 1, 1, sizes[1]])})
 
 
+def test_a_number_for_each_row_is_no_bias_of_as_many_columns():
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Add", ["c", "z"], ["y"])]
+    rows = np.arange(8, dtype=np.float32)
+    equal(nodes, (2, 4, 1), {"w": rows.reshape(1, 8), "c": rows.reshape(2, 4, 1)})
+
+
 def test_an_output_may_be_an_input():
     equal([helper.make_node("Relu", ["x"], ["y"])], (2, 3), outputs=["y", "x"])
 

@@ -258,18 +258,34 @@ def networks_table() -> str:
 def cpu_models_table(name: str) -> str:
     """Whole ONNX networks on a CPU: milliseconds here, ONNX Runtime's over them, what was predicted, errors."""
     about, *found = map(json.loads, (DATA / name).read_text().splitlines())
-    rows = ["| network | pysim | ONNX Runtime over it | its layers, one by one | predicted | errors: pysim, ONNX Runtime |"]
-    rows.append("|---|--:|--:|--:|--:|---|")
-    ratios, misses = [], []
+    beside = "im2col_openblas" in found[0]["peers"]
+    more = " im2col + OpenBLAS over it |" * beside
+    rows = [f"| network | pysim | ONNX Runtime over it |{more} its layers, one by one | predicted | errors: pysim, ONNX Runtime |"]
+    rows.append("|---|--:|--:|" + "--:|" * beside + "--:|--:|---|")
+    ratios, columns, misses = [], [], []
     for one in found:
         ratios.append(one["peers"]["onnxruntime"] / one["measured_seconds"])
         alone = sum(layer["measured_seconds"] for layer in one["layers"])
         misses.append(abs(one["predicted_seconds"] / alone - 1))
-        errors = ", ".join(f"{error:.1e}" for error in one["errors"].values())
-        times = f"{one['measured_seconds'] * 1e3:.2f} | {ratios[-1]:.2f}x | {alone * 1e3:.2f} | {one['predicted_seconds'] * 1e3:.2f}"
+        errors = ", ".join(f"{one['errors'][who]:.1e}" for who in ("pysim", "onnxruntime"))
+        columns += [one["peers"]["im2col_openblas"] / one["measured_seconds"]] if beside else []
+        second = f"{columns[-1]:.2f}x | " if beside else ""
+        times = (
+            f"{one['measured_seconds'] * 1e3:.2f} | {ratios[-1]:.2f}x | {second}{alone * 1e3:.2f} | {one['predicted_seconds'] * 1e3:.2f}"
+        )
         rows.append(f"| {one['model'].removesuffix('.onnx')} | {times} | {errors} |")
-    means = f"geometric mean {geometric_mean(ratios):.2f}x, prediction against the sum of layers: median error {np.median(misses):.0%}"
-    return "\n".join([*rows, "", f"{about['machine']}, ONNX Runtime {about['onnxruntime']}, batch 1; milliseconds; {means}.", ""])
+    second = f", beside im2col and OpenBLAS {geometric_mean(columns):.2f}x" if beside else ""
+    means = (
+        f"geometric mean {geometric_mean(ratios):.2f}x{second}, prediction against the sum of layers: median error {np.median(misses):.0%}"
+    )
+    return "\n".join(
+        [
+            *rows,
+            "",
+            f"{about['machine']}, ONNX Runtime {about['onnxruntime']}, batch 1; milliseconds; {means}.",
+            "",
+        ]
+    )
 
 
 SHARED = 0.9  # of the multiply-adds of a core alone, as in benchmarks/thread_rounds.py
@@ -334,8 +350,9 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "models.md", "models in other types", precisions_table())
     put(ROOT / "README.md", "models", model_figure.summary())
     model_figure.draw(ROOT / "docs" / "models.svg")
-    put(ROOT / "docs" / "models.md", "cpu models", cpu_models_table("models-cpu.jsonl"))
-    put(ROOT / "docs" / "models.md", "two threads", cpu_models_table("models-cpu-two-threads.jsonl"))
+    for machine in ("", "-granite-rapids"):
+        put(ROOT / "docs" / "models.md", f"cpu models{machine}", cpu_models_table(f"models-cpu{machine}.jsonl"))
+        put(ROOT / "docs" / "models.md", f"two threads{machine}", cpu_models_table(f"models-cpu-two-threads{machine}.jsonl"))
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())

@@ -169,7 +169,7 @@ class _Fusion:
                 continue
             columns, more = self._tensors[name].shape[-1], taking.attributes.get("activation") or len(taking.inputs) > 3
             settled = all(one in self._constants for one in taking.inputs[1:])
-            if more or not settled or value.size not in (1, columns) or value.shape[-1:] not in ((), (1,), (columns,)):
+            if more or not settled or not (value.size == 1 or (value.size == columns and value.shape[-1:] == (columns,))):
                 continue
             if self._tensors.get(node.output) != self._tensors[name]:
                 continue
