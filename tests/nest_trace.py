@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a schedule touches by its description: the nest's loops as they are walked, line by line, through exact LRU caches.
+"""What a schedule touches by its description: the nest's loops as they are walked, through exact LRU caches.
 
-Buffers are contiguous and start on pages. Slow (about a million lines a second), so for small problems only.
+Buffers are contiguous and start on pages. Walked in Python, so for small problems only.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, workspace_bytes
 from pysim.cachemodel.cpu.reuse import FILTER_TILES, WINDOWS, described
+from pysim.cachemodel.simulator.hierarchy import Cache, Hierarchy
 from pysim.machine.cpu import Level
 from pysim.machine.load import load
 from pysim.record.schedule import Schedule
@@ -23,34 +23,6 @@ from pysim.registry.cpu import kernels
 
 PAGE = 4096
 MACHINE = load("zen4")
-
-
-class Lru:
-    """A set-associative, write-back, write-allocate cache; `fills` are lines brought in, `writebacks` dirty lines sent on."""
-
-    def __init__(self, level: Level, below: "Lru | None") -> None:
-        self.sets: list[OrderedDict[int, bool]] = [OrderedDict() for _ in range(level.sets)]
-        self.ways, self.below = level.ways, below
-        self.fills = self.writebacks = 0
-
-    def touch(self, line: int, write: bool) -> None:
-        held = self.sets[line % len(self.sets)]
-        if line not in held:
-            self.fills += 1
-            if self.below:
-                self.below.touch(line, False)
-        self._put(held, line, write)
-
-    def _put(self, held: OrderedDict[int, bool], line: int, dirty: bool) -> None:
-        dirty |= held.pop(line, False)
-        if len(held) >= self.ways:
-            victim, victim_dirty = held.popitem(last=False)
-            if victim_dirty:
-                self.writebacks += 1
-                if self.below:
-                    below = self.below
-                    below._put(below.sets[victim % len(below.sets)], victim, True)
-        held[line] = dirty
 
 
 class Touch(NamedTuple):
@@ -221,14 +193,8 @@ class Trace:
 
 def simulate(nest: Nest, schedule: Schedule, levels: tuple[Level, ...]) -> list[tuple[int, int]]:
     """(fills, write-backs) of each level in the second of two runs."""
-    caches: list[Lru] = []
-    for level in reversed(levels):
-        caches.insert(0, Lru(level, caches[0] if caches else None))
-    line = levels[0].line_bytes
+    caches = [Cache(level.name, level.sets, level.ways, level.line_bytes, fetch_on_writeback=False) for level in levels]
+    hierarchy, spans = Hierarchy(caches), np.array(list(Trace(nest, schedule).spans()))
     for _ in range(2):
-        for cache in caches:
-            cache.fills = cache.writebacks = 0
-        for at, size, write in Trace(nest, schedule).spans():
-            for index in range(at // line, (at + size - 1) // line + 1):
-                caches[0].touch(index, write)
-    return [(cache.fills, cache.writebacks) for cache in caches]
+        counted = hierarchy.run([(spans[:, 0], spans[:, 1].astype(np.int32), spans[:, 2].astype(np.uint8))], warm=True)
+    return [(counted[level].misses, counted[level].writebacks) for level in counted]

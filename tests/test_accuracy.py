@@ -19,7 +19,7 @@ from pysim.cachemodel.cpu import nested
 from pysim.check.reference import reference, shapes
 from pysim.errors import MissingError, OperandError, PlanError
 from pysim.machine.load import load_any
-from pysim.planner.accurate import Accurate
+from pysim.planner.accurate import accurate
 from pysim.problem.text import parse
 from pysim.record.accuracy import ACCURACIES
 from pysim.record.plan import Plan
@@ -249,7 +249,7 @@ def test_kinds_that_are_not_accurate_enough_are_not_waited_for():
     algorithm = algorithm_named("sconv", parse(CONV), ZEN4)
     (costs,) = nested.cost(ZEN4, [algorithm.candidates(request)])
     split = SimpleNamespace(tolerance=lambda problem, schedule: SUMS._replace(multiplied="split"))
-    left = Accurate(request, split, costs)
+    left = accurate(request, split, costs)
     assert not left.cycles.size and set(left.lost) == set(costs.kind) and np.isnan(left.bounds[np.unique(costs.kernel)]).all()
 
 

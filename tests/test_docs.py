@@ -65,10 +65,30 @@ def test_every_call_of_the_pages_examples_takes_what_it_is_given() -> None:
         inspect.signature(attrgetter(name)(pysim)).bind(*call.args, **given)
 
 
-def test_the_example_of_the_first_page_runs() -> None:
-    (example,) = (block for block in re.findall(r"```python\n(.*?)```", PAGES[0].read_text(), re.DOTALL) if "import numpy" in block)
+EXAMPLES = [
+    pytest.param(block, id=f"{page.stem}-{i}")
+    for page in PAGES
+    for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_runs_as_it_stands(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder with a model.onnx, and that alone."""
+    monkeypatch.chdir(tmp_path)
+    if "model.onnx" in example:
+        helper = pytest.importorskip("onnx").helper
+        x, y = (helper.make_tensor_value_info(name, 1, ("N", 3, 224, 224)) for name in "xy")
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "model", [x], [y])
+        pytest.importorskip("onnx").save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), "model.onnx")
+    if "torch" in example:
+        torch = pytest.importorskip("torch")
+        if "pysim" not in torch._dynamo.list_backends(exclude_tags=()):  # as where the package is installed
+            torch._dynamo.register_backend(pysim.torch.backend, name="pysim")
+        if 'device="cuda"' in example and not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
     try:
-        exec(compile(example, "README.md", "exec"), {})
+        exec(compile(example, "example", "exec"), {})
     except MissingError as error:
         pytest.skip(str(error))
 

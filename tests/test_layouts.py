@@ -5,11 +5,11 @@ import itertools
 
 import numpy as np
 import pytest
-from graphs import random_model
+from graphs import Builder, numpy_helper, random_model
 from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 from pysim.errors import NativeError
-from pysim.models import plan
+from pysim.models import arrays, plan
 from pysim.models.graph import Graph, Node, Tensor
 from pysim.models.layouts import laid_out
 from pysim.runtime.operators import Window, pool_step, reorder_step
@@ -149,6 +149,36 @@ def test_pools_of_blocks_are_those_of_planes(dtype, block, largest):
             pool_step(want, x, window, largest, counted)()
             pool_step(got, blocks_by_numpy(x, block), window, largest, counted, block)()
             np.testing.assert_allclose(got, blocks_by_numpy(want, block), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+def test_rows_and_columns_of_blocks_are_those_of_planes(axis):
+    rng, block, to = np.random.default_rng(axis), 8, {2: (9, 6), 3: (5, 9)}[axis]
+    x, rows, shares = rng.random((2, 16, 5, 6)), rng.integers(0, 5, (2, 9)), rng.random((2, 9))
+    want, got = np.empty((2, 16, *to)), np.empty((2, 16, *to))
+    arrays.take(want, [x, rows, shares], {"axis": axis})()
+    arrays.take(got, [blocks_by_numpy(x, block), rows, shares], {"axis": axis, "blocks": (block, block)})()
+    assert np.array_equal(got, blocks_by_numpy(want, block))
+
+
+def test_an_image_between_convolutions_is_enlarged_in_blocks(monkeypatch):
+    b = Builder(0)
+    b.shapes["x"] = (1, 32, 9, 7)
+    kernels = [b.constant(b.rng.standard_normal((32, 32, 3, 3)) / 17) for _ in range(2)]
+    first = b.add("Conv", ["x", kernels[0]], (1, 32, 9, 7), pads=[1] * 4)
+    b.constants.append(numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"))
+    large = b.add("Resize", [first, "", "scales"], (1, 32, 18, 14), mode="linear")
+    proto = b.model([b.add("Conv", [large, kernels[1]], (1, 32, 18, 14), pads=[1] * 4)])
+
+    def blocks(graph, block, seconds, change):
+        return laid_out(graph, block, lambda node, *sides: float(sides == (1, 1)), lambda *_: 0.1)
+
+    monkeypatch.setattr(plan, "laid_out", blocks)
+    image, wanted = given(proto), by_onnxruntime(proto.SerializeToString(), given(proto))
+    model = model_of(proto)
+    taken = [layer.node for layer in model.plan.layers if layer.node.op == "Take"]
+    assert len(taken) == 2 and all(one.attributes["blocks"][0] > 1 for one in taken)
+    assert_close(model(image), wanted)
 
 
 def test_planes_that_are_no_whole_blocks_are_refused():

@@ -17,7 +17,7 @@ import pytest
 from pysim.check.fills import Array
 from pysim.errors import OperandError
 from pysim.measure import events, load, speed
-from pysim.measure.clock import FEWEST_ROUNDS, MOST_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
+from pysim.measure.clock import FEWEST_ROUNDS, MOST_COPIES, MOST_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
 from pysim.record.measurement import Ratio
 from pysim.runtime import cpu as runtime
@@ -189,6 +189,9 @@ def test_rotation_covers_twice_the_last_level_and_visits_every_copy_in_turn() ->
     assert copies_for(1 << 20, 32 << 20) == 64
     assert copies_for(3 << 20, 32 << 20) == 22
     assert copies_for(1 << 30, 32 << 20) == 2
+    assert copies_for(1024, 32 << 20) == MOST_COPIES
+    with pytest.raises(OperandError, match=r"65,601 copies of 1,023 bytes .* at most 65,536 are made; right is a problem of 1,024 bytes"):
+        copies_for(1023, 32 << 20)
     seen: list[int] = []
     call = rotating([lambda i=i: seen.append(i) for i in range(3)])
     assert seen == [0, 1, 2]

@@ -19,6 +19,7 @@ from pysim import planner
 from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, ProblemError
 from pysim.frontends import onnx_graph, whole
+from pysim.frontends.whole_im2col import Im2colModel
 from pysim.machine.load import load
 from pysim.models import plan
 from pysim.models.model import Model
@@ -213,6 +214,14 @@ def test_several_threads_may_call_one_model():
     for thread in threads:
         thread.join()
     assert all((a == b).all() for at, y in enumerate(wanted) for a, b in zip(several(y), several(found[at]), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_same_graph_by_im2col_and_openblas_equals_onnxruntime(seed):
+    pytest.importorskip("scipy_openblas64")
+    proto = random_model(seed, 1 + seed % 2)
+    x, wanted = given(proto), by_onnxruntime(proto.SerializeToString(), given(proto))
+    assert_close(Im2colModel(onnx_graph.graph_of(proto, "a network"), host.runnable("host"))(x), wanted)
 
 
 def test_threads_do_not_change_bits_of_the_same_plans(monkeypatch):

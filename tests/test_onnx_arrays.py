@@ -119,6 +119,21 @@ def test_softmax_of_the_last_axis(shape, axis, opset):
     assert np.abs(y[rows] - right[rows]).max(initial=0) <= 2e-6 and (np.isfinite(y).all(-1) == rows).all()
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3, 17), 1), ((4, 5), 0), ((2, 21, 5, 7), 1), ((1, 2, 1, 49), 1)], ids=str)
+def test_softmax_of_any_axis(shape, axis):
+    assert_native(exported([node("Softmax", "a", axis=axis)], shape), 5 * floats(1, *shape))
+
+
+@pytest.mark.parametrize("how", [{"size": 5}, {"size": 1, "alpha": 2.0}, {"size": 3, "alpha": 0.5, "beta": 0.6, "bias": 2.0}], ids=str)
+def test_neighbouring_channels(how):
+    assert_native(exported([node("LRN", "a", **how)], (2, 7, 5, 6)), 3 * floats(1, 2, 7, 5, 6))
+
+
+def test_squares_are_products():
+    model = assert_native(exported([node("Pow", "a", "two")], (2, 3, 5), {"two": np.float32(2)}), floats(1, 2, 3, 5))
+    assert "Mul" in {layer.node.op for layer in model.plan.layers}
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((2, 3, 17), -1), ((2, 3, 4, 5), 2), ((4, 33), 1), ((3, 1), -1)], ids=str)
 @pytest.mark.parametrize("shift", [True, False])
 def test_layer_norms_of_the_last_axes(shape, axis, shift):

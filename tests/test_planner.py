@@ -17,6 +17,7 @@ from yardstick import quiet_seconds
 
 from pysim import plan, plans
 from pysim.algorithms.cpu import im2col, sconv, winograd
+from pysim.cachemodel.costs import picked
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import predict, schedule_of
 from pysim.cachemodel.cpu.incore import compute_cycles, fetch_cycles, rates, select
@@ -51,6 +52,17 @@ def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str)
     assert best.keys() == set(STATIONARY)
     for kind, kept in zip(STATIONARY, (True, False), strict=True):
         assert best[kind].cycles == pytest.approx(found.cycles[found.table.keeps_windows == kept].min(), rel=1e-12)
+
+
+def test_what_was_asked_for_in_rounds_is_one_table_and_some_of_it_is_picked() -> None:
+    request = Request(parse(LAYER), machine.load("zen4"))
+    (one,) = sconv.cost(request.machine, [sconv.candidates(request)])
+    both, size = picked([one, one]), one.cycles.size
+    assert both.cycles.tolist() == [*one.cycles, *one.cycles] and both.schedule(size + 1) == one.schedule(1)
+    taken = np.arange(2 * size) % size == size - 1
+    last = picked([one, one], taken)
+    assert last.kernel.tolist() == [one.kernel[-1]] * 2 and last.kernels == one.kernels
+    assert all(last.schedule(row) == one.schedule(size - 1) and last.cost(row) == one.cost(size - 1) for row in range(2))
 
 
 @pytest.mark.parametrize("algorithm", [sconv, winograd, im2col], ids=lambda one: one.NAME)

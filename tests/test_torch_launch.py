@@ -23,6 +23,7 @@ from pysim.runtime.cuda_call import ALIGNED  # noqa: E402
 from pysim.runtime.cuda_steps import LaunchSteps  # noqa: E402
 
 CONV = Conv(batch=2, channels=8, height=10, width=10, filters=16, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1)
+DRAINED = "f32_winograd_f4_32x32x8_32x32_8x8_s2_drained"
 CASES = [
     ("Conv", "relu", 1e-5, "nchw"),
     ("Conv", ("clamp", 0.0, 6.0), None, "nchw"),
@@ -157,6 +158,20 @@ def dense(before=torch.nn.ReLU):
     return torch.nn.Sequential(norm(8), before(), conv(8, 12, 1), norm(12), relu(), conv(12, 4, 3, padding=1))
 
 
+class Sums(torch.nn.Module):
+    """Three layers added up, each over the ones before."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Conv2d(8, 4, 1) for _ in range(3))
+        self.last = torch.nn.Conv2d(4, 4, 1)
+
+    def forward(self, x):
+        y = self.a(x)
+        y = self.b(x) + y
+        return self.last(self.c(x) + y)
+
+
 class Squeezed(torch.nn.Module):
     """Squeeze and excitation in front of a projection; `turned` has the factor first."""
 
@@ -176,6 +191,7 @@ MODELS = {
     "a block": (Block, IMAGE),
     "blocks": (lambda: torch.nn.Sequential(Block(), Block(16), Block(16)), IMAGE),
     "a value inside is read, too": (lambda: Block(twice=True), IMAGE),
+    "a sum over a sum": (Sums, IMAGE),
     "a norm comes first": (dense, IMAGE),
     "products": (lambda: torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)), torch.empty(3, 5, 24)),
 }
@@ -333,17 +349,19 @@ def test_parameters_are_read_from_the_modules_that_they_belong_to():
         assert torch.allclose(traced(x), model(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 24])
-def test_weights_that_are_larger_than_what_they_make_are_read_where_they_lie(size, on_gpu):
-    """A norm is a scale and a shift of sums then; else of a copy, which is small beside the result."""
+@pytest.mark.parametrize(("size", "pixels"), [(1, 1), (24, 1), (1, 3)])
+def test_weights_that_are_larger_than_what_they_make_are_read_where_they_lie(size, pixels, on_gpu):
+    """A norm is a scale and a shift of sums then; else of a copy, which is small beside the result, or which kernels need in any case."""
     one = Chained(
-        torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), torch.nn.BatchNorm2d(8)),
+        torch.nn.Sequential(torch.nn.Conv2d(8, 8, pixels, padding=pixels // 2), torch.nn.BatchNorm2d(8)),
         torch.empty(1, 8, size, size).to(memory_format=torch.channels_last),
     )
     one.assert_right()
     ((launches,),) = one.chain._ready.values()
-    (step,) = launches._steps._kept
-    assert (step.second.offset == one.model[0].weight.data_ptr()) == (size == 1)
+    (step,) = launches._steps.steps
+    in_place = size == pixels == 1
+    assert (step.second.offset == one.model[0].weight.data_ptr()) == in_place
+    assert bool(step.epilogue.scale) == in_place
 
 
 def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
@@ -359,6 +377,48 @@ def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
     plain, larger = (layer._affine((w, None, *numbers), of)[0].float().double() for of in (0.0, lean))
     assert abs((larger / plain).mean() - 1 + lean) < 5e-9
     assert bound_of(planner.plan(problem, load_any("h200"), accuracy="ieee")).lean == 0
+
+
+@pytest.mark.parametrize("lean", [-6.9e-8, 3.3e-8])
+def test_weights_without_a_norm_grow_by_the_lean_in_the_mean(lean):
+    """To nearest, all would by a unit in their last place, or none."""
+    w = torch.randn(32, 128, 3, 3)
+    larger = torch_layers._enlarged(w, lean).float().double()
+    assert abs(((larger - w) * w).sum() / w.double().square().sum() + lean) < 3e-9
+    assert ((larger - w).abs() <= 2.0**-22 * w.abs()).all()
+    special = torch.tensor([0.0, -0.0, float("inf"), -float("inf")])
+    assert torch.equal(torch_layers._enlarged(special, lean).float(), special)
+
+
+def test_sums_of_transformed_patches_come_out_neither_larger_nor_smaller(monkeypatch):
+    """The transforms' constants are rounded: in the mean results are 3.3e-8 of them too large, which weights make up for."""
+    as_on_gpu(monkeypatch, "h200")
+    found = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x, w = torch.randn(1, 128, 12, 12).relu().to(memory_format=torch.channels_last), torch.randn(32, 128, 3, 3)
+        exact = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
+        problem = Conv(
+            channels=128, height=12, width=12, filters=32, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1
+        )
+        plan = planner.plan(problem, load_any("h200"), layout="nhwc", algorithm="winograd", micro_kernel=DRAINED)
+        for lean in (0.0, bound_of(plan).lean):
+            monkeypatch.setattr(torch_layers, "bound_of", lambda plan, lean=lean: bound_of(plan)._replace(lean=lean))
+            layer = FusedLayer("layer", "Conv", Geometry(padding=(1, 1)), None, None)
+            y = layer._on_gpu(torch_layers._Native(None, plan), "key", x, (w, None, None, None, None, None), None)[0]
+            found.append(float(((y - exact) * exact).sum() / exact.square().sum()))
+    plain, mended = sum(found[::2]) / 3, sum(found[1::2]) / 3
+    assert 2.5e-8 < plain < 5e-8 and abs(mended) < 1.5e-8
+
+
+def test_what_is_trained_behind_a_factor_that_is_not_is_pytorchs(on_gpu):
+    model = Squeezed(True).eval()
+    for one in model.fc.parameters():
+        one.requires_grad_(False)
+    traced, _ = rewritten(torch.fx.symbolic_trace(model))
+    x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    found, right = traced(x), model(x)
+    assert torch.equal(found, right) and found.requires_grad
 
 
 def test_small_layers_are_expected_to_keep_pytorchs_host_busy_unless_they_are_recorded():

@@ -6,27 +6,36 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
-from emulated_torch import as_on_gpu, autocast  # noqa: E402
+from emulated_torch import aligned, as_on_gpu, autocast  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_models import settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.models import torch_gpu, torch_norms  # noqa: E402
+from pysim.models.torch_chain import LayerChain  # noqa: E402
 from pysim.models.torch_norms import NormLayer, RowNormLayer  # noqa: E402
 from pysim.runtime.cuda_norm import Norm, NormLaunch  # noqa: E402
+from pysim.runtime.cuda_steps import LaunchSteps, NormStep  # noqa: E402
 
 LAST = torch.channels_last
 
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The norms that ran as one pass."""
+    """The norms that ran as one pass, by themselves or with the layers around them."""
     torch.manual_seed(0)
     found = []
     with emulated_cuda.opened():
         as_on_gpu(monkeypatch, "a100")
         run = NormLaunch.run
         monkeypatch.setattr(NormLaunch, "run", lambda self, *given: (found.append(self), run(self, *given))[1])
+        run_all = LaunchSteps.run
+
+        def together(self, *given):
+            found.extend(one.launch for one in self.steps if isinstance(one, NormStep))
+            return run_all(self, *given)
+
+        monkeypatch.setattr(LaunchSteps, "run", together)
         yield found
         monkeypatch.undo()
 
@@ -67,6 +76,69 @@ def test_a_norm_of_a_concatenation_reads_its_parts_where_they_lie(channels, last
     assert len(launched) == 3 and {tuple(one.norm.channels[0:2]) for one in launched} == {channels}
 
 
+class Block(nn.Module):
+    """As ConvNeXt has them; `late` reads the residual afterwards."""
+
+    def __init__(self, channels=16, scale=True, late=False):
+        super().__init__()
+        self.stem, self.late = nn.Conv2d(3, channels, 1), late
+        self.depthwise, self.norm = nn.Conv2d(channels, channels, 7, padding=3, groups=channels), nn.LayerNorm(channels, eps=1e-6)
+        self.up, self.down = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
+        self.scale = nn.Parameter(torch.randn(channels, 1, 1)) if scale else None
+
+    def forward(self, x):
+        x = self.stem(x)
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        y = self.down(nn.functional.gelu(self.up(y))).permute(0, 3, 1, 2)
+        y = y if self.scale is None else self.scale * y
+        return (y + x) * x if self.late else y + x
+
+
+class Squeezed(nn.Module):
+    """Squeeze and excitation in front of a projection; `turned` has the factor first."""
+
+    def __init__(self, turned=False):
+        super().__init__()
+        self.turned, self.fc, self.project = turned, nn.Conv2d(8, 8, 1), nn.Conv2d(8, 6, 1)
+
+    def forward(self, x):
+        factor = torch.sigmoid(self.fc(x.mean((2, 3), keepdim=True)))
+        return self.project(factor * x if self.turned else x * factor)
+
+
+class Transition(nn.Module):
+    """A norm of two parts in front of a convolution that begins with a norm of its own, which no kernel does as it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.norm = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1), nn.BatchNorm2d(12)
+        self.inner, self.conv = nn.Sequential(nn.Conv2d(12, 8, 1), nn.ReLU()), nn.Sequential(nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
+
+    def forward(self, x):
+        return self.conv(self.inner(self.norm(torch.cat([self.left(x), self.right(x)], 1))))
+
+
+@pytest.mark.parametrize(
+    ("make", "channels", "steps", "norms"),
+    [(Block, 3, 5, 1), (Squeezed, 8, 3, 1), (lambda: Squeezed(True), 8, 3, 1), (Transition, 8, 6, 2)],
+)
+def test_norms_and_the_layers_around_them_are_one_native_call(make, channels, steps, norms, launched, monkeypatch):
+    model, x = settled(make()), aligned(torch.empty(2, channels, 8, 6).to(memory_format=LAST))
+    optimized = assert_same(model, x)
+    called, run = [], LaunchSteps.run
+    monkeypatch.setattr(LaunchSteps, "run", lambda self, *given: (called.append(self.steps), run(self, *given))[1])
+    for _ in range(2):
+        x.normal_()
+        with torch.no_grad():
+            assert torch.allclose(optimized(x), model(x), rtol=1e-4, atol=1e-5)
+    assert [len(one) for one in called] == [steps, steps]
+    assert sum(isinstance(one, NormStep) for one in called[0]) == norms
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(1.5)
+        assert torch.allclose(optimized(x), model(x), rtol=1e-4, atol=1e-5)
+
+
 def test_a_part_may_be_read_twice(launched):
     assert_same(settled(Dense(twice=True)), torch.randn(2, 3, 6, 5))
     assert len(launched) == 3 and tuple(launched[0].norm.channels[0:3]) == (8, 4, 8)
@@ -103,24 +175,6 @@ def test_parts_of_other_sizes_are_pytorchs_error(launched):
     assert not launched
 
 
-class Block(nn.Module):
-    """As ConvNeXt has them; `late` reads the residual afterwards."""
-
-    def __init__(self, channels=16, scale=True, late=False):
-        super().__init__()
-        self.stem, self.late = nn.Conv2d(3, channels, 1), late
-        self.depthwise, self.norm = nn.Conv2d(channels, channels, 7, padding=3, groups=channels), nn.LayerNorm(channels, eps=1e-6)
-        self.up, self.down = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
-        self.scale = nn.Parameter(torch.randn(channels, 1, 1)) if scale else None
-
-    def forward(self, x):
-        x = self.stem(x)
-        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        y = self.down(nn.functional.gelu(self.up(y))).permute(0, 3, 1, 2)
-        y = y if self.scale is None else self.scale * y
-        return (y + x) * x if self.late else y + x
-
-
 def modules_of(optimized):
     return [*optimized.__dict__["_pysim"][0].modules()]
 
@@ -130,7 +184,8 @@ def test_between_layers_over_channels_no_permute_is_left(how, launched):
     optimized = assert_same(settled(Block(**how)), torch.randn(2, 3, 8, 7))
     graph = optimized.__dict__["_pysim"][0].graph
     assert not [one for one in graph.nodes if "permute" in str(one.target)] and len(launched) == 3
-    assert [one.feeds for one in modules_of(optimized) if isinstance(one, RowNormLayer)] == [True]
+    links = [link for one in modules_of(optimized) if isinstance(one, LayerChain) for link in one._links]
+    assert [link.layer.feeds for link in links if isinstance(link.layer, RowNormLayer)] == [True]
     left = [one for one in graph.nodes if "add" in str(one.target) or "mul" in str(one.target)]
     assert bool(left) == bool(how.get("late"))  # the factor and the sum are the second product's own
 
@@ -180,9 +235,9 @@ def test_gradients_are_pytorchs(launched):
 def test_a_factor_of_each_image_and_channel_is_one_pass(dtype, launched):
     x, factor = torch.randn(3, 8, 5, 4, dtype=dtype).to(memory_format=LAST), torch.rand(3, 8, 1, 1, dtype=dtype)
     product = torch_norms.ProductLayer()
-    assert torch.equal(product.multiplied(x, factor), x * factor) and len(launched) == 1
+    assert torch.equal(product.multiplied(x, factor)[0], x * factor) and len(launched) == 1
     planes = x.contiguous()
-    assert torch.equal(product.multiplied(planes, factor), planes * factor) and len(launched) == 1
+    assert torch.equal(product.multiplied(planes, factor)[0], planes * factor) and len(launched) == 1
 
 
 def test_what_the_library_does_not_take_is_told():

@@ -327,7 +327,9 @@ def gpu_search_text() -> str:
 
 if __name__ == "__main__":
     put(ROOT / "docs" / "performance.md", "xeon server", server_table("compare-xeon-server.jsonl"))
+    put(ROOT / "docs" / "performance.md", "groups", server_table("groups-granite-rapids.jsonl"))
     put(ROOT / "docs" / "performance.md", "another xeon server", server_table("compare-xeon-server-2.jsonl"))
+    put(ROOT / "docs" / "performance.md", "granite rapids", server_table("compare-granite-rapids.jsonl"))
     put(ROOT / "docs" / "models.md", "models", models_table())
     put(ROOT / "docs" / "models.md", "models in other types", precisions_table())
     put(ROOT / "README.md", "models", model_figure.summary())

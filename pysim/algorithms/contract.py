@@ -23,9 +23,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.text import Workload
-from pysim.record.cost import Cost, CsaCost, Reason, Rejected
+from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import AnySchedule
@@ -48,38 +49,6 @@ class Candidates(Protocol):
     def rejected(self) -> tuple[Rejected, ...]: ...
 
 
-class Costs(Protocol):
-    """What the candidates of one algorithm cost, each array over candidates unless said otherwise.
-
-    `cycles` at the machine's clock; `kernel` and `kind` index `kernels`, the names of registry rows, and `kinds`, what a plan lists side by
-    side (stationary operand, decomposition); `alike` is the same for candidates that have the same `tolerance`; `bounds`, over kernels:
-    cycles that no schedule of the kernel can go below.
-    """
-
-    @property
-    def cycles(self) -> Array: ...
-    @property
-    def kernel(self) -> NDArray[np.int64]: ...
-    @property
-    def kind(self) -> NDArray[np.int64]: ...
-    @property
-    def alike(self) -> NDArray[np.int64]: ...
-    @property
-    def kernels(self) -> tuple[str, ...]: ...
-    @property
-    def kinds(self) -> tuple[str, ...]: ...
-    @property
-    def bounds(self) -> Array: ...
-    def schedule(self, row: int) -> AnySchedule:
-        """One candidate as the struct that the native library obeys."""
-
-    def cost(self, row: int) -> Cost | CsaCost:
-        """What one candidate costs, by terms and levels."""
-
-    def assumed(self, row: int) -> tuple[str, ...]:
-        """Paths of the machine's numbers that this cost leans on and nobody measured or published."""
-
-
 class Bound(NamedTuple):
     """|result - exact| <= gamma_k |A||B| x `growth`, k the length of the sums, or, where the operands are transformed, `rms` times the
     result's root mean square; `source` says whence. `finite`: what must be finite for that (`Plan.needs_finite`).
@@ -87,7 +56,7 @@ class Bound(NamedTuple):
     That is what no right result exceeds. `error` is what one comes to: the largest error of its sums over the result's root mean square
     (`pysim.algorithms.accuracy`); None: a direct sum's, or what the bound allows beyond one. `multiplied`: what is; None: where operands
     must be finite they are transformed, else they are plain. `lean`: the mean of the error over the result, of sums that are cut and not
-    rounded: what later layers of a network add up, where errors of either sign average out.
+    rounded, or whose transforms' constants are: what later layers of a network add up, where errors of either sign average out.
     """
 
     growth: float

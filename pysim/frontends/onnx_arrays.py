@@ -178,7 +178,7 @@ def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     return _taken(node, graph, constants, axes)
 
 
-def _cubic(t: Array, a: float) -> list[Array]:
+def _cubic(t: Array, a: np.float32) -> list[Array]:
     """Shares of the pixels in front, at, behind and next to it of a place t behind one (Keys, "Cubic convolution interpolation for
     digital image processing", 1981)."""
 

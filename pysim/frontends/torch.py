@@ -9,7 +9,7 @@ and its activation may write over its input. Modules with hooks, and whatever is
 import inspect
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -402,31 +402,37 @@ def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: 
 
 
 def _chain(module: fx.GraphModule) -> None:
-    """Layers with nothing between them but parameters become one module."""
+    """Layers and norms with nothing between them but parameters become one module."""
     runs: list[list[fx.Node]] = [[]]
     for node in module.graph.nodes:
         if node.op in ("get_attr", "placeholder"):
             continue
-        layer = isinstance(module.get_submodule(node.target), FusedLayer) if node.op == "call_module" else False
-        if not layer or any(one in runs[-1] for one in node.args[1:PARAMETERS]):
+        layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
+        links = isinstance(layer, FusedLayer | NormLayer | RowNormLayer)
+        if not links or any(one in runs[-1] for one in node.args[1 : 1 + len(layer.owners)]):
             runs.append([])
-        if layer:
+        if links:
             runs[-1].append(node)
     for run in filter(None, runs):
         _join(module, run)
+
+
+def _link(layer: Any, numbers: Sequence[int | None]) -> Link:
+    """A layer whose arguments have these numbers."""
+    x, parameters, others = numbers[0] or 0, tuple(numbers[1 : 1 + len(layer.owners)]), numbers[1 + len(layer.owners) :]
+    parameters += (None,) * (len(layer.owners) - len(parameters))
+    if not isinstance(layer, FusedLayer):
+        return Link(layer, x, parameters, others=tuple(one for one in others if one is not None))
+    residual, *first = others or [None]
+    norm, factor = ((), first[0]) if isinstance(layer.first, ProductLayer) else (first, None)
+    return Link(layer, x, (*parameters, *norm), residual, factor)
 
 
 def _join(module: fx.GraphModule, run: list[fx.Node]) -> None:
     """One module in the place of the last of these layers."""
     given = list(dict.fromkeys(one for node in run for one in node.all_input_nodes if one not in run))
     numbers: dict[Any, int | None] = {one: at for at, one in enumerate((*given, *run))} | {None: None}
-    links = []
-    for node in run:
-        x, *others = (numbers[one] for one in (*node.args, *[None] * (PARAMETERS + 1 - len(node.args))))
-        assert x is not None
-        layer, parameters, first = module.get_submodule(node.target), others[: PARAMETERS - 1], others[PARAMETERS:]
-        norm, factor = ((), first[0]) if isinstance(layer.first, ProductLayer) else (first, None)
-        links.append(Link(layer, x, (*parameters, *norm), others[PARAMETERS - 1], factor))
+    links = [_link(module.get_submodule(node.target), [numbers[one] for one in node.args]) for node in run]
     read = [node for node in run if any(user not in run for user in node.users)]
     at = f"{run[0].target}_chain"
     module.add_module(at, LayerChain(links, len(given), [numbers[node] or 0 for node in read]))

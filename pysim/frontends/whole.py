@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole network checked and timed: beside its own graph in float64, and beside ONNX Runtime in the same run.
+"""A whole network checked and timed: beside its own graph in float64, and beside ONNX Runtime, and on one thread im2col and OpenBLAS in the
+same graph, in the same run.
 
 What is compared are the graph's outputs, and the operands of a Softmax that makes one: behind it large differences look small. An error is
 the largest difference from the float64 result over the largest of its magnitudes. LARGEST_ERROR is far above what the rounding of a hundred
@@ -18,6 +19,7 @@ from pysim.calibration import host
 from pysim.comparison.compare import at_clock, core_then, target_of
 from pysim.errors import MissingError, printable
 from pysim.frontends import onnx_graph
+from pysim.frontends.whole_im2col import Im2colModel
 from pysim.machine.cpu import Machine
 from pysim.measure.clock import CpuClock, Timed, interleave
 from pysim.measure.speed import Speedometer
@@ -81,6 +83,13 @@ def compare(
             calls["onnxruntime"] = _onnxruntime(content, feeds, threads)
         except MissingError as error:
             missing["onnxruntime"] = str(error)
+    if peers and threads == 1:
+        try:
+            caffe = partial(Im2colModel(graph, on), **feeds)
+            caffe()
+            calls["im2col_openblas"] = caffe
+        except MissingError as error:
+            missing["im2col_openblas"] = str(error)
     errors = {who: _error(_outputs(call()), exact) for who, call in calls.items()}
     correct = errors["pysim"] <= LARGEST_ERROR
     target = next((target_of(layer.plan) for layer in model.plan.layers if layer.plan), "")

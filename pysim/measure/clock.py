@@ -39,6 +39,7 @@ SHORT_CALL_SECONDS = 20e-6  # below this a sample is a batch
 BATCH_SECONDS = 100e-6  # how long a batch should last: 1000 ticks of a 100 ns clock
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 1000  # even when the budget is spent; even when calls are short
 WARMUP_SECONDS, FEWEST_WARMUPS = 0.02, 3
+MOST_COPIES = 1 << 16  # of a contender's buffers; one is about 12 KB of arrays and what calls them, however small the problem
 MOST_LEADS, SETTLED = 6, 1.03  # untimed calls before a sample; what a call may take over the least of them
 
 
@@ -267,8 +268,14 @@ def _no_collection() -> Iterator[None]:
 
 
 def copies_for(bytes_per_call: int, last_level_bytes: int) -> int:
-    """How many copies of a call's buffers fill twice the last-level cache; at least two."""
-    return max(2, -(-2 * last_level_bytes // max(1, bytes_per_call)))
+    """How many copies of a call's buffers fill twice the last-level cache; at least two. OperandError where they are too many to hold."""
+    count = max(2, -(-2 * last_level_bytes // max(1, bytes_per_call)))
+    if count > MOST_COPIES:
+        raise OperandError(
+            f"cold caches: {count:,} copies of {bytes_per_call:,} bytes would fill twice the last level, and at most {MOST_COPIES:,} "
+            f"are made; right is a problem of {-(-2 * last_level_bytes // MOST_COPIES):,} bytes or more, or hot caches"
+        )
+    return count
 
 
 def rotating(calls: Sequence[Call]) -> Call:

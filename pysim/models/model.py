@@ -50,10 +50,14 @@ class Timed(NamedTuple):
 class Model:
     """y = model(x): arrays in the order of `inputs`, or by their names; the result is an array, or a tuple where there are several."""
 
+    made: Any = Prepared  # what computes convolutions and products with constant weights
+    blocks = True  # values may lie in blocks of channels
+
     def __init__(
         self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
     ) -> None:
-        graph = with_layouts(with_orders(fused(graph, _able)), on, accuracy).graph
+        graph = with_orders(fused(graph, _able))
+        graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
         self.threads = threads
@@ -87,7 +91,8 @@ class Model:
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
         activation = layer.node.attributes.get("activation")
-        return Prepared(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor, layer.plan.layout)
+        made: Prepared = self.made(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor, layer.plan.layout)
+        return made
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         given = self._given(arrays, named)

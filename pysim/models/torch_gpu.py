@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches on PyTorch's tensors on a GPU: on the current stream, memory by PyTorch's allocator, so that CUDA graphs can capture them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,28 @@ def on_device_of(x: Any) -> AbstractContextManager[Any]:
 
 def _at(x: Any) -> int:
     return 0 if x is None else int(x.data_ptr())
+
+
+class Lies(NamedTuple):
+    """A tensor as it lies."""
+
+    shape: Any
+    stride: tuple[int, ...]
+    dtype: Any
+    device: Any
+
+    @classmethod
+    def of(cls, x: Any) -> "Lies":
+        return cls(x.shape, x.stride(), x.dtype, x.device)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.shape.numel() * self.dtype.itemsize)
+
+    @property
+    def make(self) -> Callable[[], Any]:
+        """What makes uninitialised tensors that lie so."""
+        return partial(torch.empty_strided, tuple(self.shape), self.stride, dtype=self.dtype, device=self.device)
 
 
 class Begun(NamedTuple):
@@ -85,7 +108,19 @@ class GpuLaunch:
 _norms: Recent[NormLaunch] = Recent(256)
 
 
-def normed(parts: Sequence[Any], parameters: Sequence[Any], relu: bool, epsilon: float | None, dtype: Any, by_image: bool = False) -> Any:
+class Normed(NamedTuple):
+    """A norm that read its parts and wrote its result where they lay: what calls like it need beside these."""
+
+    launch: NormLaunch
+    kept: tuple[Any, ...]  # what it points to
+    result: Lies
+    form: Any  # in which parts and result lie
+    by_factor: bool = False  # its scale is a value, too
+
+
+def normed(
+    parts: Sequence[Any], parameters: Sequence[Any], relu: bool, epsilon: float | None, dtype: Any, by_image: bool = False
+) -> tuple[Any, Normed] | None:
     """A norm of images whose channels lie last, of all their parts, or with `epsilon` of the rows of one part, as a tensor of `dtype`; None
     where no kernel does it. `parameters` are its center, scale and shift, in float32; `by_image`: each image has a scale of its own."""
     x, by_rows = parts[0], epsilon is not None
@@ -94,18 +129,8 @@ def normed(parts: Sequence[Any], parameters: Sequence[Any], relu: bool, epsilon:
         return None
     channels = tuple(one.shape[-1 if by_rows else 1] for one in parts)
     (center, scale, shift), types = map(_at, parameters), (NAMES.get(x.dtype, ""), NAMES.get(dtype, ""))
-    norm = Norm(
-        *types,
-        x.numel() // channels[0],
-        channels,
-        center,
-        scale,
-        shift,
-        relu,
-        by_rows,
-        epsilon or 0.0,
-        x.shape[2:].numel() if by_image else 0,
-    )
+    images = x.shape[2:].numel() if by_image else 0
+    norm = Norm(*types, x.numel() // channels[0], channels, center, scale, shift, relu, by_rows, epsilon or 0.0, images)
     try:
         if not norm.taken:
             return None
@@ -116,7 +141,7 @@ def normed(parts: Sequence[Any], parameters: Sequence[Any], relu: bool, epsilon:
             launch.run([*map(_at, parts)], _at(y), arrays.library_of(torch.Tensor).stream(x))
     except PysimError:
         return None
-    return y
+    return y, Normed(launch, tuple(parameters), Lies.of(y), form, by_image)
 
 
 class Called(NamedTuple):
@@ -128,3 +153,5 @@ class Called(NamedTuple):
     kept: tuple[Any, ...]  # what the epilogue points to
     adds: bool
     form: Any  # in which operands and result lie
+    before: Normed | None = None  # what made its input
+    turned: bool = False  # of a factor and what it multiplies the factor was given first

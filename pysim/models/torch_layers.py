@@ -7,13 +7,14 @@
 `lean` is what sums of a plan come out larger by in the mean (`pysim.algorithms.contract.Bound`): on tensor cores, which cut, they are too
 small, and layers of a network add that up.
 
-Weights are tensors that may change. On a CPU they are multiplied by the scale and packed. On a GPU those with more elements than the result
-are read where they lie, so that they are in memory once, and kernels multiply sums by the scale; the others are multiplied in a copy. What
-is made of parameters is made when first needed, and anew when one of them is another tensor, lies elsewhere or was written to, which
-PyTorch counts. A layer is multiplied in the type that PyTorch would take (`pysim.models.torch_precision`), the faster where there are two;
-convolutions on a GPU have channels last, however x lies: of 16 of the 17 networks in benchmarks/data/models-h200.jsonl convolutions are
-predicted to take less time in all so, of ConvNeXt 4 % more. PyTorch's own operators compute the same where gradients flow, where no
-kernel takes the operands, and where they are expected to be faster; `decisions` says which and why.
+Weights are tensors that may change. On a CPU they are multiplied by the scale and packed. On a GPU those with more elements than the
+result are read where they lie, so that they are in memory once, and kernels multiply sums by the scale; the others, and those that kernels
+read in another order or type than they have, are multiplied in a copy. What is made of parameters is made when first needed, and anew when
+one of them is another tensor, lies elsewhere or was written to, which PyTorch counts. A layer is multiplied in the type that PyTorch would
+take (`pysim.models.torch_precision`), the faster where there are two; convolutions on a GPU have channels last, however x lies: of 16 of
+the 17 networks in benchmarks/data/models-h200.jsonl convolutions are predicted to take less time in all so, of ConvNeXt 4 % more.
+PyTorch's own operators compute the same where gradients flow, where no kernel takes the operands, and where they are expected to be
+faster; `decisions` says which and why.
 """
 
 import math
@@ -31,10 +32,10 @@ from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.models.expected import passes_seconds, pytorch_seconds
 from pysim.models.fusion import PARAMETERS
-from pysim.models.torch_gpu import Begun, Called, GpuLaunch
+from pysim.models.torch_gpu import Begun, Called, GpuLaunch, Normed
 from pysim.models.torch_norms import FIRST, LAST, NormLayer, ProductLayer, activated
 from pysim.models.torch_precision import HALF, TENSORS, ModelAccuracy, planned, settings, types_of
-from pysim.models.torch_state import Derived, home_of, owned, state_of, wants_more
+from pysim.models.torch_state import Derived, read_owned, settled, wants_more
 from pysim.once import Recent
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -139,7 +140,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         """The parameters, each from the arguments or from its owner."""
         owners = self.all_owners
         given += (None,) * (len(owners) - len(given))
-        return tuple([owned(*at) if at else one for one, at in zip(given, owners, strict=True)])
+        return tuple(read_owned(given, owners))
 
     @property
     def stays(self) -> bool:
@@ -155,11 +156,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return y.permute(FIRST), called and called._replace(form=torch.channels_last)
 
     def _called(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> tuple[Any, Called | None]:
-        w = parameters[0]
-        if self._stays(x, (*parameters, residual, factor)):
-            return self._whole(x, parameters, residual, factor), None
+        w, given = parameters[0], x
         if isinstance(self.first, ProductLayer):
             x, factor = self.first.ordered(x, factor)
+        if self._stays(x, (*parameters, residual, factor)):
+            return self._whole(x, parameters, residual, factor), None
         told = settings() if x.is_cuda else None
         key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, told)
         key = key if factor is None else (*key, factor.shape, factor.dtype)
@@ -168,21 +169,22 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return self._whole(x, parameters, residual, factor), None
         try:
             if x.is_cuda:
-                return self._on_gpu(native, key, x, parameters, residual, factor)
-            return self._on_cpu(native, key, self._begun(x, parameters, factor), parameters[: PARAMETERS - 1], residual), None
+                y, called = self._on_gpu(native, key, x, parameters, residual, factor)
+                return y, called and called._replace(turned=x is not given)
+            return self._on_cpu(native, key, self._begun(x, parameters, factor)[0], parameters[: PARAMETERS - 1], residual), None
         except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
             self._natives.put(key, self._stay(str(error), native.plan.workload, native.plan.seconds))
             return self._whole(x, parameters, residual, factor), None
 
-    def _begun(self, x: Any, parameters: Parameters, factor: Any) -> Any:
-        """The input of the sums, by PyTorch's operators."""
+    def _begun(self, x: Any, parameters: Parameters, factor: Any) -> tuple[Any, Normed | None]:
+        """The input of the sums, by operators of its own, and the one pass that it was."""
         if isinstance(self.first, NormLayer):
-            return self.first.normed((x,), parameters[PARAMETERS - 1 :])
-        return x if factor is None or self.first is None else self.first.multiplied(x, factor)
+            return self.first.called((x,), parameters[PARAMETERS - 1 :])
+        return (x, None) if factor is None or self.first is None else self.first.multiplied(x, factor)
 
     def _whole(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> Any:
         w, bias, gamma, beta, mean, var = parameters[: PARAMETERS - 1]
-        return self.own(self._begun(x, parameters, factor), w, bias, gamma, beta, mean, var, residual)
+        return self.own(self._begun(x, parameters, factor)[0], w, bias, gamma, beta, mean, var, residual)
 
     def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
         """Whether more than numbers is wanted: a gradient, autocast's types on a CPU, or what traces or transforms this call."""
@@ -301,9 +303,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     ) -> tuple[Any, Called | None]:
         plan = native.plan
         assert plan is not None
-        given, form = x, torch.channels_last if plan.layout == "nhwc" and x.dim() == 4 else torch.contiguous_format
+        form, before = torch.channels_last if plan.layout == "nhwc" and x.dim() == 4 else torch.contiguous_format, None
         if not native.begins:
-            x = self._begun(x, parameters, factor)
+            x, before = self._begun(x, parameters, factor)
+        begun = x
         dtype = TENSORS[plan.workload.dtype]
         out = self._result_type(dtype, parameters, residual)
         if x.dtype is not dtype or (plan.layout == "nhwc" and not x.is_contiguous(memory_format=form)):
@@ -314,44 +317,36 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if lean is None:
             lean = self._leans.put(key, bound_of(plan).lean)
 
-        # a copy that is small beside the result; to multiply all sums took 1x1 layers up to a tenth longer on an H200. Weights of a
-        # converted model are rounded already: once more, and the error of ResNet-50 in float16 was 1.23 times PyTorch's
-        problem = plan.workload
+        # where there is a copy anyway, or one that is small beside the result: to multiply all sums took 1x1 layers up to a tenth longer
+        # on an H200. Weights of a converted model are rounded already: once more, and ResNet-50's error in float16 was 1.23 times PyTorch's
+        problem, given_w = plan.workload, parameters[0]
         outputs = problem.m * problem.n if isinstance(problem, Gemm) else math.prod(_out_shape(problem))
-        folds = parameters[0].numel() < outputs
-        folds = folds and parameters[0].element_size() > 2
+        copied = given_w.dtype is not dtype or not given_w.is_contiguous(memory_format=form)
+        folds = (copied or given_w.numel() < outputs) and given_w.element_size() > 2
 
         def make() -> tuple[Any, Any, Any]:
             w, (scale, shift) = parts[0].detach(), self._affine(parts, lean)
             if scale is None and lean and folds and self.kind == "Conv" and dtype == torch.float32:
-                scale = w.new_full(w.shape[:1], 1 / (1 + lean), dtype=torch.float64)
-            if scale is not None and folds and _holds(scaled := _scaled(w, scale), dtype):
+                w = _enlarged(w, lean)
+            elif scale is not None and folds and _holds(scaled := _scaled(w, scale), dtype):
                 w, scale = scaled, None
             scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
             return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
 
         w, scale, shift = self._made.of((form, dtype, out, x.device, lean, folds), parts, make)
-        begun = self._prologue(parameters, factor) if begins else None
+        prologue = self._prologue(parameters, factor) if begins else None
         launch = self._launches.get((key, out)) or self._launches.put((key, out), GpuLaunch(plan, self.activation, out))
         image = (x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()).contiguous(memory_format=form)
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
-        alone = self.first is None or (begins and factor is None)  # nothing but parameters beside x, which is what was given
-        like = alone and x is given and launch.reads(x) and not w.data_ptr() % ALIGNED and self._settled(parameters)
-        if residual is None:
-            called = (
-                Called(launch, w, launch.epilogue(scale, shift, False, begun), (scale, shift, begun), False, launch.form) if like else None
-            )
-            return launch(image, w, scale, shift, prologue=begun).reshape(shape), called
-        if tuple(residual.shape) == shape:
-            over = residual.view(launch.shape) if self.kind == "Linear" and residual.is_contiguous() else residual
-            if launch.takes(over, x):
-                called = (
-                    Called(launch, w, launch.epilogue(scale, shift, True, begun), (scale, shift, begun), True, launch.form)
-                    if like
-                    else None
-                )
-                return launch(image, w, scale, shift, over, begun).view(shape), called
-        y = GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=begun).reshape(shape)
+        alone = self.first is None or before is not None or (begins and factor is None)  # nothing but parameters and given values beside x
+        like = alone and x is begun and launch.reads(x) and not w.data_ptr() % ALIGNED and settled(parameters, self.all_owners)
+        adds = residual is not None and tuple(residual.shape) == shape
+        over = residual.view(launch.shape) if adds and self.kind == "Linear" and residual.is_contiguous() else residual
+        if residual is None or (adds and launch.takes(over, x)):
+            y = launch(image, w, scale, shift, over, prologue).reshape(shape)
+            epilogue = launch.epilogue(scale, shift, adds, prologue)
+            return y, Called(launch, w, epilogue, (scale, shift, prologue), adds, launch.form, before) if like else None
+        y = GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=prologue).reshape(shape)
         return activated(y + residual, self.activation), None
 
     def _result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
@@ -374,10 +369,6 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         made: Begun = self._made.of("prologue", norm, make)
         return made
 
-    def _settled(self, parameters: tuple[Any, ...]) -> bool:
-        """Whether it can be told of all parameters that they are the same as before."""
-        return state_of(parameters) is not None and all(home_of(*owner) is not None for owner in self.all_owners if owner)
-
     def _affine(self, parameters: tuple[Any, ...], lean: float = 0.0) -> tuple[Any, Any]:
         """(scale, shift) in float64; without a norm or a factor (None, the bias where it lies), lean or not."""
         given: list[Any] = [None if one is None else one.detach() for one in parameters]
@@ -395,6 +386,15 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 def _scaled(w: Any, scale: Any) -> Any:
     """Weights with each filter multiplied by its scale, in float64."""
     return w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))
+
+
+def _enlarged(w: Any, lean: float) -> Any:
+    """Weights of f32 divided by 1 + lean, which is less than a rounding. To nearest, each would grow by a whole unit in its last place, up
+    to twice what is meant: as many do as make it right in the mean (by multiples of the golden ratio, which fall evenly)."""
+    exact = w.double() / (1 + lean)
+    unit = (torch.nextafter(w, 2 * w).double() - w.double()).nan_to_num(0.0, 0.0, 0.0)  # away from zero; 0 of what is not finite
+    turn = torch.arange(w.numel(), device=w.device, dtype=torch.float64).reshape(w.shape) * ((math.sqrt(5) - 1) / 2) % 1
+    return exact + (turn - 0.5) * unit
 
 
 def _holds(w: Any, dtype: Any) -> bool:

@@ -30,6 +30,11 @@ def owned(owner: torch.nn.Module, name: str) -> Any:
     return getattr(owner, name) if home is None else home[name]
 
 
+def read_owned(given: Sequence[Any], owners: Sequence[tuple[torch.nn.Module, str] | None]) -> list[Any]:
+    """Parameters, each from its owner where it has one, or as it is given."""
+    return [owned(*at) if at else one for one, at in zip(given, owners, strict=True)]
+
+
 class TensorState:
     """Tensors, where they lie and how often they were written to. A call asks of all parameters of a model whether they are as they were,
     so nothing but C runs for each of them."""
@@ -69,6 +74,11 @@ def state_of(parameters: Iterable[Any]) -> TensorState | None:
     """Of those that there are; None where writes are not counted: for tensors of inference mode."""
     given = [one for one in parameters if one is not None]
     return None if any(one.is_inference() for one in given) else TensorState(given)
+
+
+def settled(parameters: Iterable[Any], owners: Iterable[tuple[torch.nn.Module, str] | None]) -> bool:
+    """Whether it can be told of all parameters that they are the same as before."""
+    return state_of(parameters) is not None and all(home_of(*owner) is not None for owner in owners if owner)
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}

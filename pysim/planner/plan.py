@@ -26,13 +26,14 @@ from numpy.typing import NDArray
 
 from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
-from pysim.algorithms.contract import Algorithm, Array, Candidates, Costs, least_cycles
+from pysim.algorithms.contract import Algorithm, Array, Candidates, least_cycles
 from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
+from pysim.cachemodel.costs import Costs, picked
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
-from pysim.planner.accurate import Accurate, Picked, accurate
+from pysim.planner.accurate import accurate
 from pysim.planner.team import plan_for_team
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload, parse
@@ -329,7 +330,7 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
             while (most := _wanted(kept, candidates.limit, done)).any():
                 candidates = one.candidates(request, most, done)
                 rounds += one.cost(request.machine, [candidates])
-                kept, done = accurate(request, one, Picked(rounds)), np.maximum(done, most)
+                kept, done = accurate(request, one, picked(rounds)), np.maximum(done, most)
             found.append((one, kept))
             best = min(best, kept.cycles.min(initial=np.inf))
 
@@ -360,8 +361,7 @@ def _wanted(costs: Costs, limit: Array | float, done: Array) -> Array:
     accurate enough have no best; of those of which there is none, some more, and when that was `done`, all."""
     least = np.full(len(costs.kinds), np.inf)
     np.minimum.at(least, costs.kind, costs.cycles)
-    if isinstance(costs, Accurate):
-        least[costs.lost] = 0.0
+    least[[*costs.lost]] = 0.0
     some: Array = np.where(np.isinf(least) & (done == 0), FURTHER * limit, least * (1 + 1e-9))
     return np.where(least > limit, some, 0.0)
 
@@ -442,7 +442,7 @@ def _inaccurate(found: _Found) -> tuple[Rejected, ...]:
     refused = [
         (error, Rejected(_what(found, start + kernel), why.sentence, why.code))
         for (_, costs), start in zip(found.costs, first, strict=False)
-        for kernel, (error, why) in (costs.refused.items() if isinstance(costs, Accurate) else ())
+        for kernel, (error, why) in costs.refused.items()
     ]
     return tuple(one for _, one in sorted(refused, key=lambda item: item[0]))
 

@@ -54,8 +54,10 @@ pysim_status pysim_cuda_run_steps(const pysim_cuda_step *steps, int64_t count, c
             return pysim_cuda_run(s.problem, s.schedule, s.epilogue, at(s.first), at(s.second), at(s.result), s.workspace_bytes ? at(s.workspace) : nullptr,
                                   s.workspace_bytes, stream);
         const void *parts[PYSIM_CUDA_PARTS] = {};
-        for (int i = 0; i < s.norm->parts && i < PYSIM_CUDA_PARTS; i++) parts[i] = at(s.parts[i]);
-        return pysim_cuda_normalize(s.norm, parts, at(s.result), stream);
+        for (int i = 0; s.parts && i < s.norm->parts && i < PYSIM_CUDA_PARTS; i++) parts[i] = at(s.parts[i]);
+        pysim_cuda_norm norm = *s.norm;
+        if (norm.image_rows) norm.scale = at(s.first);
+        return pysim_cuda_normalize(&norm, s.parts ? parts : nullptr, at(s.result), stream);
     };
     for (int64_t i = 0; i < count; i++) {
         const pysim_status status = run(steps[i]);

@@ -26,24 +26,25 @@ Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 element
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
+from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from, crossed
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, nest_of, packed_filter_bytes
 from pysim.cachemodel.cpu.nest import workspace_bytes as panel_bytes
-from pysim.cachemodel.cpu.nested import NestCandidates, NestCosts
+from pysim.cachemodel.cpu.nested import NestCandidates
 from pysim.cachemodel.cpu.reuse import OPERANDS
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
-from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
+from pysim.record.cost import NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import Schedule
@@ -135,22 +136,6 @@ class Candidates(NamedTuple):
     rejected: tuple[Rejected, ...]
 
 
-class Costs(NestCosts):
-    """The product's costs and that of the columns; one kind, whatever is stationary."""
-
-    kinds = (NAME,)
-
-    def __init__(self, of: Candidates) -> None:
-        super().__init__(of.product)
-        self._columns, self.prediction.one.operands = of.columns, ("columns", *OPERANDS[1:])  # what it reads
-        self.bounds, self.cycles = (one + of.columns.cycles for one in (self.bounds, self.cycles))
-        self.kind = np.zeros_like(self.kind)
-
-    def cost(self, row: int) -> Cost:
-        """The one after the other."""
-        return cost_from([self._columns, self.prediction.one], row)
-
-
 def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
     """The widest unit that a kernel runs on."""
     targets = {kernel.target for kernel in kernels}
@@ -182,8 +167,21 @@ def candidates(request: Request, limit: Array | float = 0.0, done: Array | None 
     return Candidates(columns, product, float(product.limit[0]) + cycles, product.rejected)  # both stationary operands are one kind
 
 
-def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
-    return [Costs(one) for one in found]
+def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
+    return [_costs(one) for one in found]
+
+
+def _costs(of: Candidates) -> Costs:
+    """The product's costs and that of the columns; one kind, whatever is stationary."""
+    product, found = nested.costs_of(of.product)
+    product.operands, columns = ("columns", *OPERANDS[1:]), of.columns  # what it reads
+    return found._replace(
+        kinds=(NAME,),
+        kind=np.zeros_like(found.kind),
+        bounds=found.bounds + columns.cycles,
+        cycles=found.cycles + columns.cycles,
+        cost=partial(cost_from, [columns, product]),
+    )
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

@@ -13,7 +13,8 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels
 """
 
 import math
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Array, Bound, Prepared
+from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
 from pysim.cachemodel.cpu.cost import assumed, cost_from
@@ -32,7 +34,7 @@ from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SUM_UNITS
-from pysim.record.cost import Cost, NoneLegal, Reason, Rejected
+from pysim.record.cost import NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, MicroKernel, Plan, Request, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
@@ -87,32 +89,6 @@ class Candidates(NamedTuple):
     table: model.Candidates
     limit: Array | float = np.inf
     rejected: tuple[Rejected, ...] = ()
-
-
-class Costs:
-    """Predicted costs, one kind for each m (`pysim.algorithms.contract.Costs`)."""
-
-    def __init__(self, of: Candidates) -> None:
-        self._table, self._passes = of.table, model.predict(of.table)
-        self.kernels, kernel = numbered(row.name for row, _ in of.table.cases)
-        self.kinds, kind = numbered(shape.form for _, shape in of.table.cases)
-        self.bounds, self.cycles = of.bounds, sum((one.cycles for one in self._passes), np.zeros(1))
-        self.kernel, self.kind = kernel[of.table.case], kind[of.table.case]
-        self.alike = (self.kind << 32) + of.table.channels.astype(np.int64)
-
-    def schedule(self, row: int) -> Schedule:
-        table = self._table
-        kernel, shape = table.cases[table.case[row]]
-        sizes = int(table.channels[row]), int(table.k2[row]), int(table.k3[row])
-        return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, *sizes, NAME, shape.outputs)
-
-    def cost(self, row: int) -> Cost:
-        return cost_from(self._passes, row)
-
-    def assumed(self, row: int) -> tuple[str, ...]:
-        target = self._table.cases[self._table.case[row]][0].target
-        parted = self._table.workload.stride_h > 1
-        return assumed(self._table.machine, target, unread=() if parted else ("core.pack_call", "core.pack_cycles"))
 
 
 @lru_cache(maxsize=64)
@@ -193,8 +169,35 @@ def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
     return model.Candidates(problem, on, request.state, ((kernel, shape),), np.zeros(1, dtype=np.int64), *column)
 
 
-def cost(machine: Machine, found: "list[Candidates]") -> list[Costs]:
-    return [Costs(one) for one in found]
+def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
+    return [_costs(one) for one in found]
+
+
+def _costs(of: Candidates) -> Costs:
+    """One kind for each m."""
+    table, passes = of.table, model.predict(of.table)
+    kernels, kernel = numbered(row.name for row, _ in table.cases)
+    kinds, kind = numbered(shape.form for _, shape in table.cases)
+    cycles: Array = sum((one.cycles for one in passes), np.zeros(1))
+    unread = () if table.workload.stride_h > 1 else ("core.pack_call", "core.pack_cycles")
+
+    def schedule(row: int) -> Schedule:
+        kernel, shape = table.cases[table.case[row]]
+        sizes = int(table.channels[row]), int(table.k2[row]), int(table.k3[row])
+        return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, *sizes, NAME, shape.outputs)
+
+    return Costs(
+        cycles,
+        kernels,
+        kernel[table.case],
+        kinds,
+        kind[table.case],
+        of.bounds,
+        (kind[table.case] << 32) + table.channels.astype(np.int64),
+        schedule,
+        partial(cost_from, passes),
+        lambda row: assumed(table.machine, table.cases[table.case[row]][0].target, unread=unread),
+    )
 
 
 def _row(schedule: Schedule) -> tuple[Kernel, int]:

@@ -47,6 +47,9 @@ PRODUCTS = ("simt_f32", "simt")  # families of constants of a staged row's produ
 # (measured: benchmarks/data/accuracy-h200.jsonl; tools/winograd_error.py)
 ERRORS = ((0.6, 4), (1.6, 24))  # of KINDS
 DRAINED, TRANSFORMS = (0.65, 56), (1.6, 18)  # of sums in four parts and more; what is left of such, of any channels
+# Of the mean of the drained rows' error over the result: the transforms' constants are rounded. On an H200 18 layers of DenseNet-121 at
+# batch 32 come out 3.3e-8 too large, standard deviation 4e-9
+LEAN = 3.3e-8
 SOURCES = (
     "transforms of F(2x2) add up to four operands (arXiv 1509.09308)",
     "F(4x4) is held to twice what it comes to: no bound is of use",
@@ -173,7 +176,7 @@ class Winograd(ByRow):
         drained = self.row.variant == "drained"
         error = max(of(*DRAINED), of(*TRANSFORMS, products=0)) if drained else of(*ERRORS[self.kind])
         growth, rms = (1.0, 2 * error) if self.kind else (4.0, 0.0)
-        return Bound(growth, rms, SOURCES[self.kind], "operands", error, "transformed")
+        return Bound(growth, rms, SOURCES[self.kind], "operands", error, "transformed", LEAN if drained else 0.0)
 
     def lines(self) -> tuple[str, ...]:
         m, planes = self.row.outputs, self.planes

@@ -111,10 +111,10 @@ def products_of(products: Sequence[Sequence[int]]) -> Products:
 
 
 def multiplied(values: Array, of: Products) -> Array:
-    found = values[of.rounds[0]]
+    found = values.take(of.rounds[0], axis=0)  # of short rows in half the time that indices take
     for places in of.rounds[1:]:
-        found[: places.size] *= values[places]
-    return found[of.order]
+        found[: places.size] *= values.take(places, axis=0)
+    return found.take(of.order, axis=0)
 
 
 class Sums(NamedTuple):

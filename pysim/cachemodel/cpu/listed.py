@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
 from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import ceil_div
@@ -19,7 +20,7 @@ from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.cachemodel.numbers import numbered
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
-from pysim.record.cost import Cost, Reason, Rejected
+from pysim.record.cost import Reason, Rejected
 from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import AnySchedule, Schedule, name_of
 from pysim.record.state import State
@@ -136,9 +137,34 @@ class OfList(NamedTuple):
         """A schedule as one of this algorithm."""
         return msgspec.structs.replace(schedule, algorithm=self.name)
 
-    def cost(self, machine: Machine, found: Sequence[Listed]) -> list["ListedCosts"]:
+    def cost(self, machine: Machine, found: Sequence[Listed]) -> list[Costs]:
         """What those of each take."""
-        return [ListedCosts(self, machine, one) for one in found]
+        return [self._costs(machine, one) for one in found]
+
+    def _costs(self, machine: Machine, of: Listed) -> Costs:
+        """By passes of the kernels of a form each."""
+        rows, passes = of.rows, list[tuple[Pass, int]]()
+        for _, some in itertools.groupby(range(len(rows)), key=lambda at: rows[at][0].form):
+            at = [*some]
+            terms = dict(zip(TERMS, of.terms[:, at], strict=False))
+            request = self.seen_by(rows[at[0]][0], of.request)
+            one = self.passed(request.problem, rows[at[0] : at[-1] + 1], terms, machine, request)
+            passes += [(one, column) for column in range(len(at))]
+        besides, shared = self.besides(of.request.problem, machine, of.request.state), self.shared_cycles(of.request)
+        cycles = np.array([one.cycles[column] + shared for one, column in passes])
+        kernels, kernel = numbered(kernel.name for kernel, _ in rows)
+        return Costs(
+            cycles,
+            kernels,
+            kernel,
+            (self.name,),
+            np.zeros(len(rows), dtype=np.int64),
+            np.array([cycles[kernel == at].min() for at in range(len(kernels))]),
+            kernel,
+            lambda row: rows[row][1],
+            lambda row: cost_from([*besides, passes[row][0]], passes[row][1]),
+            lambda row: assumed(machine, rows[row][0].target, self.latencies, UNREAD),
+        )
 
 
 @lru_cache(maxsize=8)
@@ -146,33 +172,3 @@ def _listed(algorithm: OfList, request: Request) -> Listed:
     rows, rejected = algorithm.rows(request)
     terms = [algorithm.terms(request.problem, *row, request.cpu, algorithm.layout_of(row[0], request.layout)) for row in rows]
     return Listed(request, rows, np.array(terms).T, rejected)
-
-
-class ListedCosts:
-    """What they cost, by passes of some each (`pysim.algorithms.contract.Costs`)."""
-
-    def __init__(self, algorithm: OfList, machine: Machine, of: Listed) -> None:
-        self._rows, self._on, self._latencies, self._at = of.rows, machine, algorithm.latencies, list[tuple[Pass, int]]()
-        for _, some in itertools.groupby(range(len(of.rows)), key=lambda at: of.rows[at][0].form):
-            at = [*some]
-            terms = dict(zip(TERMS, of.terms[:, at], strict=False))
-            request = algorithm.seen_by(of.rows[at[0]][0], of.request)
-            one = algorithm.passed(request.problem, of.rows[at[0] : at[-1] + 1], terms, machine, request)
-            self._at += [(one, column) for column in range(len(at))]
-        self.kinds = (algorithm.name,)
-        self._besides = algorithm.besides(of.request.problem, machine, of.request.state)
-        shared = algorithm.shared_cycles(of.request)
-        self.cycles: Array = np.array([one.cycles[column] + shared for one, column in self._at])
-        self.kernels, self.kernel = numbered(kernel.name for kernel, _ in of.rows)
-        self.alike, self.kind = self.kernel, np.zeros(len(of.rows), dtype=np.int64)
-        self.bounds: Array = np.array([self.cycles[self.kernel == at].min() for at in range(len(self.kernels))])
-
-    def schedule(self, row: int) -> Schedule:
-        return self._rows[row][1]
-
-    def cost(self, row: int) -> Cost:
-        one, column = self._at[row]
-        return cost_from([*self._besides, one], column)
-
-    def assumed(self, row: int) -> tuple[str, ...]:
-        return assumed(self._on, self._rows[row][0].target, self._latencies, UNREAD)

@@ -159,9 +159,9 @@ class LoopNest:
             tuple(_told(one) for one in operands),
         )
         self.accesses, self._trips = of.accesses, stacked(columns, *(loop.trips for loop in loops))
-        counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.over.items())
+        counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.places.over.items())
         self._tiles = stacked(columns, *itertools.chain(*counts))
-        tiles = self._tiles[of.around]  # of each operand and dimension: all tiles, then in one iteration of each loop
+        tiles = self._tiles.take(of.places.around, axis=0)  # of each operand and dimension: all tiles, then in one iteration of each loop
         extents = [_ONE, *(operands[row].extents[name] for row, name in of.pairs)]
         step, whole = (stacked(columns, *(one[at] for one in extents))[:, None] for at in range(2))
         found = step * tiles
@@ -179,7 +179,7 @@ class LoopNest:
 
     def tiles(self, name: str) -> Array:
         """Tiles of a dimension: all, then in one iteration of each loop."""
-        return self._tiles[self._shape.places[name]]
+        return self._tiles[self._shape.places.of[name]]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -201,8 +201,8 @@ class LoopNest:
             if not isinstance(base, float):
                 shared = base / np.maximum(1e-9, self._extent(row, name, where))
                 found[at] -= shared * np.maximum(0.0, found[at] - self.footprint(where, row))
-        np.minimum(found, self._values[of.most], out=found)
-        return found[of.which]
+        np.minimum(found, self._values.take(of.most, axis=0), out=found)
+        return found.take(of.which, axis=0)
 
     @cached_property
     def distances(self) -> Array:
@@ -257,7 +257,7 @@ class LoopNest:
             of.loops,
             ago[of.operands] * (of.loops < 0),
             written[of.operands] | of.over,
-            summed(self._values, of.sums)[of.sums.order],
+            summed(self._values, of.sums).take(of.sums.order, axis=0),
         )
 
     def reuses(self) -> Iterator[Reuse]:
@@ -288,14 +288,15 @@ class LoopNest:
         """Iterations of each loop in all those around it over its dimension, where the last of a set may be cut short; how many these are
         more than of the one around it; those that are full, and how many cut short and more than these; and of the further iterations the
         first ones and the rest."""
-        of, one = self._shape, np.ones((1, self.columns))
-        most = self._tiles[of.totals] / self._tiles[of.own]
+        outer, one = self._shape.places.outer, np.ones((1, self.columns))
+        total, own = self._tiles[self._shape.places.own]
+        most = total / own
         least, most = np.maximum(1.0, most), np.ceil(most)
         now, full = np.minimum(self._trips, most), np.minimum(self._trips, least)
-        for at in of.inner:
-            now[at] = np.minimum(now[of.outer[at]] * self._trips[at], most[at])
-            full[at] = np.minimum(full[of.outer[at]] * self._trips[at], least[at])
-        before, filled = (np.concatenate([some, one])[of.outer] for some in (now, full))
+        for at in (at for at, around in enumerate(outer) if around >= 0):
+            now[at] = np.minimum(now[outer[at]] * self._trips[at], most[at])
+            full[at] = np.minimum(full[outer[at]] * self._trips[at], least[at])
+        before, filled = (np.concatenate([some, one])[outer] for some in (now, full))
         again = np.minimum(filled * self._trips, most)
         more = now - before
         fill = np.minimum(before, more)

@@ -9,19 +9,20 @@ for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; th
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import csa, tilings
-from pysim.cachemodel.cpu.cost import assumed, cost_of, one_schedule, predict, schedule_of
+from pysim.cachemodel.cpu.cost import Pass, assumed, cost_of, one_schedule, predict, schedule_of
 from pysim.cachemodel.cpu.incore import Array, Table, products_per_cycle, rates
 from pysim.cachemodel.cpu.nest import Nest, live_taps
 from pysim.errors import PlanError
 from pysim.machine.cpu import Csa, Machine
-from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
+from pysim.record.cost import CsaCost, NoneLegal, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
@@ -43,59 +44,18 @@ class NestCandidates(NamedTuple):
     algorithm: str | None = None
 
 
-class NestCosts:
-    """The predicted costs of a nest's schedules (`pysim.algorithms.contract.Costs`)."""
+class CsaCandidates(NamedTuple):
+    """Both schedules of the slicing analysis, as `csa.ranked` orders them, with SConv's integers in cycles of latency."""
 
-    kinds: tuple[str, ...] = STATIONARY
-
-    def __init__(self, of: NestCandidates) -> None:
-        self.prediction = predict(of.table, of.state, of.limit, of.done)
-        self._algorithm, self.bounds, self.cycles = of.algorithm, of.bounds, self.prediction.cycles
-        if self.prediction.least is not None:
-            self.bounds = np.maximum(of.bounds, np.minimum(self.prediction.least, of.limit.min()))
-        self.kernels = tuple(kernel.name for kernel in of.table.rates.kernels)
-        self.kernel = self.alike = self.prediction.table.kernel
-        self.kind = 1 - self.prediction.table.keeps_windows.astype(np.int64)
-
-    def schedule(self, row: int) -> Schedule:
-        found = schedule_of(self.prediction, row)
-        return msgspec.structs.replace(found, algorithm=self._algorithm) if self._algorithm else found
-
-    def cost(self, row: int) -> Cost:
-        return cost_of(self.prediction, row)
-
-    def assumed(self, row: int) -> tuple[str, ...]:
-        nest, machine, *_ = self.prediction.table.rates
-        in_place = nest.filters_in_place or not nest.filters_packed  # whose rows no prefetcher follows
-        return assumed(machine, self.kernels[self.kernel[row]].rpartition("__")[2], latencies=in_place)
+    machine: Machine
+    kernel: str
+    tile: Csa
+    choices: Sequence[csa.Choice]
+    rejected: tuple[Rejected, ...]
+    limit: float = np.inf
 
 
-class CsaCosts:
-    """Both schedules of the slicing analysis, as `csa.ranked` orders them, with SConv's integers in cycles of latency: candidates and their
-    costs at once (`pysim.algorithms.contract`)."""
-
-    kinds: tuple[str, ...] = STATIONARY
-    limit = np.inf
-
-    def __init__(self, machine: Machine, kernel: str, tile: Csa, choices: Sequence[csa.Choice], rejected: tuple[Rejected, ...]) -> None:
-        self._machine, self._tile, self._choices, self.rejected = machine, tile, choices, rejected
-        self.kernels, self.bounds = (kernel,), np.zeros(1)
-        self.cycles: Array = np.array([choice.cost.cost for choice in choices], dtype=np.float64)
-        self.kernel = self.alike = np.zeros(len(choices), dtype=np.int64)
-        self.kind = np.array([STATIONARY.index(choice.stationary) for choice in choices])
-
-    def schedule(self, row: int) -> Schedule:
-        choice, tile = self._choices[row], self._tile
-        return Schedule(self.kernels[0], choice.stationary, "tiles", tile.windows, tile.filters, choice.channels, choice.k2, choice.k3)
-
-    def cost(self, row: int) -> CsaCost:
-        return self._choices[row].cost
-
-    def assumed(self, row: int) -> tuple[str, ...]:
-        return tuple(path for path in self._machine.assumed() if path.startswith("csa"))
-
-
-Found = NestCandidates | CsaCosts
+Found = NestCandidates | CsaCandidates
 
 
 def least_cycles(nest: Nest, request: Request, best: float) -> float:
@@ -153,12 +113,47 @@ def candidates(
     return NestCandidates(table, request.state, bounds, most, done, rejected, algorithm)
 
 
-def cost(machine: Machine, found: Sequence[Found]) -> list[NestCosts | CsaCosts]:
+def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
     """The costs of candidates, each by the model that it was made for."""
-    return [NestCosts(one) if isinstance(one, NestCandidates) else one for one in found]
+    return [costs_of(one)[1] if isinstance(one, NestCandidates) else _csa_costs(one) for one in found]
 
 
-def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> CsaCosts:
+def costs_of(of: NestCandidates) -> tuple[Pass, Costs]:
+    """The predicted costs of a nest's schedules, and the pass that all of them are."""
+    prediction = predict(of.table, of.state, of.limit, of.done)
+    table, one, least = prediction
+    nest, machine, kernels, *_ = table.rates
+    in_place = nest.filters_in_place or not nest.filters_packed  # whose rows no prefetcher follows
+    return one, Costs(
+        one.cycles,
+        tuple(kernel.name for kernel in kernels),
+        table.kernel,
+        STATIONARY,
+        1 - table.keeps_windows.astype(np.int64),
+        of.bounds if least is None else np.maximum(of.bounds, np.minimum(least, of.limit.min())),
+        table.kernel,
+        lambda row: msgspec.structs.replace(schedule_of(prediction, row), algorithm=of.algorithm),
+        partial(cost_of, prediction),
+        lambda row: assumed(machine, kernels[table.kernel[row]].target, latencies=in_place),
+    )
+
+
+def _csa_costs(of: CsaCandidates) -> Costs:
+    choices, tile, same = of.choices, of.tile, np.zeros(len(of.choices), dtype=np.int64)
+
+    def schedule(row: int) -> Schedule:
+        one = choices[row]
+        return Schedule(of.kernel, one.stationary, "tiles", tile.windows, tile.filters, one.channels, one.k2, one.k3)
+
+    assumes = tuple(path for path in of.machine.assumed() if path.startswith("csa"))
+    cycles = np.array([choice.cost.cost for choice in choices], dtype=np.float64)
+    kind = np.array([STATIONARY.index(choice.stationary) for choice in choices])
+    return Costs(
+        cycles, (of.kernel,), same, STATIONARY, kind, np.zeros(1), same, schedule, lambda row: choices[row].cost, lambda row: assumes
+    )
+
+
+def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> CsaCandidates:
     if on.csa is None:
         raise PlanError(f"{on.name} has no [csa] table, which the csa model needs; use the full model or add one")
     assert not isinstance(request.micro_kernel, str)  # the planner makes a shape of a name
@@ -167,7 +162,7 @@ def _csa_candidates(nest: Nest, on: Machine, dtype: str, request: Request) -> Cs
     kernel, rejected = _csa_kernel(dtype, on, tile)
     halved, maximal = (csa.schedules(nest, tile, search, request.input_footprint) for search in ("halving", "exact"))
     choices = csa.ranked(one._replace(cost=_with_exact(one.cost, most)) for one, most in zip(halved, maximal, strict=True))
-    return CsaCosts(on, kernel, tile, choices, rejected)
+    return CsaCandidates(on, kernel, tile, choices, rejected)
 
 
 def _with_exact(cost: CsaCost, most: csa.Choice) -> CsaCost:

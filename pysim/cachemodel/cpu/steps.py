@@ -66,26 +66,37 @@ class Bytes(NamedTuple):
     over: NDArray[np.bool_]
 
 
-class Shape(NamedTuple):
-    """A nest whatever its sizes.
+class Places(NamedTuple):
+    """Where numbers of tiles stand: of each dimension all, then those in one iteration of each loop over it (`over`), one after another.
+    `of` a dimension those that count in one iteration of each loop of the nest, `around` those of each operand's dimensions; of each loop
+    `own` all tiles of its dimension and those of an iteration, and `outer` the loop around it over that dimension, or -1."""
 
-    `pairs`: operands and the dimensions that they extend along; `products`: those of each operand, counted from 1. `over`: dimensions and
-    the loops over them, `outer` and `inner`: of each loop the one around it over its dimension, or -1, and those that have one. Numbers of
-    tiles, all and in one iteration of each of these loops, stand one after another: `places` of a dimension are those that count in one
-    iteration of each loop of the nest, `around` those of the pairs, `totals` and `own` those of each loop. `same`: of each operand the
-    first one that is the same buffer. `steps`: how operands are used again.
-    """
+    over: dict[str, list[int]]
+    of: dict[str, Indices]
+    around: Indices
+    own: Indices
+    outer: list[int]
+
+
+def _places(along: Sequence[str], pairs: Sequence[tuple[int, str]]) -> Places:
+    over = {name: [at for at, of in enumerate(along) if of == name] for name in dict.fromkeys(["", *along, *(name for _, name in pairs)])}
+    begins = dict(zip(over, itertools.accumulate((1 + len(of) for of in over.values()), initial=0), strict=False))
+    places = {name: begins[name] + np.cumsum([0, *(of == name for of in along)]) for name in over}
+    around = np.array([places[""], *(places[name] for _, name in pairs)])
+    own = np.array([(places[name][0], places[name][loop + 1]) for loop, name in enumerate(along)]).T
+    outer = [next((at for at in reversed(over[name]) if at < loop), -1) for loop, name in enumerate(along)]
+    return Places(over, places, around, own, outer)
+
+
+class Shape(NamedTuple):
+    """A nest whatever its sizes: `pairs` of operands and the dimensions that they extend along, and `products` of those of each operand,
+    counted from 1; `places` of numbers of tiles; `same`: of each operand the first one that is the same buffer; `steps`: how operands are
+    used again."""
 
     accesses: tuple[Access, ...]
     pairs: list[tuple[int, str]]
     products: Products
-    over: dict[str, list[int]]
-    outer: list[int]
-    inner: list[int]
-    places: dict[str, Indices]
-    around: Indices
-    totals: list[int]
-    own: list[int]
+    places: Places
     same: tuple[int, ...]
     steps: tuple[Step, ...]
     rows: Rows
@@ -111,10 +122,7 @@ class Told(NamedTuple):
 def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) -> Shape:
     inside, along, _ = zip(*loops, strict=True)
     pairs = [(row, name) for row, one in enumerate(operands) for name in one.dimensions]
-    over = {name: [at for at, of in enumerate(along) if of == name] for name in dict.fromkeys(["", *along, *(name for _, name in pairs)])}
-    begins = dict(zip(over, itertools.accumulate((1 + len(of) for of in over.values()), initial=0), strict=False))
-    places = {name: begins[name] + np.cumsum([0, *(of == name for of in along)]) for name in over}
-    outer = [next((at for at in reversed(over[name]) if at < loop), -1) for loop, name in enumerate(along)]
+    places = _places(along, pairs)
     names = [one.name for one in operands]
 
     def place(loop: str | None) -> int | None:
@@ -122,7 +130,7 @@ def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) 
 
     accesses = tuple(
         Access(
-            frozenset(at for name in of.dimensions for at in over[name]),
+            frozenset(at for name in of.dimensions for at in places.over[name]),
             inside.index(of.inside),
             place(of.first),
             of.after,
@@ -139,13 +147,7 @@ def shape(loops: tuple[tuple[str, str, bool], ...], operands: tuple[Told, ...]) 
         accesses,
         pairs,
         products_of([[at for at, (of_row, _) in enumerate(pairs, 1) if of_row == row] for row in range(len(operands))]),
-        over,
-        outer,
-        [loop for loop, at in enumerate(outer) if at >= 0],
         places,
-        np.array([places[""], *(places[name] for _, name in pairs)]),
-        [int(places[name][0]) for name in along],
-        [int(places[name][loop + 1]) for loop, name in enumerate(along)],
         same,
         (*of.steps,),
         rows,

@@ -15,11 +15,12 @@ with two blocks on each of 80 SMs exactly 16 waves: CUTLASS 0.1's measure of eff
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.gpu import threads, waves
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import unable
@@ -174,8 +175,13 @@ def _walked(tiles_m: Array, tiles_n: Array, row: Array, kind: Array, parts: Arra
 # Costs
 
 
-def cost(gpu: Gpu, found: Sequence[Candidates]) -> list["Costs"]:
-    """The costs of several algorithms' candidates, all tiled ones predicted as one table."""
+def cost(gpu: Gpu, found: Sequence[Candidates]) -> list[Costs]:
+    """The costs of several algorithms' candidates."""
+    return [one.costs() for one in launched(gpu, found)]
+
+
+def launched(gpu: Gpu, found: Sequence[Candidates]) -> list["Launches"]:
+    """Several algorithms' candidates, all tiled ones predicted as one table."""
     columns = columns_of([one for candidates in found for one in candidates.tiled])
     request, count = found[0].request, len(columns.m)
     chunks = max((variant.chunks for one in found for variant in one.variants), default=0)
@@ -184,15 +190,15 @@ def cost(gpu: Gpu, found: Sequence[Candidates]) -> list["Costs"]:
     kept = best_walks(table, prediction.cycles)
     table, prediction = table.select(kept), prediction.select(kept)
     edges = np.cumsum([0, *(len(one.tiled) for one in found)]).tolist()
-    costs = []
+    launches = []
     for one, low, high in zip(found, edges[:-1], edges[1:], strict=True):
         if one.variants and low == high:
-            costs.append(_of_threads(gpu, one))
+            launches.append(_of_threads(gpu, one))
         else:
             some = np.flatnonzero((low <= table.variant) & (table.variant < high))
             mine = table.select(some)
-            costs.append(Costs(one, mine._replace(variant=mine.variant - low), prediction.select(some)))
-    return costs
+            launches.append(Launches(one, mine._replace(variant=mine.variant - low), prediction.select(some)))
+    return launches
 
 
 def columns_of(some: Sequence[Columns]) -> Columns:
@@ -212,34 +218,31 @@ def best_walks(table: Table, cycles: Array) -> Array:
     return best[np.searchsorted(best, starts)]
 
 
-def _of_threads(gpu: Gpu, one: Candidates) -> "Costs":
-    """The costs of an algorithm's kernels without tiles."""
+def _of_threads(gpu: Gpu, one: Candidates) -> "Launches":
+    """Of an algorithm's kernels without tiles."""
     kernels = [(of.threads, of.attributes, of.family) for of in one.variants if of.threads and of.family]
-    return Costs(one, one_each(len(kernels)), threads.predict(gpu, kernels, one.request.state == "hot"))
+    return Launches(one, one_each(len(kernels)), threads.predict(gpu, kernels, one.request.state == "hot"))
 
 
-class Costs:
-    """The predicted costs of one algorithm's launches, each in its best walk (`pysim.algorithms.contract.Costs`)."""
+class Launches:
+    """One algorithm's launches, each in its best walk, and what they are predicted to cost."""
 
     def __init__(self, of: Candidates, table: Table, prediction: Prediction) -> None:
         self.of, self.table, self.prediction = of, table, prediction
         self.gpu = gpu = of.request.gpu
-        self.kernels, kernel = numbered(variant.kernel for variant in of.variants)
-        self.kernel = self.alike = kernel[table.variant]
-        self.kinds = of.kinds or DECOMPOSITIONS
         self.around = np.array([sum(pass_cycles(gpu, one) for one in variant.passes) for variant in of.variants], float)
         times = np.array([variant.times for variant in of.variants], float)
         self.cycles: Array = prediction.cycles * times[table.variant] + self.around[table.variant]
 
-    @cached_property
-    def kind(self) -> Array:
-        return np.array([variant.kind for variant in self.of.variants], int)[self.table.variant] if self.of.kinds else self.table.kind
-
-    @cached_property
-    def bounds(self) -> Array:
-        least = np.full(len(self.kernels), np.inf)
-        np.minimum.at(least, self.kernel, self.cycles)
-        return least
+    def costs(self) -> Costs:
+        """As arrays."""
+        of, table = self.of, self.table
+        kernels, kernel = numbered(variant.kernel for variant in of.variants)
+        kernel = kernel[table.variant]
+        kind = np.array([variant.kind for variant in of.variants], int)[table.variant] if of.kinds else table.kind
+        least = np.full(len(kernels), np.inf)
+        np.minimum.at(least, kernel, self.cycles)
+        return Costs(self.cycles, kernels, kernel, of.kinds or DECOMPOSITIONS, kind, least, kernel, self.schedule, self.cost, self.assumed)
 
     def variant(self, row: int) -> Variant:
         return self.of.variants[int(self.table.variant[row])]

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 
-from pysim.cachemodel.gpu.launches import Candidates, Costs, Variant, cost
+from pysim.cachemodel.gpu.launches import Candidates, Launches, Variant, launched
 from pysim.cachemodel.gpu.mainloop import stage_bytes
 from pysim.cachemodel.gpu.occupancy import occupancy_limits, pipe_of
 from pysim.cachemodel.gpu.passes import pass_cycles
@@ -22,18 +22,18 @@ def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: s
     found, tiles = candidates(Request(plan.workload, plan.on, plan.layout, plan.state, schedule=plan.schedule)), _tiles_of(plan)
     if not isinstance(plan.on, Gpu) or not found.variants:
         raise PlanError(f"{plan.problem} on {plan.machine} is no plan of {plan.algorithm}: {plan.name}")
-    costs = cost(plan.on, [found])[0]
-    variant = costs.variant(0)
+    launches = launched(plan.on, [found])[0]
+    variant = launches.variant(0)
     sections = [
         Section("algorithm", (*lines, *_block(variant, tiles))),
-        Section("passes", tuple(_passes(costs, variant))) if variant.passes else None,
-        Section("launch", tuple(_launch(costs, variant, tiles, plan))) if tiles else None,
-        Section("a step of a block, cycles of its SM", tuple(_step(costs, variant, tiles))) if tiles else None,
+        Section("passes", tuple(_passes(launches, variant))) if variant.passes else None,
+        Section("launch", tuple(_launch(launches, variant, tiles, plan))) if tiles else None,
+        Section("a step of a block, cycles of its SM", tuple(_step(launches, variant, tiles))) if tiles else None,
         Section("traffic", tuple(_traffic(plan))),
         Section("workspace", tuple(_workspace(plan))),
     ]
     return Description(
-        f"{summary}, {plan.schedule.kind.replace('_', ' ')}", tuple(one for one in sections if one), _peak(costs.gpu, plan, tiles)
+        f"{summary}, {plan.schedule.kind.replace('_', ' ')}", tuple(one for one in sections if one), _peak(launches.gpu, plan, tiles)
     )
 
 
@@ -79,11 +79,11 @@ def _block(variant: Variant, of: Tiles | None) -> Iterator[str]:
         yield f"{'shared':<18}{stages}; {bytes_text(attributes.shared_bytes)} a block in all"
 
 
-def _launch(costs: Costs, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
+def _launch(launches: Launches, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
     """What an SM holds of a launch, its waves and its rasterisation order."""
-    on, schedule, columns, attributes = costs.gpu, plan.launch, variant.columns, variant.attributes
+    on, schedule, columns, attributes = launches.gpu, plan.launch, variant.columns, variant.attributes
     assert columns is not None
-    facts = {name: int(values[0]) for name, values in costs.prediction.facts.items() if name in ("items", "slots")}
+    facts = {name: int(values[0]) for name, values in launches.prediction.facts.items() if name in ("items", "slots")}
     limits, held = occupancy_limits(on, attributes), int(columns.resident)
     least = min(limits, key=lambda name: limits[name])
     why = "the kernel stays on its SM" if of.by_warpgroups and held < limits[least] else f"limited by {least}"
@@ -99,8 +99,8 @@ def _launch(costs: Costs, variant: Variant, of: Tiles, plan: Plan) -> Iterator[s
         yield f"{'re-layout':<18}{copies} {'operand' if copies == 1 else 'operands'} first, {bytes_text(columns.relaid)} moved"
 
 
-def _step(costs: Costs, variant: Variant, of: Tiles) -> Iterator[str]:
-    gpu, step, columns = costs.gpu, variant.work, variant.columns
+def _step(launches: Launches, variant: Variant, of: Tiles) -> Iterator[str]:
+    gpu, step, columns = launches.gpu, variant.work, variant.columns
     assert step is not None and columns is not None
     pipe = pipe_of(gpu, of.pipe) or ""
     yield f"{'arithmetic':<18}{step.arithmetic:>10,.1f}   {pipe} pipe, {gpu.fma_per_cycle[pipe].value:,.0f} multiply-adds a cycle"
@@ -110,10 +110,10 @@ def _step(costs: Costs, variant: Variant, of: Tiles) -> Iterator[str]:
     yield f"{'taken':<18}{columns.step:>10,.1f}   the largest over {whose} measured factor, {step.cycles / columns.step:.3f}"
 
 
-def _passes(costs: Costs, variant: Variant) -> Iterator[str]:
+def _passes(launches: Launches, variant: Variant) -> Iterator[str]:
     for one in variant.passes:
         times = f", {one.launches:,} launches" if one.launches > 1 else ""
-        took = seconds_text(pass_cycles(costs.gpu, one) / costs.gpu.clock_hz)
+        took = seconds_text(pass_cycles(launches.gpu, one) / launches.gpu.clock_hz)
         yield f"{one.name:<18}{bytes_text(one.read)} read, {bytes_text(one.written)} written, {took}{times}"
 
 
