@@ -92,7 +92,6 @@ CHANGED = {  # since a file was measured
     "products-random-h200.jsonl": (turned, lined, apart, overlapping, in_strips),
     "products-random-h100.jsonl": (turned, lined, apart, overlapping, in_strips),
     "products-seed61-h100.jsonl": (turned, apart, overlapping, in_strips),
-    "products-calibrated-h100.jsonl": (in_strips,),
     "products-singles-h200.jsonl": (overlapping,),
     "planner-h200.json": (overlapping,),
     **{f"products-seed{seed}.jsonl": (apart, overlapping, in_strips) for seed in ("62-h100", "62-h200", "63-h200", "64-h100")},

@@ -6,8 +6,9 @@
 
 x are the costs of CONSTANTS and the share of transfers that shows, 1 - overlap. Predictions are nearly linear in x: each step solves the
 linear problem at the last x (`scipy.optimize.nnls`; Lawson and Hanson, Solving Least Squares Problems, chapter 23). A plan that is further
-off than OUTLIER weighs less, in proportion (Huber). A constant that the plans say nothing of stays what it was: before_c is an observation,
-too, as weak as a plan that is off by WEAK where the constant is off by all its size.
+off than OUTLIER weighs less, in proportion to the square, so that its pull wanes: it says that the model lacks a term, not what constants
+are. A constant that the plans say nothing of stays what it was: before_c is an observation, too, as weak as a plan that is off by WEAK
+where the constant is off by all its size.
 
 The error of a constant is half the range of the middle 90 % over RESAMPLES fits to other times: each plan's off by its own error, all
 together by the clock's.
@@ -121,7 +122,7 @@ class _Linear(NamedTuple):
         measured = self.measured[rows]
         for _ in range(REWEIGHTED):
             off = np.abs(self.predicted(x)[rows] / measured - 1)
-            weight = np.sqrt(np.minimum(1.0, OUTLIER / np.maximum(off, 1e-12))) / measured
+            weight = np.minimum(1.0, OUTLIER / np.maximum(off, 1e-12)) / measured
             observed = WEAK / SIZES
             system = np.vstack([self.slopes[rows] * weight[:, None], np.diag(observed)])
             x = nnls(system, np.concatenate([(measured - self.rest[rows]) * weight, observed * self.before]))[0]
