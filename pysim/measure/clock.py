@@ -4,7 +4,7 @@
 All contenders take turns, one sample each per round, so that what disturbs the machine disturbs all of them; the order shifts by one each
 round. A sample is the time of one call, or of a batch where a call is too short for the clock. State "hot": untimed calls of the same
 contender precede each sample, so the caches hold its own data, not the other's: as many as it takes until another takes no less
-(`_Taking.settled`). State "cold": no such call, and the contender itself rotates over copies of its buffers that fill twice the last-level
+(`_Taking.settle`). State "cold": no such call, and the contender itself rotates over copies of its buffers that fill twice the last-level
 cache (`rotating`, `copies_for`), so that it finds none of them in a cache. A device is kept busy while the host makes a short timed call:
 more untimed calls precede it, in either state (`events`).
 Who else had the processor meanwhile is counted (`load`), and how fast the core was is read between rounds (`speed`).
@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -164,16 +165,13 @@ def interleave(
         fastest = _warmed(contenders[name], clock, WARMUP_SECONDS if warmup_seconds is None else warmup_seconds)
         taking[name] = _Taking(contenders[name], clock, clock.leads(fastest, state), clock.batch(fastest), [], [])
 
-    def settle(name: str) -> None:
-        taking[name] = taking[name].settled()
-
     first = next(iter(contenders))
     with clock.undisturbed() as watch, _no_collection():
         for name in contenders:
             attempt(name, partial(enter, name))
         if state == "hot" and len(taking) > 1 and not clock.asynchronous:
             for name in list(taking):
-                attempt(name, partial(settle, name))
+                attempt(name, taking[name].settle)
         speeds = speedometer() if speedometer else None
         enough, start = Enough(min_samples, min_seconds, budget_seconds, certain), time.perf_counter()
         for turn in itertools.count():
@@ -190,7 +188,8 @@ def interleave(
     return Timed({name: np.array(one.spent) / one.batch for name, one in taking.items()}, failed, load, launches, speed)
 
 
-class _Taking(NamedTuple):
+@dataclass
+class _Taking:
     """A contender, how many of its calls precede a sample and how many make one, the seconds of its samples, and the host's for each call
     before them."""
 
@@ -201,13 +200,13 @@ class _Taking(NamedTuple):
     spent: list[float]
     launched: list[float]
 
-    def settled(self) -> "_Taking":
+    def settle(self) -> None:
         """Behind other contenders as many untimed calls as it takes until a call is as fast as later ones. An L3 may keep what L2 gives up
         only when that has come again: 9.4 MB of filters take 596, 514, 411, 399, 397 us from call to call (Granite Rapids)."""
         if self.batch > 1:  # so short that its data lies further in
-            return self
+            return
         spent = [self.clock.seconds(self.call, 1) for _ in range(MOST_LEADS + 1)]
-        return self._replace(leads=max(self.leads, next(made for made, one in enumerate(spent) if one <= SETTLED * min(spent))))
+        self.leads = max(self.leads, next(made for made, one in enumerate(spent) if one <= SETTLED * min(spent)))
 
     def sample(self) -> None:
         start = time.perf_counter()
