@@ -214,33 +214,36 @@ __device__ void pipeline(const Left &left, const Right &right, const Tile &t, ch
         __syncthreads();
     };
     __syncthreads(); /* the tile before is read */
-    if constexpr (FEW<Left> && FEW<Right>) return pipeline_held<S, K>(left, right, begin, end, stage_of, arrive, fetch, multiply);
+    if constexpr (FEW<Left> && FEW<Right>) {
+        pipeline_held<S, K>(left, right, begin, end, stage_of, arrive, fetch, multiply);
+    } else {
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) load(begin + s);
-    if constexpr (S::buffers == 2) {
-        arrive();
-        fetch(stage_of(begin), 0, 0);
-        for (int step = begin; step < end; step++) {
-            char *stage = stage_of(step), *next = stage_of(step + 1);
-#pragma unroll
-            for (int k0 = 0; k0 < BK; k0 += K) {
-                if (k0 + K == BK) arrive();
-                fetch(k0 + K == BK ? next : stage, (k0 + K) % BK, (k0 / K + 1) % 2);
-                if (k0 == 0) load(step + STAGES - 1);
-                multiply(k0, k0 / K % 2);
-            }
-        }
-    } else
-        for (int step = begin; step < end; step++) {
+        for (int s = 0; s < STAGES - 1; s++) load(begin + s);
+        if constexpr (S::buffers == 2) {
             arrive();
-            load(step + STAGES - 1);
-#pragma unroll S::together
-            for (int k0 = 0; k0 < BK; k0 += K) {
-                fetch(stage_of(step), k0, 0);
-                multiply(k0, 0);
+            fetch(stage_of(begin), 0, 0);
+            for (int step = begin; step < end; step++) {
+                char *stage = stage_of(step), *next = stage_of(step + 1);
+#pragma unroll
+                for (int k0 = 0; k0 < BK; k0 += K) {
+                    if (k0 + K == BK) arrive();
+                    fetch(k0 + K == BK ? next : stage, (k0 + K) % BK, (k0 / K + 1) % 2);
+                    if (k0 == 0) load(step + STAGES - 1);
+                    multiply(k0, k0 / K % 2);
+                }
             }
-        }
-    wait_async<0>();
+        } else
+            for (int step = begin; step < end; step++) {
+                arrive();
+                load(step + STAGES - 1);
+#pragma unroll S::together
+                for (int k0 = 0; k0 < BK; k0 += K) {
+                    fetch(stage_of(step), k0, 0);
+                    multiply(k0, 0);
+                }
+            }
+        wait_async<0>();
+    }
 }
 
 /* The block's tile of sums on its way out: fragments go to shared memory, whole rows leave it, so that stores are coalesced and the
