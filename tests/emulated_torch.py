@@ -7,6 +7,7 @@ import torch
 
 from pysim.machine.load import load_any
 from pysim.models import torch_chain, torch_gpu, torch_layers, torch_precision
+from pysim.once import Recent
 
 
 class Host:
@@ -35,6 +36,7 @@ def as_on_gpu(monkeypatch, machine):
     monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
     monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
     monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
+    monkeypatch.setattr(torch_gpu, "_norms", Recent(8))  # what is kept belongs to the library that is open
     monkeypatch.setattr(torch_precision, "tf32", lambda kind: False)
 
 
