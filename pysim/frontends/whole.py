@@ -85,9 +85,9 @@ def compare(
             missing["onnxruntime"] = str(error)
     if peers and threads == 1:
         try:
-            caffe = partial(Im2colModel(graph, on), **feeds)
-            caffe()
-            calls["im2col_openblas"] = caffe
+            im2col = partial(Im2colModel(graph, on), **feeds)
+            im2col()
+            calls["im2col_openblas"] = im2col
         except MissingError as error:
             missing["im2col_openblas"] = str(error)
     errors = {who: _error(_outputs(call()), exact) for who, call in calls.items()}

@@ -25,7 +25,8 @@ Owners = tuple[tuple[torch.nn.Module, str] | None, ...]  # of parameters: a modu
 
 
 class _OnePass(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """Its parameters are read from `owners`: by way of the modules that they lie in each takes as long as the operator."""
+    """A norm that may be one pass over memory. Its parameters are read from `owners`: by way of the modules that they lie in each takes as
+    long as the operator."""
 
     owners: Owners
     epsilon: float
