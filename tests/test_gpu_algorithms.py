@@ -262,3 +262,13 @@ def test_one_channel_a_group_and_several_filters_are_costed_with_both_kernels_of
     other = next(one for one in plan.rejected if one.code == "slower")
     assert {plan.kernel, other.what} == {"f32_depthwise", "f32_depthwise_grouped"}
     assert explain(plan)
+
+
+def test_tiles_that_no_multiprocessor_can_hold_are_refused():
+    """Shared memory of `grouped` follows from the problem, so a row that fits by itself may not (found by tests/fuzz)."""
+    gpu = load_any("a100")
+    small = msgspec.structs.replace(gpu, shared_bytes_per_block=msgspec.structs.replace(gpu.shared_bytes_per_block, value=1))
+    with pytest.raises(PlanError, match="nothing computes"):
+        planner.plan("conv:mb2ic32ih14oc64kh1:f16", small)
+    rejected = grouped.ALGORITHM.candidates(Request(parse("conv:mb2ic32ih14oc64kh1:f16"), small)).rejected
+    assert any("no block of this problem fits" in one.reason for one in rejected)

@@ -18,6 +18,7 @@ from pysim.algorithms.contract import SUMS, Bound, Prepared
 from pysim.cachemodel.gpu import launches, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
 from pysim.cachemodel.gpu.mainloop import Work
+from pysim.cachemodel.gpu.occupancy import occupancy
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.waves import SUMS_AT_ONCE
 from pysim.cachemodel.gpu.windows import Windows
@@ -188,7 +189,11 @@ class Rows:
             one = self.by(row, w, request.layout)
             for chunks in (named.splits,) if row.staged and isinstance(named, GpuSchedule) else one.all_chunks():
                 way = one if chunks == 1 else self.by(row, w, request.layout, chunks)
-                found.append(way.variant(gpu, known, request.prologue))
+                variant = way.variant(gpu, known, request.prologue)
+                if occupancy(gpu, variant.attributes):
+                    found.append(variant)
+                else:
+                    rejected.append(Rejected(row.name, f"no block of this problem fits on an SM of {gpu.name}", "machine"))
         return Candidates(request, tuple(found), self.kinds or (self.NAME,), tuple(rejected))
 
     def prepare(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> Prepared | None:
