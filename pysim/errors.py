@@ -52,7 +52,7 @@ def quoted(value: object) -> str:
         text = printable(value)
         return f'"{text if len(text) <= 120 else text[:120] + "..."}"'
     text = repr(value)
-    return text if len(text) <= 60 and text.isprintable() else f"a {type(value).__name__}"
+    return text if len(text) <= 60 and text.isprintable() else f"a value of type {type(value).__name__}"
 
 
 def choose(name: object, options: Iterable[str]) -> str:

@@ -104,6 +104,11 @@ def test_the_model_equals_the_rule_written_out_by_hand(instruction, store, activ
         assert (many.total.tolist(), many.minimum.tolist()) == ([cost.total] * 2, [cost.minimum] * 2)
 
 
+def test_whether_an_access_is_a_store_is_true_or_false():
+    with pytest.raises(OperandError, match='store is "yes"; right is True or False'):
+        HOPPER.wavefronts(range(0, 512, 16), 16, "yes")
+
+
 @given(instructions(), st.booleans(), masks, st.integers(0, 1000))
 @settings(max_examples=100, deadline=None)
 def test_moving_every_address_by_whole_rows_of_banks_changes_nothing(instruction, store, active, bank_rows):

@@ -342,6 +342,12 @@ def test_levels_that_do_not_fit_each_other_are_refused(levels, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("levels", [None, 5, "L1", [L1, 5]])
+def test_levels_that_are_no_caches_are_refused(levels):
+    with pytest.raises(MachineError, match="right is a list of Cache values, L1 first"):
+        Hierarchy(levels)
+
+
 def test_cores_seeds_levels_and_sizes_out_of_range_are_refused():
     with pytest.raises(MachineError, match="cores of a cache hierarchy is 0"):
         Hierarchy([L1], cores=0)

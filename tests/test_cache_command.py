@@ -40,6 +40,14 @@ def test_predicted_lines_are_those_that_the_plan_charges_to_the_next_level() -> 
         assert found["levels"][name]["analytic_lines"] == pytest.approx(predicted)
 
 
+def test_a_plan_that_is_named_is_simulated_and_one_of_another_nest_is_refused() -> None:
+    named = planner.plans(LAYER, "zen4", top=50, algorithm="sconv")[-1]
+    (found,) = document("cache", LAYER, "-m", "zen4", "--plan", named.name)["caches"]
+    assert (found["kernel"], found["tile"]) == (named.kernel, named.tile)
+    other = planner.plan(LAYER, "zen4", algorithm="im2col")
+    assert "only plans of sconv are simulated" in refused(2, "cache", LAYER, "-m", "zen4", "--plan", other.name)
+
+
 @pytest.mark.parametrize("problem", [LAYER, "gemm:40x60x50", "conv:ic32ih14oc32kh1"])
 def test_operands_and_phases_each_add_up_to_all_misses(problem: str) -> None:
     for kind in ("input", "weight"):
@@ -159,6 +167,9 @@ def test_a_trace_file_is_counted_on_the_machines_caches(tmp_path: Path) -> None:
 
 def test_a_trace_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "none.din" in refused(2, "cache", "-m", "zen4", "--trace", str(tmp_path / "none.din"))
+    empty = tmp_path / "empty.din"
+    empty.write_bytes(b"")
+    assert "empty.din holds no access" in invoke("cache", "-m", "zen4", "--trace", str(empty)).stderr
 
 
 @pytest.mark.parametrize(
@@ -169,6 +180,7 @@ def test_a_trace_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ((LAYER, "--sweep", "k2", "--picture", "a.jpg"), ".svg or .png"),
         ((LAYER, "--sweep", "k2", "--picture", "no folder/a.svg"), "there is no folder no folder"),
         ((LAYER, "--trace", "a.din"), "--trace takes its accesses from the file"),
+        ((LAYER, "--plan", "sconv", "--stationary", "input"), "give it or --stationary"),
         ((LAYER, SMALL, "--sweep", "k2"), "one layer"),
     ],
 )

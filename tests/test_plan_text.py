@@ -238,7 +238,7 @@ def test_wrong_names_and_counts_are_refused() -> None:
 
 
 def test_a_plan_without_a_micro_kernel_refuses_to_run() -> None:
-    shape = plan(LAYER, "power10-e1050", model="csa", micro_kernel="5x5")
+    shape = plan(LAYER, "zen4", model="csa", micro_kernel="5x5")
     assert shape.kernel == "f32_5x5"
     with pytest.raises(PlanError, match="the registry has no kernel 'f32_5x5'"):
         shape.run(*operands(LAYER))
@@ -276,6 +276,7 @@ NAMED = "sconv,kernel=f32_win_32x14__avx512,stationary"
         ("nonsense", "is no plan's name"),
         ("sconv,kernel", "is no plan's name"),
         ("sconv,kernel=f32_win_32x14__avx512,colour=red", "a schedule has no field colour"),
+        ("sconv,kernel=f32_win_32x14__avx512", "missing required field `stationary`"),
         ("sconv,kernel=x,stationary=input_stationary,pack=tiles,windows=1,filters=1,channels=1,k2=1,k3=1", "x is no row of the registry"),
         (f"{NAMED}=input_stationary,pack=tiles,windows=32,filters=14,channels=0,k2=1,k3=1", "1 to 64"),
         (

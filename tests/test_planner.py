@@ -317,7 +317,7 @@ def test_a_matrix_product_is_a_pointwise_convolution_to_csa() -> None:
 
 
 def test_the_raw_footprint_of_csa_charges_memory_less() -> None:
-    packed, raw = (plan(LAYER, "power10-e1050", "csa", input_footprint=kind) for kind in ("packed", "raw"))
+    packed, raw = (plan(LAYER, "power10-e1050", model="csa", input_footprint=kind) for kind in ("packed", "raw"))
     assert isinstance(packed.cost, CsaCost)
     assert isinstance(raw.cost, CsaCost)
     assert raw.cost.cold < packed.cost.cold

@@ -283,12 +283,12 @@ def test_numpy_sizes_become_integers_that_do_not_wrap():
     [
         ("channels", 0, "channels is 0; it should be at least 1"),
         ("pad_left", -1, "pad_left is -1; it should be at least 0"),
-        ("height", 8.0, "height is a float; it should be a whole number"),
-        ("width", None, "width is a NoneType"),
+        ("height", 8.0, "height is a value of type float; it should be a whole number"),
+        ("width", None, "width is a value of type NoneType"),
         pytest.param("filters", 10**5000, "filters is beyond int64", id="more digits than int prints"),
         pytest.param("filters", -(10**5000), "filters is beyond int64", id="as many, negative"),
         ("dtype", "float32", "dtype is 'float32'; did you mean \"f32\"?"),
-        ("dtype", ["f32"], "dtype is a list"),
+        ("dtype", ["f32"], "dtype is a value of type list"),
     ],
 )
 def test_a_field_that_holds_nonsense_is_refused_by_name(field, value, says):
@@ -347,7 +347,7 @@ def test_messages_are_printable_whatever_the_text(text):
 
 
 def test_what_is_not_text_is_refused():
-    with pytest.raises(ProblemError, match="not a int"):
+    with pytest.raises(ProblemError, match="not a value of type int"):
         parse(3)
 
 

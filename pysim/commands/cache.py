@@ -56,6 +56,7 @@ Swept = tuple[Case, dict[str, dict[str, Any]]]  # with what `_levels` says of it
 @click.argument("problems", metavar="[PROBLEM]...", nargs=-1)
 @machine_option
 @click.option("--stationary", type=Choice(list(KINDS)), help="The best schedule of this kind instead of the chosen one.")
+@click.option("--plan", "name", metavar="NAME", help="This schedule, by the name that plan.name and the JSON documents have.")
 @click.option("--cold", is_flag=True, help="Caches start empty; otherwise they hold what the run before left.")
 @click.option("--sweep", type=Choice(SWEPT), help="Misses over this parameter of the schedule, the others as planned.")
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the sweep into this .svg or .png file too.")
@@ -66,6 +67,7 @@ def cache(
     problems: tuple[str, ...],
     machine_name: str,
     stationary: str | None,
+    name: str | None,
     cold: bool,
     sweep: str | None,
     picture: Path | None,
@@ -85,7 +87,9 @@ def cache(
       pysim cache conv:mb1ic64ih56oc64kh3ph1 -m zen4 --sweep k2 --picture misses.svg
       pysim cache -m zen4 --trace accesses.din.gz
     """
-    _check_usage(problems, sweep, picture, trace_file, stationary or cold)
+    _check_usage(problems, sweep, picture, trace_file, stationary or name or cold)
+    if stationary and name:
+        raise click.UsageError("--plan NAME says what is stationary; give it or --stationary")
     from pysim.calibration import host
 
     on = host.machine(machine_name)
@@ -94,9 +98,9 @@ def cache(
         return
     layers = layers_of(problems)
     if sweep:
-        _sweep(layers, on, stationary, cold, sweep, picture, whole, as_json)
+        _sweep(layers, on, stationary, name, cold, sweep, picture, whole, as_json)
         return
-    cases = _counted([(layer, _schedule(layer, on, stationary, cold)) for layer in layers], on, cold, whole)
+    cases = _counted([(layer, _schedule(layer, on, stationary, name, cold)) for layer in layers], on, cold, whole)
     if as_json:
         document(caches=[_document(case, on, cold) for case in cases])
         return
@@ -108,7 +112,7 @@ def cache(
 
 def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | None, trace_file: Path | None, of_plan: Any) -> None:
     if trace_file and (problems or sweep or of_plan):
-        raise click.UsageError("--trace takes its accesses from the file; give no PROBLEM, --stationary, --cold or --sweep with it")
+        raise click.UsageError("--trace takes its accesses from the file; give no PROBLEM, --plan, --stationary, --cold or --sweep with it")
     if not trace_file and not problems:
         raise click.UsageError("give a PROBLEM, or a file of accesses with --trace")
     if picture and not sweep:
@@ -122,15 +126,17 @@ def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | N
 # From layers to cases
 
 
-def _schedule(layer: "Layer", on: "Machine", stationary: str | None, cold: bool) -> "Schedule":
-    """The schedule of the loop nest's plan, or the best one of a stationary kind."""
+def _schedule(layer: "Layer", on: "Machine", stationary: str | None, name: str | None, cold: bool) -> "Schedule":
+    """The schedule of the loop nest's plan, that of a plan's name, or the best one of a stationary kind."""
     from pysim import planner
     from pysim.record.plan import on_cpu
     from pysim.record.schedule import Schedule
     from pysim.registry.cpu import loop_nest
 
     nest = loop_nest(layer.workload)  # whose accesses are traced
-    plan = planner.plan(layer.workload, on, state="cold" if cold else "hot", algorithm=nest)
+    plan = planner.plan(layer.workload, on, state="cold" if cold else "hot", algorithm=None if name else nest, name=name)
+    if plan.algorithm != nest:
+        raise PlanError(f"{layer.workload.text}: only plans of {nest} are simulated, and --plan names one of {plan.algorithm}")
     if not stationary:
         return on_cpu(plan)[0]
     for item in plan.considered:
@@ -263,6 +269,8 @@ def _trace(file: Path, on: "Machine", as_json: bool) -> None:
     if as_json:
         document(caches=[{"trace": str(file), "machine": on.name, "accesses": counted.accesses, "counters": counted.to_dict()}])
         return
+    if not counted.accesses:
+        say(f"{file} holds no access")
     put(f"{file} on {on.name}: {plural(counted.accesses, 'access').replace('accesss', 'accesses')}")
     numbers = counted.to_dict()
     fields = ("loads", "stores", "hits", "misses", "evictions", "writebacks")
@@ -277,12 +285,20 @@ def _trace(file: Path, on: "Machine", as_json: bool) -> None:
 
 
 def _sweep(
-    layers: "list[Layer]", on: "Machine", stationary: str | None, cold: bool, over: str, picture: Path | None, whole: bool, as_json: bool
+    layers: "list[Layer]",
+    on: "Machine",
+    stationary: str | None,
+    name: str | None,
+    cold: bool,
+    over: str,
+    picture: Path | None,
+    whole: bool,
+    as_json: bool,
 ) -> None:
     if len(layers) > 1:
         raise click.UsageError(f"--sweep takes one layer, but {plural(len(layers), 'layer')} are named")
     layer = layers[0]
-    planned = _schedule(layer, on, stationary, cold)
+    planned = _schedule(layer, on, stationary, name, cold)
     cases = _counted([(layer, schedule) for schedule in _variants(layer.workload, planned, over)], on, cold, whole)
     if as_json:
         document(caches=[_document(case, on, cold) for case in cases])

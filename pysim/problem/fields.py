@@ -65,5 +65,5 @@ def check_int64(problem: Any, **elements: int) -> None:
 def quote(value: object) -> str:
     """For a message: a text in ASCII, cut where it is long, and of anything else its type."""
     if not isinstance(value, str):
-        return f"a {type(value).__name__}"
+        return f"a value of type {type(value).__name__}"
     return ascii(value) if len(value) <= 120 else ascii(value[:120]) + "..."

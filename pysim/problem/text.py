@@ -244,11 +244,13 @@ def resolve(specs: Sequence[str], read_model: Callable[[ModelFile], Iterable[Lay
     layers: list[Layer] = []
     for spec in [specs] if isinstance(specs, str) else specs:
         if not isinstance(spec, str):
-            raise ProblemError(f"{quote(spec)} is no word of problems; right is a text such as {_CONV_RIGHT}, a set, @file or model.onnx")
+            raise ProblemError(f"{quote(spec)} names no problem; right is a text such as {_CONV_RIGHT}, a set, @file or model.onnx")
         word = spec.strip()
         if word.startswith(("conv:", "gemm:")):
             layers.append(_parse(word))
         elif word.startswith("@"):
+            if word == "@":
+                raise ProblemError("@ names no file; right is @layers.txt, a file with one problem a line")
             layers += _read_lines(Path(word[1:]))
         elif (model := model_file(word)) is not None:
             if read_model is None:

@@ -98,7 +98,8 @@ def from_name(name: str) -> tuple[str, AnySchedule]:
     fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if not algorithm or "kernel" not in fields or len(fields) != len(pairs):
         raise PlanError(f"{quoted(name)} is no plan's name, which is algorithm,field=value,... as in `plan.name` and JSON documents")
-    kind: type[AnySchedule] = Schedule if "stationary" in fields else GpuSchedule
+    kinds: tuple[type[AnySchedule], ...] = (Schedule, GpuSchedule)
+    kind = max(kinds, key=lambda kind: len({*fields} & {*kind.__struct_fields__}))
     known = [field for field in kind.__struct_fields__ if field != "algorithm"]
     if unknown := set(fields) - set(known):
         raise PlanError(f"plan {quoted(name)}: a schedule has no field {', '.join(sorted(unknown))}; it has {', '.join(known)}")

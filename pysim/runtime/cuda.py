@@ -62,8 +62,9 @@ def library_path() -> Path:
     override = os.environ.get("PYSIM_CUDA_LIBRARY")
     path = Path(override) if override else Path(str(importlib.resources.files("pysim") / "native" / "libpysim_cuda.so"))
     if not path.exists():
+        absent = path if override else "pysim/native/libpysim_cuda.so"  # an editable install has no folder for it
         raise MissingError(
-            f"no CUDA kernel is in this build (there is no {path}): install nvcc, or its wheels (pip install nvidia-cuda-nvcc "
+            f"no CUDA kernel is in this build (there is no {absent}): install nvcc, or its wheels (pip install nvidia-cuda-nvcc "
             "nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm), and then this package again with `pip install .`"
         )
     return path

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pysim.arguments import flag
 from pysim.errors import MachineError, OperandError, choose, quoted
 from pysim.machine.quantity import Kind, Source
 
@@ -149,7 +150,7 @@ class SharedMemory(msgspec.Struct, frozen=True):
         return Counts(total, minimum)
 
     def _lanes_per_group(self, lanes: Integers, mask: Mask, width: int, store: bool) -> Integers:
-        base = min(LANES, self.banks * self.bank_bytes // width)
+        base, store = min(LANES, self.banks * self.bank_bytes // width), flag(store, "store")
         if base == LANES:
             return np.full(len(lanes), LANES)
         paired = np.zeros(len(lanes), np.bool_)

@@ -156,7 +156,9 @@ class Hierarchy:
     """
 
     def __init__(self, levels: Iterable[Cache], *, cores: int = 1, seed: int = 0) -> None:
-        self.levels = tuple(levels)
+        self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
+        if not all(isinstance(level, Cache) for level in self.levels):
+            raise MachineError(f"the levels of a cache hierarchy are {quoted(levels)}; right is a list of Cache values, L1 first")
         self.cores = cores
         self.seed = seed
         _whole(cores, 1, MAX_CORES, "cores of a cache hierarchy")
