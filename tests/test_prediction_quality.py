@@ -30,6 +30,11 @@ def test_a_problem_with_few_plans_has_an_error_and_no_rank() -> None:
     assert quality.rows([*PLANS, PLANS[0]._replace(dtype="f64")])[0].plans == 3  # types stand apart
 
 
+def test_rows_stand_in_the_order_of_the_numbers_in_their_names() -> None:
+    some = [PLANS[0]._replace(algorithm=f"{count} threads") for count in (16, 2, 8)]
+    assert [row.algorithm for row in quality.rows(some)] == ["all", "2 threads", "8 threads", "16 threads"]
+
+
 def test_launches_of_kernels_that_changed_since_they_were_measured_play_no_part() -> None:
     for name, changed in fit_gpu.CHANGED.items():
         path = ROOT / "benchmarks" / "data" / name
@@ -45,4 +50,4 @@ def test_the_document_has_what_the_data_say_and_its_picture_is_there() -> None:
     text = (ROOT / "docs" / "accuracy.md").read_text()
     assert quality.table(quality.found()) in text
     picture = (ROOT / "docs" / "prediction-error.svg").read_text()
-    assert all(f"{one.machine}, {one.dtype}, {one.algorithm} ({one.problems})" in picture for one in quality.found())
+    assert all(label in picture for label in quality.drawn(quality.found()))

@@ -17,6 +17,7 @@ A machine is *seen* where constants of its file were fitted to measurements on i
 import argparse
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -164,8 +165,13 @@ def rows(samples: Iterable[Sample]) -> list[Row]:
     for one in samples:
         groups[one.machine, one.seen, one.algorithm, one.dtype].append(one)
         groups[one.machine, one.seen, "all", one.dtype].append(one)
-    order = sorted(groups, key=lambda key: (key[0], key[3], key[2] != "all", key[2]))
+    order = sorted(groups, key=lambda key: (key[0], key[3], key[2] != "all", _natural(key[2])))
     return [row(*key, groups[key]) for key in order]
+
+
+def _natural(name: str) -> list[str | int]:
+    """A name as what sorts numbers in it by their value: 2 threads before 16."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def row(machine: str, seen: bool, algorithm: str, dtype: str, some: list[Sample]) -> Row:
@@ -200,36 +206,36 @@ def never_fitted() -> list[str]:
     return [name for name in names() if all(fact.kind != "fitted" for _, fact in facts(load_any(name)))]
 
 
+def drawn(found: list[Row]) -> dict[str, Row]:
+    """What the picture shows: each machine and type, all its algorithms together, by label."""
+    return {f"{one.machine}, {one.dtype} ({one.problems})": one for one in found if one.algorithm == "all"}
+
+
 def draw(found: list[Row], out: Path) -> None:
-    """Median and 90th percentile of each group, by machine, types apart."""
+    """Median and 90th percentile of each machine and type."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "pysim", "font.size": 9}
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.5, 0.9 + 0.2 * len(found)), layout="constrained")
-    for place, one in enumerate(found):
-        colour, weight = (SEEN if one.seen else UNSEEN), 2.5 if one.algorithm == "all" else 1.2
-        axes.plot([100 * one.median_error, 100 * one.p90_error], [place, place], color=colour, linewidth=weight, solid_capstyle="butt")
-        axes.plot(100 * one.median_error, place, "o", color=colour, markersize=2 * weight + 1)
+    shown = drawn(found)
+    figure, axes = pyplot.subplots(figsize=(7.5, 1.2 + 0.2 * len(shown)), layout="constrained")
+    for place, one in enumerate(shown.values()):
+        colour = SEEN if one.seen else UNSEEN
+        axes.plot([100 * one.median_error, 100 * one.p90_error], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+        axes.plot(100 * one.median_error, place, "o", color=colour, markersize=5)
         axes.plot(100 * one.p90_error, place, "|", color=colour, markersize=7)
-    axes.set_yticks(range(len(found)), [f"{one.machine}, {one.dtype}, {one.algorithm} ({one.problems})" for one in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_xlim(0, 110)
+    axes.set_yticks(range(len(shown)), list(shown))
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(left=0)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_xlabel("error of predicted times, %: median (dot) to 90th percentile (bar)")
+    axes.set_title("machine, type (number of problems)", loc="right", x=-0.01, fontsize=9, va="baseline")
     handles = [pyplot.Line2D([], [], color=colour, marker="o", markersize=4) for colour in (SEEN, UNSEEN)]
-    axes.legend(
-        handles,
-        ["constants fitted on this machine", "a machine never seen"],
-        loc="lower left",
-        ncols=2,
-        frameon=False,
-        bbox_to_anchor=(0, 1),
-    )
+    axes.legend(handles, ["constants fitted on this machine", "a machine never seen"], loc="upper right", frameon=False)
     figure.savefig(out, facecolor="white", metadata={"Date": None})
     pyplot.close(figure)
 
