@@ -14,7 +14,7 @@ from pysim.cachemodel.cpu.incore import Table
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, workspace_bytes
-from pysim.cachemodel.cpu.reuse import FILTER_TILES, WINDOWS, described
+from pysim.cachemodel.cpu.sliced import FILTER_TILES, WINDOWS, described
 from pysim.cachemodel.simulator.hierarchy import Cache, Hierarchy
 from pysim.machine.cpu import Level
 from pysim.machine.load import load
@@ -44,9 +44,9 @@ def _walk(nest: LoopNest, loop: int, spans: Mapping[str, range], numbers: tuple[
     for number, start in enumerate(spans[name][::tiles]):
         inner = {**spans, name: range(start, min(start + tiles, spans[name].stop))}
         here = [
-            (one.after, Touch(one.name, {of: inner[of] for of in one.extents}))
+            (one.after_loops, Touch(one.name, {of: inner[of] for of in one.extents}))
             for one, access in zip(nest.operands, nest.accesses, strict=True)
-            if access.inside == loop and not (access.first is not None and (*numbers, number)[access.first])
+            if access.inside == loop and not (access.only_first is not None and (*numbers, number)[access.only_first])
         ]
         yield from (touch for after, touch in here if not after)
         yield from _walk(nest, loop + 1, inner, (*numbers, number))
@@ -192,7 +192,7 @@ class Trace:
 
 
 def simulate(nest: Nest, schedule: Schedule, levels: tuple[Level, ...]) -> list[tuple[int, int]]:
-    """(fills, write-backs) of each level in the second of two runs."""
+    """(write_allocate_cycles, write-backs) of each level in the second of two runs."""
     caches = [Cache(level.name, level.sets, level.ways, level.line_bytes, fetch_on_writeback=False) for level in levels]
     hierarchy, spans = Hierarchy(caches), np.array(list(Trace(nest, schedule).spans()))
     for _ in range(2):

@@ -10,7 +10,7 @@ from command_line import SMALL, cache, document, invoke, native, ok, own_files, 
 
 from pysim import planner
 from pysim.cachemodel.cpu.nest import nest_of
-from pysim.cachemodel.cpu.reuse import doubts
+from pysim.cachemodel.cpu.sliced import doubts
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine import load as machine
@@ -196,12 +196,12 @@ def test_a_product_of_very_many_accesses_is_looked_at_in_part_under_the_whole_on
     (found,) = document("cache", "gemm:10240x4096x4096", "-m", "zen4")["caches"]
     assert (found["problem"], found["simulated"]) == ("gemm:10240x4096x4096", "gemm:640x1024x4096")
     assert found["kernel"] == whole.kernel and found["tile"] == whole.tile
-    assert found["accesses"] <= 1.1 * trace.SHOWN_ACCESSES
+    assert found["accesses"] <= 1.1 * trace.INTERACTIVE_ACCESSES
     assert abs(found["levels"]["L1"]["difference_percent"]) < 2
 
 
 def test_a_batch_is_cut_by_images_and_whole_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "SHOWN_ACCESSES", 70_000)
+    monkeypatch.setattr(trace, "INTERACTIVE_ACCESSES", 70_000)
     problem = "conv:mb8ic16ih14oc16kh3ph1"
     assert document("cache", problem, "-m", "zen4")["caches"][0]["simulated"] == "conv:mb2ic16ih14oc16kh3ph1"
     assert document("cache", problem, "-m", "zen4", "--whole")["caches"][0]["simulated"] == problem

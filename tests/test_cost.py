@@ -19,8 +19,8 @@ from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import Prediction, cost_of, predict, predict_schedule, schedule_of
 from pysim.cachemodel.cpu.incore import Table, compute_cycles, fetch_cycles, rates, select
 from pysim.cachemodel.cpu.nest import Nest, ceil_div, live_taps, nest_of, segments
-from pysim.cachemodel.cpu.occupancy import overfull, variance
-from pysim.cachemodel.cpu.reuse import flows
+from pysim.cachemodel.cpu.occupancy import overflow_probability, variance
+from pysim.cachemodel.cpu.sliced import streams_of
 from pysim.errors import PlanError
 from pysim.machine import load as machine
 from pysim.machine.cpu import Machine
@@ -259,7 +259,7 @@ def test_a_larger_cache_never_raises_the_traffic_of_any_schedule(text: str) -> N
             for table in tables:
                 costs = [rates(nest_of(parse(text)), on, space.rows(on, "f32").kernels) for on in (small, larger)]
                 before, after = (predict(table._replace(rates=cost.of(table.kernel))) for cost in costs)
-                crossed, fewer = (one.one.moved.sum(axis=1) for one in (before, after))
+                crossed, fewer = (one.costs.moved.sum(axis=1) for one in (before, after))
                 assert (fewer <= crossed * (1 + 1e-9)).all(), (index, scale)
 
 
@@ -288,15 +288,15 @@ def test_cold_runs_fetch_every_operand_from_memory_and_cost_more(text: str) -> N
     inputs = nest.repeats * nest.group_channels * nest.touched_h * nest.touched_w * 4
     for hot, cold in zip(predictions(text, ZEN4), predictions(text, ZEN4, state="cold"), strict=True):
         assert (cold.cycles >= hot.cycles).all()
-        assert (cold.one.moved[-1].sum(axis=0) >= (outputs + filters + inputs) * (1 - 1e-12)).all(), workload
+        assert (cold.costs.moved[-1].sum(axis=0) >= (outputs + filters + inputs) * (1 - 1e-12)).all(), workload
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_nothing_crosses_further_out_than_it_did_further_in_and_terms_are_not_negative(text: str) -> None:
     for prediction in predictions(text, with_levels((64, 8), (256, 8), (512, 8))):
-        levels = list(prediction.one.moved)
+        levels = list(prediction.costs.moved)
         assert all((outer <= inner).all() for inner, outer in itertools.pairwise(levels))
-        found = flows(prediction.table, "hot")
+        found = streams_of(prediction.table, "hot")
         assert (found.bytes >= 0).all() and (found.between >= 0).all()
         assert all(term >= -1e-6 for row in range(0, prediction.cycles.size, 9) for term in cost_of(prediction, row).terms.values())
 
@@ -330,17 +330,17 @@ def test_two_runs_overfill_as_many_sets_as_on_average_over_where_they_start(mine
     ways = np.array([[1e-9], [mine / sets], [other / sets + 1e-9], [1e-9]])
     if operand == 2:
         ways = ways[[0, 2, 1, 3]]
-    share = overfull(room, ways, np.full((2, 1), 1e-9), np.array([operand]))
+    share = overflow_probability(room, ways, np.full((2, 1), 1e-9), np.array([operand]))
     assert share[0] == pytest.approx(lost / (mine * sets), abs=1e-6)
 
 
 def test_a_run_that_fits_a_level_misses_nothing_there_and_one_beyond_it_all() -> None:
     for text in PROBLEMS:
-        found = [flows(item.table, "hot") for item in predictions(text, ZEN4)]
+        found = [streams_of(item.table, "hot") for item in predictions(text, ZEN4)]
         data = max(item.between.sum(axis=0).max() for item in found)  # a whole run, until what is touched once is touched again
         for ways, some in ((int(data / 64 / 512) + 2, False), (1, True)):
             for prediction in predictions(text, with_levels((64, 8), (512, ways))):
-                assert (prediction.one.moved[-1].sum(axis=0) > 0).all() == some
+                assert (prediction.costs.moved[-1].sum(axis=0) > 0).all() == some
 
 
 def test_planes_a_power_of_two_apart_conflict_where_windows_are_read_in_place() -> None:
@@ -392,8 +392,8 @@ def test_reading_in_place_packs_nothing_and_needs_no_panels() -> None:
     for prediction in (inputs, weights):
         in_place = prediction.table.packed == 0
         assert in_place.any()
-        assert not prediction.one.terms["pack"][in_place].any()
-        assert (prediction.one.terms["pack"][~in_place] > 0).all()
+        assert not prediction.costs.terms["pack"][in_place].any()
+        assert (prediction.costs.terms["pack"][~in_place] > 0).all()
 
 
 def again(prediction: Prediction, on: Machine) -> Prediction:
@@ -446,7 +446,7 @@ def test_schedules_that_read_in_place_pay_neither_for_packed_lines_nor_for_packe
 def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_set_and_pass(text: str) -> None:
     nest = nest_of(parse(text))
     for prediction in predictions(text, ZEN4):
-        free, dear = (again(prediction, with_core(pack_call_cycles=value)).one.terms["pack"] for value in (0.0, 3.0))
+        free, dear = (again(prediction, with_core(pack_call_cycles=value)).costs.terms["pack"] for value in (0.0, 3.0))
         for index in range(0, free.size, 5):
             s = schedule_of(prediction, index)
             runs = len({(window // nest.out_w, window // s.windows) for window in range(nest.windows)})
@@ -458,7 +458,7 @@ def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_packing_waits_for_at_least_what_the_bound_says(text: str) -> None:
     for prediction in predictions(text, ZEN4):
-        compute = sum(prediction.one.terms.values())
+        compute = sum(prediction.costs.terms.values())
         least = sum(compute_cycles(prediction.table).values())
         assert (compute >= (least + prediction.table.packed * fetch_cycles(prediction.table.rates)) * (1 - 1e-12)).all()
 

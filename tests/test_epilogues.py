@@ -13,7 +13,7 @@ import pytest
 from scipy import special
 
 import pysim
-from pysim.cachemodel.cpu.finish import finish_cycles
+from pysim.cachemodel.cpu.activation import activation_cycles
 from pysim.check.bounds import gamma
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.machine.load import load
@@ -220,11 +220,11 @@ def test_a_vector_of_an_activation_has_the_operations_that_the_registry_says(tmp
 
 def test_an_activation_takes_what_its_operations_take():
     zen5 = load("zen5")
-    assert finish_cycles(zen5, "silu", "f32", 4, 480, 14 * 14) == 480 * 13 * 8  # the worked number
-    assert finish_cycles(zen5, "silu", "f64", 8, 480, 14 * 14) == 480 * 25 * 8
-    assert finish_cycles(zen5, "hard_swish", "f32", 4, 1, 100) == 7 * 2.5
-    assert finish_cycles(zen5, "clamp", "f32", 4, 480, 14 * 14) == 0
-    assert finish_cycles(load("power10-e1050"), "silu", "f32", 4, 1, 100) > 0
+    assert activation_cycles(zen5, "silu", "f32", 4, 480, 14 * 14) == 480 * 13 * 8  # the worked number
+    assert activation_cycles(zen5, "silu", "f64", 8, 480, 14 * 14) == 480 * 25 * 8
+    assert activation_cycles(zen5, "hard_swish", "f32", 4, 1, 100) == 7 * 2.5
+    assert activation_cycles(zen5, "clamp", "f32", 4, 480, 14 * 14) == 0
+    assert activation_cycles(load("power10-e1050"), "silu", "f32", 4, 1, 100) > 0
 
 
 # Operators between convolutions

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from nest_trace import walk
 
-from pysim.cachemodel.cpu.cost import Pass, cost_from, crossed
+from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.cpu.words import printed, reused
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
@@ -34,7 +34,7 @@ def batched_product() -> LoopNest:
 
 def cost(nest: LoopNest) -> Cost:
     kernel = np.array([BATCH * ROWS * K * COLUMNS / 16])  # multiply-adds, a vector of 16 a cycle
-    return cost_from([Pass(ON, {"kernel": kernel}, OPERANDS, crossed(nest, nest.misses(ON.levels)))])
+    return cost_from([Pass(ON, {"kernel": kernel}, OPERANDS, traffic_of(nest, nest.misses(ON.levels)))])
 
 
 def lines(nest: LoopNest) -> Iterator[np.ndarray]:

@@ -100,9 +100,9 @@ def test_what_is_left_out_within_a_limit_cannot_be_the_best_of_its_kind_or_go_be
         assert np.allclose(some.cycles, everything.cycles[rows], rtol=1e-14, atol=0)
         within = np.flatnonzero(compute <= limit)
         assert some.cycles.min() == pytest.approx(everything.cycles[within].min(), rel=1e-14)
-        assert some.least is not None or len(rows) == within.size  # few are all predicted
-        if some.least is not None:
-            assert (everything.cycles[within] >= some.least[everything.table.kernel[within]] * (1 - 1e-12)).all()
+        assert some.bounds is not None or len(rows) == within.size  # few are all predicted
+        if some.bounds is not None:
+            assert (everything.cycles[within] >= some.bounds[everything.table.kernel[within]] * (1 - 1e-12)).all()
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

@@ -12,7 +12,15 @@ import pytest
 import pysim
 from pysim import planner
 from pysim.algorithms import algorithm_named
-from pysim.cachemodel.cpu.threads import as_seen_by_one, fork_join_cycles, grid, lines_of, parts_of_each, share_of, touched_bytes
+from pysim.cachemodel.cpu.threads import (
+    busy_rate,
+    false_sharing_lines,
+    fork_join_cycles,
+    grid,
+    machine_of_one_core,
+    parts_of_each,
+    touched_bytes,
+)
 from pysim.explain.text import explain
 from pysim.machine.cpu import Machine, Together
 from pysim.machine.load import load
@@ -111,11 +119,11 @@ def test_what_lies_along_a_divided_loop_is_each_threads_own_and_the_rest_is_shar
 def test_cores_share_capacity_and_bandwidth_of_what_is_shared_alone() -> None:
     total = Number(value=20.0, kind="measured", source="l3")
     levels = tuple(_replace(level, total_read_bytes_per_cycle=total) if level.shared else level for level in ZEN4.levels)
-    seen = as_seen_by_one(_replace(ZEN4, levels=levels), 4, 0.25)
+    seen = machine_of_one_core(_replace(ZEN4, levels=levels), 4, 0.25)
     assert seen.levels[:2] == tuple(_replace(level, forgets=True) for level in ZEN4.levels[:2])  # what other runs left is elsewhere
     assert seen.levels[2].size_bytes == ZEN4.levels[2].size_bytes // 4 and seen.levels[2].read_bytes_per_cycle.value == 5.0
     assert seen.levels[2].write_bytes_per_cycle == ZEN4.levels[2].write_bytes_per_cycle
-    assert as_seen_by_one(ZEN4, 1, 1.0) is ZEN4
+    assert machine_of_one_core(ZEN4, 1, 1.0) is ZEN4
 
 
 def test_threads_beyond_the_cores_are_predicted_no_faster() -> None:
@@ -204,10 +212,10 @@ SHARING = Together(cpus=8, slowest_share=_share(0.5), mean_share=_share(0.8))
 
 def test_a_run_waits_for_its_slowest_part_and_for_the_mean_of_many() -> None:
     slow = _replace(ZEN4, core=_replace(ZEN4.core, together=(SHARING,)))
-    assert share_of(ZEN4, 8, 1) == share_of(slow, 1, 1) == 1.0
-    assert share_of(slow, 8, 1) == share_of(slow, 16, 1) == 0.5 and share_of(slow, 8, 10**6) == pytest.approx(0.8)
-    assert 0.5 < share_of(slow, 4, 1) < 1.0 and share_of(slow, 8, 1) < share_of(slow, 8, 2) < 0.8
-    assert share_of(slow, 8, 1, 8.0) == 0.5 and share_of(slow, 8, 1, 1.0) == 0.8  # one has most to do: it is as fast as any
+    assert busy_rate(ZEN4, 8, 1) == busy_rate(slow, 1, 1) == 1.0
+    assert busy_rate(slow, 8, 1) == busy_rate(slow, 16, 1) == 0.5 and busy_rate(slow, 8, 10**6) == pytest.approx(0.8)
+    assert 0.5 < busy_rate(slow, 4, 1) < 1.0 and busy_rate(slow, 8, 1) < busy_rate(slow, 8, 2) < 0.8
+    assert busy_rate(slow, 8, 1, 8.0) == 0.5 and busy_rate(slow, 8, 1, 1.0) == 0.8  # one has most to do: it is as fast as any
     text = "conv:ic64ih64oc128kh1"  # 64 tiles of 64 windows
     name = "sconv,kernel=f32_win_64x6__avx512,stationary=input_stationary,pack=none,windows=64,filters=6,channels=64,k2=22,k3=64"
     even, shared = (planner.plan(text, machine, name=name, threads=8).cost for machine in (ZEN4, slow))
@@ -222,7 +230,7 @@ def test_lines_that_two_threads_write_are_those_that_tiles_begin_within() -> Non
         problem = parse(f"conv:ic256ih{size}oc1024kh1")
         part = algorithm_named("sconv", problem, ZEN4).largest_part(problem, planner.plan(problem, ZEN4, name=name).schedule, 4)
         # four parts of windows, of all filters: the second has both ends, in 1024 rows, in each set of 128 of 256 channels
-        assert part.seams == 2 * 1024 * 2 and lines_of(ZEN4, part) == share * part.seams
+        assert part.seams == 2 * 1024 * 2 and false_sharing_lines(ZEN4, part) == share * part.seams
     slow, free = (_with(ZEN4, written_line_cycles=cycles) for cycles in (200.0, 0.0))
     more, less = (planner.plan("conv:ic256ih14oc1024kh1", machine, name=name, threads=4).cost for machine in (slow, free))
     assert isinstance(more, Cost) and isinstance(less, Cost)

@@ -22,7 +22,7 @@ from model_errors import header
 
 from pysim import planner
 from pysim.algorithms import algorithm_named
-from pysim.cachemodel.cpu.threads import share_of
+from pysim.cachemodel.cpu.threads import busy_rate
 from pysim.machine.cpu import Machine, Together
 from pysim.machine.load import load_any
 from pysim.machine.quantity import Number
@@ -66,7 +66,7 @@ def with_shares(machine: Machine, known: Sequence[tuple[int, float, float]]) -> 
 
 
 def errors(rows: Sequence[Timed], machine: Machine, hertz: float) -> list[float]:
-    cycles = (one.part / share_of(machine, one.threads, one.items, one.largest) + one.forks for one in rows)
+    cycles = (one.part / busy_rate(machine, one.threads, one.items, one.largest) + one.forks for one in rows)
     return [abs(math.log(each / hertz / one.measured)) for each, one in zip(cycles, rows, strict=True)]
 
 

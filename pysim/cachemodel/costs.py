@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the candidates of an algorithm cost, as arrays, and one of them as values.
+"""What the candidates of an algorithm cost, as arrays, and single candidates as values.
 
-Worked number: of candidates that take 30, 10 and 20 cycles, two rounds of one kernel, rows 1 and 2 are those of 10 and 20.
+Worked number: two rounds of candidates of one kernel take 30, 10 and 20 cycles; `picked` with the last two gives 10 and 20.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,15 +15,16 @@ from pysim.record.schedule import AnySchedule
 
 
 class Costs(NamedTuple):
-    """Of the candidates of one algorithm; each array is over candidates unless said otherwise.
+    """The costs of the candidates of one algorithm; each array is over candidates unless said otherwise.
 
-    `cycles` at the machine's clock; `kernel` and `kind` index `kernels`, the names of registry rows, and `kinds`, what a plan lists side by
-    side (stationary operand, decomposition); `bounds`, over kernels: cycles that no schedule of the kernel can go below; `alike` is the
-    same for candidates that have the same tolerance. Of one candidate `schedule` is the struct that the native library obeys, `cost` what
-    it costs by terms and levels, `assumed` the paths of the machine's numbers that this leans on and nobody measured or published.
+    `cycles` are at the machine's clock. `kernel` and `kind` index `kernels`, names of registry rows, and `kinds`, which a plan lists
+    side by side (stationary operand, decomposition). `bounds`, over kernels, are lower bounds on the cycles of all schedules of a
+    kernel. `alike` is equal for candidates with the same tolerance. For one candidate, `schedule` is the struct that the native library
+    obeys, `cost` its cost by terms and levels, and `assumed` the paths of the machine's numbers in it that nobody measured or
+    published.
 
-    Where some were not accurate enough, `refused` says of kernels of which none is left why, and their least error, by number; `lost` are
-    the kinds of which there were candidates and are none.
+    If candidates were left out as not accurate enough, `refused` has the least error and the reason of each kernel without candidates,
+    by number, and `lost` the kinds without candidates.
     """
 
     cycles: NDArray[np.float64]
@@ -41,7 +42,7 @@ class Costs(NamedTuple):
 
 
 def picked(rounds: Sequence[Costs], taken: NDArray[np.bool_] | None = None) -> Costs:
-    """Those of one algorithm that were asked for one after another, in this order; all, or those `taken`."""
+    """The costs of one algorithm from several rounds, in this order: of all candidates, or of those `taken`."""
     rows = [(one, row) for one in rounds for row in range(one.cycles.size)]
     kept = np.arange(len(rows)) if taken is None else np.flatnonzero(taken)
     cycles, kernel, kind, alike = (
@@ -57,3 +58,10 @@ def picked(rounds: Sequence[Costs], taken: NDArray[np.bool_] | None = None) -> C
         cost=lambda row: own[row][0].cost(own[row][1]),
         assumed=lambda row: own[row][0].assumed(own[row][1]),
     )
+
+
+def numbered(names: Iterable[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """The distinct names in order of appearance, and the index of each name among them: a, b, a gives (a, b) and 0, 1, 0."""
+    places: dict[str, int] = {}
+    numbers = [places.setdefault(name, len(places)) for name in names]
+    return tuple(places), np.array(numbers, dtype=np.int64)

@@ -161,7 +161,7 @@ def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool, whole
     from pysim.cachemodel.simulator import trace
     from pysim.cachemodel.simulator.hierarchy import Hierarchy
 
-    part = layer.workload if whole else trace.part_of(layer.workload, schedule, trace.SHOWN_ACCESSES)
+    part = layer.workload if whole else trace.part_of(layer.workload, schedule, trace.INTERACTIVE_ACCESSES)
     cost = predict_schedule(nest_of(part), on, schedule, "cold" if cold else "hot")
     counted = trace.simulate(part, schedule, Hierarchy.from_machine(on), warm=not cold)
     return Case(layer, part, schedule, cost, counted)
@@ -169,7 +169,7 @@ def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool, whole
 
 def _doubts(workload: "Workload", schedule: "Schedule", on: "Machine") -> list[str]:
     from pysim.cachemodel.cpu.nest import nest_of
-    from pysim.cachemodel.cpu.reuse import doubts
+    from pysim.cachemodel.cpu.sliced import doubts
 
     return doubts(nest_of(workload), schedule, on)
 

@@ -8,7 +8,7 @@ A residual and what other operators read and write moves at the rate of the leve
                                       each other, of the latency of a multiply-add
     a table taken element by element  its loads: an index and an element, and a share for each of several
     pools                             passes over rows in L1, an element for each tap of a column and of a row
-    activations                       that kernels' stores do not have: passes over results in L1 (`pysim.cachemodel.cpu.finish`)
+    activations                       that kernels' stores do not have: passes over results in L1 (`pysim.cachemodel.cpu.activation`)
 
 and until a layer computes it waits for START_LINES from memory.
 
@@ -20,7 +20,7 @@ from math import log2, prod
 
 import numpy as np
 
-from pysim.cachemodel.cpu.finish import finish_cycles
+from pysim.cachemodel.cpu.activation import activation_cycles
 from pysim.machine.cpu import Machine, Unit
 from pysim.models.buffers import Buffers, offset_in
 from pysim.models.fusion import PARAMETERS, activation_of
@@ -80,7 +80,7 @@ def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
         return 0.0
     rows, item = int(np.prod(y.shape[:2])) if len(y.shape) > 2 else 1, y.dtype.itemsize
     name = found[0] if isinstance(found, tuple) else found
-    cycles = finish_cycles(on, name, DTYPES[y.dtype.name], item, rows, y.nbytes // item // rows)
+    cycles = activation_cycles(on, name, DTYPES[y.dtype.name], item, rows, y.nbytes // item // rows)
     return cycles / on.core.frequency_hz.value
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from pysim.algorithms import algorithm_named
 from pysim.cachemodel.cpu.nest import ceil_div
-from pysim.cachemodel.cpu.threads import as_seen_by_one, cost_of_team, rows_of, touched_bytes
+from pysim.cachemodel.cpu.threads import cost_of_threads, machine_of_one_core, rows_of, touched_bytes
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.problem.gemm import Gemm
@@ -75,11 +75,11 @@ def _cost(request: Request, algorithm: str, schedule: AnySchedule, threads: int,
     seen = _seen(request, part.problem, threads)
     cost = best(request._replace(problem=part.problem, machine=seen, schedule=part.schedule), algorithm).cost
     assert isinstance(cost, Cost)
-    return cost_of_team(cost, part, request.cpu, threads, request.problem.flops / (part.share * part.problem.flops))
+    return cost_of_threads(cost, part, request.cpu, threads, request.problem.flops / (part.share * part.problem.flops))
 
 
 def _seen(request: Request, part: Workload, threads: int) -> Machine:
-    return as_seen_by_one(request.cpu, threads, touched_bytes(part) / touched_bytes(request.problem))
+    return machine_of_one_core(request.cpu, threads, touched_bytes(part) / touched_bytes(request.problem))
 
 
 def _parts(w: Workload, threads: int) -> Iterator[Workload]:

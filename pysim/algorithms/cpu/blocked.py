@@ -30,7 +30,7 @@ from pysim.algorithms.cpu import direct_nchwc
 from pysim.algorithms.cpu.direct_nchwc import described, least_of, passed, terms
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, pass_of
-from pysim.cachemodel.cpu.listed import OfList, planned, untyped
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part
@@ -100,10 +100,10 @@ def _layout(kernel: Kernel) -> Layout:
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    return of_planes(layout) or untyped(problem.dtype, nchwc_kernels())
+    return of_planes(layout) or type_refusal(problem.dtype, nchwc_kernels())
 
 
-_LISTED = OfList(
+_LISTED = ListedAlgorithm(
     NAME,
     nchwc_kernels,
     direct_nchwc.schedules,
@@ -149,7 +149,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = planned(plan)
+    w, schedule, kernel = unpacked_plan(plan)
     moved = f"each image's {w.channels} channels into blocks of {kernel.lane_filters}, its {w.filters} planes of results back"
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest, names = described(w, [(kernel, schedule)], _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}

@@ -48,7 +48,7 @@ import numpy as np
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, pass_of
-from pysim.cachemodel.cpu.listed import OfList, Rows, Terms, of_kernel, planned, row_of, untyped
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Terms, kernel_schedule, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
@@ -241,8 +241,8 @@ def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
         Operand("packed", planes, "blocks of groups", written=True),
         Operand("packed", planes, "rows"),
         Operand("sums", sums, "rows", written=True),
-        Operand("sums", sums, "blocks of groups", after=True),
-        Operand("output", {"images": images, "groups": Extent(out, out * w.groups)}, "blocks of groups", after=True, written=True),
+        Operand("sums", sums, "blocks of groups", after_loops=True),
+        Operand("output", {"images": images, "groups": Extent(out, out * w.groups)}, "blocks of groups", after_loops=True, written=True),
     )
     return _nest_of_lanes(w, lanes, operands)
 
@@ -307,7 +307,7 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
         return Reason("shape", "of blocks of channels it takes groups of one channel and one filter")
     if problem.groups % out:
         return Reason("size", f"{problem.groups} groups are no whole blocks of {out}; {layout} takes a multiple of {out}")
-    if reason := untyped(problem.dtype, direct_kernels()):
+    if reason := type_refusal(problem.dtype, direct_kernels()):
         return reason
     if problem.groups == 1:
         return Reason("shape", "it takes two groups or more: a dense convolution is worth packing")
@@ -332,7 +332,7 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
 
 
 def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    return of_kernel(kernel, problem.group_channels)
+    return kernel_schedule(kernel, problem.group_channels)
 
 
 def _by_form() -> list[Kernel]:
@@ -340,10 +340,10 @@ def _by_form() -> list[Kernel]:
 
 
 def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Schedule]:
-    return [of_kernel(kernel, problem.group_channels)]
+    return [kernel_schedule(kernel, problem.group_channels)]
 
 
-_LISTED = OfList(NAME, _by_form, _schedules, _nearest, terms, passed, _unfit)
+_LISTED = ListedAlgorithm(NAME, _by_form, _schedules, _nearest, terms, passed, _unfit)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
@@ -374,7 +374,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = planned(plan)
+    w, schedule, kernel = unpacked_plan(plan)
     if kernel.form != ROWS:
         inner = f"{kernel.name}, up to {kernel.windows} columns at once, a group a lane: the kernel's rows that meet the image"
     else:

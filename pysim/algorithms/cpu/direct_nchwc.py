@@ -43,9 +43,9 @@ import numpy as np
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, pass_of
-from pysim.cachemodel.cpu.listed import OfList, Rows, of_kernel, planned, row_of, untyped, whole_steps
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, kernel_schedule, round_up, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps, met_taps, nest_of, panel_bytes
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps, nest_of, panel_bytes, used_taps
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
@@ -172,7 +172,7 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
         Loop("sets", "channels", channels, np.ceil(shape.channels / channels)),
         Loop("tiles", "tiles", 1, block),
     )
-    taps = met_taps(w)
+    taps = used_taps(w)
     images, groups, deep = Extent(1.0, w.batch), Extent(1.0, w.groups), Extent(1.0, shape.channels)
     plane, halo = _touched(shape, size)
     outputs, of_panel = w.windows * size, width * taps * size
@@ -215,7 +215,7 @@ def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     if blocks_of(layout)[1] == 1:
         return Reason("shape", f"its output has blocks of channels, and {layout} was asked for")
-    return untyped(problem.dtype, nchwc_kernels()) or refuses_sizes(problem, layout)
+    return type_refusal(problem.dtype, nchwc_kernels()) or refuses_sizes(problem, layout)
 
 
 def refuses_sizes(problem: Conv, layout: Layout) -> Reason | None:
@@ -236,8 +236,8 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
 
 def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
     """Whole blocks of channels, or all."""
-    channels = min(problem.group_channels, whole_steps(schedule.channels, blocks_of(layout)[0]))
-    return of_kernel(kernel, channels, max(1, schedule.k2))
+    channels = min(problem.group_channels, round_up(schedule.channels, blocks_of(layout)[0]))
+    return kernel_schedule(kernel, channels, max(1, schedule.k2))
 
 
 def schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
@@ -247,10 +247,10 @@ def schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Sched
     each = max(1, problem.height * problem.width * shape.channels * problem.element_bytes // shape.tiles)
     inner, outer = on.levels[0].size_bytes, on.outer.size_bytes
     for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
-        yield from (of_kernel(kernel, channels, tiles) for channels in sets)
+        yield from (kernel_schedule(kernel, channels, tiles) for channels in sets)
 
 
-_LISTED = OfList(NAME, nchwc_kernels, schedules, nearest, terms, passed, _unfit)
+_LISTED = ListedAlgorithm(NAME, nchwc_kernels, schedules, nearest, terms, passed, _unfit)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
@@ -277,7 +277,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = planned(plan)
+    w, schedule, kernel = unpacked_plan(plan)
     shape = Shape.of(w, kernel, plan.layout)
     lies = f"blocks of {shape.inner} channels" if shape.inner > 1 else "planes"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"

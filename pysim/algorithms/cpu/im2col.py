@@ -35,12 +35,12 @@ import numpy as np
 from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nested, tilings, words
-from pysim.cachemodel.cpu.cost import Pass, cost_from, crossed
+from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, nest_of, packed_filter_bytes
 from pysim.cachemodel.cpu.nest import workspace_bytes as panel_bytes
 from pysim.cachemodel.cpu.nested import NestCandidates
-from pysim.cachemodel.cpu.reuse import OPERANDS
+from pysim.cachemodel.cpu.sliced import OPERANDS
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -60,7 +60,7 @@ SELDOM_BEST = True
 def columns_pass(w: Conv, machine: Machine, state: State, packer: Unit) -> Pass:
     """Writing the columns of every image and group of a convolution once, on one core, by SConv's packing on a unit."""
     described = columns_nest(w, machine)
-    moved = crossed(described, described.misses(machine.levels, state))[:, :4]
+    moved = traffic_of(described, described.misses(machine.levels, state))[:, :4]
     waits = float(moved[0, 0, 0]) / machine.line_bytes * machine.core.pack_line_cycles.value
     return Pass(machine, {"copy": np.array([copy_cycles(w, machine, packer) + waits])}, ("input", "columns"), moved)
 

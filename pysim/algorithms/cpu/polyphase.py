@@ -38,8 +38,8 @@ import numpy as np
 from pysim.algorithms.contract import of_planes, sums
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import Pass, crossed
-from pysim.cachemodel.cpu.listed import OfList, Rows, Terms, of_kernel, planned, untyped
+from pysim.cachemodel.cpu.cost import Pass, traffic_of
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Terms, kernel_schedule, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
@@ -147,14 +147,14 @@ def described(w: Conv, rows: Rows) -> LoopNest:
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
     """By schedules with their terms, on one core. Prefetchers follow whole rows of outputs, so none of their lines waits to come in."""
     nest = described(w, rows)
-    return Pass(machine, of, nest.names, crossed(nest, nest.misses(machine.levels, request.state)))
+    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)))
 
 
 # The answers of the contract
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if reason := of_planes(layout) or untyped(problem.dtype, phases_kernels()):
+    if reason := of_planes(layout) or type_refusal(problem.dtype, phases_kernels()):
         return reason
     if (channels := problem.group_channels) > MOST_CHANNELS:
         return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")
@@ -172,10 +172,10 @@ def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Sche
 
 
 def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
-    return of_kernel(kernel, problem.group_channels, rows, pack="tiles")
+    return kernel_schedule(kernel, problem.group_channels, rows, pack="tiles")
 
 
-_LISTED = OfList(NAME, phases_kernels, _schedules, _nearest, terms, passed)
+_LISTED = ListedAlgorithm(NAME, phases_kernels, _schedules, _nearest, terms, passed)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
@@ -195,7 +195,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = planned(plan)
+    w, schedule, kernel = unpacked_plan(plan)
     of = Parted.of(w, schedule.k2)
     taps = f"{w.group_channels}x{w.kernel_h}x{w.kernel_w} taps"
     inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} where they lie"

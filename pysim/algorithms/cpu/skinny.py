@@ -39,9 +39,9 @@ import numpy as np
 
 from pysim.algorithms.contract import sums, unprepared
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import Pass, crossed, fills, latencies, transfer_cycles
-from pysim.cachemodel.cpu.listed import OfList, Rows, of_kernel, planned, untyped, whole_steps
-from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, missing
+from pysim.cachemodel.cpu.cost import Pass, latencies, traffic_of, transfer_cycles, write_allocate_cycles
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, kernel_schedule, round_up, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, miss_share
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part
 from pysim.machine.cpu import Machine, Unit
@@ -164,15 +164,15 @@ def described(shape: Shape, rows: Rows) -> LoopNest:
         Operand(matrix, {"k": deep, "results": each}, "passes"),
         Operand("packed", {"k": deep, "few": of_few}, "passes"),
         Operand("sums", {"results": Extent(size, strip * size), "few": of_few}, "passes"),  # their way back costs no load
-        Operand("sums", {"results": Extent(size, strip * size), "few": of_few}, "strips", after=True),
-        Operand("output", {"results": Extent(size, results * size), "few": of_few}, "strips", after=True, written=True),
+        Operand("sums", {"results": Extent(size, strip * size), "few": of_few}, "strips", after_loops=True),
+        Operand("output", {"results": Extent(size, results * size), "few": of_few}, "strips", after_loops=True, written=True),
     )
     return LoopNest(loops, operands, {"run": 1, "results": results, "k": depth, "few": few}, len(rows))
 
 
 def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
     """How much of the matrix lies in each supplier."""
-    found = missing(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
+    found = miss_share(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
     found = np.where([runs_ago(state, "filters") == NEVER or level.forgets for level in machine.levels], 1.0, found)
     return found - np.append(found[1:], 0.0)
 
@@ -181,7 +181,7 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     """A product by kernels under schedules with their terms, on one core."""
     shape, size, state = Shape.of(g), g.element_bytes, request.state
     waiting = latencies(machine)
-    lost = missing(machine.levels, np.array([_between(shape, *row, machine) for row in rows]))
+    lost = miss_share(machine.levels, np.array([_between(shape, *row, machine) for row in rows]))
     # the hardware brings runs of rows from L2 (dot); a core's window reaches the next lines there the sooner the less it multiplies each
     beside = 1 - 1 / shape.few
     lost[0] = lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * beside
@@ -191,7 +191,7 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     misses[:, _MATRIX] += matrix * lost
     beyond = min(1, len(lost) - 1)
     call = of["call"] + lost[beyond] * matrix / line * waiting[beyond] / WIDEST  # of lines that L2 has lost nobody asks again in time
-    moved = crossed(nest, np.minimum.accumulate(misses))
+    moved = traffic_of(nest, np.minimum.accumulate(misses))
     starts = np.array([_starts(shape, *row) for row in rows])
     share = machine.core.run_start_share
     waits = np.outer(np.maximum(share.value * waiting if share else 0.0, waiting[0]) * _shares(machine, shape, size, state), starts)
@@ -201,7 +201,7 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
         )
         waits += beside * transfer_cycles(machine, np.stack((np.zeros(waits.shape), moved[:, 2 * _SUMS]), 1))
     covers = COVERS if shape.dot else 1.0
-    return Pass(machine, {**of, "call": call}, nest.names, moved, covers, waits + fills(machine, moved[:, -2:]))
+    return Pass(machine, {**of, "call": call}, nest.names, moved, covers, waits + write_allocate_cycles(machine, moved[:, -2:]))
 
 
 def _starts(shape: Shape, kernel: Kernel, schedule: Schedule) -> int:
@@ -238,7 +238,7 @@ def terms(g: Gemm, kernel: Kernel, schedule: Schedule, machine: Machine, layout:
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
-    if reason := untyped(problem.dtype, skinny_kernels()):
+    if reason := type_refusal(problem.dtype, skinny_kernels()):
         return reason
     if min(problem.m, problem.n) > MOST_FEW:
         return Reason("shape", f"it takes up to {MOST_FEW} rows or columns; this has {problem.m} and {problem.n}")
@@ -252,8 +252,8 @@ def _unfit(problem: Gemm, kernel: Kernel, layout: Layout) -> Reason | None:
 
 
 def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    k = min(problem.k, whole_steps(schedule.channels, FEW_STEP if kernel.form == "dot" else 1))
-    return of_kernel(kernel, k, max(1, schedule.k2))
+    k = min(problem.k, round_up(schedule.channels, FEW_STEP if kernel.form == "dot" else 1))
+    return kernel_schedule(kernel, k, max(1, schedule.k2))
 
 
 def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
@@ -266,10 +266,10 @@ def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Sche
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     for k in sorted({min(block, shape.k) for block in blocks}):
         for strip in [max(strips)] if shape.dot else sorted(strips):
-            yield of_kernel(kernel, k, strip)
+            yield kernel_schedule(kernel, k, strip)
 
 
-_LISTED = OfList(NAME, skinny_kernels, _schedules, _nearest, terms, passed, _unfit, latencies=True)
+_LISTED = ListedAlgorithm(NAME, skinny_kernels, _schedules, _nearest, terms, passed, _unfit, latencies=True)
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
@@ -294,7 +294,7 @@ def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = planned(plan)
+    w, schedule, kernel = unpacked_plan(plan)
     shape = Shape.of(w)
     few, large = ("rows of A", "B") if shape.few_rows else ("columns of B", "A")
     lanes = "lanes hold k, added up at the end of each block" if shape.dot else "lanes hold results"

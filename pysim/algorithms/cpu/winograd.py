@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Array, Bound, Prepared
-from pysim.cachemodel.costs import Costs
+from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
 from pysim.cachemodel.cpu.cost import assumed, cost_from
 from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
-from pysim.cachemodel.numbers import numbered
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv

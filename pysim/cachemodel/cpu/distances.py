@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reuse distances in the loops of a nest, whatever their sizes: what of each operand is touched between two uses of the same data.
+"""Reuse distances in a loop nest: the bytes of each operand that are touched between two consecutive uses of the same data.
 
-Loop l does not move operand X, which is used somewhere in its body and again in its next iteration. In between lie the rest of the one body
-and the beginning of the next, around(l) together. From the innermost loop outwards, with T iterations of the next loop m, operand Y takes
+Operand X is used in the body of loop l, and l does not index X. Then each iteration of l uses the same X again. Between two uses lie
+the end of one iteration and the beginning of the next. around(l) is what both together touch of an operand Y. It is computed from the
+innermost loop outwards. With m the next loop inside l, and T its trip count,
 
-    around(l) = around(m)                                      m does not move X: its last iteration, then its first
-              = around(m) + footprint(l) - footprint(m)        m moves both: iterations after X's one, and before it in the next body
-              = around(m) / T + 2 (1 - 1 / T) footprint(m)     m moves X alone: all of Y on either side, unless X is the last or the first
+    around(l) = around(m)                                      m does not index X: the last iteration of m, then its first
+              = around(m) + footprint(l) - footprint(m)        m indexes X and Y: the iterations after X's, and those before it
+              = around(m) / T + 2 (1 - 1 / T) footprint(m)     m indexes X only: all of Y after X and before it, unless X is last or first
 
-and one footprint in the body where X or Y is touched: the rest of that body and its beginning. For X that is the first or the last of m,
-the last line is around(m) / 2 + footprint(m), for X between 2 footprint(m). Y that is only touched in the first iteration of m (`first`:
-input that is packed on demand) lies in between where that one does: once, for X that m moves; for the X that is packed of it, what comes
-before it or after it, a `part`. The distance is at most what l touches in all its iterations; lines that neighbouring tiles share count
-once. Reuse distances: Mattson et al., IBM Systems Journal 9(2), 1970; of loop nests: Beyls and D'Hollander, HPCC 2005.
+and one footprint in the body that touches X or Y. For tiles X that are the first or the last of m, the last line becomes
+around(m) / 2 + footprint(m); for the other tiles, 2 footprint(m).
 
-The equations are solved once for the shape of a nest (`derived`): sums of footprints times products of 1 / T.
+An operand Y may be touched only in the first iteration of a loop (`only_first`), like input that is packed on demand. It counts once in
+that iteration if m indexes X. For the X packed from it, only a `fraction` of Y precedes or follows.
 
-Worked number: I in an outer loop, K2 = 4 tiles F past each in the inner one. F comes again an iteration of the outer loop later, after 4 F
-and 1 / 4 + 2 (1 - 1 / 4) = 2 - 1 / 4 of I: whole before and after where F is neither last nor first.
+A distance is at most what all iterations of l touch. Lines that neighbouring tiles share count once. Reuse distances: Mattson et al.,
+IBM Systems Journal 9(2), 1970; in loop nests: Beyls and D'Hollander, HPCC 2005.
+
+The equations are solved symbolically, once for each structure of a nest (`distance_formulas`). The result is sums of products of
+factors, such as footprints and 1 / T. `evaluate_sums` evaluates them for a table of schedules.
+
+Worked number: tile I in the outer loop, K2 = 4 tiles F in the inner loop. F is used again one iteration of the outer loop later, after 4 F
+and 1 / 4 + 2 (1 - 1 / 4) = 1.75 I: two I unless F is the first or the last tile.
 """
 
 import itertools
@@ -33,48 +38,57 @@ Indices = NDArray[np.int64]
 
 
 class Access(NamedTuple):
-    """Of data: the loops that move it, the one inside which it is touched, the one in whose first iteration alone it is, whether it is
-    after the loops in that body, and the loop whose iterations take the same memory for other data."""
+    """Where an operand is touched. Loops are numbers, outermost 0.
 
-    moved: frozenset[int]
+    `indexed_by`: loops that move the operand. It is touched inside loop `inside`: before the loops in that body, or `after_loops`;
+    `only_first`: only in the first iteration of this loop. Each iteration of loop `refilled_by` fills the same memory with other data.
+    """
+
+    indexed_by: frozenset[int]
     inside: int
-    first: int | None = None
-    after: bool = False
-    memory: int | None = None
+    only_first: int | None = None
+    after_loops: bool = False
+    refilled_by: int | None = None
 
     def level(self, loop: int) -> int:
-        """The loop whose iterations have the same data as those of `loop`."""
-        return max((at for at in self.moved if at <= loop), default=-1)
+        """The loop whose iteration touches the same data as an iteration of `loop`: the innermost one around that indexes the operand."""
+        return max((at for at in self.indexed_by if at <= loop), default=-1)
 
     def phase(self, loop: int) -> int:
-        """Of the body of a loop: 0 ahead of its loops, 1 in them, 2 after; -1: not in it."""
-        return -1 if self.inside < loop else 1 if self.inside > loop else 2 * self.after
+        """Phase of the body of a loop: 0 before its loops, 1 in them, 2 after them; -1: not in the body."""
+        return -1 if self.inside < loop else 1 if self.inside > loop else 2 * self.after_loops
 
     def within(self, loop: int) -> list[int]:
-        """Loops in the body of a loop that move it."""
-        return sorted(at for at in self.moved if at > loop)
+        """Loops inside `loop` that index the operand."""
+        return sorted(at for at in self.indexed_by if at > loop)
 
 
 class Use(NamedTuple):
-    """A use of data in an iteration of `loop` (-1: a run of the nest) and the next, in its next one. `at_end`: of tiles that are the first
-    or the last of the loop that moves them, or neither; by default, anywhere. `part`: of tiles that so much of all come before of, where
-    what is only touched in the first iteration of a loop is touched in one of the two."""
+    """A use of data in one iteration of `loop` and in the next; loop -1 is the whole run.
+
+    `at_end`: only tiles that are the first or the last of the loop that indexes them, or only the others; None: the mean of all tiles.
+    `fraction`: this much of the operand is touched before the tile, of operands that are touched in one of the two iterations only.
+    """
 
     of: Access
     loop: int
     at_end: bool | None = None
-    part: float | None = None
+    fraction: float | None = None
 
 
-COUNTS = "now", "more", "full", "now full", "more full", "fill", "rest"  # of iterations of each loop: `LoopNest._counts`
-Factor = tuple[Any, ...]  # a row of a table: its kind, and of which operand or loops
-Term = tuple[Factor, ...]  # their product
-Fixed = tuple[tuple[int, Factor, float], ...]  # a distance: so much of a factor of each of some operands
+# Iteration counts of each loop: `LoopNest._counts`
+COUNTS = "iterations", "repeats", "full", "full iterations", "full repeats", "second", "later"
+Factor = tuple[Any, ...]  # kind, then the operand or the loops: a row of the table of numbers
+Term = tuple[Factor, ...]  # a product of factors
+Fixed = tuple[tuple[int, Factor, float], ...]  # a distance that is given: (operand, factor, weight) of each operand
 
 
 class Rows(NamedTuple):
-    """The table of numbers of a nest: 1, counts of iterations of loops, one over their trips, whether these are several, footprints (of an
-    operand in a loop), shares of tiles at the `ends` of loops and of those between, and `others`."""
+    """Which row of a nest's table of numbers holds a factor (`LoopNest._values`).
+
+    The rows are 1, the COUNTS, 1 / trips and "more than one trip" of each loop, the footprints (operand, loop), the share of `ends`
+    (tiles that are first or last in some loops), the share of the tiles between, and the `others`.
+    """
 
     loops: int
     operands: int
@@ -83,9 +97,10 @@ class Rows(NamedTuple):
 
     def of(self, factor: Factor) -> int:
         kind, *rest = factor
-        if kind in (*COUNTS, "part of", "several"):
-            return 1 + (*COUNTS, "part of", "several").index(kind) * self.loops + rest[0]
-        at = 1 + (len(COUNTS) + 2) * self.loops
+        per_loop = *COUNTS, "1 / trips", "several trips"
+        if kind in per_loop:
+            return 1 + per_loop.index(kind) * self.loops + rest[0]
+        at = 1 + len(per_loop) * self.loops
         if kind == "footprint":
             return at + rest[0] * (self.loops + 1) + rest[1] + 1
         at += self.operands * (self.loops + 1)
@@ -95,31 +110,32 @@ class Rows(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Which rows are multiplied: the i-th ones of all products that have so many, which stand in falling order of that, and `order`, where
-    each product stands."""
+    """Products of rows of a table, the longest first: `factors[i]` has the i-th row of each product that has more than i rows; `order`
+    has the position of each product."""
 
-    rounds: tuple[Indices, ...]
+    factors: tuple[Indices, ...]
     order: Indices
 
 
 def products_of(products: Sequence[Sequence[int]]) -> Products:
-    """Products of rows of a table, whose row 0 is 1."""
+    """Products of rows of a table whose row 0 is 1."""
     order = sorted(range(len(products)), key=lambda at: -len(products[at]))
-    rounds = [[products[at][place] for at in order if place < len(products[at])] for place in range(max(map(len, products)))]
-    rounds[0] += [0] * (len(products) - len(rounds[0]))
-    return Products(tuple(np.array(one, dtype=np.int64) for one in rounds), np.argsort(order))
+    factors = [[products[at][place] for at in order if place < len(products[at])] for place in range(max(map(len, products)))]
+    factors[0] += [0] * (len(products) - len(factors[0]))
+    return Products(tuple(np.array(rows, dtype=np.int64) for rows in factors), np.argsort(order))
 
 
-def multiplied(values: Array, of: Products) -> Array:
-    found = values.take(of.rounds[0], axis=0)  # of short rows in half the time that indices take
-    for places in of.rounds[1:]:
-        found[: places.size] *= values.take(places, axis=0)
-    return found.take(of.order, axis=0)
+def evaluate_products(values: Array, of: Products) -> Array:
+    """Each product for every column of a table of values."""
+    products = values.take(of.factors[0], axis=0)  # on short rows twice as fast as indexing
+    for rows in of.factors[1:]:
+        products[: rows.size] *= values.take(rows, axis=0)
+    return products.take(of.order, axis=0)
 
 
 class Sums(NamedTuple):
-    """Sums of `products` times `weights`: first the first term of each, then the second of the `counts[1]` that have one; and where each
-    sum stands."""
+    """Sums of products with weights, the longest first: the first term of each sum, then the second of the `counts[1]` sums that have
+    one, and so on; `order` has the position of each sum."""
 
     products: Products
     weights: Array
@@ -135,93 +151,97 @@ def sums_of(sums: Sequence[Sequence[tuple[float, Term]]], rows: Rows) -> Sums:
     return Sums(products, np.array([[weight] for weight, _ in terms]), tuple(map(len, rounds)), np.argsort(order))
 
 
-def summed(values: Array, of: Sums) -> Array:
-    """In falling order of their number of terms."""
-    terms = multiplied(values, of.products)
+def evaluate_sums(values: Array, of: Sums) -> Array:
+    """Each sum for every column of a table of values, the longest sum first."""
+    terms = evaluate_products(values, of.products)
     terms *= of.weights
-    found = terms[: of.counts[0]]
+    sums = terms[: of.counts[0]]
     for end, count in list(zip(itertools.accumulate(of.counts), of.counts, strict=True))[1:]:
-        found[:count] += terms[end - count : end]
-    return found
+        sums[:count] += terms[end - count : end]
+    return sums
 
 
-Sum = dict[Term, float]  # products and what they are multiplied with
+Sum = dict[Term, float]  # products and their weights
 
 
 def _sum(*parts: tuple[Sum, float, Term]) -> Sum:
-    found: Sum = {}
-    for one, weight, factors in parts:
-        for others, of in one.items():
-            key = *others, *factors
-            found[key] = found.get(key, 0.0) + weight * of
-    return {key: weight for key, weight in found.items() if weight}
+    """The sum of parts, each times a weight and a product."""
+    total: Sum = {}
+    for terms, weight, factors in parts:
+        for term, own in terms.items():
+            key = *term, *factors
+            total[key] = total.get(key, 0.0) + weight * own
+    return {key: weight for key, weight in total.items() if weight}
 
 
-def _around(use: Use, loop: int, row: int, of: Access) -> Sum:
-    """around(loop) of the equations above."""
-    within = loop + 1
-    body: Sum = {(("footprint", row, of.level(loop)),): 1.0}
-    if of.inside < loop:
+def _around(use: Use, loop: int, row: int, access: Access) -> Sum:
+    """around(loop) of the equations above; X is `use.of`, Y is operand `row`."""
+    inner = loop + 1
+    body: Sum = {(("footprint", row, access.level(loop)),): 1.0}
+    if access.inside < loop:
         return {}
-    if loop in (of.inside, use.of.inside) or within == use.of.first:
+    if loop in (access.inside, use.of.inside) or inner == use.of.only_first:
         return body
-    found = _around(use, within, row, of)
-    some: Sum = {(("footprint", row, of.level(within)),): 1.0}
-    if within not in use.of.moved:
-        return found
-    part, several = (("part of", within),), (("several", within),)
-    if within == of.first:
-        return _sum((found, 1.0, part), (some, 1.0, ()), (some, -1.0, part))
-    if within in of.moved:
-        return _sum((found, 1.0, ()), (body, 1.0, ()), (some, -1.0, ()))
+    around = _around(use, inner, row, access)
+    tile: Sum = {(("footprint", row, access.level(inner)),): 1.0}
+    if inner not in use.of.indexed_by:
+        return around
+    per_trip, several = (("1 / trips", inner),), (("several trips", inner),)
+    if inner == access.only_first:
+        return _sum((around, 1.0, per_trip), (tile, 1.0, ()), (tile, -1.0, per_trip))
+    if inner in access.indexed_by:
+        return _sum((around, 1.0, ()), (body, 1.0, ()), (tile, -1.0, ()))
     if use.at_end is None:
-        return _sum((found, 1.0, part), (some, 2.0, ()), (some, -2.0, part))
+        return _sum((around, 1.0, per_trip), (tile, 2.0, ()), (tile, -2.0, per_trip))
     share = 0.5 if use.at_end else 1.0
-    return _sum((found, 1.0, ()), (found, -share, several), (some, 2 * share, several))
+    return _sum((around, 1.0, ()), (around, -share, several), (tile, 2 * share, several))
 
 
-def _distance(use: Use, row: int, of: Access) -> Sum:
-    """Of an operand between a use and the next."""
-    first, loop = of.first, use.loop
-    if use.part is not None and (of.inside == loop or (first is not None and loop <= first)):
-        return {(("footprint", row, of.level(first if first is not None and loop <= first else loop)),): use.part}
+def _distance(use: Use, row: int, access: Access) -> Sum:
+    """Bytes of operand `row` between a use and the next."""
+    first, loop = access.only_first, use.loop
+    if use.fraction is not None and (access.inside == loop or (first is not None and loop <= first)):
+        return {(("footprint", row, access.level(first if first is not None and loop <= first else loop)),): use.fraction}
     if loop == first:
         return {}
-    return _sum((_around(use, loop, row, of), 1.0, (("part of", first),) if first and loop > first else ()))
+    return _sum((_around(use, loop, row, access), 1.0, (("1 / trips", first),) if first and loop > first else ()))
 
 
-class Derived(NamedTuple):
-    """The distances of the equations above, for any numbers of tiles, each once: at most the footprints in rows `most`; those of `joined`
-    (distance, operand, loop) are of neighbouring tiles, which share lines. `which` each use has of each operand (rows), the last: none."""
+class DistanceFormulas(NamedTuple):
+    """The distinct distances of some uses, as `sums`. Each is at most the footprint in row `limits`; the last is 0.
+
+    `overlapping`: (distance, operand, loop) of distances that consist of neighbouring tiles, which share lines. `which`: the distance of
+    each operand (rows) for each use (columns).
+    """
 
     sums: Sums
-    most: list[int]
-    joined: tuple[tuple[int, int, int], ...]
+    limits: list[int]
+    overlapping: tuple[tuple[int, int, int], ...]
     which: Indices
 
 
 @lru_cache(maxsize=64)
-def derived(uses: tuple[Use | Fixed, ...], operands: tuple[Access, ...], rows: Rows) -> Derived:
-    known: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # by terms, the most, and operand and loop of joined tiles
-    for (number, use), (row, of) in itertools.product(enumerate(uses), enumerate(operands)):
-        joined, most = None, -1
+def distance_formulas(uses: tuple[Use | Fixed, ...], operands: tuple[Access, ...], rows: Rows) -> DistanceFormulas:
+    """The equations above, solved for the uses of a nest, for any trip counts."""
+    places: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # of each distance: where it occurs, (operand, use)
+    for (number, use), (row, access) in itertools.product(enumerate(uses), enumerate(operands)):
+        overlapping, limit = None, -1
         if isinstance(use, Use):
-            found, most = _distance(use, row, of), of.level(use.loop - 1)
-            whole = "footprint", row, use.loop
-            joined = (
-                (row, use.loop) if use.loop in of.moved and {term[0] for term in found} == {whole} and found != {(whole,): 1.0} else None
-            )
+            terms, limit = _distance(use, row, access), access.level(use.loop - 1)
+            body = "footprint", row, use.loop
+            if use.loop in access.indexed_by and {term[0] for term in terms} == {body} and terms != {(body,): 1.0}:
+                overlapping = row, use.loop
         else:
-            found = {(factor,): weight for at, factor, weight in use if at == row}
-        if found:
-            known.setdefault((tuple(found.items()), ("footprint", row, most), joined), []).append((row, number))
-    found_of, which = sorted(known, key=lambda one: -len(one[0])), np.full((len(operands), len(uses)), len(known))
-    for at, one in enumerate(found_of):
-        which[tuple(zip(*known[one], strict=True))] = at
-    sums = [[(weight, term) for term, weight in terms] for terms, *_ in found_of]
-    return Derived(
+            terms = {(factor,): weight for operand, factor, weight in use if operand == row}
+        if terms:
+            places.setdefault((tuple(terms.items()), ("footprint", row, limit), overlapping), []).append((row, number))
+    distances, which = sorted(places, key=lambda distance: -len(distance[0])), np.full((len(operands), len(uses)), len(places))
+    for at, distance in enumerate(distances):
+        which[tuple(zip(*places[distance], strict=True))] = at
+    sums = [[(weight, term) for term, weight in terms] for terms, *_ in distances]
+    return DistanceFormulas(
         sums_of([*sums, [(0.0, ())]], rows),
-        [*(rows.of(most) for _, most, _ in found_of), 0],
-        tuple((at, *joined) for at, (*_, joined) in enumerate(found_of) if joined),
+        [*(rows.of(limit) for _, limit, _ in distances), 0],
+        tuple((at, *overlapping) for at, (*_, overlapping) in enumerate(distances) if overlapping),
         which,
     )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan's traffic as a graph: memory, cache levels and registers are nodes, each operand's flow between two is an edge.
+"""A plan's traffic as a graph. Nodes are memory, cache levels and registers; an edge is the flow of one operand between two of them.
 
-Edges carry `bytes` (both directions) and `cycles`: an operand's share, by bytes, of the cycles that the cost charges its supplier,
-and between L1 and the registers the bytes that micro-kernels load and store over the rate of L1. Under CSA, whose lines are not told
-apart, each level supplies L1 by one edge "lines" of lines x latency.
+Edges have `bytes` (both directions) and `cycles`: an operand's share, by bytes, of the cycles that the cost charges its supplier.
+Between L1 and the registers, bytes are those that micro-kernels load and store, at the rate of L1. The slicing analysis does not separate
+operands, so each level supplies L1 by one edge "lines" with lines x latency.
 
-Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a step, in 184 / 59 = 3.1 cycles of L1 reads on zen4, while its
+Worked number: a 32 x 14 micro-kernel loads (32 + 14) x 4 = 184 bytes a k-iteration, in 184 / 59 = 3.1 cycles of L1 reads on zen4, while its
 28 multiply-adds take 28 cycles.
 """
 
@@ -34,7 +34,7 @@ def edges(plan: Plan, nest: LoopNest | None) -> Iterator[Edge]:
     if nest is None:
         return
     for row, one in enumerate(nest.operands):
-        if one.name and nest.accesses[row].inside == len(nest.loops) - 1 and (size := float(nest.touched(row)[0])):
+        if one.name and nest.accesses[row].inside == len(nest.loops) - 1 and (size := float(nest.accessed(row)[0])):
             rate = levels[0].write_bytes_per_cycle if one.written else levels[0].read_bytes_per_cycle
             yield names[0], REGISTERS, one.name, size, size / rate.value
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The in-core half of the cost model: cycles of arithmetic, calls, stores and packing (terms kernel, call, store, pack of `cost`).
 
-`rates` works out what a nest costs with each micro-kernel whatever the tiling, `compute_cycles` what each tiling makes of that.
+`rates` computes what a nest costs with each micro-kernel, whatever the tiling. `compute_cycles` applies it to each tiling.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,22 +18,19 @@ from pysim.machine.cpu import Machine, Unit
 from pysim.registry.cpu import Kernel
 
 Array = NDArray[np.float64]
-
-
-UNPACKED = 3.5  # times as long as from panels plain C takes to multiply an A where it lies (128x128x128, 512x512x512, gcc 12, Zen 5)
+IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
 class Rates(NamedTuple):
-    """What a nest costs with each of some kernels whatever the tiling; every array has one entry per kernel, or, in a
-    table, per schedule.
+    """In-core costs of a nest with each of some kernels, whatever the tiling. Every array has one entry per kernel, or, in a table, per
+    schedule.
 
-    Cycles are of the whole run: `kernel` in full, `store`, `reload`, `pack` and `pack_filters` for one pass over their operand, which
-    takes `pack_calls` calls of the packing routine for each channel set. `windows` and `filters` are those of a tile, `window_tiles`
-    and `filter_tiles` counts of one repeat; `held_windows`: those of all panels, with the rest of the lines of a last one that is not full.
-    `packed_window` is bytes of a window in a panel, `filter_tile` of a filter panel's live
-    part, `stored_tile` of all of it, each of one channel. `*_edge` are bytes of lines that a run of windows only shares with its
-    neighbour: all runs of a channel where they are packed, a tile's run of one channel in place, of one filter in the output, of one
-    row of k of a transposed A.
+    Cycles are of the whole run: `kernel` in full; `store`, `reload`, `pack` and `pack_filters` for one pass over their operand. Packing
+    takes `pack_calls` calls of its routine in each channel set. `windows` and `filters` are those of a tile; `window_tiles` and
+    `filter_tiles` count the tiles of one repeat; `panel_windows` are the windows of all panels, with a partial last panel rounded up to
+    whole lines. Bytes for one channel: `packed_window` of a window in a panel, `stored_tile` of a filter panel, `filter_tile` of its
+    live part. Bytes of lines that a run of windows shares with its neighbour, for one channel: `pack_edge` of all packed runs,
+    `place_edge` of a tile's run in place. `out_edge`: the same in a row of the output, `filter_edge` in a row of k of a transposed A.
     """
 
     nest: Nest
@@ -49,7 +46,7 @@ class Rates(NamedTuple):
     filters: Array
     window_tiles: Array
     filter_tiles: Array
-    held_windows: Array
+    panel_windows: Array
     packed_window: Array
     filter_tile: Array
     stored_tile: Array
@@ -59,14 +56,14 @@ class Rates(NamedTuple):
     filter_edge: Array
 
     def of(self, which: Any) -> "Rates":
-        """Entries of some kernels, or schedules."""
+        """The entries of some kernels, or schedules."""
         nest, machine, kernels, *columns = self
         return Rates(nest, machine, kernels, *np.array(columns)[:, which])
 
 
 class Table(NamedTuple):
-    """Schedules as columns, each with the `rates` of its kernel: `keeps_windows` (input stationary) or filters; `kernel` indexes the
-    kernels of the rates; `packed` is 1, or 0 where windows are read in place."""
+    """Schedules as columns, each with the `rates` of its kernel. `keeps_windows`: input stationary, otherwise weight stationary;
+    `kernel`: index into the kernels of the rates; `packed`: 1, or 0 if windows are read in place."""
 
     rates: Rates
     keeps_windows: NDArray[np.bool_]
@@ -84,7 +81,7 @@ def select(table: Table, rows: Any) -> Table:
 
 
 def rates(nest: Nest, machine: Machine, kernels: Sequence[Kernel]) -> Rates:
-    """The costs of `nest` that depend on the kernel alone. Raises PlanError for a kernel whose unit the machine lacks."""
+    """In-core costs of a nest with each kernel. Raises PlanError for a kernel whose unit the machine lacks."""
     return _rates(nest, machine, tuple(kernels))
 
 
@@ -96,7 +93,7 @@ def _rates(nest: Nest, machine: Machine, kernels: tuple[Kernel, ...]) -> Rates:
 
 
 def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]:
-    """One row of `Rates`, its arrays from `kernel` to `filter_edge`."""
+    """One row of `Rates`: its arrays from `kernel` to `filter_edge`."""
     unit = machine.unit(kernel.target)
     if unit is None:
         raise PlanError(f"{machine.name} has no unit {kernel.target}, which {kernel.name} needs")
@@ -110,16 +107,19 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     full_tiles, last_windows = divmod(nest.windows, kernel.windows)
     steps, store, out_vectors = _over_tiles(nest, kernel, unit, ((full_tiles, live, kernel.windows), (1, live_edge, last_windows)))
     steps *= (
-        nest.repeats * taps / k_depth(kernel, nest.result_bytes // size) * (UNPACKED if _plain(kernel) and nest.filters_in_place else 1.0)
+        nest.repeats
+        * taps
+        / k_depth(kernel, nest.result_bytes // size)
+        * (IN_PLACE_SLOWDOWN if _plain(kernel) and nest.filters_in_place else 1.0)
     )
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
     gather = min(nest.stride_w, lanes) * (1 / unit.loads_per_cycle.value + 1) if nest.stride_w > 1 else 0.0
-    turn = log2(lanes)
-    pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + turn * nest.windows_transposed)
+    transpose = log2(lanes)  # shuffles of a vector
+    pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + transpose * nest.windows_transposed)
     filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
-    pack_filters = nest.repeats * filter_vectors * (per_vector + turn * nest.filters_transposed)
+    pack_filters = nest.repeats * filter_vectors * (per_vector + transpose * nest.filters_transposed)
     tile = min(kernel.windows, nest.windows)
     last = nest.windows - (window_tiles - 1) * tile
     stored = nest.taps * size * (nest.filters / filter_tiles if nest.filters_in_place else kernel.filters)
@@ -146,7 +146,8 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
 
 
 def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int, int, int]]) -> tuple[float, float, float]:
-    """Cycles of one step of all tiles and of storing them, and vectors of their outputs; `rows` are (tiles, live kernel rows, windows)."""
+    """Cycles of one k-iteration of all tiles and of storing them, and vectors of their outputs. `rows` are (tiles, live kernel rows,
+    windows)."""
     full_filters, last_filters = divmod(nest.group_filters, kernel.filters)
     steps = store = vectors = 0.0
     for tiles, live, windows in rows:
@@ -160,28 +161,27 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
 
 
 def _plain(kernel: Kernel) -> bool:
-    """Whether it is plain C."""
+    """Whether the kernel is plain C."""
     return kernel.lane_windows * kernel.lane_filters == 1
 
 
 def k_depth(kernel: Kernel, width: int) -> int:
-    """k steps that one multiply-add takes: a lane is as wide as a result, and as many operands as that is wide fill it (rank-2 and rank-4
-    updates)."""
+    """k-iterations that one multiply-add covers: as many operands as fill the width of a result (rank-2 and rank-4 updates)."""
     return 1 if _plain(kernel) else width
 
 
 def products_per_cycle(kernel: Kernel, unit: Unit, width: int) -> float:
-    """Multiplications of a kernel in a cycle at most: what its unit's multiply-adds cover; `width`: of a result, in operands."""
+    """Multiplications of a kernel in a cycle at most, by the multiply-adds of its unit. `width`: of a result, in operands."""
     return kernel.lane_windows * kernel.lane_filters * k_depth(kernel, width) * unit.rate(kernel.dtype)
 
 
 @lru_cache(maxsize=4096)
 def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float, float, int]:
-    """Cycles of one step of a tile and of storing it, and vectors of its outputs.
+    """Cycles of one k-iteration of a tile and of storing it, and vectors of its outputs.
 
-    A step is one multiply-add: the slowest of its instructions, operand loads and the latency of an accumulator. Portable tiles compute all
-    their filters; where windows are not full, sums are in memory and one filter waits for the one before. Outputs are vectors of rows of
-    windows, as long as what the kernel puts along its lanes; filters along them pass through the stack and a transposition of lanes x
+    A k-iteration takes the slowest of its multiply-adds, its operand loads and the latency of an accumulator. Portable tiles compute
+    all their filters; in tiles with few windows their accumulators are in memory, and each filter waits for the one before. Outputs are
+    vectors of rows of windows if windows lie along the lanes. If filters do, they pass through the stack and a transposition of lanes x
     lanes blocks.
     """
     vectors = stores = filters * ceil_div(windows, kernel.lane_filters if kernel.along_filters else kernel.lane_windows)
@@ -199,14 +199,14 @@ def _tile(kernel: Kernel, unit: Unit, windows: int, filters: int) -> tuple[float
 
 
 def fetch_cycles(rates: Rates) -> float:
-    """What packing waits at least, whatever the tiling, for input lines from beyond L1: all of them, where they would fill it twice."""
+    """Least stalls of packing for input lines from beyond L1, whatever the tiling: those of all lines, if the input would fill L1 twice."""
     nest, inner = rates.nest, rates.machine.levels[0]
     size = nest.group_channels * nest.touched_bytes(inner.line_bytes)
     return nest.repeats * size / inner.line_bytes * rates.machine.core.pack_line_cycles.value if size > 2 * inner.size_bytes else 0.0
 
 
 def compute_cycles(table: Table) -> dict[str, Array]:
-    """The compute terms of every schedule: what the operands' places in the caches do not change."""
+    """The compute terms of every schedule, before any misses."""
     of, nest, core = table.rates, table.rates.nest, table.rates.machine.core
     call, pack_call = core.call_cycles.value, core.pack_call_cycles.value
     sets = np.ceil(nest.group_channels / table.channels)

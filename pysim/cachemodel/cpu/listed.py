@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules that are so few that they are listed: those of kernels that read operands as they lie (depthwise, skinny).
+"""Algorithms with few schedules, which are listed one by one: kernels that read operands in place (depthwise, skinny).
 
-Worked number: three kernels of one schedule each are three candidates of three kernels; of a named plan there is one.
+Worked number: three kernels with one schedule each are three candidates; a named plan is one.
 """
 
 import itertools
@@ -12,12 +12,11 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.costs import Costs
+from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
 from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.tilings import row_refuses
-from pysim.cachemodel.numbers import numbered
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.record.cost import Reason, Rejected
@@ -27,46 +26,46 @@ from pysim.record.state import State
 from pysim.registry.cpu import Kernel, cpu_kernel
 
 _CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "scattered", "fork", "written", "together")
-UNREAD = tuple(f"core.{name}" for name in _CONSTANTS)  # of the constants between inner loops
+UNUSED_CONSTANTS = tuple(f"core.{name}" for name in _CONSTANTS)  # costs between inner loops that these algorithms do not have
 
 
 @lru_cache(maxsize=64)
-def untyped(dtype: str, kernels: tuple[Kernel, ...]) -> Reason | None:
+def type_refusal(dtype: str, kernels: tuple[Kernel, ...]) -> Reason | None:
     """Why none of the kernels computes a type."""
     known = sorted({kernel.dtype for kernel in kernels})
     return None if dtype in known else Reason("type", f"it computes {' and '.join(known)}; the problem is {dtype}")
 
 
 def row_of(schedule: AnySchedule) -> Kernel:
-    """The kernel of a schedule that is legal."""
+    """The kernel of a legal schedule."""
     kernel = cpu_kernel(schedule.kernel)
     assert kernel
     return kernel
 
 
-def planned(plan: Plan) -> tuple[Any, Schedule, Kernel]:
-    """The problem of a plan for a CPU, its schedule and that one's kernel."""
+def unpacked_plan(plan: Plan) -> tuple[Any, Schedule, Kernel]:
+    """The problem, the schedule and the kernel of a plan for a CPU."""
     schedule, _ = on_cpu(plan)
     return plan.workload, schedule, row_of(schedule)
 
 
-def of_kernel(kernel: Kernel, channels: int, k2: int = 1, pack: Literal["tiles", "none"] = "none") -> Schedule:
-    """A schedule by a kernel's own tile, as a list has it."""
+def kernel_schedule(kernel: Kernel, channels: int, k2: int = 1, pack: Literal["tiles", "none"] = "none") -> Schedule:
+    """A schedule with a kernel's own tile."""
     return Schedule(kernel.name, "input_stationary", pack, kernel.windows, kernel.filters, channels, k2, 1)
 
 
-def whole_steps(size: int, step: int) -> int:
-    """The whole number of steps, at least one, that takes up a size."""
+def round_up(size: int, step: int) -> int:
+    """`size` rounded up to a multiple of `step`, at least one."""
     return ceil_div(max(1, size), step) * step
 
 
 Rows = Sequence[tuple[Kernel, Schedule]]
 Terms = Mapping[str, Array]
-TERMS = "kernel", "call", "store", "pack"  # of computing, in cycles; an algorithm that does not pack has the first three
+TERMS = "kernel", "call", "store", "pack"  # compute cycles; an algorithm that does not pack has the first three
 
 
 class Listed(NamedTuple):
-    """Schedules with their kernels, those of a kernel one after another, and their TERMS (`pysim.algorithms.contract.Candidates`)."""
+    """Schedules with their kernels, grouped by kernel, and their TERMS (`pysim.algorithms.contract.Candidates`)."""
 
     request: Request
     rows: Rows
@@ -75,11 +74,14 @@ class Listed(NamedTuple):
     limit: float = np.inf
 
 
-class OfList(NamedTuple):
-    """An algorithm whose `schedules` of a problem by a kernel are listed. `nearest` is the legal one that is nearest to a named one, itself
-    where it is legal; `terms` are TERMS of one; `passed` is the pass of several by kernels of one form, of their terms; `unfit`: why a
-    kernel is; `latencies`: costs lean on those of the levels, too; `besides`: passes that each schedule has before or after its own;
-    `layout_of`: how operands lie for a kernel, which all these are asked about."""
+class ListedAlgorithm(NamedTuple):
+    """An algorithm that lists the `schedules` of a problem by a kernel.
+
+    `nearest`: the legal schedule nearest to a named one; the same one if it is legal. `terms`: TERMS of a schedule. `passed`: the pass
+    of schedules of kernels of one form, from their terms. `unfit`: why a kernel cannot run a problem. `latencies`: whether costs use
+    latencies of levels. `besides`: passes before or after that every schedule has. `layout_of`: the layout that a kernel reads and
+    writes; the functions get that one.
+    """
 
     name: str
     kernels: Callable[[], Sequence[Kernel]]
@@ -93,12 +95,12 @@ class OfList(NamedTuple):
     layout_of: Callable[[Kernel, Layout], Layout] = lambda kernel, layout: layout
 
     def least_cycles(self, request: Request, best: float) -> float:
-        """What computes at least."""
+        """A lower bound: the compute terms."""
         terms = _listed(self, request).terms if request.threads == 1 else np.empty(0)
         return float(terms.sum(axis=0).min()) if terms.size else 0.0
 
     def shared_cycles(self, request: Request) -> float:
-        """Of the passes that every schedule has."""
+        """Cycles of the passes that every schedule has."""
         return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.cpu, request.state))
 
     def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Listed:
@@ -109,22 +111,24 @@ class OfList(NamedTuple):
         reason = row_refuses(kernel, request.cpu, request.micro_kernel)
         return reason or self.unfit(request.problem, kernel, self.layout_of(kernel, request.layout))
 
-    def seen_by(self, kernel: Kernel, request: Request) -> Request:
-        """A request with the layout that a kernel finds."""
+    def request_of(self, kernel: Kernel, request: Request) -> Request:
+        """A request with the layout that a kernel reads and writes."""
         return request._replace(layout=self.layout_of(kernel, request.layout))
 
     def rows(self, request: Request) -> tuple[Rows, tuple[Rejected, ...]]:
-        """Those of the kernels that can run; a named plan's alone. Raises PlanError where that is wrong."""
+        """The schedules of the kernels that can run, or a named plan's only. Raises PlanError if that is not legal."""
         problem, dtype = request.problem, request.problem.dtype
         known = {kernel.name: kernel for kernel in self.kernels() if kernel.dtype == dtype}
         refused = {kernel: reason for kernel in known.values() if (reason := self.refuses(kernel, request))}
         if request.schedule is None:
             able = (kernel for kernel in known.values() if kernel not in refused)
-            rows = ((kernel, self._own(one)) for kernel in able for one in self.schedules(problem, kernel, self.seen_by(kernel, request)))
+            rows = (
+                (kernel, self._own(one)) for kernel in able for one in self.schedules(problem, kernel, self.request_of(kernel, request))
+            )
             return (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
-        asked = getattr(request.schedule, "kernel", "")
-        if not (kernel := known.get(asked)):
-            raise PlanError(f"{self.name} has no kernel {asked} for {dtype}; `pysim kernels` lists them")
+        name = getattr(request.schedule, "kernel", "")
+        if not (kernel := known.get(name)):
+            raise PlanError(f"{self.name} has no kernel {name} for {dtype}; `pysim kernels` lists them")
         if kernel in refused:
             raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
         assert isinstance(request.schedule, Schedule)
@@ -134,20 +138,20 @@ class OfList(NamedTuple):
         return ((kernel, schedule),), ()
 
     def _own(self, schedule: Schedule) -> Schedule:
-        """A schedule as one of this algorithm."""
+        """A schedule of this algorithm."""
         return msgspec.structs.replace(schedule, algorithm=self.name)
 
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list[Costs]:
-        """What those of each take."""
+        """The costs of each list."""
         return [self._costs(machine, one) for one in found]
 
     def _costs(self, machine: Machine, of: Listed) -> Costs:
-        """By passes of the kernels of a form each."""
+        """By one pass for the kernels of each form."""
         rows, passes = of.rows, list[tuple[Pass, int]]()
         for _, some in itertools.groupby(range(len(rows)), key=lambda at: rows[at][0].form):
             at = [*some]
             terms = dict(zip(TERMS, of.terms[:, at], strict=False))
-            request = self.seen_by(rows[at[0]][0], of.request)
+            request = self.request_of(rows[at[0]][0], of.request)
             one = self.passed(request.problem, rows[at[0] : at[-1] + 1], terms, machine, request)
             passes += [(one, column) for column in range(len(at))]
         besides, shared = self.besides(of.request.problem, machine, of.request.state), self.shared_cycles(of.request)
@@ -163,12 +167,12 @@ class OfList(NamedTuple):
             kernel,
             lambda row: rows[row][1],
             lambda row: cost_from([*besides, passes[row][0]], passes[row][1]),
-            lambda row: assumed(machine, rows[row][0].target, self.latencies, UNREAD),
+            lambda row: assumed(machine, rows[row][0].target, self.latencies, UNUSED_CONSTANTS),
         )
 
 
 @lru_cache(maxsize=8)
-def _listed(algorithm: OfList, request: Request) -> Listed:
+def _listed(algorithm: ListedAlgorithm, request: Request) -> Listed:
     rows, rejected = algorithm.rows(request)
     terms = [algorithm.terms(request.problem, *row, request.cpu, algorithm.layout_of(row[0], request.layout)) for row in rows]
     return Listed(request, rows, np.array(terms).T, rejected)

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop nest as values, and the reuse distance of everything in it: what other data is touched between two uses of the same.
+"""A loop nest as data: its loops, its operands, their footprints and working sets, and the misses that follow.
 
-A nest is loops, outermost first, and operands. An operand is touched `inside` a loop: with what the innermost loop does, or, in the body of
-an outer one, ahead of the loops inside that. Loops over its dimensions move it; the others touch the same data again. Numbers are arrays
-with a column for each schedule, so that one derivation serves a table of schedules, whatever each keeps and streams.
+A nest is a list of loops, outermost first, and a list of operands. Each operand is touched `inside` one loop: in the innermost body, or
+in the body of an outer loop before (or after) the loops in it. A loop over one of its dimensions moves it to other data. A loop over
+another dimension reuses the same data. Sizes are arrays with one column for each schedule, so a table of schedules is evaluated at
+once.
 
-Footprint. Along a dimension n neighbouring tiles take
+Footprint. Along one dimension, n neighbouring tiles touch
 
-    extent(n) = min(n alone, base + n step, whole)
+    extent(n) = min(n first_tile, overlap + n per_tile, limit)
 
-bytes: each its own, or, once they join, a step each and what they share (halos, rests of lines), at most all there is. Over several
-dimensions extents multiply: rows of outputs are filters x bytes of a row. These are boxes of Presburger footprints (Verdoolaege et al.,
-Algorithmica 48(1), 2007). Memory that is used again for other data (a packed panel) has the `whole` of that memory.
+bytes. `overlap` is what two neighbours share: halos, or the rest of a line. `limit` is all there is; for memory that is filled again and
+again (a packed panel) it is the size of that memory. Extents along several dimensions multiply. These are boxes of the footprints of
+Verdoolaege et al., Algorithmica 48(1), 2007.
 
-Everything else follows: how often data comes again, `reuses`, from `steps`, after how much, from `distances`. Both are solved once for the
-shape of a nest; a schedule puts its numbers in.
+The reuses (`reuse`) and their distances (`distances`) are derived from this description, once for each structure of a nest.
 
-Misses. A cache of A ways misses bytes that are used again after x ways: sets differ by up to one line from their mean,
+Misses. A cache of A ways holds data that is reused after less than A - 1 ways, and none after A + 1: sets differ by a line from the mean.
+With x the reuse distance in ways,
 
-    missing(x) = (x - (A - 1)) / 2    between 0 and 1
+    miss_share(x) = (x - (A - 1)) / 2    between 0 and 1
 
-Worked number: tiles of 8 rows with halos of 2, of 56 rows of 224 bytes: one takes 10 rows, 2,240 bytes, two 18, all 56.
+Worked number: tiles of 8 rows with a halo of 2, in 56 rows of 224 bytes. One tile touches 10 rows (2,240 bytes), two touch 18, all 56.
 """
 
 import itertools
@@ -33,35 +34,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.distances import Array as Array
-from pysim.cachemodel.cpu.distances import Derived, Fixed, Indices, Term, derived, multiplied, summed
+from pysim.cachemodel.cpu.distances import (
+    DistanceFormulas,
+    Fixed,
+    Indices,
+    Term,
+    distance_formulas,
+    evaluate_products,
+    evaluate_sums,
+)
 from pysim.cachemodel.cpu.distances import Use as Use
-from pysim.cachemodel.cpu.steps import AGAIN, Told, shape
+from pysim.cachemodel.cpu.reuse import AGAIN, OperandStructure, structure
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
-np.empty(1 << 21)  # once this is gone, glibc keeps what tables of schedules leave, in place of giving it back page by page
+np.empty(1 << 21)  # freeing one large block raises glibc's mmap threshold: later tables reuse memory instead of unmapping it
 
 Number = Array | float
 
 
 class Extent(NamedTuple):
-    """Bytes (or rows) of n neighbouring tiles: min(n alone, base + n step, whole); `alone` is base + step unless given. `again`: what a
-    tile touches of the one before it, base unless given, but for tiles that are touched `at_once`."""
+    """Bytes (or rows) of n neighbouring tiles: min(n first_tile, overlap + n per_tile, limit).
 
-    step: Number
-    whole: Number
-    base: Number = 0.0
-    alone: Number | None = None
-    again: Number | None = None
-    at_once: bool = False
+    `first_tile` is overlap + per_tile unless given; `shared` is what a tile touches of the one before it, overlap unless given. Tiles that
+    are touched `together` share nothing over time.
+    """
+
+    per_tile: Number
+    limit: Number
+    overlap: Number = 0.0
+    first_tile: Number | None = None
+    shared: Number | None = None
+    together: bool = False
 
     @property
-    def shared(self) -> Number:
-        return self.base if self.again is None else self.again
+    def reused(self) -> Number:
+        """Bytes that a tile shares with its neighbour."""
+        return self.overlap if self.shared is None else self.shared
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether neighbouring tiles share anything."""
+        return not isinstance(self.reused, int | float) or self.reused != 0
+
+    @property
+    def tile(self) -> Number:
+        """Bytes of one tile."""
+        return self.overlap + self.per_tile if self.first_tile is None else self.first_tile
 
 
 class Loop(NamedTuple):
-    """`trips` iterations over a `dimension` of `tiles` tiles each; several loops over one dimension divide it further and further."""
+    """A loop of `trips` iterations over a `dimension`, each of `tiles` tiles. Several loops over one dimension tile it repeatedly."""
 
     name: str
     dimension: str
@@ -70,50 +93,49 @@ class Loop(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """What is touched inside a loop, its extents along dimensions; `first`: in the first iteration of this loop alone; `after` the loops in
-    its body; `written`: its lines go back out. Operands of one name are one buffer; what has none only takes room. `memory`: each iteration
-    of this loop fills the same memory anew, tile by tile as it is touched. `part`: how much of it an iteration touches, where only all of
-    them together touch all."""
+    """Data that is touched in the body of loop `inside`, with its extents along dimensions.
+
+    `only_first`: only in the first iteration of this loop; `after_loops`: after the loops in the body, not before; `written`: its lines
+    are written back. `refilled_by`: each iteration of this loop fills the same memory with other data, tile by tile as it is touched.
+    `part`: the share of its footprint that one iteration touches, if only all iterations together touch all. Operands with the same
+    name are one buffer; one without a name only occupies cache.
+    """
 
     name: str
     extents: Mapping[str, Extent]
     inside: str
-    first: str | None = None
-    after: bool = False
+    only_first: str | None = None
+    after_loops: bool = False
     written: bool = False
-    memory: str | None = None
+    refilled_by: str | None = None
     part: Number | None = None
 
 
 class Reuse(NamedTuple):
-    """`size` bytes of operand `row` are used again `times` times, in the next iteration of `loop` or another phase of it (-1: in the next
-    run), after each of several distances a share of them. `kind`: AGAIN; right after its first iteration,
-    in which it is FILLED; OVER: written where other data lay or read from there, `first` where nothing did; by neighbouring tiles, of two
-    iterations of `loop` (ACROSS) or of one (WITHIN)."""
+    """`size` bytes of operand `row` are reused `times` times, in the next iteration of `loop` or in another phase of it (-1: in the
+    next run).
+
+    Each of the `distances` holds for a share of these bytes. `kind` is one of those of `reuse`. `first`: the use overwrites older data.
+    """
 
     row: int
     loop: int
     times: Array
     size: Array
-    distance: Array
+    distances: Array
     shares: Sequence[Number]
     kind: str = AGAIN
     first: bool = False
 
 
-def _shares(extent: Extent) -> bool:
-    """Whether neighbouring tiles have something in common."""
-    return not isinstance(extent.shared, int | float) or extent.shared != 0
-
-
 @lru_cache(maxsize=64)
 def _ways(levels: tuple[Level, ...]) -> Array:
-    """Ways, and bytes of one, of each level."""
+    """Ways of each level, and bytes of one way."""
     return np.array([(level.ways, level.way_bytes) for level in levels], dtype=np.float64).T
 
 
-def missing(levels: Sequence[Level], distance: Array) -> Array:
-    """Share of lines that miss each level (levels x any) when they are touched again after `distance` bytes."""
+def miss_share(levels: Sequence[Level], distance: Array) -> Array:
+    """Share of lines that miss each level (levels x any shape) if they are reused after `distance` bytes."""
     ways, way = _ways(tuple(levels)).reshape(2, -1, *(1 for _ in distance.shape))
     share = distance / way
     share -= ways - 1
@@ -122,21 +144,22 @@ def missing(levels: Sequence[Level], distance: Array) -> Array:
     return np.minimum(share, 1.0, out=share)
 
 
-def stacked(columns: int, *rows: Any) -> Array:
+def as_rows(columns: int, *rows: Any) -> Array:
     """Columns and constants as the rows of one array."""
-    found = np.empty((len(rows), columns))
+    array = np.empty((len(rows), columns))
     for at, row in enumerate(rows):
-        found[at] = row
-    return found
+        array[at] = row
+    return array
 
 
 class Streams(NamedTuple):
-    """All reuses of a nest, one a use: bytes (x columns) of operand `rows` that are touched again, in the next iteration of `loops`;
-    `before`: so many runs ago they were touched last, 0: in this one; `written`: they lie where other data did."""
+    """All reuses of a nest, one row for each use, grouped by operand: `bytes` (x schedules) of operand `rows` are reused in the next
+    iteration of `loops`. `runs_ago`: how many runs ago they were touched last, 0 for this run. `written`: the data lies where lines are
+    written."""
 
     rows: Indices
     loops: Indices
-    before: Array
+    runs_ago: Array
     written: NDArray[np.bool_]
     bytes: Array
 
@@ -144,185 +167,193 @@ class Streams(NamedTuple):
 _ONE = Extent(1.0, 1.0)
 
 
-def _told(one: Operand) -> Told:
-    shared = tuple((name, extent.at_once) for name, extent in one.extents.items() if _shares(extent))
-    return Told(one.name, (*one.extents,), shared, one.inside, one.first, one.after, one.memory, one.part is not None)
+def _structure_of(operand: Operand) -> OperandStructure:
+    shared = tuple((name, extent.together) for name, extent in operand.extents.items() if extent.overlaps)
+    fields = operand.inside, operand.only_first, operand.after_loops, operand.refilled_by, operand.part is not None
+    return OperandStructure(operand.name, (*operand.extents,), shared, *fields)
 
 
 class LoopNest:
-    """Loops and operands of `columns` schedules; `total` has the tiles of each dimension. Loops are numbered, outermost 0."""
+    """Loops and operands of `columns` schedules. `total` has the number of tiles of each dimension. Loop 0 is the outermost; loop -1 is the
+    whole run."""
 
     def __init__(self, loops: Sequence[Loop], operands: Sequence[Operand], total: Mapping[str, Number], columns: int) -> None:
         self.loops, self.operands, self.total, self.columns = tuple(loops), tuple(operands), dict(total), columns
-        self._shape = of = shape(
+        self._structure = of = structure(
             tuple((loop.name, loop.dimension, isinstance(loop.tiles, int | float) and loop.tiles == 1) for loop in loops),
-            tuple(_told(one) for one in operands),
+            tuple(map(_structure_of, operands)),
         )
-        self.accesses, self._trips = of.accesses, stacked(columns, *(loop.trips for loop in loops))
+        self.accesses, self._trips = of.accesses, as_rows(columns, *(loop.trips for loop in loops))
         counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.places.over.items())
-        self._tiles = stacked(columns, *itertools.chain(*counts))
-        tiles = self._tiles.take(of.places.around, axis=0)  # of each operand and dimension: all tiles, then in one iteration of each loop
-        extents = [_ONE, *(operands[row].extents[name] for row, name in of.pairs)]
-        step, whole = (stacked(columns, *(one[at] for one in extents))[:, None] for at in range(2))
-        found = step * tiles
-        if joined := [at for at, one in enumerate(extents) if one.alone is not None or _shares(one)]:
-            some = [extents[at] for at in joined]
-            base = stacked(columns, *(one.base for one in some))[:, None]
-            alone = stacked(columns, *(one.base + one.step if one.alone is None else one.alone for one in some))[:, None]
-            found[joined] = np.minimum(found[joined] + base, alone * tiles[joined])
-        self._extents = np.minimum(found, whole, out=found)
-        self._footprints: Array = multiplied(found, of.products)  # of all tiles, then in one iteration of each loop
+        self._tiles = as_rows(columns, *itertools.chain(*counts))
+        self._extents = self._extents_of([_ONE, *(operands[row].extents[name] for row, name in of.extents.pairs)])
+        self._footprints: Array = evaluate_products(self._extents, of.extents.footprints).reshape(len(operands), -1, columns)
+
+    def _extents_of(self, extents: Sequence[Extent]) -> Array:
+        """The equation above for all pairs of an operand and a dimension, as `Extents` orders them."""
+        of = self._structure.extents
+        tiles = self._tiles.take(of.tiles, axis=0)
+        per_tile, limit = (as_rows(self.columns, *(extent[field] for extent in extents)).take(of.pair, axis=0) for field in range(2))
+        per_tile *= tiles
+        for (row, name), start in of.start.items():
+            extent, rows = self.operands[row].extents[name], slice(start, start + 1 + len(self._structure.places.over[name]))
+            if extent.first_tile is not None or extent.overlaps:
+                np.minimum(per_tile[rows] + extent.overlap, extent.tile * tiles[rows], out=per_tile[rows])
+        return np.minimum(per_tile, limit, out=per_tile)
 
     def _extent(self, row: int, name: str, loop: int = -1) -> Array:
-        """Of an operand along a dimension, in one iteration of a loop."""
-        return self._extents[self._shape.pairs.index((row, name)) + 1, loop + 1]
+        """Extent of an operand along a dimension, in one iteration of a loop."""
+        of = self._structure
+        return self._extents[of.extents.start[row, name] + of.places.of[name][loop + 1] - of.places.of[name][0]]
 
     def tiles(self, name: str) -> Array:
-        """Tiles of a dimension: all, then in one iteration of each loop."""
-        return self._tiles[self._shape.places.of[name]]
+        """Tiles of a dimension: in the whole run, then in one iteration of each loop."""
+        return self._tiles[self._structure.places.of[name]]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the operands."""
-        return tuple(one.name for one in self.operands)
+        """Names of the operands."""
+        return tuple(operand.name for operand in self.operands)
 
     def footprint(self, loop: int, row: int) -> Array:
-        """Bytes of operand `row` in one iteration of a loop (-1: in all)."""
+        """Bytes of operand `row` in one iteration of a loop (-1: in the whole run)."""
         return self._footprints[row, loop + 1]
 
     def between(self, uses: tuple[Use | Fixed, ...]) -> Array:
-        """Bytes of each operand between each use and the next, 0 of no use: operands x uses x columns."""
-        return self._between(derived(uses, self.accesses, self._shape.rows))
+        """Bytes of each operand between each use and the next: operands x uses x columns."""
+        return self._between(distance_formulas(uses, self.accesses, self._structure.rows))
 
-    def _between(self, of: Derived) -> Array:
-        found = summed(self._values, of.sums)
-        for at, row, where in of.joined:
-            base = self.operands[row].extents[name := self.loops[where].dimension].base
-            if not isinstance(base, float):
-                shared = base / np.maximum(1e-9, self._extent(row, name, where))
-                found[at] -= shared * np.maximum(0.0, found[at] - self.footprint(where, row))
-        np.minimum(found, self._values.take(of.most, axis=0), out=found)
-        return found.take(of.which, axis=0)
+    def _between(self, of: DistanceFormulas) -> Array:
+        distances = evaluate_sums(self._values, of.sums)
+        for at, row, loop in of.overlapping:
+            overlap = self.operands[row].extents[name := self.loops[loop].dimension].overlap
+            if not isinstance(overlap, float):
+                shared = overlap / np.maximum(1e-9, self._extent(row, name, loop))
+                distances[at] -= shared * np.maximum(0.0, distances[at] - self.footprint(loop, row))
+        np.minimum(distances, self._values.take(of.limits, axis=0), out=distances)
+        return distances.take(of.which, axis=0)
 
     @cached_property
     def distances(self) -> Array:
-        """Bytes of each operand between all uses that `reuses` names, of one buffer once: operands x uses x columns."""
-        return self._once(self._between(self._shape.distances))
+        """Bytes of each operand between the uses of `reuses`: operands x uses x columns. A buffer counts once."""
+        return self._merged(self._between(self._structure.distances))
 
     @cached_property
-    def apart(self) -> Array:
-        """Those of all operands together."""
+    def total_distances(self) -> Array:
+        """Reuse distances over all operands: uses x columns."""
         return self.distances.sum(axis=0)
 
     @cached_property
-    def all(self) -> Array:
-        """Bytes of each operand that a run touches at least once, of one buffer once."""
-        return self._once(self._footprints[:, 0].copy())
+    def working_set(self) -> Array:
+        """Distinct bytes of each operand that a run touches. A buffer counts once."""
+        return self._merged(self._footprints[:, 0].copy())
 
-    def _once(self, found: Array) -> Array:
-        """Rows of operands that are one buffer, as the first of them."""
-        for row, at in enumerate(self._shape.same):
+    def _merged(self, sizes: Array) -> Array:
+        """Rows of operands that are one buffer, as the largest of them in the first row."""
+        for row, at in enumerate(self._structure.same):
             if at != row:
-                np.maximum(found[at], found[row], out=found[at])
-                found[row] = 0.0
-        return found
+                np.maximum(sizes[at], sizes[row], out=sizes[at])
+                sizes[row] = 0.0
+        return sizes
 
     def misses(self, levels: Sequence[Level], state: State = "hot") -> Array:
-        """Bytes of each operand that a run misses in each cache (levels x operands x columns), no more further out than further in; caches
-        are in a `state` at the start."""
-        found = np.zeros((len(levels), len(self.operands), self.columns))
-        whole = self.all.sum(axis=0).max() * max(runs_ago(state, name) for name in self.names)
-        spilled = [level for level in levels if level.forgets or whole > (level.ways - 1) * level.way_bytes]
-        if not spilled:  # all levels keep all
-            return found
-        of = self.streams(state)
-        missed = missing(spilled, self.apart * np.maximum(of.before, 1.0)[:, None])
-        for share, level in zip(missed, spilled, strict=True):
+        """Bytes of each operand that a run misses in each cache (levels x operands x columns). An outer level misses at most what the level
+        inside it misses. `state` is that of the caches before the run."""
+        missed = np.zeros((len(levels), len(self.operands), self.columns))
+        largest = self.working_set.sum(axis=0).max() * max(runs_ago(state, name) for name in self.names)
+        spilled = [level for level in levels if level.forgets or largest > (level.ways - 1) * level.way_bytes]
+        if not spilled:
+            return missed
+        streams = self.streams(state)
+        share = miss_share(spilled, self.total_distances * np.maximum(streams.runs_ago, 1.0)[:, None])
+        for of_level, level in zip(share, spilled, strict=True):
             if level.forgets:
-                share[of.before > 0] = 1.0
-        missed *= of.bytes
+                of_level[streams.runs_ago > 0] = 1.0
+        share *= streams.bytes
         for row in range(len(self.operands)):
-            missed[:, slice(*of.rows.searchsorted((row, row + 1)))].sum(axis=1, out=found[: len(spilled), row])
-        found[:, [not name for name in self.names]] = 0.0  # what only takes room
-        for inner, outer in itertools.pairwise(found):
+            share[:, slice(*streams.rows.searchsorted((row, row + 1)))].sum(axis=1, out=missed[: len(spilled), row])
+        missed[:, [not name for name in self.names]] = 0.0  # operands that only occupy cache
+        for inner, outer in itertools.pairwise(missed):
             np.minimum(outer, inner, out=outer)
-        return found
+        return missed
 
     def streams(self, state: State = "hot") -> Streams:
-        """Every reuse, those of an operand together."""
-        of, ago = self._shape.bytes, np.array([runs_ago(state, name) for name in self.names])
-        written = np.array([one.written for one in self.operands])
+        """Every reuse, grouped by operand."""
+        of, ago = self._structure.bytes, np.array([runs_ago(state, name) for name in self.names])
+        written = np.array([operand.written for operand in self.operands])
         return Streams(
             of.operands,
             of.loops,
             ago[of.operands] * (of.loops < 0),
-            written[of.operands] | of.over,
-            summed(self._values, of.sums).take(of.sums.order, axis=0),
+            written[of.operands] | of.overwrites,
+            evaluate_sums(self._values, of.sums).take(of.sums.order, axis=0),
         )
 
     def reuses(self) -> Iterator[Reuse]:
-        """Every use of every operand, those of an operand together, by the loop whose next iteration it is in (-1: the next run)."""
-        rows = self._shape.rows
+        """Every reuse, grouped by operand, with the loop whose next iteration it is in (-1: the next run)."""
+        rows = self._structure.rows
 
         def sum_of(terms: Sequence[Term]) -> Array:
             return np.sum([self._values[[rows.of(factor) for factor in term]].prod(axis=0) for term in terms], axis=0)
 
-        for row, loop, kind, uses, times, size, shares, first in self._shape.steps:
-            parts = [self._values[rows.of(one)] if isinstance(one, tuple) else one for one in shares]
-            yield Reuse(row, loop, sum_of(times), sum_of(size), self.apart[[*uses]], parts, kind, first)
+        for row, loop, kind, uses, times, size, shares, first in self._structure.reuses:
+            parts = [self._values[rows.of(share)] if isinstance(share, tuple) else share for share in shares]
+            yield Reuse(row, loop, sum_of(times), sum_of(size), self.total_distances[[*uses]], parts, kind, first)
 
     @cached_property
     def _values(self) -> Array:
-        """The table that `Rows` describes."""
-        rows, trips, one = self._shape.rows, self._trips, np.ones((1, self.columns))
-        ends = [trips[of[-1]] for of in rows.ends]
-        for at, of in enumerate(rows.ends):  # the outermost of these loops that has several iterations
-            for loop in of[-2::-1]:
+        """The table of numbers that `Rows` describes."""
+        rows, trips = self._structure.rows, self._trips
+        ends = [trips[loops[-1]] for loops in rows.ends]
+        for at, loops in enumerate(rows.ends):  # trips of the outermost loop with more than one
+            for loop in loops[-2::-1]:
                 ends[at] = np.where(trips[loop] > 1, trips[loop], ends[at])
-        shares = np.minimum(1.0, 2 / stacked(self.columns, *ends))
+        shares = np.minimum(1.0, 2 / as_rows(self.columns, *ends))
         counts, footprints = self._counts(), self._footprints.reshape(-1, self.columns)
-        others = stacked(self.columns, *(getattr(self, f"_{kind}")(counts[0], *of) for kind, *of in rows.others))
-        return np.concatenate([one, *counts, 1 / trips, trips > 1, footprints, shares, 1 - shares, others])
+        others = as_rows(self.columns, *(getattr(self, f"_{kind}")(counts[0], *of) for kind, *of in rows.others))
+        return np.concatenate([np.ones((1, self.columns)), *counts, 1 / trips, trips > 1, footprints, shares, 1 - shares, others])
 
     def _counts(self) -> tuple[Array, ...]:
-        """Iterations of each loop in all those around it over its dimension, where the last of a set may be cut short; how many these are
-        more than of the one around it; those that are full, and how many cut short and more than these; and of the further iterations the
-        first ones and the rest."""
-        outer, one = self._shape.places.outer, np.ones((1, self.columns))
-        total, own = self._tiles[self._shape.places.own]
-        most = total / own
-        least, most = np.maximum(1.0, most), np.ceil(most)
-        now, full = np.minimum(self._trips, most), np.minimum(self._trips, least)
-        for at in (at for at, around in enumerate(outer) if around >= 0):
-            now[at] = np.minimum(now[outer[at]] * self._trips[at], most[at])
-            full[at] = np.minimum(full[outer[at]] * self._trips[at], least[at])
-        before, filled = (np.concatenate([some, one])[outer] for some in (now, full))
-        again = np.minimum(filled * self._trips, most)
-        more = now - before
-        fill = np.minimum(before, more)
-        return now, more, full, again, again - filled, fill, more - fill
+        """COUNTS of each loop in one pass over its dimension; the last set of tiles may be partial.
 
-    def _part(self, now: Array, row: int) -> Number:
+        iterations: of this loop; repeats: those that are not the first in an iteration of the enclosing loop over that dimension; full:
+        iterations, with a partial one as a fraction; full iterations, full repeats: within full iterations of the enclosing loop; second:
+        repeats that follow a first iteration; later: the other repeats.
+        """
+        outer, one = self._structure.places.outer, np.ones((1, self.columns))
+        total, own = self._tiles[self._structure.places.own]
+        most = total / own
+        most_full, most = np.maximum(1.0, most), np.ceil(most)
+        iterations, full = np.minimum(self._trips, most), np.minimum(self._trips, most_full)
+        for at in (at for at, around in enumerate(outer) if around >= 0):
+            iterations[at] = np.minimum(iterations[outer[at]] * self._trips[at], most[at])
+            full[at] = np.minimum(full[outer[at]] * self._trips[at], most_full[at])
+        firsts, full_firsts = (np.concatenate([count, one])[outer] for count in (iterations, full))
+        full_iterations = np.minimum(full_firsts * self._trips, most)
+        repeats = iterations - firsts
+        second = np.minimum(firsts, repeats)
+        return iterations, repeats, full, full_iterations, full_iterations - full_firsts, second, repeats - second
+
+    def _part(self, iterations: Array, row: int) -> Number:
         part = self.operands[row].part
-        assert part is not None  # asked of operands that have one alone
+        assert part is not None  # the structure has this factor only of operands with a part
         return part
 
-    def _each(self, now: Array, row: int, name: str) -> Array:
+    def _overlap(self, iterations: Array, row: int, name: str) -> Array:
         """Bytes that two neighbours along a dimension share."""
-        return self.operands[row].extents[name].shared / np.maximum(1e-9, self._extent(row, name)) * self._footprints[row, 0]
+        return self.operands[row].extents[name].reused / np.maximum(1e-9, self._extent(row, name)) * self._footprints[row, 0]
 
-    def _tile(self, now: Array, row: int, name: str, loop: int) -> Array:
+    def _tile(self, iterations: Array, row: int, name: str, loop: int) -> Array:
         """Bytes of an operand in one iteration of a loop, of one tile along a dimension."""
-        of = self.operands[row].extents[name]
-        one = np.minimum(of.base + of.step if of.alone is None else of.alone, of.whole)
-        return one / np.maximum(1e-9, self._extent(row, name, loop)) * self.footprint(loop, row)
+        extent = self.operands[row].extents[name]
+        return np.minimum(extent.tile, extent.limit) / np.maximum(1e-9, self._extent(row, name, loop)) * self.footprint(loop, row)
 
-    def _near(self, now: Array, name: str, *last: int) -> Array:
-        """Neighbours within iterations of a dimension's last loop."""
-        return np.maximum(0.0, self.tiles(name)[0] - (now[last[0]] if last else 1.0))
+    def _pairs(self, iterations: Array, name: str, *last: int) -> Array:
+        """Pairs of neighbouring tiles within iterations of a dimension's last loop."""
+        return np.maximum(0.0, self.tiles(name)[0] - (iterations[last[0]] if last else 1.0))
 
-    def touched(self, row: int) -> Array:
-        """Bytes of an operand that all iterations touch, whole tiles."""
+    def accessed(self, row: int) -> Array:
+        """Bytes of an operand that all iterations together access, whole tiles."""
         of = self.accesses[row]
-        trips = math.prod(loop.trips for at, loop in enumerate(self.loops[: of.inside + 1]) if at != of.first)
+        trips = math.prod(loop.trips for at, loop in enumerate(self.loops[: of.inside + 1]) if at != of.only_first)
         return self.footprint(of.inside, row) * trips

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop nest that every workload becomes: windows x filters outputs, each a sum over channels and kernel taps.
+"""Every workload as one loop nest: windows x filters outputs, each a sum over channels and kernel taps.
 
     O[f][w] = sum over c < channels, r < kernel_h, s < kernel_w of F[f][c][r][s] * I[c][row(w) * stride_h + r * dilation_h - pad_top][...]
 
 once for each image and group. A matrix product C[m][n] = A[m][k] B[k][n] is the 1x1 case: filters = m (A), windows = n (columns
-of B), channels = k. Windows are numbered row by row, so a tile of windows may cross rows of outputs.
+of B), channels = k. Windows are numbered row by row, so a tile of windows may span rows of outputs.
 
-Worked number: 56x56 outputs of a 3x3 kernel with one row of padding, tiles of 32 windows: 98 tiles. Kernel row 0 lies in padding for
-the 56 windows of output row 0, that is for all windows of tile 0 only; so does row 2 for tile 97. 98 * 3 - 2 = 292 rows are live.
+Worked number: 56x56 outputs of a 3x3 kernel with one row of padding, tiles of 32 windows: 98 tiles. Kernel row 0 meets only padding for the
+56 windows of output row 0, so for all windows of tile 0 only; likewise kernel row 2 for tile 97. 98 * 3 - 2 = 292 rows are live.
 """
 
 import math
@@ -20,8 +20,8 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 
-MOST_PROGRESSIONS = 1024  # of kernel rows (`live_rows_of`) that are gone through one by one
-PACKED_MARK_BYTES = 8  # after the panels: whether a weight is not finite (PYSIM_PACKED_MARK_BYTES)
+MAX_PROGRESSIONS = 1024  # of kernel rows (`live_rows_of`)
+PACKED_MARK_BYTES = 8  # after the panels: marks weights that are not finite (PYSIM_PACKED_MARK_BYTES)
 PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
 
 
@@ -29,10 +29,10 @@ class Nest(Conv, frozen=True, kw_only=True):
     """One workload as a loop nest, a convolution; sizes are elements.
 
     `in_place`: consecutive windows are consecutive elements of a plane, so a micro-kernel can read them without packing.
-    `filters_packed`: filters are laid out in tiles before the run (a convolution's weights), or read where they lie (`filters_in_place`,
-    of a product); otherwise the run packs them. `windows_packed`: so are windows, which then are in place, too.
-    `windows_transposed`, `filters_transposed`: packing that operand turns rows into columns.
-    `fresh_input`: what ran just before wrote the input, and nothing else since.
+    `filters_packed`: filters are in tiles before the run (a convolution's weights), or are read in place (`filters_in_place`, of a
+    product); otherwise the run packs them. `windows_packed`: windows are in panels before the run, and count as in place.
+    `windows_transposed`, `filters_transposed`: packing that operand transposes it. `fresh_input`: the input was written just before the
+    run.
     """
 
     in_place: bool
@@ -44,11 +44,11 @@ class Nest(Conv, frozen=True, kw_only=True):
     fresh_input: bool = False
 
     def __post_init__(self) -> None:
-        """Nothing: the workload has checked itself."""
+        """Does nothing: the workload has checked itself."""
 
     @property
     def repeats(self) -> int:
-        """How often the nest runs: once for each image and group."""
+        """Runs of the nest: one for each image and group."""
         return self.batch * self.groups
 
     @property
@@ -68,7 +68,7 @@ class Nest(Conv, frozen=True, kw_only=True):
 
     @property
     def touched_w(self) -> int:
-        """Columns of a stored input row that reads of the row bring in; a strided read brings the lines between."""
+        """Columns of a stored input row that are brought in; a strided read brings the lines between."""
         return min(self.width, self.span_w)
 
     @property
@@ -78,39 +78,39 @@ class Nest(Conv, frozen=True, kw_only=True):
 
     @property
     def input_pitch(self) -> int:
-        """Bytes between the planes that a tile of windows lies in: of channels, or of windows where they are transposed."""
+        """Bytes between the planes of a tile of windows: between channels, or between windows if they are transposed."""
         return self.group_channels * self.element_bytes if self.windows_transposed else self.plane_bytes
 
     @property
     def filters_in_rows_of_k(self) -> bool:
-        """Whether the run packs a tile of filters from rows of k, or reads it there: those of a transposed A."""
+        """Whether the run packs filters from rows of k, or reads them there: a transposed A."""
         return (not self.filters_packed or self.filters_in_place) and not self.filters_transposed
 
     @property
     def filter_rows(self) -> tuple[int, int] | None:
-        """Bytes between rows of the filters as they lie, and how many rows there are, where these and no panels alone fill the caches."""
+        """Bytes between rows of the filters in memory, and the number of rows, if the run reads them; None if it reads panels alone."""
         if self.filters_in_rows_of_k:
             return self.group_filters * self.element_bytes, self.group_channels
         return (self.group_channels * self.element_bytes, self.group_filters) if self.filters_in_place else None
 
     def touched_bytes(self, line: int) -> int:
-        """Bytes of the lines of an input plane that windows read: rows with unread ones between them fill lines badly."""
+        """Bytes of the lines of an input plane that windows read. Rows with unread rows between them start and end within lines."""
         size, gaps = self.element_bytes, self.touched_h < min(self.height, self.span_h)
         step = self.width * size * (self.stride_h if gaps else 1)  # bytes from one row that is read to the next
         start = math.gcd(line, self.plane_bytes, step)  # rows start on multiples of this
         return self.touched_h * min(step, ceil_div(self.touched_w * size, start) * start + line - start)
 
     def run_edge(self, tile: int, line: int) -> int:
-        """Bytes of input lines that packing reads for one run of windows and again for the next one of the same row of outputs."""
+        """Bytes of input lines that packing reads for one run of windows and again for the next run of the same output row."""
         size, extent = self.element_bytes, (self.kernel_w - 1) * self.dilation_w + 1
         rows = self.width * size if self.out_h > 1 else 0
         columns = size if self.kernel_w > 1 or self.pad_left else tile * self.stride_w * size
         return line_rest(line, self.plane_bytes, rows, columns) + max(0, extent - self.stride_w) * size
 
     def live_rows(self, tile: int) -> tuple[int, int]:
-        """Kernel rows to run over all tiles of `tile` windows: (sum over the full tiles, those of the partial last tile).
+        """Live kernel rows summed over tiles of `tile` windows: (over the full tiles, of the partial last tile).
 
-        A kernel row is skipped in a tile when all windows of the tile find it in vertical padding.
+        A kernel row is skipped in a tile if all windows of the tile meet it in vertical padding.
         """
         last_tile, partial, last_row, wide = (self.windows - 1) // tile, self.windows % tile != 0, self.out_h - 1, self.out_w
         if live_taps(self)[0] == self.out_h * self.kernel_h:  # none lies in padding
@@ -132,11 +132,11 @@ class Progression(NamedTuple):
     terms: int
 
     def at_least(self, row: int) -> int:
-        """How many are no less than `row`."""
+        """The number of rows that are at least `row`."""
         return min(self.terms, max(0, (self.start - row) // self.step + 1))
 
     def quotients(self, scale: int, offset: int, divisor: int, most: int) -> int:
-        """Sum of floor((scale row + offset) / divisor) over the rows, those below 0 taken as 0 and those above `most` as `most`."""
+        """Sum of floor((scale row + offset) / divisor) over the rows, clipped to 0..`most`."""
         above, inside = self.at_least(most + 1), self.at_least(0)
         ends = above * ((scale * most + offset) // divisor) + (self.terms - inside) * (offset // divisor)
         least = self.start - (inside - 1) * self.step  # of those inside
@@ -146,8 +146,8 @@ class Progression(NamedTuple):
 def floor_sum(count: int, step: int, start: int, divisor: int) -> int:
     """Sum over i < `count` of floor((start + i step) / divisor), for `start` and `step` of at least 0.
 
-    What is left after whole divisors are lattice points under a line; seen from the other axis there are fewer (Graham, Knuth and
-    Patashnik, Concrete Mathematics, 3.5), as in Euclid's algorithm.
+    After whole divisors are split off, the rest counts lattice points under a line. Counted along the other axis there are fewer of
+    them, as in Euclid's algorithm (Graham, Knuth and Patashnik, Concrete Mathematics, 3.5).
     """
     total, sign = 0, 1
     while count > 0:
@@ -155,7 +155,7 @@ def floor_sum(count: int, step: int, start: int, divisor: int) -> int:
         step, start = step % divisor, start % divisor
         most = (start + (count - 1) * step) // divisor
         total += sign * most * count
-        # ceil((j divisor - start) / step) of the points lie below each j of 1..most
+        # for each j of 1..most, ceil((j divisor - start) / step) points lie below j
         count, step, start, divisor, sign = most, divisor, divisor - start + step - 1, step, -sign
     return total
 
@@ -167,8 +167,8 @@ def live_taps(w: Conv) -> tuple[int, int]:
     return rows, _live(w.out_w, w.kernel_w, w.stride_w, w.dilation_w, w.pad_left, w.width)
 
 
-def met_taps(w: Conv) -> int:
-    """Taps of a kernel that meet the image for some output: no other filter is read."""
+def used_taps(w: Conv) -> int:
+    """Taps of a kernel that meet the image for some output; weights of other taps are never read."""
     rows, columns = (sum(axis.met(range(at, at + 1)) > 0 for at in axis.inner_taps) for axis in (w.rows, w.columns))
     return rows * columns
 
@@ -183,17 +183,17 @@ def _live(out: int, kernel: int, stride: int, dilation: int, before: int, size: 
 
 @lru_cache(maxsize=64)
 def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
-    """First and last rows of outputs for which kernel rows meet the image, not cut off at the ends of the output.
+    """The first and the last row of outputs for which kernel rows meet the image, not clipped to the output.
 
-    Kernel rows whose dilated places differ by multiples of the stride have them in arithmetic progression, a pair for all of them. Rows
-    that never meet the image are in none. Raises PlanError where there are too many progressions.
+    Kernel rows whose offsets (row x dilation) differ by multiples of the stride form arithmetic progressions, one pair for all of them.
+    Rows that never meet the image are in none. Raises PlanError for too many progressions.
     """
     stride = nest.stride_h if nest.out_h > 1 else 1  # no stride moves a single row of outputs
     apart = stride // math.gcd(stride, nest.dilation_h)
     step, number = apart * nest.dilation_h // stride, min(apart, nest.kernel_h)
-    if number > MOST_PROGRESSIONS:
+    if number > MAX_PROGRESSIONS:
         sizes = f"kernel rows (kh) are {nest.kernel_h:,} and their stride (sh) is {nest.stride_h:,}"
-        raise PlanError(f"{sizes}: they meet the image in {number:,} ways; plans are made for up to {MOST_PROGRESSIONS:,}")
+        raise PlanError(f"{sizes}: they meet the image in {number:,} ways; plans are made for up to {MAX_PROGRESSIONS:,}")
     found = []
     for row in range(number):
         offset = row * nest.dilation_h - nest.pad_top
@@ -206,13 +206,13 @@ def live_rows_of(nest: Nest) -> tuple[tuple[Progression, Progression], ...]:
 
 
 def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
-    """Bytes of packed panels that one thread keeps, each rounded up to 64, as `pysim_workspace_bytes` answers."""
+    """Bytes of packed panels of one thread, each rounded up to 64, as `pysim_workspace_bytes` answers."""
     depth = schedule.channels * nest.taps * nest.element_bytes
     window_tiles, filter_tiles = ceil_div(nest.windows, schedule.windows), ceil_div(nest.group_filters, schedule.filters)
     if schedule.stationary == "input_stationary":
         filter_panels, window_panels = min(schedule.k2, filter_tiles), min(schedule.k3, window_tiles)
         if filter_panels == filter_tiles:
-            window_panels = 1  # all filters pass by a tile before the next one is packed
+            window_panels = 1  # all filters pass by one tile before the next is packed
     else:
         filter_panels, window_panels = min(schedule.k3, filter_tiles), min(schedule.k2, window_tiles)
     windows = window_panels * _aligned(depth * schedule.windows) if schedule.pack == "tiles" else 0
@@ -221,13 +221,13 @@ def workspace_bytes(nest: Nest, schedule: Schedule) -> int:
 
 
 def panel_bytes(nest: Nest, schedule: Schedule) -> int:
-    """Bytes of filters that were packed once, in whole tiles."""
+    """Bytes of filters in panels, whole tiles."""
     tiles = ceil_div(nest.group_filters, schedule.filters)
     return nest.groups * tiles * schedule.filters * nest.group_channels * nest.taps * nest.element_bytes
 
 
 def packed_filter_bytes(nest: Nest, schedule: Schedule) -> int:
-    """Those with their mark, as `pysim_prepared_bytes` answers for the nest."""
+    """The same with the mark, as `pysim_prepared_bytes` answers for the nest."""
     return panel_bytes(nest, schedule) + PACKED_MARK_BYTES
 
 
@@ -268,7 +268,7 @@ def ceil_div(a: int, b: int) -> int:
 
 @lru_cache(maxsize=4096)
 def segments(windows: int, row: int, tile: int, lanes: int) -> tuple[int, int]:
-    """Runs of windows that lie in one tile and one row of `row` outputs: (how many, vectors of `lanes` that they fill)."""
+    """Runs of windows that lie in one tile and one row of `row` outputs: (their number, the vectors of `lanes` that they fill)."""
     rows, rest = divmod(windows, row)
     period = tile // math.gcd(tile, row)  # rows after which the tiles' borders lie in the same places again
     runs, vectors = _runs_of_row(rows * row, rest, tile, lanes)
@@ -280,12 +280,12 @@ def segments(windows: int, row: int, tile: int, lanes: int) -> tuple[int, int]:
 
 
 def _runs_of_row(first: int, windows: int, tile: int, lanes: int) -> tuple[int, int]:
-    """`segments` of neighbouring windows from number `first` on, all in one row."""
+    """`segments` of consecutive windows from number `first` on, all in one row."""
     head = min(windows, -first % tile)
     full, tail = divmod(windows - head, tile)
     return (head > 0) + full + (tail > 0), ceil_div(head, lanes) + full * ceil_div(tile, lanes) + ceil_div(tail, lanes)
 
 
 def line_rest(line: int, *strides: int) -> int:
-    """Bytes of lines that runs of bytes touch beyond their own, on average, if they start at sums of multiples of `strides`."""
+    """Bytes of lines that runs touch beyond their own, on average, if runs start at sums of multiples of `strides`."""
     return line - math.gcd(line, *strides)

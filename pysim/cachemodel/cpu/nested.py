@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of one loop nest on a CPU, named, bounded and costed: what every algorithm that is a nest of micro-kernel calls shares.
+"""The schedules of one loop nest on a CPU: candidates, lower bounds and costs, for every algorithm that is a nest of micro-kernel calls.
 
-`tilings` lists the schedules that are worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
+`tilings` lists the schedules worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
 
-Worked number: kernels whose arithmetic alone takes 7.2 and 9.1 M cycles. Where computing hides 0.8 of what moves, schedules that compute
-for at most (1 + TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles are predicted first; the second kernel enters only if none of them takes less than
-9.1 M.
+Worked number: two kernels with lower bounds of 7.2 and 9.1 M cycles. If compute hides 0.8 of the transfers, schedules with at most (1 +
+TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles of compute are predicted first. The second kernel is predicted only if none of them takes less
+than 9.1 M cycles.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
-TRANSFERS = 0.5  # of the least bound: what moving data takes beside it, or less, in most best schedules
+TRANSFERS = 0.5  # transfer cycles of most best schedules over their compute cycles, at most
 
 
 class NestCandidates(NamedTuple):
-    """Schedules of a nest as a table, of kernels with lower bounds in cycles; of those that compute for at most `limit` cycles, by kind
-    (STATIONARY), and for more than `done`."""
+    """Schedules of a nest as a table, and lower `bounds` of its kernels in cycles. Of each kind (STATIONARY), the table has the schedules
+    whose compute takes more than `done` and at most `limit` cycles."""
 
     table: Table
     state: State
@@ -45,7 +45,7 @@ class NestCandidates(NamedTuple):
 
 
 class CsaCandidates(NamedTuple):
-    """Both schedules of the slicing analysis, as `csa.ranked` orders them, with SConv's integers in cycles of latency."""
+    """Both schedules of the slicing analysis, ordered by `csa.ranked`, with SConv's integers in cycles of latency."""
 
     machine: Machine
     kernel: str
@@ -59,8 +59,8 @@ Found = NestCandidates | CsaCandidates
 
 
 def least_cycles(nest: Nest, request: Request, best: float) -> float:
-    """What schedules of a nest take at least, whatever the kernel: multiplications at the highest rate, and if these take less than `best`,
-    what computing takes besides."""
+    """A lower bound on all schedules of a nest: multiplications at the highest rate of any kernel; if that is below `best`, all in-core
+    work."""
     on = request.cpu
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
     least: float = nest.repeats * live_taps(nest)[0] * nest.out_w * nest.kernel_w * nest.group_channels * nest.group_filters
@@ -72,7 +72,7 @@ def least_cycles(nest: Nest, request: Request, best: float) -> float:
 
 @lru_cache(maxsize=64)
 def _fastest(kernels: tuple[Kernel, ...], on: Machine, width: int) -> float:
-    """Multiplications of any kernel in a cycle at most."""
+    """Multiplications of the fastest kernel in a cycle at most."""
     return max((products_per_cycle(kernel, on.unit_of(kernel.target), width) for kernel in kernels), default=np.inf)
 
 
@@ -84,8 +84,8 @@ def candidates(
     form: str | None = None,
     algorithm: str | None = None,
 ) -> Found | NoneLegal:
-    """The schedules of a nest that a request asks for, within limits as the contract has them. Of kernels of a `form` alone, where one is
-    given, and of an `algorithm` that is not its problem's first."""
+    """The schedules of a nest that a request asks for, within limits as in the contract. `form`: only kernels of this form;
+    `algorithm`: the name of an algorithm that is not its problem's first."""
     on, dtype = request.cpu, request.problem.dtype
     if request.model == "csa":
         return _csa_candidates(nest, on, dtype, request)
@@ -101,7 +101,7 @@ def candidates(
     of = rates(nest, on, rows.kernels)
     bounds = tilings.least_cycles(of)
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
-    first = guess * bounds.min()  # of less, the best would hardly be among them
+    first = guess * bounds.min()  # within less, the best schedule is rarely found
     most = np.full(2, np.maximum(first, limit))
     new = most
     if done is not None:
@@ -114,23 +114,23 @@ def candidates(
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
-    """The costs of candidates, each by the model that it was made for."""
+    """The costs of candidates, each by the model that they were made for."""
     return [costs_of(one)[1] if isinstance(one, NestCandidates) else _csa_costs(one) for one in found]
 
 
 def costs_of(of: NestCandidates) -> tuple[Pass, Costs]:
-    """The predicted costs of a nest's schedules, and the pass that all of them are."""
+    """The predicted costs of a nest's schedules, and the pass that has them."""
     prediction = predict(of.table, of.state, of.limit, of.done)
-    table, one, least = prediction
+    table, costs, pruned = prediction
     nest, machine, kernels, *_ = table.rates
-    in_place = nest.filters_in_place or not nest.filters_packed  # whose rows no prefetcher follows
-    return one, Costs(
-        one.cycles,
+    in_place = nest.filters_in_place or not nest.filters_packed  # no prefetcher follows their rows
+    return costs, Costs(
+        costs.cycles,
         tuple(kernel.name for kernel in kernels),
         table.kernel,
         STATIONARY,
         1 - table.keeps_windows.astype(np.int64),
-        of.bounds if least is None else np.maximum(of.bounds, np.minimum(least, of.limit.min())),
+        of.bounds if pruned is None else np.maximum(of.bounds, np.minimum(pruned, of.limit.min())),
         table.kernel,
         lambda row: msgspec.structs.replace(schedule_of(prediction, row), algorithm=of.algorithm),
         partial(cost_of, prediction),

@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each cache misses of the streams of `reuse`: how many lines of a distance fall on one cache set.
+"""Conflict and capacity misses of a set-associative LRU cache: how many lines of a reuse distance fall on one cache set.
 
-A line is still there when it is touched again unless more lines of its set than the cache has ways, itself among them, were touched
-since. Bytes in between are known by operand, in ways of the cache (line size x sets); how they lie decides how many lines a set gets:
+A reuse hits unless more lines than the cache has ways, its own among them, were touched in its set since the last use. The bytes in
+between are known for each operand (`sliced`). Here they are measured in ways of the cache (line size x sets). Two layouts differ:
 
-- A run of bytes of x ways (panels, filters) puts floor(x) lines on every set and one more on a share f = x - floor(x) of them. Where
-  runs begin is taken as independent. A line of such a run finds more of its own: those sets hold f (floor(x) + 1) / x of its lines.
-- Inputs and outputs lie in planes, a chunk of c bytes in each of K planes P apart. Over the sets their number has the mean
-  x = K c / way and the variance
+- Contiguous data (panels, filters) of x ways puts floor(x) lines on every set, and one more on a share f = x - floor(x) of the sets. Where
+  such data starts is taken as independent of the rest. A line of it is more likely in a set with the extra line: probability
+  f (floor(x) + 1) / x.
+- Inputs and outputs lie in planes: a chunk of c bytes in each of K planes, at a pitch of P bytes. A set gets x = K c / way of their
+lines in
+  the mean, with the variance
 
       V = x - x^2 + 2 / way * sum over d < K of (K - d) max(0, c - |d P|)        |d P|: distance to the next multiple of way
 
-  as two chunks d planes apart share max(0, c - |d P|) bytes of sets: near 0 where planes spread evenly, large where P and way have a
-  large common divisor. Lines of both operands together are uniform about the mean, as wide as V asks. A line of the chunks themselves
-  finds x + V / x of them. Where V is more than x^2 chunks crowd: sets have x + V / x of them, with chance x^2 / (x^2 + V), or none. Rows
-  of k of a transposed A that are packed lie so, too. Where one pass over a plane ends and the next begins, two halves of different planes
-  lie in between.
+  because two chunks d planes apart share max(0, c - |d P|) bytes of sets. V is near 0 if planes spread evenly, and large if P and the
+  way size have a large common divisor. The lines of inputs and outputs in a set are taken as uniform about their mean, with variance V.
+  A line of the chunks themselves meets x + V / x of them. If V exceeds x^2, the chunks cluster: a set has x + V / x lines of them with
+  probability x^2 / (x^2 + V), or none. Rows of k of a transposed A that is packed lie like planes. Where one pass over a plane ends and
+  the next begins, halves of two planes lie in between.
 
-So the share of misses is the chance that these add up to more than the ways. A run whose data fit a level at all misses nothing there:
-buffers lie one after the other.
+The share of misses is the probability that the sum exceeds the ways. A run whose whole working set fits a level misses nothing there,
+because its buffers are adjacent.
 
-Worked number: 8 ways, panels of 6.5 ways, filters of 1.75. Panels find 7 lines of their own with chance 0.5 * 7 / 6.5 = 0.54, filters
-add 2 with chance 0.75: 9 lines, a miss, with chance 0.40. On average there are 8.25 of 8: a model of one average would lose them all.
+Worked number: 8 ways, panels of 6.5 ways, filters of 1.75. A line of the panels meets 7 lines of them with probability 0.5 * 7 / 6.5 =
+0.54, and 2 of the filters with probability 0.75. Together 9 lines, a miss, with probability 0.40. The mean, 8.25 lines for 8 ways,
+would miss always.
 """
 
 from itertools import product
@@ -32,144 +35,149 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Table
-from pysim.cachemodel.cpu.reuse import OPERANDS, Flows
+from pysim.cachemodel.cpu.sliced import OPERANDS, TableStreams
 from pysim.machine.cpu import Level
 from pysim.record.state import NEVER
 
-_SURE = 2.5  # lines about the mean beyond which sets do not differ, but for planes whose distance shares a divisor with the way
-_MOST_PLANES = 1 << 14  # more are counted as so many: few bytes of each lie in a cache, evenly, or all in the same sets
-ROWS = OPERANDS.index("input"), OPERANDS.index("output")  # which lie in planes
+_CERTAIN_LINES = 2.5  # this many lines above or below the ways, all sets hit or all miss, unless planes cluster in few sets
+_MAX_PLANES = 1 << 14  # beyond, the planes share few bytes of a cache or all sets: more of them change nothing
+IN_PLANES = OPERANDS.index("input"), OPERANDS.index("output")
 
 
-def crossing(table: Table, flows: Flows, surely: bool = False) -> Array:
-    """Bytes of each operand in each schedule (columns) that come from each supplier, one way, whole run. Rows are what is only read
-    and what is written of the first of OPERANDS, and so on.
+def traffic(table: Table, streams: TableStreams, certain_only: bool = False) -> Array:
+    """Bytes that each supplier delivers, one way, in the whole run: suppliers x rows x schedules. Each of OPERANDS has two rows: what
+    is only read and what is written.
 
-    The first supplier, L2, stands for what misses L1, and so on to memory; nothing crosses further out than it did further in. A level is
-    touched by as much of an operand's `once` bytes as crosses from it. What is `surely` missed is less, and soon known.
+    The first supplier, L2, delivers what misses L1, and so on to memory. No level delivers more than the one inside it asks for. A level
+    sees as much of an operand's working set as crosses to it. `certain_only`: only misses that are certain in every set, a cheap lower
+    bound.
     """
     rates = table.rates
-    levels, unique = rates.machine.levels, np.maximum(flows.once, 1.0)
-    seen, last, never = np.ones_like(unique), flows.bytes, flows.before >= NEVER
-    first: Any = 0.0
-    crossed = np.zeros((len(levels), 2 * len(OPERANDS), last.shape[1]))
-    for level, moved in zip(levels, crossed, strict=True):
+    levels, distinct = rates.machine.levels, np.maximum(streams.working_set, 1.0)
+    seen, missed, never = np.ones_like(distinct), streams.bytes, streams.runs_ago >= NEVER
+    cold: Any = 0.0
+    moved = np.zeros((len(levels), 2 * len(OPERANDS), missed.shape[1]))
+    for level, of_level in zip(levels, moved, strict=True):
         way = level.way_bytes
-        over = np.maximum(0.0, (seen * unique).sum(axis=0) / way - level.ways)
+        excess = np.maximum(0.0, (seen * distinct).sum(axis=0) / way - level.ways)
         if level.forgets or never.any():
-            first = (flows.before > 0 if level.forgets else never)[flows.kind].T
-        most = over * ((level.ways + 1) / (level.ways + over)) + first  # what fits as a whole misses nothing once it was touched
-        asked = (most > 0) & (last > 0)
-        if not asked.any():
+            cold = (streams.runs_ago > 0 if level.forgets else never)[streams.order].T
+        most = excess * ((level.ways + 1) / (level.ways + excess)) + cold  # a working set that fits has cold misses only
+        needed = (most > 0) & (missed > 0)
+        if not needed.any():
             break
-        here = missing(level, table, seen / way, flows, asked, surely)
-        np.minimum(here, most, out=here)
+        share = miss_share(level, table, seen / way, streams, needed, certain_only)
+        np.minimum(share, most, out=share)
         if level.forgets:
-            np.maximum(here, first, out=here)
-        here *= flows.bytes
-        last = np.minimum(here, last, out=here)
-        for shares, span in zip(flows.shares, flows.columns, strict=True):
-            moved[:, span] = shares @ last[:, span]
-        seen = np.minimum(1.0, (moved[::2] + moved[1::2]) / unique)
-    return crossed
+            np.maximum(share, cold, out=share)
+        share *= streams.bytes
+        missed = np.minimum(share, missed, out=share)
+        for shares, span in zip(streams.shares, streams.columns, strict=True):
+            of_level[:, span] = shares @ missed[:, span]
+        seen = np.minimum(1.0, (of_level[::2] + of_level[1::2]) / distinct)
+    return moved
 
 
-def missing(level: Level, table: Table, scale: Array, flows: Flows, asked: NDArray[np.bool_], surely: bool = False) -> Array:
-    """Share of lines that miss a level, streams x schedules; only what is `asked` for is exact, or what is `surely` missed.
+def miss_share(
+    level: Level, table: Table, scale: Array, streams: TableStreams, needed: NDArray[np.bool_], certain_only: bool = False
+) -> Array:
+    """Share of lines that miss a level, streams x schedules. It is exact only where it is `needed`, and not for `certain_only`.
 
-    `scale` (OPERANDS x schedules) makes ways of the bytes of a distance.
+    `scale` (OPERANDS x schedules) converts bytes of a distance to ways.
     """
-    reach = np.einsum("osn,on->sn", flows.between, scale)
-    reach -= level.ways
-    share: Array = (reach >= _SURE).astype(np.float64)
-    if surely:
+    excess = np.einsum("osn,on->sn", streams.between, scale)
+    excess -= level.ways
+    share: Array = (excess >= _CERTAIN_LINES).astype(np.float64)
+    if certain_only:
         return share
     nest = table.rates.nest
     way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.result_bytes]
     most = [nest.windows if nest.windows_transposed else nest.group_channels, nest.group_filters]
-    rows: tuple[int, ...] = ROWS
+    in_planes: tuple[int, ...] = IN_PLANES
     if nest.filter_rows:
         pitch, number = nest.filter_rows
-        rows, most, pitches = (*ROWS, OPERANDS.index("filters")), [*most, number], [*pitches, pitch]
-    crowd = any(gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way for pitch, most in zip(pitches, most, strict=True))
-    asked &= reach > (-level.ways if crowd else -_SURE)
-    asked &= reach < _SURE
-    if not (places := np.flatnonzero(asked)).size:
+        in_planes, most, pitches = (*IN_PLANES, OPERANDS.index("filters")), [*most, number], [*pitches, pitch]
+    clusters = any(gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way for pitch, most in zip(pitches, most, strict=True))
+    needed &= excess > (-level.ways if clusters else -_CERTAIN_LINES)
+    needed &= excess < _CERTAIN_LINES
+    if not (places := np.flatnonzero(needed)).size:
         return share
-    stream, column = np.divmod(places, asked.shape[1])
-    kind = flows.kind[column]
-    own, (inputs, outputs, turns) = flows.operand[kind, stream], flows.planes[:, flows.loops[kind, stream], column]
-    between = flows.between[:, stream, column]
-    lines, deep = between * scale[:, column] + 1e-9, inputs if nest.filters_in_rows_of_k else outputs
+    stream, column = np.divmod(places, needed.shape[1])
+    order = streams.order[column]
+    own, (inputs, outputs, interleaved) = streams.operand[order, stream], streams.planes[:, streams.loops[order, stream], column]
+    between = streams.between[:, stream, column]
+    lines, rows_of_k = between * scale[:, column] + 1e-9, inputs if nest.filters_in_rows_of_k else outputs
     if nest.windows_transposed:
         inputs = np.maximum(1.0, between[0] / (table.channels[column] * nest.element_bytes))
-    chunks = np.stack([lines[0], lines[3] / turns, lines[2]][: len(rows)])
-    planes = np.stack([inputs, outputs, deep][: len(rows)])
+    chunks = np.stack([lines[0], lines[3] / interleaved, lines[2]][: len(in_planes)])
+    planes = np.stack([inputs, outputs, rows_of_k][: len(in_planes)])
     if len({*pitches}) == 1:
         spread = variance(chunks, planes, pitches[0], way)
     else:
         spread = np.stack([variance(*case, way) for case in zip(chunks, planes, pitches, strict=True)])
-    spread[1] *= turns
-    np.put(share, places, overfull(level.ways, lines, spread, own, rows))
+    spread[1] *= interleaved
+    np.put(share, places, overflow_probability(level.ways, lines, spread, own, in_planes))
     return share
 
 
-def overfull(room: int, ways: Array, spread: Array, own: NDArray[np.int64], in_rows: tuple[int, ...] = ROWS) -> Array:
-    """Chance that a line of operand `own` finds more than `room` lines in its set, itself among them.
+def overflow_probability(room: int, ways: Array, spread: Array, own: NDArray[np.int64], in_planes: tuple[int, ...] = IN_PLANES) -> Array:
+    """Probability that the set of a line of operand `own` has more than `room` lines, itself among them.
 
-    Columns of `ways` (by operand, above 0) and of `spread` (variances of those that lie `in_rows`, inputs and outputs at least).
+    One column for each reuse: `ways` of each operand in between (above 0), `spread` the variances of the operands that lie `in_planes`, at
+    least inputs and outputs.
     """
-    in_runs = [at for at in range(len(ways)) if at not in in_rows]
-    runs, rows = ways[in_runs], ways[list(in_rows)]
+    contiguous = [at for at in range(len(ways)) if at not in in_planes]
+    runs, chunks = ways[contiguous], ways[list(in_planes)]
     whole = np.floor(runs)
-    parts = (runs - whole) * np.where(own == np.array(in_runs)[:, None], (whole + 1) / runs, 1.0)
-    mine = own == np.array(in_rows)[:, None]
-    met = rows + spread / rows  # lines of a set that chunks meet
-    crowd = spread > np.maximum(1.0, rows * rows) * (1 + 1e-9)  # a schedule alone is rounded otherwise than in a table
-    mean = np.where(mine, met, np.where(crowd, 0.0, rows)).sum(axis=0) + whole.sum(axis=0)
-    wide = np.where(crowd, 0.0, spread - mine * np.minimum(spread, rows * np.maximum(0.0, 1 - rows))).sum(axis=0)
-    found = _above(room, mean, wide, parts)
-    crowd &= ~mine
-    if (some := np.flatnonzero(crowd.any(axis=0))).size:
-        found[some] = _crowded(room, mean[some], wide[some], parts[:, some], crowd[:, some] * (rows[:, some] / met[:, some]), met[:, some])
-    return found
+    extra = (runs - whole) * np.where(own == np.array(contiguous)[:, None], (whole + 1) / runs, 1.0)
+    mine = own == np.array(in_planes)[:, None]
+    met = chunks + spread / chunks  # lines of the chunks in a set that has any
+    clusters = spread > np.maximum(1.0, chunks * chunks) * (1 + 1e-9)  # tolerant: rounding depends on the size of the table
+    mean = np.where(mine, met, np.where(clusters, 0.0, chunks)).sum(axis=0) + whole.sum(axis=0)
+    var = np.where(clusters, 0.0, spread - mine * np.minimum(spread, chunks * np.maximum(0.0, 1 - chunks))).sum(axis=0)
+    probability = _above(room, mean, var, extra)
+    clusters &= ~mine
+    if (some := np.flatnonzero(clusters.any(axis=0))).size:
+        chance = clusters[:, some] * (chunks[:, some] / met[:, some])
+        probability[some] = _above_clustered(room, mean[some], var[some], extra[:, some], chance, met[:, some])
+    return probability
 
 
-def _crowded(room: int, mean: Array, wide: Array, parts: Array, chance: Array, met: Array) -> Array:
-    """The same where a set meets each of some rows with a `chance`, and then so many lines of it."""
+def _above_clustered(room: int, mean: Array, var: Array, extra: Array, chance: Array, met: Array) -> Array:
+    """The same if a set has `met` more lines of each clustered operand with probability `chance`, or none."""
     which = np.array([*product((False, True), repeat=len(met))])[:, :, None]
     cases = np.where(which, chance, 1 - chance).prod(axis=1)
     case, place = cases.nonzero()
     lines = mean[place] + np.where(which, met, 0.0).sum(axis=1)[case, place]
-    found = np.zeros(mean.size)
-    np.add.at(found, place, cases[case, place] * _above(room, lines, wide[place], parts[:, place]))
-    return found
+    probability = np.zeros(mean.size)
+    np.add.at(probability, place, cases[case, place] * _above(room, lines, var[place], extra[:, place]))
+    return probability
 
 
-def _above(room: int, mean: Array, wide: Array, parts: Array) -> Array:
-    """Chance of more than `room` lines: uniform about a mean, and one more of either run on a share of the sets."""
+def _above(room: int, mean: Array, var: Array, extra: Array) -> Array:
+    """Probability of more than `room` lines: uniform about a mean, and one more of each contiguous operand with probability `extra`."""
     part = mean - np.floor(mean)
-    narrow = 1 / np.sqrt(1 + 12 * np.maximum(0.0, wide - part * (1 - part)))
-    at = (mean - (room + 0.5)) * narrow + 0.5
-    none, first, second = np.minimum(np.maximum(at + np.multiply.outer((0.0, 1.0, 2.0), narrow), 0.0), 1.0)
+    slope = 1 / np.sqrt(1 + 12 * np.maximum(0.0, var - part * (1 - part)))
+    at = (mean - (room + 0.5)) * slope + 0.5
+    none, first, second = np.minimum(np.maximum(at + np.multiply.outer((0.0, 1.0, 2.0), slope), 0.0), 1.0)
     more = first - none
-    one, both = (parts[0] + parts[1], parts[0] * parts[1]) if len(parts) == 2 else (parts[0], 0.0)
+    one, both = (extra[0] + extra[1], extra[0] * extra[1]) if len(extra) == 2 else (extra[0], 0.0)
     return none + one * more + both * (second - first - more)
 
 
 def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     """V of the equation above: chunks that fill `ways` in all, one in each of `planes`."""
-    planes = np.minimum(planes, _MOST_PLANES)
+    planes = np.minimum(planes, _MAX_PLANES)
     chunk = ways * (way / planes)
     if chunk.max() > way / 2:
         chunk = np.mod(chunk, way)
-        chunk = np.minimum(chunk, way - chunk)  # the sets left out vary as those that are met
-    counts = (planes + 1e-6).astype(np.int64)  # a schedule alone is rounded otherwise than in a table
+        chunk = np.minimum(chunk, way - chunk)  # the complement has the same variance
+    counts = (planes + 1e-6).astype(np.int64)  # tolerant: rounding depends on the size of the table
     used = np.bincount(counts.ravel()) > 0
     apart, shift = _shifts(pitch, way, used.size - 1, float(chunk.max()))
     closer = shift.searchsorted(chunk)
     terms = int(closer.max())
-    # sums over the shifts that are closer than a chunk, for each count of planes: of K - d, and of that times the shift
+    # for each count of planes, prefix sums over the shifts from the nearest: of K - d, and of (K - d) times the shift
     (some,) = used.nonzero()
     sums = np.zeros((2, some.size, terms + 1))
     np.maximum(0, some[:, None] - apart[:terms], out=sums[0, :, 1:])
@@ -177,12 +185,12 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     sums.cumsum(axis=2, out=sums)
     row = (used.cumsum() - 1)[counts]
     mean = planes * chunk / way
-    found: Array = mean - mean * mean + 2 / way * (chunk * sums[0, row, closer] - sums[1, row, closer])
-    return np.maximum(0.0, found, out=found)
+    var: Array = mean - mean * mean + 2 / way * (chunk * sums[0, row, closer] - sums[1, row, closer])
+    return np.maximum(0.0, var, out=var)
 
 
 def _shifts(pitch: int, way: int, planes: int, most: float) -> tuple[Array, Array]:
-    """How far apart in sets planes d apart are (bytes), those closer than `most`, nearest first: (d, distances)."""
+    """Pairs (d, bytes of sets between planes d apart) for distances below `most`, nearest first."""
     shift = np.arange(1, planes) * pitch % way
     np.minimum(shift, way - shift, out=shift)
     (close,) = np.nonzero(shift < most)

@@ -1,203 +1,325 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sliced nest of tiles as a description (`loops`), in either order, and what of its data is used again, how far apart.
+"""How often the data of a loop nest is reused, and at which reuse distance (`distances`), for any trip counts.
 
-    for each set of channels
-      for each set of K3 kept tiles
-        for each set of K2 streamed tiles
-          for each kept tile
-            for each streamed tile                 the micro-kernel
+A loop that does not index an operand reuses all of it (AGAIN): in each iteration but the first, and in each pass over the loop. Tiles that
+are the first or the last of an inner loop have another distance than those between. A loop that indexes an operand has neighbouring tiles.
+They share halos or lines ACROSS its iterations, or WITHIN one iteration that covers several tiles.
 
-Input stationary keeps windows and streams filters, weight stationary the reverse. Kept windows are packed one by one while the first set
-of filters passes; streamed ones, and filters that the run packs, a set at a time ahead of the loops inside. Where all filters pass by a
-tile of windows before the next one is packed, one panel serves all of them in turn.
+A buffer is written in one phase of a loop's body and read in another: before the inner loops, in them, or after them (BUFFER). Let a
+share p of it be touched before the tile in question, 1 - p after; p is taken as each of FRACTIONS. From phase i to phase j
 
-An operand that only some schedules have is empty in the others.
+    distance = (1 - p) phase(i) + the phases in between + p phase(j)      phase of the inner loops: one pass over the buffer
 
-Worked number: 28x28 outputs, tiles of 8 windows, K3 = 25: 98 kept tiles in 4 sets. Each of 5 filter tiles passes 98 times: 94 of them at
-the distance of a kept tile, 3 at that of a set, and 1 a run after the last.
+in the same iteration, or from one iteration to the next if j precedes i. The buffer itself counts in full, like all that stays in use
+meanwhile. Memory that is filled tile by tile (`refilled_by`) is written, read at once, and read by the next pass after more of it was
+filled (AFTER_FILL).
 
-`doubts` says where a machine or a schedule is not what the closed forms assume.
+Worked number: 98 tiles in 4 sets of up to 25; loop m has 5 iterations a set and does not index them. Each tile is reused 4 times in its
+set, 392 reuses in all. Neighbours: 3 pairs of sets, 94 pairs of tiles within sets.
 """
 
-from collections.abc import Iterator, Mapping
-from math import gcd
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, select
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
-from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_taps
-from pysim.machine.cpu import Machine
-from pysim.record.schedule import Schedule
-from pysim.record.state import State
+from pysim.cachemodel.cpu.distances import (
+    Access,
+    DistanceFormulas,
+    Factor,
+    Fixed,
+    Indices,
+    Products,
+    Rows,
+    Sums,
+    Term,
+    Use,
+    distance_formulas,
+    products_of,
+    sums_of,
+)
 
-OPERANDS = ("input", "packed", "filters", "output")  # as levels of a cost name them
-INPUT, PACKED, FILTERS, OUTPUT = range(4)
-WINDOWS, FILTER_TILES = "window tiles", "filter tiles"  # dimensions
-BUFFERS = {"input": INPUT, "input in place": INPUT, "filters": FILTERS, "output": OUTPUT}  # others are packed
+FRACTIONS = (0.25, 0.75)
+AGAIN, AFTER_FILL, BUFFER, ACROSS, WITHIN = "again", "after fill", "buffer", "across", "within"
 
 
-class Flows(NamedTuple):
-    """The streams of a table: bytes[i] (x schedules) are touched again at a distance of between[:, i] bytes of OPERANDS, in the next
-    iteration of loop loops[k, i] - 1. Schedules of one kind lie together: those of kind k are `columns[k]`, and there stream i is of
-    operand[k, i], its bytes shares[k, :, i] of what is only read and what is written of each of OPERANDS, touched last before[k, i] runs
-    ago, 0: in this one.
+class ReuseFormula(NamedTuple):
+    """A reuse of operand `row`: `times` x `size`, sums of products, are the bytes that are reused in the next iteration of `loop`. Each of
+    `uses` has a distance, and the share of the bytes that lie that far apart. `first`: nothing was written there before in the
+    iteration."""
 
-    `planes` (planes of inputs and of outputs, and `turns`: 2 where outputs are on average half of these planes and half of as many others)
-    x all and one iteration of each loop x schedules; `once`: bytes of OPERANDS that the run touches at least once.
+    row: int
+    loop: int
+    kind: str
+    uses: tuple[int, ...]
+    times: tuple[Term, ...]
+    size: tuple[Term, ...]
+    shares: tuple[Factor | float, ...]
+    first: bool
+
+
+class ReusedBytes(NamedTuple):
+    """The bytes of every use as one table of sums, with the operand and the loop of each; `overwrites`: the use overwrites older data."""
+
+    sums: Sums
+    operands: Indices
+    loops: Indices
+    overwrites: NDArray[np.bool_]
+
+
+class Places(NamedTuple):
+    """Rows of the table of tile counts, which has the total of each dimension and then the tiles in one iteration of each loop `over` it.
+
+    `of`: per dimension, the row that holds in an iteration of each loop of the nest, the whole run first. `own`: per loop, the row of its
+    dimension's total and its own row. `outer`: per loop, the enclosing loop over the same dimension, or -1.
     """
 
-    columns: list[slice]
-    kind: NDArray[np.int64]  # of each column
-    operand: NDArray[np.int64]
-    loops: NDArray[np.int64]
-    shares: Array
-    before: Array
-    bytes: Array
-    between: Array
-    planes: Array
-    once: Array
-
-    def of(self, rows: NDArray[np.int64]) -> "Flows":
-        """Those of some schedules, in their order."""
-        columns = [slice(*rows.searchsorted((span.start, span.stop))) for span in self.columns]
-        size, between, planes, once = (one.take(rows, axis=-1) for one in (self.bytes, self.between, self.planes, self.once))
-        return self._replace(columns=columns, kind=self.kind[rows], bytes=size, between=between, planes=planes, once=once)
+    over: dict[str, list[int]]
+    of: dict[str, Indices]
+    own: Indices
+    outer: list[int]
 
 
-def described(table: Table, keeps: bool) -> LoopNest:
-    """The loops of schedules that keep windows, or filters."""
-    rates, nest = table.rates, table.rates.nest
-    tiles = {WINDOWS: rates.window_tiles, FILTER_TILES: rates.filter_tiles}
-    kept, streamed = (WINDOWS, FILTER_TILES) if keeps else (FILTER_TILES, WINDOWS)
-    k2, k3 = np.minimum(table.k2, tiles[streamed]), np.minimum(table.k3, tiles[kept])
-    streamed_sets = np.ceil(tiles[streamed] / k2)
-    in_turn = table.packed * (streamed_sets == 1) * keeps  # one panel serves all kept tiles
-    k3 = np.where(in_turn > 0, 1.0 if nest.filters_packed else tiles[kept], k3)  # such sets of one tile, or all of them behind the filters
-    repeats = {name: count for name, count in (("images", nest.batch), ("groups", nest.groups)) if count > 1}
-    loops = (
-        *(Loop(name, name, 1, count) for name, count in repeats.items()),
-        Loop("sets of channels", "channels", table.channels, np.ceil(nest.group_channels / table.channels)),
-        Loop(f"sets of {kept}", kept, k3, np.ceil(tiles[kept] / k3)),
-        Loop(f"sets of {streamed}", streamed, k2, streamed_sets),
-        Loop(kept, kept, 1, k3),
-        Loop(streamed, streamed, 1, k2),
+def _places(along: Sequence[str], pairs: Sequence[tuple[int, str]]) -> Places:
+    over = {name: [at for at, of in enumerate(along) if of == name] for name in dict.fromkeys(["", *along, *(name for _, name in pairs)])}
+    starts = dict(zip(over, itertools.accumulate((1 + len(of) for of in over.values()), initial=0), strict=False))
+    places = {name: starts[name] + np.cumsum([0, *(of == name for of in along)]) for name in over}
+    own = np.array([(places[name][0], places[name][loop + 1]) for loop, name in enumerate(along)]).T
+    outer = [next((at for at in reversed(over[name]) if at < loop), -1) for loop, name in enumerate(along)]
+    return Places(over, places, own, outer)
+
+
+class Extents(NamedTuple):
+    """The extents of operands along dimensions: a row for the whole run and for each loop over the dimension, of each of `pairs` (operand,
+    dimension). Row 0 is 1, the extent of an operand without dimensions.
+
+    `tiles`: the row of tile counts of each; `pair`: which pair, counted from 1; `start`: the first row of each pair; `footprints`:
+    products of extents, for each operand in the whole run and in an iteration of each loop.
+    """
+
+    pairs: list[tuple[int, str]]
+    tiles: Indices
+    pair: Indices
+    start: dict[tuple[int, str], int]
+    footprints: Products
+
+
+def _extents(pairs: list[tuple[int, str]], places: Places, operands: int) -> Extents:
+    tiles, pair, start = [0], [0], dict[tuple[int, str], int]()
+    for number, (row, name) in enumerate(pairs, 1):
+        start[row, name] = len(tiles)
+        first = places.of[name][0]
+        tiles += range(first, first + 1 + len(places.over[name]))
+        pair += [number] * (1 + len(places.over[name]))
+    loops = len(places.outer) + 1
+    products = [
+        [start[row, name] + int(places.of[name][loop] - places.of[name][0]) for of, name in pairs if of == row]
+        for row in range(operands)
+        for loop in range(loops)
+    ]
+    return Extents(pairs, np.array(tiles), np.array(pair), start, products_of(products))
+
+
+class Structure(NamedTuple):
+    """All of a nest that does not depend on its sizes. `same`: per operand, the first operand that is the same buffer."""
+
+    accesses: tuple[Access, ...]
+    extents: Extents
+    places: Places
+    same: tuple[int, ...]
+    reuses: tuple[ReuseFormula, ...]
+    rows: Rows
+    distances: DistanceFormulas
+    bytes: ReusedBytes
+
+
+class OperandStructure(NamedTuple):
+    """What a nest's structure knows of an operand: its dimensions, those along which neighbours share data (and whether the tiles are
+    touched `together`), and fields of `Operand`."""
+
+    name: str
+    dimensions: tuple[str, ...]
+    shared: tuple[tuple[str, bool], ...]
+    inside: str
+    only_first: str | None
+    after_loops: bool
+    refilled_by: str | None
+    partly: bool
+
+
+# loops: names, dimensions, and whether an iteration is a single tile
+@lru_cache(maxsize=256)
+def structure(loops: tuple[tuple[str, str, bool], ...], operands: tuple[OperandStructure, ...]) -> Structure:
+    """The formulas of a nest."""
+    loop_names, along, _ = zip(*loops, strict=True)
+    pairs = [(row, name) for row, operand in enumerate(operands) for name in operand.dimensions]
+    places = _places(along, pairs)
+    names = [operand.name for operand in operands]
+
+    def number(loop: str | None) -> int | None:
+        return None if loop is None else loop_names.index(loop)
+
+    accesses = tuple(
+        Access(
+            frozenset(at for name in operand.dimensions for at in places.over[name]),
+            loop_names.index(operand.inside),
+            number(operand.only_first),
+            operand.after_loops,
+            number(operand.refilled_by),
+        )
+        for operand in operands
     )
-    outer, sets = {name: Extent(1.0, count) for name, count in repeats.items()}, {kept: k3, streamed: k2}
-    out = Extent(rates.windows * nest.result_bytes, float(nest.windows * nest.result_bytes), rates.out_edge)
-    output = {**outer, WINDOWS: out, FILTER_TILES: Extent(rates.filters, nest.group_filters)}
-    operands = (
-        *_windows(table, outer, sets[WINDOWS], in_turn * (not nest.filters_packed), streamed),
-        *_filters(table, {name: one for name, one in outer.items() if name == "groups"}, sets[FILTER_TILES], streamed),
-        Operand("output", output, streamed, written=True),
+    same = tuple(names.index(name) if name else row for row, name in enumerate(names))
+    formulas = _Formulas(loops, [operand.dimensions for operand in operands], accesses, same, [], [])
+    for row, operand in enumerate(operands):
+        formulas.add(row, dict(operand.shared), operand.partly)
+    rows = _rows(formulas, len(operands))
+    return Structure(
+        accesses,
+        _extents(pairs, places, len(operands)),
+        places,
+        same,
+        (*formulas.reuses,),
+        rows,
+        distance_formulas((*formulas.uses,), accesses, rows),
+        _bytes(formulas.reuses, rows),
     )
-    total: dict[str, Number] = {**repeats, **tiles, "channels": nest.group_channels}
-    return LoopNest(loops, operands, total, table.k2.size)
 
 
-def _windows(table: Table, outer: Mapping[str, Extent], set_of: Array, in_turn: Array, inner: str) -> Iterator[Operand]:
-    """Windows as they are packed, and as the micro-kernel reads them; of those that are packed on demand, some take one panel `in_turn`."""
-    rates, nest, packed, sets = table.rates, table.rates.nest, table.packed, f"sets of {WINDOWS}"
-    if packed.any():
-        # a tile as the micro-kernel reads it; of the last panel, which is not full, the rest of the lines
-        panel = np.ceil(rates.packed_window * table.channels * rates.windows / PANEL_ALIGN) * PANEL_ALIGN * packed
-        panels = panel * np.minimum(set_of, rates.held_windows / rates.windows)
-        raw = {**outer, "channels": Extent(packed, nest.group_channels * packed), WINDOWS: _raw_input(rates)}
-        if inner == WINDOWS:
-            yield Operand("input", raw, sets)
-            yield Operand("packed input", {WINDOWS: Extent(panel, panels)}, sets, written=True)
-            yield Operand("packed input", {WINDOWS: Extent(panel, panels)}, inner)
+def _rows(of: "_Formulas", operands: int) -> Rows:
+    """The table of numbers that the formulas need."""
+    terms = [term for reuse in of.reuses for term in (*reuse.times, *reuse.size, reuse.shares)]
+    fixed = (factor for use in of.uses if not isinstance(use, Use) for _, factor, _ in use)
+    factors = dict.fromkeys(factor for factor in itertools.chain(fixed, *terms) if isinstance(factor, tuple))
+    ends = tuple(tuple(ends) for kind, *ends in factors if kind == "ends")
+    return Rows(len(of.loops), operands, ends, tuple(factor for factor in factors if factor[0] in ("part", "overlap", "pairs", "tile")))
+
+
+def _bytes(reuses: Sequence[ReuseFormula], rows: Rows) -> ReusedBytes:
+    sums, uses = list[list[tuple[float, Term]]](), list[tuple[int, int, bool]]()
+    for reuse in reuses:
+        for share in reuse.shares:
+            weight, factor = (1.0, (share,)) if isinstance(share, tuple) else (share, ())
+            sums.append([(weight, (*times, *size, *factor)) for times, size in itertools.product(reuse.times, reuse.size)])
+            uses.append((reuse.row, reuse.loop, reuse.first and reuse.kind == BUFFER))
+    return ReusedBytes(sums_of(sums, rows), *(np.array(column) for column in zip(*uses, strict=True)))
+
+
+class _Formulas(NamedTuple):
+    """The reuses of a nest while they are collected."""
+
+    loops: tuple[tuple[str, str, bool], ...]
+    dimensions: list[tuple[str, ...]]
+    accesses: tuple[Access, ...]
+    same: tuple[int, ...]
+    reuses: list[ReuseFormula]
+    uses: list[Use | Fixed]
+
+    def add(self, row: int, shared: Mapping[str, bool], partly: bool) -> None:
+        """The reuses of an operand. `shared`: dimensions along which neighbours share data, and whether both are touched together;
+        `partly`: an iteration touches only a part of its footprint."""
+        access = self.accesses[row]
+        own, last, passes = self._first_use(row)
+        size: tuple[Term, ...] = ((_footprint(row, -1 if access.refilled_by is not None else last),),)
+        for loop in (at for at in range(last + 1, access.inside + 1) if at != access.only_first):
+            name = self.loops[loop][1]
+            if loop in own.indexed_by:
+                if name in shared:
+                    body = tuple((at, _footprint(at, loop), 1.0) for at, of in enumerate(self.accesses) if of.phase(loop) >= 0)
+                    repeats, overlap = ("repeats", loop), ("overlap", row, name)
+                    self._add(row, loop, ACROSS, (body,), ((repeats, *passes.values()),), ((overlap,),))
+                    size += ((repeats, overlap),)
+                continue
+            full = "full " if any(of == name for _, of, _ in self.loops[: last + 1]) else ""
+            others, repeats_of = tuple(count for at, count in passes.items() if at != name), f"{full}repeats"
+            if access.refilled_by is not None and any(of.only_first == loop for of in self.accesses):
+                times: tuple[Term, ...] = ((("second", loop), *others),)
+                self._add(row, loop, AFTER_FILL, [Use(own, loop, None, part) for part in FRACTIONS], times, size)
+                repeats_of = "later"
+            times = (((repeats_of, loop), *others, *((("part", row),) if partly else ())),)
+            if access.refilled_by is not None and loop == access.inside:  # each tile is read as soon as it is packed
+                times += (tuple(self._passes(access.refilled_by).values()),)
+            if tiles := tuple(own.within(loop)):
+                ends = [Use(own, loop, at_end) for at_end in (True, False)]
+                self._add(row, loop, AGAIN, ends, times, size, (("ends", *tiles), ("between", *tiles)))
+            else:
+                self._add(row, loop, AGAIN, [Use(own, loop)], times, size)
+            passes[name] = (f"{full}iterations", loop)
+        self._within(row, (name for name, together in shared.items() if not together), tuple(passes.values()))
+
+    def _first_use(self, row: int) -> tuple[Access, int, dict[str, Factor]]:
+        """Adds the first use of an operand in a run, or of its buffer after the phase before. Returns how it is accessed from then on, the
+        loop of that use, and how often that loop iterates, by dimension."""
+        access = self.accesses[row]
+        alike = [at for at in range(len(self.same)) if self.same[at] == self.same[row]]
+        before = alike[alike.index(row) - 1]
+        if before == row and access.refilled_by is None:
+            self._add(row, -1, AGAIN, [Use(access, -1)], ((),), ((_footprint(row, -1),),), first=True)
+            return access, -1, {}
+        if access.refilled_by is None:
+            loop, own = min(access.inside, self.accesses[before].inside), access
+            uses: list[Any] = [_between_phases(self.accesses, self.same, before, row, loop, part) for part in FRACTIONS]
+            size, first = ((_footprint(row, loop),),), before > row
         else:
-            one, several = (panel, panels) if not in_turn.any() else (panel * (1 - in_turn), panels * (1 - in_turn))
-            yield Operand("input", raw, WINDOWS, first=f"sets of {FILTER_TILES}")
-            yield Operand("packed input", {WINDOWS: Extent(one, several)}, inner, memory=sets)
-            if in_turn.any():
-                yield Operand("packed tile", {WINDOWS: Extent(panel * in_turn, panel * in_turn)}, inner, memory=WINDOWS)
-    if nest.windows_packed:
-        each = Extent(rates.packed_window * rates.windows, rates.packed_window * nest.windows)
-        yield Operand("packed", {"channels": Extent(1.0, nest.group_channels), WINDOWS: each}, inner)
-    elif not packed.all():
-        each = Extent(rates.windows * nest.element_bytes, nest.windows * nest.element_bytes, rates.place_edge)
-        yield Operand("input in place", {**outer, "channels": Extent(1 - packed, nest.group_channels * (1 - packed)), WINDOWS: each}, inner)
+            loop, own = access.refilled_by, access._replace(indexed_by=frozenset(access.within(access.refilled_by)))
+            uses, size, first = [Use(own, loop, None, part) for part in FRACTIONS], ((_footprint(row, -1),),), True
+        passes = self._passes(loop)
+        self._add(row, loop, BUFFER, uses, (tuple(passes.values()),), size, first=first)
+        return own, loop, passes
+
+    def _within(self, row: int, names: Iterable[str], passes: Term) -> None:
+        """Adds what neighbouring tiles of one iteration share; between them lies one tile of all that is touched in the same phase."""
+        access = self.accesses[row]
+        for name in names:
+            over = [at for at, (_, of, _) in enumerate(self.loops) if of == name and at <= access.inside]
+            if not any(self.loops[at][2] for at in over):
+                tile = tuple(
+                    (at, ("tile", at, name, access.inside) if name in self.dimensions[at] else _footprint(at, access.inside), 1.0)
+                    for at, of in enumerate(self.accesses)
+                    if of.phase(access.inside) == access.phase(access.inside)
+                )
+                times = ((("pairs", name, *over[-1:]), *passes),)
+                self._add(row, access.inside, WITHIN, (tile,), times, ((("overlap", row, name),),))
+
+    def _passes(self, last: int) -> dict[str, Factor]:
+        """Full iterations of the loops up to `last`, by dimension."""
+        return {self.loops[at][1]: ("full", at) for at in range(last + 1)}
+
+    def _add(
+        self,
+        row: int,
+        loop: int,
+        kind: str,
+        uses: Sequence[Use | Fixed],
+        times: tuple[Term, ...],
+        size: tuple[Term, ...],
+        shares: tuple[Factor | float, ...] = (),
+        first: bool = False,
+    ) -> None:
+        numbers = tuple(range(len(self.uses), len(self.uses) + len(uses)))
+        self.uses.extend(uses)
+        self.reuses.append(ReuseFormula(row, loop, kind, numbers, times, size, shares or (1 / len(uses),) * len(uses), first))
 
 
-def _raw_input(rates: Rates) -> Extent:
-    """Input that packing tiles of windows reads: rows of kernels, whole rows as soon as tiles share them."""
-    nest, others = rates.nest, np.maximum(1.0, rates.window_tiles - 1)
-    touched, live = nest.touched_bytes(rates.machine.line_bytes), live_taps(nest)[0]
-    row = touched / nest.touched_h
-    step = min(nest.stride_h, nest.kernel_h) * row
-    first = max(0.0, min((nest.kernel_h - 1) * nest.dilation_h + 1, nest.touched_h) * row - step)
-    again = max(0, live - nest.touched_h) * nest.touched_w * nest.element_bytes  # but for rows that a tile reads twice itself
-    shared = again / np.maximum(others, nest.out_h - 1) + rates.pack_edge / others
-    return Extent(rates.windows / nest.out_w * step, touched, first, (live * row + rates.pack_edge) / rates.window_tiles, shared)
+def _footprint(row: int, loop: int) -> Factor:
+    return "footprint", row, loop
 
 
-def _filters(table: Table, outer: Mapping[str, Extent], set_of: Array, inner: str) -> Iterator[Operand]:
-    """Filters as they lie, in tiles or not, and those that the run packs."""
-    rates, nest, sets = table.rates, table.rates.nest, f"sets of {FILTER_TILES}"
-    extents = {**outer, "channels": Extent(1.0, nest.group_channels)}
-    edge = rates.filter_edge if nest.filters_in_rows_of_k else 0.0
-    if nest.filters_packed:
-        live = rates.filter_tile / rates.stored_tile  # windows find some of their rows in padding
-        each = Extent(rates.stored_tile, rates.stored_tile * rates.filter_tiles, edge)
-        yield Operand("filters", {**extents, FILTER_TILES: each}, inner, part=live)
-        return
-    size, tile = rates.filters * nest.element_bytes, rates.stored_tile * table.channels
-    yield Operand("filters", {**extents, FILTER_TILES: Extent(size, size * rates.filter_tiles, edge, at_once=True)}, sets)
-    yield Operand("packed filters", {FILTER_TILES: Extent(tile, set_of * tile)}, sets, written=True)
-    yield Operand("packed filters", {FILTER_TILES: Extent(tile, set_of * tile)}, inner)
-
-
-def flows(table: Table, state: State) -> Flows:
-    """The streams of a table, with first touches in caches of a `state`."""
-    nest, n, split = table.rates.nest, table.kernel.size, int(np.count_nonzero(table.keeps_windows))
-    columns = [span for span in (slice(0, split), slice(split, n)) if span.start < span.stop]
-    nests = [described(select(table, span), span.start < split) for span in columns]
-    found = [of.streams(state) for of in nests]
-    kinds, most, depth = len(nests), max(one.rows.size for one in found), len(nests[0].loops) + 1
-    size, between, planes, once = (np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (3, depth), (len(OPERANDS),)))
-    operand, loops = np.zeros((2, kinds, most), np.int64)
-    shares, before = np.zeros((kinds, 2 * len(OPERANDS), most)), np.zeros((kinds, most))
-    for at, (of, one, span) in enumerate(zip(nests, found, columns, strict=True)):
-        count, buffers = one.rows.size, np.array([BUFFERS.get(name, PACKED) for name in of.names])
-        size[:count, span], before[at, :count], loops[at, :count] = one.bytes, one.before, one.loops + 1
-        operand[at, :count] = buffers[one.rows]
-        shares[at, 2 * operand[at, :count] + one.written, np.arange(count)] = 1.0
-        for buffer, apart, all_of in zip(buffers, of.distances, of.all, strict=True):
-            between[buffer, :count, span] += apart
-            once[buffer, span] += all_of
-        planes[0, :, span], planes[1, :, span] = of.tiles("channels"), of.tiles(FILTER_TILES) * table.rates.filters[span]
-        planes[2, :, span] = np.array([[1.0]] + [[1.0 + (loop.dimension == FILTER_TILES)] for loop in of.loops[:-1]] + [[1.0]])
-    np.minimum(planes[1], nest.group_filters, out=planes[1])
-    kind = np.repeat(np.arange(kinds), [span.stop - span.start for span in columns])
-    if before.max() > 1:
-        between *= np.clip(before[kind].T, 1.0, 1e6)
-    if nest.fresh_input:  # nothing else was touched since
-        between[1:, ((operand == INPUT) & (before > 0))[kind].T] = 0.0
-    return Flows(columns, kind, operand, loops, shares, before, size, between, planes, once)
-
-
-def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
-    """What about a schedule on a machine the closed forms assume otherwise; empty where their assumptions hold."""
-    found = []
-    inner = machine.levels[0]
-    for level in machine.levels:
-        if level.policy != "lru":
-            found.append(f"{level.name} replaces by {level.policy}; the closed forms hold for lru")
-        if level.sets & (level.sets - 1):
-            found.append(f"{level.name} has {level.sets} sets, no power of two: hardware hashes addresses, consecutive lines are assumed")
-        if level.line_bytes != inner.line_bytes:
-            found.append(
-                f"lines of {level.name} are {level.line_bytes} bytes, those of {inner.name} {inner.line_bytes}: one size is assumed"
-            )
-        start = gcd(nest.plane_bytes, level.way_bytes)
-        used = max(level.line_bytes, min(nest.plane_bytes, schedule.windows * nest.element_bytes))
-        if schedule.pack == "none" and nest.group_channels > 1 and start > used:
-            planes = f"planes of {nest.plane_bytes:,} bytes are read in place {schedule.windows} windows at a time"
-            found.append(
-                f"{planes}: they start in 1 of {start // level.line_bytes} sets of {level.name} and conflict, which is only estimated"
-            )
-    return found
+def _between_phases(accesses: tuple[Access, ...], same: tuple[int, ...], before: int, row: int, loop: int, fraction: float) -> Fixed:
+    """Between two uses of a buffer in two phases of a loop's body, for the tile that a `fraction` of the buffer precedes."""
+    phases = [of.phase(loop) for of in accesses]
+    start, end = phases[before], phases[row]
+    indexing = accesses[before if start == 1 else row].within(loop)
+    innermost = indexing[0] - 1 if indexing else loop  # the innermost loop whose iteration passes over the whole buffer
+    passed = {*range(start + 1, end)} if start < end else {0, 1, 2} - {*range(end, start + 1)}
+    distance = list[tuple[int, Factor, float]]()
+    for at, phase in enumerate(phases):
+        if same[at] == same[row] or phase in passed:
+            distance.append((at, _footprint(at, loop), 1.0))
+        elif phase in (start, end):
+            share = 1.0 if phase == 1 and not accesses[at].indexed_by & {*indexing[:1]} else fraction if phase == end else 1 - fraction
+            distance.append((at, _footprint(at, innermost if phase == 1 else loop), share))
+    return (*distance,)

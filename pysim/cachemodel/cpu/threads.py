@@ -1,34 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several threads make of a plan: the largest part that one of them computes, as a problem of its own, on a machine whose shared
-levels are shared.
+"""The cost of a plan on several threads: the largest part that one thread computes, as a problem of its own, on a machine whose shared
+levels are divided.
 
     seconds(T) = seconds of the largest part, on the machine as one of T cores sees it, / share(T)  +  lines written_line
                  +  regions fork_join(T)
 
-part      A nest divides images evenly where they are many or a multiple of T, else also the tiles of each: into parts of windows x parts of
-          filters that leave the largest part the fewest tiles (`divide` of native/conv/nest.c). Winograd divides blocks of panels and parts
-          of the filters (native/conv/winograd.c), depthwise groups and then rows. A part has whole rows of outputs here, and `share` is the
-          exact number of tiles over that of those rows. Which bits come out does not depend on T: a tile is one thread's.
-machine   Private levels hold what a run uses again, but nothing from the run before: threads move between CPUs, and parts between threads.
-          A level that several cores share holds a part's bytes among those of all parts, what they have
-          in common once: capacity x (bytes of the part / bytes of the problem). Its bandwidth and that of memory are what one core alone
-          gets, but at most the total over the cores that are busy; files that give no total let each core have its own.
-share     What T busy CPUs keep of the rate of one (`core.together`): they share cores, clocks, or the computer with strangers. A run waits
-          for its slowest part. Of n items a thread, which all take from what is left,
+part      A nest divides images evenly if they are many or a multiple of T. Otherwise it also divides the tiles of each image into parts of
+          windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/conv/nest.c). Winograd divides
+          blocks of panels and parts of the filters (native/conv/winograd.c), depthwise divides groups and then rows. Here a part has whole
+          rows of outputs, and `share` is its exact number of tiles over that of those rows. Results do not depend on T: one thread
+          computes a tile.
+machine   Private levels keep data within a run, but nothing from the run before: threads move between CPUs, and parts between threads.
+          A level that several cores share has for one part the share of its capacity (bytes of the part / bytes of the problem), since
+          data that parts have in common is there once. Its bandwidth, and that of memory, is what one core alone gets, but at most the
+          total over the busy cores; without a total in the file, each core has its own.
+share     The rate of each of T busy CPUs relative to one CPU alone (`core.together`): they share cores, clocks, or the host with others.
+          A run waits for its slowest part. With n items for each thread, taken from a common queue,
 
               1 / share = 1 / mean + (1 / slowest - 1 / mean) / n
 
-          lies between the slowest CPU's (all in one piece) and that of all on average (any number of pieces). The slowest is that of
-          as many CPUs as there are largest parts, (work of all) / (work of the largest): who has less to do may be slower.
-lines     Where tiles of windows begin within a line of the output, two threads write it, and it comes from the other's cache: in each row
-          of outputs, for the first channel set the ends towards parts of as much work, which are written at once, for each further set
-          both ends, which others wrote since. Who waits for lines of a shared level anyway waits for these meanwhile.
-fork_join What beginning and ending a parallel region costs, a + b T: `fork_join_cycles` and `fork_join_thread_cycles` of the machine.
+          lies between the slowest CPU (one piece) and the mean of all (many pieces). The slowest is that of as many CPUs as there are
+          largest parts, (work of all) / (work of the largest), since a CPU with less work may be slower.
+lines     False sharing: where tiles of windows start within a line of the output, two threads write it, and it comes from the other's
+cache.
+          In each row of outputs, the first channel set shares the ends towards parts of equal work, which are written at the same time;
+          each further set shares both ends, written by others before. Waits for lines of a shared level hide these.
+fork_join Starting and ending a parallel region costs a + b T: `fork_join_cycles` and `fork_join_thread_cycles` of the machine.
 
-Assumptions: without `together`, cores run at the clock of one; threads beyond the cores wait their turn.
+Assumptions: without `together`, all cores run at the clock of one; threads beyond the cores wait their turn.
 
-Worked number: 56x56 windows in tiles of 32 are 98, 64 filters in tiles of 14 are 5. Sixteen threads: 16 parts of windows leave 7 x 5 = 35
-tiles, 8 x 2 leave 13 x 3 = 39, so windows are divided, and 35 of 490 tiles, 1/14, is the largest part.
+Worked number: 56x56 windows in tiles of 32 are 98 tiles, 64 filters in tiles of 14 are 5. Sixteen threads: 16 parts of windows leave
+7 x 5 = 35 tiles, 8 x 2 parts leave 13 x 3 = 39. So windows are divided, and the largest part has 35 of 490 tiles, 1/14.
 """
 
 import math
@@ -46,12 +48,12 @@ from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 
-FEW = 4  # of native/conv/team.c
+FEW_IMAGES = 4  # a thread, of native/conv/team.c
 
 
 class Part(NamedTuple):
-    """What the thread computes that has the most to do: a problem under a schedule, `share` times, in `items`; `regions`: forks and joins
-    of a run. `seams`: runs of results that begin where another thread's end, on multiples of `grain` bytes."""
+    """The largest part of one thread: a problem under a schedule, computed `share` times in `items`; `regions`: forks and joins of a run.
+    `seams`: runs of results that start where another thread's end, at multiples of `grain` bytes."""
 
     problem: Workload
     schedule: Schedule
@@ -64,7 +66,7 @@ class Part(NamedTuple):
 
 def parts_of_each(items: int, threads: int) -> int:
     """`pysim_parts` of native/conv/team.c."""
-    return threads // math.gcd(items, threads) if items < FEW * threads else 1
+    return threads // math.gcd(items, threads) if items < FEW_IMAGES * threads else 1
 
 
 def grid(windows: int, filters: int, parts: int) -> tuple[int, int]:
@@ -78,7 +80,7 @@ def grid(windows: int, filters: int, parts: int) -> tuple[int, int]:
 
 
 def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
-    """Of a nest's schedule."""
+    """The largest part of a nest's schedule."""
     images, windows, filters = (1, w.n, w.m) if isinstance(w, Gemm) else (w.batch * w.groups, w.windows, w.group_filters)
     window_tiles, filter_tiles = ceil_div(windows, schedule.windows), ceil_div(filters, schedule.filters)
     of_windows, of_filters = grid(window_tiles, filter_tiles, parts_of_each(images, threads))
@@ -100,7 +102,7 @@ def nest_part(w: Conv | Gemm, schedule: Schedule, threads: int) -> Part:
 
 
 def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> Conv:
-    """Rows of outputs from the middle of so many images and groups of a convolution, of so many filters of each group."""
+    """A convolution of some rows of outputs from the middle, for some images and groups, and some filters of each group."""
     cut = {"height": (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1, "pad_top": 0, "pad_bottom": 0} if rows < w.out_h else {}
     channels = w.group_channels * groups
     return msgspec.structs.replace(w, batch=images, groups=groups, channels=channels, filters=filters * groups, **cut)
@@ -111,8 +113,8 @@ def touched_bytes(w: Workload) -> int:
     return w.operand_elements * w.element_bytes + w.output_elements * w.result_bytes
 
 
-def as_seen_by_one(machine: Machine, threads: int, part: float) -> Machine:
-    """The machine as one of so many busy cores sees it; `part`: its bytes over all that are touched."""
+def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:
+    """The machine as one of `threads` busy cores sees it; `part`: the share of the problem's bytes that the core touches."""
     if threads == 1:
         return machine
     levels = tuple(
@@ -145,15 +147,15 @@ def _at_most(place: Place, cores: int) -> Place:
 
 
 def fork_join_cycles(machine: Machine, threads: int) -> float:
-    """Of one parallel region."""
+    """Cycles of one parallel region."""
     core = machine.core
     first, each = core.fork_join_cycles, core.fork_join_thread_cycles
     return (first.value if first else 0.0) + (each.value if each else 0.0) * threads if threads > 1 else 0.0
 
 
-def share_of(machine: Machine, threads: int, items: int = 1, largest: float | None = None) -> float:
-    """Of the rate of a CPU alone, what a run of so many items for each of so many threads has of each, where so many have the `largest`
-    part; between numbers that are known, on a line through them."""
+def busy_rate(machine: Machine, threads: int, items: int = 1, largest: float | None = None) -> float:
+    """The rate of each of `threads` CPUs relative to one CPU alone, with `items` for each; `largest`: how many have the largest part.
+    Interpolated between the numbers that are known."""
     known = machine.core.together
     if threads == 1 or not known:
         return 1.0
@@ -163,18 +165,18 @@ def share_of(machine: Machine, threads: int, items: int = 1, largest: float | No
     return 1 / (1 / mean + max(0.0, 1 / slowest - 1 / mean) / items)
 
 
-def lines_of(machine: Machine, part: Part) -> float:
-    """That two threads write, each of which a seam is within."""
+def false_sharing_lines(machine: Machine, part: Part) -> float:
+    """Lines that two threads write, because a seam lies within them."""
     line = machine.line_bytes
     return part.seams * (1 - math.gcd(line, part.grain) / line)
 
 
-def cost_of_team(cost: Cost, part: Part, machine: Machine, threads: int, largest: float) -> Cost:
-    """The cost of a run from that of its largest part, of which there are so many."""
+def cost_of_threads(cost: Cost, part: Part, machine: Machine, threads: int, largest: float) -> Cost:
+    """The cost of a run from that of its largest part, which `largest` threads have."""
     cores = min(threads, machine.cores)
-    times = part.share * ceil_div(threads, machine.cores) / share_of(machine, cores, part.items, min(cores, largest))
+    times = part.share * ceil_div(threads, machine.cores) / busy_rate(machine, cores, part.items, min(cores, largest))
     written, counted = machine.core.written_line_cycles, cost.counted
-    waits = lines_of(machine, part) * written.value if written else 0.0
+    waits = false_sharing_lines(machine, part) * written.value if written else 0.0
     beyond = max(0.0, waits - times * sum(counted[name] for name in cost.levels))
     forks = part.regions * fork_join_cycles(machine, threads) + beyond
     cycles = cost.cycles * times + forks

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which schedules are legal: micro-kernels that the machine can run, and tile sizes worth predicting.
+"""Legal schedules: micro-kernels that the machine can run, and tile sizes worth predicting.
 
-Channels of a set: balanced parts ceil(C / j), powers of two, and per kernel the most that keeps one tile of each operand in L1
-(equation 2 of `pysim.cachemodel.cpu.csa` over the usable ways of L1). K2 and K3: balanced parts of their tile counts and the most that
-equations 4 and 5 keep in L2 and L3, balanced too. A schedule that repeats another one's loops is left out.
+Channels of a set: balanced parts ceil(C / j), powers of two, and for each kernel the most that keep one tile of each operand in L1
+(equation 2 of `pysim.cachemodel.cpu.csa` over the usable ways of L1). K2 and K3: balanced parts of their tile counts, and the most that
+equations 4 and 5 keep in L2 and L3, balanced too. A schedule with the same loops as another is left out.
 
-Worked number: 784 window tiles in parts of at most 160 are 5 parts, so 157 tiles each, not 160 four times and then 144.
+Worked number: 784 window tiles in parts of at most 160 are 5 parts of 157 tiles, not 4 of 160 and one of 144.
 """
 
 import itertools
@@ -28,7 +28,7 @@ _CHANNEL_PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 _K2_PARTS = np.array([1.0, 2, 4, 8, 24])
 _K3_PARTS = np.array([1.0, 4])
 _UNLIMITED = np.full(2, np.inf)
-_LEAST_STEPS = 64  # shorter inner loops cost more in calls than any cache gives back
+_MIN_ITERATIONS = 64  # of k; shorter inner loops cost more in calls than caches save
 
 
 class Rows(NamedTuple):
@@ -39,7 +39,7 @@ class Rows(NamedTuple):
 
 
 def row_refuses(kernel: Kernel, machine: Machine, micro_kernel: MicroKernel) -> Reason | None:
-    """Why a machine cannot run a row, or the row is not what was asked for."""
+    """Why a machine cannot run a row, or why the row is not the requested micro-kernel."""
     if machine.unit(kernel.target) is None:
         return Reason("machine", f"{machine.name} has no {kernel.target} unit")
     if micro_kernel not in (None, kernel.name, (kernel.windows, kernel.filters)):
@@ -53,9 +53,9 @@ def _form_refuses(kernel: Kernel, form: str | None) -> Reason | None:
 
 @lru_cache(maxsize=256)
 def rows(machine: Machine, dtype: str, micro_kernel: MicroKernel = None, form: str | None = None) -> Rows:
-    """The micro-kernels of `dtype` for the units of `machine`, which are `micro_kernel` and of a `form` where given.
+    """The micro-kernels of `dtype` for the units of `machine`, restricted to `micro_kernel` and to a `form` if given.
 
-    Raises PlanError, which says what is missing, where the machine runs none of that type.
+    Raises PlanError, which says what is missing, if the machine runs none of that type.
     """
     legal, rejected, others = [], [], 0
     for kernel in kernels():
@@ -82,7 +82,7 @@ def _nothing_runs(machine: Machine, dtype: str) -> str:
 
 
 def in_place_reason(nest: Nest) -> Rejected | None:
-    """Why the micro-kernel cannot read the windows operand where it lies, or None where it can."""
+    """Why the micro-kernel cannot read the windows in place, or None if it can."""
     if nest.in_place:
         return None
     if nest.windows_transposed:
@@ -93,7 +93,7 @@ def in_place_reason(nest: Nest) -> Rejected | None:
 def table(rates: Rates, kernels: Sequence[int], limit: Array = _UNLIMITED) -> Table:
     """The candidate schedules of the kernels with the given indices, input stationary before weight stationary.
 
-    Channel sets whose `least_cycles` are above the limit, of either, are left out.
+    Channel sets whose `least_cycles` exceed the limit, of either order, are left out.
     """
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     keeps, packed, kernel = (np.array(column) for column in zip(*itertools.product((True, False), places, kernels), strict=True))
@@ -109,7 +109,7 @@ def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limi
     filters, out = rates.stored_tile, tile * rates.filters * rates.nest.result_bytes
 
     common = np.array(_channel_parts(rates.nest.group_channels, rates.nest.taps))
-    channels, new = _with_own(common, balanced(rates.nest.group_channels, (l1 - out) / (window + filters)))  # which fit L1
+    channels, new = _with_own(common, balanced(rates.nest.group_channels, (l1 - out) / (window + filters)))  # channels that fit L1
     new &= (least_cycles(rates, np.ceil(rates.nest.group_channels / channels.T), packed) <= limit).T
     row, column = np.nonzero(new)
     channels, swap = channels[row, column], keeps_windows[row]
@@ -122,7 +122,7 @@ def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limi
     pair, column = np.nonzero(new)
     k2, kept, streamed, out, n_kept = k2[pair, column], kept[pair], streamed[pair], out[pair], n_kept[pair]
     k3, new = _counts(n_kept, _K3_PARTS, (l3 - k2 * streamed) / (kept + k2 * out))
-    # input stationary, one set of filter tiles: the sets of window tiles are one loop, whatever their size
+    # input stationary with one set of filter tiles: K3 changes nothing
     one_loop = swap[pair] & (k2 >= n_streamed[pair])
     new[:, 1:] &= ~one_loop[:, None]
     last, column = np.nonzero(new)
@@ -131,10 +131,10 @@ def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limi
 
 
 def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float | None = None) -> Array:
-    """A lower bound of the compute cycles of schedules of each kernel with `sets` channel sets: each operand is packed once,
-    from beyond L1 where it does not fit there.
+    """A lower bound on the compute cycles of schedules of each kernel with `sets` channel sets: each operand is packed once,
+    from beyond L1 if it does not fit there.
 
-    `packed` is 1 where the windows are, 0 where they are read in place; without it, they are read in place where that is possible.
+    `packed` is 1 if windows are packed, 0 if they are read in place; by default they are in place if that is possible.
     """
     nest, core = rates.nest, rates.machine.core
     if packed is None:
@@ -149,15 +149,15 @@ def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float 
 
 
 def usable(level: Level) -> float:
-    """Bytes that operands with reuse may fill: all ways but one, which is left to whatever streams by (BLIS model)."""
+    """Bytes for operands with reuse: all ways but one, which is left to streamed data (BLIS model)."""
     return level.way_bytes * max(1, level.ways - 1)
 
 
 @lru_cache(maxsize=1024)
 def _channel_parts(total: int, taps: int) -> tuple[float, ...]:
-    """Channels of a set that do not depend on the kernel: balanced parts and powers of two, none so few that calls prevail."""
+    """Channels of a set for any kernel: balanced parts and powers of two, unless calls would dominate."""
     parts = {ceil_div(total, part) for part in _CHANNEL_PARTS} | {1 << bit for bit in range(total.bit_length())}
-    return tuple(float(part) for part in sorted(parts) if part * taps >= min(_LEAST_STEPS, total * taps))
+    return tuple(float(part) for part in sorted(parts) if part * taps >= min(_MIN_ITERATIONS, total * taps))
 
 
 def _counts(total: Array, parts: Array, most: Array) -> tuple[Array, NDArray[np.bool_]]:

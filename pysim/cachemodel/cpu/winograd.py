@@ -1,35 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Winograd's convolutions cost on a CPU: transforms, products, and the bytes that three footprints move.
+"""The cost of Winograd convolutions on a CPU: transforms, products, and the traffic of their operands.
 
-F(m x m, r x r) has e = m + r - 1, e^2 planes, tiles of m x m outputs: e^2 multiplications for r^2 m^2. The loops are those of
-`native/conv/winograd.c`: blocks of K2 panels of tiles; for each, sets of K3 panels of filters; planes, channel sets, panels. A stride s
-makes s^2 phases of each channel, r = ceil(kernel / s), and what follows is of that convolution of stride 1 (`dense`).
+F(m x m, r x r) has e = m + r - 1 and e^2 planes; on tiles of m x m outputs it needs e^2 multiplications instead of r^2 m^2. The loops
+are those of `native/conv/winograd.c`: blocks of K2 panels of tiles; in each block sets of K3 panels of filters; planes, channel sets,
+panels. A stride s splits each channel into s^2 phases, with r = ceil(kernel / s); the rest is a convolution of stride 1 on them
+(`dense`).
 
     compute  = kernel + call + store + patches + outputs           in-core work, cycles
-    transfer of what each supplier serves, as in `pysim.cachemodel.cpu.cost`
+    transfer from each supplier, as in `pysim.cachemodel.cpu.cost`
     cycles   = sum over four passes of  compute + transfer - overlap min(compute, transfer):
-               the parting of phases, the patches' transform, the products (kernel, call, store), the sums' transform: what one moves
-               hides behind no other. Products: min(compute / k2, transfer), for while a panel of filters is multiplied with the second
-               to k2-th panel of tiles, nothing further is asked for
+               the split into phases, the input transform, the products (kernel, call, store), the output transform. Passes do not overlap
+               each other. Products: min(compute / k2, transfer), because a panel of filters is transferred while it is multiplied with
+               the first of k2 panels of tiles; no prefetch runs during the others
 
 phases   with a stride: a load, s permutes, a store and pack_cycles for each vector of a row of a phase, pack_call_cycles for each row of
-         a channel, pack_line_cycles for each line of the image that is not in L1
-kernel   steps of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
+         a channel, pack_line_cycles for each line of the image that misses L1
+kernel   k-iterations of the micro-kernel, filters along its lanes: e^2 C for each pair of panels
 call     SHORT_CALL call_cycles for each call: e^2 x channel sets x panels of tiles x panels of filters
-store    vectors of sums, written once a channel set and read again in each but the first; a run of them (a panel's filters) from beyond
-         L2 waits store_run_cycles where a panel has more tiles than prefetch_streams
-patches  of each channel and run (tiles of a panel that lie in one row of tiles): pixels are loaded, their columns transformed, parted
-         into lanes (two shuffles for each two vectors and halving), rows transformed and stored; of several runs in a panel stored twice.
-         Of channels in blocks each tile and vector of channels by itself, through the stack: twice e^2 loads and stores, the transform
-outputs  of each tile and vector of filters: e^2 loads, m^2 stores, the transform; where they are planes, of each lanes x lanes block of
-         pixels and filters lanes log2(lanes) shuffles, a load and a store a row
-         Loads, stores, and multiply-adds with shuffles (one a cycle; on wide vectors they share ports) go on side by side, each at their
-         rate; as they are short chains of dependent instructions, each takes at least transform_cycles. And pack_line_cycles for each line
-         of the input that is not in L1, as in packing. Sums that come from beyond L2 are lines pages apart, planes of a tile: each waits
-         scattered_line_cycles, for no prefetcher follows them.
+store    vectors of products, stored once a channel set, and loaded in each but the first. A run of them (a panel's filters) from beyond
+         L2 waits store_run_cycles if a panel has more tiles than prefetch_streams
+patches  the input transform, for each channel and run (tiles of a panel in one row of tiles): load pixels, transform columns, separate
+         lanes (two shuffles for each two vectors and halving), transform rows and store; a panel of several runs is stored twice.
+         Channels in blocks: each tile and vector of channels by itself, through the stack, with 2 e^2 loads and stores, and the transform
+outputs  the output transform, for each tile and vector of filters: e^2 loads, m^2 stores, and the transform. If outputs are planes, each
+         lanes x lanes block of pixels and filters also takes lanes log2(lanes) shuffles, and a load and a store a row
 
-What crosses between levels follows from the description of the loops (`described`, `loops`). Assumptions: as in `cost`, and filters that
-are prepared.
+In the transforms, loads, stores, and multiply-adds with shuffles (one a cycle; on wide vectors they share ports) overlap, each at its
+rate. Since they form short dependent chains, each instruction takes at least transform_cycles. Each input line that misses L1 costs
+pack_line_cycles, as in packing. Products that come from beyond L2 are lines pages apart, in the planes of a tile: no prefetcher
+follows, and each waits scattered_line_cycles.
+
+The traffic follows from the description of the loops (`described`, `loops`). Assumptions: as in `cost`, and the filters are prepared.
 
 Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 = 28.9 M multiplications for 115.6 M.
 """
@@ -43,7 +44,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, crossed
+from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
@@ -54,16 +55,16 @@ from pysim.registry.cpu import Kernel
 
 Array = NDArray[np.float64]
 
-# one after another: compute terms, and what is read and written (name, written)
+# Passes in order: their compute terms, and their operands (name, written)
 PASSES = (
     (("phases",), (("image", False), ("input", True))),
     (("patches",), (("input", False), ("patches", True))),
     (("kernel", "call", "store"), (("patches", False), ("filters", False), ("sums", True))),
     (("outputs",), (("sums", False), ("output", True))),
 )
-FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: behind a plane's last channel
-ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: of filters, asked for behind those that are multiplied
-LINE, PARTED = 64, 64  # of native/conv/winograd.c: what buffers are aligned to; columns of a phase that are parted at once
+FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: unused elements after a plane's last channel
+ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: rows of filters that are prefetched ahead
+LINE, SPLIT_COLUMNS = 64, 64  # of native/conv/winograd.c: alignment of buffers; columns of a phase that are split off at once
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -116,7 +117,7 @@ def dense(w: Conv) -> Conv:
 
 
 def phase_elements(w: Conv) -> int:
-    """Of all images, where there is a stride."""
+    """Elements of the phases of all images; 0 without a stride."""
     own = dense(w)
     return own.input_elements if w.stride_h > 1 else 0
 
@@ -148,7 +149,7 @@ def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> 
 
 
 def plane_elements(w: Conv, kernel: Kernel, of: Shape) -> int:
-    """Of a panel's patches, one plane: an odd number of lines, of blocks for each tile."""
+    """Elements of one plane of a panel of transformed input: an odd number of lines; for channels in blocks, of each tile, too."""
     size = w.element_bytes
     tile = _odd_lines(of.channels, size) if of.in_blocks else of.channels
     return _odd_lines(tile * kernel.filters + FREE_ELEMENTS, size)
@@ -159,7 +160,7 @@ def _odd_lines(elements: int, size: int) -> int:
 
 
 def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int, layout: Layout = "nchw") -> int:
-    """Phases of all images; patches and sums of a block, and what aligns them."""
+    """Bytes of the phases of all images, of the transformed input and the products of a block, and of alignment."""
     of, size = shape_of(w, kernel, outputs, layout), w.element_bytes
     k2, k3 = min(k2, of.panels), min(k3, of.filter_panels)
     patches = k2 * of.planes * plane_elements(w, kernel, of) * size
@@ -169,12 +170,12 @@ def workspace_bytes(w: Conv, kernel: Kernel, outputs: int, k2: int, k3: int, lay
 
 
 def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
-    """Transformed filters, whole panels of them."""
+    """Bytes of transformed filters, whole panels."""
     of = shape_of(w, kernel, outputs)
     return w.groups * of.planes * of.filter_panels * kernel.windows * of.channels * w.element_bytes
 
 
-Cases = tuple[tuple[Kernel, Shape], ...]  # what a kernel and m make of a problem
+Cases = tuple[tuple[Kernel, Shape], ...]  # a problem on a kernel with some m
 
 
 class Candidates(NamedTuple):
@@ -191,7 +192,7 @@ class Candidates(NamedTuple):
 
 
 def candidates(w: Conv, machine: Machine, state: State, cases: Cases, kept: NDArray[np.bool_]) -> Candidates:
-    """Balanced parts of panels of tiles and panels of filters, for the cases and the sets of channels that are `kept`."""
+    """Schedules with balanced parts of panels of tiles and of filters, for the cases and channel sets that are `kept`."""
     parts = np.array(_channel_parts(w), dtype=np.float64)
     case, part = kept.nonzero()
     sets = [_sets(cases[at][1].panels, cases[at][1].filter_panels) for at in case.tolist()]
@@ -201,7 +202,7 @@ def candidates(w: Conv, machine: Machine, state: State, cases: Cases, kept: NDAr
 
 @lru_cache(maxsize=1024)
 def _sets(panels: int, filter_panels: int) -> Array:
-    """K2 and K3 of each pair."""
+    """K2 and K3 of each combination."""
     return np.array([*product(_parts(panels, 32), _parts(filter_panels, 32))], dtype=np.float64).T
 
 
@@ -216,10 +217,10 @@ def _parts(total: int, most: int) -> tuple[int, ...]:
 
 
 def predict(of: Candidates) -> list[Pass]:
-    """The passes of every candidate: the equations at the head of this file."""
+    """The passes of every candidate, by the equations at the head of this file."""
     nest = described(of)
     misses = nest.misses(of.machine.levels, of.state)
-    moved = crossed(nest, misses)
+    moved = traffic_of(nest, misses)
     rows = {(one.name, one.written): row for row, one in enumerate(nest.operands)}
     terms = _compute(of, {key: misses[:, row] for key, row in rows.items()})
     passes = []
@@ -227,14 +228,14 @@ def predict(of: Candidates) -> list[Pass]:
         if names[0] in terms:
             at = [row for key, row in rows.items() if key in own]
             which = [2 * row + back for row in at for back in range(2)]
-            covers = 1 / of.k2 if "kernel" in names else 1.0
+            overlappable = 1 / of.k2 if "kernel" in names else 1.0
             operands = [nest.operands[row].name for row in at]
-            passes.append(Pass(of.machine, {name: terms[name] for name in names}, operands, moved[:, which], covers))
+            passes.append(Pass(of.machine, {name: terms[name] for name in names}, operands, moved[:, which], overlappable))
     return passes
 
 
 def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[str, Array]:
-    """Cycles in the core, waits for single lines among them."""
+    """Cycles in the core, with the waits for single lines."""
     machine, core, w = of.machine, of.machine.core, of.workload
     own = np.array([_in_core(w, machine, kernel, shape) for kernel, shape in of.cases]).reshape(len(of.cases), -1).T[:, of.case]
     kernel, calls, store, load, patches, outputs = own * w.groups
@@ -256,19 +257,19 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
         "outputs": outputs + misses["sums", False][beyond] / line * core.scattered_wait,
     }
     if w.stride_h > 1:
-        parting = _parting(w, machine, machine.unit_of(of.cases[0][0].target))
-        terms["phases"] = parting + misses["image", False][0] / line * core.pack_line_cycles.value
+        split = _phase_cycles(w, machine, machine.unit_of(of.cases[0][0].target))
+        terms["phases"] = split + misses["image", False][0] / line * core.pack_line_cycles.value
     return terms
 
 
 def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
-    """What no schedule of a case (rows) with sets of so many channels (columns) goes below: all that lies in the core."""
+    """A lower bound on the cycles of the schedules of each case (rows) and channel set (columns): all in-core work."""
     own = np.array([_in_core(w, machine, *case) for case in cases]).reshape(-1, 6, 1) * w.groups
     kernel, calls, store, load, patches, outputs = own.swapaxes(0, 1)
     sets = np.ceil(dense(w).channels // w.groups / np.array(_channel_parts(w)))
     each = SHORT_CALL * machine.core.call_cycles.value * calls + store + load
-    parting = np.array([[_parting(w, machine, machine.unit_of(kernel.target))] for kernel, _ in cases]).reshape(-1, 1)
-    return kernel + patches + outputs + parting - load + sets * each
+    split = np.array([[_phase_cycles(w, machine, machine.unit_of(kernel.target))] for kernel, _ in cases]).reshape(-1, 1)
+    return kernel + patches + outputs + split - load + sets * each
 
 
 # In the core
@@ -276,7 +277,8 @@ def least_cycles(w: Conv, machine: Machine, cases: Cases) -> Array:
 
 @lru_cache(maxsize=256)
 def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[float, ...]:
-    """Of one group: cycles of all steps, calls of one channel set, cycles to store and to load the sums once, cycles of both transforms."""
+    """Of one group: cycles of all k-iterations, calls of one channel set, cycles to store and to load the products once, cycles of the
+    input and of the output transform."""
     unit = machine.unit_of(kernel.target)
     last_tiles, last_filters = of.tiles - (of.panels - 1) * of.panel, of.filters - (of.filter_panels - 1) * kernel.windows
     steps, vectors, lanes = 0.0, 0, unit.lanes(w.element_bytes)
@@ -291,30 +293,30 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
         calls,
         sums / unit.stores_per_cycle.value,
         sums / unit.loads_per_cycle.value,
-        _patches(w, unit, machine.core.transform_wait, of, lanes),
-        _outputs(w, unit, machine.core.transform_wait, of, lanes),
+        _input_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
+        _output_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
     )
 
 
-def _parting(w: Conv, machine: Machine, unit: Unit) -> float:
-    """Cycles to part the images by their phases."""
+def _phase_cycles(w: Conv, machine: Machine, unit: Unit) -> float:
+    """Cycles to split the images into phases."""
     stride, own, core = w.stride_h, dense(w), machine.core
     if stride == 1:
         return 0.0
     rows = own.batch * own.channels * own.height
     vectors = rows * ceil_div(own.width, unit.lanes(w.element_bytes))
-    calls = rows // stride * ceil_div(own.width, PARTED)  # one channel's row in all its column phases
+    calls = rows // stride * ceil_div(own.width, SPLIT_COLUMNS)  # one channel's row in all its column phases
     each = _cycles(unit, core.transform_wait, w.dtype, 1.0, 1.0, 0.0, stride) + core.pack_cycles.value
     return vectors * each + calls * core.pack_call_cycles.value
 
 
-def _patches(w: Conv, unit: Unit, chained: float, of: Shape, lanes: int) -> float:
-    """Cycles to transform the patches of one group once."""
+def _input_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes: int) -> float:
+    """Cycles of the input transform of one group."""
     m, edge = of.outputs, of.edge
     if of.in_blocks:
         moved = 2.0 * edge * edge
         return (
-            of.tiles * ceil_div(of.channels, lanes) * _cycles(unit, chained, w.dtype, moved, moved, 2 * edge * _patch_operations(edge), 0.0)
+            of.tiles * ceil_div(of.channels, lanes) * _cycles(unit, least, w.dtype, moved, moved, 2 * edge * _input_operations(edge), 0.0)
         )
     tiles = min(of.row, of.panel, max(1, lanes - (edge - 1) // m))  # of a run
     runs = of.rows * ceil_div(of.row, tiles)
@@ -322,38 +324,38 @@ def _patches(w: Conv, unit: Unit, chained: float, of: Shape, lanes: int) -> floa
     vectors = m // 2 if needed <= m // 2 else m
     parting = m * max(1.0, log2(m)) * vectors / m if m % 2 == 0 else m * vectors
     loads, stores, shuffles = 2 * edge * vectors, edge * (vectors + edge), edge * (parting + of.taps - 1)
-    arithmetic = (vectors + edge) * _patch_operations(edge)
-    cycles = runs * _cycles(unit, chained, w.dtype, loads, stores, arithmetic, shuffles)
+    arithmetic = (vectors + edge) * _input_operations(edge)
+    cycles = runs * _cycles(unit, least, w.dtype, loads, stores, arithmetic, shuffles)
     if runs > of.panels:
         groups = of.panels * ceil_div(of.panel, lanes)
         cycles += groups * edge * edge * (1 / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value)
     return of.channels * cycles
 
 
-def _outputs(w: Conv, unit: Unit, chained: float, of: Shape, lanes: int) -> float:
-    """Cycles to transform the sums of one group and store the outputs once."""
+def _output_transform_cycles(w: Conv, unit: Unit, least: float, of: Shape, lanes: int) -> float:
+    """Cycles of the output transform of one group, with the stores of the outputs."""
     m, edge, vectors = of.outputs, of.edge, ceil_div(of.filters, lanes)
-    tile = _cycles(unit, chained, w.dtype, edge * edge, m * m, (edge + m) * _sum_operations(m, edge // 2 - 1), 0.0)
+    tile = _cycles(unit, least, w.dtype, edge * edge, m * m, (edge + m) * _output_operations(m, edge // 2 - 1), 0.0)
     blocks = 0 if of.out_blocks else w.batch * w.out_h * ceil_div(w.out_w, lanes)
-    block = _cycles(unit, chained, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
+    block = _cycles(unit, least, w.dtype, lanes, min(lanes, of.filters), 0.0, lanes * log2(lanes) if lanes > 1 else 0.0)
     return vectors * (of.tiles * tile + blocks * block)
 
 
-def _patch_operations(edge: int) -> float:
-    """Multiply-adds of B^T times a vector: one a pair for either end, one less for either part of a pair, two that join them."""
+def _input_operations(edge: int) -> float:
+    """Multiply-adds of B^T times a vector: at each end one a pair; for both parts of a pair one less each, and two to join them."""
     pairs = edge // 2 - 1
     return 2 * pairs + pairs * (2 * (pairs - 1) + 2)
 
 
-def _sum_operations(m: int, pairs: int) -> float:
-    """Additions and multiply-adds of A^T times a vector: two a pair, a term a pair for each output, and one at either end."""
+def _output_operations(m: int, pairs: int) -> float:
+    """Additions and multiply-adds of A^T times a vector: two a pair, a term a pair for each output, and one at each end."""
     return 2 * pairs + m * pairs + 1
 
 
-def _cycles(unit: Unit, chained: float, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
-    """Of what goes on side by side; `chained`: the least of an instruction."""
+def _cycles(unit: Unit, least: float, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
+    """Cycles of instructions that overlap; `least`: cycles of one instruction at least."""
     moving = max(loads / unit.loads_per_cycle.value, stores / unit.stores_per_cycle.value)
-    return max(moving, arithmetic / unit.rate(dtype) + shuffles, (loads + stores + arithmetic + shuffles) * chained)
+    return max(moving, arithmetic / unit.rate(dtype) + shuffles, (loads + stores + arithmetic + shuffles) * least)
 
 
 # Between the levels
@@ -369,7 +371,7 @@ def _counts(of: Candidates) -> Array:
 
 
 def described(of: Candidates) -> LoopNest:
-    """The loops of native/conv/winograd.c: panels of tiles and of filters in blocks and sets, and the phases of their bodies."""
+    """The loops of native/conv/winograd.c: blocks and sets of panels, and the phases of their bodies."""
     w, size = dense(of.workload), of.workload.element_bytes
     channels, panels, filter_panels, planes, outputs, panel, wide, held = _counts(of)
     wide, held = wide * size, held * size
@@ -384,19 +386,19 @@ def described(of: Candidates) -> LoopNest:
         Loop("panels of tiles", "tiles", 1, of.k2),
     )
     image, output = w.input_elements // w.groups * size, w.output_elements // w.groups * size
-    source = of.workload.input_elements * size  # the images that are parted
+    source = of.workload.input_elements * size  # the images that are split into phases
     groups = {"groups": Extent(1.0, w.groups)} if w.groups > 1 else {}
     each, depth = Extent(1.0, planes), Extent(1.0, channels)
     halo = (w.kernel_h - 1) / outputs * image / panels  # rows that two rows of tiles share
     image_of = {**groups, "tiles": Extent(image / panels, image, halo)}
     patches = {"planes": each, "channels": depth, "tiles": Extent(held, of.k2 * held)}
     sums = {"planes": each, "tiles": Extent(panel, of.k2 * panel), "filters": Extent(wide, of.k3 * wide)}
-    parted = (
+    phases = (
         Operand("image", {"run": Extent(source, source)}, "run"),
         Operand("input", image_of, "run", written=True),
     )
     operands = (
-        *(parted if of.workload.stride_h > 1 else ()),
+        *(phases if of.workload.stride_h > 1 else ()),
         Operand("input", image_of, "blocks"),
         Operand("patches", patches, "blocks", written=True),
         Operand("patches", patches, "panels of tiles"),
@@ -405,15 +407,15 @@ def described(of: Candidates) -> LoopNest:
             {**groups, "planes": each, "channels": depth, "filters": Extent(wide, filter_panels * wide)},
             "panels of tiles",
         ),
-        # what is asked for behind the filters that are multiplied
+        # prefetched after the filters that are multiplied
         Operand("", {**groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
         Operand("sums", sums, "panels of tiles", written=True),
-        Operand("sums", sums, "sets", after=True),
+        Operand("sums", sums, "sets", after_loops=True),
         Operand(
             "output",
             {**groups, "tiles": Extent(output / panels, output), "filters": Extent(1 / filter_panels, 1.0)},
             "sets",
-            after=True,
+            after_loops=True,
             written=True,
         ),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan in words, of the description of its loops: the loops, what is used again and which cache holds it, the heaviest flow.
+"""A plan in words, from the description of its loops: the loops, each reuse with the cache that holds it, the heaviest transfer.
 
 Worked number: 64 windows of 3x3 taps of 64 channels in FP32 are 147,456 bytes, 14 % of an L2 of 1 MiB.
 """
@@ -10,14 +10,14 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.cpu.cost import of_row
+from pysim.cachemodel.cpu.cost import table_of
 from pysim.cachemodel.cpu.graph import edges
 from pysim.cachemodel.cpu.incore import products_per_cycle
 from pysim.cachemodel.cpu.listed import row_of
 from pysim.cachemodel.cpu.loops import Loop, LoopNest, Number, Operand, Reuse
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
-from pysim.cachemodel.cpu.reuse import FILTER_TILES, WINDOWS, described
-from pysim.cachemodel.cpu.steps import ACROSS, FILLED, OVER, WITHIN
+from pysim.cachemodel.cpu.reuse import ACROSS, AFTER_FILL, BUFFER, WITHIN
+from pysim.cachemodel.cpu.sliced import FILTER_TILES, WINDOWS, described
 from pysim.cachemodel.cpu.threads import grid, parts_of_each
 from pysim.machine.cpu import Level, Machine
 from pysim.record.cost import CsaCost
@@ -39,7 +39,7 @@ def describe(
     more: Sequence[Section] = (),
     peak: float | None = None,
 ) -> Description:
-    """The description of a plan by that of its loops, whose innermost body is `inner`; `peak` is its kernel's unless given."""
+    """The description of a plan from that of its loops, whose innermost body is `inner`; `peak` is its kernel's unless given."""
     sections = (
         *more,
         Section("loops", tuple(printed(nest, names, inner))),
@@ -51,20 +51,20 @@ def describe(
 
 
 def peak_of(plan: Plan, lanes: int = 0) -> float:
-    """FLOP/s at which the kernel's multiply-adds, of its columns' lanes unless said otherwise, keep one core's unit busy."""
+    """FLOP/s of one core whose unit is busy with the kernel's multiply-adds; `lanes`: of a multiply-add, if not the kernel's columns."""
     on, kernel = on_cpu(plan)[1], row_of(plan.schedule)
     return 2 * (lanes or kernel.lane_windows * kernel.lane_filters) * on.unit_of(kernel.target).rate(plan.workload.dtype) * on.clock_hz
 
 
 def peak_of_taps(plan: Plan, met: float) -> float:
-    """FLOP/s of the definition at which one core's unit is busy, where of the taps of all windows so many are multiplied: those that meet
-    the image."""
+    """FLOP/s, counted by the definition of a convolution, of one core whose unit is busy; `met` of the taps of all windows are multiplied,
+    those that meet the image."""
     w = plan.conv
     return peak_of(plan) * w.windows * w.taps / met if met else 0.0
 
 
 def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
-    """The description of a plan whose schedule is that of SConv's nest."""
+    """The description of a plan with a schedule of SConv's nest."""
     s, on = on_cpu(plan)
     loops, names = sliced(nest, on, s)
     taps = f" x {nest.kernel_h}x{nest.kernel_w}" if nest.taps > 1 else ""
@@ -79,36 +79,36 @@ def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] 
 
 
 def divided(nest: LoopNest, parts: Mapping[str, int], names: Names = MappingProxyType({})) -> Iterator[str]:
-    """Dimensions that threads divide into parts: operands along one are divided with it, the others are what all parts of it share, but for
-    panels, which each thread packs for itself."""
+    """For each dimension that threads divide, what each part has of its own and what the parts share. Operands along the dimension are
+    divided; each thread packs its own panels."""
     for dimension, count in parts.items():
-        told = [(dimension in one.extents, names.get(one.name, one.name)) for row, one in enumerate(nest.operands) if _told(nest, row)]
-        told = [(own or name in PANELS, name) for own, name in told]
-        own, shared = (", ".join(dict.fromkeys(name for own, name in told if own == kind)) for kind in (True, False))
+        shown = ((dimension in of.extents, names.get(of.name, of.name)) for row, of in enumerate(nest.operands) if _shown(nest, row))
+        operands = [(divided or name in PANELS, name) for divided, name in shown]
+        own, shared = (", ".join(dict.fromkeys(name for private, name in operands if private == kind)) for kind in (True, False))
         if count > 1:
             yield f"{count} parts of {names.get(dimension, dimension)}: each has its own {own}; they share {shared or 'nothing'}"
 
 
 def sliced(nest: Nest, on: Machine, s: Schedule) -> tuple[LoopNest, Names]:
-    """The loops of a schedule of SConv's nest, and what they are called."""
+    """The loops of a schedule of SConv's nest, and the names that readers know them by."""
     packs = {} if nest.filters_packed else {"filters": "filters to pack"}
     names = {"input": "input to pack", "input in place": "input", "packed tile": PANELS[0], "packed": PANELS[0], **packs}
     sets = {f"sets of {name}": "sets" for name in ("channels", WINDOWS, FILTER_TILES)}
-    return described(of_row(nest, on, s, _row(on, s)), s.stationary == STATIONARY[0]), {**names, **sets}
+    return described(table_of(nest, on, s, _row(on, s)), s.stationary == STATIONARY[0]), {**names, **sets}
 
 
 def _row(on: Machine, s: Schedule) -> Kernel:
-    """A schedule's kernel; for one of the slicing analysis, whose shape no row has, any that the machine runs with that shape."""
+    """A schedule's kernel. The slicing analysis may have a shape without a row: then any kernel that the machine runs, with that shape."""
     any_row = next(row for row in kernels() if on.unit(row.target))
     return cpu_kernel(s.kernel) or msgspec.structs.replace(any_row, windows=s.windows, filters=s.filters)
 
 
 def printed(nest: LoopNest, names: Names = MappingProxyType({}), inner: str = "") -> Iterator[str]:
-    """The nest in words, outermost loop first, with what is touched in each body ahead of the loops in it and after them."""
+    """The nest in words, outermost loop first, with the operands of each body before the loops in it and after them."""
     touched = [
-        (of, one.after, names.get(one.name, one.name) + " (written)" * one.written)
+        (of, one.after_loops, names.get(one.name, one.name) + " (written)" * one.written)
         for row, (one, of) in enumerate(zip(nest.operands, nest.accesses, strict=True))
-        if _told(nest, row)
+        if _shown(nest, row)
     ]
     for depth, loop in enumerate(nest.loops):
         sets = f"of {_number(loop.tiles):,.0f} " if _number(loop.tiles) > 1 else ""
@@ -122,34 +122,34 @@ def printed(nest: LoopNest, names: Names = MappingProxyType({}), inner: str = ""
             yield "  " * depth + f"then {here}"
 
 
-def _told(nest: LoopNest, row: int) -> bool:
+def _shown(nest: LoopNest, row: int) -> bool:
     """Whether an operand has a name and is touched at all."""
     return bool(nest.operands[row].name and _number(nest.footprint(-1, row)))
 
 
 def _words(loop: Loop, names: Names, size: str = "of ") -> str:
-    """blocks of (3) panels of tiles; panels of tiles."""
+    """A loop in words: blocks of (3) panels of tiles; panels of tiles."""
     name, dimension = names.get(loop.name, loop.name), names.get(loop.dimension, loop.dimension)
     return f"{name} {size}{dimension}" if size and _number(loop.tiles) > 1 else name
 
 
 def reused(nest: LoopNest, on: Machine, names: Names = MappingProxyType({})) -> Iterator[str]:
-    """What lies between two uses of an operand, and the cache that holds as much."""
+    """The reuse distance of each operand, and the cache that holds as much."""
     for one in nest.reuses():
         operand = nest.operands[one.row]
-        distance = sum(_number(share) * _number(part) for share, part in zip(one.shares, one.distance, strict=True))
+        distance = sum(_number(share) * _number(part) for share, part in zip(one.shares, one.distances, strict=True))
         if operand.name and _number(one.times) >= 0.5 and _number(one.size) and distance > 0:
             text = f"{names.get(operand.name, operand.name)} {_when(one, operand, _words(nest.loops[one.loop], names))}"
             yield f"{text:<72}{bytes_text(distance):>10}  {_against(distance, on.levels)}"
 
 
 def _when(one: Reuse, operand: Operand, loop: str) -> str:
-    """Between what two uses of an operand the distance lies."""
+    """Which two uses of an operand a distance lies between."""
     if one.kind in (ACROSS, WITHIN):
         return f"that neighbours share, {one.kind} {loop}"
-    if one.kind == OVER:
+    if one.kind == BUFFER:
         return f"written over, at the next of {loop}" if one.first else f"{'written' if operand.written else 'read'} later, within {loop}"
-    if one.kind == FILLED:
+    if one.kind == AFTER_FILL:
         return f"read first, at the next of {loop}"
     return f"again at the next of {loop}" if one.loop >= 0 else "again in the next run"
 
@@ -164,7 +164,7 @@ def _against(size: float, levels: tuple[Level, ...]) -> str:
 
 
 def _peak(nest: Nest, on: Machine, name: str) -> float:
-    """FLOP/s of the definition at which one core's unit is busy: kernel rows that are all padding are left out."""
+    """FLOP/s, counted by the definition, of one core whose unit is busy: kernel rows in padding are skipped."""
     kernel = cpu_kernel(name)
     unit = on.unit(kernel.target) if kernel else None
     if kernel is None or unit is None:
@@ -174,7 +174,7 @@ def _peak(nest: Nest, on: Machine, name: str) -> float:
 
 
 def _exact(plan: Plan) -> tuple[str, ...]:
-    """What the slicing analysis makes of exact maxima, beside halving."""
+    """The exact maxima of the slicing analysis, beside halving."""
     found = [(item.schedule.kind, item.cost.exact) for item in plan.considered if isinstance(item.cost, CsaCost) and item.cost.exact]
     return tuple(f"{kind}: channels {of['channels']}, k2 {of['k2']}, k3 {of['k3']}, cost {of['cost']:,}" for kind, of in found)
 

@@ -20,14 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pysim.cachemodel.costs import Costs
+from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.gpu import threads, waves
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.passes import Pass, pass_cycles
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.waves import DATA_PARALLEL, OF_WAVES, SPLIT_K, STEP, STREAM_K, TERMS, Array, Columns, Prediction, Table
-from pysim.cachemodel.numbers import numbered
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact simulation of cache hierarchies: how often each level is asked, misses, evicts and writes back, for a given trace.
+"""Exact simulation of cache hierarchies: requests, misses, evictions and write-backs of each level for a given trace.
 
-Any number of set-associative levels (1..8), private or shared by several cores. By default a level is write-back,
+Up to 8 set-associative levels, private or shared by several cores. By default a level is write-back,
 write-allocate and non-inclusive with LRU replacement; a miss fills every level it passed, and an access that straddles lines
-touches each. The rules in full, for every policy, stand at the top of `native/simulate.h`, which also defines the counters.
+touches each. `native/simulate.h` states the rules in full, for every policy, and defines the counters.
 
-What counts: at L1 a load or store is one line touched by the core. Further out a load is a line read by the level inside
-(for its load misses, for its store misses that allocate, for its prefetches), a store is a write-back or a write-through from
-it. So `misses` of a level without prefetcher are the `loads` of the next, and its `writebacks` are the next level's `stores`.
+At L1 a load or store is one line touched by the core. Further out a load is a line read by the level inside (for its load misses, for its
+store misses that allocate, for its prefetches), and a store is a write-back or a write-through from it. So the `misses` of a level
+without prefetcher are the `loads` of the next level, and its `writebacks` are the next level's `stores`.
 
 pycachesim counts the same events under other names: MISS = misses, EVICT = writebacks (clean evictions are not counted there),
 HIT = loads that hit (store hits are not counted), LOAD = loads + store misses that allocate, STORE = stores; its L1 counts
-LOAD and STORE once an access, not once a line; a store written through is an EVICT. Its LRU also differs in what it does: a
-store that hits, a write-back too, does not make the line the last used one. Here it does, as in hardware.
+LOAD and STORE once per access, not once per line; a store written through is an EVICT. Its LRU also behaves differently: a
+store that hits, or a write-back, does not make the line the most recently used. Here it does, as in hardware.
 
 Worked number: 64 lines of 64 bytes, read twice through 32 sets x 1 way: 128 loads, 128 misses, 96 evictions.
 """
@@ -39,12 +39,12 @@ MAX_CORES = 256
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """One level: `sets` x `ways` lines of `line_bytes` (a power of two; not less than in the level inside).
+    """One level: `sets` x `ways` lines of `line_bytes` (a power of two, at least that of the level inside).
 
-    `inclusion` says what the level owes the levels inside it; an exclusive level is a victim cache of the one inside it.
+    `inclusion` relates the level to the levels inside it; an exclusive level is a victim cache of the one inside it.
     `fetch_on_writeback=False` lets a write-back of a whole line allocate without reading the next level. `prefetch` reads
     `prefetch_degree` lines ahead, within 4 KiB pages. A level that is not `shared` exists once per core. plru needs 1, 2, 4 .. 64 ways.
-    Raises MachineError for what is no such number or word; the native library refuses a geometry that cannot be (`Hierarchy`).
+    Raises MachineError for a bad number or word; the native library rejects impossible geometries (`Hierarchy`).
     """
 
     name: str
@@ -76,7 +76,7 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """What happened at one level; `native/simulate.h` defines each number. Bytes are those between it and the next level."""
+    """Events at one level; `native/simulate.h` defines each number. Bytes are those between it and the next level."""
 
     loads: int = 0
     stores: int = 0
@@ -131,7 +131,7 @@ class Result:
         return iter(self.levels)
 
     def by(self, level: str, operand: str | int | None = None, phase: str | int | None = None) -> Counts:
-        """The part of a level's counts that one operand, one phase, or both account for."""
+        """The part of a level's counts due to one operand, one phase, or both."""
         part = self.counts[_index(self.levels, level, "cache level")]
         rows = part if phase is None else part[[_index(PHASES, phase, "phase")]]
         cells = rows if operand is None else rows[:, [_index(OPERANDS, operand, "operand")]]
@@ -139,8 +139,8 @@ class Result:
 
     def to_dict(self) -> dict[str, dict[str, int]]:
         """Per level, every counter with `hits` and `misses`."""
-        named = {level: self[level] for level in self.levels}
-        return {level: msgspec.structs.asdict(c) | {"hits": c.hits, "misses": c.misses} for level, c in named.items()}
+        counts = {level: self[level] for level in self.levels}
+        return {level: msgspec.structs.asdict(c) | {"hits": c.hits, "misses": c.misses} for level, c in counts.items()}
 
     def __repr__(self) -> str:
         rows = (f"{level}: {c.loads + c.stores} requests, {c.misses} misses" for level, c in ((i, self[i]) for i in self.levels))
@@ -148,11 +148,11 @@ class Result:
 
 
 class Hierarchy:
-    """Caches from the core outward, L1 first, and what they hold between calls.
+    """Caches from the core outward, L1 first, and their contents between calls.
 
-    `cores` have their own private levels and see one copy of the shared ones. `seed` fixes random replacement. The only state
-    is the caches' contents: `simulate` and `run` start empty unless `warm=True` keeps what the last call left. Whoever empties them raises
-    MachineError for levels that do not fit each other, as the native library says.
+    `cores` have their own private levels and share one copy of the shared ones. `seed` fixes random replacement. The only state is the
+    caches' contents: `simulate` and `run` start empty unless `warm=True` keeps what the last call left. A run that starts empty raises
+    MachineError for levels that do not fit each other, with the native library's sentence.
     """
 
     def __init__(self, levels: Iterable[Cache], *, cores: int = 1, seed: int = 0) -> None:
@@ -171,9 +171,9 @@ class Hierarchy:
     @classmethod
     def from_machine(cls, machine: str | Path | Machine, *, cores: int = 1, seed: int = 0) -> "Hierarchy":
         """The levels of a machine file (by name, path or value), each write-back, write-allocate and non-inclusive."""
-        found = machine if isinstance(machine, Machine) else load(machine)
+        on = machine if isinstance(machine, Machine) else load(machine)
         levels = (
-            Cache(level.name, level.sets, level.ways, level.line_bytes, policy=level.policy, shared=level.shared) for level in found.levels
+            Cache(level.name, level.sets, level.ways, level.line_bytes, policy=level.policy, shared=level.shared) for level in on.levels
         )
         return cls(levels, cores=cores, seed=seed)
 
@@ -234,15 +234,15 @@ class Hierarchy:
         size = ffi.new("int64_t *")
         _check(lib.pysim_cache_state_bytes(config, size), ffi, lib, error=MachineError)
         if self._state is None:
-            there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if size[0] > there:
-                raise MachineError(f"simulating these caches takes {size[0]} bytes; this machine has {there}")
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if size[0] > memory:
+                raise MachineError(f"simulating these caches takes {size[0]} bytes; this machine has {memory}")
             room = np.empty(size[0] // 8 + 8, np.uint64)
-            self._state = room[-(room.ctypes.data // 8) % 8 :][: -(-size[0] // 8)]  # a cache line of this machine holds whole ways
+            self._state = room[-(room.ctypes.data // 8) % 8 :][: -(-size[0] // 8)]  # aligned to the host's cache lines
         _check(lib.pysim_cache_init(config, ffi.from_buffer("char[]", self._state), self._state.nbytes), ffi, lib, error=MachineError)
 
     def contents(self, level: str, core: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """What a level (that of `core`, where it is private) holds now: byte addresses of its lines, and which are dirty."""
+        """The lines in a level (that of `core`, if it is private): byte addresses, and which are dirty."""
         index = _index([cache.name for cache in self.levels], level, "cache level")
         _whole(core, 0, self.cores - 1, "core")
         lines = self.levels[index].sets * self.levels[index].ways
@@ -302,7 +302,7 @@ _TYPES: tuple[type[np.integer[Any]], ...] = (np.int64, np.int32, np.uint8, np.ui
 
 
 def _arrays(chunk: Chunk, number: int) -> list[Any]:
-    """The chunk as the five arrays that the native library reads; no copy where they are such arrays already."""
+    """The chunk as the five arrays that the native library reads; no copy if they are such arrays already."""
     addresses = _array(chunk.addresses, np.int64, None, f"chunk {number}: addresses")
     rest = zip(chunk[1:], _TYPES[1:], Chunk._fields[1:], strict=True)
     return [addresses, *(None if a is None else _array(a, kind, len(addresses), f"chunk {number}: {name}") for a, kind, name in rest)]
@@ -319,7 +319,7 @@ def _array(values: npt.ArrayLike, kind: type[np.integer[Any]], length: int | Non
     if array.ndim != 1 or length not in (None, len(array)):
         right = "one dimension" if length is None else f"({length},), one for each address, or a single number"
         raise OperandError(f"{what}: shape is {array.shape}; it should be {right}")
-    found = np.ascontiguousarray(array, dtype=kind)
-    if array.dtype != found.dtype and not np.array_equal(found, array):
-        raise OperandError(f"{what}: values reach from {array.min()} to {array.max()}; they should fit {found.dtype}")
-    return found
+    converted = np.ascontiguousarray(array, dtype=kind)
+    if array.dtype != converted.dtype and not np.array_equal(converted, array):
+        raise OperandError(f"{what}: values reach from {array.min()} to {array.max()}; they should fit {converted.dtype}")
+    return converted

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SConv's tiled loop nest, in both loop orders, as a description (`loops`); and the reuses of a whole table of its schedules.
+
+    for each set of channels
+      for each set of K3 kept tiles
+        for each set of K2 streamed tiles
+          for each kept tile
+            for each streamed tile                 the micro-kernel
+
+Input stationary keeps tiles of windows and streams tiles of filters; weight stationary does the reverse. Kept windows are packed one
+tile at a time, while the first set of filters is streamed. Streamed windows are packed a set at a time, before the loops inside; so are
+filters that the run packs. If all filters pass by one tile of windows before the next tile is packed, a single panel holds each tile in
+turn.
+
+An operand that only some schedules of a table have is empty in the others.
+
+Worked number: 28x28 outputs in tiles of 8 windows, K3 = 25: 98 kept tiles in 4 sets. Each of 5 filter tiles is streamed 98 times: 94
+reuses are one kept tile apart, 3 are one set apart, and 1 is one run apart.
+
+`doubts` lists where a machine or a schedule violates an assumption of the closed forms.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, select
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_taps
+from pysim.machine.cpu import Machine
+from pysim.record.schedule import Schedule
+from pysim.record.state import State
+
+OPERANDS = ("input", "packed", "filters", "output")  # as the levels of a cost name them
+INPUT, PACKED, FILTERS, OUTPUT = range(4)
+WINDOWS, FILTER_TILES = "window tiles", "filter tiles"  # dimensions
+BUFFERS = {"input": INPUT, "input in place": INPUT, "filters": FILTERS, "output": OUTPUT}  # all others are PACKED
+
+
+class TableStreams(NamedTuple):
+    """The reuses ("streams") of a table of schedules.
+
+    Schedules of one loop order are consecutive; those of order k are `columns[k]`. There stream i is of OPERANDS[operand[k, i]] and
+    belongs to loop loops[k, i] - 1. bytes[i] (x schedules) are reused after between[:, i] bytes of each of OPERANDS, last touched
+    runs_ago[k, i] runs ago (0: in this run). shares[k, :, i] is 1 in the row of its operand, read only or written, two rows for each of
+    OPERANDS.
+
+    `planes`: planes of inputs, planes of outputs, and `interleaved` (2 where half of the outputs in between are of other planes) x the run
+    and one iteration of each loop x schedules. `working_set`: distinct bytes of OPERANDS that a run touches.
+    """
+
+    columns: list[slice]
+    order: NDArray[np.int64]  # loop order of each column
+    operand: NDArray[np.int64]
+    loops: NDArray[np.int64]
+    shares: Array
+    runs_ago: Array
+    bytes: Array
+    between: Array
+    planes: Array
+    working_set: Array
+
+    def of(self, rows: NDArray[np.int64]) -> "TableStreams":
+        """The streams of some schedules, in their order."""
+        columns = [slice(*rows.searchsorted((span.start, span.stop))) for span in self.columns]
+        arrays = (array.take(rows, axis=-1) for array in (self.bytes, self.between, self.planes, self.working_set))
+        size, between, planes, working_set = arrays
+        return self._replace(columns=columns, order=self.order[rows], bytes=size, between=between, planes=planes, working_set=working_set)
+
+
+def described(table: Table, keeps_windows: bool) -> LoopNest:
+    """The loops of schedules of one loop order: those that keep windows (input stationary), or those that keep filters."""
+    rates, nest = table.rates, table.rates.nest
+    tiles = {WINDOWS: rates.window_tiles, FILTER_TILES: rates.filter_tiles}
+    kept, streamed = (WINDOWS, FILTER_TILES) if keeps_windows else (FILTER_TILES, WINDOWS)
+    k2, k3 = np.minimum(table.k2, tiles[streamed]), np.minimum(table.k3, tiles[kept])
+    streamed_sets = np.ceil(tiles[streamed] / k2)
+    one_panel = table.packed * (streamed_sets == 1) * keeps_windows  # a single panel holds each kept tile in turn
+    k3 = np.where(one_panel > 0, 1.0 if nest.filters_packed else tiles[kept], k3)  # then K3 changes nothing: sets of one tile, or one set
+    repeats = {name: count for name, count in (("images", nest.batch), ("groups", nest.groups)) if count > 1}
+    loops = (
+        *(Loop(name, name, 1, count) for name, count in repeats.items()),
+        Loop("sets of channels", "channels", table.channels, np.ceil(nest.group_channels / table.channels)),
+        Loop(f"sets of {kept}", kept, k3, np.ceil(tiles[kept] / k3)),
+        Loop(f"sets of {streamed}", streamed, k2, streamed_sets),
+        Loop(kept, kept, 1, k3),
+        Loop(streamed, streamed, 1, k2),
+    )
+    outer, sets = {name: Extent(1.0, count) for name, count in repeats.items()}, {kept: k3, streamed: k2}
+    row = Extent(rates.windows * nest.result_bytes, float(nest.windows * nest.result_bytes), rates.out_edge)
+    output = {**outer, WINDOWS: row, FILTER_TILES: Extent(rates.filters, nest.group_filters)}
+    operands = (
+        *_windows(table, outer, sets[WINDOWS], one_panel * (not nest.filters_packed), streamed),
+        *_filters(table, {name: extent for name, extent in outer.items() if name == "groups"}, sets[FILTER_TILES], streamed),
+        Operand("output", output, streamed, written=True),
+    )
+    total: dict[str, Number] = {**repeats, **tiles, "channels": nest.group_channels}
+    return LoopNest(loops, operands, total, table.k2.size)
+
+
+def _windows(table: Table, outer: Mapping[str, Extent], set_size: Array, one_panel: Array, inner: str) -> Iterator[Operand]:
+    """Windows as packing reads and writes them, and as the micro-kernel reads them. `one_panel`: 1 where all tiles use one panel."""
+    rates, nest, packed, sets = table.rates, table.rates.nest, table.packed, f"sets of {WINDOWS}"
+    if packed.any():
+        # a tile as the micro-kernel reads it; the last panel may be partial, but fills its lines
+        panel = np.ceil(rates.packed_window * table.channels * rates.windows / PANEL_ALIGN) * PANEL_ALIGN * packed
+        panels = panel * np.minimum(set_size, rates.panel_windows / rates.windows)
+        raw = {**outer, "channels": Extent(packed, nest.group_channels * packed), WINDOWS: _raw_input(rates)}
+        if inner == WINDOWS:
+            yield Operand("input", raw, sets)
+            yield Operand("packed input", {WINDOWS: Extent(panel, panels)}, sets, written=True)
+            yield Operand("packed input", {WINDOWS: Extent(panel, panels)}, inner)
+        else:
+            one, several = (panel, panels) if not one_panel.any() else (panel * (1 - one_panel), panels * (1 - one_panel))
+            yield Operand("input", raw, WINDOWS, only_first=f"sets of {FILTER_TILES}")
+            yield Operand("packed input", {WINDOWS: Extent(one, several)}, inner, refilled_by=sets)
+            if one_panel.any():
+                yield Operand("packed tile", {WINDOWS: Extent(panel * one_panel, panel * one_panel)}, inner, refilled_by=WINDOWS)
+    if nest.windows_packed:
+        tile = Extent(rates.packed_window * rates.windows, rates.packed_window * nest.windows)
+        yield Operand("packed", {"channels": Extent(1.0, nest.group_channels), WINDOWS: tile}, inner)
+    elif not packed.all():
+        tile = Extent(rates.windows * nest.element_bytes, nest.windows * nest.element_bytes, rates.place_edge)
+        yield Operand("input in place", {**outer, "channels": Extent(1 - packed, nest.group_channels * (1 - packed)), WINDOWS: tile}, inner)
+
+
+def _raw_input(rates: Rates) -> Extent:
+    """Input that packing reads for tiles of windows: the rows that kernels reach; whole rows as soon as tiles share them."""
+    nest, others = rates.nest, np.maximum(1.0, rates.window_tiles - 1)
+    touched, live = nest.touched_bytes(rates.machine.line_bytes), live_taps(nest)[0]
+    row = touched / nest.touched_h
+    step = min(nest.stride_h, nest.kernel_h) * row
+    halo = max(0.0, min((nest.kernel_h - 1) * nest.dilation_h + 1, nest.touched_h) * row - step)
+    reread = max(0, live - nest.touched_h) * nest.touched_w * nest.element_bytes  # by other tiles, not by the same tile twice
+    shared = reread / np.maximum(others, nest.out_h - 1) + rates.pack_edge / others
+    return Extent(rates.windows / nest.out_w * step, touched, halo, (live * row + rates.pack_edge) / rates.window_tiles, shared)
+
+
+def _filters(table: Table, outer: Mapping[str, Extent], set_size: Array, inner: str) -> Iterator[Operand]:
+    """Filters as they are stored, in tiles or not, and as packed by the run."""
+    rates, nest, sets = table.rates, table.rates.nest, f"sets of {FILTER_TILES}"
+    extents = {**outer, "channels": Extent(1.0, nest.group_channels)}
+    edge = rates.filter_edge if nest.filters_in_rows_of_k else 0.0
+    if nest.filters_packed:
+        live = rates.filter_tile / rates.stored_tile  # the rest meets only padding
+        tile = Extent(rates.stored_tile, rates.stored_tile * rates.filter_tiles, edge)
+        yield Operand("filters", {**extents, FILTER_TILES: tile}, inner, part=live)
+        return
+    size, panel = rates.filters * nest.element_bytes, rates.stored_tile * table.channels
+    yield Operand("filters", {**extents, FILTER_TILES: Extent(size, size * rates.filter_tiles, edge, together=True)}, sets)
+    yield Operand("packed filters", {FILTER_TILES: Extent(panel, set_size * panel)}, sets, written=True)
+    yield Operand("packed filters", {FILTER_TILES: Extent(panel, set_size * panel)}, inner)
+
+
+def streams_of(table: Table, state: State) -> TableStreams:
+    """The reuses of a table of schedules, with first touches in caches of a `state`."""
+    nest, n, split = table.rates.nest, table.kernel.size, int(np.count_nonzero(table.keeps_windows))
+    columns = [span for span in (slice(0, split), slice(split, n)) if span.start < span.stop]
+    nests = [described(select(table, span), span.start < split) for span in columns]
+    streams = [of.streams(state) for of in nests]
+    orders, most, depth = len(nests), max(of.rows.size for of in streams), len(nests[0].loops) + 1
+    size, between, planes, working_set = (np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (3, depth), (len(OPERANDS),)))
+    operand, loops = np.zeros((2, orders, most), np.int64)
+    shares, runs_ago = np.zeros((orders, 2 * len(OPERANDS), most)), np.zeros((orders, most))
+    for at, (of, own, span) in enumerate(zip(nests, streams, columns, strict=True)):
+        count, buffers = own.rows.size, np.array([BUFFERS.get(name, PACKED) for name in of.names])
+        size[:count, span], runs_ago[at, :count], loops[at, :count] = own.bytes, own.runs_ago, own.loops + 1
+        operand[at, :count] = buffers[own.rows]
+        shares[at, 2 * operand[at, :count] + own.written, np.arange(count)] = 1.0
+        for buffer, distance, distinct in zip(buffers, of.distances, of.working_set, strict=True):
+            between[buffer, :count, span] += distance
+            working_set[buffer, span] += distinct
+        planes[0, :, span], planes[1, :, span] = of.tiles("channels"), of.tiles(FILTER_TILES) * table.rates.filters[span]
+        planes[2, :, span] = np.array([[1.0]] + [[1.0 + (loop.dimension == FILTER_TILES)] for loop in of.loops[:-1]] + [[1.0]])
+    np.minimum(planes[1], nest.group_filters, out=planes[1])
+    order = np.repeat(np.arange(orders), [span.stop - span.start for span in columns])
+    if runs_ago.max() > 1:
+        between *= np.clip(runs_ago[order].T, 1.0, 1e6)
+    if nest.fresh_input:  # nothing was touched since the input was written
+        between[1:, ((operand == INPUT) & (runs_ago > 0))[order].T] = 0.0
+    return TableStreams(columns, order, operand, loops, shares, runs_ago, size, between, planes, working_set)
+
+
+def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
+    """Assumptions of the closed forms that a machine or a schedule violates, as sentences; empty if they all hold."""
+    sentences = []
+    inner = machine.levels[0]
+    for level in machine.levels:
+        if level.policy != "lru":
+            sentences.append(f"{level.name} replaces by {level.policy}; the closed forms hold for lru")
+        if level.sets & (level.sets - 1):
+            sentences.append(
+                f"{level.name} has {level.sets} sets, no power of two: hardware hashes addresses, consecutive lines are assumed"
+            )
+        if level.line_bytes != inner.line_bytes:
+            sentences.append(
+                f"lines of {level.name} are {level.line_bytes} bytes, those of {inner.name} {inner.line_bytes}: one size is assumed"
+            )
+        start = gcd(nest.plane_bytes, level.way_bytes)
+        used = max(level.line_bytes, min(nest.plane_bytes, schedule.windows * nest.element_bytes))
+        if schedule.pack == "none" and nest.group_channels > 1 and start > used:
+            planes = f"planes of {nest.plane_bytes:,} bytes are read in place {schedule.windows} windows at a time"
+            sentences.append(
+                f"{planes}: they start in 1 of {start // level.line_bytes} sets of {level.name} and conflict, which is only estimated"
+            )
+    return sentences
