@@ -60,8 +60,8 @@ def test_wgmma_replaces_them_where_it_is_and_nothing_older_runs_them():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_rows_tiles_are_those_of_a_product_by_warps_turned_where_channels_are_last(row):
-    wide, deep = (tiled.lying(row, layout) for layout in CONV_LAYOUTS)
-    assert wide == deep.turned and wide.group == 32 and wide.tensor and not wide.producer
+    wide, deep = (tiled.product_tiles(row, layout) for layout in CONV_LAYOUTS)
+    assert wide == deep.transposed and wide.group == 32 and wide.tensor and not wide.producer
     assert (wide.rows, wide.columns) == (row.block_filters, row.block_windows)
     if row.promotion:
         assert wide.products == 3 and wide.thirds and wide.parts == 1, "thirds are made of fragments, in registers"
@@ -101,7 +101,7 @@ def test_channels_lie_in_whole_16_bytes_or_are_copied_so_but_in_planes_of_pointw
 def test_a_plan_explains_its_tiles_and_copies():
     plan = planner.plan(conv("conv:mb32ic60ih28oc512kh3ph1"), A100, layout="nchw")
     text = explain(plan)
-    for words in ("threads gather windows", "copied input", "of 32 along k", "instruction tile"):
+    for words in ("threads gather windows", "copied input", "of 32 over k", "instruction tile"):
         assert words in text, words
     assert "model.families.conv_mma_f16: those of mma" in plan.assumed
 

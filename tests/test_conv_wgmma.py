@@ -38,8 +38,8 @@ def conv(text: str, dtype: str = "f16") -> Conv:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_a_product_of_windows_and_filters(row):
     assert row.block_k * SIZES[row.dtype] in (64, 128)
-    product = tiled.lying(row, "nchw")
-    assert product == tiled.lying(row, "nhwc")
+    product = tiled.product_tiles(row, "nchw")
+    assert product == tiled.product_tiles(row, "nhwc")
     assert (product.rows, product.columns) == (row.block_windows, row.block_filters)
     assert (product.cluster_rows, product.cluster_columns) == (row.cluster_windows, row.cluster_filters)
 
@@ -77,12 +77,12 @@ def test_of_two_sets_of_warpgroups_one_starts_and_ends_a_tile_beside_the_other_s
     row = next(row for row in ROWS if row.dtype == "f16" and row.pingpong and row.block_filters == 64)
     columns = Wgmma(row, conv("conv:mb32ic64ih56oc64kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None
-    alone = columns._replace(hidden=0.0, overlaps=False)
+    alone = columns._replace(hidden=0.0, producer=False)
     table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
     turns, one = (waves.predict(H200, columns_of([alone._replace(pingpong=value)]), table) for value in (True, False))
-    first, number = one.terms["tiles"][0] / 6, 6  # 784 tiles on 132 SMs
+    first, number = one.terms["prologue/epilogue"][0] / 6, 6  # 784 tiles on 132 SMs
     loop = one.waves[:, 0].sum() / number
-    assert turns.terms["tiles"][0] == pytest.approx(first + (number - 1) * waves.IN_TURN * (first - loop), rel=0.02)
+    assert turns.terms["prologue/epilogue"][0] == pytest.approx(first + (number - 1) * waves.PINGPONG_EXPOSED * (first - loop), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_of_two_sets_of_warpgroups_one_starts_and_ends_a_tile_beside_the_other_s
         ("conv:mb1ic8ih64oc8kh1sh9", "strides of up to 8"),
         ("conv:mb1ic8ih300oc8kh257", "up to 256 rows"),
         ("conv:mb1ic8ih64oc8kh1ph129", "padding of up to 128"),
-        ("conv:mb1ic8ih300oc8kh130", "its last window begins"),
+        ("conv:mb1ic8ih300oc8kh130", "its last window must begin"),
     ],
 )
 def test_what_the_copy_engine_cannot_gather_is_refused_with_its_limit(text, says):
@@ -167,7 +167,8 @@ def test_parts_of_a_deep_layer_s_tiles_meet_in_clusters_and_need_no_workspace():
     columns = Wgmma(ROW, w, "nhwc").variant(H200, {}).columns
     assert columns is not None
     launch = waves.Table(*(np.array([value]) for value in (0, waves.SPLIT_K, 2, False, 1)))
-    together, apart = (waves.predict(H200, columns_of([one]), launch).cycles[0] for one in (columns, columns._replace(near=0)))
+    both = (columns, columns._replace(max_cluster_splits=0))
+    together, apart = (waves.predict(H200, columns_of([one]), launch).cycles[0] for one in both)
     assert together < apart - 1e-6 * H200.clock_hz, "no flags to clear, no sums through memory"
 
 
@@ -184,9 +185,9 @@ def test_filters_that_are_in_one_tile_are_asked_for_once_by_each_block():
     columns = Wgmma(row, conv("conv:mb32ic32ih112oc16kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None
     tiles = 32 * 112 * 112 / row.block_windows
-    assert columns.asks_b * tiles == pytest.approx(16 * 32 * 2 * H200.sms.value)
+    assert columns.requested_bytes_b * tiles == pytest.approx(16 * 32 * 2 * H200.sms.value)
     seven = Wgmma(row, conv("conv:mb32ic448ih112oc16kh1"), "nhwc").variant(H200, {}).columns
-    assert seven is not None and seven.asks_b == 16 * 448 * 2, "7 steps come to other stages of 5 each time"
+    assert seven is not None and seven.requested_bytes_b == 16 * 448 * 2, "7 steps come to other stages of 5 each time"
 
 
 def test_traffic_goes_on_while_tiles_start_and_end_and_narrow_layers_are_planned_on_wgmma():
@@ -197,7 +198,7 @@ def test_traffic_goes_on_while_tiles_start_and_end_and_narrow_layers_are_planned
     columns = Wgmma(ROW, conv("conv:mb32ic16ih112oc96kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None
     table = waves.Table(*(np.array([value]) for value in (0, 0, 1, 0, 8)))
-    over, after = (waves.predict(H200, columns_of([columns._replace(overlaps=value)]), table).cycles[0] for value in (True, False))
+    over, after = (waves.predict(H200, columns_of([columns._replace(producer=value)]), table).cycles[0] for value in (True, False))
     assert over < 0.9 * after
 
 
@@ -266,7 +267,7 @@ def test_a_plan_explains_its_tiles_steps_and_copies():
     name = name_of("wgmma", GpuSchedule(row.name, "data_parallel", 1, False, 1))
     plan = planner.plan(conv("conv:mb32ic24ih28oc512kh3ph1"), H200, layout="nchw", name=name)
     text = explain(plan)
-    for words in ("TMA gathers", "6 steps of 64 along k = 216", "warpgroup tile", "copied input"):
+    for words in ("TMA gathers", "6 k-iterations of 64 over k = 216", "warpgroup tile", "copied input"):
         assert words in text, words
     assert not any("model.families.conv_wgmma" in one for one in plan.assumed), "they are fitted"
 
@@ -274,9 +275,9 @@ def test_a_plan_explains_its_tiles_steps_and_copies():
 def test_only_the_capability_that_has_wgmma_runs_it():
     for capability in ("8.9", "10.0"):
         other = msgspec.structs.replace(H200, capability=capability)
-        reason = unable(other, ROW, estimated(ROW.tiles.turned))
+        reason = unable(other, ROW, estimated(ROW.tiles.transposed))
         assert reason and "it needs capability 9.0" in reason.sentence
-    assert not unable(H200, ROW, estimated(ROW.tiles.turned))
+    assert not unable(H200, ROW, estimated(ROW.tiles.transposed))
 
 
 def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypatch):

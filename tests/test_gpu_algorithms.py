@@ -58,14 +58,14 @@ def test_terms_less_what_is_hidden_add_up_to_the_cycles(problem, layout):
         assert isinstance(plan.cost, Cost)
         assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles, rel=1e-12), plan.name
         assert all(-1e-9 <= plan.cost.hidden.get(name, 0.0) <= value * (1 + 1e-12) for name, value in plan.cost.terms.items()), plan.name
-        assert set(plan.cost.hidden) <= {"loop", "power", "L2", "memory"}
+        assert set(plan.cost.hidden) <= {"main loop", "power", "L2", "memory"}
 
 
 def test_the_lesser_of_two_that_wait_for_each_other_hides_what_their_sum_is_more():
     import numpy as np
 
     found = hidden(np.array([[3.0, 1.0, 4.0, 2.0], [0.0, 0.0, 0.0, 0.0]]))
-    assert found == pytest.approx({"power": 1.0, "memory": 2.0, "loop": 3 + 4 - 5})
+    assert found == pytest.approx({"power": 1.0, "memory": 2.0, "main loop": 3 + 4 - 5})
 
 
 @pytest.mark.parametrize(("problem", "layout"), BOTH)
@@ -184,7 +184,7 @@ def test_depthwise_layers_of_every_type_are_planned_by_rows_in_registers(dtype, 
 def test_a_threads_outputs_are_so_far_apart_that_they_share_rows_or_one_where_they_share_none(taps, rows, apart):
     w = parse(f"conv:g64mb32ic64{taps}")
     thread = depthwise.thread_of(H200.sms.value, 1, w, "nchw")
-    assert thread.kept and (thread.rows, thread.columns, thread.apart) == (rows, 1, apart)
+    assert thread.in_registers and (thread.rows, thread.columns, thread.spacing) == (rows, 1, apart)
     assert thread.high(w) * rows >= w.out_h
 
 
@@ -203,7 +203,7 @@ def test_few_channels_a_group_are_planned_on_tensor_cores_that_multiply_nothing_
         tiling = grouped.tiling_of(w, 132)
         assert tiling is not None
         assert tiling.groups * w.channels // w.groups == cuda_limits()["GROUPED_FILTERS"]  # of a block, side by side
-        assert tiling.steps * grouped.STEP_UNITS * 4 - w.channels // w.groups * 9 < 16  # of k, zeros in the last step alone
+        assert tiling.iterations * grouped.ITERATION_UNITS * 4 - w.channels // w.groups * 9 < 16  # only the last k-iteration is padded
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_first_layers_from_registers_are_predicted_as_they_were_measured(layout)
 def test_pieces_of_rows_come_to_a_tile_where_images_allow_it():
     def instructions(width: int) -> float:
         plan = planner.plan(f"conv:g32mb8ic256ih56iw{width}oc256kh3ph1:f16", H200, layout="nchw", algorithm="grouped")
-        return plan.cost.terms["loop"] / width
+        return plan.cost.terms["main loop"] / width
 
     assert 1.2 * instructions(56) < instructions(57)
 

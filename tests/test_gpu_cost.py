@@ -50,8 +50,8 @@ def test_the_blogs_sgemm_has_2560_blocks_of_256_threads_and_fills_its_80_sms():
     v100, problem = machine("v100"), Gemm(m=10240, n=4096, k=4096)
     assert BLOG.math_threads == BLOG.tiles.threads == 256
     facts = predicted(v100, problem, BLOG).facts
-    assert facts["tiles"][0] == 2560 and facts["all_steps"][0] == 512
-    assert facts["last"][0] == 0 and facts["slots"][0] % 80 == 0
+    assert facts["tiles"][0] == 2560 and facts["all_iterations"][0] == 512
+    assert facts["tail_blocks"][0] == 0 and facts["slots"][0] % 80 == 0
     assert facts["tiles"][0] * BLOG.block_m * BLOG.block_n == problem.m * problem.n  # every output of a tile is useful
 
 
@@ -80,7 +80,7 @@ def test_a_launch_of_clusters_begins_beside_a_copy():
         problem = Gemm(m=2048, n=2048, k=k, dtype="f16", trans_b=True)
         alone, together = (predicted(H200, problem, kernel).terms["launch"][0] for kernel in (WGMMA, CLUSTER))
         longer.append(together - alone)
-    assert longer == [pytest.approx(waves.CLUSTER_LATENCIES * H200.l2_latency_cycles.value), 0]
+    assert longer == [pytest.approx(waves.CLUSTER_LAUNCH_LATENCIES * H200.l2_latency_cycles.value), 0]
 
 
 # Occupancy
@@ -170,7 +170,7 @@ def test_no_prediction_beats_the_roofline(name, shape):
 def test_one_tile_more_than_a_wave_costs_a_wave():
     slots = int(predicted(H200, Gemm(m=64, n=64, k=4096), SMALL).facts["slots"][0])
     full, more, next_one = (predicted(H200, Gemm(m=64 * slots + extra, n=64, k=4096), SMALL) for extra in (0, 1, 65))
-    assert full.facts["full_waves"][0] == 1 and full.facts["last"][0] == 0 and more.facts["last"][0] == 1
+    assert full.facts["full_waves"][0] == 1 and full.facts["tail_blocks"][0] == 0 and more.facts["tail_blocks"][0] == 1
     alone = seconds(H200, Gemm(m=64, n=64, k=4096), SMALL) - H200.model.families["simt"].launch_seconds.value
     assert (more.cycles[0] - full.cycles[0]) / H200.clock_hz > 0.8 * alone
     assert (next_one.cycles[0] - more.cycles[0]) / H200.clock_hz < 0.01 * alone
@@ -236,8 +236,8 @@ def test_clusters_that_do_not_all_run_at_once_take_another_round():
     few, many = (
         predicted(H200, Gemm(m=128, n=128 * tiles, k=8192, dtype="f16", trans_b=True), kernel, eight) for tiles in (count, count + 1)
     )
-    assert (few.facts["full_waves"][0], few.facts["last"][0]) == (1, 0)
-    assert (many.facts["full_waves"][0], many.facts["last"][0]) == (1, 1)
+    assert (few.facts["full_waves"][0], few.facts["tail_blocks"][0]) == (1, 0)
+    assert (many.facts["full_waves"][0], many.facts["tail_blocks"][0]) == (1, 1)
     assert many.cycles[0] > 1.3 * few.cycles[0]
     blocks = msgspec.structs.replace(WGMMA, reduces_in_cluster=0)  # whose parts meet through memory, each block on its own
     assert predicted(H200, Gemm(m=128, n=128 * (count + 1), k=8192, dtype="f16", trans_b=True), blocks, eight).facts["full_waves"][0] == 0
@@ -249,7 +249,7 @@ def test_parts_of_a_cluster_s_tile_meet_in_a_cluster_of_clusters():
     assert gemm.launch_bytes(problem, pair, four) == 0
     found = predicted(H200, problem, pair, four)
     assert found.facts["units"][0] == 4 * H200.clusters(8)
-    assert found.terms["partials"][0] > 0
+    assert found.terms["split-K fix-up"][0] > 0
 
 
 def test_sets_of_warpgroups_in_turn_hide_the_end_of_a_tile_behind_the_next_one_s_products():
@@ -259,7 +259,7 @@ def test_sets_of_warpgroups_in_turn_hide_the_end_of_a_tile_behind_the_next_one_s
     assert mainloop.shared_bytes(turns.tiles) > mainloop.shared_bytes(alone.tiles)
     for m, k, less in ((128, 64, False), (128 * 132 * 4, 64, True), (128 * 132 * 4, 8192, False)):  # at last power bounds all of it
         problem = Gemm(m=m, n=128, k=k, dtype="f16", trans_b=True)
-        ends = [predicted(H200, problem, kernel).terms["tiles"][0] for kernel in (turns, alone)]
+        ends = [predicted(H200, problem, kernel).terms["prologue/epilogue"][0] for kernel in (turns, alone)]
         assert (ends[0] < ends[1]) == less
 
 
@@ -267,7 +267,7 @@ def test_sets_of_warpgroups_in_turn_hide_the_end_of_a_tile_behind_the_next_one_s
 def test_tf32_on_warpgroups_copies_an_operand_only_where_neither_has_rows_along_k(layout, copied):
     kernel = gemm_kernel("tf32_wgmma_128x256x32_64x256_64x256_s4_c2x1")
     problem = parse(f"gemm:1024x512x256:{layout}:tf32")
-    assert len([*gemm.copies(problem, kernel)]) == columns(H200, problem, [kernel]).relayouts[0] == copied
+    assert len([*gemm.copies(problem, kernel)]) == columns(H200, problem, [kernel]).conversions[0] == copied
     turned = gemm.computed(problem, kernel)
     assert (turned.m, turned.n, turned.layout) == ((512, 1024, "tt") if layout == "nn" else (1024, 512, layout))
     assert gemm.tiles_of(problem, kernel) == (2 * 4 if layout == "nn" else 4 * 2)
@@ -275,10 +275,10 @@ def test_tf32_on_warpgroups_copies_an_operand_only_where_neither_has_rows_along_
 
 def test_copies_of_both_operands_are_one_launch_that_clears_the_flags_too():
     one, both = (Gemm(m=1000, n=1024, k=k, dtype="f16", trans_a=True, trans_b=both) for k, both in ((1024, False), (1025, True)))
-    assert columns(H200, both, [WGMMA]).relayouts[0] == 1 and columns(H200, one, [WGMMA]).relayouts[0] == 0
+    assert columns(H200, both, [WGMMA]).conversions[0] == 1 and columns(H200, one, [WGMMA]).conversions[0] == 0
     ragged = Gemm(m=1001, n=1023, k=1025, dtype="f16")
     launch = predicted(H200, ragged, WGMMA).terms["launch"]
-    assert columns(H200, ragged, [WGMMA]).relayouts[0] == 2 and np.ptp(launch) == 0
+    assert columns(H200, ragged, [WGMMA]).conversions[0] == 2 and np.ptp(launch) == 0
 
 
 @pytest.mark.parametrize(("k", "pitch"), [(101, 208), (255, 512), (257, 640), (1025, 2176)])
@@ -323,27 +323,27 @@ def test_operands_without_rows_along_k_are_laid_out_again_for_kernels_that_need_
     kernel = msgspec.structs.replace(WGMMA, dtype="s8", block_k=128, k_major=True)
     problem = Gemm(m=1024, n=512, k=256, trans_a=layout[0], trans_b=layout[1], dtype="s8")
     found = columns(H200, problem, [kernel])
-    assert found.relayouts[0] == copies
+    assert found.conversions[0] == copies
     space = gemm.launch_bytes(problem, kernel, GpuSchedule(kernel.name, "data_parallel", 1, False, 1))
     moved = (layout[0] * 1024 + (not layout[1]) * 512) * 256
     assert space == (moved + 256 if moved else 0)
-    assert found.relaid[0] == 2 * moved
+    assert found.conversion_bytes[0] == 2 * moved
 
 
 def test_rows_that_are_not_aligned_are_laid_out_again():
     problem = Gemm(m=100, n=104, k=1001, dtype="f16")  # rows of A: 2002 bytes; of B: 208 = 13 x 16
-    assert columns(H200, problem, [WGMMA]).relayouts[0] == 1
+    assert columns(H200, problem, [WGMMA]).conversions[0] == 1
 
 
 def test_warps_take_rows_that_begin_anywhere_element_by_element():
     kernel = gemm_kernel("f16_mma_64x64x64_32x32_16x8_s3_c1x1")
     whole, ragged = Gemm(m=100, n=104, k=1024, dtype="f16"), Gemm(m=100, n=104, k=1001, dtype="f16")
-    assert columns(H200, ragged, [kernel]).relayouts[0] == 0
-    assert float(columns(H200, ragged, [kernel]).step[0]) > float(columns(H200, whole, [kernel]).step[0])
+    assert columns(H200, ragged, [kernel]).conversions[0] == 0
+    assert float(columns(H200, ragged, [kernel]).iteration[0]) > float(columns(H200, whole, [kernel]).iteration[0])
 
 
 def test_outputs_leave_one_by_one_where_rows_of_c_are_no_whole_vectors():
     whole, narrow = (Gemm(m=4096, n=n, k=64, trans_b=True, dtype="f16") for n in (4096, 4095))
-    assert [bool(columns(H200, w, [WGMMA]).narrow[0]) for w in (whole, narrow)] == [False, True]
-    tiles = [float(predicted(H200, w, WGMMA).terms["tiles"][0]) for w in (whole, narrow)]
+    assert [bool(columns(H200, w, [WGMMA]).unaligned_c[0]) for w in (whole, narrow)] == [False, True]
+    tiles = [float(predicted(H200, w, WGMMA).terms["prologue/epilogue"][0]) for w in (whole, narrow)]
     assert tiles[1] - tiles[0] >= 128 * 128 * H200.model.single_cycles.value  # of one tile, at least

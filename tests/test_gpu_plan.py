@@ -230,7 +230,7 @@ def test_plans_are_ranked_and_the_first_is_the_plan(state):
 def test_an_explanation_has_the_hierarchy_and_what_bounds_it(problem):
     plan = planner.plan(problem, "h200")
     text = explain(plan)
-    for section in ("algorithm", "launch", "a step of a block", "traffic", "workspace", "cycles", "considered", "rejected"):
+    for section in ("algorithm", "launch", "one k-iteration of a block", "traffic", "workspace", "cycles", "considered", "rejected"):
         assert f"\n\n{section}" in text
     assert plan.kernel in text and f"bound by {getattr(plan.cost, 'bound_by', '?')}" in text
     assert max(map(len, text.splitlines())) <= 140

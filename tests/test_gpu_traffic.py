@@ -11,7 +11,7 @@ import pytest
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.launches import columns_of
-from pysim.cachemodel.gpu.traffic import TOGETHER, Walk, reads
+from pysim.cachemodel.gpu.traffic import SIMULTANEOUS, Rasterisation, sharing
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
@@ -28,9 +28,9 @@ def h200() -> Gpu:
     return found
 
 
-def walk(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: float) -> Walk:
+def walk(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: float) -> Rasterisation:
     share = n_fast * n_slow * STEPS / blocks
-    return Walk(*(np.array([x], float) for x in (fast, slow, n_fast, n_slow, group, n_fast * n_slow, STEPS, share)))
+    return Rasterisation(*(np.array([x], float) for x in (fast, slow, n_fast, n_slow, group, n_fast * n_slow, STEPS, share)))
 
 
 def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Times]:
@@ -53,32 +53,32 @@ def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Tim
 @pytest.mark.parametrize("group", [1, 4, 8])
 @pytest.mark.parametrize(("n_fast", "n_slow"), [(24, 24), (32, 32), (10, 10), (2, 43), (40, 16)])
 def test_blocks_of_stream_k_share_what_their_walk_brings_together(n_fast, n_slow, group):
-    found = reads(h200(), walk(n_fast, n_slow, group, 66, 1.0, 1.0))
+    found = sharing(h200(), walk(n_fast, n_slow, group, 66, 1.0, 1.0))
     for alone, touched in zip(found[:2], times(n_fast, n_slow, group, 66), strict=True):
-        together = sum(later - sooner <= TOGETHER for when in touched.values() for sooner, later in pairwise(sorted(when)))
+        together = sum(later - sooner <= SIMULTANEOUS for when in touched.values() for sooner, later in pairwise(sorted(when)))
         assert alone[0] == pytest.approx(1 - together / sum(map(len, touched.values())), abs=0.12)
 
 
 def test_a_row_of_24_tiles_is_read_by_six_clusters_at_a_time_and_one_of_32_by_two():
-    assert reads(h200(), walk(24, 24, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 6)
-    assert reads(h200(), walk(32, 32, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 2, abs=0.05)
+    assert sharing(h200(), walk(24, 24, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 6)
+    assert sharing(h200(), walk(32, 32, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 2, abs=0.05)
 
 
 def test_blocks_of_stream_k_bring_from_memory_what_data_parallel_ones_share():
     """8192 cubed in f16, 66 clusters of 256 x 256: operands of 128 MiB, several times what L2 holds."""
     operand = 8192.0 * 8192 * 2
-    stream = reads(h200(), walk(32, 32, 8, 66, operand, operand))
-    waves = reads(h200(), walk(32, 32, 8, 66, operand, operand)._replace(at_once=np.array([66.0]), share=np.zeros(1)))
+    stream = sharing(h200(), walk(32, 32, 8, 66, operand, operand))
+    waves = sharing(h200(), walk(32, 32, 8, 66, operand, operand)._replace(at_once=np.array([66.0]), share=np.zeros(1)))
     assert sum(stream[2:])[0] > 3 * sum(waves[2:])[0]
-    small = reads(h200(), walk(32, 32, 8, 66, 1e6, 1e6))
+    small = sharing(h200(), walk(32, 32, 8, 66, 1e6, 1e6))
     assert sum(small[2:])[0] == 0
 
 
 def test_launches_of_one_table_do_not_change_each_other():
     one, other = walk(24, 24, 1, 66, 3e8, 2e8), walk(7, 300, 4, 132, 1e7, 4e8)
-    both = reads(h200(), Walk(*(np.concatenate(pair) for pair in zip(one, other, strict=True))))
+    both = sharing(h200(), Rasterisation(*(np.concatenate(pair) for pair in zip(one, other, strict=True))))
     for at, single in enumerate((one, other)):
-        for column, value in zip(both, reads(h200(), single), strict=True):
+        for column, value in zip(both, sharing(h200(), single), strict=True):
             assert column[at] == pytest.approx(value[0], rel=1e-12)
 
 
@@ -103,5 +103,5 @@ def test_boxes_of_the_copy_engine_are_filled_whole():
 
 
 def test_arithmetic_and_traffic_wait_for_each_other_the_more_the_closer_they_are():
-    assert waves.together(np.array(3.0), np.array(4.0)) == pytest.approx(5)
-    assert waves.together(np.array(100.0), np.array(1.0)) == pytest.approx(100, rel=1e-3)
+    assert waves.overlapped(np.array(3.0), np.array(4.0)) == pytest.approx(5)
+    assert waves.overlapped(np.array(100.0), np.array(1.0)) == pytest.approx(100, rel=1e-3)

@@ -40,7 +40,7 @@ def product(text: str) -> Gemm:
 
 @pytest.mark.parametrize("row", [*PRODUCTS, *CONVOLUTIONS], ids=lambda row: row.name)
 def test_a_stage_has_a_as_it_is_and_two_halves_or_three_thirds_of_b_and_takes_three_products_of_tf32(row):
-    tiles = row.tiles.turned if row in CONVOLUTIONS else row.tiles
+    tiles = row.tiles.transposed if row in CONVOLUTIONS else row.tiles
     assert row.dtype == "tf32x3" and row.pipe == "tensor_tf32" and tiles.products == 3
     of_b = 3 * 2 if row in PRODUCTS else 2 * 4
     assert mainloop.stage_bytes(tiles) == (4 * tiles.rows + of_b * tiles.columns) * tiles.depth
@@ -113,7 +113,7 @@ def test_the_workspace_of_a_pointwise_layer_in_halves_has_the_copy_of_its_planes
 
 
 def test_short_sums_that_are_asked_for_as_tf32x3_are_fp32s_own_and_f32_may_still_be_split():
-    short, long = (product(f"gemm:1024x1024x{k}:nt:tf32x3") for k in (gemm.FEWEST - 1, gemm.FEWEST))
+    short, long = (product(f"gemm:1024x1024x{k}:nt:tf32x3") for k in (gemm.MIN_PARTS_K - 1, gemm.MIN_PARTS_K))
     assert planner.plan(short.text, H200).kernel.startswith("f32_simt")
     assert planner.plan(long.text, H200).kernel.startswith("tf32x3_")
     assert {one.code for one in planner.plan(short.text, H200).rejected if one.what.startswith("tf32x3")} >= {"accuracy"}

@@ -11,7 +11,7 @@ import pytest
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access
 from pysim.cachemodel.shared_memory.tile import addresses
-from pysim.cachemodel.shared_memory.winograd_shared import LARGE, step
+from pysim.cachemodel.shared_memory.winograd_shared import LARGE, iteration
 from pysim.errors import OperandError
 from pysim.frontends.patterns import pattern
 from pysim.problem.text import parse
@@ -51,7 +51,7 @@ def test_nothing_conflicts(form: str, nhwc: bool) -> None:
 @pytest.mark.parametrize("nhwc", [False, True])
 @pytest.mark.parametrize("form", PATTERNS)
 def test_instructions_take_the_wavefronts_of_the_published_layouts(form: str, nhwc: bool) -> None:
-    out, once = winograd.way_out(FUSED[form], nhwc), step(FUSED[form], nhwc)
+    out, once = winograd.way_out(FUSED[form], nhwc), iteration(FUSED[form], nhwc)
     assert each(out, "sums", True) == {2}  # 16 bytes of half the lanes, or 8 of all
     assert each(out, "sums", False) == {1}
     assert each(once, "filters", False) == each(once, "tiles", False) == {2}  # 4 without the pairs of lanes that share a vector
@@ -106,7 +106,7 @@ def test_large_tiles_instructions_are_those_of_the_kernels_loops(form: str, nhwc
 @pytest.mark.parametrize("nhwc", [False, True])
 @pytest.mark.parametrize("form", LARGE)
 def test_large_tiles_words_are_stored_once_and_read_where_they_lie(form: str, nhwc: bool) -> None:
-    out, once = winograd.way_out(FUSED[form], nhwc), step(FUSED[form], nhwc)
+    out, once = winograd.way_out(FUSED[form], nhwc), iteration(FUSED[form], nhwc)
 
     def words(accesses: tuple[Access, ...], operand: str, store: bool) -> np.ndarray:
         of = [one for one in accesses if (one.operand, one.store) == (operand, store)]
@@ -133,7 +133,7 @@ def test_without_its_padding_sts64_would_take_8_wavefronts() -> None:
 def test_another_kernel_is_refused() -> None:
     staged: ConvKernel = next(row for row in conv_kernels() if row.staged)
     with pytest.raises(OperandError, match="no fused Winograd kernel"):
-        step(staged, False)
+        iteration(staged, False)
 
 
 RAGGED = ["conv:g2mb3ic74ih11iw9oc138kh3kw3", "conv:mb2ic19ih13iw14oc57kh3kw3ph1pw1", "conv:ic1ih1oc1kh3ph1"]

@@ -22,7 +22,7 @@ import msgspec
 
 from pysim.algorithms.gpu.winograd import Winograd
 from pysim.cachemodel.gpu.mainloop import estimated
-from pysim.cachemodel.gpu.tiled import estimate, lying
+from pysim.cachemodel.gpu.tiled import estimate, product_tiles
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.plan import LAYOUTS
@@ -57,7 +57,7 @@ def patterns(row: ConvKernel) -> list[str]:
         return []
     if row.tiles.by_warpgroups:
         return [pattern(row.tiles.turned, "", "Gathered")]
-    products = [lying(row, layout) for layout in LAYOUTS]
+    products = [product_tiles(row, layout) for layout in LAYOUTS]
     if row.staged:
         return [f"stage_products<pysim::{shape_of(product)}" for product in products]
     implicit = row.algorithm == "implicit"

@@ -35,7 +35,7 @@ from scipy.stats import kendalltau
 from pysim.algorithms.gpu.gemm import THIRD_BYTES, computed, copies, pitches
 from pysim.algorithms.gpu.im2col import products_of
 from pysim.cachemodel.gpu import waves
-from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, by_singles
+from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, loads_side_by_side
 from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Measured, Moved, fit, half_of, predicted
 from pysim.errors import MissingError
 from pysim.machine.gpu import Gpu, GpuFamily
@@ -78,7 +78,7 @@ def overlapping(problem: Gemm, kernel: GemmKernel) -> bool:
 
 def apart(problem: Gemm, kernel: GemmKernel) -> bool:
     """Elements of rows that begin anywhere came with lanes a vector apart (native/cuda/mainloop/simt/singles.cuh)."""
-    return by_singles(kernel.tiles) and any(pitch * SIZES[problem.dtype] % VECTOR_BYTES for pitch in pitches(problem))
+    return loads_side_by_side(kernel.tiles) and any(pitch * SIZES[problem.dtype] % VECTOR_BYTES for pitch in pitches(problem))
 
 
 def in_strips(problem: Gemm, kernel: GemmKernel) -> bool:

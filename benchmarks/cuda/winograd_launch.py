@@ -37,9 +37,9 @@ from pysim.cachemodel.shared_memory.winograd_shared import (
     Integers,
     access,
     check,
+    iteration,
     loops,
     places_4,
-    step,
 )  # fmt: skip
 from pysim.problem.conv import Conv
 from pysim.registry.cuda import ConvKernel
@@ -59,7 +59,7 @@ def way_out(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
 
 def wavefronts(kernel: ConvKernel, nhwc: bool, steps: int, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
     """Wavefronts of one tile of `steps` steps, under "loads", "stores" and "copies" (asynchronous ones)."""
-    return counted(((step(kernel, nhwc), steps), (_first(kernel, nhwc), 1), (way_out(kernel, nhwc), 1)), memory)
+    return counted(((iteration(kernel, nhwc), steps), (_first(kernel, nhwc), 1), (way_out(kernel, nhwc), 1)), memory)
 
 
 def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
@@ -76,7 +76,7 @@ def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None 
     out = (one for one in way_out(kernel, nhwc) if one.operand == "sums" or (one.store and passes))
     once = (*_place(kernel), *_first(kernel, nhwc), *out)
     inside = (_inside(kernel, w, nhwc),) if passes else () if nhwc or w.out_w % 4 == 0 else tuple(_words(kernel, w))
-    return counted(((step(kernel, nhwc), tiles * steps), (once, tiles), (inside, w.groups)), memory)
+    return counted(((iteration(kernel, nhwc), tiles * steps), (once, tiles), (inside, w.groups)), memory)
 
 
 def _place(kernel: ConvKernel) -> Iterator[Access]:
@@ -108,7 +108,7 @@ def _place(kernel: ConvKernel) -> Iterator[Access]:
 
 def _first(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """F(2x2): the first of 16 units of fragments, before the first step; each step loads those that follow, the last one once more."""
-    fragments = (one for one in step(kernel, nhwc) if not one.store and kernel.variant not in LARGE)
+    fragments = (one for one in iteration(kernel, nhwc) if not one.store and kernel.variant not in LARGE)
     return tuple(Access(one.operand, False, False, one.width, one.addresses[:WARPS], one.active[:WARPS]) for one in fragments)
 
 

@@ -20,7 +20,7 @@ from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.occupancy import occupancy
 from pysim.cachemodel.gpu.passes import Pass
-from pysim.cachemodel.gpu.waves import SUMS_AT_ONCE
+from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
@@ -41,17 +41,17 @@ class ByRow:
     """A convolution by one row of `native/cuda/conv`, its windows in so many `chunks`: what an algorithm says of a row of its own. What
     most of them say stands here; `variant` each says for itself.
 
-    `planes`: products that a tile makes; `leaving`: wavefronts of a tile on its way out; `kind`: of its algorithm's; `in_parts`: whether
+    `planes`: products that a tile makes; `epilogue_wavefronts`: of a tile; `kind`: of its algorithm's; `in_parts`: whether
     rows compute f32 as products of parts of its numbers.
     """
 
-    planes, leaving, kind = 1, 0.0, 0
+    planes, epilogue_wavefronts, kind = 1, 0.0, 0
     in_parts: ClassVar[bool] = False
 
     def __init__(self, row: ConvKernel, w: Conv, layout: Layout, chunks: int = 1) -> None:
         self.row, self.layout, self.chunks = row, layout, chunks
         self.w = w if w.dtype == row.dtype else msgspec.structs.replace(w, dtype=row.dtype)
-        self.size, self.tiles = self.w.element_bytes, tiled.lying(row, layout)
+        self.size, self.tiles = self.w.element_bytes, tiled.product_tiles(row, layout)
         self.windows = Windows(self.w, layout, row.outputs)
 
     def refusal(self) -> Reason | None:
@@ -91,9 +91,9 @@ class ByRow:
         """Threads of a block that multiply."""
         return self.tiles.math_threads
 
-    def asked(self, l1_bytes: float) -> float:
-        """Bytes of windows that all tiles ask L2 for, where a block has so much of L1."""
-        return self.read.asked(self.row.block_windows, l1_bytes)
+    def requested_bytes(self, l1_bytes: float) -> float:
+        """Bytes of windows that all tiles request of L2, where a block has `l1_bytes` of L1."""
+        return self.read.requested_bytes(self.row.block_windows, l1_bytes)
 
     def estimate(self) -> Attributes:
         """What a block is taken for where the compiler was not asked."""
@@ -118,43 +118,45 @@ class ByRow:
         return (
             *variant,
             f"{'block tile':<18}{of.rows} filters x {of.columns} {what}: {high} x {wide:,}{groups}, {useful:.1%} of their outputs useful; "
-            f"{-(-self.k // of.depth)} steps of {of.depth} along {along} = {windows.k}",
+            f"{-(-self.k // of.depth)} k-iterations of {of.depth} over {along} = {windows.k}",
         )
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         """The row as the model knows it, after a prologue or not. A row that leaves its product to one of gemm/ (im2col) has none."""
         raise NotImplementedError
 
-    def launched(self, gpu: Gpu, known: dict[str, Attributes], family: str, *leans: str) -> Variant:
-        """It as a variant that leans on a family's constants and on other numbers, without columns."""
+    def launched(self, gpu: Gpu, known: dict[str, Attributes], family: str, *numbers: str) -> Variant:
+        """It as a variant without columns, which uses a family's constants and the machine's `numbers` by prefixes of their paths."""
         row, name = self.row, self.row.name
         attributes = known.get(name) or self.estimate()
-        leans, lent = tiled.leans_on(gpu, row.pipe, family, *leans), tiled.lent_of(row, family, known)
-        return Variant(name, partial(GpuSchedule, name), attributes, name in known, leans, kind=self.kind, lent=lent)
+        used, assumed = tiled.numbers_of(gpu, row.pipe, family, *numbers), tiled.assumed_of(row, family, known)
+        return Variant(name, partial(GpuSchedule, name), attributes, name in known, used, kind=self.kind, assumed=assumed)
 
-    def tiled(self, gpu: Gpu, known: dict[str, Attributes], step: Work, passes: tuple[Pass, ...] = (), *leans: str) -> Variant:
-        """It as a product of tiles of filters x windows, of which a block takes a `step`."""
+    def tiled(self, gpu: Gpu, known: dict[str, Attributes], work: Work, passes: tuple[Pass, ...] = (), *numbers: str) -> Variant:
+        """It as a product of tiles of filters x windows, with the `work` of a k-iteration."""
         w, row, tiles, windows, squares = self.w, self.row, self.tiles, self.read, self.row.outputs**2
         name, family = constants_of(gpu, row.families)
-        found = self.launched(gpu, known, name, "l1_bytes", *leans)
+        found = self.launched(gpu, known, name, "l1_bytes", *numbers)
         own, threads = found.attributes, self.threads
-        columns = tiled.columns_of(gpu, tiles, own, step, family, tiled.efficiency_of(tiles, own, known), threads)
-        held, l1 = columns.resident, gpu.l1_bytes.value
+        columns = tiled.columns_of(gpu, tiles, own, work, family, tiled.efficiency_of(tiles, own, known), threads)
+        held, l1 = columns.blocks_per_sm, gpu.l1_bytes.value
         l1 = max(l1 / LEAST_L1_SHARE, l1 - held * own.shared_bytes) / max(1.0, held)
         of_filters = float(w.group_filters * windows.k * self.planes * self.size * tiles.parts)  # bytes, of a group
         # each row of tiles asks for all windows, each column of tiles for one group's filters
         sides = (
             (w.group_filters, w.groups * round_up(self.numbered, row.block_windows * row.cluster_windows)),
             (of_filters * w.groups, windows.bytes),
-            (of_filters, self.asked(l1)),
+            (of_filters, self.requested_bytes(l1)),
         )
-        (m, n), (a, b), (asks_a, asks_b) = (pair[::-1] for pair in sides) if tiled.turned(row, self.layout) else sides
+        (m, n), (a, b), requested = (pair[::-1] for pair in sides) if tiled.windows_are_rows(row, self.layout) else sides
         columns = columns._replace(
-            m=m, n=n, k=self.k, size=self.size, a=a, b=b, c=w.output_elements * self.size, asks_a=asks_a, asks_b=asks_b,
-            result=self.size * squares, sum=SUM_BYTES[w.dtype] * squares, fma=columns.fma / self.planes,
-            turns=np.ceil(tiles.rows * tiles.columns * squares / threads / SUMS_AT_ONCE), block_cycles=columns.block_cycles + self.leaving,
+            m=m, n=n, k=self.k, element_bytes=self.size, bytes_a=a, bytes_b=b, bytes_c=w.output_elements * self.size,
+            requested_bytes_a=requested[0], requested_bytes_b=requested[1],
+            result_bytes=self.size * squares, accumulator_bytes=SUM_BYTES[w.dtype] * squares, fma=columns.fma / self.planes,
+            fixup_rounds=np.ceil(tiles.rows * tiles.columns * squares / threads / FIXUP_LOADS_IN_FLIGHT),
+            block_cycles=columns.block_cycles + self.epilogue_wavefronts,
         )  # fmt: skip
-        return found._replace(columns=columns, work=step, passes=passes)
+        return found._replace(columns=columns, work=work, passes=passes)
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def _with(gpu: Gpu, families: Sequence[str], efficiencies: Floats, batch: _Batch
     """Columns that were made with an efficiency of 1, with these constants."""
     found, share, constants = batch.columns, efficiencies[batch.kernel], [gpu.model.families[name] for name in families]
     own = {name: np.array([getattr(one, name).value for one in constants])[batch.family] for name in OF_FAMILY}
-    return found._replace(step=found.step / share, alone=found.alone / share, **own)
+    return found._replace(iteration=found.iteration / share, lone=found.lone / share, **own)
 
 
 def _sparsity(batches: Sequence[_Batch], parameters: "_Parameters") -> Any:

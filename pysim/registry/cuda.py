@@ -119,7 +119,7 @@ class Tiles(NamedTuple):
         return self.cluster_rows * self.cluster_columns
 
     @property
-    def turned(self) -> "Tiles":
+    def transposed(self) -> "Tiles":
         """The same kernel with rows for columns."""
         return self._replace(
             rows=self.columns,

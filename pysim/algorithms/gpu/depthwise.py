@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of few channels a group, a thread STRIP rows of outputs of one filter, or (grouped) of four; rows of the input that they
-share are read once. Where taps are dilated, a thread's outputs are so many rows apart that they share those; where outputs share few, each
+"""Convolutions of few channels a group. A thread computes STRIP rows of outputs of one filter, or (grouped) of four, and reads the input
+rows that they share once. With dilation a thread's output rows are spaced so that they share input rows. Where outputs share little, each
 has a thread.
 
 Worked number: conv:g32mb32ic32ih112oc32kh3ph1 has 32 x 32 images of 112 x 112; of 4 columns x 4 rows a thread, 25,088 warps.
@@ -24,20 +24,21 @@ from pysim.record.plan import Layout
 from pysim.registry.cuda import WARP, Attributes, ConvKernel, cuda_limits
 
 STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (native/cuda/conv/depthwise/kernel.cuh)
-KEPT = {1: (3, 5, 7), FILTERS: (3,)}  # edges of kernels that a thread of so many filters keeps in registers
-ALONE = (2, 3, 4, 5, 7)  # those of which one output's taps are
-# A load and its address and edge; a thread's place, weights and stores, of a strip and of one output: what Nsight Compute counted beside
-# multiply-adds, fitted since; wavefronts of L1 that a line costs whose part a load takes (benchmarks/data/depthwise-h200.txt)
-LOAD_INSTRUCTIONS, PLACE_INSTRUCTIONS, ALONE_INSTRUCTIONS, LINE_BEGUN = 10.0, 134.0, 90.0, 0.4
-# Cycles from an instruction of a warp to its next, fitted on the files of h200.toml's fit_depthwise (4 where one needs the other: arXiv
-# 1804.06826, table 4.1); registers beside sums, weights and a row (of -Xptxas -v)
-ISSUE_LATENCY, OTHER_REGISTERS, MOST_REGISTERS, REGISTERS = 3.2, 40, 255, 65536
+IN_REGISTERS = {1: (3, 5, 7), FILTERS: (3,)}  # kernel sizes whose weights a thread of that many filters keeps in registers
+ONE_OUTPUT = (2, 3, 4, 5, 7)  # kernel sizes for a thread of one output
+# Instructions of a load with its address and edge test, of a thread's index, weights and stores with a strip or with one output: what
+# Nsight Compute counted beside multiply-adds, fitted since; L1 wavefronts of a partly read line (benchmarks/data/depthwise-h200.txt)
+LOAD_INSTRUCTIONS, STRIP_INSTRUCTIONS, ONE_OUTPUT_INSTRUCTIONS, PART_LINE = 10.0, 134.0, 90.0, 0.4
+# Cycles between two instructions of a warp, fitted on the files of h200.toml's fit_depthwise (4 where one needs the other: arXiv
+# 1804.06826, table 4.1)
+ISSUE_LATENCY = 3.2
+OTHER_REGISTERS, MAX_REGISTERS, SM_REGISTERS = 40, 255, 65536  # the first: beside accumulators, weights and a row (-Xptxas -v)
 PAIRED_BLOCKS = {(9, 6): 3, (9, 9): 3, (49, 13): 1}  # by taps and elements of a row: __launch_bounds__ of paired_kernel, else 2
-HALF_INSTRUCTIONS = 5.0  # of each of two elements that come as a word (fitted: benchmarks/data/layers-h200-f16.jsonl)
-# Where rows pass through registers: of a row, which taps meet it; and lines that a load of weights takes at once, k apart in lanes along
+UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (fitted: benchmarks/data/layers-h200-f16.jsonl)
+# Where rows stream through registers: instructions of a row to find its taps; lines that a load of weights touches, k apart in lanes along
 # filters (fitted: benchmarks/data/depthwise-h200.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
-PART_WRITTEN = 3.0  # sectors of L2's traffic that one takes of which a part is written (fitted on ResNeXt-50's first layer, NHWC)
+PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
 
 
 def filters_of(row: ConvKernel) -> int:
@@ -46,53 +47,53 @@ def filters_of(row: ConvKernel) -> int:
 
 
 class Thread(NamedTuple):
-    """Filters, rows and columns of outputs of a thread, rows `apart` from one another, of which `piece` columns are loaded and stored at
-    once; whether rows and weights are kept in registers, or pass through them; of two-byte types under NHWC two `channels`."""
+    """The outputs of a thread: `filters`, `columns`, of which it loads and stores `piece` at once, and `rows` that are `spacing` apart;
+    `in_registers`: it keeps weights and rows in registers, else they stream through; `channels`: two of two-byte types under NHWC."""
 
     filters: int
     columns: int
     piece: int
-    kept: bool
+    in_registers: bool
     rows: int = STRIP
-    apart: int = 1
+    spacing: int = 1
     channels: int = 1
 
     def high(self, w: Conv) -> int:
         """Threads along an image's rows of outputs."""
-        return -(-w.out_h // (self.rows * self.apart)) * self.apart
+        return -(-w.out_h // (self.rows * self.spacing)) * self.spacing
 
 
 def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
-    """As native/cuda/conv/depthwise/rows.cuh chooses for aligned operands."""
+    """What native/cuda/conv/depthwise/rows.cuh chooses for aligned operands."""
     square = w.kernel_h == w.kernel_w and w.stride_h == w.stride_w and w.dilation_h == w.dilation_w == 1
-    places = w.batch * w.groups * -(-w.group_filters // filters) * -(-w.out_h // STRIP)
+    strips = w.batch * w.groups * -(-w.group_filters // filters) * -(-w.out_h // STRIP)
 
     def fits(columns: int) -> bool:
-        return places * -(-w.out_w // columns) // BLOCK.threads >= sms
+        return strips * -(-w.out_w // columns) // BLOCK.threads >= sms
 
-    if not (square and w.kernel_h in KEPT[filters] and w.stride_h <= 2):
-        if filters == 1 and (apart := dilated(w)):
-            return apart
+    if not (square and w.kernel_h in IN_REGISTERS[filters] and w.stride_h <= 2):
+        if filters == 1 and (thread := spaced(w)):
+            return thread
         return Thread(filters, 4 if w.dilation_w == 1 and w.stride_w <= 2 and fits(4) else 1, 1, False)
     if layout == "nhwc" and filters == 1 and w.element_bytes == 2 and w.groups == w.filters and w.groups % 2 == 0 and fits(8):
         return Thread(filters, 4, 1, True, channels=2)
     if layout == "nhwc":
         return Thread(filters, 4 if fits(4) else 1, 1, True)
-    lies = w.pad_left == w.kernel_w // 2
-    wide = next(n for n in (4, 2, 1) if n == 1 or (lies and w.width % n == w.out_w % n == 0 and fits(n)))
+    centred = w.pad_left == w.kernel_w // 2
+    wide = next(n for n in (4, 2, 1) if n == 1 or (centred and w.width % n == w.out_w % n == 0 and fits(n)))
     return Thread(filters, wide, wide, True)
 
 
-def dilated(w: Conv) -> Thread | None:
-    """A thread of kernels whose taps are kept, though not beside one another, or of which outputs share few."""
+def spaced(w: Conv) -> Thread | None:
+    """The thread of a dilated kernel with weights in registers, or of one whose outputs share few input rows."""
     common = math.gcd(w.stride_h, w.dilation_h)
-    apart, steps = w.dilation_h // common, w.stride_h // common
+    spacing, steps = w.dilation_h // common, w.stride_h // common
     if w.kernel_h != w.kernel_w:
         return None
-    if 2 * steps > w.kernel_h or apart >= w.out_h:
-        return Thread(1, 1, 1, True, 1) if w.kernel_h in ALONE else None
-    far = steps == 1 and max(w.dilation_h, w.dilation_w) > 1
-    return Thread(1, 1, 1, True, STRIP, apart) if far and w.kernel_h in KEPT[1] else None
+    if 2 * steps > w.kernel_h or spacing >= w.out_h:
+        return Thread(1, 1, 1, True, 1) if w.kernel_h in ONE_OUTPUT else None
+    dilated = steps == 1 and max(w.dilation_h, w.dilation_w) > 1
+    return Thread(1, 1, 1, True, STRIP, spacing) if dilated and w.kernel_h in IN_REGISTERS[1] else None
 
 
 class Depthwise(ByThreads):
@@ -108,53 +109,56 @@ class Depthwise(ByThreads):
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         w, taps, size, windows, channels = self.w, self.w.taps, self.size, self.windows, self.w.group_channels
-        of = thread_of(gpu.sms.value, filters_of(self.row), w, self.layout)
-        line = (of.columns - 1) * w.stride_w + w.kernel_w
-        single = line - (line - w.kernel_w // 2) // of.piece * (of.piece - 1)  # loads of a row
-        rows_read = distinct(of.rows, w.kernel_h, w.stride_h * of.apart, w.dilation_h)
-        loads, weights = rows_read * single * channels, of.filters * of.channels * taps * channels * (1 if of.kept else of.rows)
-        across = -(-w.out_w // of.columns)
-        warps = w.batch * w.groups * -(-w.group_filters // of.filters) * of.high(w) * across / WARP / of.channels
-        # lanes of a warp lie in so many rows, each of so many bytes; under NHWC those of neighbouring groups lie their channels apart
-        of_groups = channels / -(-w.group_filters // of.filters) if of.filters > 1 else of.channels
+        thread = thread_of(gpu.sms.value, filters_of(self.row), w, self.layout)
+        line = (thread.columns - 1) * w.stride_w + w.kernel_w
+        row_loads = line - (line - w.kernel_w // 2) // thread.piece * (thread.piece - 1)
+        rows_read = distinct(thread.rows, w.kernel_h, w.stride_h * thread.spacing, w.dilation_h)
+        loads = rows_read * row_loads * channels
+        weights = thread.filters * thread.channels * taps * channels * (1 if thread.in_registers else thread.rows)
+        across = -(-w.out_w // thread.columns)
+        warps = w.batch * w.groups * -(-w.group_filters // thread.filters) * thread.high(w) * across / WARP / thread.channels
+        # a warp's lanes are in `rows` of line_bytes; under NHWC lanes of adjacent groups are a group's channels apart
+        group_spacing = channels / -(-w.group_filters // thread.filters) if thread.filters > 1 else thread.channels
         rows, line_bytes = (
-            (1, WARP * size * max(1.0, of_groups))
-            if windows.together
-            else (max(1.0, WARP / across), min(WARP, across) * of.columns * w.stride_w * size)
+            (1, WARP * size * max(1.0, group_spacing))
+            if windows.channels_last
+            else (max(1.0, WARP / across), min(WARP, across) * thread.columns * w.stride_w * size)
         )
-        alike = max(1.0, WARP / (across * of.high(w))) if of.kept and channels == 1 else rows  # filters of a warp's lanes
-        apart = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.together else alike
-        begun = 1.0 if windows.together or not of.kept or channels > 1 else LINE_BEGUN
-        wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + begun)) + weights * apart
-        halo = rows_read / (of.rows * min(w.stride_h, w.kernel_h))
-        asked = windows.bytes * w.filters / w.channels / of.filters * channels * max(1.0, halo)
-        products = of.rows * of.columns * taps * of.filters * of.channels * channels
-        place = PLACE_INSTRUCTIONS if of.rows > 1 else ALONE_INSTRUCTIONS
-        instructions = place + loads * LOAD_INSTRUCTIONS + products + (0 if of.kept and channels == 1 else weights)
-        if of.channels > 1:
-            instructions += (loads * of.channels + weights) * HALF_INSTRUCTIONS
-        if of.filters > 1 and windows.together:  # a lane's filters lie side by side, and each is stored by itself
-            wavefronts += of.rows * of.columns * of.filters * WARP * of.filters * size / LINE_BYTES
-        if not of.kept:
+        warp_filters = max(1.0, WARP / (across * thread.high(w))) if thread.in_registers and channels == 1 else rows
+        weight_lines = min(WEIGHT_LINES, taps * channels * size * WARP / LINE_BYTES) if windows.channels_last else warp_filters
+        part_line = 1.0 if windows.channels_last or not thread.in_registers or channels > 1 else PART_LINE
+        wavefronts = loads * min(WARP, rows * (line_bytes / LINE_BYTES + part_line)) + weights * weight_lines
+        halo = rows_read / (thread.rows * min(w.stride_h, w.kernel_h))
+        requested = windows.bytes * w.filters / w.channels / thread.filters * channels * max(1.0, halo)
+        products = thread.rows * thread.columns * taps * thread.filters * thread.channels * channels
+        index = STRIP_INSTRUCTIONS if thread.rows > 1 else ONE_OUTPUT_INSTRUCTIONS
+        instructions = index + loads * LOAD_INSTRUCTIONS + products + (0 if thread.in_registers and channels == 1 else weights)
+        if thread.channels > 1:
+            instructions += (loads * thread.channels + weights) * UNPACK_INSTRUCTIONS
+        if thread.filters > 1 and windows.channels_last:  # a lane's filters are adjacent, and it stores them one by one
+            wavefronts += thread.rows * thread.columns * thread.filters * WARP * thread.filters * size / LINE_BYTES
+        if not thread.in_registers:
             instructions += ((STRIP - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1) * channels * ROW_INSTRUCTIONS
-        waits = gpu.l1_latency_cycles.value * channels * (2 if of.kept else rows_read * w.kernel_w / 4) + ISSUE_LATENCY * instructions
-        block = msgspec.structs.replace(BLOCK, registers=registers(of, taps, line))
-        if of.filters > 1 and windows.together:
-            # a thread goes through its pixels channel by channel, of the same sectors, which L1 keeps as far as it holds all threads'
-            held = occupancy(gpu, block) * block.threads / WARP * rows_read * line * line_bytes
-            missed = min(1.0, max(0.0, 2 * held / gpu.l1_bytes.value - 1))
-            asked *= 1 + missed * (min(channels, SECTOR_BYTES / size) - 1)
-            # each of its filters is stored by itself, a part of each sector
-            asked += w.output_elements * size * (of.filters * PART_WRITTEN - 1)
-        found = self.of_threads(gpu, known, (warps, instructions, wavefronts, waits), asked, "l1_")
-        return found if found.known else found._replace(attributes=block)
+        rounds = 2 if thread.in_registers else rows_read * w.kernel_w / 4  # of loads, one after another
+        waits = gpu.l1_latency_cycles.value * channels * rounds + ISSUE_LATENCY * instructions
+        block = msgspec.structs.replace(BLOCK, registers=registers(thread, taps, line))
+        if thread.filters > 1 and windows.channels_last:
+            # a thread reads its pixels' sectors again for each channel: L1 serves that as far as it holds those of all threads
+            resident = occupancy(gpu, block) * block.threads / WARP * rows_read * line * line_bytes
+            missed = min(1.0, max(0.0, 2 * resident / gpu.l1_bytes.value - 1))
+            requested *= 1 + missed * (min(channels, SECTOR_BYTES / size) - 1)
+            # each of its filters fills a part of a sector
+            requested += w.output_elements * size * (thread.filters * PART_SECTOR_COST - 1)
+        variant = self.of_threads(gpu, known, (warps, instructions, wavefronts, waits), requested, "l1_")
+        return variant if variant.compiled else variant._replace(attributes=block)
 
 
-def registers(of: Thread, taps: int, line: int) -> int:
-    """Registers of a thread: sums, the row that passes and weights that are kept, of which two channels share a word, and the rest."""
-    blocks = PAIRED_BLOCKS.get((taps, line), 2) if of.channels > 1 else 1  # that the kernel is bound to have on an SM
-    most = min(MOST_REGISTERS, REGISTERS // (BLOCK.threads * blocks) // 8 * 8)
-    return min(most, of.filters * (of.rows * of.columns * of.channels + taps * of.kept) + line + OTHER_REGISTERS)
+def registers(thread: Thread, taps: int, line: int) -> int:
+    """Registers of a thread: accumulators, the current row, weights kept in registers (two channels a word), and the rest."""
+    blocks = PAIRED_BLOCKS.get((taps, line), 2) if thread.channels > 1 else 1  # of an SM, by the kernel's launch bounds
+    most = min(MAX_REGISTERS, SM_REGISTERS // (BLOCK.threads * blocks) // 8 * 8)
+    outputs, weights = thread.rows * thread.columns * thread.channels, taps * thread.in_registers
+    return min(most, thread.filters * (outputs + weights) + line + OTHER_REGISTERS)
 
 
 ALGORITHM = Rows("depthwise", Depthwise, "few channels a group, a thread a strip of outputs")

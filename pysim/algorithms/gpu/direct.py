@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions straight from the definition, a thread an output; lanes lie along columns, for which a filter is broadcast, or under NHWC
-along filters, whose weights are k apart.
+"""Direct convolution: a thread computes an output. Lanes are adjacent columns, for which a filter is broadcast, or under NHWC adjacent
+filters, whose weights are k apart.
 
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 64 x 3136 outputs, 6,272 warps of 576 multiply-adds a lane.
 """
@@ -20,32 +20,33 @@ class ByThreads(ByRow):
     """A convolution by a row without tiles."""
 
     def of_threads(
-        self, gpu: Gpu, known: dict[str, Attributes], each: tuple[float, float, float, float], asked: float, *leans: str
+        self, gpu: Gpu, known: dict[str, Attributes], warps: tuple[float, float, float, float], requested: float, *numbers: str
     ) -> Variant:
-        """Threads of `each` (warps; a warp's instructions, wavefronts and waits) that ask L2 for `asked` bytes of windows and write all
-        outputs; memory has windows, filters and outputs, once each."""
+        """Threads: `warps` (their number; instructions, wavefronts and latency cycles of one) request so many bytes of windows from L2 and
+        write all outputs. Windows, filters and outputs are touched in memory once."""
         w, (name, family) = self.w, constants_of(gpu, self.row.families)
         outputs = w.output_elements * self.size
-        threads = Threads(*each, asked + outputs, self.windows.bytes + w.filter_elements * self.size + outputs)
-        return self.launched(gpu, known, name, *leans)._replace(threads=threads, family=family)
+        threads = Threads(*warps, requested + outputs, self.windows.bytes + w.filter_elements * self.size + outputs)
+        return self.launched(gpu, known, name, *numbers)._replace(threads=threads, family=family)
 
 
 class Direct(ByThreads):
-    """A convolution by a thread an output."""
+    """A thread computes an output."""
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
-        w, row, windows, of = self.w, self.row, self.windows, gpu.model.direct
+        w, row, windows, model = self.w, self.row, self.windows, gpu.model.direct
         k = windows.k
-        apart = min(WARP, k * self.size * WARP / LINE_BYTES) if windows.together else min(WARP, w.stride_w)
-        # a block's windows come to it once for each row of filters that it has not in its lanes
-        turns = w.group_filters / (min(BLOCK.threads, w.filters) if windows.together else 1)
-        asked = windows.asked(BLOCK.threads, gpu.l1_bytes.value * BLOCK.threads / (gpu.warps_per_sm.value * WARP)) * turns
-        waits = k / of.loads_at_once.value * gpu.l2_latency_cycles.value
-        # a multiply-add takes its instructions' turns, or its pipe where that is slower (FP64 on most GPUs)
+        lines = min(WARP, k * self.size * WARP / LINE_BYTES) if windows.channels_last else min(WARP, w.stride_w)  # of a warp's load
+        # a block reads its windows once for each set of filters beyond those of its lanes
+        times = w.group_filters / (min(BLOCK.threads, w.filters) if windows.channels_last else 1)
+        l1_bytes = gpu.l1_bytes.value * BLOCK.threads / (gpu.warps_per_sm.value * WARP)
+        requested = windows.requested_bytes(BLOCK.threads, l1_bytes) * times
+        waits = k / model.loads_at_once.value * gpu.l2_latency_cycles.value
+        # a multiply-add takes its instructions' issue slots, or its pipe where that is slower (FP64 on most GPUs)
         pipe = WARP * gpu.schedulers_per_sm.value / gpu.fma_per_cycle[row.pipe].value if row.pipe in gpu.fma_per_cycle else 0.0
-        instructions = k * max(of.product_instructions.value, pipe) + w.taps * of.tap_instructions.value
-        each = (w.output_elements / WARP, instructions, k * (1 + apart), waits)
-        return self.of_threads(gpu, known, each, asked, "model.direct.", "l1_", "l2_latency_cycles")
+        instructions = k * max(model.product_instructions.value, pipe) + w.taps * model.tap_instructions.value
+        warps = (w.output_elements / WARP, instructions, k * (1 + lines), waits)
+        return self.of_threads(gpu, known, warps, requested, "model.direct.", "l1_", "l2_latency_cycles")
 
 
-ALGORITHM = Rows("direct", Direct, "a thread an output, straight from the definition")
+ALGORITHM = Rows("direct", Direct, "direct: a thread computes an output")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions as products: columns of windows in the workspace, then a row of `native/cuda/gemm`.
+"""im2col: columns of windows in the workspace, then a product by a row of `native/cuda/gemm`.
 
-NCHW: filters x windows of one image and group; NHWC: windows x filters of as many images as have
-COLUMNS_BYTES of columns and GEMM_SIDE windows (`native/cuda/limits.inc`). 1x1 convolutions
-with stride 1 are products as they lie.
+NCHW: filters x windows of one image and group. NHWC: windows x filters of as many images as fit in COLUMNS_BYTES of columns and GEMM_SIDE
+windows (`native/cuda/limits.inc`). 1x1 convolutions of stride 1 are products without columns.
 
 Worked number: im2col of conv:mb32ic64ih56oc64kh3ph1 under NCHW keeps 576 x 3136 columns of one image, 7,225,344 bytes, and 256 to align.
 """
@@ -31,7 +30,7 @@ from pysim.registry.cuda import cuda_limits, gemm_attributes, gemm_kernel, gemm_
 
 
 class Products(NamedTuple):
-    """One of its products, how often it is made, its images, pitches and alignments of A and B, bytes of its columns."""
+    """One of the products, their number, its images, pitches and alignments of A and B, bytes of its columns."""
 
     problem: Gemm
     times: int
@@ -42,7 +41,7 @@ class Products(NamedTuple):
 
 
 def products_of(w: Conv, layout: Layout) -> Products:
-    """The products that a convolution is."""
+    """The products of a convolution."""
     size, windows, k, filters = w.element_bytes, w.windows, w.products, w.group_filters
     if layout == "nchw":
         pitch = windows if w.pointwise else round_up(windows * size, 16) // size
@@ -51,52 +50,52 @@ def products_of(w: Conv, layout: Layout) -> Products:
         return Products(problem, w.batch * w.groups, 1, (k, pitch), (False, bool(columns)), columns)
     pitch = w.channels if w.pointwise else round_up(k * size, 16) // size
     most = cuda_limits()
-    fit = w.batch if w.pointwise else most["COLUMNS_BYTES"] // (windows * pitch * size)
-    images = max(1, min(w.batch, fit, most["GEMM_SIDE"] // windows))
+    images = w.batch if w.pointwise else most["COLUMNS_BYTES"] // (windows * pitch * size)
+    images = max(1, min(w.batch, images, most["GEMM_SIDE"] // windows))
     columns = 0 if w.pointwise else round_up(windows * images * pitch * size, ALIGN)
     problem = Gemm(m=windows * images, n=filters, k=k, trans_b=True, dtype=w.dtype)
     return Products(problem, math.ceil(w.batch / images) * w.groups, images, (pitch, k), (bool(columns), False), columns)
 
 
 def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
-    """Its columns; under NHWC those of all groups lie together."""
+    """The im2col passes; under NHWC one makes the columns of all groups."""
     if w.pointwise:
         return ()
-    elements, each = w.groups * w.batch * w.windows * w.products, gpu.model.passes.element_instructions.value
+    elements, instructions = w.groups * w.batch * w.windows * w.products, gpu.model.passes.element_instructions.value
     times = products_of(w, layout).times
-    return (Pass("columns", Windows(w, layout).bytes, elements * w.element_bytes, elements * each, times),)
+    return (Pass("columns", Windows(w, layout).bytes, elements * w.element_bytes, elements * instructions, times),)
 
 
 class ByProducts(Rows):
-    """The contract's answers, where a schedule names a row of gemm/, too."""
+    """The contract's answers for schedules that also name a row of gemm/."""
 
     def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
         return super().refuses(problem, machine, layout) or gemm.refuses(products_of(problem, layout).problem, machine)
 
     def prepare(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> None:
-        """Nothing: filters are a matrix as they lie."""
+        """Nothing: filters already are a matrix."""
 
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
         gpu, w, named = request.gpu, request.conv, request.schedule
         rows, rejected = legal_rows(request, self.NAME)
         of = products_of(w, request.layout)
-        chosen = gemm_kernels()
+        products = gemm_kernels()
         if isinstance(named, GpuSchedule):
-            chosen = tuple(kernel for kernel in chosen if kernel.name == named.gemm)
-        plain = request._replace(micro_kernel=None, schedule=None)
-        kernels, unfit = gemm.usable(plain, of.problem, self.NAME, chosen, (of.pitches, of.aligned)) if rows else ([], [])
+            products = tuple(kernel for kernel in products if kernel.name == named.gemm)
+        unnamed = request._replace(micro_kernel=None, schedule=None)
+        kernels, unfit = gemm.usable(unnamed, of.problem, self.NAME, products, (of.pitches, of.aligned)) if rows else ([], [])
         if rows and not kernels:
             first = unfit[0]
-            rejected += [Rejected(row.name, f"no product can run: {first.what}: {first.reason}", first.code) for row in rows]
-        around, found = passes(gpu, w, request.layout), []
-        last = w.batch % of.images * w.windows  # the last images' product has fewer tiles, which stream-K's blocks must share, too
+            rejected += [Rejected(row.name, f"no kernel multiplies its columns: {first.what}: {first.reason}", first.code) for row in rows]
+        copies, result = passes(gpu, w, request.layout), []
+        last = w.batch % of.images * w.windows  # windows of the last product: stream-K's blocks share its tiles, too
         for kernel, one in zip(kernels, gemm.variants(gpu, of.problem, kernels, gemm_attributes(gpu.capability_number)), strict=True):
             if last and one.columns is not None:
                 least = msgspec.structs.replace(of.problem, m=last)
-                one = one._replace(columns=one.columns._replace(stream_most=gemm.steps_of(least, kernel)))
+                one = one._replace(columns=one.columns._replace(max_stream_blocks=gemm.iterations_of(least, kernel)))
             schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
-            found.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=around))
-        return Candidates(request, tuple(found), (self.NAME,), tuple(rejected))
+            result.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=copies))
+        return Candidates(request, tuple(result), (self.NAME,), tuple(rejected))
 
     def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:
         of, kernel = products_of(problem, layout), gemm_kernel(schedule.gemm or "")
@@ -107,7 +106,7 @@ class ByProducts(Rows):
     def describe(self, plan: Plan) -> Description:
         kernel, of = gemm_kernel(plan.launch.gemm or ""), products_of(plan.conv, plan.layout)
         assert kernel is not None
-        lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {kernel.name}", *words.products(of.problem, kernel.tiles))
+        lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {kernel.name}", *words.tiling(of.problem, kernel.tiles))
         return words.describe(plan, self.candidates, self.about, lines)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions as products of tiles whose windows are slices of a tensor of rows: N C P R W, for each row of outputs the kernel_h rows that
-it reads, column by column (arXiv 2306.14316, equation 2, its stride added). Fused rows gather the same slices from the input instead.
+"""im2win: products of tiles whose windows are slices of a tensor N C P R W. For each row of outputs it keeps the kernel_h input rows that
+the row reads, column by column (arXiv 2306.14316, equation 2, extended by a stride). Fused rows gather the same slices from the input.
 
 Worked number: conv:mb1ic64ih56oc64kh3ph1 keeps 64 x 56 rows of 58 x 3 elements in whole vectors, 176: 2,523,136 bytes.
 """
@@ -19,13 +19,13 @@ from pysim.machine.gpu import Gpu
 from pysim.record.cost import Reason
 from pysim.registry.cuda import Attributes, cuda_limits
 
-# Instructions of an element that a thread gathers, as in `implicit`; of a vector of the tensor assumed
+# Instructions of a gathered element, as in `implicit`; those of a vector of the tensor are assumed
 GATHER_TENSOR, GATHER_FUSED = 4.0, 8.0
 LARGEST_INT = (1 << 31) - 1
 
 
 class Im2win(Direct):
-    """A convolution by slices of rows; the first algorithm, without tiles, is the direct one on the tensor."""
+    """A convolution by slices of rows; the row without tiles is a direct convolution on the tensor."""
 
     @property
     def read(self) -> Windows:
@@ -33,11 +33,11 @@ class Im2win(Direct):
 
     @cached_property
     def tensor_elements(self) -> int:
-        """Of the tensor: for each row of outputs kernel_h rows, column by column, in whole vectors."""
-        w, together = self.w, self.windows.together
+        """Elements of the tensor: for each row of outputs kernel_h rows, column by column, in whole vectors."""
+        w, channels_last = self.w, self.windows.channels_last
         columns = (w.out_w - 1) * w.stride_w + (w.kernel_w - 1) * w.dilation_w + 1
-        line = round_up(columns * w.kernel_h * (w.group_channels if together else 1), VECTOR_BYTES // self.size)
-        lines = w.batch * w.out_h * w.groups * (1 if together else w.group_channels)
+        line = round_up(columns * w.kernel_h * (w.group_channels if channels_last else 1), VECTOR_BYTES // self.size)
+        lines = w.batch * w.out_h * w.groups * (1 if channels_last else w.group_channels)
         return line * lines if line < LARGEST_INT and lines < LARGEST_INT // line else LARGEST_INT + 1
 
     @property
@@ -62,18 +62,18 @@ class Im2win(Direct):
         if not tiles.rows:
             return super().variant(gpu, known)._replace(passes=self.passes(gpu))
         by_vectors = in_vectors(w, self.layout)
-        if tensor and not self.windows.together:
+        if tensor and not self.windows.channels_last:
             by_vectors = w.dilation_w == 1 and w.stride_w * w.kernel_h % vector == w.taps % vector == 0
-        by_vectors, beside = by_vectors and tiles.vectors, self.windows.together or tensor
-        each, lines = GATHER_TENSOR if tensor else GATHER_FUSED, 1 if beside else w.stride_w
-        step = gathered(gpu, self.row, tiles, Gather(each, by_vectors, beside or not by_vectors, lines, not tiles.vectors))
-        return self.tiled(gpu, known, step, self.passes(gpu))
+        by_vectors, contiguous = by_vectors and tiles.vectors, self.windows.channels_last or tensor
+        instructions, lines = GATHER_TENSOR if tensor else GATHER_FUSED, 1 if contiguous else w.stride_w
+        gather = Gather(instructions, by_vectors, contiguous or not by_vectors, lines, not tiles.vectors)
+        return self.tiled(gpu, known, gathered(gpu, self.row, tiles, gather), self.passes(gpu))
 
     def passes(self, gpu: Gpu) -> tuple[Pass, ...]:
         """Filters and tensor; a thread writes a vector of the tensor."""
-        filters, each = self.w.filter_elements, gpu.model.passes.element_instructions.value
+        filters, instructions = self.w.filter_elements, gpu.model.passes.element_instructions.value
         read = {"filters": (filters * self.size, filters), "tensor": (self.windows.bytes, self.tensor_elements / 2)}
-        return tuple(Pass(name, read[name][0], written, read[name][1] * each) for name, written in self.kept.items())
+        return tuple(Pass(name, read[name][0], written, read[name][1] * instructions) for name, written in self.kept.items())
 
 
 ALGORITHM = Rows("im2win", Im2win, "tiles of filters x windows, each window a slice of a tensor of rows (arXiv 2306.14316)")

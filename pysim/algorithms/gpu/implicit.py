@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions as products of tiles whose windows are gathered from the input as it lies.
+"""Implicit GEMM: products of tiles whose windows threads gather from the input.
 
-Rows with offsets look a tap's place up in a table in shared memory, the others divide; of both, a 1x1 convolution's windows that lie as a
-matrix are copied by 16 bytes. Rows with a table keep filters with a pitch of whole vectors, where they do not lie so.
+Rows of variant `offsets` read a tap's offset from a table in shared memory; the others divide. Both copy the windows of a 1x1 convolution
+by 16 bytes where they form a matrix. Rows with a table pad filters to whole vectors where they are not aligned so.
 
-Worked number: a step of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 = 32 elements a lane, with 8 instructions each.
+Worked number: a k-iteration of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 = 32 elements a lane, with 8 instructions each.
 """
 
 from pysim.algorithms.convolution import BEGIN_CHANNEL, BEGIN_ELEMENT, ByRow, Rows
@@ -18,14 +18,14 @@ from pysim.record.cost import Reason
 from pysim.record.plan import Layout
 from pysim.registry.cuda import Attributes, cuda_limits
 
-# Instructions of an element (of a vector) that a thread gathers, its store aside: what the main loop of native/cuda/conv/gather.cuh has
-# more than that of the same tiles on a matrix, over its elements (tools/cuda_loop.py)
+# Instructions of a gathered element or vector without its store: those of native/cuda/conv/gather.cuh's main loop beyond those of the same
+# tiles on a matrix, per element (tools/cuda_loop.py)
 GATHER = {"full": 40.0, "offsets": 8.0}
-OF_MATRIX = 2.0  # a load and its address
+MATRIX_INSTRUCTIONS = 2.0  # a load and its address
 
 
 def list_refuses(w: Conv, layout: Layout) -> Reason | None:
-    """Why a table of taps does not have all of a problem's."""
+    """Why a problem's taps do not fit in the table."""
     high, wide = w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right
     most = cuda_limits()
     if w.kernel_h + w.kernel_w > most["LISTED_TAPS"]:
@@ -36,7 +36,7 @@ def list_refuses(w: Conv, layout: Layout) -> Reason | None:
 
 
 class Implicit(ByRow):
-    """A convolution by tiles whose windows are gathered."""
+    """A convolution by tiles of gathered windows."""
 
     @property
     def listed(self) -> bool:
@@ -45,12 +45,12 @@ class Implicit(ByRow):
 
     @property
     def matrix(self) -> bool:
-        """Whether windows lie as a matrix that is copied by 16 bytes."""
+        """Whether windows form a matrix that is copied by 16 bytes."""
         return self.w.pointwise and (self.layout == "nhwc" or self.w.windows % (VECTOR_BYTES // self.size) == 0)
 
     @property
     def kept(self) -> dict[str, int]:
-        """Filters with whole vectors a row, where they do not lie so."""
+        """Filters padded to whole vectors a row, where they are not."""
         line = self.k * self.size
         return {"filters": round_up(self.w.filters * round_up(line, VECTOR_BYTES), ALIGN)} if self.listed and line % VECTOR_BYTES else {}
 
@@ -59,19 +59,19 @@ class Implicit(ByRow):
 
     def unbegun(self) -> Reason | None:
         taken = self.layout == "nchw" and self.w.pointwise
-        return None if taken else Reason("shape", "it takes a prologue of a pointwise convolution under NCHW")
+        return None if taken else Reason("shape", "it takes a prologue only of a pointwise convolution under NCHW")
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
-        w, size, vector, together = self.w, self.size, VECTOR_BYTES // self.size, self.windows.together
-        by_vectors = in_vectors(w, self.layout) or (not together and self.matrix)
-        single = not self.listed and self.k * size % VECTOR_BYTES != 0
-        each, lines = OF_MATRIX if by_vectors and w.pointwise else GATHER[self.row.variant], 1 if together else w.stride_w
+        w, size, vector, channels_last = self.w, self.size, VECTOR_BYTES // self.size, self.windows.channels_last
+        by_vectors = in_vectors(w, self.layout) or (not channels_last and self.matrix)
+        scalar_filters = not self.listed and self.k * size % VECTOR_BYTES != 0
+        instructions = MATRIX_INSTRUCTIONS if by_vectors and w.pointwise else GATHER[self.row.variant]
         if prologue:  # a vector's elements are of one channel
-            each += (vector if by_vectors else 1) * BEGIN_ELEMENT + BEGIN_CHANNEL
-        step = gathered(gpu, self.row, self.tiles, Gather(each, by_vectors, together or not by_vectors, lines, single))
-        instructions = w.filter_elements * gpu.model.passes.element_instructions.value
-        passes = tuple(Pass(name, w.filter_elements * size, written, instructions) for name, written in self.kept.items())
-        return self.tiled(gpu, known, step, passes)
+            instructions += (vector if by_vectors else 1) * BEGIN_ELEMENT + BEGIN_CHANNEL
+        gather = Gather(instructions, by_vectors, channels_last or not by_vectors, 1 if channels_last else w.stride_w, scalar_filters)
+        of_pass = w.filter_elements * gpu.model.passes.element_instructions.value
+        passes = tuple(Pass(name, w.filter_elements * size, written, of_pass) for name, written in self.kept.items())
+        return self.tiled(gpu, known, gathered(gpu, self.row, self.tiles, gather), passes)
 
 
-ALGORITHM = Rows("implicit", Implicit, "tiles of filters x windows, the windows gathered from the input as it lies")
+ALGORITHM = Rows("implicit", Implicit, "implicit GEMM: tiles of filters x windows, the windows gathered from the input")

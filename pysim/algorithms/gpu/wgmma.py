@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions as products on tensor cores: TMA gathers windows from channels that lie together, 16 bytes at once.
+"""Implicit GEMM on Hopper's tensor cores: TMA gathers windows of contiguous channels, 16 bytes at once.
 
-An input that does not lie so is copied: where its channels do not lie together in whole 16 bytes, in groups in whole steps. Each tap, or
-in a copy with padded rows each row of taps, has whole steps of a row's bytes of channels, 128 or 64; where windows are more than a pixel
-apart, a copy may have the pixels from one to the next as channels, and that of a pointwise convolution has no others than are taken. L2
-is asked for every tap. Under NCHW the windows of most pointwise convolutions are taken as they lie, 128 bytes of a plane at once; of tf32
-they pass through registers.
+The input is copied first where its channels are not contiguous in whole 16 bytes, or a group's channels are not whole k-iterations. Each
+tap (in a copy with padded rows, each row of taps) is padded to whole k-iterations of 128 or 64 bytes of channels. With a stride, a copy
+may fold the pixels of a stride x stride square into channels; the copy of a pointwise convolution has only the pixels that it reads. L2 is
+asked for every tap. Under NCHW most pointwise convolutions read windows from the planes directly, 128 bytes at once; tf32 windows then pass
+through registers.
 
-Convolutions of f32 are three products of tf32 halves (native/cuda/core/split.cuh): those of the filters are made ahead, those of windows in
-registers.
+f32 convolutions are three products of tf32 halves (native/cuda/core/split.cuh): filters are split by a pass before, windows in registers.
 
-Worked number: conv:mb1ic72ih8oc8kh3ph1:f16 under NHWC has 9 taps of 72 x 2 = 144 bytes, so 9 x 2 steps of 64: k = 9 x 128.
+Worked number: conv:mb1ic72ih8oc8kh3ph1:f16 under NHWC has 9 taps of 72 x 2 = 144 bytes, so 9 x 2 k-iterations of 64: k = 9 x 128.
 """
 
 from abc import ABC, abstractmethod
@@ -35,19 +34,19 @@ INT_MAX = (1 << 31) - 1
 
 
 class ChannelsLast(ByRow, ABC):
-    """A convolution by a row of tensor cores that takes 16 bytes of channels at once, every tap from L2, and copies an input and filters
-    whose channels do not lie so; some rows compute f32 as products of parts of its numbers."""
+    """A convolution on tensor cores that reads 16 bytes of contiguous channels at once, every tap from L2, and copies inputs and filters
+    that are stored otherwise. Some rows compute f32 as products of parts of its numbers."""
 
     in_parts = True
 
     @property
     @abstractmethod
     def copies(self) -> dict[str, int]:
-        """Bytes of its copies: of an input that it cannot take as it lies, and of such filters."""
+        """Bytes of the copies of input and filters, if it cannot read them as stored."""
 
     @cached_property
     def padded_bytes(self) -> int:
-        """Of a group's channels of one pixel in its copies: whole 16."""
+        """Bytes of a group's channels of one pixel in its copies, in whole 16."""
         return round_up(self.w.group_channels * self.size, VECTOR_BYTES)
 
     @property
@@ -57,24 +56,24 @@ class ChannelsLast(ByRow, ABC):
 
     @property
     def sparse(self) -> bool:
-        """Whether windows do not take every pixel, and a copy has those alone that they take."""
+        """Whether windows skip pixels, which a copy then leaves out."""
         return self.w.taps == 1 and self.w.stride_h * self.w.stride_w > 1 and not self.w.padded
 
     def unbegun(self) -> Reason | None:
-        return None if "input" in self.copies else Reason("shape", "it takes a prologue of an input that it copies")
+        return None if "input" in self.copies else Reason("shape", "it takes a prologue only of an input that it copies")
 
     def passes(self, gpu: Gpu, prologue: bool) -> tuple[Pass, ...]:
-        """Its copies, by one kernel, with a prologue on the input's way; 16 bytes share their place."""
-        w, each, found = self.w, gpu.model.passes.copied_instructions.value, list[Pass]()
+        """Its copies, made by one kernel, which may apply a prologue to the input."""
+        w, instructions, passes = self.w, gpu.model.passes.copied_instructions.value, list[Pass]()
         pixels, read = w.input_elements, self.size
-        if self.sparse:  # rows, of which sectors come whole
+        if self.sparse:  # whole sectors are read
             pixels, read = w.batch * w.channels * w.windows, min(w.stride_w * self.size, SECTOR_BYTES)
-        begun = w.input_elements * (BEGIN_ELEMENT + BEGIN_CHANNEL) if prologue else 0
-        moved = {"input": (pixels, read, begun), "filters": (w.filter_elements, self.size, 0)}
+        begin = w.input_elements * (BEGIN_ELEMENT + BEGIN_CHANNEL) if prologue else 0
+        moved = {"input": (pixels, read, begin), "filters": (w.filter_elements, self.size, 0)}
         for name, written in self.copies.items():
             elements, read, more = moved[name]
-            found.append(Pass(f"copied {name}", elements * read, written, elements * each + more, 0 if found else 1))
-        return tuple(found)
+            passes.append(Pass(f"copied {name}", elements * read, written, elements * instructions + more, 0 if passes else 1))
+        return tuple(passes)
 
     def tolerance(self) -> Bound:
         bound = super().tolerance()
@@ -82,7 +81,7 @@ class ChannelsLast(ByRow, ABC):
 
 
 class Folded(NamedTuple):
-    """A copy whose squares of stride_h x stride_w pixels are the channels of one: bytes of such a place, its kernel and its rows."""
+    """A copy that folds stride_h x stride_w pixels into the channels of one: padded bytes of such a pixel, kernel, rows and columns."""
 
     padded: int
     kernel_h: int
@@ -106,7 +105,7 @@ class Wgmma(ChannelsLast):
         spans = ((w.kernel_h - 1) * w.dilation_h, (w.kernel_w - 1) * w.dilation_w)
         why = ""
         if row.folds and not self.folded:
-            why = "it takes few channels, which it copies, and windows more than a pixel apart"
+            why = "it takes a stride above 1 and few channels, which it copies"
         elif max(w.stride_h, w.stride_w) > stride:
             why = f"it takes strides of up to {stride}"
         elif max(spans) > span:
@@ -114,26 +113,26 @@ class Wgmma(ChannelsLast):
         elif max(w.pad_top, w.pad_left) > corner:
             why = f"it takes padding of up to {corner}"
         elif any(not -corner <= after - span < corner for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
-            why = f"its last window begins up to {corner} rows and columns before the input's end, or {corner - 1} after"
+            why = f"its last window must begin at most {corner} rows and columns before the input's end, or {corner - 1} after"
         elif row.promotion and w.filters * w.taps > most["RELAYOUT_ROWS"]:
-            why = f"it splits up to {most['RELAYOUT_ROWS']} taps of all filters"
+            why = f"it splits up to {most['RELAYOUT_ROWS']} taps of all filters into halves"
         return Reason("shape", why) if why else None
 
     # Windows
 
     @property
     def read(self) -> Windows:
-        """As they lie under NHWC, or in the copy."""
+        """Windows of the NHWC input, or of the copy."""
         return self.windows._replace(layout="nhwc")
 
     @property
     def plane_windows(self) -> int:
-        """Windows of an image where they lie in planes, in whole boxes of TMA."""
+        """Windows of an image that is read from planes, in whole TMA boxes."""
         return round_up(self.w.height * self.w.width, LINE_BYTES // self.size)
 
     @cached_property
     def in_planes(self) -> bool:
-        """Whether it takes windows from planes as they lie (native/cuda/conv/wgmma/operands.cu)."""
+        """Whether it reads windows from the planes of NCHW (native/cuda/conv/wgmma/operands.cu)."""
         w, plane = self.w, self.w.height * self.w.width
         if self.layout == "nhwc" or not w.pointwise or w.groups > 1 or self.row.promotion:
             return False
@@ -144,14 +143,14 @@ class Wgmma(ChannelsLast):
     def numbered(self) -> int:
         return self.w.batch * (self.plane_windows if self.in_planes else self.w.windows)
 
-    def asked(self, l1_bytes: float) -> float:
+    def requested_bytes(self, l1_bytes: float) -> float:
         return float(self.windows.number * self.w.products * self.w.groups * self.size)
 
-    # Steps
+    # K-iterations
 
     @property
-    def step_bytes(self) -> int:
-        """Of a window's channels in a step."""
+    def iteration_bytes(self) -> int:
+        """Bytes of a window's channels in a k-iteration."""
         return self.row.block_k * self.size
 
     @cached_property
@@ -159,29 +158,29 @@ class Wgmma(ChannelsLast):
         """Whether it copies the input."""
         if self.in_planes:
             return False
-        whole = self.w.groups == 1 or self.padded_bytes % self.step_bytes == 0
+        whole = self.w.groups == 1 or self.padded_bytes % self.iteration_bytes == 0
         return self.layout == "nchw" or self.ragged or not whole
 
     @cached_property
     def rows_of_taps(self) -> bool:
-        """Whether its copy has padded rows, whose taps beside one another are channels: where that takes fewer steps."""
-        w, padded, step = self.w, self.padded_bytes, self.step_bytes
+        """Whether its copy pads rows, so that a row of taps is contiguous like channels: where that takes fewer k-iterations."""
+        w, padded, size = self.w, self.padded_bytes, self.iteration_bytes
         vectors = w.batch * w.groups * w.height * (w.width + w.pad_left + w.pad_right) * padded // VECTOR_BYTES
-        fewer = -(-w.kernel_w * padded // step) < w.kernel_w * -(-padded // step)
+        fewer = -(-w.kernel_w * padded // size) < w.kernel_w * -(-padded // size)
         return self.copied and w.dilation_w == 1 and fewer and vectors < 1 << 31
 
     @property
-    def steps_unfolded(self) -> int:
-        """Each tap, or each row of taps, has whole steps of channels."""
-        wide, padded, step = self.w.kernel_w, self.padded_bytes, self.step_bytes
-        return self.w.kernel_h * (-(-wide * padded // step) if self.rows_of_taps else wide * -(-padded // step))
+    def iterations_unfolded(self) -> int:
+        """Each tap, or each row of taps, has whole k-iterations of channels."""
+        wide, padded, size = self.w.kernel_w, self.padded_bytes, self.iteration_bytes
+        return self.w.kernel_h * (-(-wide * padded // size) if self.rows_of_taps else wide * -(-padded // size))
 
-    def steps_folded(self, of: Folded) -> int:
-        return of.kernel_h * -(-of.kernel_w * of.padded // self.step_bytes)
+    def iterations_folded(self, of: Folded) -> int:
+        return of.kernel_h * -(-of.kernel_w * of.padded // self.iteration_bytes)
 
     @cached_property
     def folded(self) -> Folded | None:
-        """Its copy where that folds, as it does where that takes fewer steps, and no taps are added but by rows that may."""
+        """The folding copy, where that takes fewer k-iterations. Only rows that fold may add taps."""
         w = self.w
         if not self.row.folds and (w.kernel_h % w.stride_h or w.kernel_w % w.stride_w):
             return None
@@ -190,48 +189,48 @@ class Wgmma(ChannelsLast):
         of = Folded.of(w)
         sizes, vectors = ((w.batch * of.rows, of.wide), (w.filters * of.kernel_h, of.kernel_w)), of.padded // VECTOR_BYTES
         fits = all(rows <= INT_MAX // (wide * vectors) for rows, wide in sizes)
-        return of if self.steps_folded(of) < self.steps_unfolded and fits else None
+        return of if self.iterations_folded(of) < self.iterations_unfolded and fits else None
 
     @property
     def k(self) -> int:
-        """In whole steps."""
-        return (self.steps_folded(self.folded) if self.folded else self.steps_unfolded) * self.row.block_k
+        """In whole k-iterations."""
+        return (self.iterations_folded(self.folded) if self.folded else self.iterations_unfolded) * self.row.block_k
 
     @property
-    def stays(self) -> bool:
-        """Whether filters stay in shared memory from tile to tile (native/cuda/mainloop/hopper/kernel.cuh): all are in one tile, whose
-        steps return to the same stages."""
-        one = self.w.groups == 1 and self.w.filters <= self.row.block_filters * self.row.cluster_filters
-        return one and self.row.stages % (self.k // self.row.block_k) == 0
+    def filters_stay(self) -> bool:
+        """Whether filters stay in shared memory from tile to tile (native/cuda/mainloop/hopper/kernel.cuh): one tile has them all, and its
+        k-iterations use the same stages each time."""
+        one_tile = self.w.groups == 1 and self.w.filters <= self.row.block_filters * self.row.cluster_filters
+        return one_tile and self.row.stages % (self.k // self.row.block_k) == 0
 
     # Operands
 
     @property
     def filters_bytes(self) -> int:
-        """Of the filters as the kernels read them."""
+        """Bytes of the filters as the kernels read them."""
         of = self.folded
         return self.w.filters * (of.kernel_h * of.kernel_w * of.padded if of else self.w.taps * self.padded_bytes)
 
     @cached_property
     def copies(self) -> dict[str, int]:
         """As native/cuda/conv/wgmma/operands.cu makes them."""
-        w, kept, of = self.w, {}, self.folded
+        w, copies, of = self.w, {}, self.folded
         if self.copied:
             wide = w.width + (w.pad_left + w.pad_right) * self.rows_of_taps
             pixels = of.rows * of.wide if of else w.windows if self.sparse else w.height * wide
-            kept["input"] = round_up(w.batch * pixels * w.groups * (of.padded if of else self.padded_bytes), ALIGN)
+            copies["input"] = round_up(w.batch * pixels * w.groups * (of.padded if of else self.padded_bytes), ALIGN)
         if of or self.ragged or not (self.layout == "nhwc" or w.taps == 1):
-            kept["filters"] = round_up(self.filters_bytes, ALIGN)
-        return kept
+            copies["filters"] = round_up(self.filters_bytes, ALIGN)
+        return copies
 
     @property
     def halves_bytes(self) -> int:
-        """Of both halves of the filters."""
+        """Bytes of both halves of the filters."""
         return round_up(2 * self.filters_bytes, ALIGN)
 
     @property
     def kept(self) -> dict[str, int]:
-        """Its copies, the halves with the filters."""
+        """Its copies; the halves count with the filters."""
         if not self.row.promotion:
             return self.copies
         return self.copies | {"filters": self.copies.get("filters", 0) + self.halves_bytes}
@@ -243,25 +242,25 @@ class Wgmma(ChannelsLast):
         if self.row.promotion:
             instructions = self.filters_bytes / self.size * gpu.model.passes.copied_instructions.value
             passes = (*passes, Pass("halves", self.filters_bytes, self.halves_bytes, instructions))
-        step = mainloop.work(gpu, self.tiles, False, True, by_registers=self.in_planes and self.size > 2)
-        found = self.tiled(gpu, known, step, passes, *(("model.passes.copied_",) if passes else ()))
-        columns = found.columns
+        work = mainloop.work(gpu, self.tiles, False, True, a_in_registers=self.in_planes and self.size > 2)
+        variant = self.tiled(gpu, known, work, passes, *(("model.passes.copied_",) if passes else ()))
+        columns = variant.columns
         assert columns is not None
-        columns = columns._replace(near=self.row.reduces_in_cluster, **self.pitched())
-        if self.stays:
+        columns = columns._replace(max_cluster_splits=self.row.reduces_in_cluster, **self.lines_and_sectors())
+        if self.filters_stay:
             share = min(1.0, gpu.sms.value // self.tiles.blocks / -(-columns.m // columns.tile_m))
-            columns = columns._replace(asks_b=columns.asks_b * share, parts=columns.parts * share)
-        return found._replace(columns=columns)
+            columns = columns._replace(requested_bytes_b=columns.requested_bytes_b * share, b_parts=columns.b_parts * share)
+        return variant._replace(columns=columns)
 
-    def pitched(self) -> dict[str, float]:
-        """Lines of L2 that rows of boxes of windows and filters lie in, and sectors of the output, by how far apart rows begin."""
+    def lines_and_sectors(self) -> dict[str, float]:
+        """L2 lines that box rows of windows and filters touch, and sectors that runs of the output touch, by the pitches of rows."""
         w, of = self.w, self.folded
         pixel = w.height * w.width * self.size if self.in_planes else of.padded if of else w.groups * self.padded_bytes
         return {
-            "lines_a": lines_of_row(pixel, self.step_bytes),
-            "lines_b": lines_of_row(self.filters_bytes // w.filters, self.step_bytes),
+            "lines_a": lines_of_row(pixel, self.iteration_bytes),
+            "lines_b": lines_of_row(self.filters_bytes // w.filters, self.iteration_bytes),
             "sectors": sectors_of((w.filters if self.layout == "nhwc" else w.windows) * self.size),
         }
 
 
-ALGORITHM = Rows("wgmma", Wgmma, "implicit GEMM on tensor cores: TMA gathers windows from channels that lie together")
+ALGORITHM = Rows("wgmma", Wgmma, "implicit GEMM on tensor cores: TMA gathers windows of contiguous channels")

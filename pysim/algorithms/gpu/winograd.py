@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Winograd's convolutions F(m x m, 3x3) (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters, a product for each
-of (m + 2)^2 planes.
+of the (m + 2)^2 planes of a transformed patch.
 
-fused    F(2x2) and F(4x4): a block makes the products of all planes side by side, transforms each patch on its way in and each sum on its
-         way out through shared memory. Filters are transformed before, of rows that meet in a cluster within.
-staged   F(4x4): transforms to the workspace, products of all planes and groups one after another along the windows, transforms back, in
-         chunks of tiles, so that what lies between stays in L2.
+fused    F(2x2) and F(4x4): a block multiplies all planes; it transforms patches in its prologue and results in its epilogue, through shared
+         memory. A pass transforms filters before, except in rows that reduce in a cluster, which transform them themselves.
+staged   F(4x4): patches are transformed to the workspace; one product has all planes and groups along its windows; results are transformed
+         back. Chunks of tiles keep the intermediate data in L2.
 
 Worked number: for conv:mb32ic64ih56oc64kh3ph1 on the h200 a fused F(2x2) row has 28 x 28 x 32 / 32 = 784 blocks, 5.9 waves of 132.
 """
@@ -35,30 +35,28 @@ from pysim.registry.cuda import WARP, Attributes, ConvKernel, cuda_limits
 
 KINDS = ("F(2x2)", "F(4x4)")
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of staged rows
-# Instructions of an element of a patch that a thread gathers: F(4x4)'s are what is left of the 893 and 1,033 instructions that a warp has
-# in a step, as Nsight Compute counts them; drained: so many more as it takes longer, 7.7 % in the mean of eight layers on an H200; F(2x2)'s
-# assumed
+# Instructions of a gathered element of a patch. F(4x4): the remainder of the 893 and 1,033 instructions that a warp issues in a k-iteration
+# (Nsight Compute); drained: more in proportion to its time, 7.7 % in the mean of eight layers on an H200; F(2x2): assumed
 GATHER = {"fused": 9.7, "single": 15.9, "drained": 14.7}
-GATHER_SMALL = 5.0
+GATHER_F2 = 5.0
 TAPS = 9
-PRODUCTS = ("simt_f32", "simt")  # families of constants of a staged row's products
+PRODUCT_FAMILIES = ("simt_f32", "simt")  # of constants, for the products of staged rows
 
-# What transforms make of a direct sum's error: so many times that of a sum of so many channels more, which stand for the transforms' own
+# Error of KINDS: (factor, channels) times the error of a direct sum with that many channels more, which stand for the transforms' own error
 # (measured: benchmarks/data/accuracy-h200.jsonl; tools/winograd_error.py)
-ERRORS = ((0.6, 4), (1.6, 24))  # of KINDS
-DRAINED, TRANSFORMS = (0.65, 56), (1.6, 18)  # of sums in four parts and more; what is left of such, of any channels
-# Of the mean of the drained rows' error over the result: the transforms' constants are rounded. On an H200 18 layers of DenseNet-121 at
-# batch 32 come out 3.3e-8 too large, standard deviation 4e-9 (benchmarks/data/layers-lean-f4x4-h200.jsonl)
-LEAN = 3.3e-8
+ERRORS = ((0.6, 4), (1.6, 24))
+DRAINED, TRANSFORMS = (0.65, 56), (1.6, 18)  # drained rows, whose sums have four parts or more; their minimum, for any number of channels
+# Mean relative error of the drained rows: the transforms' constants are rounded. On an H200 the results of 18 layers of DenseNet-121 at
+# batch 32 are 3.3e-8 too large, standard deviation 4e-9 (benchmarks/data/layers-lean-f4x4-h200.jsonl)
+MEAN_ERROR = 3.3e-8
 SOURCES = (
     "transforms of F(2x2) add up to four operands (arXiv 1509.09308)",
-    "F(4x4) is held to twice what it comes to: no bound is of use",
+    "F(4x4): twice the measured error; its a-priori bound is too loose",
 )
 
 
 class Chunks(NamedTuple):
-    """Chunks of tiles of a staged row (native/cuda/conv/winograd/unfused4.cu): how many, tiles of each, their pitch, blocks of each
-    product."""
+    """Chunks of a staged row (native/cuda/conv/winograd/unfused4.cu): their number; tiles, pitch and blocks of the product of each."""
 
     number: int
     tiles: int
@@ -73,12 +71,12 @@ class Winograd(ByRow):
         super().__init__(row, w, layout, chunks)
         self.kind = 1 if row.outputs > 2 else 0
         self.planes = (row.outputs + 2) ** 2  # of a transformed patch
-        # sums pass through shared memory, written and read once
-        self.leaving = 2 * self.size * float(self.planes * row.block_filters * row.block_windows) / LINE_BYTES
+        # results pass through shared memory, written and read once
+        self.epilogue_wavefronts = 2 * self.size * float(self.planes * row.block_filters * row.block_windows) / LINE_BYTES
 
     @property
     def threads(self) -> int:
-        """Of a fused row a warp for each two planes of a warp tile, in whole fours: one of each scheduler."""
+        """A fused row has a warp for each two planes of a warp tile, in multiples of four: one for each scheduler."""
         return self.tiles.math_threads * (self.planes // 2 // 4 * 4 if self.row.fused else 1)
 
     def estimate(self) -> Attributes:
@@ -101,14 +99,14 @@ class Winograd(ByRow):
 
     @property
     def pieces(self) -> int:
-        """Blocks of filters by steps of channels of a fused row, in all groups."""
+        """Blocks of filters x k-iterations of channels of a fused row, in all groups."""
         w, row = self.w, self.row
         return w.groups * math.ceil(w.group_filters / row.block_filters) * math.ceil(w.group_channels / row.block_k)
 
     # Chunks
 
     def chunked(self, number: int) -> Chunks:
-        """The tiles in `number` chunks, or as few less as whole blocks make of it."""
+        """The tiles in up to `number` chunks of whole blocks."""
         windows, block = self.windows.number, self.row.block_windows
         tiles = min(windows, math.ceil(math.ceil(windows / number) / block) * block)
         return Chunks(math.ceil(windows / tiles), tiles, math.ceil(tiles / 4) * 4, math.ceil(tiles / block))
@@ -121,62 +119,63 @@ class Winograd(ByRow):
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
         if self.row.staged:
             return self.staged(gpu, known)
-        return self.tiled(gpu, known, step(gpu, self.row, self.layout), self.passes(gpu))
+        return self.tiled(gpu, known, iteration(gpu, self.row, self.layout), self.passes(gpu))
 
     def staged(self, gpu: Gpu, known: dict[str, Attributes]) -> Variant:
-        """The products of one of its chunks, as SIMT rows of gemm/ with these tiles make them."""
-        w, row, tiles, turned = self.w, self.row, self.tiles, self.layout == "nhwc"
+        """The product of one chunk, as SIMT rows of gemm/ with these tiles compute it."""
+        w, row, tiles, nhwc = self.w, self.row, self.tiles, self.layout == "nhwc"
         of, planes = self.chunked(self.chunks), self.planes * w.groups
         k, filters, across = w.group_channels, w.group_filters, planes * of.blocks * row.block_windows
-        problem = Gemm(m=across, n=filters, k=k, dtype=w.dtype) if turned else Gemm(m=filters, n=across, k=k, trans_a=True, dtype=w.dtype)
+        problem = Gemm(m=across, n=filters, k=k, dtype=w.dtype) if nhwc else Gemm(m=filters, n=across, k=k, trans_a=True, dtype=w.dtype)
         own = known.get(row.name) or self.estimate()
-        columns, work, family = gemm.product(gpu, problem, tiles, PRODUCTS, own, tiled.efficiency_of(tiles, own, known))
-        one = float(k * filters * self.size)  # each column of tiles asks for one plane's filters
-        columns = columns._replace(divides=False, **({"b": one * planes, "asks_b": one} if turned else {"a": one * planes, "asks_a": one}))
+        columns, work, family = gemm.product(gpu, problem, tiles, PRODUCT_FAMILIES, own, tiled.efficiency_of(tiles, own, known))
+        plane, side = float(k * filters * self.size), "b" if nhwc else "a"  # each tile reads the filters of one plane
+        of_filters = {f"bytes_{side}": plane * planes, f"requested_bytes_{side}": plane}
+        columns = columns._replace(can_split_k=False, **of_filters)
         return self.launched(gpu, known, family, "model.passes.patch_")._replace(
             columns=columns, work=work, times=of.number, chunks=of.number, passes=self.passes(gpu),
-            lent=() if row.name in known else (f"kernel_attributes.{row.name}",),  # the products' constants are its own
+            assumed=() if row.name in known else (f"kernel_attributes.{row.name}",),
         )  # fmt: skip
 
     # Workspace and passes
 
     @cached_property
     def kept(self) -> dict[str, int]:
-        """Transformed filters; of a staged row patches and sums of one chunk."""
+        """Transformed filters; in staged rows also patches and results of one chunk."""
         w, row, plane = self.w, self.row, self.planes * self.size
         if row.staged:
             pitch = self.chunked(self.chunks).pitch
             filters, patches = plane * w.channels * round_up(w.group_filters, 4), plane * w.channels * pitch
-            return {"filters": round_up(filters, ALIGN), "patches": round_up(patches, ALIGN), "sums": plane * w.filters * pitch}
-        if row.reduces_in_cluster:  # transforms them as it goes
+            return {"filters": round_up(filters, ALIGN), "patches": round_up(patches, ALIGN), "results": plane * w.filters * pitch}
+        if row.reduces_in_cluster:  # it transforms filters in the kernel
             return {}
         return {"filters": self.pieces * plane * row.block_k * row.block_filters}
 
     def passes(self, gpu: Gpu) -> tuple[Pass, ...]:
-        """Transforms of filters; of a staged row those of patches and sums, chunk by chunk."""
-        w, kept, found = self.w, self.kept, list[Pass]()
-        plain, each = gpu.model.passes.element_instructions.value, gpu.model.passes.patch_instructions.value
+        """Transforms of filters; in staged rows also those of patches and results, chunk by chunk."""
+        w, kept, passes = self.w, self.kept, list[Pass]()
+        of_filter, of_patch = gpu.model.passes.element_instructions.value, gpu.model.passes.patch_instructions.value
         if "filters" in kept:
-            found.append(Pass("filters", w.filter_elements * self.size, kept["filters"], w.filter_elements * plain))
+            passes.append(Pass("filters", w.filter_elements * self.size, kept["filters"], w.filter_elements * of_filter))
         if "patches" in kept:
             number, planes = self.chunked(self.chunks).number, self.planes * self.size
-            patches, sums = self.windows.number * w.channels, self.windows.number * w.filters
-            found.append(Pass("patches", self.windows.bytes, patches * planes, patches * each, number))
-            found.append(Pass("outputs", sums * planes, w.output_elements * self.size, sums * each, number))
-        return tuple(found)
+            patches, results = self.windows.number * w.channels, self.windows.number * w.filters
+            passes.append(Pass("patches", self.windows.bytes, patches * planes, patches * of_patch, number))
+            passes.append(Pass("outputs", results * planes, w.output_elements * self.size, results * of_patch, number))
+        return tuple(passes)
 
-    # In words
+    # Accuracy and description
 
     def tolerance(self) -> Bound:
         results, products = size_of(self.w)
 
-        def of(times: float, channels: int, products: int = products) -> float:
-            return times * walk(Size(results, products + TAPS * channels), SUM_UNITS[self.w.dtype])
+        def error_of(factor: float, channels: int, products: int = products) -> float:
+            return factor * walk(Size(results, products + TAPS * channels), SUM_UNITS[self.w.dtype])
 
         drained = self.row.variant == "drained"
-        error = max(of(*DRAINED), of(*TRANSFORMS, products=0)) if drained else of(*ERRORS[self.kind])
+        error = max(error_of(*DRAINED), error_of(*TRANSFORMS, products=0)) if drained else error_of(*ERRORS[self.kind])
         growth, rms = (1.0, 2 * error) if self.kind else (4.0, 0.0)
-        return Bound(growth, rms, SOURCES[self.kind], "operands", error, "transformed", LEAN if drained else 0.0)
+        return Bound(growth, rms, SOURCES[self.kind], "operands", error, "transformed", MEAN_ERROR if drained else 0.0)
 
     def lines(self) -> tuple[str, ...]:
         m, planes = self.row.outputs, self.planes
@@ -184,20 +183,20 @@ class Winograd(ByRow):
 
 
 @lru_cache(maxsize=256)
-def step(gpu: Gpu, row: ConvKernel, layout: Layout) -> Work:
-    """A step of one block of a fused row: patches come in element by element, are transformed and stored plane by plane; transformed
+def iteration(gpu: Gpu, row: ConvKernel, layout: Layout) -> Work:
+    """A k-iteration of a block of a fused row. Patches are loaded element by element, transformed, and stored plane by plane; transformed
     filters are copied."""
-    edge, tiles = row.outputs + 2, tiled.lying(row, layout)
+    edge, tiles = row.outputs + 2, tiled.product_tiles(row, layout)
     planes = edge**2
     adds = 4 * edge * row.outputs if row.outputs == 2 else 2 * edge * 12  # of B^T d B: 32 of 4 x 4, 144 of 6 x 6
     patches = row.block_windows * row.block_k / WARP
     instructions, shared = 0.0, patches * planes  # of L1: the patches' loads
     memory = SharedMemory(rule=gpu.shared_rule)
-    for access in winograd_shared.step(row, layout == "nhwc"):
+    for access in winograd_shared.iteration(row, layout == "nhwc"):
         instructions += len(access.addresses)
         shared += float(memory.count(access.addresses, access.width, access.store, access.active).total.sum())
     products = tiles.rows * tiles.columns * tiles.depth * planes
-    issue = products / WARP + (instructions + patches * (planes * GATHER.get(row.variant, GATHER_SMALL) + adds))
+    issue = products / WARP + (instructions + patches * (planes * GATHER.get(row.variant, GATHER_F2) + adds))
     return Work(products / gpu.fma_per_cycle[pipe_of(gpu, row.pipe) or ""].value, shared, issue / gpu.schedulers_per_sm.value)
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels x decompositions x walks on a GPU: which of them are legal, as one table, and what each costs, whatever algorithm they are of.
+"""Candidate launches on a GPU: kernels x decompositions x rasterisations, their legality and their cost, whatever their algorithm.
 
-A variant is one kernel as an algorithm uses it: its columns (`waves.Columns`), how often it runs, and the passes around it. Decompositions:
-every tile whole (data parallel); split-K by a few factors and by those that fill one or two waves, while each part keeps LEAST_STEPS steps
-and the whole tiles do not fill FULL_WAVES waves by themselves; stream-K with as many blocks as run at once, where tiles do not fill their
-last wave. Walks: along m or n, in bands of GROUPS tiles. A table holds all of them; `cost` predicts those of all algorithms in one go, and
-keeps the best walk of each.
+Decompositions: data parallel (every tile whole); split-K by SPLITS and by the factors that fill one or two waves, while each part keeps
+MIN_PART_ITERATIONS k-iterations and the whole tiles fill less than MAX_SPLIT_WAVES waves; stream-K with as many blocks as run at once,
+where tiles do not fill their last wave. Rasterisations: along m or n, in groups of GROUPS tiles. `cost` predicts the candidates of all
+algorithms as one table and keeps the best rasterisation of each.
 
     cycles = times x launch + passes
 
@@ -26,7 +25,7 @@ from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.passes import Pass, pass_cycles
 from pysim.cachemodel.gpu.threads import Threads
-from pysim.cachemodel.gpu.waves import DATA_PARALLEL, OF_WAVES, SPLIT_K, STEP, STREAM_K, TERMS, Array, Columns, Prediction, Table
+from pysim.cachemodel.gpu.waves import DATA_PARALLEL, LOOP_BOUNDS, SPLIT_K, STREAM_K, TERMS, WAVE_TERMS, Array, Columns, Prediction, Table
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
@@ -36,25 +35,30 @@ from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GROUPS = (1, 2, 4, 8, 16, 32)
-LEAST_STEPS = 2  # of a part of split-K
-FULL_WAVES = 2  # tiles that fill this many waves are not split
+MIN_PART_ITERATIONS = 2  # k-iterations of a split-K part
+MAX_SPLIT_WAVES = 2  # tiles that fill this many waves are not split
 ALIGN = 256  # bytes, of each part of the workspace
-_OWN = ("model.families.", "fma_per_cycle.", "sustained_hz.", "model.passes.", "model.direct.", "l1_")  # what only some kernels lean on
+# Prefixes of the paths of machine numbers that only some kernels use
+_OF_SOME_KERNELS = ("model.families.", "fma_per_cycle.", "sustained_hz.", "model.passes.", "model.direct.", "l1_")
 
 Row = TypeVar("Row", GemmKernel, ConvKernel)
 
 
 class Variant(NamedTuple):
-    """One kernel as an algorithm uses it: its registry row's name, the kind that a plan lists it under, what the compiler made of it and
-    whether that is known, a step's work, its columns or its threads, `times` it runs; `schedule` makes a launch of (decomposition, splits,
-    along_n, group), of `chunks` where it runs chunk by chunk. `leans`: beginnings of paths of the machine's numbers that it alone leans on;
-    `lent`: what else is assumed."""
+    """One kernel as an algorithm uses it.
+
+    `kernel`: name of its registry row; `schedule`: makes a launch of (decomposition, splits or chunks, along_n, group); `attributes`: what
+    the compiler made of it, or an estimate (`compiled`: False); `columns` and the `work` of a k-iteration, or `threads` and their `family`
+    of constants for a kernel without tiles; `kind`: index of Candidates.kinds; `times`: launches; `chunks`: of the problem, 0 where it runs
+    whole; `passes`: before and after. `numbers`: prefixes of the paths of machine numbers that this kernel uses and others do not;
+    `assumed`: further assumptions about it.
+    """
 
     kernel: str
     schedule: Callable[[Any, int, bool, int], AnySchedule]
     attributes: Attributes
-    known: bool
-    leans: tuple[str, ...]
+    compiled: bool
+    numbers: tuple[str, ...]
     columns: Columns | None = None
     work: Work | None = None
     threads: Threads | None = None
@@ -63,11 +67,11 @@ class Variant(NamedTuple):
     times: int = 1
     chunks: int = 0
     passes: tuple[Pass, ...] = ()
-    lent: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 class Candidates(NamedTuple):
-    """The legal variants of one algorithm, and what was turned down. Without `kinds`, those of a plan are the decompositions."""
+    """The legal variants of one algorithm, and the rejected ones. Without `kinds`, a plan lists them by decomposition."""
 
     request: Request
     variants: tuple[Variant, ...]
@@ -77,7 +81,7 @@ class Candidates(NamedTuple):
 
     @property
     def tiled(self) -> list[Columns]:
-        """Columns of the variants that have tiles: all, or none."""
+        """Columns of the variants with tiles: all variants, or none."""
         return [variant.columns for variant in self.variants if variant.columns is not None]
 
 
@@ -95,34 +99,34 @@ def legal(
     attributes: Callable[[Row], Attributes],
     refuses: Callable[[Row], Reason | None],
 ) -> tuple[list[Row], list[Rejected]]:
-    """The rows of an algorithm that a request may use, and those that it may not, with reasons. A row that is named is used whatever it is
-    there for."""
+    """The rows of an algorithm that a request may use, and the rejected ones with reasons. A row that the request names is used even if it
+    is an ablation or replaced by others."""
     gpu, problem, named = request.gpu, request.problem, request.schedule
     if named is not None and isinstance(named, Schedule):
         return [], [Rejected(name, f"the named plan is for a CPU; {gpu.name} is a GPU", "machine")]
-    found: list[Row] = []
+    usable: list[Row] = []
     rejected: list[Rejected] = []
-    asked = [row for row in rows if row.dtype == problem.dtype and (named is None or row.name == named.kernel)]
-    asked = [row for row in asked if request.micro_kernel in (None, row.name, (row.tiles.rows, row.tiles.columns))]
-    for row in asked:
-        reason = Reason("ablation", f"{row.variant}: it is there to show what it leaves out") if row.ablation and named is None else None
+    matching = [row for row in rows if row.dtype == problem.dtype and (named is None or row.name == named.kernel)]
+    matching = [row for row in matching if request.micro_kernel in (None, row.name, (row.tiles.rows, row.tiles.columns))]
+    for row in matching:
+        reason = Reason("ablation", f"{row.variant}: an ablation, planned only if it is named") if row.ablation and named is None else None
         if row.replaced_on == gpu.capability_number and named is None:
-            reason = Reason("replaced", f"on capability {gpu.capability} others are faster, on instructions that it alone has")
+            reason = Reason("replaced", f"capability {gpu.capability} has faster kernels, on instructions of its own")
         reason = reason or unable(gpu, row, attributes(row)) or refuses(row)
         if reason:
             rejected.append(Rejected(row.name, reason.sentence, reason.code))
         else:
-            found.append(row)
-    if not asked:
-        one = named.kernel if named else written(request.micro_kernel or "there")
-        rejected.append(Rejected(name, f"none of its {problem.dtype} kernels is {one}; `pysim kernels --cuda` lists them", "shape"))
+            usable.append(row)
+    if not matching:
+        wanted = named.kernel if named else written(request.micro_kernel or "there")
+        rejected.append(Rejected(name, f"none of its {problem.dtype} kernels is {wanted}; `pysim kernels --cuda` lists them", "shape"))
     elif others := sum(row.dtype != problem.dtype for row in rows):
         rejected.append(Rejected(f"{others} kernels of {name} for another type", f"the problem is {problem.dtype}", "type"))
-    return found, rejected
+    return usable, rejected
 
 
 def constants_of(gpu: Gpu, families: Iterable[str]) -> tuple[str, GpuFamily]:
-    """The first of these families that a machine has constants of, and those."""
+    """The first of these families that the machine file has, and its constants."""
     name = next(family for family in families if family in gpu.model.families)
     return name, gpu.model.families[name]
 
@@ -136,67 +140,67 @@ def one_each(count: int, kind: int = DATA_PARALLEL, splits: int = 1, along_n: bo
 
 
 def named_table(count: int, schedule: AnySchedule, chunks: int) -> Table:
-    """The one launch that a request names, of each of `count` variants."""
+    """The launch that a request names, of each of `count` variants."""
     assert isinstance(schedule, GpuSchedule)
     splits = 1 if chunks else schedule.splits
     return one_each(count, DECOMPOSITIONS.index(schedule.decomposition), splits, schedule.along_n, schedule.group)
 
 
 def table_of(gpu: Gpu, c: Columns) -> Table:
-    """Kernels x decompositions x walks, as arrays."""
-    tiles_m, tiles_n, steps = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
-    tiles, slots = tiles_m * tiles_n, np.floor(gpu.sms.value / c.blocks) * c.resident
-    fill = [np.maximum(1, np.floor(slots * number / tiles)) for number in (1, 2)]
+    """Kernels x decompositions x rasterisations, as arrays."""
+    tiles_m, tiles_n, iterations = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
+    tiles, slots = tiles_m * tiles_n, np.floor(gpu.sms.value / c.cluster_blocks) * c.blocks_per_sm
+    fill = [np.maximum(1, np.floor(slots * waves / tiles)) for waves in (1, 2)]
     splits = np.stack([np.full(len(tiles), factor) for factor in SPLITS] + fill, axis=1)
-    possible = (splits >= 2) & (steps[:, None] >= LEAST_STEPS * splits) & ((tiles < FULL_WAVES * slots) & (c.divides > 0))[:, None]
-    row, column = np.nonzero(possible)
+    can_split = (tiles < MAX_SPLIT_WAVES * slots) & (c.can_split_k > 0)
+    row, column = np.nonzero((splits >= 2) & (iterations[:, None] >= MIN_PART_ITERATIONS * splits) & can_split[:, None])
     split = np.unique(np.stack([row, splits[row, column].astype(int)]), axis=1)
-    shared = (c.divides > 0) & (slots >= 2) & (slots <= c.stream_most)
-    tail = np.flatnonzero((tiles % slots != 0) & (tiles * steps >= 2 * slots) & shared)
-    every = np.arange(len(tiles))
-    row = np.concatenate([every, split[0], tail])
-    kind = np.repeat([DATA_PARALLEL, SPLIT_K, STREAM_K], [len(every), split.shape[1], len(tail)])
-    parts = np.concatenate([np.ones(len(every), int), split[1], slots[tail].astype(int)])
-    return _walked(tiles_m, tiles_n, row, kind, parts)
+    can_stream = (c.can_split_k > 0) & (slots >= 2) & (slots <= c.max_stream_blocks)
+    stream = np.flatnonzero((tiles % slots != 0) & (tiles * iterations >= 2 * slots) & can_stream)
+    whole = np.arange(len(tiles))
+    row = np.concatenate([whole, split[0], stream])
+    kind = np.repeat([DATA_PARALLEL, SPLIT_K, STREAM_K], [len(whole), split.shape[1], len(stream)])
+    parts = np.concatenate([np.ones(len(whole), int), split[1], slots[stream].astype(int)])
+    return _rasterised(tiles_m, tiles_n, row, kind, parts)
 
 
-def _walked(tiles_m: Array, tiles_n: Array, row: Array, kind: Array, parts: Array) -> Table:
-    """Each launch with every walk: bands as wide as the tiles that there are, and no two that are the same."""
-    walks = [(along, group) for along in (False, True) for group in GROUPS]
-    along = np.array([walk[0] for walk in walks])
-    group = np.array([walk[1] for walk in walks])
+def _rasterised(tiles_m: Array, tiles_n: Array, row: Array, kind: Array, parts: Array) -> Table:
+    """Each launch with every distinct rasterisation: groups up to the tiles that there are."""
+    orders = [(along, group) for along in (False, True) for group in GROUPS]
+    along = np.array([order[0] for order in orders])
+    group = np.array([order[1] for order in orders])
     across = np.where(along, tiles_m[row, None], tiles_n[row, None])
     keep = (group < 2 * across) & ((group == 1) | (across > 1))
-    launch, walk = np.nonzero(keep)
-    return Table(row[launch], kind[launch], parts[launch], along[walk], group[walk])
+    launch, order = np.nonzero(keep)
+    return Table(row[launch], kind[launch], parts[launch], along[order], group[order])
 
 
 # Costs
 
 
-def cost(gpu: Gpu, found: Sequence[Candidates]) -> list[Costs]:
+def cost(gpu: Gpu, candidates: Sequence[Candidates]) -> list[Costs]:
     """The costs of several algorithms' candidates."""
-    return [one.costs() for one in launched(gpu, found)]
+    return [launches.costs() for launches in launched(gpu, candidates)]
 
 
-def launched(gpu: Gpu, found: Sequence[Candidates]) -> list["Launches"]:
-    """Several algorithms' candidates, all tiled ones predicted as one table."""
-    columns = columns_of([one for candidates in found for one in candidates.tiled])
-    request, count = found[0].request, len(columns.m)
-    chunks = max((variant.chunks for one in found for variant in one.variants), default=0)
+def launched(gpu: Gpu, candidates: Sequence[Candidates]) -> list["Launches"]:
+    """The launches of several algorithms; those of all tiled kernels are predicted as one table."""
+    columns = columns_of([one for algorithm in candidates for one in algorithm.tiled])
+    request, count = candidates[0].request, len(columns.m)
+    chunks = max((variant.chunks for one in candidates for variant in one.variants), default=0)
     table = table_of(gpu, columns) if request.schedule is None else named_table(count, request.schedule, chunks)
     prediction = waves.predict(gpu, columns, table, request.state == "hot")
-    kept = best_walks(table, prediction.cycles)
+    kept = best_rasterisations(table, prediction.cycles)
     table, prediction = table.select(kept), prediction.select(kept)
-    edges = np.cumsum([0, *(len(one.tiled) for one in found)]).tolist()
+    edges = np.cumsum([0, *(len(one.tiled) for one in candidates)]).tolist()
     launches = []
-    for one, low, high in zip(found, edges[:-1], edges[1:], strict=True):
+    for one, low, high in zip(candidates, edges[:-1], edges[1:], strict=True):
         if one.variants and low == high:
-            launches.append(_of_threads(gpu, one))
+            launches.append(_without_tiles(gpu, one))
         else:
-            some = np.flatnonzero((low <= table.variant) & (table.variant < high))
-            mine = table.select(some)
-            launches.append(Launches(one, mine._replace(variant=mine.variant - low), prediction.select(some)))
+            rows = np.flatnonzero((low <= table.variant) & (table.variant < high))
+            own = table.select(rows)
+            launches.append(Launches(one, own._replace(variant=own.variant - low), prediction.select(rows)))
     return launches
 
 
@@ -205,8 +209,8 @@ def columns_of(some: Sequence[Columns]) -> Columns:
     return Columns(*(np.array(some, float).T if some else np.empty((len(Columns._fields), 0))))
 
 
-def best_walks(table: Table, cycles: Array) -> Array:
-    """The first of the best rows of each (variant, decomposition, splits), in the table's order."""
+def best_rasterisations(table: Table, cycles: Array) -> Array:
+    """The first row with the fewest cycles of each (variant, decomposition, splits), in the table's order."""
     if not len(cycles):
         return np.empty(0, int)
     launch = np.stack(table[:3])
@@ -217,34 +221,34 @@ def best_walks(table: Table, cycles: Array) -> Array:
     return best[np.searchsorted(best, starts)]
 
 
-def _of_threads(gpu: Gpu, one: Candidates) -> "Launches":
-    """Of an algorithm's kernels without tiles."""
-    kernels = [(of.threads, of.attributes, of.family) for of in one.variants if of.threads and of.family]
-    return Launches(one, one_each(len(kernels)), threads.predict(gpu, kernels, one.request.state == "hot"))
+def _without_tiles(gpu: Gpu, candidates: Candidates) -> "Launches":
+    """The launches of an algorithm whose kernels have no tiles."""
+    kernels = [(one.threads, one.attributes, one.family) for one in candidates.variants if one.threads and one.family]
+    return Launches(candidates, one_each(len(kernels)), threads.predict(gpu, kernels, candidates.request.state == "hot"))
 
 
 class Launches:
-    """One algorithm's launches, each in its best walk, and what they are predicted to cost."""
+    """One algorithm's launches, each in its best rasterisation, and their predicted cost."""
 
-    def __init__(self, of: Candidates, table: Table, prediction: Prediction) -> None:
-        self.of, self.table, self.prediction = of, table, prediction
-        self.gpu = gpu = of.request.gpu
-        self.around = np.array([sum(pass_cycles(gpu, one) for one in variant.passes) for variant in of.variants], float)
-        times = np.array([variant.times for variant in of.variants], float)
-        self.cycles: Array = prediction.cycles * times[table.variant] + self.around[table.variant]
+    def __init__(self, candidates: Candidates, table: Table, prediction: Prediction) -> None:
+        self.candidates, self.table, self.prediction = candidates, table, prediction
+        self.gpu = gpu = candidates.request.gpu
+        self.pass_cycles = np.array([sum(pass_cycles(gpu, one) for one in variant.passes) for variant in candidates.variants], float)
+        times = np.array([variant.times for variant in candidates.variants], float)
+        self.cycles: Array = prediction.cycles * times[table.variant] + self.pass_cycles[table.variant]
 
     def costs(self) -> Costs:
         """As arrays."""
-        of, table = self.of, self.table
-        kernels, kernel = numbered(variant.kernel for variant in of.variants)
+        variants, kinds, table = self.candidates.variants, self.candidates.kinds, self.table
+        kernels, kernel = numbered(variant.kernel for variant in variants)
         kernel = kernel[table.variant]
-        kind = np.array([variant.kind for variant in of.variants], int)[table.variant] if of.kinds else table.kind
+        kind = np.array([variant.kind for variant in variants], int)[table.variant] if kinds else table.kind
         least = np.full(len(kernels), np.inf)
         np.minimum.at(least, kernel, self.cycles)
-        return Costs(self.cycles, kernels, kernel, of.kinds or DECOMPOSITIONS, kind, least, kernel, self.schedule, self.cost, self.assumed)
+        return Costs(self.cycles, kernels, kernel, kinds or DECOMPOSITIONS, kind, least, kernel, self.schedule, self.cost, self.assumed)
 
     def variant(self, row: int) -> Variant:
-        return self.of.variants[int(self.table.variant[row])]
+        return self.candidates.variants[int(self.table.variant[row])]
 
     def schedule(self, row: int) -> AnySchedule:
         """One candidate as the launch that the library obeys."""
@@ -253,54 +257,57 @@ class Launches:
         return variant.schedule(DECOMPOSITIONS[kind], variant.chunks or splits, bool(along_n), group)
 
     def cost(self, row: int) -> Cost:
-        """One candidate's cost; `levels` says what crosses from L2 and memory, and the wavefronts of shared memory."""
+        """One candidate's cost. `levels`: wavefronts of shared memory, and the bytes from L2 and memory."""
         variant, p = self.variant(row), self.prediction
         waves_, others = p.waves[:, :, row] * variant.times, p.others[:, row] * variant.times
         terms = dict(zip(TERMS, [*waves_.sum(axis=0).tolist(), *others.tolist()], strict=True))
         bound = max(terms, key=lambda name: terms[name])
-        bound = STEP[int(p.bound[row])] if bound == OF_WAVES[0] else bound
+        bound = LOOP_BOUNDS[int(p.bound[row])] if bound == WAVE_TERMS[0] else bound
         wavefronts, shared, *moved = (p.traffic[:, row] * variant.times).tolist()
         levels = {"shared": {"wavefronts": wavefronts, "bytes": wavefronts * LINE_BYTES, "cycles": shared}}
-        for name, size in zip(OF_WAVES[2:], moved, strict=True):
+        for name, size in zip(WAVE_TERMS[2:], moved, strict=True):
             levels[name] = {"bytes": size, "lines": size / LINE_BYTES, "cycles": terms[name]}
         cycles = float(self.cycles[row])
         if variant.passes:
-            around, carried = float(self.around[self.table.variant[row]]), sum(one.read + one.written for one in variant.passes)
-            terms["passes"] = around
-            bound = "passes" if around > cycles - around else bound
-            levels["passes"] = {"bytes": carried, "lines": carried / LINE_BYTES, "cycles": around}
+            passes, size = float(self.pass_cycles[self.table.variant[row]]), sum(one.read + one.written for one in variant.passes)
+            terms["passes"] = passes
+            bound = "passes" if passes > cycles - passes else bound
+            levels["passes"] = {"bytes": size, "lines": size / LINE_BYTES, "cycles": passes}
         return Cost(cycles, cycles / self.gpu.clock_hz, bound, levels, terms, hidden(waves_))
 
     def assumed(self, row: int) -> tuple[str, ...]:
-        """Paths of the machine's numbers that a cost leans on and nobody measured or published, and what else is assumed of its kernel."""
+        """Paths of the assumed machine numbers that a cost uses, and other assumptions about its kernel."""
         variant = self.variant(row)
-        leans = (*variant.leans, *(("model.passes.rate_share", "model.passes.element_instructions") if variant.passes else ()))
-        return (*_assumed(self.gpu, leans), *variant.lent)
+        of_passes = ("model.passes.rate_share", "model.passes.element_instructions") if variant.passes else ()
+        return (*_assumed(self.gpu, (*variant.numbers, *of_passes)), *variant.assumed)
 
 
-def hidden(parts: Array) -> dict[str, float]:
-    """Cycles of each of OF_WAVES that pass while others are served, from those of the full waves and of the last one: of loop and power, of
-    L2 and memory the lesser wholly; of the larger ones what their sum is more than both take together, of the lesser."""
-    found = [0.0] * len(OF_WAVES)
-    for wave in parts.tolist():
-        loop, power = (0, 1) if wave[0] >= wave[1] else (1, 0)
-        l2, memory = (2, 3) if wave[2] >= wave[3] else (3, 2)
-        found[power] += wave[power]
-        found[memory] += wave[memory]
-        lesser = min(loop, l2, key=lambda i: wave[i])
-        found[lesser] += wave[loop] + wave[l2] - waves.together(wave[loop], wave[l2])
-    return {name: value for name, value in zip(OF_WAVES, found, strict=True) if value}
+def hidden(waves_: Array) -> dict[str, float]:
+    """Overlapped cycles of each of WAVE_TERMS, from cycles by (full waves, last wave).
+
+    The smaller of main loop and power, and of L2 and memory, is hidden wholly. The larger two overlap: the smaller of these hides their sum
+    less what both take together.
+    """
+    result = [0.0] * len(WAVE_TERMS)
+    for wave in waves_.tolist():
+        compute, hidden_compute = (0, 1) if wave[0] >= wave[1] else (1, 0)
+        transfer, hidden_transfer = (2, 3) if wave[2] >= wave[3] else (3, 2)
+        result[hidden_compute] += wave[hidden_compute]
+        result[hidden_transfer] += wave[hidden_transfer]
+        smaller = min(compute, transfer, key=lambda i: wave[i])
+        result[smaller] += wave[compute] + wave[transfer] - waves.overlapped(wave[compute], wave[transfer])
+    return {name: value for name, value in zip(WAVE_TERMS, result, strict=True) if value}
 
 
 @lru_cache(maxsize=256)
-def _assumed(gpu: Gpu, leans: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(path for path in gpu.assumed() if path.startswith(leans) or not path.startswith(_OWN))
+def _assumed(gpu: Gpu, used: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path for path in gpu.assumed() if path.startswith(used) or not path.startswith(_OF_SOME_KERNELS))
 
 
 # Workspace
 
 
-def partial_bytes(decomposition: str, splits: int, tiles: int, blocks: int, sums: int) -> int:
-    """Bytes of flags and of partial sums: `tiles` of clusters of `blocks`, each of whose tiles has `sums` bytes of accumulators."""
+def partial_bytes(decomposition: str, splits: int, tiles: int, blocks: int, accumulator_bytes: int) -> int:
+    """Bytes of flags and partial sums of `tiles` cluster tiles, each of `blocks` block tiles with `accumulator_bytes`."""
     parts = {"data_parallel": 0, "split_k": tiles * splits, "stream_k": 2 * splits}[decomposition]
-    return round_up(tiles * blocks * 4, ALIGN) + parts * blocks * sums if parts else 0
+    return round_up(tiles * blocks * 4, ALIGN) + parts * blocks * accumulator_bytes if parts else 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many blocks of a kernel an SM of a GPU holds at once, and why a machine cannot run a kernel at all.
+"""Occupancy, and why a machine cannot run a kernel.
 
     blocks = min(blocks_per_sm, warps_per_sm / warps, registers_per_sm / registers of the block, shared_bytes_per_sm / those of the block)
 
-(CUDA C++ Programming Guide, "Multiprocessor level".) Registers of a warp are given out in units of REGISTER_UNIT; from capability 8.0 on
-the driver keeps RESERVED_SHARED_BYTES of each block's shared memory.
+(CUDA C++ Programming Guide, "Multiprocessor level".) A warp's registers are allocated in units of REGISTER_UNIT; from
+capability 8.0 on the driver reserves RESERVED_SHARED_BYTES of shared memory per block.
 
 Worked number: 256 threads of 128 registers: 65,536 / (8 warps x 32 x 128) = 2 blocks.
 """
@@ -20,7 +20,7 @@ RESERVED_SHARED_BYTES, RESERVING_CAPABILITY = 1024, 80
 
 
 def occupancy_limits(gpu: Gpu, attributes: Attributes) -> dict[str, int]:
-    """Blocks that an SM could hold at once by each of its resources; 0 by shared memory where a block may not have that much."""
+    """Blocks per SM that each resource allows; 0 for shared memory where it exceeds the limit of one block."""
     warps = -(-attributes.threads // WARP)
     reserved = RESERVED_SHARED_BYTES if gpu.capability_number >= RESERVING_CAPABILITY else 0
     fits = attributes.shared_bytes <= gpu.shared_bytes_per_block.value
@@ -35,18 +35,18 @@ def occupancy_limits(gpu: Gpu, attributes: Attributes) -> dict[str, int]:
 
 @lru_cache(maxsize=4096)
 def occupancy(gpu: Gpu, attributes: Attributes) -> int:
-    """Blocks that an SM holds at once: the least of `occupancy_limits`."""
+    """Blocks per SM: the smallest of `occupancy_limits`."""
     return min(occupancy_limits(gpu, attributes).values())
 
 
 def pipe_of(gpu: Gpu, pipe: str) -> str | None:
-    """The name under which a machine has a kernel's pipe, None where it lacks it; tensor cores accumulate in FP32."""
+    """The machine file's name of a kernel's pipe, where tensor cores accumulate in FP32; None where the machine lacks it."""
     return next((name for name in (f"{pipe}_f32", pipe) if name in gpu.fma_per_cycle), None)
 
 
 @lru_cache(maxsize=4096)
 def unable(gpu: Gpu, row: GemmKernel | ConvKernel, attributes: Attributes) -> Reason | None:
-    """Why a machine cannot run a registry's row whatever the problem."""
+    """Why a machine cannot run a registry row on any problem."""
     have, need, tiles = gpu.capability_number, row.capability, row.tiles
     if have < need or (row.exact_capability and have != need):
         exactly = "" if row.exact_capability else " or later"

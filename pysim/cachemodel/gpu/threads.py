@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU cost model of kernels without tiles: threads that each compute outputs of their own from loads of their own.
+"""The GPU cost model of kernels without tiles: each thread computes its outputs from its own loads.
 
-    cycles = launch + (loop^KNEE + max(L2, memory)^KNEE)^(1/KNEE)          (KNEE as in `waves`)
-    loop   = max(instructions / schedulers, L1 wavefronts, waits) / efficiency
+    cycles = launch + overlapped(loop, max(L2, memory))          (`overlapped` of `waves`)
+    loop   = max(instructions / schedulers, L1 wavefronts, rounds x waits) / efficiency,  of the warps of one active SM
 
-of the warps that one of the active SMs has; of its waits as many pass one after another as its warps are more than an SM holds.
+Where an SM gets more warps than it holds, their waits follow one another in rounds.
 
-Worked number: 25,088 warps on 132 SMs are 190 an SM; of 64 at once, so three waits follow one another.
+Worked number: 25,088 warps on 132 SMs are 190 an SM; with 64 resident the waits of three rounds follow one another.
 """
 
 from collections.abc import Sequence
@@ -15,39 +15,39 @@ from typing import NamedTuple
 import numpy as np
 
 from pysim.cachemodel.gpu.occupancy import occupancy
-from pysim.cachemodel.gpu.traffic import miss
-from pysim.cachemodel.gpu.waves import STEP, Prediction, joined
+from pysim.cachemodel.gpu.traffic import l2_miss_share
+from pysim.cachemodel.gpu.waves import LOOP_BOUNDS, TERMS, WAVE_TERMS, Prediction, wave_cycles
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.registry.cuda import WARP, Attributes
 
 
 class Threads(NamedTuple):
-    """What such a kernel does: warps, and of each its instructions, L1 wavefronts and cycles of waiting; bytes asked of L2, and touched of
-    memory."""
+    """The work of such a kernel: warps; instructions, L1 wavefronts and latency cycles of one warp; bytes requested of L2; distinct bytes
+    touched."""
 
     warps: float
     instructions: float
     wavefronts: float
     waits: float
-    asked: float
-    touched: float
+    requested_bytes: float
+    touched_bytes: float
 
 
 def predict(gpu: Gpu, kernels: Sequence[tuple[Threads, Attributes, GpuFamily]], hot: bool) -> Prediction:
-    """Cost of the one launch of each of some kernels."""
-    warps, instructions, wavefronts, waits, asked, touched = np.array([of for of, *_ in kernels]).T
+    """Cost of one launch of each kernel."""
+    warps, instructions, wavefronts, waits, requested, touched = np.array([work for work, *_ in kernels]).T
     efficiency, launch = np.array([(family.efficiency.value, family.launch_seconds.value) for *_, family in kernels]).T
-    of_block = np.array([block.threads for _, block, _ in kernels]) / WARP
-    held = np.array([occupancy(gpu, block) for _, block, _ in kernels]) * of_block
-    active = np.minimum(gpu.sms.value, np.ceil(warps / of_block))
-    here = warps / active  # warps of an SM
-    loop = here * wavefronts, here * instructions / gpu.schedulers_per_sm.value, np.ceil(here / held) * waits
-    memory_bytes = touched * (miss(gpu, touched) if hot else 1.0)
-    l2 = asked / np.minimum(gpu.l2_bytes_per_second.value / gpu.clock_hz, active * gpu.port_bytes_per_cycle.value)
+    block_warps = np.array([block.threads for _, block, _ in kernels]) / WARP
+    resident = np.array([occupancy(gpu, block) for _, block, _ in kernels]) * block_warps
+    active = np.minimum(gpu.sms.value, np.ceil(warps / block_warps))
+    sm_warps = warps / active
+    loop = sm_warps * wavefronts, sm_warps * instructions / gpu.schedulers_per_sm.value, np.ceil(sm_warps / resident) * waits
+    memory_bytes = touched * (l2_miss_share(gpu, touched) if hot else 1.0)
+    l2 = requested / np.minimum(gpu.l2_bytes_per_second.value / gpu.clock_hz, active * gpu.port_bytes_per_cycle.value)
     memory = memory_bytes / np.minimum(gpu.memory_bytes_per_second.value / gpu.clock_hz, active * gpu.memory_port_bytes_per_cycle.value)
-    waves, others = np.zeros((2, 4, len(kernels))), np.zeros((4, len(kernels)))
+    waves, others = np.zeros((2, len(WAVE_TERMS), len(kernels))), np.zeros((len(TERMS) - len(WAVE_TERMS), len(kernels)))
     waves[0] = np.max(loop, axis=0) / efficiency, np.zeros_like(warps), l2, memory
-    others[-1] = launch * gpu.clock_hz
-    bound = STEP.index("shared") + np.argmax(loop, axis=0)
-    traffic = np.stack([warps * wavefronts, loop[0], asked, memory_bytes])
-    return Prediction(joined(waves) + others.sum(axis=0), waves, others, bound, traffic, {})
+    others[TERMS.index("launch") - len(WAVE_TERMS)] = launch * gpu.clock_hz
+    bound = LOOP_BOUNDS.index("shared") + np.argmax(loop, axis=0)
+    traffic = np.stack([warps * wavefronts, loop[0], requested, memory_bytes])
+    return Prediction(wave_cycles(waves) + others.sum(axis=0), waves, others, bound, traffic, {})

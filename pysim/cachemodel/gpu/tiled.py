@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiled kernels as the GPU cost model has them (`waves.Columns`): what follows from tiles alone, and convolutions as products of their
-tiles.
+"""Tiled kernels as columns of the GPU cost model (`waves.Columns`), and convolutions as products of their tiles.
 
-tiles   Tiles of filters x windows over k = (C/g) R S, as `native/cuda/conv/conv.h` has it: filters are A and windows B under NCHW, the
-        other way round under NHWC and where a kernel turns them; groups stand one after another along the windows, each in whole tiles
-        (of a cluster). Waves, steps, occupancy, split sums and the walk's reuse in L2 are those of a product of these sizes.
-step    A step of the SIMT product, of which the windows are gathered: so many instructions an element (a vector where the layout has four
-        elements side by side: a 1x1 convolution under NCHW, whole groups of four channels under NHWC), and L1 wavefronts of its loads.
-bytes   L2 is asked for what each tile's windows touch (`windows`), memory for what all of them do, by the reuse distances of the walk.
+tiles       Tiles of filters x windows over k = (C/g) R S, as in `native/cuda/conv/conv.h`. Under NCHW A is the filters and B the windows;
+            under NHWC, and in kernels that transpose them, the other way round. Groups follow one another along the windows, each in whole
+            tiles (of a cluster). Waves, k-iterations, occupancy, partial sums and reuse in L2 are those of a product of these sizes.
+iteration   A k-iteration of the SIMT product whose windows are gathered: some instructions an element, or a vector where four elements are
+            adjacent (a 1x1 convolution under NCHW, whole groups of four channels under NHWC), and the L1 wavefronts of its loads.
+bytes       L2 is asked for what each tile's windows touch (`windows`); memory for what all of them touch, by the reuse distances of the
+            rasterisation.
 
-Assumed, until there are measurements: that the constants of the SIMT products hold for the tiles of convolutions, and what machine files
-call assumed. Not known: divergence at edges.
+Assumed until measured: tiles of convolutions have the constants of the SIMT products, and the machine file's assumed numbers. Not modelled:
+divergence at edges.
 
-Worked number: conv:mb32ic64ih56oc64kh3ph1 by tiles of 64 x 128 x 16 is 32 56 56 / 128 = 784 tiles of 576 / 16 = 36 steps.
+Worked number: conv:mb32ic64ih56oc64kh3ph1 by tiles of 64 x 128 x 16 is 32 56 56 / 128 = 784 tiles of 576 / 16 = 36 k-iterations.
 """
 
 from functools import lru_cache
@@ -22,7 +22,7 @@ import numpy as np
 
 from pysim.cachemodel.gpu.mainloop import EDGE_INSTRUCTIONS, VECTOR_BYTES, Work, estimated
 from pysim.cachemodel.gpu.occupancy import occupancy, pipe_of
-from pysim.cachemodel.gpu.waves import SUMS_AT_ONCE, Columns
+from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT, Columns
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import wavefronts
 from pysim.machine.gpu import Gpu, GpuFamily
@@ -35,11 +35,11 @@ SUB_CORES = 4
 
 
 def columns_of(
-    gpu: Gpu, tiles: Tiles, attributes: Attributes, step: Work, family: GpuFamily, efficiency: float | None, threads: int = 0
+    gpu: Gpu, tiles: Tiles, attributes: Attributes, work: Work, family: GpuFamily, efficiency: float | None, threads: int = 0
 ) -> Columns:
-    """What follows from a kernel's tiles; no sizes of a problem. `threads` multiply, where they are others than one group a warp tile."""
+    """The columns that follow from a kernel's tiles, without those of a problem. `threads` of a block multiply, if given."""
     pipe, threads = pipe_of(gpu, tiles.pipe) or "", threads or tiles.math_threads
-    taken = step.cycles / (efficiency or family.efficiency.value)
+    iteration = work.cycles / (efficiency or family.efficiency.value)
     results, resident = tiles.rows * tiles.columns, occupancy(gpu, attributes)
     return Columns(
         *(0.0,) * 11,
@@ -47,25 +47,24 @@ def columns_of(
         tile_n=tiles.columns * tiles.cluster_columns,
         block_k=tiles.depth,
         stages=tiles.stages,
-        blocks=tiles.blocks,
-        resident=min(1, resident) if tiles.by_warpgroups else resident,  # whose blocks stay for the whole product
-        divides=True,
-        stream_most=np.inf,
-        whole=tiles.producer,
-        outputs=results / tiles.math_threads,
-        turns=np.ceil(results / threads / SUMS_AT_ONCE),
-        step=taken,
-        alone=taken * max(1.0, SUB_CORES * WARP / threads),
-        shared=step.shared,
-        bound=max(range(len(step)), key=lambda i: step[i]),
+        cluster_blocks=tiles.blocks,
+        blocks_per_sm=min(1, resident) if tiles.by_warpgroups else resident,  # warpgroups' blocks are persistent
+        can_split_k=True,
+        max_stream_blocks=np.inf,
+        producer=tiles.producer,
+        accumulators=results / tiles.math_threads,
+        fixup_rounds=np.ceil(results / threads / FIXUP_LOADS_IN_FLIGHT),
+        iteration=iteration,
+        lone=iteration * max(1.0, SUB_CORES * WARP / threads),
+        shared=work.shared,
+        bound=max(range(len(work)), key=lambda i: work[i]),
         fma=gpu.fma_per_cycle[pipe].value / tiles.products,
         sustained=gpu.sustained_hz[pipe].value if pipe in gpu.sustained_hz else gpu.clock_hz,
-        relayouts=0,
-        relaid=0,
-        parts=tiles.parts,
-        narrow=False,
-        near=0,
-        overlaps=tiles.producer,
+        conversions=0,
+        conversion_bytes=0,
+        b_parts=tiles.parts,
+        unaligned_c=False,
+        max_cluster_splits=0,
         pingpong=tiles.pingpong,
         box_m=tiles.rows * tiles.cluster_rows,
         box_n=tiles.columns * tiles.cluster_columns,
@@ -76,8 +75,8 @@ def columns_of(
     )
 
 
-def leans_on(gpu: Gpu, pipe: str, family: str, *others: str) -> tuple[str, ...]:
-    """Beginnings of the paths of the machine's numbers that a kernel on a pipe leans on, and others do not."""
+def numbers_of(gpu: Gpu, pipe: str, family: str, *others: str) -> tuple[str, ...]:
+    """Prefixes of the paths of machine numbers that a kernel on a pipe uses and others do not."""
     own = pipe_of(gpu, pipe) or pipe
     return (f"fma_per_cycle.{own}", f"sustained_hz.{own}", f"model.families.{family}.", *others)
 
@@ -85,70 +84,70 @@ def leans_on(gpu: Gpu, pipe: str, family: str, *others: str) -> tuple[str, ...]:
 # Convolutions
 
 
-PLAIN_BLOCK = Attributes(256, 40, 0)  # what a block without tiles is taken for
+PLAIN_BLOCK = Attributes(256, 40, 0)  # estimate of a block without tiles
 
 
 def estimate(row: ConvKernel) -> Attributes:
-    """What a row's block is taken for where the compiler was not asked."""
-    return estimated(row.tiles.turned if row.tiles.by_warpgroups else row.tiles) if row.tiles.rows else PLAIN_BLOCK
+    """Attributes of a row's block where the compiler was not asked."""
+    return estimated(row.tiles.transposed if row.tiles.by_warpgroups else row.tiles) if row.tiles.rows else PLAIN_BLOCK
 
 
-def turned(row: ConvKernel, layout: Layout) -> bool:
-    """Whether windows are down and filters across: what lies side by side in the output is across, but where warpgroups multiply, whose
-    windows are always down."""
+def windows_are_rows(row: ConvKernel, layout: Layout) -> bool:
+    """Whether the product's rows are windows and its columns filters: the columns are contiguous in the output, except in warpgroups'
+    kernels, whose rows are always windows."""
     return layout == "nhwc" or row.tiles.by_warpgroups
 
 
-def lying(row: ConvKernel, layout: Layout) -> Tiles:
-    """A row's tiles of rows x columns of the product."""
-    return row.tiles.turned if turned(row, layout) else row.tiles
+def product_tiles(row: ConvKernel, layout: Layout) -> Tiles:
+    """A row's tiles as rows x columns of the product."""
+    return row.tiles.transposed if windows_are_rows(row, layout) else row.tiles
 
 
 def efficiency_of(tiles: Tiles, own: Attributes, known: dict[str, Attributes]) -> float | None:
-    """A row's measured efficiency, or that of the product with the same tiles."""
+    """A row's measured efficiency, else that of the product with the same tiles."""
     product = gemm_of_tiles(tiles)
     twin = known.get(product.name) if product else None
     return own.efficiency or (twin.efficiency if twin else None)
 
 
-def lent_of(row: ConvKernel, family: str, known: dict[str, Attributes]) -> tuple[str, ...]:
-    """What is assumed of a row beside the machine's numbers: constants of another family, registers that nobody counted."""
+def assumed_of(row: ConvKernel, family: str, known: dict[str, Attributes]) -> tuple[str, ...]:
+    """Assumptions about a row beside the machine's numbers: another family's constants, estimated attributes."""
     *own, _ = row.families
-    lent = () if family in own else (f"model.families.{own[-1]}: those of {family}",)
-    return lent if row.name in known else (*lent, f"kernel_attributes.{row.name}")
+    borrowed = () if family in own else (f"model.families.{own[-1]}: those of {family}",)
+    return borrowed if row.name in known else (*borrowed, f"kernel_attributes.{row.name}")
 
 
 @lru_cache(maxsize=1024)
-def stored(rule: str, tiles: Tiles, k_inner: bool) -> tuple[float, float]:
-    """(instructions, wavefronts) of a step's way into and out of the stages; gathered columns are stored as those with k contiguous."""
+def stage_accesses(rule: str, tiles: Tiles, k_inner: bool) -> tuple[float, float]:
+    """(instructions, wavefronts) of the stores to and loads from a stage in a k-iteration. Gathered windows have k contiguous."""
     counted = wavefronts(tiles, False, k_inner, SharedMemory(rule=rule)).values()
     return float(sum(one.instructions for one in counted)), float(sum(one.total for one in counted))
 
 
 class Gather(NamedTuple):
-    """How threads gather the windows of a step: `each` instructions an element, or a vector where they come `by_vectors`; stored with k
-    contiguous or not; a warp's elements lie in `lines` of L1 each; `single`: filters come element by element."""
+    """How threads gather the windows of a k-iteration: `instructions` an element, or a vector where they load `by_vectors`; stored with k
+    contiguous (`k_inner`) or not; `lines` of L1 that a warp's elements touch; `scalar_filters`: filters are loaded element by element."""
 
-    each: float
+    instructions: float
     by_vectors: bool
     k_inner: bool
     lines: int
-    single: bool = False
+    scalar_filters: bool = False
 
 
 @lru_cache(maxsize=4096)
-def gathered(gpu: Gpu, row: ConvKernel, tiles: Tiles, of: Gather) -> Work:
-    """Cycles of an SM's resources for one step of one block of the SIMT product whose windows are gathered."""
+def gathered(gpu: Gpu, row: ConvKernel, tiles: Tiles, gather: Gather) -> Work:
+    """A k-iteration of the SIMT product whose windows are gathered."""
     products, vector = tiles.rows * tiles.columns * tiles.depth, VECTOR_BYTES // SIZES[tiles.dtype]
-    elements, filters = row.block_windows * tiles.depth / WARP, row.block_filters * tiles.depth / WARP  # of a warp's lanes
-    count, shared = stored(gpu.shared_rule, tiles, of.k_inner)
-    shared += elements if of.by_vectors else elements * min(WARP, of.lines)  # of L1, which shared memory is a part of
-    issue = count + elements * (of.each / vector if of.by_vectors else of.each)
-    issue += filters * (EDGE_INSTRUCTIONS if of.single else 2 / vector)
+    elements, filters = row.block_windows * tiles.depth / WARP, row.block_filters * tiles.depth / WARP  # a lane
+    count, shared = stage_accesses(gpu.shared_rule, tiles, gather.k_inner)
+    shared += elements if gather.by_vectors else elements * min(WARP, gather.lines)  # L1 and shared memory are one
+    issue = count + elements * (gather.instructions / vector if gather.by_vectors else gather.instructions)
+    issue += filters * (EDGE_INSTRUCTIONS if gather.scalar_filters else 2 / vector)
     arithmetic = products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     return Work(arithmetic, shared, (products / WARP + issue) / gpu.schedulers_per_sm.value)
 
 
 def in_vectors(w: Conv, layout: Layout) -> bool:
-    """Whether the channels of a window lie together in whole vectors."""
+    """Whether the channels of a window are contiguous in whole vectors."""
     return layout == "nhwc" and w.group_channels % (VECTOR_BYTES // w.element_bytes) == 0

@@ -1,50 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU cost model: cycles of kernels that compute tiles of a product, for whole tables of launches at once.
+"""The GPU cost model of tiled kernels: predicted cycles of whole tables of launches at once.
 
-A launch computes tiles_m x tiles_n tiles of C (block tiles; with clusters, the tile of a cluster of blocks) in steps of block_k along
-k; `items` blocks or clusters share them (tiles; tiles x parts of split-K; stream-K's own number). An SM holds `occupancy` blocks at
-once (`occupancy`), so they run in waves. All cycles are of frequency_hz; p is the kernel's pipe.
+C is cut into tiles_m x tiles_n tiles: those of a thread block, or of a cluster of blocks. A tile takes ceil(k / block_k) k-iterations. The
+tiles, or their split-K parts, are distributed over `items` blocks (stream-K: as many blocks as are launched). An SM holds `occupancy`
+blocks at once, so blocks run in waves. All cycles are of frequency_hz; p is the kernel's pipe.
 
-    seconds  = launch + passes + (waves + tiles + partials + relayout) / frequency
-    waves    = sum over (full waves, last wave) of  (busy^KNEE + transfer^KNEE)^(1/KNEE)
-    busy     = max(loop, power)      transfer = max(L2, memory)
+    seconds  = launch + (waves + prologue/epilogue + split-K fix-up + layout conversion) / frequency
+    waves    = sum over (full waves, last wave) of  (compute^2 + transfer^2)^(1/2)
+    compute  = max(main loop, power)      transfer = max(L2, memory)
 
-step    what one step of one block needs of its SM: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
-        schedulers) / efficiency, which is the kernel's where it was measured, else its family's (`mainloop`).
-alone   what a block waits for a step when nothing else runs: max(step, latency / max(1, stages - 1)) + step_cycles, the last twice
-        with one stage (two barriers). Fewer than four warps leave sub-cores idle.
-loop    full waves x steps x ((occupancy step)^KNEE + alone^KNEE)^(1/KNEE) + the last wave likewise with the blocks that it has left an SM:
-        tile and wave quantisation are in the counts; blocks hide each other's waiting the better the more there are, not all at once.
-        Where a producer loads ahead, and an SM has one block, a step takes alone.
-power   multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p]: the clock that the whole chip can keep up.
-L2      Each block (cluster, where blocks share what they load) reads its rows of A and columns of B, and writes its tile. What several
-        ask for at once costs repeat_share after the first (NVIDIA Nsight Compute's documentation: the L2 request coalescer, LRC, joins
-        requests before L2). TMA's boxes are whole: rows and columns outside A and B are filled, and take as long as others
-        (on an H200, 128 x 64 tiles of wgmma take 41 us for 8 x 4096 x 4096 of FP16, and 25 us for 128 x 4096 x 4096). A box's row is a
-        line long, and lies in two where it begins inside one: the second costs SPLIT_LINE times the row. C leaves in runs of 64 bytes;
-        where rows of C begin inside a sector, each has sectors that it fills in part, and whose rest costs PART_SECTOR times its bytes.
-        What comes from memory passes through L2 as well: bytes / l2 rate, and what SMs ask for, both lines of a row that
-        lies in two, / (active SMs x port).
-memory  What L2 does not keep: bytes / min(memory rate, active SMs x memory port). First touches lie a whole run apart when operands are
-        used again and again ("hot"); cold, they all miss. Who shares what, and what comes again, in waves or stream-K: `traffic`.
-tiles   A tile's start and end: block_cycles (OF_SUMS of it for TYPICAL_SUMS a thread, the rest whatever the tile), the latency of the first
-        load, and its way out through the SM's port, where rows of C are no whole vectors output by output (single_cycles); `hidden` of it
-        overlaps with other work in all waves but one; of two sets of warpgroups in turn IN_TURN of what is longer than the loop does not.
-        Of kernels whose producers go on loading (`overlaps`) it is busy time like the loop's, beside which traffic goes on, but for that
-        of the first step, before which there is nothing to multiply, and of the last wave's results.
-partials  split-K and stream-K: accumulators written once, the tile's flag counted up (meet_cycles), and read once by the block that sums
-          them, part after part, SUMS_AT_ONCE a thread and then a latency; where parts meet in a cluster, MEET_LATENCIES for its two
-          barriers, and each block gets its share of a tile's sums from all others, MET of a thread at once, VECTOR_LATENCIES for each
-          such, at CLUSTER_SUMS_PER_CYCLE. Of large clusters fewer run at once than SMs are enough for (`clusters_at_once`).
-relayout  An operand that the kernel cannot take as it lies is copied before: read and written once at copy_share of L2's or memory's rate,
-          elements of one byte in L2 as slowly as of LEAST_COPIED: blocks copy squares of as many elements whatever their size.
-passes    pass_seconds for the launch that copies operands, else clear_seconds for the one that clears split-K's and stream-K's flags. A
-        launch of clusters, or of parts that meet in them, takes CLUSTER_LATENCIES longer, but beside a copy, which it starts beside.
+iteration   SM cycles of one k-iteration of one block: max(multiply-adds / fma_per_cycle[p], shared-memory wavefronts, instructions /
+            schedulers) / efficiency (`mainloop`). The efficiency is the kernel's where it was measured, else its family's.
+lone        Cycles of a k-iteration of a block that has the SM for itself: max(iteration, latency / max(1, stages - 1)) + step_cycles.
+            One stage needs two barriers, so step_cycles counts twice. Fewer than four warps leave sub-cores idle.
+main loop   Full waves x k-iterations x ((occupancy x iteration)^2 + lone^2)^(1/2), and the last wave with the blocks left for an SM. The
+            counts contain tile and wave quantisation. More blocks hide more latency, but never all of it. With a producer warp and one
+            block per SM a k-iteration takes `lone`.
+power       Multiply-adds of whole tiles / (sms fma_per_cycle[p]) x frequency / sustained[p], the clock that the chip sustains under load.
+L2          Each block (or cluster, whose blocks share loads) reads its rows of A and columns of B and writes its tile. Simultaneous
+            requests for the same bytes cost repeat_share each after the first (the L2 request coalescer, LRC, in NVIDIA Nsight Compute's
+            documentation). TMA transfers whole boxes: a part outside the operand takes as long as a part inside (H200, f16, 128 x 64
+            tiles: 41 us for 8 x 4096 x 4096, 25 us for 128 x 4096 x 4096). A box row that crosses a line boundary costs SPLIT_LINE_COST
+            times its second line. C is written in runs of 64 bytes; a partly filled sector costs PARTIAL_SECTOR_COST times its unused
+            bytes. Bytes from memory pass through L2, too. L2 limits a launch by its rate and by the port of each active SM.
+memory      Bytes that miss L2: bytes / min(memory rate, active SMs x memory port). `traffic` says which blocks share panels of A and B and
+            when a panel is read again. A "hot" run may find its operands in L2; in a "cold" run every first touch misses.
+prologue/epilogue
+            Start and end of each tile: block_cycles (ACCUMULATOR_SHARE of it grows with a thread's accumulators), the latency of the first
+            load, and the store of C through the SM's port (single_cycles an output where rows of C are no whole vectors). The share
+            `hidden` overlaps with other work in all waves but one. Ping-pong warpgroups expose PINGPONG_EXPOSED of what exceeds the other
+            group's main loop. With a producer warp, loads continue meanwhile: then this time counts as compute, and only the traffic of
+            the first k-iteration and of the last wave's results is added.
+split-K fix-up
+            Split-K and stream-K through memory: write a part's accumulators, count up the tile's flag (meet_cycles); the tile's last block
+            reads all parts, FIXUP_LOADS_IN_FLIGHT accumulators a thread per latency. In a cluster: two barriers, then each block sums its
+            share of the tile from its peers' shared memory, CLUSTER_VECTOR accumulators a thread at a time.
+layout conversion
+            An operand that the kernel cannot read as stored is copied first, at copy_share of L2's or memory's rate. Bytes smaller than
+            MIN_COPY_ELEMENT_BYTES take as long as elements of that size: the copy moves squares of a fixed number of elements.
+launch      launch_seconds; pass_seconds for a copy of operands, else clear_seconds to clear the flags of split-K and stream-K. Clusters
+            take CLUSTER_LAUNCH_LATENCIES longer, except after a copy, which hides their start.
 
-Assumptions: blocks of a wave start together; the clock does not move; TLB misses and L2's two halves are nowhere but in fitted rates.
+Assumptions: blocks of a wave start together; the clock is constant; TLB misses and the two L2 partitions exist only in fitted rates.
 
 Worked number: SGEMM of 10240 x 4096 x 4096 with tiles of 128 x 128 on V100: 80 x 32 = 2560 blocks of 256 threads, all useful; two
-blocks an SM: 16 waves of 160. A step of 8 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
+blocks an SM: 16 waves of 160. A k-iteration of 8 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
 
 from typing import Any, NamedTuple
@@ -54,84 +54,74 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.passes import copy_rate
-from pysim.cachemodel.gpu.traffic import Walk, miss, reads
+from pysim.cachemodel.gpu.traffic import Rasterisation, l2_miss_share, sharing
 from pysim.machine.gpu import Gpu
 from pysim.record.schedule import DECOMPOSITIONS
 
 Array = NDArray[Any]
 
-KNEE = 2.0  # how sharply what waits turns into what is busy: blocks of an SM, arithmetic and traffic of a launch
-TYPICAL_SUMS, OF_SUMS = 64, 0.25  # of a thread: a tile of so many starts and ends in block_cycles, of which that share is of its sums
-IN_TURN = 0.85  # of a tile's start and end beyond its loop, where two sets of warpgroups take tiles in turn: they share the way out
-SUMS_AT_ONCE = 16  # partial sums that a thread reads before it waits for them
-SPLIT_LINE, PART_SECTOR = 2.0, 4.0  # of L2, as least squares over H100's and H200's products have them (docs/gpu.md)
-CLUSTER_LATENCIES = 12  # of L2: what a launch takes longer whose blocks are clusters, and wait for one another at both ends
-LEAST_COPIED = 2  # bytes: an element of fewer takes as long to copy
-MEET_LATENCIES, VECTOR_LATENCIES = 3, 3  # of L2: what the parts of a tile take to meet in a cluster, and each of a thread's shares of it
-MET = 4  # sums of a thread that go to one block of a cluster
-CLUSTER_SUMS_PER_CYCLE = 3.5  # that a block gets from others: of 4 bytes 3.3 TB/s in all (arXiv 2402.13499, Hopper, clusters of two)
-NEARLY = 0.9  # of a loop's cycles: blocks that fill less of it with work wait
+OVERLAP_EXPONENT = 2.0  # of compute and traffic, and of blocks of an SM: the larger, the better they overlap
+TYPICAL_ACCUMULATORS, ACCUMULATOR_SHARE = 64, 0.25  # per thread: block_cycles is of that many; the share that grows with their number
+PINGPONG_EXPOSED = 0.85  # share of a tile's prologue and epilogue beyond the other warpgroups' main loop: both use one store path
+FIXUP_LOADS_IN_FLIGHT = 16  # partial sums that a thread loads before it waits
+SPLIT_LINE_COST, PARTIAL_SECTOR_COST = 2.0, 4.0  # least squares over products on H100 and H200 (docs/gpu.md)
+MIN_COPY_ELEMENT_BYTES = 2  # smaller elements take as long to copy
+# L2 latencies: start and end of a launch of clusters, whose blocks wait for each other; a cluster's two barriers; each vector of its fix-up
+CLUSTER_LAUNCH_LATENCIES, CLUSTER_FIXUP_LATENCIES, CLUSTER_VECTOR_LATENCIES = 12, 3, 3
+CLUSTER_VECTOR = 4  # accumulators of a thread that go to one block of a cluster at once
+CLUSTER_ACCUMULATORS_PER_CYCLE = 3.5  # that a block receives, 4 bytes each: 3.3 TB/s in all (arXiv 2402.13499, Hopper, clusters of two)
+LATENCY_BOUND_SHARE = 0.9  # a main loop is latency-bound where its work fills less of its cycles
 DATA_PARALLEL, SPLIT_K, STREAM_K = range(len(DECOMPOSITIONS))
-OF_WAVES = ("loop", "power", "L2", "memory")  # terms of which a wave takes part at once
-TERMS = (*OF_WAVES, "tiles", "partials", "relayout", "launch")
-STEP = (*Work._fields, "latency")  # what bounds a loop
+WAVE_TERMS = ("main loop", "power", "L2", "memory")  # terms that overlap within a wave
+TERMS = (*WAVE_TERMS, "prologue/epilogue", "split-K fix-up", "layout conversion", "launch")
+LOOP_BOUNDS = (*Work._fields, "latency")  # what can bound a main loop
 
 
 class Columns(NamedTuple):
-    """What the model knows of a tiled kernel and of what it computes: numbers, or arrays over kernels.
+    """A tiled kernel on one product of m x n x k, as the model sees it: numbers of one kernel, or arrays over kernels.
 
-    A product of m x n x k of elements of `size` bytes; a, b, c: bytes of its operands and result in memory; `asks_*`: bytes of A that each
-    column of tiles asks of L2, and of B each row of tiles; `result`, `sum`: bytes of one output of a tile as it leaves, and as it is
-    summed. `tile_*` are those of a cluster, of `blocks`; an SM holds `resident` blocks. `divides`: k may be shared, by at most
-    `stream_most` blocks of stream-K. `whole`: TMA's boxes, and of an operand with one tile's rows or columns multiples of `box_m` or
-    `box_n`; `lines_a`, `lines_b`: of L2, that a row of a box of A or B lies in; `sectors`: that C's runs touch over what they fill;
-    `outputs`, `turns`: of a thread, of which it sums so many at once. `relayouts` copies of operands, one launch, move
-    `relaid` bytes. `parts`: bytes of B as it is read for each of its own. `narrow`: whether rows of C are no whole vectors; `near`: so
-    many parts of split-K meet in a cluster; `overlaps`: whether traffic goes on while a tile starts and ends; `pingpong`: whether
-    another tile's products do. `bound` is what bounds a step, of STEP. The rest is as the head of this file and the machine's family of
-    constants have it.
+    The fields without a line here are the machine file's constants of the kernel's family.
     """
 
     m: Any
     n: Any
     k: Any
-    size: Any
-    a: Any
-    b: Any
-    c: Any
-    asks_a: Any
-    asks_b: Any
-    result: Any
-    sum: Any
-    tile_m: Any
+    element_bytes: Any
+    bytes_a: Any  # of the operands and the result in memory
+    bytes_b: Any
+    bytes_c: Any
+    requested_bytes_a: Any  # of L2, by each column of tiles
+    requested_bytes_b: Any  # of L2, by each row of tiles
+    result_bytes: Any  # of one output of a tile, stored
+    accumulator_bytes: Any  # of one output of a tile, in registers
+    tile_m: Any  # of a block; of a cluster, where blocks form one
     tile_n: Any
     block_k: Any
     stages: Any
-    blocks: Any
-    resident: Any
-    divides: Any
-    stream_most: Any
-    whole: Any
-    outputs: Any
-    turns: Any
-    step: Any
-    alone: Any
-    shared: Any
-    bound: Any
-    fma: Any
-    sustained: Any
-    relayouts: Any
-    relaid: Any
-    parts: Any
-    narrow: Any
-    near: Any
-    overlaps: Any
-    pingpong: Any
-    box_m: Any
-    box_n: Any
-    lines_a: Any
+    cluster_blocks: Any
+    blocks_per_sm: Any
+    can_split_k: Any
+    max_stream_blocks: Any
+    producer: Any  # whether a producer warp loads by TMA: whole boxes, also while tiles start and end
+    accumulators: Any  # of a thread
+    fixup_rounds: Any  # loads of partial sums of a thread, FIXUP_LOADS_IN_FLIGHT at once
+    iteration: Any  # cycles, as in the head of this file
+    lone: Any
+    shared: Any  # wavefronts of a k-iteration
+    bound: Any  # of a k-iteration: index of LOOP_BOUNDS
+    fma: Any  # multiply-adds per cycle of an SM
+    sustained: Any  # Hz
+    conversions: Any  # operands that are copied first, in one launch
+    conversion_bytes: Any  # read and written by these copies
+    b_parts: Any  # times that the bytes of B are read, where B comes as parts of its numbers
+    unaligned_c: Any  # whether rows of C are no whole vectors
+    max_cluster_splits: Any  # split-K up to this many parts is reduced in a cluster
+    pingpong: Any  # whether two sets of warpgroups alternate between main loop and epilogue
+    box_m: Any  # a single tile's TMA boxes have a multiple of this many rows of A
+    box_n: Any  # the same of B
+    lines_a: Any  # L2 lines that a box row of A touches
     lines_b: Any
-    sectors: Any
+    sectors: Any  # bytes of the sectors that a run of C touches / its own bytes
     launch_seconds: Any
     block_cycles: Any
     step_cycles: Any
@@ -143,7 +133,8 @@ class Columns(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Launches, as arrays: place in Columns, decomposition (index of DECOMPOSITIONS), splits, walk. Walks of one launch stand together."""
+    """Launches, as arrays: index into Columns, decomposition (index of DECOMPOSITIONS), splits, rasterisation. Launches that differ in
+    their rasterisation only are adjacent."""
 
     variant: Array
     kind: Array
@@ -156,8 +147,12 @@ class Table(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The cost of launches, each array with them last: cycles; `waves`, by (full, last) and OF_WAVES, and `others`, by the rest of TERMS;
-    `bound` of the loop, of STEP; `traffic`: wavefronts, their cycles, bytes of L2 and of memory; `facts` by name led to them."""
+    """The cost of launches; the last axis of each array is the launch.
+
+    `cycles`; `waves`: cycles by (full waves, last wave) and WAVE_TERMS; `others`: cycles of the other TERMS; `bound` of the main loop:
+    index of LOOP_BOUNDS; `traffic`: shared-memory wavefronts, their cycles, bytes of L2, bytes of memory; `facts`: intermediate values by
+    name.
+    """
 
     cycles: Array
     waves: Array
@@ -176,151 +171,161 @@ class Prediction(NamedTuple):
         return Prediction(self.cycles[rows], self.waves[..., rows], self.others[:, rows], self.bound[rows], self.traffic[:, rows], facts)
 
 
-def together(busy: Any, transfer: Any) -> Any:
-    """Cycles of arithmetic and traffic, or of blocks, at once: they wait for each other the more the closer they are."""
-    return (busy**KNEE + transfer**KNEE) ** (1 / KNEE)
+def overlapped(one: Any, other: Any) -> Any:
+    """Cycles of two activities at once: a smooth maximum, since they delay each other the more the closer they are."""
+    return (one**OVERLAP_EXPONENT + other**OVERLAP_EXPONENT) ** (1 / OVERLAP_EXPONENT)
 
 
-def joined(waves: Array) -> Array:
-    """Cycles of waves, by (full, last) and OF_WAVES."""
-    loop, power, l2, memory = (waves[:, i] for i in range(len(OF_WAVES)))
-    return together(np.maximum(loop, power), np.maximum(l2, memory)).sum(axis=0)
+def wave_cycles(waves: Array) -> Array:
+    """Cycles of all waves, from those by (full, last) and WAVE_TERMS."""
+    loop, power, l2, memory = (waves[:, i] for i in range(len(WAVE_TERMS)))
+    return overlapped(np.maximum(loop, power), np.maximum(l2, memory)).sum(axis=0)
 
 
 def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Prediction:
     """Cost of each launch of a table."""
-    model, frequency, c = gpu.model, gpu.clock_hz, columns.take(table.variant)
-    facts = _counts(gpu, c, table)
-    _traffic(gpu, c, table, facts, hot)
+    c = columns.take(table.variant)
+    in_cluster = (table.kind == SPLIT_K) & (table.splits <= c.max_cluster_splits)
+    facts = _counts(gpu, c, table, in_cluster)
+    _traffic(gpu, c, table, in_cluster, facts, hot)
     latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
     waves = _waves(gpu, c, facts, latency)
-    out = c.tile_m * c.tile_n / c.blocks * (c.result / gpu.port_bytes_per_cycle.value + c.narrow * model.single_cycles.value)
-    number = facts["full_waves"] + (facts["last"] > 0)
-    blocks = np.where(facts["full_waves"] > 0, c.resident, facts["last"])
-    edge = c.block_cycles * (1 + OF_SUMS * (c.outputs / TYPICAL_SUMS - 1)) + latency + blocks * out
-    # two sets of warpgroups in turn: one's tile starts and ends beside the other's loop
-    later = np.where(c.pingpong, IN_TURN * np.maximum(0, edge - waves[:, 0].sum(axis=0) / number), edge * (1 - c.hidden))
-    tiles = facts["turns"] * (edge + (number - 1) * later)
-    busy = waves.copy()
-    busy[:, 0] += tiles * np.stack([facts["full_waves"], facts["last"] > 0]) / number
-    ends = np.maximum(waves[:, 2], waves[:, 3]).sum(axis=0) / (facts["steps"] * number) + _last_results(gpu, c, facts)
-    tiles = np.where(c.overlaps, joined(busy) - joined(waves) + ends, tiles)
-    rate = copy_rate(gpu, c.relaid, np.maximum(1, LEAST_COPIED / c.size)) * model.copy_share.value
-    copied = c.relaid * frequency / rate
-    near = _near(c, table)
-    far = (table.kind != DATA_PARALLEL) & ~near
-    clustered = np.where(((c.blocks > 1) | near) & (c.relayouts == 0), CLUSTER_LATENCIES * gpu.l2_latency_cycles.value, 0.0)
-    cleared = far * model.clear_seconds.value
-    passes = np.where(c.relayouts > 0, model.pass_seconds.value, cleared)
-    others = np.stack([tiles, _partials(gpu, c, table, facts, latency), copied, (c.launch_seconds + passes) * frequency + clustered])
-    waits = blocks * c.step * facts["steps"] * number < NEARLY * waves[:, 0].sum(axis=0)
-    wavefronts = c.shared * facts["steps"] * facts["items"]
+    ends = _prologues_and_epilogues(gpu, c, facts, waves, latency)
+    rate = copy_rate(gpu, c.conversion_bytes, np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)) * gpu.model.copy_share.value
+    converted = c.conversion_bytes * gpu.clock_hz / rate
+    others = np.stack([ends, _fixup(gpu, c, table, in_cluster, facts, latency), converted, _launch(gpu, c, table, in_cluster)])
+    work = facts["first_blocks"] * c.iteration * facts["iterations"] * facts["waves"]
+    bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound)
+    wavefronts = c.shared * facts["iterations"] * facts["items"]
     traffic = np.stack([wavefronts, wavefronts / gpu.sms.value, facts["l2_bytes"], facts["memory_bytes"]])
-    return Prediction(joined(waves) + others.sum(axis=0), waves, others, np.where(waits, STEP.index("latency"), c.bound), traffic, facts)
+    return Prediction(wave_cycles(waves) + others.sum(axis=0), waves, others, bound, traffic, facts)
 
 
-def _counts(gpu: Gpu, c: Columns, table: Table) -> dict[str, Array]:
-    """Tiles, items, steps and waves."""
-    units = np.floor(gpu.sms.value / c.blocks)  # SMs, or groups of them that hold a cluster
-    parts = np.where(_near(c, table), table.splits, 1).astype(int)  # of a launch's cluster
-    together = (parts * c.blocks).astype(int)
-    at_once = np.array([gpu.clusters(blocks) for blocks in range(1, 1 + max(1, together.max(initial=1)))])
-    units = np.where((parts > 1) & (at_once[together - 1] > 0), parts * at_once[together - 1], units)  # 0: too few SMs for that cluster
-    tiles_m, tiles_n, all_steps = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
+def _counts(gpu: Gpu, c: Columns, table: Table, in_cluster: Array) -> dict[str, Array]:
+    """Tiles, blocks (`items`), k-iterations and waves."""
+    units = np.floor(gpu.sms.value / c.cluster_blocks)  # SMs, or groups of SMs that hold a cluster
+    parts = np.where(in_cluster, table.splits, 1).astype(int)
+    cluster = (parts * c.cluster_blocks).astype(int)
+    clusters = np.array([gpu.clusters(blocks) for blocks in range(1, 1 + max(1, cluster.max(initial=1)))])[cluster - 1]
+    units = np.where((parts > 1) & (clusters > 0), parts * clusters, units)  # 0: the GPU has too few SMs for that cluster
+    tiles_m, tiles_n, all_iterations = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
     tiles, stream = tiles_m * tiles_n, table.kind == STREAM_K
     items = np.where(stream, table.splits, tiles * table.splits)
-    steps = np.where(stream, np.ceil(tiles * all_steps / table.splits), np.ceil(all_steps / table.splits))
-    slots = units * c.resident
+    iterations = np.where(stream, np.ceil(tiles * all_iterations / table.splits), np.ceil(all_iterations / table.splits))
+    slots = units * c.blocks_per_sm
     full_waves = np.floor(items / slots)
-    left = items - full_waves * slots
-    turns = np.where(stream, 1 + np.ceil(steps / all_steps), 1.0)  # tiles that a block of stream-K touches
+    tail = items - full_waves * slots
+    tail_blocks = np.ceil(tail / units)
     return {
-        "tiles_m": tiles_m, "tiles_n": tiles_n, "tiles": tiles, "all_steps": all_steps, "items": items, "steps": steps, "slots": slots,
-        "full_waves": full_waves, "left": left, "last": np.ceil(left / units), "units": units, "turns": turns,
+        "tiles_m": tiles_m, "tiles_n": tiles_n, "tiles": tiles, "all_iterations": all_iterations, "items": items,
+        "iterations": iterations, "slots": slots, "units": units, "full_waves": full_waves, "tail": tail, "tail_blocks": tail_blocks,
+        "waves": full_waves + (tail_blocks > 0),
+        "first_blocks": np.where(full_waves > 0, c.blocks_per_sm, tail_blocks),  # of an SM in the first wave
+        "block_tiles": np.where(stream, 1 + np.ceil(iterations / all_iterations), 1.0),  # tiles that one block touches
     }  # fmt: skip
 
 
-def _traffic(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], hot: bool) -> None:
-    """Bytes through L2 and from memory."""
-    partial = np.where((table.kind == SPLIT_K) & ~_near(c, table), facts["items"], np.where(table.kind == STREAM_K, 2 * table.splits, 0))
-    partial = partial * c.tile_m * c.tile_n * c.sum
-    along_n, stream = table.along_n.astype(bool), table.kind == STREAM_K
-    fast, slow = np.where(along_n, c.b, c.a), np.where(along_n, c.a, c.b)
+def _traffic(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[str, Array], hot: bool) -> None:
+    """Bytes through L2 and from memory, added to the facts."""
+    stream, along_n = table.kind == STREAM_K, table.along_n.astype(bool)
+    partial = np.where((table.kind == SPLIT_K) & ~in_cluster, facts["items"], np.where(stream, 2 * table.splits, 0))
+    partial = partial * c.tile_m * c.tile_n * c.accumulator_bytes
+    # the rasterisation runs along panels of the fast operand
+    fast, slow = np.where(along_n, c.bytes_b, c.bytes_a), np.where(along_n, c.bytes_a, c.bytes_b)
     n_fast = np.where(along_n, facts["tiles_n"], facts["tiles_m"])
     n_slow = np.where(along_n, facts["tiles_m"], facts["tiles_n"])
     at_once = np.minimum(facts["tiles"], facts["slots"])
-    share = np.where(stream, facts["tiles"] * facts["all_steps"] / table.splits, 0)
-    found = reads(gpu, Walk(fast, slow, n_fast, n_slow, np.minimum(table.group, n_slow), at_once, facts["all_steps"], share))
-    asked_fast = np.where(along_n, c.asks_b, c.asks_a) * n_slow  # of L2
-    asked_slow = np.where(along_n, c.asks_a, c.asks_b) * n_fast
+    share = np.where(stream, facts["tiles"] * facts["all_iterations"] / table.splits, 0)
+    group = np.minimum(table.group, n_slow)
+    reads = sharing(gpu, Rasterisation(fast, slow, n_fast, n_slow, group, at_once, facts["all_iterations"], share))
+    requested_fast = np.where(along_n, c.requested_bytes_b, c.requested_bytes_a) * n_slow
+    requested_slow = np.where(along_n, c.requested_bytes_a, c.requested_bytes_b) * n_fast
+    requested = requested_fast + requested_slow
     repeat = gpu.model.repeat_share.value
     lines = (np.where(along_n, c.lines_b, c.lines_a), np.where(along_n, c.lines_a, c.lines_b))
-    sides = zip((asked_fast, asked_slow), lines, found[:2], strict=True)
-    shared = sum(asked * (1 + SPLIT_LINE * (of - 1)) * (repeat + (1 - repeat) * alone) for asked, of, alone in sides)
-    split = sum(asked * (of - 1) for asked, of in zip((asked_fast, asked_slow), lines, strict=True))
-    # TMA fills what lies outside an operand, and takes as long as for what lies inside
+    sides = [*zip((requested_fast, requested_slow), lines, reads[:2], strict=True)]
+    served = sum(asked * (1 + SPLIT_LINE_COST * (of - 1)) * (repeat + (1 - repeat) * alone) for asked, of, alone in sides)
+    split_lines = sum(asked * (of - 1) for asked, of, _ in sides)
+    # TMA fills the parts of boxes outside an operand, which takes as long as the parts inside
     m = np.where(facts["tiles_m"] > 1, facts["tiles_m"] * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
     n = np.where(facts["tiles_n"] > 1, facts["tiles_n"] * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
-    k = facts["all_steps"] * c.block_k
-    boxes = (m * facts["tiles_n"] + c.parts * n * facts["tiles_m"]) * k * c.size
-    outside = np.where(c.whole > 0, np.maximum(0, boxes - asked_fast - asked_slow), 0)
-    facts["l2_bytes"] = asked_fast + asked_slow + outside + c.c + 2 * partial
-    facts["ported_bytes"] = facts["l2_bytes"] + split  # both lines of a row that lies in two come through the port
-    facts["written"] = c.c * (1 + PART_SECTOR * (c.sectors - 1))  # as what is read whole
-    whole = miss(gpu, c.a + c.b + c.c + partial)
-    first = whole if hot else np.ones(())
-    read_fast, read_slow = fast * (first + found.fast_again), slow * (first + found.slow_again)
-    facts["memory_bytes"] = read_fast + read_slow + c.c * whole + 2 * partial * miss(gpu, partial)
-    facts["served_bytes"] = shared + outside + facts["written"] + 2 * partial + facts["memory_bytes"]
-    facts["memory_served"] = facts["memory_bytes"] + (facts["written"] - c.c) * whole
-    facts["miss"] = np.clip(np.maximum(read_fast / asked_fast, read_slow / asked_slow), 0, 1)  # a step waits for the slower operand
+    boxes = (m * facts["tiles_n"] + c.b_parts * n * facts["tiles_m"]) * (facts["all_iterations"] * c.block_k) * c.element_bytes
+    outside = np.where(c.producer > 0, np.maximum(0, boxes - requested_fast - requested_slow), 0)
+    facts["l2_bytes"] = requested + outside + c.bytes_c + 2 * partial
+    facts["port_bytes"] = facts["l2_bytes"] + split_lines
+    facts["written"] = c.bytes_c * (1 + PARTIAL_SECTOR_COST * (c.sectors - 1))  # as bytes of whole sectors
+    all_miss = l2_miss_share(gpu, c.bytes_a + c.bytes_b + c.bytes_c + partial)
+    first = all_miss if hot else np.ones(())
+    read_fast, read_slow = fast * (first + reads.fast_again), slow * (first + reads.slow_again)
+    facts["memory_bytes"] = read_fast + read_slow + c.bytes_c * all_miss + 2 * partial * l2_miss_share(gpu, partial)
+    facts["l2_served"] = served + outside + facts["written"] + 2 * partial + facts["memory_bytes"]
+    facts["memory_served"] = facts["memory_bytes"] + (facts["written"] - c.bytes_c) * all_miss
+    facts["miss"] = np.clip(np.maximum(read_fast / requested_fast, read_slow / requested_slow), 0, 1)  # of the slower operand
 
 
 def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Array:
-    """Cycles of main loops, power, L2 and memory: in the full waves, and in the last one, which has fewer blocks."""
+    """Cycles by (full waves, last wave) and WAVE_TERMS."""
     frequency, barriers = gpu.clock_hz, 1 + (c.stages == 1)
-    alone = np.maximum(c.alone, latency / np.maximum(1, c.stages - 1)) + barriers * c.step_cycles
-    products = facts["tiles"] * c.tile_m * c.tile_n * facts["all_steps"] * c.block_k
+    lone = np.maximum(c.lone, latency / np.maximum(1, c.stages - 1)) + barriers * c.step_cycles
+    products = facts["tiles"] * c.tile_m * c.tile_n * facts["all_iterations"] * c.block_k
     power = products / (gpu.sms.value * c.fma) * frequency / c.sustained
     share = facts["full_waves"] * facts["slots"] / facts["items"]
     parts = []
     for waves, blocks, units, part in (
-        (facts["full_waves"], c.resident, facts["units"], share),
-        (facts["last"] > 0, facts["last"], np.minimum(facts["left"], facts["units"]), 1 - share),
+        (facts["full_waves"], c.blocks_per_sm, facts["units"], share),
+        (facts["tail_blocks"] > 0, facts["tail_blocks"], np.minimum(facts["tail"], facts["units"]), 1 - share),
     ):
-        active = np.maximum(units * c.blocks, 1)
+        active = np.maximum(units * c.cluster_blocks, 1)  # SMs
         l2 = np.maximum(
-            facts["served_bytes"] / (gpu.l2_bytes_per_second.value / frequency),
-            facts["ported_bytes"] / (active * gpu.port_bytes_per_cycle.value),
+            facts["l2_served"] / (gpu.l2_bytes_per_second.value / frequency),
+            facts["port_bytes"] / (active * gpu.port_bytes_per_cycle.value),
         )
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
-        loop = waves * facts["steps"] * np.where((c.overlaps > 0) & (c.resident <= 1), alone, together(blocks * c.step, alone))
-        parts.append([loop, power * part, l2 * part, facts["memory_served"] * part / memory])
+        iteration = np.where((c.producer > 0) & (c.blocks_per_sm <= 1), lone, overlapped(blocks * c.iteration, lone))
+        parts.append([waves * facts["iterations"] * iteration, power * part, l2 * part, facts["memory_served"] * part / memory])
     return np.array(parts)
 
 
-def _last_results(gpu: Gpu, c: Columns, facts: dict[str, Array]) -> Array:
-    """Cycles in which L2 takes the results of the last wave."""
-    share = np.minimum(1, np.where(facts["left"] > 0, facts["left"], facts["slots"]) / facts["items"])
-    return facts["written"] * share / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
+def _prologues_and_epilogues(gpu: Gpu, c: Columns, facts: dict[str, Array], waves: Array, latency: Array) -> Array:
+    """Cycles of the starts and ends of tiles that nothing hides."""
+    number, transfer = facts["waves"], np.maximum(waves[:, 2], waves[:, 3]).sum(axis=0)
+    store = c.result_bytes / gpu.port_bytes_per_cycle.value + c.unaligned_c * gpu.model.single_cycles.value  # of an output
+    store = c.tile_m * c.tile_n / c.cluster_blocks * store
+    growth = 1 + ACCUMULATOR_SHARE * (c.accumulators / TYPICAL_ACCUMULATORS - 1)
+    tile = c.block_cycles * growth + latency + facts["first_blocks"] * store
+    pingpong = PINGPONG_EXPOSED * np.maximum(0, tile - waves[:, 0].sum(axis=0) / number)
+    later = np.where(c.pingpong, pingpong, tile * (1 - c.hidden))
+    exposed = facts["block_tiles"] * (tile + (number - 1) * later)
+    # a producer warp continues to load meanwhile
+    busy = waves.copy()
+    busy[:, 0] += exposed * np.stack([facts["full_waves"], facts["tail_blocks"] > 0]) / number
+    last_wave = np.minimum(1, np.where(facts["tail"] > 0, facts["tail"], facts["slots"]) / facts["items"])
+    last_results = facts["written"] * last_wave / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
+    first_loads = transfer / (facts["iterations"] * number)
+    return np.where(c.producer, wave_cycles(busy) - wave_cycles(waves) + (first_loads + last_results), exposed)
 
 
-def _near(c: Columns, table: Table) -> Array:
-    """Whether the parts of a launch's tiles meet in clusters."""
-    return (table.kind == SPLIT_K) & (table.splits <= c.near)
-
-
-def _partials(gpu: Gpu, c: Columns, table: Table, facts: dict[str, Array], latency: Array) -> Array:
-    """Cycles to write a block's accumulators, and for the last block of a tile to read and sum all parts of it."""
-    leave = c.tile_m * c.tile_n / c.blocks * c.sum / gpu.port_bytes_per_cycle.value
-    stream = table.kind == STREAM_K
-    left = np.where(stream, 2, np.ceil(facts["items"] / facts["units"]))  # parts that an SM's blocks leave, one after another
-    meets = np.where(stream, 2, np.ceil(facts["items"] / facts["slots"]))
+def _fixup(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[str, Array], latency: Array) -> Array:
+    """Cycles in which blocks exchange partial sums, through memory or within a cluster."""
+    outputs, stream = c.tile_m * c.tile_n / c.cluster_blocks, table.kind == STREAM_K
+    write = outputs * c.accumulator_bytes / gpu.port_bytes_per_cycle.value
+    written = np.where(stream, 2, np.ceil(facts["items"] / facts["units"]))  # parts that an SM's blocks write, one after another
+    rounds = np.where(stream, 2, np.ceil(facts["items"] / facts["slots"]))
     parts = np.where(stream, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
-    sums = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"])) * parts * (leave + c.turns * latency)
-    vectors = np.maximum(1, c.outputs / MET)  # that the blocks of a cluster share, each of which gets its own of all others' parts
-    own = np.ceil(vectors / table.splits)
-    got = own / vectors * (table.splits - 1) * c.tile_m * c.tile_n / c.blocks
-    near = meets * ((MEET_LATENCIES + own * VECTOR_LATENCIES) * gpu.l2_latency_cycles.value + got / CLUSTER_SUMS_PER_CYCLE)
-    found = np.where(_near(c, table), near, left * leave + meets * c.meet_cycles + sums)
-    return np.where(table.kind == DATA_PARALLEL, 0.0, found)
+    tiles = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"]))  # that an SM's blocks sum
+    through_memory = written * write + rounds * c.meet_cycles + tiles * parts * (write + c.fixup_rounds * latency)
+    vectors = np.maximum(1, c.accumulators / CLUSTER_VECTOR)
+    own = np.ceil(vectors / table.splits)  # that a block of the cluster sums
+    received = own / vectors * (table.splits - 1) * outputs
+    waits = (CLUSTER_FIXUP_LATENCIES + own * CLUSTER_VECTOR_LATENCIES) * gpu.l2_latency_cycles.value
+    through_cluster = rounds * (waits + received / CLUSTER_ACCUMULATORS_PER_CYCLE)
+    return np.where(table.kind == DATA_PARALLEL, 0.0, np.where(in_cluster, through_cluster, through_memory))
+
+
+def _launch(gpu: Gpu, c: Columns, table: Table, in_cluster: Array) -> Array:
+    """Cycles of a launch beside its blocks' work."""
+    flags = (table.kind != DATA_PARALLEL) & ~in_cluster
+    passes = np.where(c.conversions > 0, gpu.model.pass_seconds.value, flags * gpu.model.clear_seconds.value)
+    clusters = ((c.cluster_blocks > 1) | in_cluster) & (c.conversions == 0)
+    waits = np.where(clusters, CLUSTER_LAUNCH_LATENCIES * gpu.l2_latency_cycles.value, 0.0)
+    return (c.launch_seconds + passes) * gpu.clock_hz + waits

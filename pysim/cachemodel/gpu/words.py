@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU's plan in words, whatever its algorithm: tiles, what an SM holds, a step of a block, traffic, passes, workspace."""
+"""A GPU plan in words, whatever its algorithm: tiles, occupancy, a k-iteration, traffic, passes, workspace."""
 
 from collections.abc import Callable, Iterator
 
@@ -18,17 +18,17 @@ from pysim.registry.cuda import WARP, Tiles, conv_kernel, gemm_kernel
 
 
 def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: str, lines: tuple[str, ...] = ()) -> Description:
-    """The description of a plan whose algorithm has `lines` to say. PlanError where the plan is none of its candidates."""
-    found, tiles = candidates(Request(plan.workload, plan.on, plan.layout, plan.state, schedule=plan.schedule)), _tiles_of(plan)
-    if not isinstance(plan.on, Gpu) or not found.variants:
-        raise PlanError(f"{plan.problem} on {plan.machine} is no plan of {plan.algorithm}: {plan.name}")
-    launches = launched(plan.on, [found])[0]
+    """The description of a plan; `lines` are the algorithm's own. PlanError where the plan is not one of its candidates."""
+    legal, tiles = candidates(Request(plan.workload, plan.on, plan.layout, plan.state, schedule=plan.schedule)), _tiles_of(plan)
+    if not isinstance(plan.on, Gpu) or not legal.variants:
+        raise PlanError(f"{plan.problem} on {plan.machine} is not a plan of {plan.algorithm}: {plan.name}")
+    launches = launched(plan.on, [legal])[0]
     variant = launches.variant(0)
     sections = [
         Section("algorithm", (*lines, *_block(variant, tiles))),
         Section("passes", tuple(_passes(launches, variant))) if variant.passes else None,
         Section("launch", tuple(_launch(launches, variant, tiles, plan))) if tiles else None,
-        Section("a step of a block, cycles of its SM", tuple(_step(launches, variant, tiles))) if tiles else None,
+        Section("one k-iteration of a block, SM cycles", tuple(_iteration(launches, variant, tiles))) if tiles else None,
         Section("traffic", tuple(_traffic(plan))),
         Section("workspace", tuple(_workspace(plan))),
     ]
@@ -38,76 +38,78 @@ def describe(plan: Plan, candidates: Callable[[Request], Candidates], summary: s
 
 
 def _tiles_of(plan: Plan) -> Tiles | None:
-    """The tiles of the kernel that multiplies, if it has any."""
+    """The tiles of the kernel that multiplies, if it has tiles."""
     product = gemm_kernel(plan.launch.gemm or plan.kernel)
     row = product or conv_kernel(plan.kernel)
     return row.tiles if row and row.tiles.rows else None
 
 
 def _peak(gpu: Gpu, plan: Plan, tiles: Tiles | None) -> float:
-    """FLOP/s of the definition at which the kernel's own keep the pipe that multiplies busy, at the clock that it keeps up: F(m x m, 3x3)
-    makes (m + 2)^2 multiply-adds of 9 m^2, three products of halves make one."""
+    """FLOP/s of the problem's definition at the pipe's peak and sustained clock. F(m x m, 3x3) replaces 9 m^2 multiply-adds by (m + 2)^2; a
+    product of parts takes several."""
     pipe = pipe_of(gpu, tiles.pipe) if tiles else None
     clock, row = gpu.sustained_hz.get(pipe or "", gpu.frequency_hz).value, conv_kernel(plan.kernel)
     m = row.outputs if row else 1
-    own = ((m + 2) ** 2 / (9 * m * m) if m > 1 else 1.0) * (tiles.products if tiles else 1)
-    return 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * clock / own if pipe else 0.0
+    multiplied = ((m + 2) ** 2 / (9 * m * m) if m > 1 else 1.0) * (tiles.products if tiles else 1)
+    return 2 * gpu.sms.value * gpu.fma_per_cycle[pipe].value * clock / multiplied if pipe else 0.0
 
 
-def products(problem: Gemm, of: Tiles) -> tuple[str, ...]:
-    """The tiles of a product, and how many there are."""
+def tiling(problem: Gemm, of: Tiles) -> tuple[str, ...]:
+    """The tiles of a product and their number."""
     high, wide = -(-problem.m // (of.rows * of.cluster_rows)), -(-problem.n // (of.columns * of.cluster_columns))
     useful = problem.m * problem.n / (high * of.rows * of.cluster_rows * wide * of.columns * of.cluster_columns)
     return (
         f"{'block tile':<18}{of.rows} x {of.columns}: {high} x {wide} = {high * wide:,} {'clusters' if of.blocks > 1 else 'tiles'}, "
-        f"{useful:.1%} of them useful; {-(-problem.k // of.depth)} steps of {of.depth} along k",
+        f"{useful:.1%} of their outputs useful; {-(-problem.k // of.depth)} k-iterations of {of.depth}",
     )
 
 
 def _block(variant: Variant, of: Tiles | None) -> Iterator[str]:
-    """Tiles of warps and threads, and what a block takes."""
+    """Tiles of warps and threads; threads, registers and shared memory of a block."""
     attributes = variant.attributes
     if of:
         if of.blocks > 1:
-            yield f"{'cluster':<18}{of.cluster_rows} x {of.cluster_columns} blocks, which share what they load"
+            yield f"{'cluster':<18}{of.cluster_rows} x {of.cluster_columns} blocks, which share their loads (TMA multicast)"
         yield f"{'warpgroup tile' if of.by_warpgroups else 'warp tile':<18}{of.warp_rows} x {of.warp_columns}"
         yield f"{'instruction tile' if of.tensor else 'thread tile':<18}{of.thread_rows} x {of.thread_columns}"
     spilled = f", {attributes.local_bytes} bytes of local memory" if attributes.local_bytes else ""
-    yield f"{'threads':<18}{attributes.threads} a block, {attributes.registers} registers each{spilled}"
+    yield f"{'threads':<18}{attributes.threads} per block, {attributes.registers} registers each{spilled}"
     if of:
         stages = f"{of.stages} {'stage' if of.stages == 1 else 'stages'} of {bytes_text(stage_bytes(of))}"
-        yield f"{'shared':<18}{stages}; {bytes_text(attributes.shared_bytes)} a block in all"
+        yield f"{'shared memory':<18}{stages}; {bytes_text(attributes.shared_bytes)} per block in all"
 
 
 def _launch(launches: Launches, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
-    """What an SM holds of a launch, its waves and its rasterisation order."""
+    """Occupancy, waves and rasterisation order of a launch."""
     on, schedule, columns, attributes = launches.gpu, plan.launch, variant.columns, variant.attributes
     assert columns is not None
     facts = {name: int(values[0]) for name, values in launches.prediction.facts.items() if name in ("items", "slots")}
-    limits, held = occupancy_limits(on, attributes), int(columns.resident)
+    limits, held = occupancy_limits(on, attributes), int(columns.blocks_per_sm)
     least = min(limits, key=lambda name: limits[name])
-    why = "the kernel stays on its SM" if of.by_warpgroups and held < limits[least] else f"limited by {least}"
+    why = "persistent kernel" if of.by_warpgroups and held < limits[least] else f"limited by {least}"
     warps = held * attributes.threads // WARP
-    yield f"{'occupancy':<18}{held} {'block' if held == 1 else 'blocks'} an SM ({why}): {warps} of {on.warps_per_sm.value} warps"
-    shared = {"split_k": f", k in {schedule.splits} parts", "stream_k": f", all steps shared by {schedule.splits} blocks"}
-    items, slots = facts["items"], facts["slots"]
+    yield f"{'occupancy':<18}{held} {'block' if held == 1 else 'blocks'} per SM ({why}): {warps} of {on.warps_per_sm.value} warps"
+    split = {"split_k": f" (split-K: {schedule.splits} parts of each tile)", "stream_k": " (stream-K: they share all k-iterations)"}
+    items, slots, what = facts["items"], facts["slots"], "clusters" if of.blocks > 1 else "blocks"
     last = f", {items % slots} in the last" if items % slots and items > slots else ""
-    yield f"{'blocks':<18}{items:,}{shared.get(schedule.decomposition, '')}: {items / slots:.2f} waves of {slots}{last}"
+    yield f"{what:<18}{items:,}{split.get(schedule.decomposition, '')}: {items / slots:.2f} waves of up to {slots}{last}"
     group = f"{schedule.group} {'tile' if schedule.group == 1 else 'tiles'}"
     yield f"{'rasterisation':<18}along {'n' if schedule.along_n else 'm'}, in groups of {group}"
-    if copies := int(columns.relayouts):
-        yield f"{'re-layout':<18}{copies} {'operand' if copies == 1 else 'operands'} first, {bytes_text(columns.relaid)} moved"
+    if copies := int(columns.conversions):
+        moved = bytes_text(columns.conversion_bytes)
+        yield f"{'layout conversion':<18}{copies} {'operand' if copies == 1 else 'operands'} copied first, {moved} moved"
 
 
-def _step(launches: Launches, variant: Variant, of: Tiles) -> Iterator[str]:
-    gpu, step, columns = launches.gpu, variant.work, variant.columns
-    assert step is not None and columns is not None
+def _iteration(launches: Launches, variant: Variant, of: Tiles) -> Iterator[str]:
+    """What each resource takes of a k-iteration, and what the model counts."""
+    gpu, work, columns = launches.gpu, variant.work, variant.columns
+    assert work is not None and columns is not None
     pipe = pipe_of(gpu, of.pipe) or ""
-    yield f"{'arithmetic':<18}{step.arithmetic:>10,.1f}   {pipe} pipe, {gpu.fma_per_cycle[pipe].value:,.0f} multiply-adds a cycle"
-    yield f"{'shared':<18}{step.shared:>10,.1f}   wavefronts of 128 bytes, of L1's loads too"
-    yield f"{'issue':<18}{step.issue:>10,.1f}   instructions of {gpu.schedulers_per_sm.value} schedulers"
-    whose = "the kernel's own" if variant.attributes.efficiency else "its family's"
-    yield f"{'taken':<18}{columns.step:>10,.1f}   the largest over {whose} measured factor, {step.cycles / columns.step:.3f}"
+    yield f"{'arithmetic':<18}{work.arithmetic:>10,.1f}   {pipe} pipe, {gpu.fma_per_cycle[pipe].value:,.0f} multiply-adds a cycle"
+    yield f"{'shared memory':<18}{work.shared:>10,.1f}   wavefronts of 128 bytes, those of L1 loads included"
+    yield f"{'issue':<18}{work.issue:>10,.1f}   instructions / {gpu.schedulers_per_sm.value} schedulers"
+    source = "measured for this kernel" if variant.attributes.efficiency else "its family's"
+    yield f"{'counted':<18}{columns.iteration:>10,.1f}   the largest / calibration factor {work.cycles / columns.iteration:.3f} ({source})"
 
 
 def _passes(launches: Launches, variant: Variant) -> Iterator[str]:

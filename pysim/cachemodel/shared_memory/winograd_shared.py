@@ -42,7 +42,7 @@ LANE = np.arange(LANES)
 _BH = LANE % 2 + LANE // 16 * 2
 
 
-def step(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
+def iteration(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """What one block does to shared memory in one step of 8 channels. Raises OperandError for another kernel."""
     check(kernel)
     if kernel.variant in LARGE:

@@ -18,7 +18,7 @@ template <bool SINGLE> const char *refuses(const Conv &c) {
     static_assert(most::GROUPED_TILE_CHANNELS == 64 && most::GROUPED_SINGLE_CHANNELS == 8, "what the sentences say");
     if (c.filters == 1 || c.channels > most::GROUPED_TILE_CHANNELS) return "it takes up to 64 channels and several filters a group";
     if (SINGLE && c.channels > most::GROUPED_SINGLE_CHANNELS) return "it takes up to 8 channels a group";
-    return grouped::tiling_of(c, 1, SINGLE).shared ? nullptr : "it takes what of a group's pixels and filters lies in 96 KiB of shared memory";
+    return grouped::tiling_of(c, 1, SINGLE).shared ? nullptr : "a tile of its pixels and filters exceeds 96 KiB of shared memory";
 }
 
 template <int DTYPE> struct In { using T = float; };

@@ -77,7 +77,7 @@ template <int LINE> struct Row {
     static Prepared own(const Conv &c) { return prepared(c, LISTED && c.k % vector_of(c) != 0); }
 
     static const char *refuses(const Conv &c) {
-        if (c.prologue.any() && (c.nhwc || !c.pointwise())) return "it takes a prologue of a pointwise convolution under NCHW";
+        if (c.prologue.any() && (c.nhwc || !c.pointwise())) return "it takes a prologue only of a pointwise convolution under NCHW";
         return LISTED && !matrix(c) ? refuses_listed(c) : nullptr;
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {

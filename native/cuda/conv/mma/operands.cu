@@ -39,7 +39,7 @@ int64_t steps_of_k(const Conv &c) { return padded(c) * c.kernel_h * c.kernel_w; 
 const char *refuses(const Conv &c) {
     static_assert(most::CONV_TENSOR == 1 << 30, "what the sentence says");
     const int64_t most = most::CONV_TENSOR;
-    if (c.prologue.any() && !copies_input(c)) return "it takes a prologue of an input that it copies";
+    if (c.prologue.any() && !copies_input(c)) return "it takes a prologue only of an input that it copies";
     const bool fits = (!copies_input(c) || input_of(c) <= most) && (!copies_filters(c) || filters_of(c) <= most);
     return fits ? nullptr : "it copies operands of up to 2^30 elements, channels in whole 16 bytes";
 }

@@ -122,15 +122,15 @@ pysim_status own_bytes(const Conv &c, int64_t *bytes) {
 /* TMA's limits (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode"). */
 const char *refuses(const Conv &c) {
     const int64_t high = (c.kernel_h - 1) * (int64_t)c.dilation_h, wide = (c.kernel_w - 1) * (int64_t)c.dilation_w;
-    if (c.prologue.any() && !copied(c)) return "it takes a prologue of an input that it copies";
-    if (c.folds && !folded(c)) return "it takes few channels, which it copies, and windows more than a pixel apart";
+    if (c.prologue.any() && !copied(c)) return "it takes a prologue only of an input that it copies";
+    if (c.folds && !folded(c)) return "it takes a stride above 1 and few channels, which it copies";
     static_assert(most::TMA_STRIDE == 8 && most::TMA_SPAN == 256 && most::TMA_CORNER == 128, "what the sentences say");
     if (c.stride_h > most::TMA_STRIDE || c.stride_w > most::TMA_STRIDE) return "it takes strides of up to 8";
     if (high >= most::TMA_SPAN || wide >= most::TMA_SPAN) return "it takes kernels that span up to 256 rows and columns";
     if (c.pad_top > most::TMA_CORNER || c.pad_left > most::TMA_CORNER) return "it takes padding of up to 128";
     for (const int64_t after : {c.pad_bottom - high, c.pad_right - wide})
-        if (after < -most::TMA_CORNER || after >= most::TMA_CORNER) return "its last window begins up to 128 rows and columns before the input's end, or 127 after";
-    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > most::RELAYOUT_ROWS) return "it splits up to 4194240 taps of all filters";
+        if (after < -most::TMA_CORNER || after >= most::TMA_CORNER) return "its last window must begin at most 128 rows and columns before the input's end, or 127 after";
+    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > most::RELAYOUT_ROWS) return "it splits up to 4194240 taps of all filters into halves";
     return nullptr;
 }
 
