@@ -53,8 +53,11 @@ struct Shape {
         PIPE_BYTES = (STAGE_BYTES + 2 * PAD * UNITS * (int)sizeof(Unit)) * STAGES,
         TILE_BYTES = BM * BN * (int)sizeof(Sum) / T::PACK, /* the epilogue passes the tile through shared memory */
         SHARED_BYTES = PIPE_BYTES > TILE_BYTES ? PIPE_BYTES : TILE_BYTES,
-        /* registers, more or less: sums, two fragments of each, the step on its way, addresses */
-        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 + (TM * TN < 64 ? 48 : 16) : NEAR ? 32 : TM * TN < 64 ? 72 : 40),
+        /* An estimate of a thread's registers: accumulators, two fragments of each operand, the k-iteration in flight, addresses; packed accumulators
+         * (f16) once more as floats, which the split-K fix-up adds. Too low an estimate makes launch bounds that spill. ptxas of CUDA 13.0 then
+         * overwrote, in 64x64x8 of f16, the uniform registers that held the base of shared memory: "an illegal instruction" on an H100 and an H200. */
+        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (T::PACK > 1 ? TM * TN : 0)
+                  + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 + (TM * TN < 64 ? 48 : 16) : NEAR ? 32 : TM * TN < 64 ? 72 : 40),
     };
     enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
     static constexpr int CAPABILITY = NEAR ? 90 : STAGES > 2 ? 80 : 50; /* for clusters, for asynchronous copies */
