@@ -20,7 +20,7 @@ rows    A tile is some rows of outputs x one vector of columns x some filters. W
         Plain C goes over a row of up to `windows` outputs for each tap, TAP_CYCLES to begin: it loads sums and inputs and stores sums, 16
         bytes at a time, or an element every half cycle where strides part them; its multiply-adds are elements.
 planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed, before and after: L^2 / P loads of P
-        elements, 16 bytes, at the rate of the machine's narrowest vectors, all but one of each vector's merged into it, L log2(P)
+        elements, 16 bytes, at the rate of the machine's narrowest vectors, all but one of each vector's merged into it (MERGE), L log2(P)
         shuffles and L stores. A tile of up to 8 outputs of a row loads its columns once for all taps (3, 5, 7 of strides 1 and 2), or a
         vector for each multiply-add.
         Tiles last max((multiply-adds + shuffles) / fma rate, loads / load rate, chains): on wide vectors they share ports; an accumulator
@@ -31,9 +31,9 @@ store   Rows begin anywhere in a line, but those of blocks: a vector crosses int
         is one more access.
 call    call_cycles for each call of a block of L groups, SHORT_CALL of them of a row of tiles.
 
-What crosses between levels follows from the description of the loops (`described`, `loops`). Nothing of it hides behind `rows`, whose tiles
-have a few vectors of each row of the input, taken as they are needed (least squares: 37 plans on a Zen 4 take 1.2 times what moves beside
-computing, seven on an Emerald Rapids 1.41 and 0.67 times what comes from L2 and L3).
+What crosses between levels follows from the description of the loops (`described`, `loops`). Whole rows of outputs are written one after
+another, so prefetchers bring their lines as they did for the probe of the write rate: they cost that rate and wait for nothing else. `rows`
+overlaps no transfer with computing: its tiles load a few vectors of each input row when they need them.
 
 Worked number: 144 groups of 56x56, 3x3, stride 1, 16 lanes, 8 rows: 7 x 4 tiles a group, each 72 multiply-adds and 20 shuffles beside 29
 loads. At 2 multiply-adds a cycle that is 46 cycles, of which chains of 9 need 36, and 9 to begin; 8 vectors are stored.
@@ -47,7 +47,7 @@ import numpy as np
 
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, pass_of
+from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, crossed
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Terms, kernel_schedule, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
@@ -73,6 +73,9 @@ TAP_CYCLES = 16  # to begin a row of outputs for one tap in plain C (Zen 5, gcc 
 SHARING = (3, 5, 7)  # edges of kernels whose rows share loads (native/x86/depthwise.h)
 PARTING = 3  # of two vectors by every second element, in AVX2: shuffle, and a permute of two (Agner Fog's tables, Zen 2 to 5)
 PART_BYTES = 16  # of a row that is to be transposed, loaded at once
+# Multiply-adds that a merge into a vector costs. It is a blend, which any vector port executes; on a Zen 4 half of the ports multiply.
+# With it the AVX-512 `planes` plans of five recorded machines are predicted 4 to 8 % closer.
+MERGE = 0.5
 
 
 class Work(NamedTuple):
@@ -85,7 +88,8 @@ class Work(NamedTuple):
     tiles: float = 0.0
     chain: float = 0.0  # multiply-adds of one accumulator, one after another
     parts: float = 0.0  # loads of 16 bytes, for transposition
-    turns: float = 0.0  # shuffles of it, merges among them
+    merges: float = 0.0  # of these parts into vectors
+    transposing: float = 0.0  # shuffles
     calls: float = 1.0
     aligned: bool = False  # stores cross into no other line
     rows: float = 0.0  # of tiles, of blocks
@@ -102,7 +106,7 @@ class Work(NamedTuple):
         tiles += (self.tiles + self.begins) * (machine.levels[0].latency_cycles.value + latency)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
         tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
-        return tiles + self.parts / narrow + self.turns / rate, self.stores * store
+        return tiles + self.parts / narrow + (self.transposing + MERGE * self.merges) / rate, self.stores * store
 
 
 def shares_rows(w: Conv, kernel: Kernel) -> bool:
@@ -180,7 +184,8 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
         float(w.out_h * tiles),
         live_taps(w)[0] / w.out_h * w.kernel_w,
         parts,
-        parts - blocks * lanes + blocks * lanes * log2(part),
+        parts - blocks * lanes,
+        blocks * lanes * log2(part),
     )
 
 
@@ -284,7 +289,8 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
     """By schedules of kernels of one form with their terms, on one core."""
-    return pass_of(described(w, rows), machine, of, request.state, COVERS[rows[0][0].form])
+    nest = described(w, rows)
+    return Pass(machine, of, nest.names, crossed(nest, nest.misses(machine.levels, request.state)), COVERS[rows[0][0].form])
 
 
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
