@@ -47,7 +47,7 @@ import numpy as np
 
 from pysim.algorithms.contract import Prepared, sums
 from pysim.cachemodel.cpu import words
-from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, crossed
+from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Terms, kernel_schedule, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
@@ -290,7 +290,7 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
     """By schedules of kernels of one form with their terms, on one core."""
     nest = described(w, rows)
-    return Pass(machine, of, nest.names, crossed(nest, nest.misses(machine.levels, request.state)), COVERS[rows[0][0].form])
+    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), COVERS[rows[0][0].form])
 
 
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
