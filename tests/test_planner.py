@@ -17,7 +17,6 @@ from yardstick import quiet_seconds
 
 from pysim import plan, plans
 from pysim.algorithms.cpu import im2col, sconv, winograd
-from pysim.cachemodel.costs import picked
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.cost import predict, schedule_of
 from pysim.cachemodel.cpu.incore import compute_cycles, fetch_cycles, rates, select
@@ -54,34 +53,26 @@ def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str)
         assert best[kind].cycles == pytest.approx(found.cycles[found.table.keeps_windows == kept].min(), rel=1e-12)
 
 
-def test_what_was_asked_for_in_rounds_is_one_table_and_some_of_it_is_picked() -> None:
+def test_selected_costs_are_those_of_the_candidates_that_are_kept() -> None:
     request = Request(parse(LAYER), machine.load("zen4"))
     (one,) = sconv.cost(request.machine, [sconv.candidates(request)])
-    both, size = picked([one, one]), one.cycles.size
-    assert both.cycles.tolist() == [*one.cycles, *one.cycles] and both.schedule(size + 1) == one.schedule(1)
-    taken = np.arange(2 * size) % size == size - 1
-    last = picked([one, one], taken)
-    assert last.kernel.tolist() == [one.kernel[-1]] * 2 and last.kernels == one.kernels
-    assert all(last.schedule(row) == one.schedule(size - 1) and last.cost(row) == one.cost(size - 1) for row in range(2))
+    size = one.cycles.size
+    last = one.selected(np.arange(size) == size - 1)
+    assert last.cycles.tolist() == [one.cycles[-1]] and last.kernel.tolist() == [one.kernel[-1]] and last.kernels == one.kernels
+    assert last.schedule(0) == one.schedule(size - 1) and last.cost(0) == one.cost(size - 1)
 
 
 @pytest.mark.parametrize("algorithm", [sconv, winograd, im2col], ids=lambda one: one.NAME)
-def test_what_is_asked_for_after_a_first_round_is_new_and_with_that_all_that_may_be_best(algorithm: Any) -> None:
+def test_candidates_within_a_limit_have_the_best_of_the_kind_whose_limit_it_is(algorithm: Any) -> None:
     request = Request(parse(LAYER), machine.load("zen4"))
 
-    def costs(*limits: Any) -> Any:
-        return algorithm.cost(request.machine, [algorithm.candidates(request, *limits)])[0]
+    def best(limit: Any) -> dict[int, float]:
+        (of,) = algorithm.cost(request.machine, [algorithm.candidates(request, limit)])
+        return {kind: of.cycles[of.kind == kind].min() for kind in {*of.kind.tolist()}}
 
-    def schedules(of: Any) -> list[Any]:
-        return [of.schedule(row) for row in range(of.cycles.size)]
-
-    first = costs()
-    most, done = np.full(len(first.kinds), 2 * first.cycles.min()), np.zeros(len(first.kinds))
-    some, more, everything = schedules(first), schedules(costs(most, done)), schedules(costs(most))
-    assert more and not {*some} & {*more}
-    assert {*some, *more} >= {*everything}
-    of_one = costs(np.where(np.arange(done.size) == 0, np.inf, 0.0), done)
-    assert of_one.cycles.size and not of_one.kind.any()
+    every, kinds = best(np.inf), len(algorithm.cost(request.machine, [algorithm.candidates(request)])[0].kinds)
+    for kind, cycles in every.items():
+        assert best(np.where(np.arange(kinds) == kind, 1.001 * cycles, 0.0))[kind] == cycles
 
 
 @pytest.mark.parametrize("name", ["zen4", "xeon-4208", "power10-e1050"])

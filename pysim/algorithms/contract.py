@@ -111,10 +111,9 @@ class Algorithm(Protocol):
     def refuses(self, problem: Any, machine: Any, layout: Layout) -> Reason | None:
         """Why it cannot compute the problem here whatever the kernel; None where it can."""
 
-    def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates:
-        """Every legal schedule that may take up to `limit` cycles, and at least those that may well be the best of their kind. Where it was
-        asked before, up to `done`, without those that it named then; of one kind at least `limit` is above what they said. Arrays are by
-        kind."""
+    def candidates(self, request: Request, limit: Array | float = 0.0) -> Candidates:
+        """Every legal schedule that may take up to `limit` cycles (per kind, if an array), and some that take longer: the algorithm chooses
+        how many, and its answer's own `limit` says up to where all are there."""
 
     def cost(self, machine: Any, candidates: Sequence[Any]) -> Sequence[Costs]:
         """The costs of several algorithms' candidates in one go: those that share this function are costed together. Where candidates have

@@ -35,8 +35,8 @@ class OnNest(NamedTuple):
     def least_cycles(self, request: Request, best: float) -> float:
         return nested.least_cycles(self.nest(request.problem), request, best) if request.threads == 1 else 0.0
 
-    def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> nested.Found | NoneLegal:
-        return nested.candidates(self.nest(request.problem), request, limit, done, self.form, self.algorithm)
+    def candidates(self, request: Request, limit: Array | float = 0.0) -> nested.Found | NoneLegal:
+        return nested.candidates(self.nest(request.problem), request, limit, self.form, self.algorithm)
 
     def workspace_bytes(self, problem: Any, schedule: Schedule, layout: Layout) -> int:
         return workspace_bytes(self.nest(problem), schedule)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the candidates of an algorithm cost, as arrays, and single candidates as values.
 
-Worked number: two rounds of candidates of one kernel take 30, 10 and 20 cycles; `picked` with the last two gives 10 and 20.
+Worked number: of candidates that take 30, 10 and 20 cycles, `selected([False, True, True])` has those of 10 and 20.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +15,17 @@ from pysim.record.schedule import AnySchedule
 
 
 class Costs(NamedTuple):
-    """The costs of the candidates of one algorithm; each array is over candidates unless said otherwise.
+    """The costs of the candidates of one algorithm. Each array has an element per candidate unless said otherwise.
 
-    `cycles` are at the machine's clock. `kernel` and `kind` index `kernels`, names of registry rows, and `kinds`, which a plan lists
-    side by side (stationary operand, decomposition). `bounds`, over kernels, are lower bounds on the cycles of all schedules of a
-    kernel. `alike` is equal for candidates with the same tolerance. For one candidate, `schedule` is the struct that the native library
-    obeys, `cost` its cost by terms and levels, and `assumed` the paths of the machine's numbers in it that nobody measured or
-    published.
-
-    If candidates were left out as not accurate enough, `refused` has the least error and the reason of each kernel without candidates,
-    by number, and `lost` the kinds without candidates.
+    cycles            at the machine's clock
+    kernel, kernels   `kernel` indexes `kernels`, names of registry rows
+    kind, kinds       `kind` indexes `kinds`, which a plan lists side by side (stationary operand, decomposition)
+    bounds            per kernel: a lower bound on the cycles of all its schedules
+    alike             candidates with equal numbers have the same tolerance
+    schedule, cost    of one candidate: the struct that the native library obeys; its cost by terms and levels
+    assumed           of one candidate: paths of the machine's numbers that its cost uses and nobody measured or published
+    refused           per kernel whose schedules are all too inaccurate: the least error among them, and the reason
+    lost              kinds whose candidates are all too inaccurate
     """
 
     cycles: NDArray[np.float64]
@@ -40,24 +41,16 @@ class Costs(NamedTuple):
     refused: Mapping[int, tuple[float, Reason]] = {}
     lost: tuple[int, ...] = ()
 
-
-def picked(rounds: Sequence[Costs], taken: NDArray[np.bool_] | None = None) -> Costs:
-    """The costs of one algorithm from several rounds, in this order: of all candidates, or of those `taken`."""
-    rows = [(one, row) for one in rounds for row in range(one.cycles.size)]
-    kept = np.arange(len(rows)) if taken is None else np.flatnonzero(taken)
-    cycles, kernel, kind, alike = (
-        np.concatenate([getattr(one, name) for one in rounds])[kept] for name in ("cycles", "kernel", "kind", "alike")
-    )
-    own = [rows[at] for at in kept.tolist()]
-    return rounds[0]._replace(
-        cycles=cycles,
-        kernel=kernel,
-        kind=kind,
-        alike=alike,
-        schedule=lambda row: own[row][0].schedule(own[row][1]),
-        cost=lambda row: own[row][0].cost(own[row][1]),
-        assumed=lambda row: own[row][0].assumed(own[row][1]),
-    )
+    def selected(self, keep: NDArray[np.bool_]) -> "Costs":
+        """The costs of the candidates for which `keep` is true."""
+        rows = np.flatnonzero(keep).tolist()
+        arrays = {name: getattr(self, name)[rows] for name in ("cycles", "kernel", "kind", "alike")}
+        return self._replace(
+            **arrays,
+            schedule=lambda row: self.schedule(rows[row]),
+            cost=lambda row: self.cost(rows[row]),
+            assumed=lambda row: self.assumed(rows[row]),
+        )
 
 
 def numbered(names: Iterable[str]) -> tuple[tuple[str, ...], NDArray[np.int64]]:

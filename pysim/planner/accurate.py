@@ -5,7 +5,7 @@ import numpy as np
 
 from pysim.algorithms.accuracy import refuses, stated
 from pysim.algorithms.contract import Algorithm
-from pysim.cachemodel.costs import Costs, picked
+from pysim.cachemodel.costs import Costs
 from pysim.record.plan import Request
 
 
@@ -16,7 +16,7 @@ def accurate(request: Request, algorithm: Algorithm, of: Costs) -> Costs:
     _, firsts, alike = np.unique(of.alike, return_index=True, return_inverse=True)
     bounds = [algorithm.tolerance(request.problem, of.schedule(row)) for row in firsts.tolist()]
     whys = [refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit) for bound in bounds]
-    kept = picked([of], np.array([why is None for why in whys], dtype=bool)[alike])
+    kept = of.selected(np.array([why is None for why in whys], dtype=bool)[alike])
     errors = np.array([stated(bound, request.problem, request.machine) for bound in bounds])[alike]
     order = np.argsort(errors, kind="stable")
     kernels, least = np.unique(of.kernel[order], return_index=True)

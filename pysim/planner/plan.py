@@ -5,11 +5,11 @@
 
 No algorithm is known here by name; what one can answer is `pysim.algorithms.contract`. Algorithms that share a cost function are costed
 together, in one table. Those whose lower bound is the least come first, and one whose bound is above the best so far is never predicted.
-Where an algorithm leaves out schedules that cannot win (`Candidates.limit`), it is asked for more of them, of the kinds whose best takes
-longer than that, until none does.
+An algorithm may leave out schedules that take longer than a limit (`Candidates.limit`). If the best of a kind takes longer than that
+limit, a schedule that was left out might be better: the algorithm is asked again, with the best's cycles as the limit.
 
-Worked number: two kernels with bounds of 100 and 300 cycles. The first round considers what may take 110; if the best of that takes 120,
-the second considers what takes 110 to 120, and the kernel of 300 never enters a table.
+Worked number: two kernels with lower bounds of 100 and 300 cycles. The first round costs schedules that may take up to 110 cycles. If the
+best of them takes 120, the second round costs those up to 120. Schedules of the kernel with the bound of 300 are never costed.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
 from pysim.algorithms.contract import Algorithm, Array, Candidates, least_cycles
 from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
-from pysim.cachemodel.costs import Costs, picked
+from pysim.cachemodel.costs import Costs
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -58,7 +58,7 @@ from pysim.record.state import STATES, State
 from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
 from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
 
-FURTHER = 1.5  # times the first limit: where the best of a kind lies that has none below that
+FURTHER = 1.5  # times the first limit: the second one of a kind of which no schedule is within the first
 
 
 class Asked(TypedDict, total=False):
@@ -325,12 +325,10 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
                 asked.append((one, candidates))
         costs = asked[0][0].cost(request.machine, [candidates for _, candidates in asked]) if asked else ()
         for (one, candidates), of in zip(asked, costs, strict=True):
-            rounds, done = [of], np.zeros(len(of.kinds))
-            kept = accurate(request, one, of)
-            while (most := _wanted(kept, candidates.limit, done)).any():
-                candidates = one.candidates(request, most, done)
-                rounds += one.cost(request.machine, [candidates])
-                kept, done = accurate(request, one, picked(rounds)), np.maximum(done, most)
+            kept, further = accurate(request, one, of), FURTHER
+            while ((limit := _limit_for_best(kept, candidates.limit, further)) > candidates.limit).any():
+                candidates, further = one.candidates(request, limit), np.inf
+                kept = accurate(request, one, *one.cost(request.machine, [candidates]))
             found.append((one, kept))
             best = min(best, kept.cycles.min(initial=np.inf))
 
@@ -356,14 +354,14 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
     return sorted(found, key=lambda item: algorithms.index(item[0])), rejected
 
 
-def _wanted(costs: Costs, limit: Array | float, done: Array) -> Array:
-    """The most that a schedule of each kind which was left out may take and be its best; 0 where there is none such. Kinds of which none is
-    accurate enough have no best; of those of which there is none, some more, and when that was `done`, all."""
-    least = np.full(len(costs.kinds), np.inf)
-    np.minimum.at(least, costs.kind, costs.cycles)
-    least[[*costs.lost]] = 0.0
-    some: Array = np.where(np.isinf(least) & (done == 0), FURTHER * limit, least * (1 + 1e-9))
-    return np.where(least > limit, some, 0.0)
+def _limit_for_best(costs: Costs, limit: Array | float, further: float) -> Array:
+    """The limit in cycles up to which each kind's schedules must be known for the best of them to be certain: the cycles of the best so
+    far; `further` times the limit so far where no schedule is known yet; no more than now where none is accurate enough."""
+    best = np.full(len(costs.kinds), np.inf)
+    np.minimum.at(best, costs.kind, costs.cycles)
+    best[[*costs.lost]] = 0.0
+    limits: Array = np.where(np.isinf(best), further * limit, best * (1 + 1e-9))
+    return np.where(best > limit, limits, limit)
 
 
 def _ranked(request: Request, algorithms: Sequence[Algorithm], memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:

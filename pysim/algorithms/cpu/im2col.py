@@ -155,14 +155,14 @@ def least_cycles(request: Request, best: float) -> float:
     return float(columns_pass(problem, on, request.state, packer).cycles[0]) + product
 
 
-def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
+def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | NoneLegal:
     problem, on = request.conv, request.cpu
     kernels, rejected = tilings.rows(on, problem.dtype, request.micro_kernel)
     if not kernels:
         return NoneLegal(rejected)
     columns = columns_pass(problem, on, request.state, _packer(kernels, on))
     cycles = float(columns.cycles[0])
-    product = nested.candidates(_nest(problem), request, limit - cycles, None if done is None else done - cycles, algorithm=NAME)
+    product = nested.candidates(_nest(problem), request, limit - cycles, algorithm=NAME)
     assert isinstance(product, NestCandidates)
     return Candidates(columns, product, float(product.limit[0]) + cycles, product.rejected)  # both stationary operands are one kind
 

@@ -36,9 +36,9 @@ _NEST = OnNest(nest_of, "matrix product, B in panels that are packed beforehand,
 refuses, least_cycles, workspace_bytes, describe = broadcasts, _NEST.least_cycles, _NEST.workspace_bytes, _NEST.describe
 
 
-def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> nested.Found | NoneLegal:
+def candidates(request: Request, limit: Array | float = 0.0) -> nested.Found | NoneLegal:
     if request.prepared or request.schedule is not None:
-        return _NEST.candidates(request, limit, done)
+        return _NEST.candidates(request, limit)
     return NoneLegal((Rejected(NAME, "B is not prepared; pysim.prepare does, and plan with prepared=True", "shape"),))
 
 

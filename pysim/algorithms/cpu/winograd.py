@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Array, Bound, Prepared
 from pysim.cachemodel.costs import Costs, numbered
@@ -107,7 +106,7 @@ def least_cycles(request: Request, best: float) -> float:
     return float(_cases_of(request)[1].min(initial=np.inf)) if request.threads == 1 else 0.0
 
 
-def candidates(request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Candidates | NoneLegal:
+def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | NoneLegal:
     problem, on = request.conv, request.cpu
     if request.schedule is not None:
         return _named(problem, on, request)
@@ -115,16 +114,11 @@ def candidates(request: Request, limit: Array | float = 0.0, done: Array | None 
     if not cases:
         return NoneLegal(())
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
-
-    def possible(limit: Array | float) -> NDArray[np.bool_]:
-        first = guess * bounds.min(axis=(1, 2))
-        kept: NDArray[np.bool_] = bounds <= np.maximum(first, limit)[:, None, None]
-        return kept if request.any_error else kept | kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
-
-    before = np.zeros_like(bounds, dtype=bool) if done is None else possible(done)
-    kept = before | possible(limit)
+    kept = bounds <= np.maximum(guess * bounds.min(axis=(1, 2)), limit)[:, None, None]
+    if not request.any_error:
+        kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
     beyond = np.where(kept, np.inf, bounds).min(axis=(1, 2))
-    table = model.candidates(problem, on, request.state, cases, (kept & ~before).reshape(len(cases), -1))
+    table = model.candidates(problem, on, request.state, cases, kept.reshape(len(cases), -1))
     return Candidates(bounds.min(axis=(0, 2)), table, beyond)
 
 

@@ -115,19 +115,16 @@ class Prediction(NamedTuple):
         return self.costs.cycles
 
 
-def predict(table: Table, state: State = "hot", limit: Array | None = None, done: Array | None = None) -> Prediction:
+def predict(table: Table, state: State = "hot", limit: Array | None = None) -> Prediction:
     """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start.
 
-    `limit` and `done` are cycles, of input and of weight stationary schedules. Schedules are left out of the prediction and of its table if
-    their compute cycles, with the least stalls of packing, exceed `limit` or do not exceed `done`. Large tables are also pruned to the
-    schedules that may be the best of their kind.
+    `limit`: cycles, of input and of weight stationary schedules. Schedules are left out of the prediction and of its table if their compute
+    cycles, with the least stalls of packing, exceed it. Large tables are also pruned to the schedules that may be the best of their kind.
     """
     terms = compute_cycles(table)
     if limit is not None:
         bounds = sum(terms.values(), table.packed * fetch_cycles(table.rates))
         keep = bounds <= np.where(table.keeps_windows, *limit)
-        if done is not None:
-            keep &= bounds > np.where(table.keeps_windows, *done)
         keep[bounds.argmin()] |= not keep.any()  # no table is empty
         if not keep.all():
             table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}

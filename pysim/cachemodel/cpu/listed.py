@@ -103,7 +103,7 @@ class ListedAlgorithm(NamedTuple):
         """Cycles of the passes that every schedule has."""
         return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.cpu, request.state))
 
-    def candidates(self, request: Request, limit: Array | float = 0.0, done: Array | None = None) -> Listed:
+    def candidates(self, request: Request, limit: Array | float = 0.0) -> Listed:
         return _listed(self, request)
 
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:

@@ -4,7 +4,7 @@
 `tilings` lists the schedules worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
 
 Worked number: two kernels with lower bounds of 7.2 and 9.1 M cycles. If compute hides 0.8 of the transfers, schedules with at most (1 +
-TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles of compute are predicted first. The second kernel is predicted only if none of them takes less
+TRANSFERS (1 - 0.8)) 7.2 = 8.3 M cycles of compute are predicted first. The second kernel is predicted only if none of them takes less
 than 9.1 M cycles.
 """
 
@@ -28,18 +28,17 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
-TRANSFERS = 0.5  # transfer cycles of most best schedules over their compute cycles, at most
+TRANSFERS = 0.75  # transfer cycles of most best schedules over their compute cycles, at most
 
 
 class NestCandidates(NamedTuple):
     """Schedules of a nest as a table, and lower `bounds` of its kernels in cycles. Of each kind (STATIONARY), the table has the schedules
-    whose compute takes more than `done` and at most `limit` cycles."""
+    whose compute takes at most `limit` cycles."""
 
     table: Table
     state: State
     bounds: Array
     limit: Array
-    done: Array | None
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
 
@@ -80,7 +79,6 @@ def candidates(
     nest: Nest,
     request: Request,
     limit: Array | float = 0.0,
-    done: Array | None = None,
     form: str | None = None,
     algorithm: str | None = None,
 ) -> Found | NoneLegal:
@@ -93,7 +91,7 @@ def candidates(
         if not isinstance(request.schedule, Schedule):
             raise PlanError(f"the named plan is for a GPU; {on.name} is a CPU")
         return NestCandidates(
-            one_schedule(nest, on, request.schedule, dtype), request.state, np.zeros(1), np.full(2, np.inf), None, (), algorithm
+            one_schedule(nest, on, request.schedule, dtype), request.state, np.zeros(1), np.full(2, np.inf), (), algorithm
         )
     rows = tilings.rows(on, dtype, request.micro_kernel, form)
     if not rows.kernels:
@@ -103,14 +101,10 @@ def candidates(
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
     first = guess * bounds.min()  # within less, the best schedule is rarely found
     most = np.full(2, np.maximum(first, limit))
-    new = most
-    if done is not None:
-        done = np.full(2, np.maximum(first, done))
-        new, most = np.where(most > done, most, 0.0), np.maximum(most, done)
     place = tilings.in_place_reason(nest)
     rejected = (*((place,) if place else ()), *rows.rejected)
-    table = tilings.table(of, np.flatnonzero(bounds <= new.max()).tolist(), new)
-    return NestCandidates(table, request.state, bounds, most, done, rejected, algorithm)
+    table = tilings.table(of, np.flatnonzero(bounds <= most.max()).tolist(), most)
+    return NestCandidates(table, request.state, bounds, most, rejected, algorithm)
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
@@ -120,7 +114,7 @@ def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
 
 def costs_of(of: NestCandidates) -> tuple[Pass, Costs]:
     """The predicted costs of a nest's schedules, and the pass that has them."""
-    prediction = predict(of.table, of.state, of.limit, of.done)
+    prediction = predict(of.table, of.state, of.limit)
     table, costs, pruned = prediction
     nest, machine, kernels, *_ = table.rates
     in_place = nest.filters_in_place or not nest.filters_packed  # no prefetcher follows their rows
