@@ -21,7 +21,7 @@ from fake_gpu import cuda_ffi
 
 from pysim.cachemodel.shared_memory.banks import WIDTHS, SharedMemory
 from pysim.calibration import cuda_probe, gpu_calibrate, host
-from pysim.calibration.cuda_probe import ALL_LANES, MOST, SAMPLES, Calibration, SharedProbe, calibrate, merged, patterns
+from pysim.calibration.cuda_probe import ALL_LANES, MAX_WARPS, SAMPLES, Calibration, SharedProbe, calibrate, merged, patterns
 from pysim.calibration.estimate import Estimate
 from pysim.calibration.gpu_calibrate import GpuFit, Quality
 from pysim.errors import MachineError, MissingError, NativeError
@@ -157,7 +157,7 @@ def test_cycles_are_medians_and_bytes_are_what_the_lanes_move() -> None:
     found = calibrate(h200(), DEVICE, Recorded())
     one = row(found, "LDS.128", "consecutive")
     assert (one.wavefronts, one.predicted_cycles, one.active_lanes) == (4, 4.0, 32)
-    assert one.cycles[MOST].median == 4.0 and one.cycles[MOST].low == 3.996 and one.cycles[MOST].high == 6.0
+    assert one.cycles[MAX_WARPS].median == 4.0 and one.cycles[MAX_WARPS].low == 3.996 and one.cycles[MAX_WARPS].high == 6.0
     assert one.bytes_per_cycle == 128.0 and one.ratio == 1.0 and not one.differs
     assert one.latency_cycles is not None and one.latency_cycles.median == 33.0
     assert row(found, "STS.128", "consecutive").latency_cycles is None
@@ -175,7 +175,7 @@ def test_exactly_the_instruction_that_departs_from_its_prediction_is_marked() ->
 def test_rows_in_which_more_warps_do_more_are_counted() -> None:
     class Slow(Recorded):
         def shared(self, probe: SharedProbe) -> np.ndarray:
-            return super().shared(probe) * (1.05 if probe.warps < MOST and probe.width_bytes == 4 else 1)
+            return super().shared(probe) * (1.05 if probe.warps < MAX_WARPS and probe.width_bytes == 4 else 1)
 
     assert calibrate(h200(), DEVICE, Slow()).unsaturated == 2 * len(patterns(4))
 

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pysim.cachemodel.shared_memory.gemm_shared import accesses, place, wavefronts
+from pysim.cachemodel.shared_memory.gemm_shared import accesses, byte_of, wavefronts
 from pysim.errors import OperandError
 from pysim.registry.cuda import gemm_kernel, gemm_kernels
 
@@ -52,7 +52,7 @@ def test_full_rows_take_the_fewest_wavefronts(kernel, trans_a, trans_b):
 def test_every_unit_has_a_place_of_its_own_in_the_stage(kernel):
     for operand in "AB":
         k, x = units(kernel, operand)
-        places = np.sort(place(kernel.tiles, operand, k, x).ravel())
+        places = np.sort(byte_of(kernel.tiles, operand, k, x).ravel())
         np.testing.assert_array_equal(places, np.arange(k.size) * UNIT[kernel.dtype])
 
 
@@ -92,5 +92,5 @@ def test_what_the_ablation_leaves_out_costs_wavefronts():
 
 def test_other_families_are_refused():
     other = next(kernel for kernel in gemm_kernels() if kernel.tiles.tensor)
-    with pytest.raises(OperandError, match="no SIMT kernel's"):
+    with pytest.raises(OperandError, match="not those of a SIMT kernel"):
         accesses(other.tiles, False, False)

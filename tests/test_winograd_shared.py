@@ -11,7 +11,7 @@ import pytest
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access
 from pysim.cachemodel.shared_memory.tile import addresses
-from pysim.cachemodel.shared_memory.winograd_shared import LARGE, iteration
+from pysim.cachemodel.shared_memory.winograd_shared import F4_VARIANTS, iteration
 from pysim.errors import OperandError
 from pysim.frontends.patterns import pattern
 from pysim.problem.text import parse
@@ -38,7 +38,7 @@ def each(accesses: tuple[Access, ...], operand: str, store: bool) -> set[int]:
 
 
 def test_every_fused_kernel_is_described() -> None:
-    assert set(FUSED) == {*PATTERNS, *LARGE}
+    assert set(FUSED) == {*PATTERNS, *F4_VARIANTS}
 
 
 @pytest.mark.parametrize("nhwc", [False, True])
@@ -92,7 +92,7 @@ def test_counts_of_a_tile_are_those_of_the_kernels_loops(nhwc: bool) -> None:
 
 
 @pytest.mark.parametrize("nhwc", [False, True])
-@pytest.mark.parametrize("form", LARGE)
+@pytest.mark.parametrize("form", F4_VARIANTS)
 def test_large_tiles_instructions_are_those_of_the_kernels_loops(form: str, nhwc: bool) -> None:
     counted = winograd.wavefronts(FUSED[form], nhwc, steps=8)
     weights = form == "single"  # a warp's step: 9 words of a filter in, 18 planes out
@@ -104,7 +104,7 @@ def test_large_tiles_instructions_are_those_of_the_kernels_loops(form: str, nhwc
 
 
 @pytest.mark.parametrize("nhwc", [False, True])
-@pytest.mark.parametrize("form", LARGE)
+@pytest.mark.parametrize("form", F4_VARIANTS)
 def test_large_tiles_words_are_stored_once_and_read_where_they_lie(form: str, nhwc: bool) -> None:
     out, once = winograd.way_out(FUSED[form], nhwc), iteration(FUSED[form], nhwc)
 
@@ -132,7 +132,7 @@ def test_without_its_padding_sts64_would_take_8_wavefronts() -> None:
 
 def test_another_kernel_is_refused() -> None:
     staged: ConvKernel = next(row for row in conv_kernels() if row.staged)
-    with pytest.raises(OperandError, match="no fused Winograd kernel"):
+    with pytest.raises(OperandError, match="not a fused Winograd kernel"):
         iteration(staged, False)
 
 
@@ -153,9 +153,9 @@ def test_whole_tiles_of_a_launch_are_so_many_tiles_and_places(form: str, nhwc: b
     kernel = FUSED[form]
     side = 8 * kernel.outputs  # 64 tiles
     one, all_of = winograd.wavefronts(kernel, nhwc, 4), winograd.launch(kernel, parse(f"conv:ic32ih{side}oc128kh3ph1"), nhwc)
-    passed = 2 * 16 * 16 if form in LARGE else 0  # outputs, which a plain epilogue keeps
-    warps = 16 if form in LARGE else 8
-    read = 2 + 2 * 2 + (form in LARGE)  # whether there is a tile, twice; the tile, of 32 bytes; its row and column again
+    passed = 2 * 16 * 16 if form in F4_VARIANTS else 0  # outputs, which a plain epilogue keeps
+    warps = 16 if form in F4_VARIANTS else 8
+    read = 2 + 2 * 2 + (form in F4_VARIANTS)  # whether there is a tile, twice; the tile, of 32 bytes; its row and column again
     blocks = 2 * 128 // kernel.block_filters
     assert all_of["loads"].total == blocks * (one["loads"].total - passed + 7 + warps * read)
     assert all_of["stores"].total == blocks * (one["stores"].total - passed + 12)

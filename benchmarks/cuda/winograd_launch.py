@@ -27,19 +27,19 @@ import numpy as np
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access, Wavefronts, counted
 from pysim.cachemodel.shared_memory.winograd_shared import (
+    F4_FILTERS,
+    F4_PLANES,
+    F4_VARIANTS,
+    F4_WARPS,
     LANE,
-    LARGE,
-    LARGE_PLANES,
-    LARGE_WARPS,
     PLANES,
-    SIDE,
     WARPS,
     Integers,
     access,
     check,
+    f4_fragments,
     iteration,
     loops,
-    places_4,
 )  # fmt: skip
 from pysim.problem.conv import Conv
 from pysim.registry.cuda import ConvKernel
@@ -52,7 +52,7 @@ _T, _Q, _BH = LANE % 8 // 2, LANE // 8 % 2, LANE % 2 + LANE // 16 * 2
 def way_out(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """What one block does to shared memory on a tile's way out. Raises OperandError for another kernel."""
     check(kernel)
-    if kernel.variant in LARGE:
+    if kernel.variant in F4_VARIANTS:
         return tuple(_way_out_4())
     return (*_sums(kernel), *_planes(kernel, nhwc), *_outputs())
 
@@ -72,7 +72,7 @@ def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None 
     windows = w.batch * -(-w.out_h // m) * -(-w.out_w // m)
     tiles = w.groups * -(-windows // kernel.block_windows) * -(-w.filters // w.groups // kernel.block_filters)
     steps = -(-w.channels // w.groups // kernel.block_k)
-    passes = kernel.variant not in LARGE  # the outputs, through shared memory
+    passes = kernel.variant not in F4_VARIANTS  # the outputs, through shared memory
     out = (one for one in way_out(kernel, nhwc) if one.operand == "sums" or (one.store and passes))
     once = (*_place(kernel), *_first(kernel, nhwc), *out)
     inside = (_inside(kernel, w, nhwc),) if passes else () if nhwc or w.out_w % 4 == 0 else tuple(_words(kernel, w))
@@ -84,7 +84,7 @@ def _place(kernel: ConvKernel) -> Iterator[Access]:
 
     One thread makes Work, and then twice, for the tile and for that there is no other, asks it and says whether there is one.
     """
-    warps = LARGE_WARPS if kernel.variant in LARGE else WARPS
+    warps = F4_WARPS if kernel.variant in F4_VARIANTS else WARPS
 
     def of(store: bool, width: int, byte: int, everyone: bool = False) -> Access:
         rows = warps if everyone else 1
@@ -102,13 +102,13 @@ def _place(kernel: ConvKernel) -> Iterator[Access]:
         yield of(True, width, byte)
     for width, byte in ((16, 0), (16, 16)):
         yield of(False, width, byte, everyone=True)
-    if kernel.variant in LARGE:  # its row and column are read again after the steps
+    if kernel.variant in F4_VARIANTS:  # its row and column are read again after the steps
         yield of(False, 8, 0, everyone=True)
 
 
 def _first(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
     """F(2x2): the first of 16 units of fragments, before the first step; each step loads those that follow, the last one once more."""
-    fragments = (one for one in iteration(kernel, nhwc) if not one.store and kernel.variant not in LARGE)
+    fragments = (one for one in iteration(kernel, nhwc) if not one.store and kernel.variant not in F4_VARIANTS)
     return tuple(Access(one.operand, False, False, one.width, one.addresses[:WARPS], one.active[:WARPS]) for one in fragments)
 
 
@@ -173,19 +173,19 @@ def _inside(kernel: ConvKernel, w: Conv, nhwc: bool) -> Access:
 
 
 def _word_4(plane: Integers, slot: Integers, line: Integers) -> Integers:
-    word: Integers = plane * SIDE * SIDE + line * SIDE + (slot ^ line // 4 % 4 * 8 ^ line // 2 % 2 * 16)
+    word: Integers = plane * F4_FILTERS * F4_FILTERS + line * F4_FILTERS + (slot ^ line // 4 % 4 * 8 ^ line // 2 % 2 * 16)
     return word
 
 
 def _way_out_4() -> Iterator[Access]:
-    vector, n, warp = loops(2, 8, LARGE_WARPS)
-    (plane, slot, line), _ = places_4(warp)
+    vector, n, warp = loops(2, 8, F4_WARPS)
+    (plane, slot, line), _ = f4_fragments(warp)
     yield access("sums", True, 16, _word_4(plane, 16 * vector + slot, n // 4 * 16 + line + n % 4))
-    n, warp = loops(2, LARGE_WARPS)
-    _, (plane, slot, line) = places_4(warp)
+    n, warp = loops(2, F4_WARPS)
+    _, (plane, slot, line) = f4_fragments(warp)
     yield access("sums", True, 16, _word_4(plane, slot + 0 * n, line + n))
-    for operand, store, words in (("sums", False, LARGE_PLANES), ("outputs", True, 16), ("outputs", False, 16)):
-        of, second, warp = loops(words, 2, LARGE_WARPS)
+    for operand, store, words in (("sums", False, F4_PLANES), ("outputs", True, 16), ("outputs", False, 16)):
+        of, second, warp = loops(words, 2, F4_WARPS)
         yield access(operand, store, 4, _word_4(of, LANE + 0 * warp, warp + 16 * second + 0 * LANE))
 
 
@@ -193,14 +193,14 @@ def _words(kernel: ConvKernel, w: Conv) -> Iterator[Access]:
     """The outputs of all tiles of one group under NCHW where rows are no vectors: a warp stores those of 32 tiles and one filter, and loads
     what exists of them."""
     high, wide, filters = -(-w.out_h // 4), -(-w.out_w // 4), w.filters // w.groups
-    blocks = -(-w.batch * high * wide // SIDE), -(-filters // SIDE)
-    of_tiles, of_filters, second, r, warp = loops(*blocks, 2, 4, LARGE_WARPS)
-    exists = of_filters * SIDE + warp + 16 * second < filters
+    blocks = -(-w.batch * high * wide // F4_FILTERS), -(-filters // F4_FILTERS)
+    of_tiles, of_filters, second, r, warp = loops(*blocks, 2, 4, F4_WARPS)
+    exists = of_filters * F4_FILTERS + warp + 16 * second < filters
     room = 512 * warp + 0 * (of_tiles + of_filters + second)
     yield access("outputs", True, 16, room + 128 * r + 4 * LANE, exists & (LANE >= 0))
-    of_tiles, of_filters, second, eight, r, warp = loops(*blocks, 2, 4, 4, LARGE_WARPS)
-    number = of_tiles * SIDE + 8 * eight + LANE // 4
+    of_tiles, of_filters, second, eight, r, warp = loops(*blocks, 2, 4, 4, F4_WARPS)
+    number = of_tiles * F4_FILTERS + 8 * eight + LANE // 4
     down, across = number % (high * wide) // wide, number % wide
-    active = (number < w.batch * high * wide) & (of_filters * SIDE + warp + 16 * second < filters)
+    active = (number < w.batch * high * wide) & (of_filters * F4_FILTERS + warp + 16 * second < filters)
     active = active & (4 * down + r < w.out_h) & (4 * across + LANE % 4 < w.out_w)
     yield access("outputs", False, 4, 512 * warp + 128 * r + 32 * eight + LANE + 0 * (of_tiles + of_filters + second), active)

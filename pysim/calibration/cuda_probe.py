@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU's shared memory, multipliers and memories do, measured by `native/cuda/probe/probe.cu`, beside what the model says of them.
+"""Measurements of a GPU's shared memory, multipliers and memories by `native/cuda/probe/probe.cu`, beside the model's numbers.
 
-Shared memory: every warp of one block issues one instruction again and again (openCNN's Table 1), for each instruction in each pattern of
-lanes. The model counts wavefronts (`pysim/cachemodel/shared_memory/banks.py`) and lets shared memory serve one a cycle
+Shared memory: every warp of one block repeats one instruction (openCNN's Table 1), for each instruction and pattern of lanes. The model
+counts wavefronts (`pysim/cachemodel/shared_memory/banks.py`), and shared memory serves one per cycle
 (`pysim/cachemodel/gpu/waves.py`):
 
-    predicted cycles per instruction = wavefronts x 1      ratio = measured with MOST warps / predicted
+    predicted cycles per instruction = wavefronts x 1      ratio = measured with MAX_WARPS warps / predicted
 
-A pattern whose ratio is further than TOLERANCE from 1 is marked. One warp alone is measured too, as in the paper: it also waits for
-its scheduler, which no wavefront explains, so it is shown and not marked. A load's latency is that of a chain: each takes its address
+A pattern whose ratio differs from 1 by more than TOLERANCE is marked. One warp alone is measured too, as in the paper, but not marked: it
+also waits for its scheduler, which wavefronts do not explain. A load's latency is that of a chain, in which each load takes its address
 from the one before.
 
-Rates: multiply-adds of one SM in a cycle and of the device in a second, bytes read in a second from L2 (a quarter of its size, again
-and again) and from memory (a buffer of many times L2). `merged` puts into a machine file what was assumed there, or measured before;
-what a vendor states stays, and so does what a fit found, since the fit's other constants were found together with it.
+Rates: multiply-adds per cycle of one SM and per second of the device; bytes read per second from L2 (a quarter of its size, repeatedly) and
+from memory (a buffer much larger than L2). `merged` puts measurements into a machine file in place of assumed or measured numbers. It keeps
+a vendor's numbers, and fitted ones, since the fit's other constants depend on them.
 
 Worked number: LDS.128 of consecutive lanes is 4 wavefronts: 4 cycles, 32 x 16 / 4 = 128 bytes a cycle.
 """
@@ -34,12 +34,12 @@ from pysim.runtime.cuda import Device, DeviceArray
 Floats = NDArray[np.float64]
 
 ALL_LANES = (1 << LANES) - 1
-ROW_BYTES = 128  # that one wavefront moves at most
-WARPS = (1, 8, 16)  # of the block; that 16 do no better than 8 says that both keep shared memory busy
-MOST = WARPS[-1]
+ROW_BYTES = 128  # the most that one wavefront moves
+WARPS = (1, 8, 16)  # of the block; where 16 are no faster than 8, both saturate shared memory
+MAX_WARPS = WARPS[-1]
 SAMPLES = 7
 TOLERANCE = 0.1
-SAME = 0.02  # what two measurements of one thing may differ by
+REPEATABILITY = 0.02  # relative difference of two measurements of the same thing
 FMA_DTYPES = ("f32", "f64", "f16", "s8")
 MEMORY_BYTES, MEMORY_PASSES = 1 << 30, 8
 L2_BYTES_READ = 1 << 34  # per launch: long beside the launch
@@ -47,7 +47,7 @@ SOURCE = "calibration"
 
 
 class Pattern(NamedTuple):
-    """Which lanes of a warp take part, as bits, and their byte offsets."""
+    """The active lanes of a warp, as bits, and their byte offsets."""
 
     name: str
     offsets: tuple[int, ...]
@@ -70,7 +70,7 @@ class SharedProbe(NamedTuple):
 
 
 class Probes(Protocol):
-    """What is asked of the device: each answer has one number for each launch."""
+    """The device's measurements: one number for each launch."""
 
     def shared(self, probe: SharedProbe) -> Floats:
         """Cycles of the SM for each instruction of all warps."""
@@ -86,7 +86,7 @@ class Probes(Protocol):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """The median over the launches, and the least and the greatest."""
+    """Median, minimum and maximum over the launches."""
 
     median: float
     low: float
@@ -96,7 +96,7 @@ class Figure(msgspec.Struct, frozen=True):
 class SharedRow(msgspec.Struct, frozen=True):
     """One instruction in one pattern: cycles per instruction by the number of warps, and of a chain of loads.
 
-    `bytes_per_cycle` counts what the lanes move, with the warps that keep shared memory busy; `differs` where `ratio` is out of tolerance.
+    `bytes_per_cycle`: bytes of all active lanes, with MAX_WARPS warps; `differs`: `ratio` is out of tolerance.
     """
 
     instruction: str
@@ -112,7 +112,7 @@ class SharedRow(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A number of the machine file, as it stands there and as measured; `kept` says why the file's stays, where it does."""
+    """A number of the machine file and its measurement; `kept`: why the file's number stays, if it does."""
 
     path: str
     file_value: float
@@ -122,10 +122,10 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Everything that was measured of a machine's device.
+    """All measurements of a machine's device.
 
-    `load_cycles` and `store_cycles` are those of a wavefront, medians over patterns; `unsaturated` counts the rows in which MOST warps did
-    better than half as many, so that shared memory may not have been busy.
+    `load_cycles`, `store_cycles`: cycles of a wavefront, medians over patterns; `unsaturated`: rows in which MAX_WARPS warps were faster
+    than half as many, so that they may not saturate shared memory.
     """
 
     machine: str
@@ -142,7 +142,7 @@ class Calibration(msgspec.Struct, frozen=True):
 def patterns(width: int) -> tuple[Pattern, ...]:
     """The patterns of an access of `width` bytes (4, 8 or 16), all within 4096 bytes.
 
-    In an n-way conflict lane T is at place n T, so that n lanes of a group (of 32, 16 or 8) want other words of one bank.
+    In an n-way conflict lane T is at place n T, so that n lanes of a group (of 32, 16 or 8) access different words of one bank.
     """
     lane = np.arange(LANES)
 
@@ -163,7 +163,7 @@ def patterns(width: int) -> tuple[Pattern, ...]:
 
 
 def calibrate(gpu: Gpu, device: Device, probes: Probes) -> Calibration:
-    """Measures what `device` does, for the machine file `gpu`. MachineError where a probe gives no positive finite number."""
+    """Measure `device` for the machine file `gpu`. MachineError where a measurement is not positive and finite."""
     memory = SharedMemory(rule=gpu.shared_rule)
     rows = [_row(memory, width, store, pattern, probes) for store in (False, True) for width in WIDTHS for pattern in patterns(width)]
 
@@ -177,7 +177,7 @@ def calibrate(gpu: Gpu, device: Device, probes: Probes) -> Calibration:
         tolerance=TOLERANCE,
         load_cycles=for_each_wavefront("LDS"),
         store_cycles=for_each_wavefront("STS"),
-        unsaturated=sum(row.cycles[MOST].median < (1 - SAME) * row.cycles[WARPS[-2]].median for row in rows),
+        unsaturated=sum(row.cycles[MAX_WARPS].median < (1 - REPEATABILITY) * row.cycles[WARPS[-2]].median for row in rows),
         shared=tuple(rows),
         rates=tuple(_rates(gpu, device, probes)),
     )
@@ -191,7 +191,7 @@ def _row(memory: SharedMemory, width: int, store: bool, pattern: Pattern, probes
         return _figure(probes.shared(SharedProbe(width, store, dependent, warps, pattern.active, pattern.offsets)), name)
 
     by_warps = {warps: cycles(warps) for warps in WARPS}
-    busy, active = by_warps[MOST].median, pattern.active.bit_count()
+    busy, active = by_warps[MAX_WARPS].median, pattern.active.bit_count()
     return SharedRow(
         instruction=instruction(width, store),
         pattern=pattern.name,
@@ -207,7 +207,7 @@ def _row(memory: SharedMemory, width: int, store: bool, pattern: Pattern, probes
 
 
 def _rates(gpu: Gpu, device: Device, probes: Probes) -> list[Rate]:
-    """The machine file's numbers that the probes can tell."""
+    """The machine file's numbers that probes measure."""
     known = dict(facts(gpu))
     found = []
 
@@ -223,7 +223,7 @@ def _rates(gpu: Gpu, device: Device, probes: Probes) -> list[Rate]:
             continue
         per_cycle, per_second = probes.fma(dtype)
         rate = add(f"fma_per_cycle.{dtype}", per_cycle)
-        if dtype in gpu.sustained_hz:  # over what the merged file will say that the pipe does in a cycle
+        if dtype in gpu.sustained_hz:  # divided by the rate per cycle of the merged file
             add(f"sustained_hz.{dtype}", per_second / (device.sms * (rate.file_value if rate.kept else rate.measured.median)))
     l2 = device.l2_bytes // 4 // ROW_BYTES * ROW_BYTES
     add("l2_bytes_per_second", probes.read(l2, max(1, L2_BYTES_READ // l2)))
@@ -233,7 +233,7 @@ def _rates(gpu: Gpu, device: Device, probes: Probes) -> list[Rate]:
 
 
 def _kept(kind: str) -> str | None:
-    """Why a number of this kind is not replaced by a measurement, or None where it is."""
+    """Why a measurement does not replace a number of this kind; None if it does."""
     if kind in ("assumed", "measured"):
         return None
     return "fitted together with others" if kind == "fitted" else f"the {kind} states it"
@@ -247,7 +247,7 @@ def _figure(values: Floats, what: str) -> Figure:
 
 
 def merged(gpu: Gpu, found: Calibration, name: str | None = None) -> Gpu:
-    """The machine, called `name`, with what was measured in place of what was assumed or measured before; the error is half the range."""
+    """The machine, called `name`, with measurements in place of numbers assumed or measured before; the error is half the range."""
     device = found.device
     numbers = {
         rate.path: Number(
@@ -305,6 +305,6 @@ class DeviceProbes:
 
 
 def _results(ffi: Any) -> tuple[Floats, Any]:
-    """Room for one number of each launch, as NumPy and as C see it."""
+    """An array for one number of each launch, and its C pointer."""
     values = np.full(SAMPLES, np.nan)
     return values, ffi.cast("double *", values.ctypes.data)

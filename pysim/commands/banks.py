@@ -35,7 +35,7 @@ TALLIES: list[Column[Tally]] = [
 
 
 class Found(NamedTuple):
-    """A tile, what its accesses cost, and the search's result if it was asked for."""
+    """A tile, the cost of its accesses, and the search's result if requested."""
 
     tile: Tile
     tallies: tuple[Tally, ...]
@@ -44,12 +44,16 @@ class Found(NamedTuple):
 
 @click.command()
 @click.argument("layouts", metavar="LAYOUT|FILE...", nargs=-1)
-@click.option("--width", type=Choice(["4", "8", "16"]), help="Bytes per lane: of a lane layout (else 16), or which to show.")
-@click.option("--store", is_flag=True, help="A lane layout is stored, not loaded; of other layouts, show the stores only.")
-@click.option("--fix", "fixing", is_flag=True, help="Search padding, swizzles and rotations for the fewest wavefronts.")
-@click.option("--rule", default="hopper", show_default=True, help="The GPU generation whose rule counts (see --list).")
-@click.option("--svg", "picture_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw into this SVG file too.")
-@click.option("--list", "listing", is_flag=True, help="List the named layouts and the rules.")
+@click.option(
+    "--width",
+    type=Choice(["4", "8", "16"]),
+    help="Bytes per lane of a lane layout (default 16); of others, show only such accesses.",
+)
+@click.option("--store", is_flag=True, help="A lane layout is stored, not loaded; of other layouts, show only stores.")
+@click.option("--fix", "fixing", is_flag=True, help="Search paddings, swizzles and rotations for the fewest wavefronts.")
+@click.option("--rule", default="hopper", show_default=True, help="The GPU generation whose bank rule applies (see --list).")
+@click.option("--svg", "picture_file", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the bank maps into this SVG file.")
+@click.option("--list", "listing", is_flag=True, help="List the built-in layouts and the bank rules.")
 @json_option
 def banks(
     layouts: tuple[str, ...],
@@ -64,7 +68,7 @@ def banks(
     """Shared-memory wavefronts per instruction, with the lane -> bank map of the most
     expensive one.
 
-    A LAYOUT is a name (see --list; * and ? match), or lane -> place in CuTe's notation, with places of --width bytes.
+    A LAYOUT is a built-in name (see --list; * and ? match), or a map from lanes to places of --width bytes in CuTe's notation.
     A FILE is a .toml or .json description of a tile and its accesses (see pysim/frontends/tilefile.py).
 
     \b
@@ -80,7 +84,7 @@ def banks(
         _list(memory, as_json)
         return
     if not layouts:
-        raise ProblemError("no layout is given; `pysim banks --list` names those there are")
+        raise ProblemError("no layout is given; `pysim banks --list` names the built-in ones")
     tiles = [tile for target in layouts for tile in _tiles(target, int(width) if width else None, store)]
     found = [Found(tile, tally(tile, memory), fix(tile, memory) if fixing else None) for tile in tiles]
     if picture_file is not None:
@@ -95,7 +99,7 @@ def banks(
 
 
 def _tiles(target: str, width: int | None, store: bool) -> list[Tile]:
-    """The tiles that an argument means, with the accesses of that width and kind."""
+    """The tiles of an argument, with the accesses of that width and kind."""
     if match := _LANE_LAYOUT.fullmatch(target):
         return [_lane_layout(target, match, width or 16, store)]
     is_file = target.endswith((".toml", ".json")) or "/" in target
@@ -180,8 +184,8 @@ def _report(found: Found, memory: SharedMemory) -> None:
 def _fix_report(fixes: Fixes) -> None:
     """The present layout and the best of each kind, best first; then the proof of the best."""
     best, proof = fixes.best, fixes.best.proof
-    verdict = "the minimum" if not best.conflicts else f"the minimum of {best.minimum:,} was not reached"
-    put(f"fix: {fixes.considered:,} layouts tried; best: {_maps(best)}, {best.wavefronts:,} wavefronts, {verdict}")
+    verdict = "no conflicts" if not best.conflicts else f"{best.conflicts:,} above the minimum of {best.minimum:,}"
+    put(f"fix: {fixes.considered:,} layouts tried; best: {_maps(best)}, {best.wavefronts:,} wavefronts ({verdict})")
     shown: list[Option] = []
     for one in fixes.options:
         if one.kind not in {other.kind for other in shown}:
@@ -194,11 +198,11 @@ def _fix_report(fixes: Fixes) -> None:
         Column("place of element i (row-major)", lambda one: one.expression, left=True),
     ]
     put_table(columns, [fixes.present, *shown])
-    each = "each element has its own" if proof.bijective else "ELEMENTS SHARE A PLACE"
-    inside = "all inside" if proof.in_bounds else "SOME OUTSIDE"
-    put(f"proof: {proof.elements:,} elements in {proof.places:,} places ({each}),")
+    distinct = "no two share one" if proof.bijective else "ELEMENTS SHARE A PLACE"
+    inside = "within the tile's memory" if proof.in_bounds else "OUTSIDE THE TILE'S MEMORY"
+    put(f"proof: {proof.elements:,} elements in {proof.places:,} places ({distinct}),")
     put(f"       places {proof.lowest:,} to {proof.highest:,} of 0 to {proof.span - 1:,} ({inside}),")
-    put(f"       {proof.vectors:,} lane accesses whole and aligned")
+    put(f"       {proof.vectors:,} lane accesses contiguous and aligned")
 
 
 def _maps(option: Option) -> str:
@@ -206,7 +210,7 @@ def _maps(option: Option) -> str:
 
 
 def _known(tile: Tile, memory: SharedMemory) -> str:
-    """How the parts of the rule that this tile needs are known."""
+    """The rule and the kind of evidence for its parts that this tile uses."""
     kinds = {("stores" if one.store else "loads"): memory.grouping(one.store).kind for one in tile.accesses}
     if len(set(kinds.values())) == 1:
         return f"rule {memory.rule} ({next(iter(kinds.values()))})"
@@ -301,7 +305,7 @@ def _option(one: Option) -> dict[str, Any]:
 
 
 def _list(memory: SharedMemory, as_json: bool) -> None:
-    """Every named layout with its cost, and every rule with how it is known."""
+    """Every built-in layout with its cost, and every rule with its evidence."""
     found = [_summary(tile, tally(tile, memory)) for tile in map(patterns.pattern, patterns.names())]
     if as_json:
         document(banks=found, rules=msgspec.to_builtins(rules().rules))
@@ -311,7 +315,7 @@ def _list(memory: SharedMemory, as_json: bool) -> None:
         Column("bytes", lambda one: f"{one['bytes']:,}"),
         Column("wavefronts", lambda one: f"{one['wavefronts']:,}"),
         Column("minimum", lambda one: f"{one['minimum']:,}"),
-        Column("what it is", lambda one: one["about"], left=True),
+        Column("description", lambda one: one["about"], left=True),
     ]
     put_table(layouts, found)
     put("")

@@ -193,7 +193,7 @@ def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
 
 def _report_gpu(found: "cuda_probe.Calibration") -> None:
     """What each instruction takes in each pattern, then the rates beside the machine file's."""
-    from pysim.calibration.cuda_probe import MOST
+    from pysim.calibration.cuda_probe import MAX_WARPS
 
     device = found.device
     put((found.machine, "bold"), f": {device.name}, driver {device.driver}, CUDA {device.runtime}; medians of {found.samples} launches")
@@ -204,7 +204,7 @@ def _report_gpu(found: "cuda_probe.Calibration") -> None:
         Column("lanes", lambda row: str(row.active_lanes)),
         Column("wavefronts", lambda row: str(row.wavefronts)),
         Column("1 warp", lambda row: f"{row.cycles[1].median:.2f}"),
-        Column(f"{MOST} warps", lambda row: f"{row.cycles[MOST].median:.2f}"),
+        Column(f"{MAX_WARPS} warps", lambda row: f"{row.cycles[MAX_WARPS].median:.2f}"),
         Column("bytes/cycle", lambda row: f"{row.bytes_per_cycle:.1f}"),
         Column("over predicted", lambda row: (f"{row.ratio:.2f} !", "yellow") if row.differs else f"{row.ratio:.2f}  "),
         Column("latency", lambda row: "-" if row.latency_cycles is None else f"{row.latency_cycles.median:.1f}"),

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory banks: how many wavefronts one load or store instruction of a warp takes.
 
-The rule, as measured on Hopper (`bank_rules.toml` has every generation, each part with its source): the warp is split
-into groups of 32, 16 or 8 lanes for accesses of 4, 8 or 16 bytes, so that a group moves at most one row of banks (128
-bytes). A group costs as many wavefronts as the largest number of distinct words that fall in one of its banks; lanes
-that want the same word share it, and a group without an active lane costs nothing. Loads only: if every active lane T
-has the address of lane T ^ 1, or every one that of T ^ 2, groups are twice as large (an inactive lane agrees with any).
+The rule, as measured on Hopper (`bank_rules.toml` has the rules and sources of every generation): the warp is split into
+groups of 32, 16 or 8 lanes for accesses of 4, 8 or 16 bytes, so that a group moves at most one row of banks (128 bytes).
+A group takes as many wavefronts as its fullest bank has distinct words; lanes that access the same word share it, and a
+group without an active lane takes none. Loads only: if every active lane T has the address of lane T ^ 1, or every one
+that of T ^ 2, groups are twice as large (an inactive lane agrees with any).
 
-`minimum` is what the same lanes would cost with no two words in one bank: one wavefront for each group with an active
-lane. `conflicts` = total - minimum is what the counters l1tex__data_bank_conflicts_* show.
+`minimum` is the cost of the same lanes without conflicts: one wavefront for each group with an active lane. `conflicts` = total - minimum
+is what the counters l1tex__data_bank_conflicts_* show.
 
 Worked number: 16-byte loads of consecutive addresses: 4 groups x 1 = 4 wavefronts, minimum 4, 0 conflicts. 4-byte loads
 down a column of a 32 x 32 float tile: one group, 32 words in one bank = 32 wavefronts, minimum 1, 31 conflicts.
@@ -37,7 +37,7 @@ Mask = NDArray[np.bool_]
 
 
 class Grouping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When groups double: for these lane masks; `source` is a key of the file's sources."""
+    """The lane masks for which groups double; `source` is a key of the file's sources."""
 
     pair_masks: tuple[int, ...]
     kind: Kind
@@ -71,7 +71,7 @@ def rules() -> Rules:
 
 
 class Wavefronts(msgspec.Struct, frozen=True):
-    """The cost of one instruction: in total, at best, and by group of lanes in lane order."""
+    """The cost of one instruction: total, minimum, and by group of lanes in lane order."""
 
     total: int
     minimum: int
@@ -119,7 +119,7 @@ class SharedMemory(msgspec.Struct, frozen=True):
             raise OperandError(f"bank_bytes is {quoted(self.bank_bytes)}; it should be 4 or 8")
 
     def grouping(self, store: bool) -> Grouping:
-        """When groups double, for loads or stores, and how that is known."""
+        """When groups double, for loads or stores, with the kind of evidence."""
         row = rules().rules[self.rule]
         return row.stores if store else row.loads
 
@@ -127,7 +127,7 @@ class SharedMemory(msgspec.Struct, frozen=True):
         """The wavefronts of one instruction.
 
         `addresses`: 32 byte offsets, one per lane; `width`: bytes per lane, 4, 8 or 16; `active`: 32 booleans, None for
-        all lanes. The address of an inactive lane is not looked at. Raises OperandError for another shape or type, and,
+        all lanes. The address of an inactive lane is ignored. Raises OperandError for another shape or type, and,
         naming the lane, for an address that is negative or no multiple of the width.
         """
         lanes, mask = _one(addresses, width, active)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search for the layout of a tile whose accesses take the fewest wavefronts, and of those the one in the least memory.
+"""Search for the layout of a tile whose accesses take the fewest wavefronts, and among those the least memory.
 
-Searched are the row-major layout itself and, on top of it, functions of these kinds, each over all its parameters:
+Candidates are the row-major layout and functions applied to it, each over all its parameters:
 
     padding    after every row, every group of rows or every 2^k elements; or after two of the tile's dimensions
-    swizzle    XOR of 1 to 5 index bits within a row of banks with bits above them; no more memory
-    rotation   of segments by a multiple of the segment's number; no more memory
+    swizzle    XOR of 1 to 5 index bits within a row of banks with higher bits; no extra memory
+    rotation   of segments by a multiple of the segment's number; no extra memory
     combined   where conflicts remain: each function that helped, followed by every swizzle or by a padding that helped
 
-Parameters are multiples of the widest access, so that a lane's bytes stay together and aligned. Within a kind,
-candidates are tried in the order of their memory; one is kept if it takes fewer wavefronts than all before it, so what
-is kept is that kind's frontier of wavefronts against memory. A candidate is dropped as soon as what is counted plus the
-minimum of the rest is no better. That loses nothing: the minimum does not depend on the layout.
+Parameters are multiples of the widest access, so that a lane's bytes stay together and aligned. Candidates of a kind are tried in the order
+of their memory. A candidate is kept if it takes fewer wavefronts than all before it: the kept ones are the kind's frontier of wavefronts
+against memory. A candidate is dropped once its count so far plus the minimum of the rest is no better. This loses nothing, since the
+minimum does not depend on the layout.
 
-Each option carries a proof that looks at every element, apart from the search: no two elements share a place, all lie
-within the memory stated, and every lane's bytes are together and aligned.
+Each option carries a proof that looks at every element, independent of the search: no two elements share a place, all are within the stated
+memory, and every lane's bytes are together and aligned.
 
-What users write is a file of `pysim.frontends.tilefile`, whose docstring has a worked example. Worked number: that tile without its
+Users describe a tile in a file of `pysim.frontends.tilefile`, whose docstring has a worked example. Worked number: that tile without its
 layout takes 1,056 wavefronts and 4,096 bytes, with padding(32,1) 64 and 4,224, with swizzle(5,0,5) 64 and 4,096.
 """
 
@@ -33,11 +33,11 @@ from pysim.cachemodel.shared_memory.tile import Access, Tally, Tile, addresses, 
 
 Kind = Literal["present", "none", "padding", "swizzle", "rotation", "combined"]
 _KINDS: tuple[Kind, ...] = ("present", "none", "padding", "swizzle", "rotation", "combined")  # simplest first
-_SAMPLE = 8  # instructions of each access that are counted first
+_SAMPLE = 8  # instructions of each access that are counted first, to drop bad candidates early
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What was seen when every element's place was looked at. Elements and places are counted in elements."""
+    """The result of looking at every element's place. All numbers count elements; `vectors`: lane accesses checked."""
 
     elements: int
     places: int
@@ -53,12 +53,12 @@ class Proof(msgspec.Struct, frozen=True):
 
     @property
     def in_bounds(self) -> bool:
-        """Whether every place lies in the memory that the tile takes."""
+        """Whether every place is within the tile's memory."""
         return self.lowest >= 0 and self.highest < self.span
 
 
 class Option(msgspec.Struct, frozen=True):
-    """A layout and what it costs: wavefronts of all accesses, shared memory in bytes, and the proof that it is one."""
+    """A layout and its cost: wavefronts of all accesses, shared memory in bytes, and the proof that it is valid."""
 
     kind: Kind
     maps: tuple[Map, ...]
@@ -76,7 +76,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 class Fixes(msgspec.Struct, frozen=True):
-    """The layout that a tile has, the options from best to worst, and how many candidates were looked at."""
+    """The tile's present layout, the options from best to worst, and the number of candidates tried."""
 
     present: Option
     options: tuple[Option, ...]
@@ -113,7 +113,7 @@ def _rank(one: Option) -> tuple[int, int, int]:
 
 
 def _frontier(tile: Tile, memory: SharedMemory, start: Option, kind: Kind, candidates: list[tuple[Map, ...]]) -> tuple[list[Option], int]:
-    """Those of the candidates that take fewer wavefronts than `start` and all before them, and how many were tried."""
+    """The candidates that take fewer wavefronts than `start` and all before them, and the number tried."""
     kept: list[Option] = []
     best = start.wavefronts
     for tried, maps in enumerate(candidates):
@@ -154,7 +154,7 @@ def prove(tile: Tile) -> Proof:
 
 def _total(tile: Tile, maps: tuple[Map, ...], memory: SharedMemory, best: int, minimum: int) -> int | None:
     """The wavefronts of all accesses under `maps`, or None as soon as they cannot be fewer than `best`."""
-    for sample in (_SAMPLE, None):  # a few instructions of each access first, to drop bad candidates early
+    for sample in (_SAMPLE, None):
         total = minimum
         for access in tile.accesses:
             step = max(1, len(access.index) // sample) if sample else 1
@@ -164,10 +164,10 @@ def _total(tile: Tile, maps: tuple[Map, ...], memory: SharedMemory, best: int, m
     return total
 
 
-def _conflicts(access: Access, maps: tuple[Map, ...], element_bytes: int, memory: SharedMemory, some: slice) -> int:
-    """Conflicts of some of an access's instructions: only the elements they want are looked at, not the whole tile."""
-    active = None if access.active is None else access.active[some]
-    place: Index = access.index[some] if active is None else np.where(active, access.index[some], 0)
+def _conflicts(access: Access, maps: tuple[Map, ...], element_bytes: int, memory: SharedMemory, part: slice) -> int:
+    """Conflicts of part of an access's instructions, from the places of their elements only."""
+    active = None if access.active is None else access.active[part]
+    place: Index = access.index[part] if active is None else np.where(active, access.index[part], 0)
     for function in maps:
         place = function(place)
     counts = memory.count(np.asarray(place) * element_bytes, access.width, access.store, active)
@@ -226,7 +226,7 @@ def _rotations(tile: Tile, unit: int, row: int) -> Iterator[tuple[Map, ...]]:
 
 
 def _rows(tile: Tile) -> list[int]:
-    """Elements of a row, of a plane, and so on: what lies between neighbours of each dimension but the last."""
+    """Elements of a row, of a plane, and so on: the strides of all dimensions but the last."""
     return sorted({prod(tile.shape[mode:]) for mode in range(1, len(tile.shape))} - {1, tile.elements})
 
 

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory instructions of the SIMT products: which address each lane has, and so how many wavefronts a step of k takes.
+"""Shared-memory instructions of the SIMT products: the address of each lane, and the wavefronts of a k-iteration.
 
-The formulas are those of `native/cuda/mainloop/simt/copy.cuh` and `mainloop/simt/kernel.cuh`. A unit is one element, for s8 four of k.
-In a stage, unit k of row (column) x of an operand of `extent` rows stands at
+The formulas are those of `native/cuda/mainloop/simt/copy.cuh` and `mainloop/simt/kernel.cuh`. A unit is one element; for s8 it is four
+elements along k. In a stage, unit k of row (column) x of an operand of `extent` rows is at
 
     byte(k, x) = ((k extent + x) size) ^ swizzle(k),    swizzle(k) = (k / chunk mod lines) 128 / lines
 
-with `chunk` units of k in 16 bytes of an operand whose k is contiguous, and `lines` such chunks in a step. Threads bring 16
-bytes at a time: with k contiguous they store each unit of k on its own, otherwise all 16 bytes at once. A warp then reads, for
-each k, vectors of its rows of A and of its columns of B; neighbouring lanes share vectors.
+`chunk`: units of k in 16 bytes of an operand whose k is contiguous; `lines`: such chunks in a k-iteration. Threads copy 16 bytes at a time:
+with k contiguous they store each unit of k separately, otherwise all 16 bytes at once. For each k a warp then reads vectors of its rows of
+A and of its columns of B; adjacent lanes share vectors.
 
-Assumed: the tile lies inside its operands, which are aligned to 16 bytes. Not described: the tile's way out through shared memory.
-Counts are those of one step of k of one block; two products that differ in k by n steps differ by n times them.
+Assumed: the tile is inside its operands, which are aligned to 16 bytes. Not described: the epilogue. Counts are those of one k-iteration of
+one block; products whose k differs by n k-iterations differ by n times them.
 
 Worked number, f32 block 128x128x8, warps 64x32, threads 8x8: 8 units x (2 + 2) LDS.128 x 8 warps = 256 instructions of 2 wavefronts.
 """
@@ -30,7 +30,8 @@ Integers = NDArray[np.int64]
 
 
 class _Type(msgspec.Struct, frozen=True):
-    """How a dtype is laid out: `simt_types.cuh`. `lines_*`: how many rows 16 bytes are taken from, by contiguous dimension."""
+    """Layout of a dtype (`simt_types.cuh`). `lines_k`, `lines_out`: rows that 16 bytes are read from, where k or the other dimension is
+    contiguous."""
 
     element_bytes: int
     unit_bytes: int
@@ -49,9 +50,9 @@ _TYPES = {
 
 
 class Access(msgspec.Struct, frozen=True, eq=False):
-    """Instructions of one kind of a step of k: `addresses` (n, 32) bytes from the operand's place in a stage, `active` (n, 32) lanes.
+    """Instructions of one kind in a k-iteration: `addresses` (n, 32), bytes from the operand's start in a stage; `active` (n, 32) lanes.
 
-    `asynchronous`: written by asynchronous copies from device memory, which counters keep apart from stores.
+    `asynchronous`: asynchronous copies from device memory, which hardware counters do not count as stores.
     """
 
     operand: str
@@ -63,7 +64,7 @@ class Access(msgspec.Struct, frozen=True, eq=False):
 
 
 class Wavefronts(msgspec.Struct, frozen=True):
-    """Instructions, wavefronts, and the fewest that the same lanes could take."""
+    """Instructions, wavefronts, and the minimum for the same lanes."""
 
     instructions: int
     total: int
@@ -71,23 +72,23 @@ class Wavefronts(msgspec.Struct, frozen=True):
 
 
 def accesses(tiles: Tiles, trans_a: bool, trans_b: bool) -> tuple[Access, ...]:
-    """What one block whose threads multiply does to shared memory in one step of k. Raises OperandError for tensor cores' tiles."""
+    """The shared-memory accesses of one block in one k-iteration. Raises OperandError for tensor-core tiles."""
     if tiles.tensor:
-        raise OperandError(f"tiles on the pipe {tiles.pipe} are no SIMT kernel's; this describes those whose threads multiply")
+        raise OperandError(f"tiles on the pipe {tiles.pipe} are not those of a SIMT kernel")
     k_inner = {"A": not trans_a, "B": bool(trans_b)}
     return tuple(access for operand in "AB" for access in (*_copies(tiles, operand, k_inner[operand]), *_fragments(tiles, operand)))
 
 
 def wavefronts(tiles: Tiles, trans_a: bool, trans_b: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
-    """Wavefronts of one step of k of one block, under the names of `counted`."""
+    """Wavefronts of one k-iteration of one block, by the names of `counted`."""
     return counted([(accesses(tiles, trans_a, trans_b), 1)], memory)
 
 
 def counted(parts: Iterable[tuple[Iterable[Access], int]], memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
-    """Accesses, each part so many times, under "loads", "stores" and "copies" (asynchronous ones)."""
+    """Wavefronts of (accesses, repetitions), as "loads", "stores" and "copies" (asynchronous stores)."""
     sums = {kind: [0, 0, 0] for kind in ("loads", "stores", "copies")}
-    for some, times in parts:
-        for access in some:
+    for part, times in parts:
+        for access in part:
             counts = (memory or SharedMemory()).count(access.addresses, access.width, access.store, access.active)
             kind = "copies" if access.asynchronous else "stores" if access.store else "loads"
             issued = int(access.active.any(axis=1).sum())
@@ -96,8 +97,8 @@ def counted(parts: Iterable[tuple[Iterable[Access], int]], memory: SharedMemory 
     return {kind: Wavefronts(*numbers) for kind, numbers in sums.items()}
 
 
-def place(tiles: Tiles, operand: str, k: Integers, x: Integers) -> Integers:
-    """byte(k, x) of the head of this file: where unit k of row (column) x of A ("A") or B ("B") stands in a stage."""
+def byte_of(tiles: Tiles, operand: str, k: Integers, x: Integers) -> Integers:
+    """byte(k, x) as in the head of this file, of operand "A" or "B"."""
     kind, extent = _TYPES[tiles.dtype], _extent(tiles, operand)
     lines = tiles.depth // kind.depth // kind.chunk
     swizzle = k // kind.chunk % lines * (128 // lines) if tiles.spread else 0
@@ -109,7 +110,7 @@ def _extent(tiles: Tiles, operand: str) -> int:
 
 
 def _copies(tiles: Tiles, operand: str, k_inner: bool) -> Iterator[Access]:
-    """The operand's way into the stage: stores from registers, or asynchronous copies where there are 3 stages or more."""
+    """The stores of an operand to its stage, or asynchronous copies with 3 stages or more."""
     kind, extent, threads = _TYPES[tiles.dtype], _extent(tiles, operand), tiles.math_threads
     pieces = kind.lines_k if k_inner else kind.lines_out
     inner = 16 // pieces // kind.element_bytes
@@ -125,13 +126,13 @@ def _copies(tiles: Tiles, operand: str, k_inner: bool) -> Iterator[Access]:
     split = width if tiles.vectors else min(width, 4)
     asynchronous = tiles.stages >= 3
     for i in range(kind.chunk if k_inner else 1):
-        start = place(tiles, operand, np.where(active, k + i, 0), np.where(active, x, 0))
+        start = byte_of(tiles, operand, np.where(active, k + i, 0), np.where(active, x, 0))
         for offset in range(0, width, split):
             yield Access(operand, True, asynchronous, split, start + offset, active)
 
 
 def _fragments(tiles: Tiles, operand: str) -> Iterator[Access]:
-    """The vectors that warps read, one unit of k after another."""
+    """The vectors that warps load, one unit of k after another."""
     kind = _TYPES[tiles.dtype]
     lanes_m, lanes_n = tiles.warp_rows // tiles.thread_rows, tiles.warp_columns // tiles.thread_columns
     low = 1 if lanes_n > 1 else 0
@@ -148,6 +149,6 @@ def _fragments(tiles: Tiles, operand: str) -> Iterator[Access]:
     units = tiles.depth // kind.depth
     k, of_warp, of_vector = np.meshgrid(np.arange(units), first, np.arange(count // vector), indexing="ij")
     x = (of_warp + of_vector * lanes * vector).reshape(-1, 1) + lane_of * vector
-    start = place(tiles, operand, np.broadcast_to(k.reshape(-1, 1), x.shape), x)
+    start = byte_of(tiles, operand, np.broadcast_to(k.reshape(-1, 1), x.shape), x)
     for offset in range(0, width, split):
         yield Access(operand, False, False, split, start + offset, np.ones(x.shape, np.bool_))

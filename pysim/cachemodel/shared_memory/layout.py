@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts as pure functions: coordinate -> linear index, in elements.
 
-A layout is a shape and a stride per mode, as in CuTe: index = sum of coordinate * stride. What padding, XOR swizzles
-and rotations do to a tile are functions index -> index, applied one after the other:
+A layout is a shape and a stride per mode, as in CuTe: index = sum of coordinate * stride. Padding, XOR swizzles
+and rotations are functions index -> index, applied one after the other:
 
     Padding(every, extra)          i + i / every * extra: rows of `every` elements, `extra` unused ones after each
     Swizzle(bits, base, shift)     i ^ ((i >> shift) & mask), mask = `bits` ones from bit `base` up
-    Rotation(length, step, every)  segment s of `length` elements is turned upwards by step * (s / every) elements
+    Rotation(length, step, every)  segment s of `length` elements is rotated by step * (s / every) elements
 
 Every function takes an integer or an int64 array. Nested shapes are written flat: ((2,4),8) is the modes 2, 4, 8.
 
@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from pysim.errors import OperandError, quoted
 
 Index = int | NDArray[np.int64]
-_LARGEST = 1 << 24  # elements of a layout: far above any shared memory, small enough to look at every one
+_LARGEST = 1 << 24  # elements of a layout: far above any shared memory, few enough to enumerate
 
 
 class Padding(msgspec.Struct, frozen=True, tag_field="kind", tag="padding", forbid_unknown_fields=True):
-    """After each `every` elements, `extra` that nothing uses."""
+    """`extra` unused elements after each `every` elements."""
 
     every: int
     extra: int
@@ -40,7 +40,7 @@ class Padding(msgspec.Struct, frozen=True, tag_field="kind", tag="padding", forb
         return index + index // self.every * self.extra
 
     def span(self, elements: int) -> int:
-        """Elements to allocate for `elements` of them: whole rows keep their padding, the last one too."""
+        """Elements to allocate for `elements` of them: every whole row is followed by its padding, the last one too."""
         return elements + elements // self.every * self.extra
 
     def expression(self, index: str) -> str:
@@ -49,7 +49,7 @@ class Padding(msgspec.Struct, frozen=True, tag_field="kind", tag="padding", forb
 
 
 class Swizzle(msgspec.Struct, frozen=True, tag_field="kind", tag="swizzle", forbid_unknown_fields=True):
-    """XOR of `bits` index bits from bit `base` up with those `shift` above them (CuTe's Swizzle<bits, base, shift>).
+    """XOR of `bits` index bits from bit `base` up with the bits `shift` above them (CuTe's Swizzle<bits, base, shift>).
 
     A negative shift XORs the upper bits with the lower ones. |shift| >= bits keeps it its own inverse.
     """
@@ -70,7 +70,7 @@ class Swizzle(msgspec.Struct, frozen=True, tag_field="kind", tag="swizzle", forb
         return index ^ ((index & low) << -self.shift)
 
     def span(self, elements: int) -> int:
-        """The bits that change stay inside aligned blocks: those that are touched, whole."""
+        """Changed bits stay inside aligned blocks: the touched blocks, whole."""
         block = 1 << (self.base + self.bits + max(0, -self.shift)) if self.bits else 1
         return -(-elements // block) * block
 
@@ -83,9 +83,9 @@ class Swizzle(msgspec.Struct, frozen=True, tag_field="kind", tag="swizzle", forb
 
 
 class Rotation(msgspec.Struct, frozen=True, tag_field="kind", tag="rotation", forbid_unknown_fields=True):
-    """Segments of `length` elements, number s rotated upwards by step * (s // every) elements.
+    """Segments of `length` elements; segment s is rotated by step * (s // every) elements.
 
-    A `period` other than 0 takes s // every modulo the period first.
+    With a `period` other than 0, by step * (s // every % period).
     """
 
     length: int
@@ -98,9 +98,9 @@ class Rotation(msgspec.Struct, frozen=True, tag_field="kind", tag="rotation", fo
 
     def __call__(self, index: Index) -> Index:
         segment = index // self.length
-        turn = segment // self.every
-        turn = turn % self.period if self.period else turn
-        return segment * self.length + (index + turn * self.step) % self.length
+        steps = segment // self.every
+        steps = steps % self.period if self.period else steps
+        return segment * self.length + (index + steps * self.step) % self.length
 
     def span(self, elements: int) -> int:
         """Whole segments."""
@@ -108,9 +108,9 @@ class Rotation(msgspec.Struct, frozen=True, tag_field="kind", tag="rotation", fo
 
     def expression(self, index: str) -> str:
         """The function as C and Python-like text on the variable `index` (/ is the integer quotient)."""
-        turn = f"{index} / {self.length * self.every}"
-        turn = f"{turn} % {self.period}" if self.period else turn
-        return f"({index} / {self.length} * {self.length} + ({index} + {turn}{_times(self.step)}) % {self.length})"
+        steps = f"{index} / {self.length * self.every}"
+        steps = f"{steps} % {self.period}" if self.period else steps
+        return f"({index} / {self.length} * {self.length} + ({index} + {steps}{_times(self.step)}) % {self.length})"
 
 
 Map = Padding | Swizzle | Rotation
@@ -153,7 +153,7 @@ class Layout(msgspec.Struct, frozen=True):
         return index
 
     def span(self) -> int:
-        """Elements to allocate: one past the largest index by shape and stride, then what each function makes of it."""
+        """Elements to allocate: one past the largest index by shape and stride, then the span of each function."""
         span = sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True)) + 1
         for function in self.maps:
             span = function.span(span)
@@ -161,7 +161,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def row_major(shape: tuple[int, ...], *maps: Map) -> Layout:
-    """The last mode contiguous, as arrays lie in C."""
+    """The last mode contiguous, as in C."""
     return Layout(shape, tuple(prod(shape[mode + 1 :]) for mode in range(len(shape))), maps)
 
 

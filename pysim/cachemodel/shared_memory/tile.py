@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tile in shared memory and the warps' accesses to it: what the bank model counts and what `fix` improves.
+"""A tile in shared memory and the warps' accesses to it: the input of the bank model and of `fix`.
 
-An access says which *elements* of the tile the lanes want, never where they lie; the layout says where they lie. So the
-same accesses can be counted under any layout. Elements are numbered row-major over the tile's shape.
+An access names the *elements* of the tile that lanes read or write; the layout gives their places. So the same accesses
+can be counted under any layout. Elements are numbered row-major over the tile's shape.
 
 Worked number: a 32 x 32 float tile, rows stored and columns loaded by 32 warps: 32 x 1 + 32 x 32 = 1,056 wavefronts
 under row_major((32, 32)), and 32 + 32 = 64, the minimum, with Padding(32, 1).
@@ -66,12 +66,12 @@ class Tile(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Shared memory that the tile takes, padding of the last row included."""
+        """Shared memory of the tile, padding of the last row included."""
         return self.layout.span() * self.element_bytes
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """What one access costs: sums over its instructions and their repetitions; `worst` is the number of the most expensive one."""
+    """The cost of one access, summed over its instructions and repetitions; `worst` is the index of the most expensive instruction."""
 
     access: str
     instruction: str
@@ -89,18 +89,18 @@ class Tally(msgspec.Struct, frozen=True):
 def addresses(tile: Tile, access: Access) -> Integers:
     """The byte offsets of an access under the tile's layout, shape (n, 32); 0 for lanes that are inactive.
 
-    Raises OperandError where the layout tears a lane's consecutive elements apart.
+    Raises OperandError where the layout separates a lane's consecutive elements.
     """
     table = offsets(tile.layout).ravel()
     active = np.ones(access.index.shape, np.bool_) if access.active is None else access.active
     first = np.where(active, access.index, 0)
     place: Integers = np.where(active, table[first], 0)
     for part in range(1, access.width // tile.element_bytes):
-        torn = active & (table[np.where(active, first + part, 0)] != place + part)
-        if torn.any():
-            row, lane = np.argwhere(torn)[0]
+        separated = active & (table[np.where(active, first + part, 0)] != place + part)
+        if separated.any():
+            row, lane = np.argwhere(separated)[0]
             raise OperandError(
-                f"{_who(access, row, lane)}, but element {first[row, lane] + part} does not lie behind its neighbour; "
+                f"{_who(access, row, lane)}, but element {first[row, lane] + part} does not follow it in memory; "
                 f"a layout should keep the {access.width // tile.element_bytes} elements of a lane together"
             )
     return place * tile.element_bytes
@@ -145,6 +145,6 @@ def _check(tile: Tile, access: Access) -> None:
 
 
 def _who(access: Access, row: int, lane: int) -> str:
-    """One lane of one instruction, and what it wants."""
+    """One lane of one instruction, and its elements."""
     first = access.index[row, lane]
     return f"{access.name}: lane {lane} of instruction {row} wants {access.width} bytes from element {first} on"
