@@ -24,7 +24,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.measure.store import Store
-from pysim.once import Recent
+from pysim.once import LruCache
 from pysim.peers import Asked, chosen
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import BY_NAME
@@ -44,8 +44,8 @@ Accurate = tuple[Accuracy, float | None]  # what results must be: the level, and
 ANY: Accurate = ("standard", None)  # which calls that ask for nothing have, and no others: their signatures are without it
 
 # signature -> what is ready for such a call, and the objects whose id is in the signature
-_ready: Recent[tuple[Any, Any, Any]] = Recent(256)
-_choosers: Recent[tuple[Any, Any, Any]] = Recent(256)
+_ready: LruCache[tuple[Any, Any, Any]] = LruCache(256)
+_choosers: LruCache[tuple[Any, Any, Any]] = LruCache(256)
 
 
 class Plan(values.Plan, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made once and then used by many calls, of many threads: `once` for a process, `Recent` for the last keys that were asked for."""
+"""Values computed once and shared by threads: `once`, one value for the process; `LruCache`, one for each of the keys used last."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -16,55 +16,55 @@ class Once(Protocol[T_co]):
 
 
 def once(make: Callable[[], T]) -> Once[T]:
-    """As `functools.cache` for a function without arguments, but first calls of several threads run it once: the others wait."""
-    lock, made = RLock(), list[T]()
+    """`functools.cache` for a function without arguments, but if several threads call it first, one runs it and the others wait."""
+    lock, results = RLock(), list[T]()
 
     def get() -> T:
-        for one in made:
+        for one in results:
             return one
         with lock:
-            if not made:
-                made.append(make())
-            return made[0]
+            if not results:
+                results.append(make())
+            return results[0]
 
     get.__doc__, get.__name__ = make.__doc__, make.__name__
-    get.cache_clear = made.clear  # type: ignore[attr-defined]
+    get.cache_clear = results.clear  # type: ignore[attr-defined]
     return cast("Once[T]", get)
 
 
-class Recent(Generic[T]):
-    """A mapping that keeps the `size` entries used last. A key that cannot be hashed has no entry."""
+class LruCache(Generic[T]):
+    """A mapping of the `size` entries used last, for any number of threads. A key that cannot be hashed has no entry."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._kept: OrderedDict[Hashable, T] = OrderedDict()
+        self._entries: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable) -> T | None:
         try:
-            found = self._kept[key]
-            self._kept.move_to_end(key)
-        except (KeyError, TypeError):  # not there, gone between both lines, not hashable
+            value = self._entries[key]
+            self._entries.move_to_end(key)
+        except (KeyError, TypeError):  # absent, evicted by another thread between both lines, or not hashable
             return None
-        return found
+        return value
 
     def put(self, key: Hashable, value: T) -> T:
         try:
-            self._kept[key] = value
-            while len(self._kept) > self.size:
-                self._kept.popitem(last=False)
-        except (KeyError, TypeError):  # another thread emptied it first, not hashable
+            self._entries[key] = value
+            while len(self._entries) > self.size:
+                self._entries.popitem(last=False)
+        except (KeyError, TypeError):  # emptied by another thread, or not hashable
             pass
         return value
 
     def values(self) -> list[T]:
-        return list(self._kept.values())
+        return list(self._entries.values())
 
-    def __reduce__(self) -> tuple[type["Recent[T]"], tuple[int]]:
-        """A copy keeps nothing: what is kept can be made again, and may not be copied, as native structs."""
+    def __reduce__(self) -> tuple[type["LruCache[T]"], tuple[int]]:
+        """A copy is empty: entries can be computed again, and some, such as native structs, cannot be copied."""
         return type(self), (self.size,)
 
     def clear(self) -> None:
-        self._kept.clear()
+        self._entries.clear()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)

@@ -26,7 +26,7 @@ try:
 except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
-from pysim.frontends.torch import Tracer, rewritten
+from pysim.frontends.torch import Tracer, rewrite
 from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
 from pysim.models.torch_precision import MODEL_ACCURACIES, ModelAccuracy
@@ -42,7 +42,7 @@ def backend(module: fx.GraphModule, example_inputs: Any, options: dict[str, Any]
         raise OperandError(f"the backend pysim has no option {', '.join(map(repr, told))}; it has accuracy")
     if torch.is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in example_inputs):
         return module.forward
-    made = rewritten(module, accuracy)[0].forward
+    made = rewrite(module, accuracy)[0].forward
     return lambda *given: _lying_as(given, made(*given))
 
 
@@ -73,7 +73,7 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     kind, left_out = type(model), _left_out(model)
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
-    module, layers = rewritten(_traced(model, left_out), accuracy, bool(cuda_graph))
+    module, layers = rewrite(_traced(model, left_out), accuracy, bool(cuda_graph))
     called = GraphedCalls(module, model) if cuda_graph is True else module
     calls = _Calls(tuple(optimized.modules()), left_out)
     optimized.__dict__.update(_pysim=(called, layers), _pysim_calls=calls, _pysim_given=(model, accuracy, cuda_graph))

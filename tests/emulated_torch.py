@@ -7,7 +7,7 @@ import torch
 
 from pysim.machine.load import load_any
 from pysim.models import torch_chain, torch_gpu, torch_layers, torch_precision
-from pysim.once import Recent
+from pysim.once import LruCache
 
 
 class Host:
@@ -30,13 +30,13 @@ def as_on_gpu(monkeypatch, machine):
     """Every tensor as on that GPU, where every layer is expected to be faster than PyTorch's; TF32 is not allowed."""
     monkeypatch.setattr(torch_gpu.arrays, "library_of", lambda kind: Host())
     for module in (torch_gpu, torch_layers, torch_chain):
-        monkeypatch.setattr(module, "ALIGNED", 64)  # what a host's memory begins at
+        monkeypatch.setattr(module, "ALIGNMENT_BYTES", 64)  # what a host's memory begins at
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True), raising=False)
     monkeypatch.setattr(torch_layers.host, "gpu_here", lambda: load_any(machine))
     monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
     monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
     monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
-    monkeypatch.setattr(torch_gpu, "_norms", Recent(8))  # what is kept belongs to the library that is open
+    monkeypatch.setattr(torch_gpu, "_norm_launches", LruCache(8))  # what is kept belongs to the library that is open
     monkeypatch.setattr(torch_precision, "tf32", lambda kind: False)
 
 

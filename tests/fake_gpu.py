@@ -12,7 +12,7 @@ from pysim import api
 from pysim.errors import NativeError
 from pysim.machine.load import load_any
 from pysim.measure.events import Events
-from pysim.once import Recent
+from pysim.once import LruCache
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
 from pysim.record.plan import Plan
@@ -104,6 +104,6 @@ def host_device(monkeypatch):
     monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
     monkeypatch.setattr(cuda, "devices", lambda: (here,))
     monkeypatch.setattr(cuda, "DeviceArray", HostArray)
-    monkeypatch.setattr(cuda_call, "kept", Recent(8))
-    monkeypatch.setattr(api, "_choosers", Recent(8))
+    monkeypatch.setattr(cuda_call, "kept", LruCache(8))
+    monkeypatch.setattr(api, "_choosers", LruCache(8))
     return lib

@@ -9,7 +9,7 @@ import pytest
 import pysim
 from pysim import api
 from pysim.errors import MissingError, NativeError, OperandError
-from pysim.once import Recent
+from pysim.once import LruCache
 from pysim.problem.text import parse
 from pysim.runtime import cpu as runtime
 
@@ -288,7 +288,7 @@ def asked(monkeypatch):
         seen.update(x=x, w=w, describe=describe, choose=choose, bias=bias, activation=activation, out=out)
         return "result"
 
-    monkeypatch.setattr(api, "_choosers", Recent(8))
+    monkeypatch.setattr(api, "_choosers", LruCache(8))
     monkeypatch.setattr(api.cuda_conv, "conv2d", conv2d)
     monkeypatch.setattr(api.host, "runnable_any", api.host.any_machine)
     return seen

@@ -25,7 +25,7 @@ from pysim import api, planner
 from pysim.arguments import flag, number, whole
 from pysim.cachemodel import Cache
 from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, ProblemError, PysimError
-from pysim.once import Recent, once
+from pysim.once import LruCache, once
 from pysim.problem.conv import Conv
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
@@ -446,7 +446,7 @@ def test_another_type_layout_plan_or_machine_is_another_launch():
     plans = pysim.plans("conv:ic4ih9oc6kh3ph0", top=3)
     for plan in plans:
         assert np.array_equal(pysim.conv2d(IMAGE, FILTERS, plan=plan), pysim.conv2d(IMAGE, FILTERS))
-    assert len({found[0].schedule for found in api._ready._kept.values() if found[2] is not None}) == len(plans)
+    assert len({found[0].schedule for found in api._ready._entries.values() if found[2] is not None}) == len(plans)
     with pytest.raises(OperandError, match="the plan is for"):
         pysim.conv2d(IMAGE, FILTERS, padding=1, plan=plans[0])
     with pytest.raises(MissingError, match="zen4 is not known to be this computer"):
@@ -467,7 +467,7 @@ def test_a_machine_file_that_was_changed_is_read_again(tmp_path):
 
 
 def test_the_least_recently_used_entry_goes_first_and_what_has_no_hash_has_no_entry():
-    kept: Recent[int] = Recent(2)
+    kept: LruCache[int] = LruCache(2)
     kept.put("a", 1), kept.put("b", 2)
     assert kept.get("a") == 1
     kept.put("c", 3)

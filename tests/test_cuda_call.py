@@ -102,7 +102,7 @@ def test_workspaces_that_are_kept_are_few_and_bounded(workspaces, torch):  # noq
         torch.made.clear()
         workspaces(99, cuda_call.KEPT_BYTES + 1)
         assert len(torch.made) == 2  # the result and a workspace
-    assert (0, 99) not in cuda_call._workspaces.of_stream._kept
+    assert (0, 99) not in cuda_call._workspaces.of_stream._entries
 
 
 def test_a_graph_that_is_captured_has_workspaces_of_its_own(workspaces, torch):  # noqa: F811

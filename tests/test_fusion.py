@@ -12,10 +12,10 @@ import pysim
 from pysim.frontends import onnx_graph
 from pysim.machine.load import load
 from pysim.models import operators, passes
-from pysim.models.buffers import offset_in, planned
-from pysim.models.fusion import PARAMETERS, fused, norm_constants
+from pysim.models.buffers import plan_buffers, view_offset
+from pysim.models.fusion import RESIDUAL_INPUT, fuse, norm_constants
 from pysim.models.graph import Graph, Node, Tensor
-from pysim.models.model import _able
+from pysim.models.model import _supports
 from pysim.runtime.steps import Chain, Step
 
 onnx = pytest.importorskip("onnx")
@@ -25,8 +25,8 @@ FLOAT = np.dtype(np.float32)
 
 
 def fused_ops(proto):
-    return [(one.op, one.attributes.get("activation"), len(one.inputs) > PARAMETERS) for one in fused(
-        onnx_graph.graph_of(proto, "a model"), _able).nodes]  # fmt: skip
+    return [(one.op, one.attributes.get("activation"), len(one.inputs) > RESIDUAL_INPUT) for one in fuse(
+        onnx_graph.graph_of(proto, "a model"), _supports).nodes]  # fmt: skip
 
 
 def square(b, x, channels=4):
@@ -100,9 +100,9 @@ def test_batch_norm_is_a_scale_and_a_shift():
 def test_an_affine_is_folded_into_weights_and_an_activation_follows():
     w, s, t = np.ones((4, 4, 1, 1), np.float32), np.arange(4, dtype=np.float32), np.full(4, 3, np.float32)
     graph = chain(node("Conv", "x w", "a"), node("Affine", "a s t", "b"), node("Relu", "b", "c"), constants={"w": w, "s": s, "t": t})
-    (conv,) = fused(graph, _able).nodes
+    (conv,) = fuse(graph, _supports).nodes
     assert conv.absorbed == ("b", "c") and conv.attributes["activation"] == "relu" and conv.output == "c"
-    weights, bias = (fused(graph, _able).constants[name] for name in conv.inputs[1:])
+    weights, bias = (fuse(graph, _supports).constants[name] for name in conv.inputs[1:])
     assert (weights[:, 0, 0, 0] == s).all() and (bias == t).all()
 
 
@@ -112,35 +112,35 @@ def test_what_is_an_output_itself_takes_nothing_in(outputs):
     graph = chain(
         node("Conv", "x w", "a"), node("Affine", "a s s", "b"), node("Relu", "b", "c"), constants={"w": w, "s": s}, outputs=outputs
     )
-    assert set(outputs) <= {name for one in fused(graph, _able).nodes for name in one.outputs}
+    assert set(outputs) <= {name for one in fuse(graph, _supports).nodes for name in one.outputs}
 
 
 def test_what_two_read_is_not_fused_into_one():
     graph = chain(
         node("Conv", "x w", "a"), node("Relu", "a", "b"), node("Add", "a b", "c"), constants={"w": np.ones((4, 4, 1, 1), np.float32)}
     )
-    assert [one.op for one in fused(graph, _able).nodes] == ["Conv", "Relu", "Add"]
+    assert [one.op for one in fuse(graph, _supports).nodes] == ["Conv", "Relu", "Add"]
 
 
 def test_weights_that_two_share_stay_as_they_are_for_the_other():
     w, s = np.ones((4, 4, 1, 1), np.float32), np.full(4, 2, np.float32)
     graph = chain(node("Conv", "x w", "a"), node("Affine", "a s s", "b"), node("Conv", "b w", "c"), constants={"w": w, "s": s})
-    first, second = fused(graph, _able).nodes
-    constants = fused(graph, _able).constants
+    first, second = fuse(graph, _supports).nodes
+    constants = fuse(graph, _supports).constants
     assert (constants[first.inputs[1]] == 2).all() and (constants[second.inputs[1]] == 1).all()
 
 
 def test_a_chain_in_place_needs_one_buffer_and_another_two():
     graph = chain(node("Relu", "x", "a"), node("Relu", "a", "b"), node("Identity", "b", "c"), node("Identity", "c", "d"))
     size = graph.tensors["a"].nbytes
-    assert size * 2 <= planned(graph, lambda one: one.op == "Relu").nbytes < size * 3
-    assert planned(graph, lambda one: False).nbytes < size * 3
+    assert size * 2 <= plan_buffers(graph, lambda one: one.op == "Relu").nbytes < size * 3
+    assert plan_buffers(graph, lambda one: False).nbytes < size * 3
 
 
 def test_parts_of_a_concatenation_lie_in_its_result():
     graph = chain(node("Relu", "x", "a"), node("Tanh", "x", "b"), node("Concat", "a b", "c", axis=1))
     graph.tensors["c"] = Tensor((1, 8, 6, 6), FLOAT)
-    found = planned(graph, lambda one: False)
+    found = plan_buffers(graph, lambda one: False)
     assert found.joined == {("c", "a"), ("c", "b")}
     assert found.offsets["b"] - found.offsets["a"] == graph.tensors["a"].nbytes and found.nbytes == graph.tensors["c"].nbytes
 
@@ -148,8 +148,8 @@ def test_parts_of_a_concatenation_lie_in_its_result():
 @pytest.mark.parametrize("seed", range(60))
 def test_values_that_live_at_once_lie_apart(seed):
     """Whatever is written does not touch what somebody reads later, but where it is the same memory on purpose."""
-    graph = fused(onnx_graph.graph_of(random_model(seed), "a model"), _able)
-    found = planned(graph, lambda one: one.op in operators.IN_PLACE)
+    graph = fuse(onnx_graph.graph_of(random_model(seed), "a model"), _supports)
+    found = plan_buffers(graph, lambda one: one.op in operators.IN_PLACE)
     users, makers = graph.users(), graph.makers()
 
     def lies_in(part, name):
@@ -160,7 +160,7 @@ def test_values_that_live_at_once_lie_apart(seed):
 
     for at, one in enumerate(graph.nodes):
         for name in one.outputs:
-            if name not in found.offsets or offset_in(graph, one) is not None:  # it lies in its input, and nothing is written
+            if name not in found.offsets or view_offset(graph, one) is not None:  # it lies in its input, and nothing is written
                 continue
             for other in found.offsets:
                 written, last = makers[other], max(users.get(other, [makers[other]]))

@@ -132,8 +132,8 @@ def test_layers_are_chosen_for_a_caller_who_records_calls(recorder):
     with torch.no_grad():
         for _ in range(4):
             assert_close(optimized(x), model(x))
-    assert not recorder.recorded and all(layer.graphed for layer in optimized.__dict__["_pysim"][1])
-    assert not any(layer.graphed for layer in pysim.torch.optimize(model).__dict__["_pysim"][1])
+    assert not recorder.recorded and all(layer.in_cuda_graph for layer in optimized.__dict__["_pysim"][1])
+    assert not any(layer.in_cuda_graph for layer in pysim.torch.optimize(model).__dict__["_pysim"][1])
     with pytest.raises(OperandError, match='right are True, False and "caller"'):
         pysim.torch.optimize(model, cuda_graph="callers")
 

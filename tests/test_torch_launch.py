@@ -12,14 +12,14 @@ from torch_models import settled  # noqa: E402
 from pysim import planner  # noqa: E402
 from pysim.check.bounds import bound_of  # noqa: E402
 from pysim.frontends import torch as frontend  # noqa: E402
-from pysim.frontends.torch import rewritten  # noqa: E402
+from pysim.frontends.torch import rewrite  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.models import expected, torch_chain, torch_gpu, torch_layers  # noqa: E402
 from pysim.models.torch_chain import LayerChain  # noqa: E402
 from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
-from pysim.runtime.cuda_call import ALIGNED  # noqa: E402
+from pysim.runtime.cuda_call import ALIGNMENT_BYTES  # noqa: E402
 from pysim.runtime.cuda_steps import LaunchSteps  # noqa: E402
 
 CONV = Conv(batch=2, channels=8, height=10, width=10, filters=16, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1)
@@ -59,13 +59,13 @@ class Case:
         self.parameters, self.form = (w, torch.randn(16), *numbers), form
         self.layer = FusedLayer("layer", kind, geometry, activation, epsilon)
         problem = CONV if kind == "Conv" else Gemm(m=12, n=16, k=32, trans_b=True)
-        self.native = torch_layers._Native(None, planner.plan(problem, load_any("h200"), layout=layout))
+        self.choice = torch_layers._Choice(None, planner.plan(problem, load_any("h200"), layout=layout))
 
     def run(self, residual=None):
-        return self.layer._on_gpu(self.native, "key", self.x, self.parameters, residual)[0]
+        return self.layer._on_gpu(self.choice, "key", self.x, self.parameters, residual)[0]
 
     def assert_right(self, residual=None):
-        wanted = self.layer.own(self.x, *self.parameters, None if residual is None else residual.clone())
+        wanted = self.layer.by_pytorch(self.x, *self.parameters, None if residual is None else residual.clone())
         found = self.run(residual)
         assert found.shape == wanted.shape and (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
         return found
@@ -95,7 +95,7 @@ def test_a_residual_is_added_where_it_lies_or_behind(case):
 def test_operands_that_begin_anywhere_are_taken():
     one = Case(*CASES[0])
     one.x = torch.empty(one.x.numel() + 1)[1:].reshape(one.x.shape).normal_()
-    assert one.x.data_ptr() % ALIGNED and torch_gpu.GpuLaunch
+    assert one.x.data_ptr() % ALIGNMENT_BYTES and torch_gpu.GpuLaunch
     one.assert_right()
 
 
@@ -104,9 +104,9 @@ class Counted(LayerChain):
 
     looked_up = 0
 
-    def _look_up(self, values):
+    def _run_layers(self, values):
         self.looked_up += 1
-        super()._look_up(values)
+        super()._run_layers(values)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ class Chained:
 
     def __init__(self, model, x):
         self.model, self.x = settled(model), aligned(x)
-        traced, self.layers = rewritten(torch.fx.symbolic_trace(self.model))
+        traced, self.layers = rewrite(torch.fx.symbolic_trace(self.model))
         (self.chain,) = (module for module in traced.modules() if isinstance(module, Counted))
         self.traced = traced
         with torch.no_grad():
@@ -216,7 +216,7 @@ def test_what_pytorch_makes_of_a_result_has_channels_last_too(images, on_gpu):
     """Of one image, too, whose strides PyTorch looks at although no element depends on them all."""
     conv, pool = torch.nn.Conv2d, torch.nn.MaxPool2d
     model = settled(torch.nn.Sequential(conv(8, 8, 1), pool(2), conv(8, 4, 1), pool(2)))
-    traced, _ = rewritten(torch.fx.symbolic_trace(model))
+    traced, _ = rewrite(torch.fx.symbolic_trace(model))
     x = aligned(torch.empty(images, 8, 12, 12).to(memory_format=torch.channels_last))
     with torch.no_grad():
         for _ in range(4):
@@ -285,7 +285,7 @@ def test_a_norm_in_front_of_a_convolution_is_made_as_its_input_is_read(before, o
 def test_a_factor_of_each_image_and_channel_is_multiplied_as_the_input_is_read(factors, turned, on_gpu, monkeypatch):
     monkeypatch.setattr(torch_layers, "passes_seconds", lambda *_: float("inf"))  # by itself it is never faster
     model = Squeezed(turned, factors).eval()
-    traced, layers = rewritten(torch.fx.symbolic_trace(model))
+    traced, layers = rewrite(torch.fx.symbolic_trace(model))
     with torch.no_grad():
         for _ in range(4):
             x = aligned(torch.empty(2, 8, 6, 6))
@@ -312,7 +312,7 @@ def test_what_comes_first_stays_where_something_stands_between(on_gpu):
             return self.conv(y)
 
     model = settled(Written())
-    traced, _ = rewritten(torch.fx.symbolic_trace(model))
+    traced, _ = rewrite(torch.fx.symbolic_trace(model))
     x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
     with torch.no_grad():
         assert torch.allclose(traced(x.clone()), model(x.clone()), atol=1e-5)
@@ -351,7 +351,7 @@ def test_without_memory_for_its_arena_a_chain_runs_layer_by_layer(on_gpu, monkey
 def test_parameters_are_read_from_the_modules_that_they_belong_to():
     """Not by way of every module above: a layer has up to six, in modules that lie four deep."""
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())).eval()
-    traced, _ = rewritten(torch.fx.symbolic_trace(model))
+    traced, _ = rewrite(torch.fx.symbolic_trace(model))
     assert not any(node.op == "get_attr" for node in traced.graph.nodes)
     conv, x = model[0][0], torch.randn(1, 3, 9, 9)
     with torch.no_grad():
@@ -370,7 +370,7 @@ def test_weights_that_are_larger_than_what_they_make_are_read_where_they_lie(siz
         torch.empty(1, 8, size, size).to(memory_format=torch.channels_last),
     )
     one.assert_right()
-    ((launches,),) = one.chain._ready.values()
+    ((launches,),) = one.chain._plans.values()
     (step,) = launches._steps.steps
     in_place = size == pixels == 1
     assert (step.second.offset == one.model[0].weight.data_ptr()) == in_place
@@ -382,25 +382,25 @@ def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
     problem = Conv(batch=32, channels=256, height=14, width=14, filters=1024, kernel_h=1, kernel_w=1)
     plan = planner.plan(problem, load_any("h200"), algorithm="wgmma")
     assert plan.kernel.startswith("tf32x3")
-    lean = bound_of(plan).lean
-    assert -8e-8 < lean < -6e-8
+    mean_error = bound_of(plan).lean
+    assert -8e-8 < mean_error < -6e-8
     layer = FusedLayer("layer", "Conv", Geometry(), None, 1e-5)
     torch.manual_seed(1)
     w, numbers = torch.randn(4096, 1, 1, 1), [torch.rand(4096) + 0.5, torch.randn(4096), torch.randn(4096), torch.rand(4096) + 0.5]
-    plain, larger = (layer._affine((w, None, *numbers), of)[0].float().double() for of in (0.0, lean))
-    assert abs((larger / plain).mean() - 1 + lean) < 5e-9
+    plain, larger = (layer._scale_and_shift((w, None, *numbers), of)[0].float().double() for of in (0.0, mean_error))
+    assert abs((larger / plain).mean() - 1 + mean_error) < 5e-9
     assert bound_of(planner.plan(problem, load_any("h200"), accuracy="ieee")).lean == 0
 
 
-@pytest.mark.parametrize("lean", [-6.9e-8, 3.3e-8])
-def test_weights_without_a_norm_grow_by_the_lean_in_the_mean(lean):
+@pytest.mark.parametrize("mean_error", [-6.9e-8, 3.3e-8])
+def test_weights_without_a_norm_grow_by_the_lean_in_the_mean(mean_error):
     """To nearest, all would by a unit in their last place, or none."""
     w = torch.randn(32, 128, 3, 3)
-    larger = torch_layers._enlarged(w, lean).float().double()
-    assert abs(((larger - w) * w).sum() / w.double().square().sum() + lean) < 3e-9
+    larger = torch_layers._compensate(w, mean_error).float().double()
+    assert abs(((larger - w) * w).sum() / w.double().square().sum() + mean_error) < 3e-9
     assert ((larger - w).abs() <= 2.0**-22 * w.abs()).all()
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf")])
-    assert torch.equal(torch_layers._enlarged(special, lean).float(), special)
+    assert torch.equal(torch_layers._compensate(special, mean_error).float(), special)
 
 
 def test_sums_of_transformed_patches_come_out_neither_larger_nor_smaller(monkeypatch):
@@ -415,10 +415,10 @@ def test_sums_of_transformed_patches_come_out_neither_larger_nor_smaller(monkeyp
             channels=128, height=12, width=12, filters=32, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1
         )
         plan = planner.plan(problem, load_any("h200"), layout="nhwc", algorithm="winograd", micro_kernel=DRAINED)
-        for lean in (0.0, bound_of(plan).lean):
-            monkeypatch.setattr(torch_layers, "bound_of", lambda plan, lean=lean: bound_of(plan)._replace(lean=lean))
+        for mean_error in (0.0, bound_of(plan).lean):
+            monkeypatch.setattr(torch_layers, "bound_of", lambda plan, mean_error=mean_error: bound_of(plan)._replace(lean=mean_error))
             layer = FusedLayer("layer", "Conv", Geometry(padding=(1, 1)), None, None)
-            y = layer._on_gpu(torch_layers._Native(None, plan), "key", x, (w, None, None, None, None, None), None)[0]
+            y = layer._on_gpu(torch_layers._Choice(None, plan), "key", x, (w, None, None, None, None, None), None)[0]
             found.append(float(((y - exact) * exact).sum() / exact.square().sum()))
     plain, mended = sum(found[::2]) / 3, sum(found[1::2]) / 3
     assert 2.5e-8 < plain < 5e-8 and abs(mended) < 1.5e-8
@@ -428,7 +428,7 @@ def test_what_is_trained_behind_a_factor_that_is_not_is_pytorchs(on_gpu):
     model = Squeezed(True).eval()
     for one in model.fc.parameters():
         one.requires_grad_(False)
-    traced, _ = rewritten(torch.fx.symbolic_trace(model))
+    traced, _ = rewrite(torch.fx.symbolic_trace(model))
     x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
     found, right = traced(x), model(x)
     assert torch.equal(found, right) and found.requires_grad
@@ -438,7 +438,7 @@ def test_small_layers_are_expected_to_keep_pytorchs_host_busy_unless_they_are_re
     """Of three operators 5 us each; a kernel takes as long as the shortest that was measured, and 16 ns for each product of a sum."""
     small, gpu = Conv(channels=8, height=1, width=1, filters=32, kernel_h=1, kernel_w=1), load_any("h200")
     assert expected.pytorch_seconds(small, gpu, 2) == 3 * expected.HOST_SECONDS
-    alone = expected.GPU_LEAST + 8 * expected.GPU_PRODUCT + gpu.model.pass_seconds.value
+    alone = expected.GPU_FLOOR + 8 * expected.GPU_PRODUCT + gpu.model.pass_seconds.value
     assert expected.pytorch_seconds(small, gpu, 0, True) == pytest.approx(alone)
     large = Conv(batch=32, channels=256, height=56, width=56, filters=256, kernel_h=3, kernel_w=3)
     assert expected.pytorch_seconds(large, gpu, 2) == expected.pytorch_seconds(large, gpu, 2, True) > 15e-3

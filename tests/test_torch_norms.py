@@ -185,7 +185,7 @@ def test_between_layers_over_channels_no_permute_is_left(how, launched):
     graph = optimized.__dict__["_pysim"][0].graph
     assert not [one for one in graph.nodes if "permute" in str(one.target)] and len(launched) == 3
     links = [link for one in modules_of(optimized) if isinstance(one, LayerChain) for link in one._links]
-    assert [link.layer.feeds for link in links if isinstance(link.layer, RowNormLayer)] == [True]
+    assert [link.layer.feeds_products for link in links if isinstance(link.layer, RowNormLayer)] == [True]
     left = [one for one in graph.nodes if "add" in str(one.target) or "mul" in str(one.target)]
     assert bool(left) == bool(how.get("late"))  # the factor and the sum are the second product's own
 
@@ -234,18 +234,18 @@ def test_gradients_are_pytorchs(launched):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_factor_of_each_image_and_channel_is_one_pass(dtype, launched):
     x, factor = torch.randn(3, 8, 5, 4, dtype=dtype).to(memory_format=LAST), torch.rand(3, 8, 1, 1, dtype=dtype)
-    product = torch_norms.ProductLayer()
-    assert torch.equal(product.multiplied(x, factor)[0], x * factor) and len(launched) == 1
+    product = torch_norms.FactorLayer()
+    assert torch.equal(product.apply_factor(x, factor)[0], x * factor) and len(launched) == 1
     planes = x.contiguous()
-    assert torch.equal(product.multiplied(planes, factor)[0], planes * factor) and len(launched) == 1
+    assert torch.equal(product.apply_factor(planes, factor)[0], planes * factor) and len(launched) == 1
 
 
 def test_what_the_library_does_not_take_is_told():
     with emulated_cuda.opened():
         good = Norm("f16", "f32", 3, (8, 4))
-        assert good.taken and not good._replace(rows=0).taken and not good._replace(parts=(4,) * 65).taken
-        assert not good._replace(result="bf16").taken and not good._replace(dtype="f64").taken
-        assert not good._replace(parts=(8200,), by_rows=True).taken
+        assert good.supported and not good._replace(rows=0).supported and not good._replace(parts=(4,) * 65).supported
+        assert not good._replace(result="bf16").supported and not good._replace(dtype="f64").supported
+        assert not good._replace(parts=(8200,), by_rows=True).supported
         with pytest.raises(torch_gpu.PysimError, match=r"NULL"):
             NormLaunch(good).run([0, 0], 0, 0)
-        assert torch_norms.LAST == (0, 2, 3, 1)
+        assert torch_norms.TO_NHWC == (0, 2, 3, 1)

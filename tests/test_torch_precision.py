@@ -140,15 +140,15 @@ def test_where_tf32_is_allowed_the_faster_type_is_taken(on_gpu, monkeypatch):
 
 def test_a_layer_whose_tf32_plan_is_faster_has_that(on_gpu):
     layer, x, w = FusedLayer("layer", "Conv", Geometry(padding=(1, 1)), None, None), torch.empty(8, 64, 28, 28), torch.empty(64, 64, 3, 3)
-    both, alone = (layer._planned(x, w, types, load_any("a100")) for types in (("tf32", "f32"), ("f32",)))
+    both, alone = (layer._fastest_plan(x, w, types, load_any("a100")) for types in (("tf32", "f32"), ("f32",)))
     assert both.workload.dtype == "tf32" and both.layout == "nhwc" and both.seconds < alone.seconds
     assert alone.workload.dtype == "f32" and alone.layout == "nhwc"
 
 
 def test_layers_that_follow_each_other_are_one_call_under_autocast(on_gpu, monkeypatch):
     """The first has its input cast; what others were asked for is asked for anew where autocast ends."""
-    looked_up, look_up = [], LayerChain._look_up
-    monkeypatch.setattr(LayerChain, "_look_up", lambda chain, values: looked_up.append(1) or look_up(chain, values))
+    looked_up, look_up = [], LayerChain._run_layers
+    monkeypatch.setattr(LayerChain, "_run_layers", lambda chain, values: looked_up.append(1) or look_up(chain, values))
     model = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]).eval()
     optimized, x = pysim.torch.optimize(model), aligned(torch.empty(2, 8, 6, 6).to(memory_format=torch.channels_last))
     with torch.no_grad():
@@ -227,7 +227,7 @@ def test_weights_are_rounded_once(on_gpu):
             with autocast(torch.float16) if cast else nullcontext():
                 optimized(x if cast else x.half())
             (layer,) = optimized.__dict__["_pysim"][1]
-            ((_, weights),) = layer._made._kept.values()
+            ((_, weights),) = layer._derived._entries._entries.values()
             made.append(weights)
     (folded, none, _), (lying, scale, _) = made
     assert none is None and folded.dtype is lying.dtype is torch.float16
@@ -246,7 +246,7 @@ def test_a_graph_casts_its_own_weights():
     """What autocast keeps lives until it ends."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_graph, "_captured", lambda call: seen.append(torch.is_autocast_cache_enabled()))
+        patch.setattr(torch_graph, "_warm_up_and_capture", lambda call: seen.append(torch.is_autocast_cache_enabled()))
         assert torch.is_autocast_cache_enabled()
         torch_graph.captured(None)
         assert torch.is_autocast_cache_enabled() and seen == [False]

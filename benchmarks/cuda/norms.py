@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from pysim.models.torch_gpu import normed
+from pysim.models.torch_gpu import run_norm
 
 F32, F16 = torch.float32, torch.float16
 CHANNELS = (  # rows, channels of each part, types
@@ -86,14 +86,14 @@ def by_channels(rows: int, channels: tuple[int, ...], dtype: Any, result: Any) -
             return parts[0].to(result)
         return torch.relu_(functional.batch_norm(torch.cat(parts, 1), mean, torch.ones_like(mean), scale, shift))
 
-    return line("channels", parts, result, lambda: normed(parts, (mean, scale, shift), True, None, result), theirs)
+    return line("channels", parts, result, lambda: run_norm(parts, (mean, scale, shift), True, None, result), theirs)
 
 
 def by_rows(rows: int, channels: int, dtype: Any, result: Any) -> dict[str, Any]:
     x = torch.randn(rows, channels, device="cuda", dtype=dtype)
     scale, shift = (torch.rand(channels, device="cuda") for _ in range(2))
     own = [one.to(dtype) for one in (scale, shift)]
-    ours = lambda: normed((x,), (None, scale, shift), False, 1e-6, result)  # noqa: E731
+    ours = lambda: run_norm((x,), (None, scale, shift), False, 1e-6, result)  # noqa: E731
     return line("rows", [x], result, ours, lambda: functional.layer_norm(x, (channels,), *own, 1e-6))
 
 

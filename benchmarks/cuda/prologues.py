@@ -21,7 +21,7 @@ from torch.nn.functional import conv2d
 
 from pysim import planner
 from pysim.calibration import host
-from pysim.models.torch_gpu import Begun, GpuLaunch
+from pysim.models.torch_gpu import GpuLaunch, PrologueTensors
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 
@@ -80,7 +80,7 @@ def measure(w: Conv, multiplied: bool) -> dict[str, Any]:
         torch.randn(2, w.channels, device="cuda"),
     )
     scale = gamma / torch.sqrt(var + 1e-5)
-    prologue = Begun(factor, None, True) if multiplied else Begun(scale, beta - mean * scale, False, True)
+    prologue = PrologueTensors(factor, None, True) if multiplied else PrologueTensors(scale, beta - mean * scale, False, True)
 
     def first() -> Any:
         if multiplied:

@@ -12,7 +12,7 @@ from pysim.frontends import onnx_graph
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.models.model import Model
-from pysim.once import Recent
+from pysim.once import LruCache
 from pysim.problem.text import model_file
 from pysim.record.accuracy import ACCURACIES, Accuracy
 
@@ -23,7 +23,7 @@ class AnyBatch:
     """y = model(x) for x of any batch: planned, and its weights prepared, when a batch first comes; the last eight batches are kept."""
 
     def __init__(self, make: Callable[[int], Model]) -> None:
-        self._make, self._models = make, Recent[Model](_KEPT)
+        self._make, self._models = make, LruCache[Model](_KEPT)
         self.at(1)
 
     def at(self, batch: int) -> Model:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's FX graphs: convolutions and products of a traced model, with what follows them, become one module each (`FusedLayer`).
+"""PyTorch's FX graphs: each convolution and product of a traced model becomes one module (`FusedLayer`) with the operators fused into it.
 
-Modules and functions are read in one form, PyTorch's functions with the parameters as arguments, as a graph of `pysim.models.graph`
-whose other nodes are opaque. What `pysim.models.fusion` fuses there is put back where the convolution stood, since whatever lies between it
-and its activation may write over its input. Modules with hooks, and whatever is not read, stay as they are.
+Modules are first replaced by PyTorch's functions with the parameters as arguments. The result is read as a graph of `pysim.models.graph`,
+in which unknown operators are opaque nodes. A layer that `pysim.models.fusion` fused stands where its convolution stood: an operator
+between that place and the activation might overwrite the layer's input. Modules with hooks, and unknown ones, stay as they are.
 """
 
 import inspect
@@ -17,20 +17,20 @@ from torch import fx, nn
 from torch.nn import functional
 
 from pysim.frontends.torch_channels import linear_over_channels, norm_over_channels, without_permutes
-from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, PARTS, RESIDUAL, SCALE, First, fused
+from pysim.models.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, InputOp, fuse
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_chain import LayerChain, Link
 from pysim.models.torch_layers import FusedLayer, Geometry
-from pysim.models.torch_norms import NormLayer, ProductLayer, RowNormLayer
+from pysim.models.torch_norms import FactorLayer, NormLayer, RowNormLayer
 from pysim.models.torch_precision import ModelAccuracy
 
 _Arguments = dict[str, Any]
 _Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer | RowNormLayer)
-_SUMS = ("Conv", "Linear")
+_WEIGHTED_OPS = ("Conv", "Linear")
 
 
 class Tracer(fx.Tracer):  # type: ignore[misc]  # PyTorch need not be here
-    """Symbols of which x += y writes over x, as it does on tensors: torch.fx reads x = x + y, of which other names of x know nothing."""
+    """Traces x += y as the in-place operator that it is on tensors; torch.fx traces x = x + y, which other names of x do not see."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Symbol(node, self)
@@ -40,80 +40,82 @@ class _Symbol(fx.Proxy):  # type: ignore[misc]  # PyTorch need not be here
     pass
 
 
-def _writes(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, other: x.tracer.create_proxy("call_function", function, (x, other), {})
 
 
 for _written in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"):
-    setattr(_Symbol, f"__{_written}__", _writes(getattr(operator, _written)))
+    setattr(_Symbol, f"__{_written}__", _in_place(getattr(operator, _written)))
 
 
-def rewritten(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", graphed: bool = False) -> tuple[fx.GraphModule, list[FusedLayer]]:
-    """The traced module with its fused layers in their places, and these; `module` itself is changed."""
-    _without_drops(module)
-    _as_functions(module)
+def rewrite(
+    module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_graph: bool = False
+) -> tuple[fx.GraphModule, list[FusedLayer]]:
+    """The traced module, changed in place, and its fused layers."""
+    _remove_dropout(module)
+    _modules_to_functions(module)
     without_permutes(module, _ELEMENTWISE)
-    _as_reshapes(module)
+    _views_to_reshapes(module)
     places = {node.name: node for node in module.graph.nodes}
-    graph = fused(_graph(module.graph), _able)
-    layers = [_put(module, node, places, _layer(node, places)) for node in graph.nodes if node.op in _SUMS]
+    graph = fuse(_graph(module.graph), _supports)
+    layers = [_insert(module, node, places, _layer(node, places)) for node in graph.nodes if node.op in _WEIGHTED_OPS]
     for layer in layers:
-        layer.accuracy, layer.graphed = accuracy, graphed
+        layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
     for node in graph.nodes:
         if node.op == "BatchNormalization":
-            _put(module, node, places, NormLayer(node.attributes["epsilon"], node.attributes.get("activation")))
+            _insert(module, node, places, NormLayer(node.attributes["epsilon"], node.attributes.get("activation")))
         elif node.op == "LayerNormalization":
-            users = [one for one in graph.nodes if node.output in one.inputs]
-            feeds = node.output not in graph.outputs and all(one.op in _SUMS and one.inputs.index(node.output) == 0 for one in users)
-            feeds = feeds and all(node.output not in one.inputs[1:] for one in users)
-            _put(module, node, places, RowNormLayer(feeds=feeds, **node.attributes))
-    _chain(module)
+            users = [user for user in graph.nodes if node.output in user.inputs]
+            feeds_products = node.output not in graph.outputs and all(
+                user.op in _WEIGHTED_OPS and user.inputs[0] == node.output and node.output not in user.inputs[1:] for user in users
+            )
+            _insert(module, node, places, RowNormLayer(feeds_products=feeds_products, **node.attributes))
+    _join_chains(module)
     for node in module.graph.nodes:
-        if node.op == "get_attr" and not node.users:  # no other dead node: it may write over something
+        if node.op == "get_attr" and not node.users:  # other nodes without users may have side effects
             module.graph.erase_node(node)
-    _by_one_name(module)
+    _shorten_names(module)
     module.graph.lint()
     module.recompile()
     return module, layers
 
 
-def _able(node: Node, epilogue: Any) -> bool:
-    """Any activation may follow a sum or a norm, a residual that it may write over a sum, a norm a convolution, which may begin with
-    one, too, or a concatenation, whose parts it reads; a factor for each channel a product."""
+def _supports(node: Node, epilogue: Any) -> bool:
+    """What `FusedLayer` and `NormLayer` can compute; a residual only if it may be overwritten."""
     if epilogue == PARTS:
         return node.op == "Concat"
-    if epilogue in (RESIDUAL, NORM, FIRST):
+    if epilogue in (RESIDUAL, NORM, INPUT_OP):
         return epilogue != RESIDUAL and node.op == "Conv"
     if epilogue == SCALE:
         return node.op == "Linear"
-    return node.op in _SUMS or (epilogue != OVER and node.op == "BatchNormalization")
+    return node.op in _WEIGHTED_OPS or (epilogue != OVERWRITE and node.op == "BatchNormalization")
 
 
-# What gives its input back in inference
+# Operators that return their input in inference
 
 
 _DROPS = {nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
 _DROPPING = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout}
 
 
-def _without_drops(module: fx.GraphModule) -> None:
-    """Dropout and the like: between a layer and the sum behind it they would part them."""
+def _remove_dropout(module: fx.GraphModule) -> None:
+    """Removes dropout and stochastic depth, which would separate a layer from the addition behind it."""
     depth = getattr(sys.modules.get("torchvision.ops.stochastic_depth"), "stochastic_depth", None)
     for node in list(module.graph.nodes):
         if node.op == "call_module":
             called = module.get_submodule(node.target)
             drops = type(called) in _DROPS and not called.training and not _hooked(called)
         else:
-            told = inspect.signature(node.target).bind(*node.args, **node.kwargs) if node.target in {*_DROPPING, depth} else None
-            drops = told is not None and told.arguments.get("training", True) is False
+            call = inspect.signature(node.target).bind(*node.args, **node.kwargs) if node.target in {*_DROPPING, depth} else None
+            drops = call is not None and call.arguments.get("training", True) is False
         x = node.args[0] if node.args else node.kwargs.get("input")
         if drops and isinstance(x, fx.Node):
             node.replace_all_uses_with(x)
             module.graph.erase_node(node)
 
 
-def _as_reshapes(module: fx.GraphModule) -> None:
-    """Views of values that may lie channels last here, where they do not by PyTorch's operators."""
+def _views_to_reshapes(module: fx.GraphModule) -> None:
+    """Views become reshapes: here the viewed value may be channels last, and then a view of it raises."""
     for node in module.graph.nodes:
         shape = [*node.args[1:], *node.kwargs.values()]
         if node.op == "call_method" and node.target == "view" and not any(isinstance(one, torch.dtype) for one in shape):
@@ -123,8 +125,8 @@ def _as_reshapes(module: fx.GraphModule) -> None:
 # Modules as functions
 
 
-def _as_functions(module: fx.GraphModule) -> None:
-    """Modules that are convolutions, products, norms or activations as calls of functions on their parameters."""
+def _modules_to_functions(module: fx.GraphModule) -> None:
+    """Replaces convolutions, products, norms and activations by functions of their parameters."""
     for node in list(module.graph.nodes):
         if node.op != "call_module":
             continue
@@ -224,8 +226,8 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
 _ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "Sigmoid")}
-# which write over their input, and are what they stand for where nobody else reads that; a sum's readers are fusion's to look at
-_OVER = (operator.imul, torch.sigmoid_, "sigmoid_")
+# In-place operators, which are read as their out-of-place forms if nothing else reads their input; fusion checks an addition's readers
+_IN_PLACE = (operator.imul, torch.sigmoid_, "sigmoid_")
 
 
 def _graph(traced: fx.Graph) -> Graph:
@@ -241,14 +243,14 @@ def _graph(traced: fx.Graph) -> Graph:
 
 
 def _node(node: fx.Node) -> Node:
-    """In the common form where it is known and plain, else opaque."""
+    """A known operator in ONNX's form, any other as an opaque node."""
     if (parts := _parts(node)) is not None:
         return Node("Concat", node.name, tuple(one.name for one in parts), (node.name,), {"axis": 1})
     op, names = _FUNCTIONS.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
     given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
     read = _READERS.get(op)
     x = given.get("input")
-    plain = len(node.args) <= len(names) and isinstance(x, fx.Node) and not (node.target in _OVER and len(x.users) > 1)
+    plain = len(node.args) <= len(names) and isinstance(x, fx.Node) and not (node.target in _IN_PLACE and len(x.users) > 1)
     found = read(given) if read and plain else None
     if found is None:
         return Node("opaque", node.name, tuple(one.name for one in node.all_input_nodes), (node.name,))
@@ -260,7 +262,7 @@ def _node(node: fx.Node) -> Node:
 
 
 def _parts(node: fx.Node) -> list[fx.Node] | None:
-    """Of a concatenation of images along their channels."""
+    """The parts of a concatenation along the channels; None for other nodes."""
     if node.op != "call_function" or node.target not in (torch.cat, torch.concat, torch.concatenate):
         return None
     given = dict(zip(("tensors", "dim"), node.args, strict=False)) | node.kwargs
@@ -270,8 +272,8 @@ def _parts(node: fx.Node) -> list[fx.Node] | None:
     return [*parts] if all(isinstance(one, fx.Node) for one in parts) else None
 
 
-def _lies(parameter: Any) -> tuple[int, ...]:
-    """The shape of a parameter that the model has; () of all else."""
+def _parameter_shape(parameter: Any) -> tuple[int, ...]:
+    """The shape of a parameter of the model; () for any other argument."""
     if not isinstance(parameter, fx.Node) or parameter.op != "get_attr":
         return ()
     path, _, name = str(parameter.target).rpartition(".")
@@ -298,7 +300,7 @@ def _read_conv(given: _Arguments) -> _Read:
 
 
 def _read_linear(given: _Arguments) -> _Read:
-    attributes = {"geometry": Geometry(), "filters": _lies(given["weight"])[:1]}
+    attributes = {"geometry": Geometry(), "filters": _parameter_shape(given["weight"])[:1]}
     return "Linear", (given["input"], given["weight"], given.get("bias")), attributes
 
 
@@ -311,22 +313,22 @@ def _read_layer_norm(given: _Arguments) -> _Read:
 
 
 def _read_product(given: _Arguments) -> _Read:
-    """`scales`: of which operand there is a number for each channel of an image, and how many."""
-    if not _is_sum(given):
+    """`scales`: for each operand, (channels,) if it is a parameter with one number per channel of an image, else ()."""
+    if not _is_tensor_pair(given):
         return None
     scales = {
         one.name: shape[-3:-2]
         for one in (given["input"], given["other"])
-        if (shape := _lies(one))[-2:] == (1, 1) and max(shape) == shape[-3]
+        if (shape := _parameter_shape(one))[-2:] == (1, 1) and max(shape) == shape[-3]
     }
     return "Mul", (given["input"], given["other"]), {"scales": scales}
 
 
 def _read_norm(given: _Arguments) -> _Read:
     numbers = [given.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
-    settled = all(one is None or (isinstance(one, fx.Node) and one.op in ("placeholder", "get_attr")) for one in numbers)
+    are_parameters = all(one is None or (isinstance(one, fx.Node) and one.op in ("placeholder", "get_attr")) for one in numbers)
     epsilon = given.get("eps", 1e-5)
-    if given.get("training", False) is not False or numbers[3] is None or not settled or not isinstance(epsilon, float):
+    if given.get("training", False) is not False or numbers[3] is None or not are_parameters or not isinstance(epsilon, float):
         return None
     return "BatchNormalization", (given["input"], *numbers), {"epsilon": epsilon}
 
@@ -343,7 +345,7 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
     "Linear": _read_linear,
     "BatchNormalization": _read_norm,
     "Clip": _read_clip,
-    "Add": lambda given: ("Add", (given["input"], given["other"]), {}) if _is_sum(given) else None,
+    "Add": lambda given: ("Add", (given["input"], given["other"]), {}) if _is_tensor_pair(given) else None,
     "Mul": _read_product,
     "LayerNormalization": _read_layer_norm,
     "Relu": lambda given: ("Relu", (given["input"],), {}),
@@ -355,7 +357,7 @@ _READERS: dict[str, Callable[[_Arguments], _Read]] = {
 }
 
 
-def _is_sum(given: _Arguments) -> bool:
+def _is_tensor_pair(given: _Arguments) -> bool:
     return isinstance(given.get("other"), fx.Node) and given.keys() == {"input", "other"}
 
 
@@ -363,46 +365,45 @@ def _layer(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     attributes = node.attributes
     label = next((str(one.target) for one in _operands(node, places)[1:2] if one is not None and one.op == "get_attr"), node.name)
     name = label.removesuffix(".weight")
-    adds, told = any(node.inputs[PARAMETERS : PARAMETERS + 1]), attributes.get("first")
-    first = None
-    if isinstance(told, First):
-        first = ProductLayer() if told.epsilon is None else NormLayer(told.epsilon, told.activation)
+    has_residual, input_op = any(node.inputs[RESIDUAL_INPUT : RESIDUAL_INPUT + 1]), None
+    if isinstance(absorbed := attributes.get("input_op"), InputOp):
+        input_op = FactorLayer() if absorbed.epsilon is None else NormLayer(absorbed.epsilon, absorbed.activation)
     return FusedLayer(
         name,
         node.op,
         attributes["geometry"],
         attributes.get("activation"),
         attributes.get("epsilon"),
-        adds,
-        first,
+        has_residual,
+        input_op,
         scaled="scaled" in attributes,
         over_channels="over_channels" in attributes,
     )
 
 
-def _put(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: _Layer) -> _Layer:
-    """A layer where the first of its nodes stands; the last one's users read it."""
+def _insert(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: _Layer) -> _Layer:
+    """Inserts a layer where its convolution, product or norm stood; the users of its last node read it."""
     anchor, last = places[node.name], places[node.output]
     at, (x, *parameters) = f"pysim_{anchor.name}", _operands(node, places)
     owners, count = [_owner(module, one) for one in parameters], len(layer.owners)
-    told = node.attributes.get("first")
-    if isinstance(layer, FusedLayer) and isinstance(layer.first, NormLayer):
-        layer.first.owners = tuple(owners[PARAMETERS:])
+    absorbed = node.attributes.get("input_op")
+    if isinstance(layer, FusedLayer) and isinstance(layer.input_op, NormLayer):
+        layer.input_op.owners = tuple(owners[RESIDUAL_INPUT:])
     elif not isinstance(layer, FusedLayer):
-        owners[count:] = [None] * len(owners[count:])  # of parts that a model has as parameters
+        owners[count:] = [None] * len(owners[count:])  # parts of a concatenation stay arguments, even parameters
     layer.owners = tuple(owners[:count] + [None] * (count - len(owners)))
     module.add_module(at, layer)
     with module.graph.inserting_before(anchor):
-        made = module.graph.call_module(at, (x, *(None if of else one for one, of in zip(parameters, owners, strict=True))))
+        made = module.graph.call_module(at, (x, *(None if owner else argument for argument, owner in zip(parameters, owners, strict=True))))
     last.replace_all_uses_with(made)
-    for gone in (*reversed(node.absorbed), node.name, *reversed(told.absorbed if told else ())):
+    for gone in (*reversed(node.absorbed), node.name, *reversed(absorbed.absorbed if absorbed else ())):
         module.graph.erase_node(places[gone])
     places[node.output] = made
     return layer
 
 
-def _chain(module: fx.GraphModule) -> None:
-    """Layers and norms with nothing between them but parameters become one module."""
+def _join_chains(module: fx.GraphModule) -> None:
+    """Joins consecutive layers and norms to one module."""
     runs: list[list[fx.Node]] = [[]]
     for node in module.graph.nodes:
         if node.op in ("get_attr", "placeholder"):
@@ -414,22 +415,22 @@ def _chain(module: fx.GraphModule) -> None:
         if links:
             runs[-1].append(node)
     for run in filter(None, runs):
-        _join(module, run)
+        _insert_chain(module, run)
 
 
 def _link(layer: Any, numbers: Sequence[int | None]) -> Link:
-    """A layer whose arguments have these numbers."""
+    """The link of a layer whose arguments have these numbers."""
     x, parameters, others = numbers[0] or 0, tuple(numbers[1 : 1 + len(layer.owners)]), numbers[1 + len(layer.owners) :]
     parameters += (None,) * (len(layer.owners) - len(parameters))
     if not isinstance(layer, FusedLayer):
         return Link(layer, x, parameters, others=tuple(one for one in others if one is not None))
-    residual, *first = others or [None]
-    norm, factor = ((), first[0]) if isinstance(layer.first, ProductLayer) else (first, None)
+    residual, *of_input_op = others or [None]
+    norm, factor = ((), of_input_op[0]) if isinstance(layer.input_op, FactorLayer) else (of_input_op, None)
     return Link(layer, x, (*parameters, *norm), residual, factor)
 
 
-def _join(module: fx.GraphModule, run: list[fx.Node]) -> None:
-    """One module in the place of the last of these layers."""
+def _insert_chain(module: fx.GraphModule, run: list[fx.Node]) -> None:
+    """Replaces these layers by a chain, where the last one stood."""
     given = list(dict.fromkeys(one for node in run for one in node.all_input_nodes if one not in run))
     numbers: dict[Any, int | None] = {one: at for at, one in enumerate((*given, *run))} | {None: None}
     links = [_link(module.get_submodule(node.target), [numbers[one] for one in node.args]) for node in run]
@@ -447,8 +448,8 @@ def _join(module: fx.GraphModule, run: list[fx.Node]) -> None:
         module.delete_submodule(node.target)
 
 
-def _by_one_name(module: fx.GraphModule) -> None:
-    """Modules that stay as they are, found at once: each call would look for every part of their paths."""
+def _shorten_names(module: fx.GraphModule) -> None:
+    """Gives the remaining submodules names without dots: each dot costs a lookup in every call."""
     for node in module.graph.nodes:
         if node.op == "call_module" and "." in node.target:
             name = f"pysim_{node.name}"
@@ -461,7 +462,7 @@ def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:
 
 
 def _owner(module: fx.GraphModule, operand: fx.Node | None) -> tuple[nn.Module, str] | None:
-    """The module that a parameter belongs to, and its name there; None for what is computed or given."""
+    """The owner of a parameter; None for values that are computed or arguments of the model."""
     if operand is None or operand.op != "get_attr":
         return None
     path, _, name = str(operand.target).rpartition(".")

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 
-from pysim.models.buffers import offset_in
-from pysim.models.fusion import PARAMETERS
+from pysim.models.buffers import view_offset
+from pysim.models.fusion import RESIDUAL_INPUT
 from pysim.models.graph import Graph, Node
 
 _NEVER = 10**13  # nanoseconds, above any sum of layers
@@ -104,7 +104,7 @@ class _Cut:
         if node.op == "Take":  # rows or columns
             return bool(node.attributes["axis"] >= 2)
         if node.op == "Slice":  # whole blocks, one piece
-            return offset_in(self._graph, node) is not None and node.attributes["slices"][1].start % self._block == 0
+            return view_offset(self._graph, node) is not None and node.attributes["slices"][1].start % self._block == 0
         like = [tensors[name] == tensors[node.output] for name in values]
         if node.op == "Mul":  # or planes by a number each
             return any(like) and all(one or _pointlike(self._graph, name, self._block) for one, name in zip(like, values, strict=True))
@@ -133,7 +133,7 @@ class _Cut:
     def _reader(self, user: int, name: str) -> tuple[int, str]:
         """The label that a node's input has; a residual lies as the output."""
         node = self._graph.nodes[user]
-        residual = node.op == "Conv" and name in node.inputs[PARAMETERS:] and name != node.inputs[0]
+        residual = node.op == "Conv" and name in node.inputs[RESIDUAL_INPUT:] and name != node.inputs[0]
         return user, "out" if residual else "in"
 
     def chosen(self) -> dict[tuple[int, str], bool]:
@@ -176,7 +176,7 @@ def _rewritten(graph: Graph, block: int, chosen: Mapping[tuple[int, str], bool])
 
     for at, node in enumerate(graph.nodes):
         read, written = chosen[at, "in"], chosen[at, "out"]
-        sides = [written if node.op == "Conv" and place >= PARAMETERS else read for place in range(len(node.inputs))]
+        sides = [written if node.op == "Conv" and place >= RESIDUAL_INPUT else read for place in range(len(node.inputs))]
         for name, side in zip(node.inputs, sides, strict=True):
             nodes += brought(name, side)
         inputs = tuple(named(name, side) for name, side in zip(node.inputs, sides, strict=True))

@@ -18,8 +18,8 @@ from pysim.errors import OperandError, printable
 from pysim.machine.cpu import Machine
 from pysim.models import operators
 from pysim.models.arrays import imagined, products_of, with_orders
-from pysim.models.buffers import Buffers, offset_in, planned
-from pysim.models.fusion import FIRST, NORM, OVER, PARAMETERS, PARTS, RESIDUAL, SCALE, fused
+from pysim.models.buffers import Buffers, plan_buffers, view_offset
+from pysim.models.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.models.graph import Array, Graph, Node, Tensor
 from pysim.models.plan import Layer, ModelPlan, layers_of, with_layouts
 from pysim.problem.gemm import Gemm
@@ -33,9 +33,9 @@ from pysim.runtime.steps import Chain, Step
 Call = Callable[[], object]
 
 
-def _able(node: Node, epilogue: Any) -> bool:
-    """Any activation follows convolutions and products natively, a residual convolutions, ReLU some operators."""
-    if epilogue in (NORM, OVER, RESIDUAL, FIRST, PARTS, SCALE):
+def _supports(node: Node, epilogue: Any) -> bool:
+    """The kernels of convolutions and products apply any activation, those of convolutions add a residual, some operators apply ReLU."""
+    if epilogue in (NORM, OVERWRITE, RESIDUAL, INPUT_OP, PARTS, SCALE):
         return epilogue == RESIDUAL and node.op == "Conv"
     return node.op in ("Conv", "Linear") or (epilogue == "relu" and node.op in operators.ACTIVATED)
 
@@ -56,22 +56,22 @@ class Model:
     def __init__(
         self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
     ) -> None:
-        graph = with_orders(fused(graph, _able))
+        graph = with_orders(fuse(graph, _supports))
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
         self.threads = threads
-        buffers = planned(graph, lambda node: node.op in operators.IN_PLACE)
+        buffers = plan_buffers(graph, lambda node: node.op in operators.IN_PLACE)
         self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
         packs = [layer.plan is not None and layer.node.op != "MatMul" for layer in self.plan.layers]
-        last = {name: at for at, layer in enumerate(self.plan.layers) if packs[at] for name in layer.node.inputs[1:PARAMETERS]}
+        last = {name: at for at, layer in enumerate(self.plan.layers) if packs[at] for name in layer.node.inputs[1:RESIDUAL_INPUT]}
         elsewhere = {
-            name for layer, packed in zip(self.plan.layers, packs, strict=True) for name in layer.node.inputs[PARAMETERS * packed :]
+            name for layer, packed in zip(self.plan.layers, packs, strict=True) for name in layer.node.inputs[RESIDUAL_INPUT * packed :]
         }
         self._natives = list[Prepared | None]()
         for at, layer in enumerate(self.plan.layers):
             self._natives.append(self._prepared(layer, executor))
-            for name in layer.node.inputs[1:PARAMETERS] if packs[at] else ():  # packed, and needed no more as they were
+            for name in layer.node.inputs[1:RESIDUAL_INPUT] if packs[at] else ():  # packed, and needed no more as they were
                 if last[name] == at and name not in elsewhere and name not in graph.outputs:
                     constants.pop(name, None)
         self._idle: list[_Run] = []
@@ -87,7 +87,7 @@ class Model:
     def _prepared(self, layer: Layer, executor: cpu.Executor) -> Prepared | None:
         if layer.plan is None or layer.node.op == "MatMul":  # of two values
             return None
-        w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:PARAMETERS] if name)
+        w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:RESIDUAL_INPUT] if name)
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
         activation = layer.node.attributes.get("activation")
@@ -178,8 +178,8 @@ class _Run:
         if native is not None:
             if (step := self._bound(node, native)) is not None:
                 return step
-            return _prepared(native, values, names[0], values[node.output], *node.inputs[PARAMETERS:])
-        if (offset := offset_in(graph, node)) is not None:
+            return _prepared(native, values, names[0], values[node.output], *node.inputs[RESIDUAL_INPUT:])
+        if (offset := view_offset(graph, node)) is not None:
             return self._view(node, graph, buffers, offset)
         if "reference" in node.attributes:
             run, outs = operators.by_reference(node), [values.get(name) for name in node.outputs]
@@ -208,7 +208,7 @@ class _Run:
 
     def _bound(self, node: Node, native: Prepared) -> Step | Chain | None:
         """The layer with its arrays, where they are the same ones in every call."""
-        values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[PARAMETERS:])
+        values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[RESIDUAL_INPUT:])
         if native.executor is not cpu.LOCAL or not self._fixed.issuperset((x, *residual)):
             return None
         read, written = native.shapes

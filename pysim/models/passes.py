@@ -22,8 +22,8 @@ import numpy as np
 
 from pysim.cachemodel.cpu.activation import activation_cycles
 from pysim.machine.cpu import Machine, Unit
-from pysim.models.buffers import Buffers, offset_in
-from pysim.models.fusion import PARAMETERS, activation_of
+from pysim.models.buffers import Buffers, view_offset
+from pysim.models.fusion import RESIDUAL_INPUT, activation_of
 from pysim.models.graph import Graph, Node, Tensor
 from pysim.registry.cpu import loop_targets, rows_kinds
 
@@ -70,7 +70,7 @@ def pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
 
 def _starting(node: Node, graph: Graph, on: Machine) -> float:
     """Seconds until a layer computes: its code lies as far away as its weights."""
-    return 0.0 if offset_in(graph, node) is not None else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
+    return 0.0 if view_offset(graph, node) is not None else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
 
 
 def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
@@ -87,8 +87,8 @@ def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     """Seconds of what a node reads and writes beside a plan."""
     if node.op in ("Conv", "Linear", "MatMul") and "reference" not in node.attributes:
-        return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[PARAMETERS:]), 0)
-    if offset_in(graph, node) is not None:
+        return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[RESIDUAL_INPUT:]), 0)
+    if view_offset(graph, node) is not None:
         return 0.0
     if node.op == "Reorder":
         return reordering_seconds(graph.tensors[node.output], on)

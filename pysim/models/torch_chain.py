@@ -1,40 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused layers and norms that follow each other in a PyTorch model, as one module: on a GPU one native call, and one piece of memory for
-what only they see.
+"""Consecutive fused layers and norms of a PyTorch model as one module: on a GPU one native call and one arena for the values between them.
 
-A first call runs layer by layer. Of a later one with the same parameters the launches are kept (`_Launches`), for calls whose inputs lie
-alike and whose parameters were not written to since: these look nothing up, allocate what is read outside and one arena (values between
-layers and workspaces, placed by when they are needed, as in `pysim.models.buffers`; a small one is kept for the stream), and put all
-launches on the stream at once. To look up what a layer needs takes several times as long as its launch does.
+The first call runs layer by layer. The second call with the same parameters keeps its launches (`_LaunchGroup`). Later calls repeat them if
+their inputs have the same layouts and no parameter changed: such a call looks nothing up, allocates the results and one arena, and puts all
+launches on the stream at once. The arena holds the values between layers and the workspaces, placed by their lifetimes as in
+`pysim.models.buffers`; a small arena is kept for the stream. Looking up a layer's launch takes several times as long as launching it.
 
-Values have numbers: first what the chain is given, then each layer's result.
+Values are numbered: the inputs of the chain first, then each layer's result.
 """
 
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import groupby
-from operator import is_ as _is
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 
-from pysim.models.buffers import Lifetime, placed
-from pysim.models.torch_gpu import Called, Lies, Normed, on_device_of
+from pysim.models.buffers import Lifetime, assign_offsets
+from pysim.models.torch_gpu import LaunchRecord, NormRecord, TensorLayout, on_device_of
 from pysim.models.torch_layers import FusedLayer
 from pysim.models.torch_norms import NormLayer, RowNormLayer
 from pysim.models.torch_precision import settings
-from pysim.models.torch_state import Owned, home_of, state_of, transformed
-from pysim.once import Recent
+from pysim.models.torch_state import OwnedTensors, dict_holding, is_traced, versions_of
+from pysim.once import LruCache
 from pysim.runtime import arrays, cuda
-from pysim.runtime.cuda_call import ALIGNED, workspace
+from pysim.runtime.cuda_call import ALIGNMENT_BYTES, workspace
 from pysim.runtime.cuda_steps import LaunchStep, LaunchSteps, NormStep, Place
 
-_KEPT = 8  # shapes of inputs that launches are kept for
+_CACHE_SIZE = 8  # shapes of inputs whose launches a chain keeps
 
 
 class Link(NamedTuple):
-    """A layer and its arguments: numbers of values, None for what it has from owners or not at all. `others` are the parts of a
-    concatenation behind x."""
+    """A layer and the numbers of its arguments; None for a parameter that the layer reads from its owner or does not have. `others`:
+    further parts of the concatenation that begins with x."""
 
     layer: FusedLayer | NormLayer | RowNormLayer
     x: int
@@ -45,226 +44,226 @@ class Link(NamedTuple):
 
     @property
     def reads(self) -> list[int]:
-        """All but parameters."""
-        return [one for one in (self.x, *self.others, self.residual, self.factor) if one is not None]
+        """The numbers of all arguments but parameters."""
+        return [number for number in (self.x, *self.others, self.residual, self.factor) if number is not None]
 
 
 class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """`outputs` are the numbers of the results that others read."""
+    """`outputs`: the numbers of the results that the rest of the model reads."""
 
-    def __init__(self, links: Sequence[Link], given: int, outputs: Sequence[int]) -> None:
+    def __init__(self, links: Sequence[Link], input_count: int, outputs: Sequence[int]) -> None:
         super().__init__()
-        self._links, self._given, self._outputs = tuple(links), given, tuple(outputs)
-        last = {number: at for at, one in enumerate(links) for number in one.reads}
-        own = [number for number in last if number >= given and number not in outputs]
-        self._done = [[number for number in own if last[number] == at] for at in range(len(links))]  # what nobody reads after a layer
-        self._before: list[Any] = []  # the parameters of the last call that looked things up
-        self._ready: Recent[tuple[_Launches | Link, ...]] = Recent(_KEPT)
+        self._links, self._input_count, self._outputs = tuple(links), input_count, tuple(outputs)
+        last_reader = {number: at for at, link in enumerate(links) for number in link.reads}
+        inner = [number for number in last_reader if number >= input_count and number not in outputs]
+        self._dead_after = [[number for number in inner if last_reader[number] == at] for at in range(len(links))]
+        self._last_parameters: list[Any] = []  # of the last call that ran layer by layer
+        self._plans: LruCache[tuple[_LaunchGroup | Link, ...]] = LruCache(_CACHE_SIZE)
 
-    def forward(self, *given: Any) -> Any:
-        values = [*given]
-        if not _wants_more():
-            for part in self._ready.get((given[self._links[0].x].shape, settings())) or ():
+    def forward(self, *inputs: Any) -> Any:
+        values = [*inputs]
+        if not _needs_pytorch():
+            for part in self._plans.get((inputs[self._links[0].x].shape, settings())) or ():
                 if isinstance(part, Link):
-                    values.append(self._called(part, values)[0])
-                elif not part.takes(values) or not part.run(values):
+                    values.append(self._call_layer(part, values)[0])
+                elif not part.applies_to(values) or not part.run(values):
                     break
-        if len(values) < self._given + len(self._links):
-            self._look_up(values)
+        if len(values) < self._input_count + len(self._links):
+            self._run_layers(values)
         outputs = self._outputs
         return values[outputs[0]] if len(outputs) == 1 else tuple(values[number] for number in outputs)
 
-    __call__ = forward  # past what looks for hooks, which nobody can have put here: a microsecond
+    __call__ = forward  # without the search for hooks, which nobody can register here: it takes a microsecond
 
-    def _called(self, link: Link, values: list[Any]) -> tuple[Any, Called | Normed | None, tuple[Any, ...]]:
-        layer, given = link.layer, tuple(None if at is None else values[at] for at in link.parameters)
+    def _call_layer(self, link: Link, values: list[Any]) -> tuple[Any, LaunchRecord | NormRecord | None, tuple[Any, ...]]:
+        layer, arguments = link.layer, tuple(None if at is None else values[at] for at in link.parameters)
         if not isinstance(layer, FusedLayer):
-            parameters = tuple(layer.parameters_of(given))
-            return *layer.called([values[at] for at in (link.x, *link.others)], parameters), parameters
-        parameters = layer.parameters_of(given)
+            parameters = tuple(layer.parameters_of(arguments))
+            return *layer.run([values[at] for at in (link.x, *link.others)], parameters), parameters
+        parameters = layer.parameters_of(arguments)
         residual, factor = (None if at is None else values[at] for at in (link.residual, link.factor))
-        return *layer.called(values[link.x], parameters, residual, factor), parameters
+        return *layer.run(values[link.x], parameters, residual, factor), parameters
 
-    def _look_up(self, values: list[Any]) -> None:
-        """Runs the layers whose results are not there yet, and keeps their launches where parameters are the same as in the call before."""
-        first, key = len(values) - self._given, (values[self._links[0].x].shape, settings())
+    def _run_layers(self, values: list[Any]) -> None:
+        """Runs the layers that have no result yet. Keeps their launches if the parameters are the same as in the call before."""
+        first, key = len(values) - self._input_count, (values[self._links[0].x].shape, settings())
         steps: list[_Step] = []
         for at, link in enumerate(self._links[first:], first):
-            y, called, parameters = self._called(link, values)
+            y, record, parameters = self._call_layer(link, values)
             values.append(y)
-            lie = {number: Lies.of(values[number]) for number in (*link.reads, self._given + at)} if called else {}
-            steps.append(_Step(link, self._given + at, called, lie, parameters))
-            for number in self._done[at]:
+            layouts = {number: TensorLayout.of(values[number]) for number in (*link.reads, self._input_count + at)} if record else {}
+            steps.append(_Step(link, self._input_count + at, record, layouts, parameters))
+            for number in self._dead_after[at]:
                 values[number] = None
-        launched = [one for step in steps if step.called for one in step.parameters]
-        if len(launched) == len(self._before) and all(map(_is, launched, self._before)) and launched:
-            self._ready.put(key, _parts(steps, self._outputs) if first == 0 else ())  # else what is kept does not fit: anew, from the start
-        elif first == 0 and not launched and not _wants_more() and all(link.layer.stays for link in self._links):
-            self._ready.put(key, self._links)
-        self._before = launched
+        launched = [parameter for step in steps if step.record for parameter in step.parameters]
+        if len(launched) == len(self._last_parameters) and all(map(is_, launched, self._last_parameters)) and launched:
+            self._plans.put(key, _parts(steps, self._outputs) if first == 0 else ())  # (): some kept launch did not apply, start over
+        elif first == 0 and not launched and not _needs_pytorch() and all(link.layer.always_pytorch for link in self._links):
+            self._plans.put(key, self._links)
+        self._last_parameters = launched
 
 
-def _wants_more() -> bool:
-    """Whether more than numbers may be wanted, whatever the operands."""
-    return bool(torch.is_grad_enabled() or transformed())
+def _needs_pytorch() -> bool:
+    """Whether gradients may flow or the call is traced, whatever the operands."""
+    return bool(torch.is_grad_enabled() or is_traced())
 
 
 class _Step(NamedTuple):
-    """A layer's call: what it was on the device, if that can be done again, and how the values that it read and made lay."""
+    """A call of a layer: the record of its launch if that can be repeated, and the layouts of the values that it read and wrote."""
 
     link: Link
     result: int
-    called: Called | Normed | None
-    lie: dict[int, Lies]
+    record: LaunchRecord | NormRecord | None
+    layouts: dict[int, TensorLayout]
     parameters: tuple[Any, ...]
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The numbers of what is normed or multiplied."""
-        link, turned = self.link, isinstance(self.called, Called) and self.called.turned
-        return (link.factor,) if turned and link.factor is not None else (link.x, *link.others)
+        """The numbers of the values that the norm or the factor applies to."""
+        link, swapped = self.link, isinstance(self.record, LaunchRecord) and self.record.swapped
+        return (link.factor,) if swapped and link.factor is not None else (link.x, *link.others)
 
     @property
     def factor(self) -> int | None:
-        return next((one for one in (self.link.x, self.link.factor) if one not in self.parts), None)
+        return next((number for number in (self.link.x, self.link.factor) if number not in self.parts), None)
 
     @property
-    def before(self) -> Normed | None:
-        return self.called.before if isinstance(self.called, Called) else None
+    def input_norm(self) -> NormRecord | None:
+        return self.record.input_norm if isinstance(self.record, LaunchRecord) else None
 
     @property
     def workspace_bytes(self) -> int:
-        return int(self.called.launch.launch.workspace_bytes) if isinstance(self.called, Called) else 0
+        return int(self.record.launch.launch.workspace_bytes) if isinstance(self.record, LaunchRecord) else 0
 
     @property
-    def forms(self) -> list[tuple[int, Any]]:
-        """The values that it reads, and the form in which each lies."""
-        assert self.called is not None
-        form = (self.before or self.called).form
-        read = [(one, form) for one in self.parts]
+    def reads(self) -> list[tuple[int, Any]]:
+        """The numbers of the values that it reads, each with its memory format."""
+        assert self.record is not None
+        form = (self.input_norm or self.record).memory_format
+        read = [(number, form) for number in self.parts]
         read += [(self.factor, torch.contiguous_format)] if self.factor is not None else []
-        return [*read, (self.link.residual, self.called.form)] if self.link.residual is not None else read
+        return [*read, (self.link.residual, self.record.memory_format)] if self.link.residual is not None else read
 
 
-def _parts(steps: Sequence[_Step], outputs: Sequence[int]) -> tuple["_Launches | Link", ...]:
-    """Launches that follow each other, together, and the layers between them."""
-    parts: list[_Launches | Link] = []
-    for launched, group in groupby(steps, lambda step: step.called is not None):
+def _parts(steps: Sequence[_Step], outputs: Sequence[int]) -> tuple["_LaunchGroup | Link", ...]:
+    """Groups of consecutive launches, and the layers between them that run by themselves."""
+    parts: list[_LaunchGroup | Link] = []
+    for launched, group in groupby(steps, lambda step: step.record is not None):
         together = list(group)
         read = {number for step in steps if step.result > together[-1].result for number in step.link.reads}
-        parts += [_Launches(together, read | {*outputs})] if launched else [step.link for step in together]
+        parts += [_LaunchGroup(together, read | {*outputs})] if launched else [step.link for step in together]
     return tuple(parts)
 
 
-class _Launches:
-    """Launches of layers as one call; `read` are the numbers of the values that others read."""
+class _LaunchGroup:
+    """Launches of layers as one native call; `read_outside`: the numbers of the values that other layers or the model read."""
 
-    def __init__(self, steps: Sequence[_Step], read: set[int]) -> None:
+    def __init__(self, steps: Sequence[_Step], read_outside: set[int]) -> None:
         results = [step.result for step in steps]
         self._operands = _operands(steps)
         self._arguments, self._owned = _sources(steps)
-        state = state_of(tuple(one for step in steps for one in step.parameters))
-        assert state is not None  # or nothing was said of the call
-        self._state = state
-        memory = {step.result: step.result for step in steps}  # whose memory a result lies in
+        versions = versions_of(tuple(parameter for step in steps for parameter in step.parameters))
+        assert versions is not None  # else there would be no records
+        self._versions = versions
+        memory = {step.result: step.result for step in steps}  # whose memory a result layout in
         for step in steps:
-            if isinstance(step.called, Called) and step.called.adds:
+            if isinstance(step.record, LaunchRecord) and step.record.adds_residual:
                 assert step.link.residual is not None
                 memory[step.result] = memory.get(step.link.residual, step.link.residual)
-        outside = sorted({memory[number] for number in results if number in read and memory[number] in memory})
-        self._outer = sorted({number for number, *_ in self._operands})
-        self._made = [step.lie[number].make for number in outside for step in steps if step.result == number]
-        offsets, self._arena_bytes = placed(_lifetimes(steps, memory, outside), ALIGNED)
-        bases = {number: at for at, number in enumerate((*self._outer, *outside), 2)}  # address 0 is 0, address 1 the arena's
+        outside = sorted({memory[number] for number in results if number in read_outside and memory[number] in memory})
+        self._pieces = sorted({number for number, *_ in self._operands})
+        self._allocate = [step.layouts[number].allocate for number in outside for step in steps if step.result == number]
+        offsets, self._arena_bytes = assign_offsets(_lifetimes(steps, memory, outside), ALIGNMENT_BYTES)
+        bases = {number: at for at, number in enumerate((*self._pieces, *outside), 2)}  # base 0: absolute addresses, base 1: the arena
         nowhere = Place(0)
 
         def place(number: int) -> Place:
             root = memory.get(number, number)
             return Place(bases[root]) if root in bases else Place(1, offsets["value", root])
 
-        def inside(kind: str, step: _Step) -> Place:
+        def in_arena(kind: str, step: _Step) -> Place:
             return Place(1, offsets[kind, step.result]) if (kind, step.result) in offsets else nowhere
 
-        def norm(step: _Step, how: Normed, result: Place) -> NormStep:
-            scale = place(step.factor) if how.by_factor and step.factor is not None else nowhere
-            return NormStep(how.launch, tuple(map(place, step.parts)), result, scale)
+        def norm(step: _Step, record: NormRecord, result: Place) -> NormStep:
+            scale = place(step.factor) if record.scale_is_input and step.factor is not None else nowhere
+            return NormStep(record.launch, tuple(map(place, step.parts)), result, scale)
 
         def launches(step: _Step) -> list[LaunchStep | NormStep]:
-            called, before, result = step.called, step.before, place(step.result)
-            if isinstance(called, Normed):
-                return [norm(step, called, result)]
-            assert called is not None
-            weights, work = Place(0, called.weights.data_ptr()), inside("workspace", step)
-            image = inside("image", step) if before else place(step.parts[0])
-            last = LaunchStep(called.launch.launch, called.epilogue, image, weights, result, work)
-            return [norm(step, before, image), last] if before else [last]
+            record, input_norm, result = step.record, step.input_norm, place(step.result)
+            if isinstance(record, NormRecord):
+                return [norm(step, record, result)]
+            assert record is not None
+            weights, work = Place(0, record.weights.data_ptr()), in_arena("workspace", step)
+            image = in_arena("image", step) if input_norm else place(step.parts[0])
+            layer = LaunchStep(record.launch.launch, record.epilogue, image, weights, result, work)
+            return [norm(step, input_norm, image), layer] if input_norm else [layer]
 
-        self._steps = LaunchSteps([one for step in steps for one in launches(step)])
-        self._kept = [step.called for step in steps]
-        self._results = [bases[memory[number]] - 2 if number in read else None for number in results]
-        self._library, self._device = arrays.library_of(torch.Tensor), steps[0].lie[results[0]].device.index
+        self._steps = LaunchSteps([launch for step in steps for launch in launches(step)])
+        self._keep_alive = [step.record for step in steps]
+        self._results = [bases[memory[number]] - 2 if number in read_outside else None for number in results]
+        self._library, self._device = arrays.library_of(torch.Tensor), steps[0].layouts[results[0]].device.index
         self._several_devices = len(cuda.devices()) > 1
 
-    def takes(self, values: Sequence[Any]) -> bool:
-        """Whether the operands lie as those did, and the parameters are the same, not written to since."""
-        for number, lies, form in self._operands:
+    def applies_to(self, values: Sequence[Any]) -> bool:
+        """Whether the operands have the recorded layouts and the parameters are the same and unchanged."""
+        for number, layout, form in self._operands:
             x = values[number]
-            if type(x) is not torch.Tensor or x.shape != lies.shape or x.dtype is not lies.dtype or x.device != lies.device:
+            if type(x) is not torch.Tensor or x.shape != layout.shape or x.dtype is not layout.dtype or x.device != layout.device:
                 return False
-            if x.data_ptr() % ALIGNED or x.is_neg() or not x.is_contiguous(memory_format=form):
+            if x.data_ptr() % ALIGNMENT_BYTES or x.is_neg() or not x.is_contiguous(memory_format=form):
                 return False
-        for number, one in self._arguments:
-            if values[number] is not one:
+        for number, parameter in self._arguments:
+            if values[number] is not parameter:
                 return False
-        return self._owned.hold() and self._state.holds()
+        return self._owned.unchanged() and self._versions.unchanged()
 
     def run(self, values: list[Any]) -> bool:
-        """Appends the results, None for those that nobody else reads; False where there is no memory, before anything was written."""
-        pieces = [values[number] for number in self._outer]
+        """Appends the results, None for those that only this group reads. False if memory ran out; then nothing was written."""
+        pieces = [values[number] for number in self._pieces]
         first = pieces[0]
         with on_device_of(first) if self._several_devices else nullcontext():
             stream = self._library.stream(first)
             try:
-                pieces += [make() for make in self._made]
+                pieces += [allocate() for allocate in self._allocate]
                 _owner, arena = workspace(self._arena_bytes, stream, (self._library, first, self._device))
             except torch.OutOfMemoryError:
                 return False
-            self._steps.run([0, arena, *[one.data_ptr() for one in pieces]], stream)
+            self._steps.run([0, arena, *[piece.data_ptr() for piece in pieces]], stream)
         values += [None if at is None else pieces[at] for at in self._results]
         return True
 
 
-def _operands(steps: Sequence[_Step]) -> list[tuple[int, Lies, Any]]:
-    """The values that launches find outside, how each lies, and in which form it is read."""
+def _operands(steps: Sequence[_Step]) -> list[tuple[int, TensorLayout, Any]]:
+    """The values that the group reads but does not compute: number, layout and memory format."""
     results = {step.result for step in steps}
-    found = {(number, form): step.lie[number] for step in steps for number, form in step.forms if number not in results}
-    return [(number, lies, form) for (number, form), lies in found.items()]
+    operands = {(number, form): step.layouts[number] for step in steps for number, form in step.reads if number not in results}
+    return [(number, layout, form) for (number, form), layout in operands.items()]
 
 
-def _sources(steps: Sequence[_Step]) -> tuple[list[tuple[int, Any]], Owned]:
-    """The parameters that are given, by number, and those that modules own."""
-    given, owned = [], []
+def _sources(steps: Sequence[_Step]) -> tuple[list[tuple[int, Any]], OwnedTensors]:
+    """The parameters that are arguments, by number, and those that modules own."""
+    arguments, owned = [], []
     for step in steps:
-        for number, owner, one in zip(step.link.parameters, step.link.layer.all_owners, step.parameters, strict=True):
-            home = home_of(*owner) if owner else None
-            if owner and home is not None:
-                owned.append((home, owner[1], one))
+        for number, owner, parameter in zip(step.link.parameters, step.link.layer.all_owners, step.parameters, strict=True):
+            holder = dict_holding(*owner) if owner else None
+            if owner and holder is not None:
+                owned.append((holder, owner[1], parameter))
             elif number is not None:
-                given.append((number, one))
-    return given, Owned(owned)
+                arguments.append((number, parameter))
+    return arguments, OwnedTensors(owned)
 
 
 def _lifetimes(steps: Sequence[_Step], memory: dict[int, int], outside: Sequence[int]) -> dict[tuple[str, int], Lifetime]:
-    """When which memory of the arena is needed: of each "value" that is not read outside, by number, and of a step's "workspace" and the
-    "image" that what comes first makes, by its result's."""
-    found: dict[tuple[str, int], Lifetime] = {}
+    """Lifetimes of the arena's memory, in steps: ("value", number) of a result that only the group reads; ("workspace", result) and
+    ("image", result) of a step's workspace and of the input that its `input_norm` writes."""
+    lifetimes: dict[tuple[str, int], Lifetime] = {}
     for at, step in enumerate(steps):
-        own = {"workspace": step.workspace_bytes, "image": step.before.result.nbytes if step.before else 0}
-        found |= {(kind, step.result): Lifetime(nbytes, at, at) for kind, nbytes in own.items() if nbytes}
+        of_step = {"workspace": step.workspace_bytes, "image": step.input_norm.result.nbytes if step.input_norm else 0}
+        lifetimes |= {(kind, step.result): Lifetime(nbytes, at, at) for kind, nbytes in of_step.items() if nbytes}
         root = memory[step.result]
         if root in memory and root not in outside:
-            found.setdefault(("value", root), Lifetime(step.lie[step.result].nbytes, at, at))
+            lifetimes.setdefault(("value", root), Lifetime(step.layouts[step.result].nbytes, at, at))
         for number in (*step.link.reads, step.result):
-            if one := found.get(("value", memory.get(number, number))):
-                one.last = at
-    return found
+            if lifetime := lifetimes.get(("value", memory.get(number, number))):
+                lifetime.last = at
+    return lifetimes

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module's calls on a GPU as CUDA graphs: what a call launches is recorded once, and nothing of Python runs between its operators.
+"""Calls of a module on a GPU as CUDA graphs: captured once, then replayed without host code between the operators.
 
-    first call of a kind        as it is
-    second                      as it is again, on another stream, which makes what is made once, and then recorded
-    later                       inputs are copied to where the recorded call read its own, the graph runs, and results are copied
+    first call of a kind        runs as it is
+    second call                 runs as it is on another stream, which fills all caches, and is captured
+    later calls                 copy their inputs to those of the captured call, replay the graph, and copy the results
 
-Calls are of one kind whose inputs lie alike, on one stream, under the same settings. A recorded call reads parameters and buffers where
-they lay and what was made of them: where one of them is another tensor since, or was written to, it is recorded anew. What cannot be
-recorded (a call that waits for its own results, say) runs as it is.
+Calls are of one kind if their inputs have the same layouts and they use the same stream and settings. A graph reads parameters, buffers and
+what was computed from them at fixed addresses, so a call is captured again after one of them was replaced or written to. Calls that cannot
+be captured, for example because they wait for their own results, run as they are.
 """
 
 import threading
@@ -18,21 +18,21 @@ import torch
 from torch.utils import _pytree
 
 from pysim.models.torch_precision import settings
-from pysim.models.torch_state import Owned, TensorState, home_of, state_of
-from pysim.once import Recent
+from pysim.models.torch_state import OwnedTensors, TensorVersions, dict_holding, versions_of
+from pysim.once import LruCache
 from pysim.runtime.cuda_call import forget_workspaces
 
-_KEPT = 8  # kinds of calls that graphs are kept for: each has memory of its own
-_WARM_UPS = 3  # calls before one is recorded: chains of layers keep their launches after the second
+_CACHE_SIZE = 8  # kinds of calls whose graphs are kept: each graph has its own memory
+_WARM_UPS = 3  # calls before the capture: chains of layers keep their launches after the second
 
 _forget_cublas = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 Call = Callable[[], Any]
-_State = tuple[Owned, TensorState]
+_State = tuple[OwnedTensors, TensorVersions]
 
 
-class _Recorded(NamedTuple):
-    """A graph, where it reads and writes, and the tensors of the module as it found them."""
+class _CapturedCall(NamedTuple):
+    """A graph, its input and result tensors, and the state of the module's tensors at the capture."""
 
     replay: Call
     inputs: list[Any]
@@ -41,11 +41,11 @@ class _Recorded(NamedTuple):
 
 
 class GraphedCalls:
-    """`module(*args, **kwargs)` by graphs; `owner` has the parameters and buffers."""
+    """`module(*args, **kwargs)` by graphs; `owner`: the module that holds the parameters and buffers."""
 
     def __init__(self, module: Any, owner: torch.nn.Module) -> None:
         self._module, self._owner = module, owner
-        self._recorded: Recent[_Recorded | str] = Recent(_KEPT)  # or "warm", "refused"
+        self._calls: LruCache[_CapturedCall | str] = LruCache(_CACHE_SIZE)  # "warm": called once; "refused": cannot be captured
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,18 +53,18 @@ class GraphedCalls:
         key = _kind(leaves, form)
         if key is None:
             return self._module(*args, **kwargs)
-        with self._lock:  # copies and the graph go to the stream together
-            found = self._recorded.get(key)
-            if isinstance(found, _Recorded) and not _unchanged(found.state):
-                found = "warm"
-            if found == "warm":
-                found = self._recorded.put(key, self._record(leaves, form))
-            if isinstance(found, _Recorded):
-                return _replayed(found, leaves)
-            self._recorded.put(key, found or "warm")
+        with self._lock:  # no other call's copies come between these copies and the graph
+            entry = self._calls.get(key)
+            if isinstance(entry, _CapturedCall) and not _unchanged(entry.state):
+                entry = "warm"
+            if entry == "warm":
+                entry = self._calls.put(key, self._capture(leaves, form))
+            if isinstance(entry, _CapturedCall):
+                return _replayed(entry, leaves)
+            self._calls.put(key, entry or "warm")
         return self._module(*args, **kwargs)
 
-    def _record(self, leaves: list[Any], form: Any) -> _Recorded | str:
+    def _capture(self, leaves: list[Any], form: Any) -> _CapturedCall | str:
         state = _state(self._owner)
         if state is None:
             return "refused"
@@ -72,26 +72,28 @@ class GraphedCalls:
         given, named = _pytree.tree_unflatten(inputs, form)
         try:
             replay, results = captured(lambda: self._module(*given, **named))
-        except RuntimeError:  # of CUDA: something in the call cannot be recorded, or there is no memory for it
+        except RuntimeError:  # of CUDA: something in the call cannot be captured, or there is no memory for it
             return "refused"
         finally:
-            forget_workspaces()  # of the stream that it was warmed up on, and of calls before: a graph has memory of its own
-        return _Recorded(replay, inputs, results, state)
+            forget_workspaces()  # those of the warm-up stream and of earlier calls: a graph has its own
+        return _CapturedCall(replay, inputs, results, state)
 
 
 def captured(call: Call) -> tuple[Call, Any]:
-    """A CUDA graph of a call, and where it writes its results. What cuBLAS works in belongs to streams: it is let go of before, so that the
-    graph's is in the graph's own memory, and behind, or each recorded call would leave 32 MiB of two streams. Weights that autocast keeps
-    live until it ends: the graph casts its own."""
+    """The replay of a CUDA graph of this call, and the results that it writes.
+
+    cuBLAS keeps a workspace for each stream. Those are freed before the capture, so that the graph's is in the graph's memory, and after
+    it, or each captured call would leave 32 MiB for two streams. Autocast's cache of cast weights is disabled: its entries are freed when
+    autocast ends, while the graph still reads them."""
     caches = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        return _captured(call)
+        return _warm_up_and_capture(call)
     finally:
         torch.set_autocast_cache_enabled(caches)
 
 
-def _captured(call: Call) -> tuple[Call, Any]:
+def _warm_up_and_capture(call: Call) -> tuple[Call, Any]:
     side, current = torch.cuda.Stream(), torch.cuda.current_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -107,17 +109,17 @@ def _captured(call: Call) -> tuple[Call, Any]:
 
 
 def _kind(leaves: list[Any], form: Any) -> Any:
-    """What calls that are recorded once have in common; None for calls that are not recorded."""
+    """The key of a call's kind; None for a call that is not captured."""
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     plain = all(type(one) is torch.Tensor and _on_gpu(one) for one in tensors)
     if not tensors or not plain or len({one.device for one in tensors}) > 1 or _busy():
         return None
-    lies = tuple((one.shape, one.stride(), one.dtype, one.device) if isinstance(one, torch.Tensor) else one for one in leaves)
-    return str(form), lies, _stream(tensors[0]), settings(), torch.is_inference_mode_enabled()
+    layouts = tuple((one.shape, one.stride(), one.dtype, one.device) if isinstance(one, torch.Tensor) else one for one in leaves)
+    return str(form), layouts, _stream(tensors[0]), settings(), torch.is_inference_mode_enabled()
 
 
 def _busy() -> bool:
-    """Whether a call is recorded or traced by somebody else."""
+    """Whether the caller captures or traces this call."""
     return bool(torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing())
 
 
@@ -130,25 +132,25 @@ def _stream(x: Any) -> int:
 
 
 def _state(owner: torch.nn.Module) -> _State | None:
-    """All parameters and buffers: where modules keep them, where they lie and how often they were written to; None: that is not counted."""
+    """The state of all parameters and buffers; None if writes to one of them are not counted."""
     owned = []
     for module in owner.modules():
         for name in (*module._parameters, *module._buffers):
-            home: Any = home_of(module, name)
-            if home[name] is not None:
-                owned.append((home, name, home[name]))
-    state = state_of(one for _, _, one in owned)
-    return (Owned(owned), state) if state else None
+            holder: Any = dict_holding(module, name)
+            if holder[name] is not None:
+                owned.append((holder, name, holder[name]))
+    state = versions_of(one for _, _, one in owned)
+    return (OwnedTensors(owned), state) if state else None
 
 
 def _unchanged(state: _State) -> bool:
     owned, tensors = state
-    return owned.hold() and tensors.holds()
+    return owned.unchanged() and tensors.unchanged()
 
 
-def _replayed(recorded: _Recorded, leaves: list[Any]) -> Any:
-    for to, one in zip(recorded.inputs, leaves, strict=True):
+def _replayed(captured: _CapturedCall, leaves: list[Any]) -> Any:
+    for to, one in zip(captured.inputs, leaves, strict=True):
         if isinstance(one, torch.Tensor):
             to.copy_(one)
-    recorded.replay()
-    return _pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, recorded.results)
+    captured.replay()
+    return _pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, captured.results)

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A convolution or product of a PyTorch model with what was fused into it, as a module: y = act(norm(conv(x, w) + bias) + residual).
+"""A convolution or product of a PyTorch model with the operators fused into it, as a module: y = act(norm(conv(x, w) + bias) + residual).
 
-    y = act(scale conv(x, w) + shift + residual),   scale = s / (1 + lean), shift = (bias - mean) s + beta
-                                                    with s = gamma / sqrt(var + eps), in float64, rounded once
+    y = act(scale conv(x, w) + shift + residual)
+    scale = s / (1 + mean_error),  shift = (bias - mean) s + beta,  s = gamma / sqrt(var + eps)    in float64, rounded once
 
-`lean` is what sums of a plan come out larger by in the mean (`pysim.algorithms.contract.Bound`): on tensor cores, which cut, they are too
-small, and layers of a network add that up.
+`mean_error` is the systematic relative error of a plan's results (`pysim.algorithms.contract.Bound`). Tensor cores truncate, so their
+results are too small on average; over the layers of a network these errors add up, while errors of random sign average out.
 
-Weights are tensors that may change. On a CPU they are multiplied by the scale and packed. On a GPU those with more elements than the
-result are read where they lie, so that they are in memory once, and kernels multiply sums by the scale; the others, and those that kernels
-read in another order or type than they have, are multiplied in a copy. What is made of parameters is made when first needed, and anew when
-one of them is another tensor, lies elsewhere or was written to, which PyTorch counts. A layer is multiplied in the type that PyTorch would
-take (`pysim.models.torch_precision`), the faster where there are two; convolutions on a GPU have channels last, however x lies: of 16 of
-the 17 networks in benchmarks/data/models-h200.jsonl convolutions are predicted to take less time in all so, of ConvNeXt 4 % more.
-PyTorch's own operators compute the same where gradients flow, where no kernel takes the operands, and where they are expected to be
-faster; `decisions` says which and why.
+Weights may change. On a CPU they are multiplied by the scale and packed. On a GPU the kernel reads the model's own weights and multiplies
+its accumulators by the scale, if the weights have more elements than the result: then they are in memory only once. A copy multiplied by
+the scale is kept of smaller weights, and of weights that the kernel needs in another layout or type. Everything computed from parameters is
+computed on first use, and again after a parameter was replaced, moved or written to, as PyTorch's version counters tell.
+
+The type of the multiplication is the one PyTorch would take (`pysim.models.torch_precision`), the faster one if there are two. Convolutions
+on a GPU run channels last, whatever the layout of x: of the 17 networks in benchmarks/data/models-h200.jsonl, 16 are predicted to be faster
+that way; ConvNeXt takes 4 % longer. PyTorch's own operators run where gradients flow, where no kernel supports the operands, and where they
+are expected to be faster; `decisions` says which and why.
 """
 
 import math
@@ -31,27 +32,27 @@ from pysim.errors import PysimError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.models.expected import passes_seconds, pytorch_seconds
-from pysim.models.fusion import PARAMETERS
-from pysim.models.torch_gpu import Begun, Called, GpuLaunch, Normed
-from pysim.models.torch_norms import FIRST, LAST, NormLayer, ProductLayer, activated
-from pysim.models.torch_precision import HALF, TENSORS, ModelAccuracy, planned, settings, types_of
-from pysim.models.torch_state import Derived, read_owned, settled, wants_more
-from pysim.once import Recent
+from pysim.models.fusion import RESIDUAL_INPUT
+from pysim.models.torch_gpu import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors
+from pysim.models.torch_norms import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
+from pysim.models.torch_precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
+from pysim.models.torch_state import Owner, ParameterCache, changes_are_seen, needs_pytorch, resolve_parameters
+from pysim.once import LruCache
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.runtime.cpu_launch import Prepared
-from pysim.runtime.cuda_call import ALIGNED
+from pysim.runtime.cuda_call import ALIGNMENT_BYTES
 
-Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var, and of a norm that comes first gamma, beta, mean, var
-# Of the largest weight of a filter in f16: what is below 2^-13 of it is rounded to 2^-24, the least number, as it would be at any scale
-_SMALLEST, _LARGEST = 2.0**-12, 2.0**15
-_KEPT = 16  # shapes of inputs that one layer keeps packed weights for
+Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
+# Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
+_MIN_F16, _MAX_F16 = 2.0**-12, 2.0**15
+_CACHE_SIZE = 16  # kinds of inputs for which a layer keeps its plan, launch and packed weights
 
 
 class Geometry(NamedTuple):
-    """How a convolution goes over its input, as PyTorch's functional form has it; a product is the 1x1 case."""
+    """The arguments of `torch.conv2d` behind its tensors; the defaults are those of a product, a 1x1 convolution."""
 
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
@@ -60,7 +61,7 @@ class Geometry(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Who computes a layer for inputs of one kind, and why; seconds as predicted for the plan and expected of PyTorch."""
+    """Whether pysim or PyTorch computes a layer for one kind of input, and why; predicted seconds of the plan and of PyTorch."""
 
     layer: str
     problem: str
@@ -70,25 +71,25 @@ class Decision(NamedTuple):
     torch_seconds: float | None = None
 
 
-class _Native(NamedTuple):
-    """What calls on inputs of one kind have in common; `plan` is None where PyTorch's operator stays."""
+class _Choice(NamedTuple):
+    """The choice for one kind of input; `plan` is None if PyTorch's operator runs."""
 
     decision: Decision
     plan: Plan | None
-    begins: bool = False  # what comes first is a prologue of the kernel
+    uses_prologue: bool = False  # the kernel applies `input_op` in its prologue
 
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """`kind` is "Conv" or "Linear", `epsilon` that of a BatchNorm behind it, `activation` None, a name or ("clamp", low, high). `accuracy`
-    `scaled` says that gamma, without a norm, is what each filter's results are multiplied by, and `over_channels` that a product is of the
-    channels of images. `first` is done to the input before, on a GPU as it is read where a kernel takes that, and `accuracy`
-    is what plans are asked for, and `graphed` says that calls are recorded as CUDA graphs; `owners`, modules and what their parameters are
-    called, are where arguments that are not given are read: in a graph each would pass through every module that it lies in."""
+    """`kind`: "Conv" or "Linear". `epsilon`: of a BatchNorm behind it. `activation`: None, a name or ("clamp", low, high). `scaled`:
+    without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
+    applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
+    are captured in a CUDA graph. `owners`: the modules that hold the parameters, which are read from there if not given as arguments: as
+    values of the graph they would be fetched one by one in each call."""
 
-    first: "NormLayer | ProductLayer | None"
+    input_op: NormLayer | FactorLayer | None
     accuracy: ModelAccuracy = "strict"
-    graphed: bool = False
-    owners: tuple[tuple[torch.nn.Module, str] | None, ...] = (None,) * (PARAMETERS - 1)
+    in_cuda_graph: bool = False
+    owners: tuple[Owner, ...] = (None,) * (RESIDUAL_INPUT - 1)
 
     def __init__(
         self,
@@ -97,24 +98,24 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         geometry: Geometry,
         activation: Any,
         epsilon: float | None,
-        adds: bool = False,
-        first: "NormLayer | ProductLayer | None" = None,
+        has_residual: bool = False,
+        input_op: NormLayer | FactorLayer | None = None,
         scaled: bool = False,
         over_channels: bool = False,
     ) -> None:
         super().__init__()
         self.scaled, self.over_channels = scaled, over_channels
-        self.__dict__["first"] = first  # past what registers modules, through which it would be read: it has no parameters of its own
+        self.__dict__["input_op"] = input_op  # not a submodule: reading those is slow, and this one has no parameters of its own
         self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
-        self._passes = (epsilon is not None) + (activation is not None) + adds + scaled
-        self._natives: Recent[_Native] = Recent(_KEPT)
-        self._launches: Recent[GpuLaunch] = Recent(_KEPT)
-        self._made = Derived(_KEPT)
-        self._leans: Recent[float] = Recent(_KEPT)
+        self._passes = (epsilon is not None) + (activation is not None) + has_residual + scaled
+        self._choices: LruCache[_Choice] = LruCache(_CACHE_SIZE)
+        self._launches: LruCache[GpuLaunch] = LruCache(_CACHE_SIZE)
+        self._derived = ParameterCache(_CACHE_SIZE)
+        self._mean_errors: LruCache[float] = LruCache(_CACHE_SIZE)
 
     @property
     def decisions(self) -> list[Decision]:
-        return [native.decision for native in self._natives.values()]
+        return [choice.decision for choice in self._choices.values()]
 
     def forward(
         self,
@@ -126,134 +127,138 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         mean: Any = None,
         var: Any = None,
         residual: Any = None,
-        *first: Any,
+        *of_input_op: Any,
     ) -> Any:
-        """The residual may be written over: nobody reads it later. `first` are the norm's parameters, or what x is multiplied by."""
-        norm, factor = ((), *first) if isinstance(self.first, ProductLayer) else (first, None)
-        return self.called(x, self.parameters_of((w, bias, gamma, beta, mean, var, *norm)), residual, factor)[0]
+        """The residual may be overwritten: nothing reads it later. `of_input_op`: the norm's parameters, or the factor."""
+        norm, factor = ((), *of_input_op) if isinstance(self.input_op, FactorLayer) else (of_input_op, None)
+        return self.run(x, self.parameters_of((w, bias, gamma, beta, mean, var, *norm)), residual, factor)[0]
 
     @property
-    def all_owners(self) -> tuple[tuple[torch.nn.Module, str] | None, ...]:
-        return self.owners + self.first.owners if isinstance(self.first, NormLayer) else self.owners
+    def all_owners(self) -> tuple[Owner, ...]:
+        return self.owners + self.input_op.owners if isinstance(self.input_op, NormLayer) else self.owners
 
-    def parameters_of(self, given: tuple[Any, ...]) -> Parameters:
-        """The parameters, each from the arguments or from its owner."""
+    def parameters_of(self, arguments: tuple[Any, ...]) -> Parameters:
+        """The parameters, each from its owner or from the arguments."""
         owners = self.all_owners
-        given += (None,) * (len(owners) - len(given))
-        return tuple(read_owned(given, owners))
+        arguments += (None,) * (len(owners) - len(arguments))
+        return tuple(resolve_parameters(arguments, owners))
 
     @property
-    def stays(self) -> bool:
-        """Whether PyTorch's operators compute it for all inputs that it was called with."""
+    def always_pytorch(self) -> bool:
+        """Whether every kind of input so far went to PyTorch's operators."""
         decisions = self.decisions
-        return bool(decisions) and all(one.runs == "torch" for one in decisions)
+        return bool(decisions) and all(decision.runs == "torch" for decision in decisions)
 
-    def called(self, x: Any, parameters: Parameters, residual: Any, factor: Any = None) -> tuple[Any, Called | None]:
-        """The result, and, of a launch on a GPU that read its operands where they lie, what others like it need."""
+    def run(self, x: Any, parameters: Parameters, residual: Any, factor: Any = None) -> tuple[Any, LaunchRecord | None]:
+        """The result; with a record if a GPU kernel ran without copies and later calls may repeat its launch."""
         if not self.over_channels:
-            return self._called(x, parameters, residual, factor)
-        y, called = self._called(x.permute(LAST), parameters, None if residual is None else residual.permute(LAST), factor)
-        return y.permute(FIRST), called and called._replace(form=torch.channels_last)
+            return self._run(x, parameters, residual, factor)
+        y, record = self._run(x.permute(TO_NHWC), parameters, None if residual is None else residual.permute(TO_NHWC), factor)
+        return y.permute(TO_NCHW), record and record._replace(memory_format=torch.channels_last)
 
-    def _called(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> tuple[Any, Called | None]:
-        w, given = parameters[0], x
-        if isinstance(self.first, ProductLayer):
-            x, factor = self.first.ordered(x, factor)
-        if self._stays(x, (*parameters, residual, factor)):
-            return self._whole(x, parameters, residual, factor), None
-        told = settings() if x.is_cuda else None
-        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, told)
+    def _run(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> tuple[Any, LaunchRecord | None]:
+        w, first_argument = parameters[0], x
+        if isinstance(self.input_op, FactorLayer):
+            x, factor = self.input_op.image_and_factor(x, factor)
+        if self._needs_pytorch(x, (*parameters, residual, factor)):
+            return self._fallback(x, parameters, residual, factor), None
+        types = settings() if x.is_cuda else None
+        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, types)
         key = key if factor is None else (*key, factor.shape, factor.dtype)
-        native = self._natives.get(key) or self._natives.put(key, self._decided(x, w, factor))
-        if native.plan is None:
-            return self._whole(x, parameters, residual, factor), None
+        choice = self._choices.get(key) or self._choices.put(key, self._choose(x, w, factor))
+        if choice.plan is None:
+            return self._fallback(x, parameters, residual, factor), None
         try:
             if x.is_cuda:
-                y, called = self._on_gpu(native, key, x, parameters, residual, factor)
-                return y, called and called._replace(turned=x is not given)
-            return self._on_cpu(native, key, self._begun(x, parameters, factor)[0], parameters[: PARAMETERS - 1], residual), None
+                y, record = self._on_gpu(choice, key, x, parameters, residual, factor)
+                return y, record and record._replace(swapped=x is not first_argument)
+            return self._on_cpu(
+                choice, key, self._apply_input_op(x, parameters, factor)[0], parameters[: RESIDUAL_INPUT - 1], residual
+            ), None
         except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
-            self._natives.put(key, self._stay(str(error), native.plan.workload, native.plan.seconds))
-            return self._whole(x, parameters, residual, factor), None
+            self._choices.put(key, self._keep_pytorch(str(error), choice.plan.workload, choice.plan.seconds))
+            return self._fallback(x, parameters, residual, factor), None
 
-    def _begun(self, x: Any, parameters: Parameters, factor: Any) -> tuple[Any, Normed | None]:
-        """The input of the sums, by operators of its own, and the one pass that it was."""
-        if isinstance(self.first, NormLayer):
-            return self.first.called((x,), parameters[PARAMETERS - 1 :])
-        return (x, None) if factor is None or self.first is None else self.first.multiplied(x, factor)
+    def _apply_input_op(self, x: Any, parameters: Parameters, factor: Any) -> tuple[Any, NormRecord | None]:
+        """The input of the convolution, computed by a launch of its own, and the record of that launch."""
+        if isinstance(self.input_op, NormLayer):
+            return self.input_op.run((x,), parameters[RESIDUAL_INPUT - 1 :])
+        return (x, None) if factor is None or self.input_op is None else self.input_op.apply_factor(x, factor)
 
-    def _whole(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> Any:
-        w, bias, gamma, beta, mean, var = parameters[: PARAMETERS - 1]
-        return self.own(self._begun(x, parameters, factor)[0], w, bias, gamma, beta, mean, var, residual)
+    def _fallback(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> Any:
+        w, bias, gamma, beta, mean, var = parameters[: RESIDUAL_INPUT - 1]
+        return self.by_pytorch(self._apply_input_op(x, parameters, factor)[0], w, bias, gamma, beta, mean, var, residual)
 
-    def _stays(self, x: Any, others: tuple[Any, ...]) -> bool:
-        """Whether more than numbers is wanted: a gradient, autocast's types on a CPU, or what traces or transforms this call."""
-        return bool((not x.is_cuda and torch.is_autocast_enabled(x.device.type)) or wants_more(x, others))
+    def _needs_pytorch(self, x: Any, others: tuple[Any, ...]) -> bool:
+        """Whether only PyTorch's operators do: gradients, traces, transforms, autocast on a CPU."""
+        return bool((not x.is_cuda and torch.is_autocast_enabled(x.device.type)) or needs_pytorch(x, others))
 
-    def own(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
-        """By PyTorch's operators, one after the other."""
+    def by_pytorch(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
+        """The layer behind its `input_op`."""
         y = functional.linear(x, w, bias) if self.kind == "Linear" else functional.conv2d(x, w, bias, *self.geometry)
         if self.scaled:
             y = y * gamma.reshape(-1)
         if self.epsilon is not None:
             y = torch.batch_norm(y, gamma, beta, mean, var, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
-        return activated(y if residual is None else y + residual, self.activation)
+        return apply_activation(y if residual is None else y + residual, self.activation)
 
-    # Which
+    # The choice
 
-    def _decided(self, x: Any, w: Any, factor: Any = None) -> _Native:
-        problem, plan, before = None, None, 0.0
+    def _choose(self, x: Any, w: Any, factor: Any = None) -> _Choice:
+        problem, plan, input_op_seconds = None, None, 0.0
         types = types_of(x, w, self.kind, self.accuracy, settings())
         try:
             problem = self._problem(x, w, types[0]) if types else None
             if problem is None:
-                return self._stay(f"x is {x.dtype} of shape {tuple(x.shape)}, which no kernel takes here", None)
+                return self._keep_pytorch(f"no kernel here supports x of {x.dtype} and shape {tuple(x.shape)}", None)
             on = host.gpu_here() if x.is_cuda else host.runnable("host")
-            plan = self._planned(x, w, types, on)
-            begun = self._plan_begun(x, w, types, on, factor)
-            if self.first is not None and isinstance(on, Gpu):
-                before = passes_seconds(x.numel(), plan.workload.dtype, on, self.first.passes, self.graphed)
+            plan = self._fastest_plan(x, w, types, on)
+            with_prologue = self._prologue_plan(x, w, types, on, factor)
+            if self.input_op is not None and isinstance(on, Gpu):
+                input_op_seconds = passes_seconds(x.numel(), plan.workload.dtype, on, self.input_op.passes, self.in_cuda_graph)
         except PysimError as error:
-            return self._stay(str(error), problem)
-        expected = pytorch_seconds(problem, on, self._passes, self.graphed)
-        if begun is not None and self.first is not None and (begun.seconds or 0) <= min((plan.seconds or 0) + before, expected + before):
-            reason = f"{begun.name}, its input's {self.first.name} in the kernel"
-            return _Native(Decision(self.name, begun.problem, "pysim", reason, begun.seconds, expected + before), begun, True)
+            return self._keep_pytorch(str(error), problem)
+        expected = pytorch_seconds(problem, on, self._passes, self.in_cuda_graph)
+        if with_prologue is not None and self.input_op is not None:
+            seconds, otherwise = with_prologue.seconds or 0, min(plan.seconds or 0, expected) + input_op_seconds
+            if seconds <= otherwise:
+                reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
+                decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
+                return _Choice(decision, with_prologue, True)
         if plan.seconds is not None and plan.seconds > expected:
-            return self._stay("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
-        return _Native(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
+            return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
+        return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
 
-    def _planned(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, prologue: bool = False) -> Plan:
-        """The fastest plan of these types; PlanError, of the first one, where there is none."""
-        found, refused = [], []
+    def _fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, prologue: bool = False) -> Plan:
+        """The fastest plan among these types; the first type's PlanError if no type has one."""
+        plans, errors = [], []
         for dtype in types:
             layout: Layout = "nhwc" if x.is_cuda and self.kind == "Conv" and not prologue else "nchw"
             try:
                 problem: Any = self._problem(x, w, dtype)
-                found.append(planner.plan(problem, on, layout=layout, accuracy=planned(self.accuracy), prologue=prologue))
+                plans.append(planner.plan(problem, on, layout=layout, accuracy=plan_accuracy(self.accuracy), prologue=prologue))
             except PysimError as error:
-                refused.append(error)
-        if not found:
-            raise refused[0]
-        return min(found, key=lambda plan: plan.seconds or 0.0)
+                errors.append(error)
+        if not plans:
+            raise errors[0]
+        return min(plans, key=lambda plan: plan.seconds or 0.0)
 
-    def _plan_begun(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, factor: Any) -> Plan | None:
-        """The plan whose kernel does what comes first, too, which kernels do that read planes; None where there is none."""
-        first = self.first
-        relu = isinstance(first, NormLayer) and first.activation in (None, "relu")
-        if not x.is_cuda or not x.is_contiguous() or "f32" not in types or not (relu or factor is not None):
+    def _prologue_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, factor: Any) -> Plan | None:
+        """The plan of a kernel that applies `input_op` in its prologue, which only kernels for NCHW do; None if there is none."""
+        norm = isinstance(self.input_op, NormLayer) and self.input_op.activation in (None, "relu")
+        if not x.is_cuda or not x.is_contiguous() or "f32" not in types or not (norm or factor is not None):
             return None
         try:
-            return self._planned(x, w, ("f32",), on, prologue=True)
+            return self._fastest_plan(x, w, ("f32",), on, prologue=True)
         except PysimError:
             return None
 
-    def _stay(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Native:
-        return _Native(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
+    def _keep_pytorch(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Choice:
+        return _Choice(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
 
     def _problem(self, x: Any, w: Any, dtype: str) -> Workload | None:
-        """What is computed in a type, or None for what no kernel takes. On a CPU a product is the 1x1 convolution that it is, with rows of
-        x as windows of one image: that has its weights packed once."""
+        """The problem in this type, or None if no kernel supports it. On a CPU a product is planned as a 1x1 convolution, whose weights are
+        packed once; the rows of x are the pixels of one image."""
         if x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
             return None
         if self.kind == "Linear":
@@ -270,25 +275,25 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             pad_left=pad_w, pad_bottom=pad_h, pad_right=pad_w, groups=groups, dtype=dtype,
         )  # fmt: skip
 
-    # How
+    # The calls
 
-    def _on_cpu(self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
-        plan = native.plan
+    def _on_cpu(self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
+        plan = choice.plan
         assert plan is not None and isinstance(plan.workload, Conv)
         problem = plan.workload
         fits = residual is None or (self.kind == "Conv" and residual.dtype == x.dtype and tuple(residual.shape) == _out_shape(problem))
         activation = self.activation if fits else None
 
         def make() -> Prepared:
-            w, (scale, shift) = parameters[0].detach(), self._affine(parameters)
+            w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters)
             if scale is not None:
-                w = _scaled(w, scale).to(w.dtype)
+                w = _scale_weights(w, scale).to(w.dtype)
             schedule, on = on_cpu(plan)
             filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
             addend = None if shift is None else shift.to(w.dtype).numpy()
             return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
 
-        prepared = self._made.of((key, torch.get_num_threads(), fits), parameters, make)
+        prepared = self._derived.get((key, torch.get_num_threads(), fits), parameters, make)
         image = x.detach().reshape(-1, problem.channels).t().contiguous() if self.kind == "Linear" else x.detach().contiguous()
         y = torch.empty(_out_shape(problem), dtype=x.dtype)
         shape = (problem.batch, problem.channels, problem.height, problem.width)
@@ -296,117 +301,126 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         prepared(image.reshape(shape).numpy(), y.numpy(), added)
         if self.kind == "Linear":
             y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
-        return y if fits else activated(y + residual, self.activation)
+        return y if fits else apply_activation(y + residual, self.activation)
 
     def _on_gpu(
-        self, native: _Native, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
-    ) -> tuple[Any, Called | None]:
-        plan = native.plan
+        self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
+    ) -> tuple[Any, LaunchRecord | None]:
+        plan = choice.plan
         assert plan is not None
-        form, before = torch.channels_last if plan.layout == "nhwc" and x.dim() == 4 else torch.contiguous_format, None
-        if not native.begins:
-            x, before = self._begun(x, parameters, factor)
-        begun = x
-        dtype = TENSORS[plan.workload.dtype]
+        form = torch.channels_last if plan.layout == "nhwc" and x.dim() == 4 else torch.contiguous_format
+        prologue, input_norm = None, None
+        if choice.uses_prologue:
+            prologue = self._prologue_tensors(parameters, factor)
+        else:
+            x, input_norm = self._apply_input_op(x, parameters, factor)
+        given_x, dtype = x, TENSORS[plan.workload.dtype]
         out = self._result_type(dtype, parameters, residual)
         if x.dtype is not dtype or (plan.layout == "nhwc" and not x.is_contiguous(memory_format=form)):
             x = x.to(dtype, memory_format=form)
-        parts, begins = parameters[: PARAMETERS - 1], native.begins
-
-        lean = self._leans.get(key)
-        if lean is None:
-            lean = self._leans.put(key, bound_of(plan).lean)
-
-        # where there is a copy anyway, or one that is small beside the result: to multiply all sums took 1x1 layers up to a tenth longer
-        # on an H200. Weights of a converted model are rounded already: once more, and ResNet-50's error in float16 was 1.23 times PyTorch's
-        problem, given_w = plan.workload, parameters[0]
-        outputs = problem.m * problem.n if isinstance(problem, Gemm) else math.prod(_out_shape(problem))
-        copied = given_w.dtype is not dtype or not given_w.is_contiguous(memory_format=form)
-        folds = (copied or given_w.numel() < outputs) and given_w.element_size() > 2
-
-        def make() -> tuple[Any, Any, Any]:
-            w, (scale, shift) = parts[0].detach(), self._affine(parts, lean)
-            if scale is None and lean and folds and self.kind == "Conv" and dtype == torch.float32:
-                w = _enlarged(w, lean)
-            elif scale is not None and folds and _holds(scaled := _scaled(w, scale), dtype):
-                w, scale = scaled, None
-            scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
-            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
-
-        w, scale, shift = self._made.of((form, dtype, out, x.device, lean, folds), parts, make)
-        prologue = self._prologue(parameters, factor) if begins else None
+        w, scale, shift = self._gpu_operands(plan, key, parameters[: RESIDUAL_INPUT - 1], form, out)
         launch = self._launches.get((key, out)) or self._launches.put((key, out), GpuLaunch(plan, self.activation, out))
         image = (x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()).contiguous(memory_format=form)
         shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
 
-        def shaped(y: Any) -> Any:  # one image of its own shape would no longer count as channels last: PyTorch asks for all of its strides
+        def shaped(y: Any) -> Any:  # convolutions keep y: reshaping one image to its own shape would lose its channels-last strides
             return y.reshape(shape) if self.kind == "Linear" else y
 
-        alone = self.first is None or before is not None or (begins and factor is None)  # nothing but parameters and given values beside x
-        like = alone and x is begun and launch.reads(x) and not w.data_ptr() % ALIGNED and settled(parameters, self.all_owners)
         adds = residual is not None and tuple(residual.shape) == shape
-        over = residual.view(launch.shape) if adds and self.kind == "Linear" and residual.is_contiguous() else residual
-        if residual is None or (adds and launch.takes(over, x)):
-            y = shaped(launch(image, w, scale, shift, over, prologue))
-            epilogue = launch.epilogue(scale, shift, adds, prologue)
-            return y, Called(launch, w, epilogue, (scale, shift, prologue), adds, launch.form, before) if like else None
-        y = shaped(GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=prologue))
-        return activated(y + residual, self.activation), None
+        target = residual.view(launch.shape) if adds and self.kind == "Linear" and residual.is_contiguous() else residual
+        if residual is not None and not (adds and launch.can_overwrite(target, x)):
+            y = shaped(GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=prologue))
+            return apply_activation(y + residual, self.activation), None
+        y = shaped(launch(image, w, scale, shift, target, prologue))
+        # a record must contain every launch of this call and every tensor that it reads beside x, a factor and the residual
+        all_launches = self.input_op is None or input_norm is not None or (choice.uses_prologue and factor is None)
+        no_copies = x is given_x and launch.can_read(x) and not w.data_ptr() % ALIGNMENT_BYTES
+        if not (all_launches and no_copies and changes_are_seen(parameters, self.all_owners)):
+            return y, None
+        epilogue = launch.epilogue(scale, shift, adds, prologue)
+        return y, LaunchRecord(launch, w, epilogue, (scale, shift, prologue), adds, launch.memory_format, input_norm)
+
+    def _gpu_operands(self, plan: Plan, key: Any, parameters: Parameters, form: Any, out: Any) -> tuple[Any, Any, Any]:
+        """Weights, scale and shift as the kernel reads them, from the cache if the parameters are unchanged."""
+        mean_error = self._mean_errors.get(key)
+        if mean_error is None:
+            mean_error = self._mean_errors.put(key, bound_of(plan).lean)
+        problem, weights, dtype = plan.workload, parameters[0], TENSORS[plan.workload.dtype]
+        # Fold the scale into weights that are copied anyway or are smaller than the result: scaling the accumulators instead made 1x1
+        # layers up to 10 % slower on an H200. Not into 16-bit weights: rounded a second time, they made ResNet-50's error in float16
+        # 1.23 times PyTorch's
+        outputs = problem.m * problem.n if isinstance(problem, Gemm) else math.prod(_out_shape(problem))
+        copied = weights.dtype is not dtype or not weights.is_contiguous(memory_format=form)
+        folds = (copied or weights.numel() < outputs) and weights.element_size() > 2
+
+        def compute() -> tuple[Any, Any, Any]:
+            w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters, mean_error)
+            if scale is None and mean_error and folds and self.kind == "Conv" and dtype == torch.float32:
+                w = _compensate(w, mean_error)
+            elif scale is not None and folds and _representable(scaled := _scale_weights(w, scale), dtype):
+                w, scale = scaled, None
+            scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
+            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
+
+        operands: tuple[Any, Any, Any]
+        operands = self._derived.get((form, dtype, out, weights.device, mean_error, folds), parameters, compute)
+        return operands
 
     def _result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
-        """PyTorch's of what is multiplied in a type: what is multiplied by, or added to, float32 is float32."""
-        with_it = (parameters[2] if self.scaled else None, residual)
-        return torch.float32 if dtype in HALF and any(one is not None and one.dtype == torch.float32 for one in with_it) else dtype
+        """The type that PyTorch's operators give: 16-bit operands combined with a float32 factor or residual give float32."""
+        others = (parameters[2] if self.scaled else None, residual)
+        return torch.float32 if dtype in HALF and any(one is not None and one.dtype == torch.float32 for one in others) else dtype
 
-    def _prologue(self, parameters: Parameters, factor: Any) -> Begun:
-        """What comes first, as a kernel takes it."""
-        first = self.first
-        if not isinstance(first, NormLayer):
-            return Begun(factor.detach().contiguous(), None, True)
-        gamma, beta, mean, var = norm = parameters[PARAMETERS - 1 :]
+    def _prologue_tensors(self, parameters: Parameters, factor: Any) -> PrologueTensors:
+        """`input_op` as the kernel's prologue."""
+        norm = self.input_op
+        if not isinstance(norm, NormLayer):
+            return PrologueTensors(factor.detach().contiguous(), None, True)
+        gamma, beta, mean, var = of_norm = parameters[RESIDUAL_INPUT - 1 :]
 
-        def make() -> Begun:
-            scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + first.epsilon)
+        def compute() -> PrologueTensors:
+            scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + norm.epsilon)
             shift = (0 if beta is None else beta.double()) - mean.double() * scale
-            return Begun(scale.float(), shift.float(), False, first.activation == "relu")
+            return PrologueTensors(scale.float(), shift.float(), False, norm.activation == "relu")
 
-        made: Begun = self._made.of("prologue", norm, make)
-        return made
+        tensors: PrologueTensors = self._derived.get("prologue", of_norm, compute)
+        return tensors
 
-    def _affine(self, parameters: tuple[Any, ...], lean: float = 0.0) -> tuple[Any, Any]:
-        """(scale, shift) in float64; without a norm or a factor (None, the bias where it lies), lean or not."""
-        given: list[Any] = [None if one is None else one.detach() for one in parameters]
-        _, bias, gamma, beta, mean, var = given
+    def _scale_and_shift(self, parameters: tuple[Any, ...], mean_error: float = 0.0) -> tuple[Any, Any]:
+        """(scale, shift) in float64; (None, the bias itself) without a norm or a factor."""
+        detached: list[Any] = [None if one is None else one.detach() for one in parameters]
+        _, bias, gamma, beta, mean, var = detached
         if self.scaled:
             scale = gamma.double().reshape(-1)
-            return scale / (1 + lean), None if bias is None else bias.double() * scale
+            return scale / (1 + mean_error), None if bias is None else bias.double() * scale
         if self.epsilon is None:
             return None, bias
         scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
         shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
-        return scale / (1 + lean), shift
+        return scale / (1 + mean_error), shift
 
 
-def _scaled(w: Any, scale: Any) -> Any:
+def _scale_weights(w: Any, scale: Any) -> Any:
     """Weights with each filter multiplied by its scale, in float64."""
     return w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))
 
 
-def _enlarged(w: Any, lean: float) -> Any:
-    """Weights of f32 divided by 1 + lean, which is less than a rounding. To nearest, each would grow by a whole unit in its last place, up
-    to twice what is meant: as many do as make it right in the mean (by multiples of the golden ratio, which fall evenly)."""
-    exact = w.double() / (1 + lean)
-    unit = (torch.nextafter(w, 2 * w).double() - w.double()).nan_to_num(0.0, 0.0, 0.0)  # away from zero; 0 of what is not finite
-    turn = torch.arange(w.numel(), device=w.device, dtype=torch.float64).reshape(w.shape) * ((math.sqrt(5) - 1) / 2) % 1
-    return exact + (turn - 0.5) * unit
+def _compensate(w: Any, mean_error: float) -> Any:
+    """Float32 weights divided by 1 + mean_error, which changes each by less than a unit in the last place. Rounded to nearest, all weights
+    would change by 0 or by a whole unit; here the share of weights that change is such that their mean is right. Multiples of the golden
+    ratio decide which ones: their fractional parts are evenly distributed."""
+    exact = w.double() / (1 + mean_error)
+    unit = (torch.nextafter(w, 2 * w).double() - w.double()).nan_to_num(0.0, 0.0, 0.0)  # away from zero; 0 for weights that are not finite
+    fraction = torch.arange(w.numel(), device=w.device, dtype=torch.float64).reshape(w.shape) * ((math.sqrt(5) - 1) / 2) % 1
+    return exact + (fraction - 0.5) * unit
 
 
-def _holds(w: Any, dtype: Any) -> bool:
-    """Whether a type keeps weights as exactly whatever their scale is: f16 only those of filters that are neither large nor small."""
+def _representable(w: Any, dtype: Any) -> bool:
+    """Whether the type holds these scaled weights as exactly as the unscaled ones. F16 does unless a filter is very large or very small."""
     if dtype != torch.float16:
         return True
     largest = w.abs().flatten(1).amax(1)
-    return bool(((largest == 0) | ((largest >= _SMALLEST) & (largest <= _LARGEST))).all())
+    return bool(((largest == 0) | ((largest >= _MIN_F16) & (largest <= _MAX_F16))).all())
 
 
 def _out_shape(problem: Conv) -> tuple[int, ...]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms of a PyTorch model that no convolution stands before, and products in front of one, as modules.
+"""Operators of a PyTorch model on the input of a layer, as modules: norms that no convolution precedes, and multiplications by a factor.
 
-    NormLayer      y = act((x - mean) gamma / sqrt(var + eps) + beta), BatchNorm in inference, of x = the concatenation of its parts
+    NormLayer      y = act((x - mean) gamma / sqrt(var + eps) + beta), BatchNorm in inference; x is the concatenation of its parts
     RowNormLayer   y = (x - mean of x) gamma / sqrt(variance of x + eps) + beta, LayerNorm over channels
+    FactorLayer    y = x times a factor for each image and channel
 
-On a GPU, where channels lie last, each is one pass over memory (`pysim.runtime.cuda_norm`): parts are read where they lie, and what only
-products read has their type from the pass. PyTorch's own operators compute the same everywhere else.
+On a GPU, on channels-last tensors, each is one pass over memory (`pysim.runtime.cuda_norm`). The pass reads the parts of a concatenation
+without joining them, and writes the type of the products that read its result. Everywhere else PyTorch's own operators compute the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,55 +16,53 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from pysim.models.torch_gpu import Normed, normed
+from pysim.models.torch_gpu import NormRecord, run_norm
 from pysim.models.torch_precision import HALF, settings
-from pysim.models.torch_state import Derived, read_owned, settled, wants_more
+from pysim.models.torch_state import Owner, ParameterCache, changes_are_seen, needs_pytorch, resolve_parameters
 
-LAST, FIRST = (0, 2, 3, 1), (0, 3, 1, 2)  # N C H W -> N H W C, and back
-_KEPT = 8  # states of parameters
-Owners = tuple[tuple[torch.nn.Module, str] | None, ...]  # of parameters: a module, and what they are called there
+TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)  # permutations of axes
+_CACHE_SIZE = 8  # devices
 
 
-class _OnePass(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """A norm that may be one pass over memory. Its parameters are read from `owners`: by way of the modules that they lie in each takes as
-    long as the operator."""
+class _OnePassNorm(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """A norm that may run as one pass over memory. It reads its parameters from `owners`: passed as values of the graph, each would cost as
+    much host time as the operator."""
 
-    owners: Owners
+    owners: tuple[Owner, ...]
     epsilon: float
-    stays = True  # whether PyTorch's operators computed it each time
+    always_pytorch = True  # no call has used the kernel so far
 
     def __init__(self) -> None:
         super().__init__()
-        self._made = Derived(_KEPT)
+        self._constants = ParameterCache(_CACHE_SIZE)
 
     @property
-    def all_owners(self) -> Owners:
+    def all_owners(self) -> tuple[Owner, ...]:
         return self.owners
 
-    def parameters_of(self, given: Sequence[Any]) -> list[Any]:
-        return read_owned(given, self.owners)
+    def parameters_of(self, arguments: Sequence[Any]) -> list[Any]:
+        return resolve_parameters(arguments, self.owners)
 
-    def called(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, Normed | None]:
-        """The result by parameters that are given, and, of one pass, what others like it need."""
-        done = self._in_one_pass(parts, parameters)
+    def run(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, NormRecord | None]:
+        """The result; with a record if the kernel ran and later calls may repeat its launch."""
+        done = self._by_kernel(parts, parameters)
         if done is None:
-            return self.own(parts, parameters), None
-        self.__dict__["stays"] = False
-        return done if settled(parameters, self.owners) else (done[0], None)
+            return self.by_pytorch(parts, parameters), None
+        self.__dict__["always_pytorch"] = False
+        return done if changes_are_seen(parameters, self.owners) else (done[0], None)
 
-    def own(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
-        """By PyTorch's operators."""
+    def by_pytorch(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
         raise NotImplementedError
 
-    def _in_one_pass(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, Normed] | None:
-        """None where PyTorch's operators stay."""
+    def _by_kernel(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, NormRecord] | None:
+        """None if the kernel cannot run."""
         raise NotImplementedError
 
 
-class NormLayer(_OnePass):
+class NormLayer(_OnePassNorm):
     """A BatchNorm and its activation, as in DenseNet."""
 
-    owners: Owners = (None,) * 4
+    owners: tuple[Owner, ...] = (None,) * 4
     name = "norm"
 
     def __init__(self, epsilon: float, activation: Any) -> None:
@@ -72,94 +71,97 @@ class NormLayer(_OnePass):
 
     @property
     def passes(self) -> int:
-        """Operators over its input."""
+        """PyTorch's operators that it replaces."""
         return 1 + (self.activation is not None)
 
     def forward(self, x: Any, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None, *others: Any) -> Any:
-        """`others` are the parts behind x."""
-        return self.called((x, *others), self.parameters_of((gamma, beta, mean, var)))[0]
+        """`others`: further parts of the concatenation that begins with x."""
+        return self.run((x, *others), self.parameters_of((gamma, beta, mean, var)))[0]
 
-    def own(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
+    def by_pytorch(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
         x = parts[0] if len(parts) == 1 else torch.cat(tuple(parts), 1)
         y = torch.batch_norm(x, *parameters, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
-        return torch.relu_(y) if self.activation == "relu" else activated(y, self.activation)
+        return torch.relu_(y) if self.activation == "relu" else apply_activation(y, self.activation)
 
-    def _in_one_pass(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, Normed] | None:
+    def _by_kernel(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, NormRecord] | None:
         x, (gamma, beta, mean, var) = parts[0], parameters
-        if not x.is_cuda or x.dim() != 4 or self.activation not in (None, "relu") or wants_more(x, (*parts[1:], *parameters)):
+        if not x.is_cuda or x.dim() != 4 or self.activation not in (None, "relu") or needs_pytorch(x, (*parts[1:], *parameters)):
             return None
         if not all(
-            one.is_contiguous(memory_format=torch.channels_last) and one.dtype == x.dtype and one.device == x.device for one in parts
+            part.is_contiguous(memory_format=torch.channels_last) and part.dtype == x.dtype and part.device == x.device for part in parts
         ):
             return None
 
-        def make() -> tuple[Any, ...]:
+        def constants() -> tuple[Any, ...]:
             scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
             return mean.float().contiguous(), scale.float(), None if beta is None else beta.float().contiguous()
 
-        made = self._made.of(x.device, parameters, make)
-        return normed(parts, made, self.activation == "relu", None, x.dtype)
+        return run_norm(parts, self._constants.get(x.device, parameters, constants), self.activation == "relu", None, x.dtype)
 
 
-class RowNormLayer(_OnePass):
-    """A LayerNorm over the last axis, or of images over their channels. `feeds`: only products read its result."""
+class RowNormLayer(_OnePassNorm):
+    """A LayerNorm over the last axis; `over_channels`: over the channels of NCHW images. `feeds_products`: only products read its
+    result."""
 
-    owners: Owners = (None,) * 2
+    owners: tuple[Owner, ...] = (None,) * 2
 
-    def __init__(self, epsilon: float, channels: int, over_channels: bool, feeds: bool) -> None:
+    def __init__(self, epsilon: float, channels: int, over_channels: bool, feeds_products: bool) -> None:
         super().__init__()
-        self.epsilon, self.channels, self.over_channels, self.feeds = epsilon, channels, over_channels, feeds
+        self.epsilon, self.channels, self.over_channels, self.feeds_products = epsilon, channels, over_channels, feeds_products
 
     def forward(self, x: Any, gamma: Any = None, beta: Any = None) -> Any:
-        return self.called((x,), self.parameters_of((gamma, beta)))[0]
+        return self.run((x,), self.parameters_of((gamma, beta)))[0]
 
-    def own(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
-        x = parts[0].permute(LAST) if self.over_channels else parts[0]
+    def by_pytorch(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
+        x = parts[0].permute(TO_NHWC) if self.over_channels else parts[0]
         y = functional.layer_norm(x, (self.channels,), *parameters, self.epsilon)
-        return y.permute(FIRST) if self.over_channels else y
+        return y.permute(TO_NCHW) if self.over_channels else y
 
-    def _in_one_pass(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, Normed] | None:
-        x = parts[0].permute(LAST) if self.over_channels else parts[0]
-        if not x.is_cuda or not x.is_contiguous() or x.shape[-1:] != (self.channels,) or wants_more(x, parameters):
+    def _by_kernel(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, NormRecord] | None:
+        x = parts[0].permute(TO_NHWC) if self.over_channels else parts[0]
+        if not x.is_cuda or not x.is_contiguous() or x.shape[-1:] != (self.channels,) or needs_pytorch(x, parameters):
             return None
         cast = settings().cast
-        result = x.dtype if cast is None else cast if self.feeds and cast in HALF else torch.float32  # as autocast has it, or its readers
+        result = x.dtype
+        if cast is not None:  # autocast makes a norm float32; products would cast that to `cast`
+            result = cast if self.feeds_products and cast in HALF else torch.float32
 
-        def make() -> tuple[Any, ...]:
-            return (None, *(None if one is None else one.float().contiguous() for one in parameters))
+        def constants() -> tuple[Any, ...]:
+            return (None, *(None if tensor is None else tensor.float().contiguous() for tensor in parameters))
 
-        done = normed((x,), self._made.of(x.device, parameters, make), False, self.epsilon, result)
+        done = run_norm((x,), self._constants.get(x.device, parameters, constants), False, self.epsilon, result)
         if done is None or not self.over_channels:
             return done
-        y, how = done
-        return y.permute(FIRST), how._replace(form=torch.channels_last)
+        y, record = done
+        return y.permute(TO_NCHW), record._replace(memory_format=torch.channels_last)
 
 
-class ProductLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """x times another tensor in front of a convolution, as in squeeze and excitation."""
+class FactorLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """The input of a convolution times another tensor, as in squeeze and excitation."""
 
     name = "product"
     passes = 1
 
-    def ordered(self, x: Any, factor: Any) -> tuple[Any, Any]:
-        """What is multiplied by a factor for each image and channel, and that; or the product, and None."""
-        for one, other in ((x, factor), (factor, x)):
-            if one.dim() == 4 and tuple(other.shape) == (*one.shape[:2], 1, 1) and other.dtype == one.dtype and other.device == one.device:
-                return one, other
-        return x * factor, None
+    def image_and_factor(self, x: Any, other: Any) -> tuple[Any, Any]:
+        """The operand that is an image and the one that has a factor for each image and channel; else (the product, None)."""
+        for image, factor in ((x, other), (other, x)):
+            fits = image.dim() == 4 and tuple(factor.shape) == (*image.shape[:2], 1, 1)
+            if fits and factor.dtype == image.dtype and factor.device == image.device:
+                return image, factor
+        return x * other, None
 
-    def multiplied(self, x: Any, factor: Any) -> tuple[Any, Normed | None]:
-        """An image, whose channels lie last, in one pass: PyTorch's product finds each factor anew."""
+    def apply_factor(self, x: Any, factor: Any) -> tuple[Any, NormRecord | None]:
+        """Channels-last images in one pass: PyTorch's product loads the factor once for each element."""
         done = None
-        if x.is_cuda and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not wants_more(x, (factor,)):
+        if x.is_cuda and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not needs_pytorch(x, (factor,)):
             scale = factor.float().contiguous()
-            done = normed((x,), (None, scale, None), False, None, x.dtype, True)
-            if done and scale.data_ptr() != factor.data_ptr():  # a copy is another launch
+            done = run_norm((x,), (None, scale, None), False, None, x.dtype, True)
+            if done and scale.data_ptr() != factor.data_ptr():  # copying the factor was another launch, which the record lacks
                 return done[0], None
         return done or (x * factor, None)
 
 
-_OWN: dict[Any, Callable[[Any], Any]] = {  # of PyTorch
+_ACTIVATIONS: dict[Any, Callable[[Any], Any]] = {
     None: lambda y: y,
     "relu": torch.relu,
     "gelu": functional.gelu,
@@ -170,6 +172,6 @@ _OWN: dict[Any, Callable[[Any], Any]] = {  # of PyTorch
 }
 
 
-def activated(y: Any, activation: Any) -> Any:
+def apply_activation(y: Any, activation: Any) -> Any:
     """By PyTorch's operators."""
-    return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _OWN[activation](y)
+    return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _ACTIVATIONS[activation](y)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which types the layers of a PyTorch model may be multiplied: those that PyTorch's own operators would take here.
+"""The types in which the layers of a PyTorch model may be multiplied: those that PyTorch's own operators would use.
 
-    float32           f32, and on a GPU tf32 beside it, where the program allows TF32 (torch.backends) or asks for accuracy "tf32"
+    float32           f32; on a GPU also tf32, if the program allows TF32 (torch.backends) or requests accuracy "tf32"
     float64           f64
-    float16, bfloat16 f16, bf16, on a GPU; and so any of float32, float16, bfloat16 under autocast to it
+    float16, bfloat16 f16, bf16, on a GPU; also float32, float16 and bfloat16 operands under autocast to that type
 
-Under accuracy "ieee" TF32 is left out whatever the program allows. A result has the type that PyTorch's has: that of its operands.
+Accuracy "ieee" excludes TF32 whatever the program allows. The result has the type of its operands, as PyTorch's has.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ TENSORS = {"f32": torch.float32, "tf32": torch.float32, "f64": torch.float64, "f
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 HALF = (torch.float16, torch.bfloat16)
 
-# Of PyTorch 2.9 and later, whose older settings cannot be read once the newer ones were set
+# PyTorch 2.9 and later, where reading the older settings raises once the newer ones were set
 _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
@@ -32,7 +32,7 @@ def tf32(kind: str) -> bool:
 
 
 class Settings(NamedTuple):
-    """What the program has set that types on a GPU follow; `cast` is autocast's type, None without it."""
+    """The settings of the program that decide types on a GPU: TF32 allowed for `conv`, for `linear`; autocast's type, or None."""
 
     conv: bool
     linear: bool
@@ -44,18 +44,18 @@ def settings() -> Settings:
     return Settings(tf32("Conv"), tf32("Linear"), cast)
 
 
-def types_of(x: Any, w: Any, kind: str, accuracy: ModelAccuracy, told: Settings) -> tuple[str, ...]:
-    """The types that a layer of `kind` may be multiplied as here, the fastest first; none where no kernel takes its operands."""
+def types_of(x: Any, w: Any, kind: str, accuracy: ModelAccuracy, current: Settings) -> tuple[str, ...]:
+    """The types in which a layer of `kind` may be multiplied, the fastest first; none if no kernel supports its operands."""
     if not x.is_cuda:
         return (NAMES[x.dtype],) if x.dtype == w.dtype and x.dtype in NAMES and x.dtype not in HALF else ()
-    if told.cast is not None and {x.dtype, w.dtype} <= {torch.float32, *HALF}:
-        return (NAMES[told.cast],) if told.cast in HALF else ()
+    if current.cast is not None and {x.dtype, w.dtype} <= {torch.float32, *HALF}:
+        return (NAMES[current.cast],) if current.cast in HALF else ()
     if x.dtype != w.dtype or x.dtype not in NAMES:
         return ()
-    allowed = accuracy == "tf32" or (accuracy != "ieee" and (told.linear if kind == "Linear" else told.conv))
+    allowed = accuracy == "tf32" or (accuracy != "ieee" and (current.linear if kind == "Linear" else current.conv))
     return ("tf32", "f32") if x.dtype == torch.float32 and allowed else (NAMES[x.dtype],)
 
 
-def planned(accuracy: ModelAccuracy) -> Accuracy:
-    """What plans of each type are asked for."""
+def plan_accuracy(accuracy: ModelAccuracy) -> Accuracy:
+    """The accuracy requested of plans, in whatever type."""
     return "strict" if accuracy == "tf32" else accuracy

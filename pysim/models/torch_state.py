@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of PyTorch modules as calls found them: where modules keep them, where they lie, how often they were written to."""
+"""Parameters of PyTorch modules: reading them from their modules, detecting that they changed, caching what was computed from them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
@@ -10,99 +10,100 @@ import torch
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 
-from pysim.once import Recent
+from pysim.once import LruCache
 
-_written = attrgetter("_version")
+Owner = tuple[torch.nn.Module, str] | None  # the module that holds a parameter, and the parameter's name there
 
-
-def home_of(owner: torch.nn.Module, name: str) -> dict[str, Any] | None:
-    """Where a module keeps a parameter or buffer; None for what it computes."""
-    kept: dict[str, Any] = owner.__dict__["_parameters"]
-    if name in kept:
-        return kept
-    kept = owner.__dict__["_buffers"]
-    return kept if name in kept else None
+_version = attrgetter("_version")
 
 
-def owned(owner: torch.nn.Module, name: str) -> Any:
-    """A parameter or buffer of a module, past `Module.__getattr__`, which takes as long as all else that a call looks at."""
-    home = home_of(owner, name)
-    return getattr(owner, name) if home is None else home[name]
+def dict_holding(module: torch.nn.Module, name: str) -> dict[str, Any] | None:
+    """The dictionary of the module that holds this parameter or buffer; None for an attribute that the module computes."""
+    parameters: dict[str, Any] = module.__dict__["_parameters"]
+    if name in parameters:
+        return parameters
+    buffers: dict[str, Any] = module.__dict__["_buffers"]
+    return buffers if name in buffers else None
 
 
-def read_owned(given: Sequence[Any], owners: Sequence[tuple[torch.nn.Module, str] | None]) -> list[Any]:
-    """Parameters, each from its owner where it has one, or as it is given."""
-    return [owned(*at) if at else one for one, at in zip(given, owners, strict=True)]
+def _attribute(module: torch.nn.Module, name: str) -> Any:
+    """A parameter or buffer, without `Module.__getattr__`, which costs as much as all other checks of a call together."""
+    holder = dict_holding(module, name)
+    return getattr(module, name) if holder is None else holder[name]
 
 
-class TensorState:
-    """Tensors, where they lie and how often they were written to. A call asks of all parameters of a model whether they are as they were,
-    so nothing but C runs for each of them."""
+def resolve_parameters(arguments: Sequence[Any], owners: Sequence[Owner]) -> list[Any]:
+    """Each parameter from its owner, or from the arguments where it has no owner."""
+    return [_attribute(*owner) if owner else argument for argument, owner in zip(arguments, owners, strict=True)]
+
+
+class TensorVersions:
+    """Addresses and version counters of tensors. Every call of a model checks all of its parameters, so the loops run in C."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.tensors = tensors
-        self._addresses, self._writes = [*map(torch.Tensor.data_ptr, tensors)], [*map(_written, tensors)]
+        self._addresses, self._versions = [*map(torch.Tensor.data_ptr, tensors)], [*map(_version, tensors)]
 
-    def holds(self) -> bool:
-        """Whether none of them lies elsewhere or was written to since."""
-        return self._writes == [*map(_written, self.tensors)] and self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
+    def unchanged(self) -> bool:
+        """Whether no tensor was written to or moved."""
+        return self._versions == [*map(_version, self.tensors)] and self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
 
-    def of(self, tensors: Sequence[Any]) -> bool:
-        """Whether these are the same tensors."""
+    def are(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are the same tensor objects."""
         return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
 
 
-class Owned:
-    """Tensors that modules own, each by where its module keeps it and its name there."""
+class OwnedTensors:
+    """Tensors held by modules, as (dictionary of the module, name, tensor)."""
 
-    def __init__(self, owned: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
-        self._places = [(home, name) for home, name, _ in owned]
-        self._tensors = [one for *_, one in owned]
+    def __init__(self, entries: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+        self._keys = [(holder, name) for holder, name, _ in entries]
+        self._tensors = [tensor for *_, tensor in entries]
 
-    def hold(self) -> bool:
-        """Whether the modules have the same tensors still."""
-        return all(map(is_, starmap(dict.get, self._places), self._tensors))
+    def unchanged(self) -> bool:
+        """Whether the modules still hold the same tensor objects."""
+        return all(map(is_, starmap(dict.get, self._keys), self._tensors))
 
 
-def transformed() -> bool:
-    """Whether a call is traced, or tensors of it stand for others: under torch.func's vmap and the like, or with tangents."""
+def is_traced() -> bool:
+    """Whether this call is traced, runs under a transform of torch.func, or carries tangents of forward-mode differentiation."""
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return bool(traced or forward_ad._current_level >= 0 or maybe_current_level() is not None)
 
 
-def state_of(parameters: Iterable[Any]) -> TensorState | None:
-    """Of those that there are; None where writes are not counted: for tensors of inference mode."""
-    given = [one for one in parameters if one is not None]
-    return None if any(one.is_inference() for one in given) else TensorState(given)
+def versions_of(parameters: Iterable[Any]) -> TensorVersions | None:
+    """The versions of all parameters that are not None; None if one is an inference tensor, which has no version counter."""
+    tensors = [parameter for parameter in parameters if parameter is not None]
+    return None if any(tensor.is_inference() for tensor in tensors) else TensorVersions(tensors)
 
 
-def settled(parameters: Iterable[Any], owners: Iterable[tuple[torch.nn.Module, str] | None]) -> bool:
-    """Whether it can be told of all parameters that they are the same as before."""
-    return state_of(parameters) is not None and all(home_of(*owner) is not None for owner in owners if owner)
+def changes_are_seen(parameters: Iterable[Any], owners: Iterable[Owner]) -> bool:
+    """Whether a later call can detect any change of these parameters."""
+    return versions_of(parameters) is not None and all(dict_holding(*owner) is not None for owner in owners if owner)
 
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
-def wants_more(x: Any, others: Iterable[Any]) -> bool:
-    """Whether more than numbers is wanted of a call on x and others, which may be None: a gradient, what traces or transforms it, or the
-    other sign of what lies there."""
-    given = [x, *[one for one in others if one is not None]]
-    gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given)
-    return gradient or not {*map(type, given)} <= _PLAIN or any(map(torch.is_neg, given)) or transformed()
+def needs_pytorch(x: Any, others: Iterable[Any]) -> bool:
+    """Whether only PyTorch's operators compute what is needed: a gradient, a trace, a transform, a tensor subclass or a lazily negated
+    tensor. `others` may contain None."""
+    tensors = [x, *[other for other in others if other is not None]]
+    gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return gradient or not {*map(type, tensors)} <= _PLAIN_TYPES or any(map(torch.is_neg, tensors)) or is_traced()
 
 
-class Derived:
-    """What was made of parameters, by keys of which `size` are kept."""
+class ParameterCache:
+    """Values computed from parameters, for the `size` keys used last; a value is computed again after its parameters changed."""
 
     def __init__(self, size: int) -> None:
-        self._kept: Recent[tuple[TensorState | None, Any]] = Recent(size)  # (what they were made of, what was made)
+        self._entries: LruCache[tuple[TensorVersions | None, Any]] = LruCache(size)
 
-    def of(self, key: Any, parameters: Sequence[Any], make: Callable[[], Any]) -> Any:
-        """Of the parameters as they are now, anew where they changed. It keeps them alive: none can take another's place."""
-        found = self._kept.get(key)
-        if found and found[0] and found[0].of([one for one in parameters if one is not None]) and found[0].holds():
-            return found[1]
-        state = state_of(parameters)
+    def get(self, key: Any, parameters: Sequence[Any], compute: Callable[[], Any]) -> Any:
+        """The entry keeps the parameters alive, so no other tensor can get their address."""
+        entry = self._entries.get(key)
+        if entry and entry[0] and entry[0].are([tensor for tensor in parameters if tensor is not None]) and entry[0].unchanged():
+            return entry[1]
+        versions = versions_of(parameters)
         with torch.no_grad():
-            return self._kept.put(key, (state, make()))[1]
+            return self._entries.put(key, (versions, compute()))[1]

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 
 from pysim.errors import OperandError
-from pysim.once import Recent
+from pysim.once import LruCache
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import SIZES, Matrix
 from pysim.runtime.cuda import Array
 
-ALIGNED = 256  # bytes: what PyTorch's and CUDA's allocations begin at, and more than any kernel asks for
+ALIGNMENT_BYTES = 256  # bytes: what PyTorch's and CUDA's allocations begin at, and more than any kernel asks for
 KEPT_BYTES = 8 << 20  # of a workspace that is kept for a stream; a launch that needs a larger one takes longer than an allocation
 PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 STREAMS = 8  # that a thread's workspaces are kept for
@@ -51,7 +51,7 @@ class _Kept(NamedTuple):
     nbytes: dict[str, int]  # that operands span
 
 
-kept: Recent[_Kept] = Recent(256)  # what is asked and how the arrays lie -> what is ready for it
+kept: LruCache[_Kept] = LruCache(256)  # what is asked and how the arrays lie -> what is ready for it
 
 
 def call(make_ready: Make, given: dict[str, Any], options: Hashable, order: Order) -> Any:
@@ -83,7 +83,7 @@ def _on_device(make_ready: Make, given: dict[str, Any], options: Hashable, libra
     for name, x in seen.items():
         if x.stream is not None and x.stream != stream:
             cuda.synchronize(x.stream)
-        lies.append((name, x.shape, x.strides, x.dtype, x.device, x.pointer % ALIGNED))
+        lies.append((name, x.shape, x.strides, x.dtype, x.device, x.pointer % ALIGNMENT_BYTES))
     target, key = seen.pop("out", None), tuple(lies)
     one = kept.get(key)
     if one is None:
@@ -190,7 +190,7 @@ class _Workspaces(threading.local):
     not: a launch is several kernels."""
 
     def __init__(self) -> None:
-        self.of_stream: Recent[tuple[int, Any, int]] = Recent(STREAMS)  # device and stream -> bytes, array, pointer
+        self.of_stream: LruCache[tuple[int, Any, int]] = LruCache(STREAMS)  # device and stream -> bytes, array, pointer
 
 
 _workspaces = _Workspaces()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Norms between products as one pass over memory (`pysim_cuda_norm`, native/cuda/norm): of rows of channels, which lie last."""
+"""Norms as one pass over channels-last memory (`pysim_cuda_norm`, native/cuda/norm)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,36 +11,37 @@ DTYPES = ("f32", "f16", "bf16")
 
 
 class Norm(NamedTuple):
-    """y = f(scale (x - center) + shift) by channels of a concatenation's `parts`, or `by_rows`, each of its own mean and variance; f is
-    max(., 0) with `relu`. Parameters are device pointers of an f32 value a channel, or 0."""
+    """y = f(scale (x - center) + shift), where x is the concatenation of `parts` along its channels. `by_rows`: center and scale are the
+    mean and 1 / standard deviation of each row. `relu`: f is max(., 0). Parameters are device addresses of one f32 value per channel, or
+    0."""
 
     dtype: str
     result: str
     rows: int
-    parts: tuple[int, ...]  # channels of each
+    parts: tuple[int, ...]  # their channels
     center: int = 0
     scale: int = 0
     shift: int = 0
     relu: bool = False
     by_rows: bool = False
     epsilon: float = 0.0
-    image_rows: int = 0  # of an image, where each has a scale of its own
+    image_rows: int = 0  # rows (pixels) of an image if each image has its own scale, else 0
 
     @property
-    def taken(self) -> bool:
-        """Whether the library takes it, as far as types and sizes tell."""
-        most = cuda_limits()
+    def supported(self) -> bool:
+        """Whether a kernel supports these types and sizes."""
+        limits = cuda_limits()
         types = self.dtype in DTYPES and self.result in DTYPES and (self.dtype == self.result or "f32" in (self.dtype, self.result))
-        channels = most["NORM_ROW"] if self.by_rows else most["NORM_CHANNELS"]
-        return types and len(self.parts) <= _most_parts() and 0 < sum(self.parts) <= channels and 0 < self.rows <= most["NORM_ROWS"]
+        channels = limits["NORM_ROW"] if self.by_rows else limits["NORM_CHANNELS"]
+        return types and len(self.parts) <= _max_parts() and 0 < sum(self.parts) <= channels and 0 < self.rows <= limits["NORM_ROWS"]
 
 
-def _most_parts() -> int:
+def _max_parts() -> int:
     return int(cuda.library()[1].PYSIM_CUDA_PARTS)
 
 
 class NormLaunch:
-    """What runs of one norm have in common."""
+    """A norm as the library's struct."""
 
     def __init__(self, norm: Norm) -> None:
         ffi, lib = cuda.library()
@@ -56,10 +57,10 @@ class NormLaunch:
             "image_rows": norm.image_rows,
         }
         self.norm = ffi.new("pysim_cuda_norm *", {"kind": kind, **types, **sizes, **pointers})
-        self._at = ffi.typeof("void *[]")
+        self._pointers = ffi.typeof("void *[]")
 
     def run(self, parts: Sequence[int], result: int, stream: int) -> None:
-        """Puts it on a stream: parts and result by pointer."""
+        """Launches it on a stream; parts and result are addresses."""
         ffi, lib = cuda.library()
-        at = ffi.new(self._at, [ffi.cast("void *", one) for one in parts])
-        cuda.check(lib.pysim_cuda_normalize(self.norm, at, ffi.cast("void *", result), ffi.cast("void *", stream)))
+        addresses = ffi.new(self._pointers, [ffi.cast("void *", one) for one in parts])
+        cuda.check(lib.pysim_cuda_normalize(self.norm, addresses, ffi.cast("void *", result), ffi.cast("void *", stream)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches one after another as one native call: between them nothing of Python runs. Where their operands lie is told in each call, as
-the addresses of a few pieces of memory that they are in."""
+"""A sequence of launches as one native call, without host code between them. Each call passes the base addresses of a few pieces of memory;
+the operands lie at fixed offsets from these."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,14 +11,14 @@ from pysim.runtime.cuda_norm import NormLaunch
 
 
 class Place(NamedTuple):
-    """So many bytes behind one of the addresses that a call is told."""
+    """`offset` bytes behind the base address with the number `base`."""
 
     base: int
     offset: int = 0
 
 
 class LaunchStep(NamedTuple):
-    """A launch, its epilogue, and where what it reads and writes lies."""
+    """A launch, its epilogue and the places of its operands."""
 
     launch: Launch
     epilogue: Any
@@ -29,7 +29,7 @@ class LaunchStep(NamedTuple):
 
 
 class NormStep(NamedTuple):
-    """A norm, and where its parts and its result lie; of one with a scale for each image that, else address 0."""
+    """A norm and the places of its parts and result; `scale`: of a scale for each image, else address 0."""
 
     launch: NormLaunch
     parts: tuple[Place, ...]
@@ -37,8 +37,8 @@ class NormStep(NamedTuple):
     scale: Place
 
 
-def _told(step: LaunchStep | NormStep) -> dict[str, Any]:
-    """As the library has it."""
+def _struct(step: LaunchStep | NormStep) -> dict[str, Any]:
+    """The fields of `pysim_cuda_step`."""
     if isinstance(step, LaunchStep):
         launch, places = step.launch, {name: getattr(step, name)._asdict() for name in LaunchStep._fields[2:]}
         what = {"problem": launch.problem, "schedule": launch.schedule, "workspace_bytes": launch.workspace_bytes}
@@ -50,13 +50,17 @@ def _told(step: LaunchStep | NormStep) -> dict[str, Any]:
 class LaunchSteps:
     def __init__(self, steps: Sequence[LaunchStep | NormStep]) -> None:
         ffi, lib = library()
-        self.steps, told = tuple(steps), [_told(one) for one in steps]
-        self._steps, self._count, self._kept = ffi.new("pysim_cuda_step[]", told), len(steps), told  # what they point to
+        self.steps, structs = tuple(steps), [_struct(step) for step in steps]
+        self._steps, self._count, self._keep_alive = (
+            ffi.new("pysim_cuda_step[]", structs),
+            len(steps),
+            structs,
+        )  # the structs own what they point to
         self._addresses = partial(ffi.new, ffi.typeof("uint64_t[]"))
-        # told the stream as a number: to make a pointer of it takes as long as the call
+        # declared with the stream as a number: converting it to a pointer takes as long as the call
         self._run = ffi.cast("pysim_status (*)(const pysim_cuda_step *, int64_t, const uint64_t *, uintptr_t)", lib.pysim_cuda_run_steps)
 
     def run(self, bases: Sequence[int], stream: int) -> None:
-        """Puts them on a stream."""
+        """Launches all of them on a stream."""
         if status := self._run(self._steps, self._count, self._addresses(bases), stream):
             check(status)

@@ -22,7 +22,7 @@ from pysim.measure.clock import Array, Call, interleave
 from pysim.measure.speed import Speedometer, middle
 from pysim.measure.statistics import kendall_tau
 from pysim.measure.store import Store
-from pysim.once import Recent
+from pysim.once import LruCache
 from pysim.problem.text import Layer
 from pysim.record.measurement import CoreThen
 from pysim.record.plan import Layout, Plan
@@ -116,7 +116,7 @@ def search(
     runs = [_of(plans, run) for run in stored.runs if run.incumbent in plans]
     orders: dict[Purpose, list[str]] = {"model": list(plans), "random": _shuffled(plans, settings.seed)}
     incumbent = runs[0].incumbent if runs else orders["model"][0]
-    rig = _Rig(bench_of(plans[incumbent], on, settings.threads, executor, settings.seed), Recent(KEPT), {}, [])
+    rig = _Rig(bench_of(plans[incumbent], on, settings.threads, executor, settings.seed), LruCache(KEPT), {}, [])
     trials = known(runs)
     spent = {purpose: sum(run.spent for run in runs if run.purpose == purpose) for purpose in PURPOSES}
     target = target_of(plans[incumbent])
@@ -159,7 +159,7 @@ class _Rig(NamedTuple):
     """Where plans are measured, the last ones prepared, why some are not, and which of those are wrong."""
 
     bench: Bench
-    ready: Recent[Call]
+    ready: LruCache[Call]
     failed: dict[str, str]
     wrong: list[str]
 
