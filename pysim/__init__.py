@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which algorithm, tiling and schedule for this convolution or matrix product on this machine, how fast, and why; and the kernels
-that run exactly that plan.
+"""Plans convolutions and matrix products: algorithm, tiling and schedule for a machine, the predicted time and the reasons. Native kernels
+run exactly that plan.
 
     y = pysim.conv2d(x, w, padding=1)                                     # plan, pack, run
     p = pysim.plan("conv:mb1ic64ih56oc64kh3ph1", machine="power10-e1050")  # a plan with its cost; print(p.explain())
@@ -21,8 +21,8 @@ _ELSEWHERE = {"PysimError": "pysim.errors", "load": "pysim.frontends.load"}
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when first used: `import pysim` alone stays light."""
-    if name == "torch":  # which needs PyTorch
+    """Imports public names when they are first used, so that `import pysim` alone is fast."""
+    if name == "torch":  # needs PyTorch
         return import_module("pysim.torch")
     if name not in __all__:
         raise AttributeError(f"module 'pysim' has no attribute {name!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m pysim` and `pysim`: the command line. Ctrl-C while it is imported ends as one later does."""
+"""`python -m pysim` and `pysim`: the command line. Ctrl-C during the imports ends like Ctrl-C later."""
 
 import sys
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `pysim`: a table of commands, each loaded when it is used, and the one place where an error becomes an exit code.
 
-    0  done        1  a check failed        2  bad usage, nothing matched, or stdout takes nothing
-    3  hardware or a package is not here
+    0  done
+    1  a check failed
+    2  bad usage, nothing matched, or stdout cannot be written
+    3  hardware or a package is missing
 
-130 and 141 are what a shell expects after Ctrl-C and after a reader that went away (`pysim kernels | head -1`).
+130 and 141 are what a shell expects after Ctrl-C and after the reader of a pipe closed it (`pysim kernels | head -1`).
 """
 
 import io
@@ -25,25 +27,25 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 # Name -> what it does. The command is the object of that name in pysim/commands/<name>.py.
 COMMANDS = {
-    "plan": "Which schedule, how fast, and why; for any machine.",
-    "run": "Plan, check the result, time it: on this computer.",
-    "compare": "Predicted beside measured beside other libraries, layer by layer.",
-    "search": "The best plan by measurement, under a budget, and how far the model's choice is from it.",
-    "cache": "Misses of each cache level: predicted beside exactly simulated.",
-    "banks": "Shared-memory wavefronts of a layout, and a better layout.",
-    "machines": "The machines that can be planned for, with the source of every number.",
-    "kernels": "The micro-kernels, and which of them this computer can run.",
-    "doctor": "What is here, what is missing, and what would install it.",
+    "plan": "Choose a schedule for any machine, predict its time, and explain it.",
+    "run": "Plan, check the result, and time it on this computer.",
+    "compare": "Predicted and measured times beside other libraries, layer by layer.",
+    "search": "Find the best plan by measurement within a time budget; rate the model's choice.",
+    "cache": "Misses of each cache level, predicted and exactly simulated.",
+    "banks": "Count the shared-memory wavefronts of a layout, and find a better layout.",
+    "machines": "List the machines to plan for, with the source of every number.",
+    "kernels": "List the micro-kernels and which of them this computer can run.",
+    "doctor": "Show what is installed, what is missing, and how to install it.",
 }
 
 
 @contextmanager
 def _sentences() -> Iterator[None]:
-    """Every error as one line on stderr and an exit code."""
+    """Turns every error into one line on stderr and an exit code."""
     try:
         yield
     except click.ClickException as error:
-        error.message = printable(error.message)  # type: ignore[misc]  # nobody else may
+        error.message = printable(error.message)  # type: ignore[misc]  # click has no other way
         raise
     except PysimError as error:
         say(f"pysim: {error}")
@@ -54,14 +56,14 @@ def _sentences() -> Iterator[None]:
     except BrokenPipeError:
         _drop_stdout()
         raise click.exceptions.Exit(BROKEN_PIPE) from None
-    except OSError as error:  # of writing to a stream, or else it names its file
+    except OSError as error:  # a failed write to a stream has no file name
         _drop_stdout()
         say(f"pysim: {error.filename or 'the output'}: {error.strerror or error}")
         raise click.exceptions.Exit(PysimError.exit_code) from None
 
 
 def _drop_stdout() -> None:
-    """What is left to write goes nowhere, so that the interpreter's last flush does not fail as well."""
+    """Discards buffered output, so that the interpreter's last flush does not fail as well."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -84,11 +86,11 @@ class Commands(Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """click's, with streams that can be written to, whatever the encoding."""
-        if sys.stderr is None:  # closed: what is written there, or what is opened next, must not end in another file
+        """click's `main`, after making sure that stdout and stderr can be written in any encoding."""
+        if sys.stderr is None:  # closed: the next file to be opened would get its descriptor
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         if sys.stdout is None:
-            say("pysim: stdout is closed; to see no output, write > /dev/null")
+            say("pysim: stdout is closed; to discard the output, use > /dev/null")
             sys.exit(PysimError.exit_code)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -96,7 +98,7 @@ class Commands(Group):
         return super().main(*args, **options)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        with _sentences():  # --help and --version write already here
+        with _sentences():  # --help and --version write here
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -107,14 +109,14 @@ class Commands(Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="pysim %(version)s")
 def main() -> None:
-    """Plan convolutions and matrix products from a model of the machine, see why, and run exactly that plan.
+    """Plan convolutions and matrix products with a model of the machine, explain the plans, and run exactly those plans.
 
     \b
     A PROBLEM is
       conv:mb1ic64ih56oc64kh3ph1    a convolution (benchdnn's grammar; iw, ow, kw, sw, pw copy the height's)
-      gemm:512x2048x1024:nt:f64     a matrix product M x N x K, with layout and type if not :nn:f32
-      resnet50                      a built-in set of layers; resnet50:mb32:f16 of another batch and type
-      @layers.txt                   a file with one problem a line
+      gemm:512x2048x1024:nt:f64     a matrix product M x N x K; layout and type default to :nn:f32
+      resnet50                      a built-in set of layers; resnet50:mb32:f16 has another batch and type
+      @layers.txt                   a file with one problem per line
       model.onnx                    every Conv, Gemm and MatMul of a model
 
     \b

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, as one family: each message says what was wrong, where, and what would be right."""
+"""The package's exceptions. Each message says what was wrong, where, and what would be right."""
 
 import difflib
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ class ProblemError(PysimError):
 
 
 class MachineError(PysimError):
-    """A machine file that cannot be read, or a name that no machine has."""
+    """A machine file that cannot be read, or an unknown machine name."""
 
 
 class PlanError(PysimError):
@@ -28,13 +28,13 @@ class OperandError(PysimError):
 
 
 class MissingError(PysimError):
-    """Hardware, a compiler or an optional package that is not here; the message says how to get it."""
+    """Hardware, a compiler or an optional package is missing; the message says how to get it."""
 
     exit_code = 3
 
 
 class NativeError(PysimError):
-    """The native library refused a call; carries its own sentence."""
+    """The native library refused a call; the message is its own."""
 
 
 class StoreError(PysimError):
@@ -42,12 +42,12 @@ class StoreError(PysimError):
 
 
 def printable(text: str) -> str:
-    """The text with whatever would steer a terminal, line ends too, as Python writes it: \\x1b. For names that others gave."""
+    """The text with control characters and line ends escaped, so that a file name or label cannot steer the terminal: \\x1b."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def quoted(value: object) -> str:
-    """A value as a message has it: on one line, cut where it is long; of what is long and no text, its type."""
+    """A value for a message: on one line, long texts cut, other long values replaced by their type."""
     if isinstance(value, str):
         text = printable(value)
         return f'"{text if len(text) <= 120 else text[:120] + "..."}"'
@@ -56,7 +56,7 @@ def quoted(value: object) -> str:
 
 
 def choose(name: object, options: Iterable[str]) -> str:
-    """What to say after an unknown name: the nearest option, if one is near, and all of them in their order."""
+    """The hint after an unknown name: the nearest option, if one is close, and all options in their order."""
     known = list(options)
     close = nearest(name, known)
     hint = f'did you mean "{close}"? ' if close else ""
@@ -64,5 +64,5 @@ def choose(name: object, options: Iterable[str]) -> str:
 
 
 def nearest(name: object, options: Iterable[str]) -> str | None:
-    """The option that is spelt most like a name, or None where none is near or the name is no text."""
+    """The option spelt most like a name; None if none is close or the name is not a string."""
     return next(iter(difflib.get_close_matches(name, list(options), n=1)), None) if isinstance(name, str) else None

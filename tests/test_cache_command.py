@@ -85,7 +85,7 @@ def test_several_layers_are_all_reported() -> None:
 
 
 def test_planes_that_conflict_in_place_are_named_and_others_are_not() -> None:
-    assert "beyond the model: planes of 16,384 bytes" in ok("cache", "conv:ic64ih64oc32kh1", "-m", "xeon-4208", "--stationary", "weight")
+    assert "not modelled: planes of 16,384 bytes" in ok("cache", "conv:ic64ih64oc32kh1", "-m", "xeon-4208", "--stationary", "weight")
     assert "beyond the model" not in ok("cache", LAYER, "-m", "xeon-4208")
 
 
@@ -180,7 +180,7 @@ def test_a_trace_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ((LAYER, "--sweep", "k2", "--picture", "a.jpg"), ".svg or .png"),
         ((LAYER, "--sweep", "k2", "--picture", "no folder/a.svg"), "there is no folder no folder"),
         ((LAYER, "--trace", "a.din"), "--trace takes its accesses from the file"),
-        ((LAYER, "--plan", "sconv", "--stationary", "input"), "give it or --stationary"),
+        ((LAYER, "--plan", "sconv", "--stationary", "input"), "give --plan or --stationary"),
         ((LAYER, SMALL, "--sweep", "k2"), "one layer"),
     ],
 )
@@ -205,4 +205,4 @@ def test_a_batch_is_cut_by_images_and_whole_leaves_it(monkeypatch: pytest.Monkey
     problem = "conv:mb8ic16ih14oc16kh3ph1"
     assert document("cache", problem, "-m", "zen4")["caches"][0]["simulated"] == "conv:mb2ic16ih14oc16kh3ph1"
     assert document("cache", problem, "-m", "zen4", "--whole")["caches"][0]["simulated"] == problem
-    assert "of a part, conv:mb2ic16ih14oc16kh3ph1" in ok("cache", problem, "-m", "zen4")
+    assert "of a part: conv:mb2ic16ih14oc16kh3ph1" in ok("cache", problem, "-m", "zen4")

@@ -425,7 +425,7 @@ def test_a_calibrated_host_stays_so_until_it_is_detected_anew(monkeypatch: pytes
     assert "plans with -m host" in ok("machines", "calibrate", "--budget", "1")
     kept = host.detect()
     assert kept.core.call_cycles.source == FIT and kept.levels[0].latency_cycles.source == SOURCE
-    assert "is calibrated already" in refused(2, "machines", "calibrate", "--budget", "1")
+    assert "is already calibrated" in refused(2, "machines", "calibrate", "--budget", "1")
     ok("machines", "calibrate", "--budget", "1", "--force")
     assert host.detect(cached=False).core.call_cycles.source != FIT
 

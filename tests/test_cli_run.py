@@ -111,7 +111,7 @@ def test_a_plan_is_replayed_by_its_name(command):
         assert one["correct"] and one["plan"]["name"] == name
     assert "is no plan's name" in refused(2, command, SMALL, "--plan", "nonsense")
     both = invoke(command, SMALL, "--plan", best["name"], "--algorithm", "sconv")
-    assert both.exit_code == 2 and "give it or --algorithm" in both.output
+    assert both.exit_code == 2 and "give --plan or --algorithm" in both.output
 
 
 @native
@@ -166,7 +166,7 @@ class Elsewhere:
 @native
 def test_a_measurement_under_load_says_so_and_has_a_wider_interval(monkeypatch):
     monkeypatch.setattr(clock, "Watch", Elsewhere)
-    told = "under load on 1 of 1 layer: others had the CPU for up to 25% of the time, by which intervals are widened"
+    told = "under load on 1 of 1 layer: other processes had the CPU for up to 25% of the time; intervals are widened by that share"
     assert told in ok("run", SMALL) and told in ok("compare", SMALL, *QUICK)
     (wide,) = document("compare", SMALL, *QUICK)["comparisons"]
     assert wide["taken"] == 0.25
@@ -191,7 +191,7 @@ class Faster(Speedometer):
 @native
 def test_predictions_are_at_the_clock_when_timed_and_both_are_told(monkeypatch):
     monkeypatch.setattr(comparison, "Speedometer", Faster)
-    told = r"clock \d\.\d\d GHz when timed, \d\.\d\d in the machine file, on 1 of 1 layer: predictions are at the clock when timed"
+    told = r"clock \d\.\d\d GHz when timed, \d\.\d\d GHz in the machine file, on 1 of 1 layer: predictions use the clock when timed"
     assert re.search(told, ok("run", SMALL)) and re.search(told, ok("compare", SMALL, *QUICK))
     (one,) = document("compare", SMALL, *QUICK)["comparisons"]
     assert one["core"]["clock_hz"] == pytest.approx(1.08 * one["core"]["machine_clock_hz"])
@@ -203,7 +203,7 @@ def test_predictions_are_at_the_clock_when_timed_and_both_are_told(monkeypatch):
 @native
 def test_a_core_that_another_thread_shares_is_told(monkeypatch):
     monkeypatch.setattr(comparison, "Speedometer", Faster)
-    told = "the core made 0.70 of the multiply-adds that it can in a cycle or more on 1 of 1 layer: another thread"
+    told = "on 1 of 1 layer the core reached only 0.70 of its peak multiply-adds per cycle or more: another thread"
     assert told not in ok("run", SMALL)
     monkeypatch.setattr(Faster, "rate", 0.7)
     assert told in ok("run", SMALL)
@@ -219,8 +219,8 @@ def few_copies(monkeypatch):
 
 @native
 def test_the_state_of_the_caches_stands_below_the_times(few_copies):
-    assert "hot caches: untimed calls of the same contender precede each sample" in ok("run", SMALL)
-    assert "cold caches: operands rotate over twice the last level" in ok("compare", SMALL, "--cold", *QUICK)
+    assert "hot caches: untimed calls of the same library precede each sample" in ok("run", SMALL)
+    assert "cold caches: operands rotate over buffers of twice the last-level cache" in ok("compare", SMALL, "--cold", *QUICK)
 
 
 @native

@@ -253,7 +253,7 @@ def test_the_command_shows_each_instruction_beside_its_prediction_and_marks_what
     assert lines["LDS.128", "consecutive"].split()[2:] == ["32", "4", "4.00", "4.00", "128.0", "1.00", "33.0"]
     assert "1 of 66 differ from the prediction by more than 10%" in out
     assert re.search(r"families\.simt\.launch_seconds .* fitted", out)
-    assert re.search(r"left out of the fit +5\.0% +20\.0% +1\.010 +1\.100", out)
+    assert re.search(r"held out of the fit +5\.0% +20\.0% +1\.010 +1\.100", out)
     assert re.search(r"memory_bytes_per_second +4,800,000,000,000 +fitted +4,500,000,000,000 +kept: fitted", out)
 
 

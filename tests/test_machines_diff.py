@@ -53,7 +53,7 @@ def test_a_plan_changes_with_the_numbers_and_the_other_machines_choice_is_costed
     there = planner.plan(LAYER, slow, name=mine.name).seconds
     assert found["a_on_b_seconds"] == there and there is not None and other.seconds is not None and there > other.seconds
     text = ok("machines", "diff", "zen4", path, LAYER)
-    assert "zen4's choice would take" in text and f"{there / other.seconds:.3f} times" in text and re.search(r"(?m)^call +[\d,]+", text)
+    assert "zen4's plan would take" in text and f"{there / other.seconds:.3f} times" in text and re.search(r"(?m)^call +[\d,]+", text)
 
 
 @pytest.mark.parametrize("kind", [Machine, Gpu])
@@ -69,7 +69,7 @@ def test_any_two_machines_of_a_kind_are_shown_with_their_plans_though_one_lacks_
 
 
 def test_why_the_other_machines_choice_does_not_run_is_said_in_text() -> None:
-    assert "zen4's choice does not run on graviton4: " in ok("machines", "diff", "zen4", "graviton4", "gemm:512x512x512")
+    assert "zen4's plan cannot run on graviton4: " in ok("machines", "diff", "zen4", "graviton4", "gemm:512x512x512")
     text = ok("machines", "diff", "v100", "h200", "gemm:512x512x512:bf16")
     assert re.search(r"(?m)^v100 +- +none: nothing computes", text) and re.search(r"(?m)^h200 +\d", text)
     assert "neither zen4 nor zen5 computes gemm:8x8x8:f16" in refused(2, "machines", "diff", "zen4", "zen5", "gemm:8x8x8:f16")

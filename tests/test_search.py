@@ -385,4 +385,4 @@ def test_a_budget_is_a_number_of_seconds(budget: str) -> None:
 @pytest.mark.parametrize("other", [("--top", "3"), ("--model", "csa")])
 def test_a_pinned_plan_is_not_chosen_by_the_model(other: tuple[str, ...]) -> None:
     result = invoke("plan", SMALL, "--pinned", *other)
-    assert result.exit_code == 2 and "--pinned is one measured plan" in result.stderr
+    assert result.exit_code == 2 and "--pinned shows one measured plan" in result.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim cache`: the misses that the cost model predicts for a plan beside those of exact simulated caches, level by level."""
+"""`pysim cache`: per level, the misses that the cost model predicts for a plan and the misses that an exact simulation counts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 KINDS = {"input": "input_stationary", "weight": "weight_stationary"}
 SWEPT = ("channels", "k2", "k3")
-POINTS = 12  # values of a sweep, at most
-# The cost model's operands and the simulator's: panels, of windows and of filters, are one operand of the model
+MAX_POINTS = 12  # values of a sweep
+# The simulator's operands of each operand of the cost model, which does not separate packed input from packed filters
 PARTS = {"input": ("input",), "filters": ("filter",), "output": ("output",), "packed": ("packed_input", "packed_filter")}
 PHASES = ("pack", "compute", "store")
 
 
 class Case(NamedTuple):
-    """One schedule of one layer: what the model predicts and what the caches count, both of `part`, which is all of the layer or less."""
+    """One schedule of one layer, with predicted cost and simulated counts, both for `part`, which is the layer or a part of it."""
 
     layer: "Layer"
     part: "Workload"
@@ -49,19 +49,24 @@ class Case(NamedTuple):
     counted: "Result"
 
 
-Swept = tuple[Case, dict[str, dict[str, Any]]]  # with what `_levels` says of it
+Swept = tuple[Case, dict[str, dict[str, Any]]]  # with the result of `_levels`
 
 
 @click.command()
 @click.argument("problems", metavar="[PROBLEM]...", nargs=-1)
 @machine_option
-@click.option("--stationary", type=Choice(list(KINDS)), help="The best schedule of this kind instead of the chosen one.")
-@click.option("--plan", "name", metavar="NAME", help="This schedule, by the name that plan.name and the JSON documents have.")
-@click.option("--cold", is_flag=True, help="Caches start empty; otherwise they hold what the run before left.")
-@click.option("--sweep", type=Choice(SWEPT), help="Misses over this parameter of the schedule, the others as planned.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw the sweep into this .svg or .png file too.")
-@click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), help="Simulate this din, text or lackey file.")
-@click.option("--whole", is_flag=True, help="Simulate all of a problem that makes very many accesses, and not a part.")
+@click.option("--stationary", type=Choice(list(KINDS)), help="Simulate the best schedule of this kind instead of the planned one.")
+@click.option("--plan", "name", metavar="NAME", help="Simulate exactly this plan; its name is in plan.name and in the JSON documents.")
+@click.option("--cold", is_flag=True, help="Caches start empty; by default they hold what the previous run left.")
+@click.option("--sweep", type=Choice(SWEPT), help="Vary this parameter of the schedule, the others as planned.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the sweep into this .svg or .png file.")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Simulate the accesses in this file (din, text or lackey format).",
+)
+@click.option("--whole", is_flag=True, help="Simulate the whole of a large problem, not only a part.")
 @json_option
 def cache(
     problems: tuple[str, ...],
@@ -75,10 +80,10 @@ def cache(
     whole: bool,
     as_json: bool,
 ) -> None:
-    """Lines that each cache misses: as the cost model predicts them, and as exact caches count them on the plan's accesses.
+    """Cache misses of a plan per level, predicted by the cost model and counted by an exact simulation of every access.
 
-    No kernel runs, so the machine may be any that has a file (pysim machines). Filters are packed before the run. Of a batch or a product
-    that makes so many accesses that their simulation would take long, a part is predicted and simulated under the whole one's schedule.
+    No kernel runs, so any machine that has a file will do (pysim machines). Filters are packed before the run. For large batches and
+    products only a part is predicted and simulated, under the schedule of the whole problem.
 
     \b
     Examples
@@ -89,7 +94,7 @@ def cache(
     """
     _check_usage(problems, sweep, picture, trace_file, stationary or name or cold)
     if stationary and name:
-        raise click.UsageError("--plan NAME says what is stationary; give it or --stationary")
+        raise click.UsageError("--plan NAME contains the stationary operand; give --plan or --stationary")
     from pysim.calibration import host
 
     on = host.machine(machine_name)
@@ -112,11 +117,13 @@ def cache(
 
 def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | None, trace_file: Path | None, of_plan: Any) -> None:
     if trace_file and (problems or sweep or of_plan):
-        raise click.UsageError("--trace takes its accesses from the file; give no PROBLEM, --plan, --stationary, --cold or --sweep with it")
+        raise click.UsageError(
+            "--trace takes its accesses from the file; it cannot be combined with PROBLEM, --plan, --stationary, --cold or --sweep"
+        )
     if not trace_file and not problems:
-        raise click.UsageError("give a PROBLEM, or a file of accesses with --trace")
+        raise click.UsageError("give a PROBLEM, or a trace file with --trace")
     if picture and not sweep:
-        raise click.UsageError(f"--picture draws a sweep; say over what with --sweep {'|'.join(SWEPT)}")
+        raise click.UsageError(f"--picture draws a sweep; add --sweep {'|'.join(SWEPT)}")
     if picture and picture.suffix not in (".svg", ".png"):
         raise click.UsageError(f"--picture {picture}: the name should end in .svg or .png")
     if picture and not picture.parent.is_dir():
@@ -127,13 +134,13 @@ def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | N
 
 
 def _schedule(layer: "Layer", on: "Machine", stationary: str | None, name: str | None, cold: bool) -> "Schedule":
-    """The schedule of the loop nest's plan, that of a plan's name, or the best one of a stationary kind."""
+    """The schedule to simulate: planned, given by name, or the best one of a stationary kind."""
     from pysim import planner
     from pysim.record.plan import on_cpu
     from pysim.record.schedule import Schedule
     from pysim.registry.cpu import loop_nest
 
-    nest = loop_nest(layer.workload)  # whose accesses are traced
+    nest = loop_nest(layer.workload)  # the algorithm whose accesses are traced
     plan = planner.plan(layer.workload, on, state="cold" if cold else "hot", algorithm=None if name else nest, name=name)
     if plan.algorithm != nest:
         raise PlanError(f"{layer.workload.text}: only plans of {nest} are simulated, and --plan names one of {plan.algorithm}")
@@ -147,11 +154,11 @@ def _schedule(layer: "Layer", on: "Machine", stationary: str | None, name: str |
 
 def _counted(wanted: "list[tuple[Layer, Schedule]]", on: "Machine", cold: bool, whole: bool) -> list[Case]:
     cases = []
-    with progress() as tell:
+    with progress() as show:
         for number, (layer, schedule) in enumerate(wanted, 1):
-            tell(f"simulating {number} of {len(wanted)}: {layer.workload.text}")
+            show(f"simulating {number} of {len(wanted)}: {layer.workload.text}")
             cases.append(_case(layer, schedule, on, cold, whole))
-        tell("")
+        show("")
     return cases
 
 
@@ -178,7 +185,7 @@ def _doubts(workload: "Workload", schedule: "Schedule", on: "Machine") -> list[s
 
 
 def _footprints(case: Case, on: "Machine") -> list[str]:
-    """What lies between two uses of each operand, by the description of the loops."""
+    """The reuse distances of each operand, from the description of the loops."""
     from pysim.cachemodel.cpu import words
     from pysim.cachemodel.cpu.nest import nest_of
 
@@ -187,7 +194,7 @@ def _footprints(case: Case, on: "Machine") -> list[str]:
 
 
 def _levels(case: Case, on: "Machine") -> dict[str, dict[str, Any]]:
-    """Per cache: predicted lines that come in, counted misses, and both by operand, the counted ones also by phase."""
+    """Per cache: predicted and simulated misses and write-backs; simulated misses by operand and by phase."""
     found: dict[str, dict[str, Any]] = {}
     for place, level in enumerate(on.levels):
         supplier = case.cost.levels[on.levels[place + 1].name if place + 1 < len(on.levels) else "memory"]
@@ -232,7 +239,7 @@ def _report(case: Case, on: "Machine", cold: bool) -> None:
     put((case.layer.workload.text, "bold"))
     tiles = f"channels {s.channels}, K2 {s.k2}, K3 {s.k3}, {'packed' if s.pack == 'tiles' else 'in place'}"
     put(f"{on.name}, {'cold' if cold else 'hot'}: {s.kernel}, {s.stationary.replace('_', ' ')}, {tiles}")
-    part = "" if case.part == case.layer.workload else f" of a part, {case.part.text}, predicted and simulated; --whole: all"
+    part = "" if case.part == case.layer.workload else f" of a part: {case.part.text} (--whole simulates all)"
     put(f"{case.counted.accesses:,} accesses{part}")
     levels = _levels(case, on)
 
@@ -251,7 +258,7 @@ def _report(case: Case, on: "Machine", cold: bool) -> None:
     put("")
     put_lines("\n".join(_footprints(case, on)))
     for doubt in _doubts(case.part, s, on):
-        put_lines(wrapped(f"beyond the model: {doubt}", ""))
+        put_lines(wrapped(f"not modelled: {doubt}", ""))
 
 
 def _percent(value: float | None) -> str:
@@ -310,7 +317,7 @@ def _sweep(
 
 
 def _variants(workload: "Workload", planned: "Schedule", over: str) -> "list[Schedule]":
-    """The planned schedule with other values of one parameter: the sizes of equal parts of all there is, and the planned one."""
+    """The planned schedule with other values of one parameter: the sizes of 1, 2, 3 ... equal parts, and the planned size."""
     import msgspec
 
     from pysim.cachemodel.cpu.nest import ceil_div, nest_of
@@ -320,7 +327,7 @@ def _variants(workload: "Workload", planned: "Schedule", over: str) -> "list[Sch
     streamed, kept = (filters, windows) if planned.stationary == "input_stationary" else (windows, filters)
     total = {"channels": nest.group_channels, "k2": streamed, "k3": kept}[over]
     values = sorted({ceil_div(total, part) for part in range(1, total + 1)})
-    while len(values) > POINTS:
+    while len(values) > MAX_POINTS:
         values = [*values[:-1:2], values[-1]]
     wanted = sorted({*values, min(total, getattr(planned, over))})
     return [msgspec.structs.replace(planned, **{over: value}) for value in wanted]
@@ -329,7 +336,7 @@ def _variants(workload: "Workload", planned: "Schedule", over: str) -> "list[Sch
 def _put_sweep(cases: list[Case], planned: "Schedule", on: "Machine", over: str) -> None:
     part = "" if cases[0].part == cases[0].layer.workload else f", of {cases[0].part.text}"
     put((cases[0].layer.workload.text, "bold"))
-    put(f"{on.name}{part}: {planned.kernel}, {planned.stationary.replace('_', ' ')}; misses over {over}, predicted and simulated")
+    put(f"{on.name}{part}: {planned.kernel}, {planned.stationary.replace('_', ' ')}; misses for each {over}, predicted and simulated")
 
     rows = [(case, _levels(case, on)) for case in cases]
 
@@ -349,7 +356,7 @@ def _put_sweep(cases: list[Case], planned: "Schedule", on: "Machine", over: str)
 
 
 def _draw(file: Path, cases: list[Case], planned: "Schedule", on: "Machine", over: str) -> None:
-    """Misses per level over the parameter: lines through what was simulated, crosses for what was predicted."""
+    """Draws misses per level over the parameter: circles for simulated, crosses for predicted misses."""
     try:
         import matplotlib
     except ImportError:
@@ -376,7 +383,7 @@ def _draw(file: Path, cases: list[Case], planned: "Schedule", on: "Machine", ove
     last.set_xscale("log", base=2)
     last.set_xticks(values, [str(value) for value in values])
     last.minorticks_off()
-    last.set_xlabel({"channels": "channels of a set", "k2": "K2: streamed tiles of a set", "k3": "K3: kept tiles of a set"}[over])
+    last.set_xlabel({"channels": "channels per set", "k2": "K2: streamed tiles per set", "k3": "K3: stationary tiles per set"}[over])
     figure.axes[0].legend(loc="best", frameon=False)
     figure.suptitle(f"{cases[0].layer.workload.text} on {on.name}\n{planned.kernel}, {planned.stationary.replace('_', ' ')}", fontsize=10)
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: reading problems and machines, and writing tables, documents and progress.
+"""Shared by the commands: reading problems and machines, writing tables, documents and progress.
 
-Data goes to stdout, talk to stderr. Tables are ASCII columns of fixed width, so that a row can be written as soon as it is
-known; styles exist only where stdout is a terminal. Names that others gave (files, nodes, labels) are written `printable`.
+Data goes to stdout, messages to stderr. Tables are ASCII columns of fixed width, so that each row can be written as soon as it is
+known. Styles are used only if stdout is a terminal. File names, node names and labels are written `printable`.
 """
 
 import functools
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Handler = Callable[..., Any]  # of a command
-Row = TypeVar("Row")  # what a row of a table tells of
+Row = TypeVar("Row")  # the value behind a row of a table
 Cell = str | tuple[str, str]  # a text, or a text and its style on a terminal
 GAP = "  "
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}  # of bytes
-WIDTH = 100  # columns that prose keeps to
+WIDTH = 100  # columns of wrapped prose
 KIND_STYLES = {"assumed": "yellow", "measured": "green", "static": "cyan"}
 
 
 class Group(click.Group):
-    """A group that answers a mistyped command with the nearest one and all there are, and refuses a value that is given twice."""
+    """A group that answers a mistyped command with the nearest one and the list, and refuses an option that is given twice."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name, known = args[0], self.list_commands(ctx)
@@ -48,22 +48,22 @@ class Group(click.Group):
 
 
 def _refuse_repeats(command: click.Command, ctx: click.Context, args: Sequence[str]) -> None:
-    """UsageError for an option that takes one value and has several, of which click would take the last without a word."""
+    """UsageError if an option that takes one value is given several; click would silently take the last."""
     _, _, order = command.make_parser(ctx).parse_args(list(args))
     for option in order:
         if isinstance(option, click.Option) and not option.is_flag and not option.multiple and order.count(option) > 1:
             ctx.fail(f"{max(option.opts, key=len)} is given {order.count(option)} times; it takes one value")
 
 
-# What options take
+# Types of options
 
 
 class Choice(click.Choice[str]):
-    """One of some words; another is answered as an unknown name is everywhere."""
+    """One of several words; an unknown word gets the same hint as any unknown name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.choices:
-            self.fail(f'"{value}" is none of them; {choose(value, self.choices)}', param, ctx)
+            self.fail(f'"{value}" is not one of them; {choose(value, self.choices)}', param, ctx)
         return str(value)
 
 
@@ -93,7 +93,7 @@ def _is_finite(text: str) -> bool:
         return False
 
 
-# Arguments and options that several commands have
+# Arguments and options of several commands
 
 
 def problems(command: Command) -> Command:
@@ -101,7 +101,7 @@ def problems(command: Command) -> Command:
 
 
 def every(command: Command) -> Command:
-    return click.option("--every", is_flag=True, help="Keep each occurrence of a layer instead of distinct ones with counts.")(command)
+    return click.option("--every", is_flag=True, help="List every occurrence of a layer instead of distinct layers with counts.")(command)
 
 
 def json_option(command: Command) -> Command:
@@ -109,37 +109,37 @@ def json_option(command: Command) -> Command:
 
 
 def machine_option(command: Command) -> Command:
-    text = "Name (see pysim machines), path of a .toml file, or host: this computer."
+    text = "A name (see pysim machines), the path of a .toml file, or host: this computer."
     return click.option("-m", "--machine", "machine_name", default="host", show_default=True, help=text)(command)
 
 
-def layout_option(*others: str, text: str = "GPU: of convolutions' input and output.") -> Callable[[Command], Command]:
+def layout_option(*others: str, text: str = "Layout of a convolution's input and output (GPU).") -> Callable[[Command], Command]:
     return click.option("--layout", type=Choice([*CONV_LAYOUTS, *others]), default="nchw", show_default=True, help=text)
 
 
 def memory_limit_option(command: Command) -> Command:
-    text = "GPU: no plan that needs more workspace, e.g. 0 or 64MiB."
+    text = "Most workspace that a plan may need (GPU), e.g. 0 or 64MiB."
     return click.option("--memory-limit", metavar="BYTES", callback=byte_count, help=text)(command)
 
 
 def accuracy_options(command: Command) -> Command:
-    levels = "standard: any plan; strict: none whose stated error is above a direct sum's; ieee: multiply-adds of the type alone."
-    limit = "No plan whose stated error, the largest over the result's root mean square, is above E, e.g. 1e-5."
+    levels = "standard: any plan; strict: no plan with a stated error above a direct sum's; ieee: no transformed or split operands."
+    limit = "Largest stated error of a plan (maximum error over the result's root mean square), e.g. 1e-5."
     command = click.option("--error-limit", type=Number(min=0), metavar="E", help=limit)(command)
     return click.option("--accuracy", type=Choice(list(ACCURACIES)), default=ACCURACIES[0], show_default=True, help=levels)(command)
 
 
-def asked_of_plans(*options: Callable[[Handler], Handler]) -> Callable[[Handler], Handler]:
-    """Options whose values a command takes as one dictionary, `asked`, by the names that `pysim.planner.plan` gives them."""
+def plan_options(*decorators: Callable[[Handler], Handler]) -> Callable[[Handler], Handler]:
+    """Passes the values of these options to the command as one dictionary, `options`, with the argument names of `pysim.planner.plan`."""
 
     def decorate(command: Handler) -> Handler:
         @functools.wraps(command)
         def gathering(*args: Any, **values: Any) -> Any:
-            return command(*args, asked={name: values.pop(name) for name in names}, **values)
+            return command(*args, options={name: values.pop(name) for name in names}, **values)
 
         before = len(_parameters(gathering))
-        for option in reversed(options):
-            option(gathering)
+        for decorator in reversed(decorators):
+            decorator(gathering)
         names = [str(parameter.name) for parameter in _parameters(gathering)[before:]]
         return gathering
 
@@ -151,7 +151,7 @@ def _parameters(function: Callable[..., Any]) -> list[click.Parameter]:
 
 
 def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """The callback of an option that takes a number of bytes: 0, 268435456, 64MiB, 1.5GiB, 2GB."""
+    """Callback of an option in bytes: 0, 268435456, 64MiB, 1.5GiB, 2GB."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?(\w*)", "0" if value is None else value.strip(), re.ASCII)
     if not match or match[2] not in UNITS:
         raise click.BadParameter(f'"{value}" is no number of bytes; right is e.g. 0, 268435456, 64MiB or 1.5GiB')
@@ -162,7 +162,7 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def layers_of(words: Sequence[str], keep_every: bool = False) -> "list[Layer]":
-    """The layers that the words name, distinct unless asked otherwise; what a model's reader skipped is said on stderr."""
+    """The layers that the words name, by default distinct ones with counts; nodes that a model's reader skipped are named on stderr."""
     from pysim.problem.text import distinct, resolve
 
     layers = resolve(words, _read_model)
@@ -176,8 +176,8 @@ def _read_model(model: "ModelFile") -> "list[Layer]":
 
     layers, skipped = onnx.read(*model)
     for node in skipped:
-        told = node.reason if node.reason.startswith("not skipped: ") else f"skipped: {node.reason}"
-        say(f'{model.path}: {node.op} "{node.node}": {told.removeprefix("not skipped: ")}')
+        text = node.reason if node.reason.startswith("not skipped: ") else f"skipped: {node.reason}"
+        say(f'{model.path}: {node.op} "{node.node}": {text.removeprefix("not skipped: ")}')
     return layers
 
 
@@ -185,12 +185,12 @@ def _read_model(model: "ModelFile") -> "list[Layer]":
 
 
 def say(text: str) -> None:
-    """A line to the user, beside the data."""
+    """Writes a message to stderr."""
     click.echo(printable(text), err=True)
 
 
 def put(*cells: Cell) -> None:
-    """One line of data, cells joined as they are."""
+    """Writes one line of data: the cells, joined."""
     if not sys.stdout.isatty():
         click.echo("".join(_text(cell) for cell in cells).rstrip())
         return
@@ -201,13 +201,13 @@ def put(*cells: Cell) -> None:
 
 
 def put_lines(text: str) -> None:
-    """Data of several lines, without styles."""
+    """Writes data of several lines, without styles."""
     for line in text.split("\n"):
         put(line)
 
 
 def document(**fields: Any) -> None:
-    """The one JSON document of a command, with its schema, in ASCII."""
+    """Writes the JSON document of a command, in ASCII."""
     import msgspec
 
     plain = _encodable(msgspec.to_builtins({"schema": 1, **fields}, str_keys=True))
@@ -216,7 +216,7 @@ def document(**fields: Any) -> None:
 
 
 def _encodable(value: Any) -> Any:
-    """JSON values whose texts are UTF-8: a file's name need not be."""
+    """The value with every string made valid UTF-8; file names need not be."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
@@ -225,7 +225,7 @@ def _encodable(value: Any) -> Any:
 
 
 def wrapped(text: str, indent: str) -> str:
-    """Prose in lines of at most WIDTH characters, all but the first indented two more; a long address stays whole."""
+    """Prose in lines of at most WIDTH characters; lines after the first are indented two more. A long URL is not broken."""
     lines, rest = [indent], indent + "  "
     for word in text.split():
         if len(lines[-1]) + len(word) >= WIDTH and len(word) < WIDTH - len(rest) and lines[-1].strip():
@@ -235,7 +235,7 @@ def wrapped(text: str, indent: str) -> str:
 
 
 class Column(NamedTuple, Generic[Row]):
-    """A column of a table and what stands in it for each row; numbers stand to the right. `width`: at least, for rows that are written
+    """A column of a table: title, the cell of a row, alignment (numbers to the right). `width` is a minimum, for rows that are written
     before the widest is known."""
 
     title: str
@@ -253,7 +253,7 @@ def put_row(columns: Sequence[Column[Row]], row: Row) -> None:
 
 
 def put_table(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
-    """All rows below their titles, each column as wide as its widest cell."""
+    """Writes titles and rows; each column is as wide as its widest cell."""
     cells = [[column.cell(row) for column in columns] for row in rows]
     widths = [max(len(_text(cell)) for cell in (column.title, *below)) for column, *below in zip(columns, *cells, strict=True)]
     fitted = [column._replace(width=width) for column, width in zip(columns, widths, strict=True)]
@@ -263,7 +263,7 @@ def put_table(columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
 
 
 def _put_cells(columns: Sequence[Column[Row]], cells: Sequence[Cell]) -> None:
-    """One row; the last column is never padded, so a long problem text stays whole."""
+    """Writes one row. The last column is not padded."""
     pieces: list[Cell] = []
     for index, (column, cell) in enumerate(zip(columns, cells, strict=True)):
         text, style = _text(cell), _style(cell)
@@ -283,7 +283,7 @@ def _style(cell: Cell) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """Gives what shows a line on stderr where that is a terminal, and clears it for "". No thread runs beside the caller."""
+    """Yields a function that shows a line on stderr if that is a terminal, and clears it for "". It starts no thread."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return
@@ -292,7 +292,7 @@ def progress() -> Iterator[Callable[[str], None]]:
 
     live = Live(console=Console(stderr=True), auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         live.update(text)
         if text:
             live.start(refresh=True)
@@ -300,12 +300,12 @@ def progress() -> Iterator[Callable[[str], None]]:
             live.stop()
 
     try:
-        yield tell
+        yield show
     finally:
         live.stop()
 
 
-# Quantities in a few characters
+# Short forms of quantities
 
 
 def quantity(value: Any) -> str:
@@ -330,7 +330,7 @@ def error(value: float | None) -> str:
 
 
 def kind_cell(kind: str) -> Cell:
-    """How a number of a machine is known."""
+    """The kind of a machine's number, coloured."""
     return kind, KIND_STYLES.get(kind, "")
 
 

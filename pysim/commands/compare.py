@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim compare`: predicted beside measured beside other libraries, each layer checked first and timed in one run with its peers.
+"""`pysim compare`: predicted times, measured times and other libraries' times. Each layer is checked, then timed in one run with its peers.
 
-On an emulated machine: predicted beside static+simulated, and nothing timed.
+On an emulated machine nothing is timed; static+simulated times stand beside the predictions.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,13 +14,13 @@ from pysim.commands.common import (
     Column,
     Number,
     accuracy_options,
-    asked_of_plans,
     every,
     json_option,
     layers_of,
     layout_option,
     machine_option,
     memory_limit_option,
+    plan_options,
     plural,
     problems,
     put,
@@ -32,26 +32,30 @@ from pysim.commands.common import (
 if TYPE_CHECKING:
     from pysim.record.measurement import Comparison
 
-SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # titles of columns
-WORKSPACES = {"pysim": "workspace", "cudnn": "cudnn's", "torch": "torch's"}  # titles, of those who say what memory they take on a GPU
+SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # column titles
+WORKSPACES = {
+    "pysim": "workspace",
+    "cudnn": "cudnn's",
+    "torch": "torch's",
+}  # column titles of the libraries that report their GPU workspace
 
 
 @click.command()
 @problems
 @machine_option
 @click.option(
-    "--peers", is_flag=True, help="Beside every peer (pysim doctor lists a CPU's), not im2col + OpenBLAS (a GPU: cuBLAS, cuDNN) alone."
+    "--peers", is_flag=True, help="Time every installed library (pysim doctor lists them), not only im2col + OpenBLAS (GPU: cuBLAS, cuDNN)."
 )
-@click.option("--cold", is_flag=True, help="No operand is in a cache: buffers rotate over twice the last-level cache.")
+@click.option("--cold", is_flag=True, help="Cold caches: operands rotate over buffers of twice the last-level cache.")
 @click.option(
     "--seconds",
     "min_seconds",
     type=Number(0, 3600),
     default=0.2,
     show_default=True,
-    help="Least time of samples per contender; on a CPU less where all medians are certain to half a percent before.",
+    help="Seconds of samples per library; on a CPU, timing stops earlier once all medians are known to half a percent.",
 )
-@asked_of_plans(timing.algorithm_option, timing.name_option, timing.threads_option, layout_option(), memory_limit_option, accuracy_options)
+@plan_options(timing.algorithm_option, timing.name_option, timing.threads_option, layout_option(), memory_limit_option, accuracy_options)
 @every
 @json_option
 @click.pass_context
@@ -62,20 +66,20 @@ def compare(
     peers: bool,
     cold: bool,
     min_seconds: float,
-    asked: dict[str, Any],
+    options: dict[str, Any],
     every: bool,
     as_json: bool,
 ) -> None:
-    """Check the plan of each PROBLEM, then time it with its peers in one run, interleaved, and show its predicted time.
+    """Check the plan of each PROBLEM, time it interleaved with other libraries in one run, and show its predicted time.
 
-    A peer's column is its time over pysim's, medians: above 1 pysim is faster. Exit code 1 if a result is wrong. All samples go
-    to the measurement store (pysim doctor names the file); nothing measured is lost when a comparison is interrupted.
+    A library's column is its median time over pysim's: above 1 pysim is faster. Exit code 1 if a result is wrong. All samples go
+    to the measurement store (pysim doctor names the file); an interrupted comparison loses nothing that was measured.
 
-    On a GPU the peer of a convolution is the fastest right one of all of cuDNN's forward algorithms, with --peers also PyTorch; columns
-    show the workspace of each. The peer of a product is cuBLAS.
+    On a GPU a convolution is compared with the fastest correct forward algorithm of cuDNN, with --peers also with PyTorch; columns
+    show their workspaces. A matrix product is compared with cuBLAS.
 
-    A machine that is emulated here (power10-e1050) is checked, not timed: beside the prediction stands `static+simulated`, in-core
-    cycles from a scheduling model of the core and transfers from exactly simulated caches.
+    A machine that is emulated here (power10-e1050) is checked, not timed. `static+simulated` stands beside the prediction: in-core
+    cycles from a scheduling model of the core, transfers from exactly simulated caches.
 
     \b
     Examples
@@ -87,20 +91,20 @@ def compare(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
-    timing.refuse_on_gpu(on, threads=asked["threads"] > 1)
+    timing.refuse_on_gpu(on, threads=options["threads"] > 1)
     from pysim.comparison.summary import OURS, summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen
 
-    beside, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
+    peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
     executor, on_gpu = host.executor(on), isinstance(on, Gpu)
     state = "cold" if cold else "hot"
-    planned = timing.plan_layers(layers, on, state=state, **asked)
-    threads, layout = asked["threads"], asked["layout"]
+    planned = timing.plan_layers(layers, on, state=state, **options)
+    threads, layout = options["threads"], options["layout"]
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
-    found = timing.measured(planned, on, beside, executor, threads=threads, state=state, min_seconds=min_seconds)
+    measured_layers = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
     networks = models.measured(problems, on, threads, peers, min_seconds)
-    shown = [] if executor.kind == "emulated" else [name for name, peer in beside.items() if kinds & {*peer.computes}]
+    shown = [] if executor.kind == "emulated" else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
     columns = [
         *(timing.static_times() if executor.kind == "emulated" else timing.times()),
         *timing.max_error(),
@@ -108,43 +112,43 @@ def compare(
         *(_space(name) for name in (OURS, *shown) if on_gpu and name in WORKSPACES),
         *timing.identity(),
     ]
-    done = timing.report(planned, found, columns, as_json, **({"models": networks} if networks else {}))
+    results = timing.report(planned, measured_layers, columns, as_json, **({"models": networks} if networks else {}))
     if not as_json:
-        _put_summary(summarise(done), done)
+        _put_summary(summarise(results), results)
         models.put_models(networks)
-    ctx.exit(models.exit_code(timing.exit_code(done), networks))
+    ctx.exit(models.exit_code(timing.exit_code(results), networks))
 
 
 def _ratio(name: str) -> "Column[Comparison]":
-    """A peer's median time (an analytic one's estimate) over ours; a dash where the peer has none."""
+    """A peer's median time (or an analytic peer's estimate) over pysim's; a dash if the peer has none."""
 
-    def cell(one: "Comparison") -> Cell:
-        if name in one.estimates and one.measured_seconds:
-            return f"{one.estimates[name] / one.measured_seconds:.2f}x", "dim"
-        if name not in one.ratios:
+    def cell(result: "Comparison") -> Cell:
+        if name in result.estimates and result.measured_seconds:
+            return f"{result.estimates[name] / result.measured_seconds:.2f}x", "dim"
+        if name not in result.ratios:
             return "-"
-        value = one.ratios[name].value
+        value = result.ratios[name].value
         return f"{value:.2f}x", "green" if value > 1 else "red"
 
     return Column(SHORT.get(name, name), cell, width=6)
 
 
 def _space(name: str) -> "Column[Comparison]":
-    """Bytes beside the operands; a dash where the peer did not run."""
-    return Column(WORKSPACES[name], lambda one: size(one.workspaces[name]) if name in one.workspaces else "-", width=9)
+    """Workspace bytes; a dash if the library did not run."""
+    return Column(WORKSPACES[name], lambda result: size(result.workspaces[name]) if name in result.workspaces else "-", width=9)
 
 
-def _put_summary(summary: dict[str, Any], done: "list[Comparison]") -> None:
-    """What the rows amount to, per peer and for the predictor, then what did not run and why."""
+def _put_summary(summary: dict[str, Any], results: "list[Comparison]") -> None:
+    """Writes the summary per peer and for the predictions, then what did not run and why."""
     put("")
-    put(timing.SAYS_ERROR)
+    put(timing.ERROR_LEGEND)
     if summary.get("peers"):
-        put("medians; a library's column is its time over pysim's: above 1 pysim is faster")
-    timing.put_state(done)
+        put("times are medians; a library's column is its time over pysim's: above 1 pysim is faster")
+    timing.put_state(results)
     for name, against in summary.get("peers", {}).items():
         faster = round(against["faster_share"] * against["layers"])
-        told = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"
-        put((f"{name:<16}", "bold"), f"{told}; {_version(done, name)}")
+        text = f"{against['geometric_mean']:.3f}x geometric mean of {against['layers']}, faster on {faster} ({against['faster_share']:.0%})"
+        put((f"{name:<16}", "bold"), f"{text}; {_version(results, name)}")
         if "error_ratio" in against:
             put(f"    its max error is {against['error_ratio']:.2f}x pysim's")
         if counted := against.get("algorithms"):
@@ -152,21 +156,21 @@ def _put_summary(summary: dict[str, Any], done: "list[Comparison]") -> None:
         for problem in against["slower"][:8]:
             put(f"    slower: {problem}")
         if len(against["slower"]) > 8:
-            put(f"    and {len(against['slower']) - 8} more, whose ratios stand above")
+            put(f"    and {len(against['slower']) - 8} more; see their rows above")
     timing.put_prediction(summary)
     timing.put_static_prediction(summary)
-    if len(done) > 1 and (total := summary.get("total_seconds")):
-        counted = sum(one.count for one in done if one.correct)
+    if len(results) > 1 and (total := summary.get("total_seconds")):
+        counted = sum(result.count for result in results if result.correct)
         put(f"{plural(counted, 'layer')}: " + ", ".join(f"{name} {seconds(value)}" for name, value in total.items()))
     timing.put_failures(summary)
     missing: dict[tuple[str, str], int] = {}
-    for one in done:
-        for pair in one.missing.items():
+    for result in results:
+        for pair in result.missing.items():
             missing[pair] = missing.get(pair, 0) + 1
     for (name, reason), count in missing.items():
-        say(f"{name} did not run on {count} of {plural(len(done), 'layer')}: {reason}")
+        say(f"{name} did not run on {count} of {plural(len(results), 'layer')}: {reason}")
 
 
-def _version(done: "list[Comparison]", name: str) -> str:
-    """The version of a peer; which implementation it picked may differ from layer to layer."""
-    return " | ".join(dict.fromkeys(one.versions[name] for one in done if name in one.versions))
+def _version(results: "list[Comparison]", name: str) -> str:
+    """The versions of a peer; the implementation that it picked may differ between layers."""
+    return " | ".join(dict.fromkeys(result.versions[name] for result in results if name in result.versions))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim doctor`: what is here, what is missing, and the command that would install it. Nothing is changed, nothing is timed."""
+"""`pysim doctor`: what is installed, what is missing, and the command that installs it. It changes nothing and times nothing."""
 
 import glob
 import os
@@ -33,7 +33,7 @@ STYLES = {"ok": "green", "note": "yellow", "missing": "red"}
 
 
 class Check(NamedTuple):
-    """One thing that was looked at; `fix` is what would change it."""
+    """The result of one check; `fix` is a command that would change it."""
 
     name: str
     status: Literal["ok", "note", "missing"]
@@ -45,7 +45,7 @@ class Check(NamedTuple):
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """What is here, what is missing, and the command that would install it. Exit code 0 when `pysim compare` works here, else 3.
+    """Show what is installed, what is missing, and the command that installs it. Exit code 0 if `pysim compare` works here, else 3.
 
     \b
     Example
@@ -59,7 +59,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     else:
         _put(found)
         put("")
-        put("pysim compare resnet50 works here" if works else "pysim compare does not work here yet: see what is missing under pysim")
+        put("pysim compare resnet50 works here" if works else "pysim compare does not work here yet: see the missing items under pysim")
     ctx.exit(0 if works else MissingError.exit_code)
 
 
@@ -76,7 +76,7 @@ def _put(found: dict[str, list[Check]]) -> None:
             for line in more:
                 put(line)
             if check.fix:
-                put(indent, ("to change it: ", "bold"), check.fix)
+                put(indent, ("fix: ", "bold"), check.fix)
 
 
 # This computer
@@ -120,10 +120,10 @@ def _governor() -> Check:
     try:
         governor = (SYSFS / "cpu0" / "cpufreq" / "scaling_governor").read_text().strip()
     except OSError:
-        return Check("governor", "note", "not visible (as in most virtual machines): the clock may move during a run")
+        return Check("governor", "note", "not visible (as in most virtual machines): the clock may change during a run")
     if governor == "performance":
         return Check("governor", "ok", governor)
-    return Check("governor", "note", f"{governor}: the clock may move during a run", "sudo cpupower frequency-set -g performance")
+    return Check("governor", "note", f"{governor}: the clock may change during a run", "sudo cpupower frequency-set -g performance")
 
 
 def _pinning() -> Check:
@@ -142,7 +142,7 @@ def _load() -> Check:
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load < 0.5:
         return Check("load", "ok", f"{load:.1f} on {cpus} CPUs")
-    return Check("load", "note", f"{load:.1f} on {cpus} CPUs: other work runs here; ratios hold, single times may not")
+    return Check("load", "note", f"{load:.1f} on {cpus} CPUs: other processes are running; ratios are reliable, single times may not be")
 
 
 # pysim itself
@@ -180,7 +180,7 @@ def _library() -> Check:
 
 
 def _kernels() -> Check:
-    """How many rows of each target run here, and why the others do not."""
+    """How many kernels of each target run here, and why the others do not."""
     from pysim.runtime import cpu as runtime
 
     try:
@@ -190,21 +190,21 @@ def _kernels() -> Check:
     targets: dict[str, list[bool]] = {}
     for row in cpu_kernels():
         targets.setdefault(row.target, []).append(row.name in available)
-    told = [
-        f"{target} {sum(runs)} of {len(runs)}" + ("" if any(runs) else " (skipped: not this CPU, or not in this build)")
+    text = [
+        f"{target} {sum(runs)} of {len(runs)}" + ("" if any(runs) else " (needs another CPU or another build)")
         for target, runs in targets.items()
     ]
-    return Check("kernels", "ok" if available else "missing", ", ".join(told))
+    return Check("kernels", "ok" if available else "missing", ", ".join(text))
 
 
 def _store() -> Check:
-    """The measurement store, if there is one yet; it is not made here."""
+    """The measurement store, if it exists; it is not created."""
     from pysim.measure.store import Store, default_path
 
     try:
         path = default_path()
         if not path.exists():
-            return Check("measurements", "ok", f"none yet; they will go to {path}")
+            return Check("measurements", "ok", f"none yet; they will be stored in {path}")
         with Store(path) as store:
             return Check("measurements", "ok", f"{len(store):,} in {path}")
     except (PysimError, OSError) as error:
@@ -253,7 +253,7 @@ def _machines() -> Iterator[Check]:
 
     yield from _emulation(POWER10)
     wheel = _version("nvidia-cuda-nvcc")
-    builds = f"builds CUDA kernels, of which the registry has {len(gemm_kernels())}"
+    builds = f"builds the CUDA kernels ({len(gemm_kernels())} for matrix products)"
     if wheel:
         yield Check("nvcc", "ok", f"nvidia-cuda-nvcc {wheel}")
     else:
@@ -263,7 +263,7 @@ def _machines() -> Iterator[Check]:
 
 
 def _emulation(cpu: "Cpu") -> Iterator[Check]:
-    """Whether kernels of a CPU that this one is not would run here; nothing is built."""
+    """Whether kernels of a foreign CPU could run here under emulation; nothing is built."""
     from pysim.runtime.foreign import worker_file
 
     yield _tool("QEMU", cpu.emulators, f"runs {cpu.name} kernels", cpu.install_emulator)
@@ -271,7 +271,7 @@ def _emulation(cpu: "Cpu") -> Iterator[Check]:
     try:
         compilers = cpu.compilers()
     except MissingError:
-        yield Check(compiler, "missing", f"neither {cpu.gcc} nor ziglang; one of them builds {ready}", cpu.install_compiler)
+        yield Check(compiler, "missing", f"neither {cpu.gcc} nor ziglang is installed; either builds {ready}", cpu.install_compiler)
         return
     yield Check(compiler, "ok", ", ".join(one.name for one in compilers))
     try:
@@ -281,7 +281,7 @@ def _emulation(cpu: "Cpu") -> Iterator[Check]:
         yield Check(ready, "missing", str(error))
         return
     built = next((file for file in files if file.exists()), None)
-    yield Check(ready, "ok", f"built: {built}" if built else f"built when first used, into {files[0].parent}")
+    yield Check(ready, "ok", f"built: {built}" if built else f"will be built on first use, in {files[0].parent}")
 
 
 def _tool(name: str, commands: tuple[str, ...], use: str, fix: str) -> Check:
@@ -292,7 +292,7 @@ def _tool(name: str, commands: tuple[str, ...], use: str, fix: str) -> Check:
 
 
 def _answer(command: list[str]) -> str:
-    """The line of a program's answer that has a version in it, or else its first."""
+    """The line of a program's output that contains a version, else the first line."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.splitlines()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -314,7 +314,7 @@ def _gpu() -> Check:
     devices = glob.glob("/dev/nvidia[0-9]*")
     driver = Path("/proc/driver/nvidia/version")
     if not devices or not driver.exists():
-        return Check("GPU", "missing", "no NVIDIA GPU with a driver; pysim plan -m h200 and pysim banks need none")
+        return Check("GPU", "missing", "no NVIDIA GPU with a driver; pysim plan -m h200 and pysim banks work without one")
     listing = _answer(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else f"{len(devices)} devices"
     return Check("GPU", "ok", listing)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim kernels`: the rows of the registry, and which of them this computer and this build can run."""
+"""`pysim kernels`: the kernels of the registry, and which of them this computer and this build can run."""
 
 import click
 
@@ -12,10 +12,10 @@ from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernels, gemm_kerne
 
 @click.command()
 @click.argument("words", metavar="[WORD]...", nargs=-1)
-@click.option("--cuda", is_flag=True, help="The CUDA kernels of matrix products and convolutions instead.")
+@click.option("--cuda", is_flag=True, help="List CUDA kernels instead.")
 @json_option
 def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
-    """The micro-kernels whose name has every WORD in it, or all; a name is <type>_<form>_<windows>x<filters>__<target>.
+    """List the micro-kernels whose name contains every WORD. A name is <type>_<form>_<windows>x<filters>__<target>.
 
     \b
     Examples
@@ -48,7 +48,7 @@ def kernels(words: tuple[str, ...], cuda: bool, as_json: bool) -> None:
     for form in dict.fromkeys(row.form for row in rows):
         put(f"{form}: {FORMS[form]}")
     if available is not None:
-        put(f"{sum(row.name in available for row in rows)} of {len(rows)} run on this computer")
+        put(f"{sum(row.name in available for row in rows)} of {len(rows)} kernels run on this computer")
 
 
 def _cuda(words: tuple[str, ...], as_json: bool) -> None:
@@ -56,7 +56,7 @@ def _cuda(words: tuple[str, ...], as_json: bool) -> None:
     products = [row for row in gemm_kernels() if all(word in row.name for word in words)]
     convolutions = [row for row in conv_kernels() if all(word in row.name for word in words)]
     if not products and not convolutions:
-        raise ProblemError(f"no CUDA kernel's name has all of {', '.join(words) or 'nothing'}; `pysim kernels --cuda` lists them")
+        raise ProblemError(f"no CUDA kernel's name contains all of {', '.join(words) or 'nothing'}; `pysim kernels --cuda` lists them")
     rows: list[GemmKernel | ConvKernel] = [*products, *convolutions]
     why_not = _refusals(rows)
     if as_json:
@@ -70,27 +70,29 @@ def _cuda(words: tuple[str, ...], as_json: bool) -> None:
     if convolutions:
         put_table(_convolution_columns(why_not), convolutions)
         put("")
-    put("warp: of a warp (wgmma: of a warpgroup); thread: of a thread (tensor cores: of one instruction); capability: at least, = alone")
+    put(
+        "tiles per block, per warp (wgmma: per warpgroup) and per thread (tensor cores: per instruction); capability: minimum, with = exact"
+    )
     reasons = dict.fromkeys(reason.partition(row)[2].strip() for row, reason in (why_not or {}).items() if reason)
     for reason in reasons:
         put(f"no: the kernel {reason}")
     if convolutions:
-        put("blocks of a convolution are filters x windows x k; outputs: F(2x2) and F(4x4) of Winograd, whose windows are such squares")
+        put("a convolution's block is filters x windows x k; outputs: the output tile of Winograd, F(2x2) or F(4x4), which is one window")
 
 
 def _refusals(rows: list[GemmKernel | ConvKernel]) -> dict[str, str] | None:
-    """Why the GPU here does not run each row, "" where it does; None, and why on stderr, where that is not known."""
+    """For each kernel the reason why the GPU here cannot run it, "" if it can; None if that is unknown, with the reason on stderr."""
     from pysim.runtime import cuda
 
     try:
         return {row.name: cuda.refusal(row) for row in rows}
     except MissingError as error:
-        say(f"which of them run here is not known: {error}")
+        say(f"cannot tell which kernels run here: {error}")
         return None
 
 
 def _said(here: bool | None) -> Cell:
-    """Whether a row runs here."""
+    """Yes, no, or ? if unknown."""
     return {True: ("yes", "green"), False: ("no", "red"), None: ("?", "yellow")}[here]
 
 
@@ -133,23 +135,23 @@ def _convolution_columns(why_not: dict[str, str] | None) -> list[Column[ConvKern
 
 
 def _no_match(words: tuple[str, ...]) -> str:
-    """The nearest row, by its name or by the columns that names are built from."""
+    """The message if no kernel matches, with the nearest name or part of a name."""
     known = {part for row in registry() for part in (row.name, row.target, row.dtype, row.form, f"{row.windows}x{row.filters}")}
     odd = next((word for word in words if not any(word in row.name for row in registry())), None)
     if odd is None:
-        return f"no kernel's name has all of {', '.join(words)}; `pysim kernels` lists them"
+        return f"no kernel's name contains all of {', '.join(words)}; `pysim kernels` lists them"
     close = nearest(odd, sorted(known))
-    return f'no kernel\'s name has "{odd}"; ' + (f'did you mean "{close}"? ' if close else "") + "`pysim kernels` lists them"
+    return f'no kernel\'s name contains "{odd}"; ' + (f'did you mean "{close}"? ' if close else "") + "`pysim kernels` lists them"
 
 
 def _available() -> frozenset[str] | None:
-    """Names of the rows that run here; None, and why on stderr, without the native library."""
+    """Names of the kernels that run here; None without the native library, with the reason on stderr."""
     from pysim.runtime import cpu as runtime
 
     try:
         return runtime.available_kernels()
     except MissingError as error:
-        say(f"which of them run here is not known: {error}")
+        say(f"cannot tell which kernels run here: {error}")
         return None
 
 

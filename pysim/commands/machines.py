@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim machines`: the machines that can be planned for, every number of one with its source, this computer as detected."""
+"""`pysim machines`: the machines to plan for, every number of one with its source, this computer as detected."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def machines(ctx: click.Context, as_json: bool) -> None:
-    """The machines that can be planned for, and where each of their numbers comes from.
+    """List the machines to plan for, and where each of their numbers comes from.
 
     \b
     Examples
@@ -52,10 +52,10 @@ machines.add_command(calibrate)
 machines.add_command(diff)
 
 
-@machines.command("list", short_help="Every shipped machine in a line.")
+@machines.command("list", short_help="List the shipped machines.")
 @json_option
 def list_machines(as_json: bool) -> None:
-    """Every shipped machine in a line.
+    """List the shipped machines, one per line.
 
     \b
     Example
@@ -64,12 +64,12 @@ def list_machines(as_json: bool) -> None:
     _list(as_json)
 
 
-@machines.command(short_help="Every number of one machine with its source.")
+@machines.command(short_help="Show every number of a machine with its source.")
 @click.argument("name")
-@click.option("--toml", is_flag=True, help="As a machine file: a start for one of your own.")
+@click.option("--toml", is_flag=True, help="Write a machine file, as a start for your own.")
 @json_option
 def show(name: str, toml: bool, as_json: bool) -> None:
-    """Every number of one machine (a name, host, or the path of a .toml file) with its kind and source.
+    """Show every number of a machine (a name, host, or the path of a .toml file) with its kind and source.
 
     \b
     Examples
@@ -89,11 +89,11 @@ def show(name: str, toml: bool, as_json: bool) -> None:
         _show(machine, as_json)
 
 
-@machines.command(short_help="This computer, measured.")
-@click.option("--fresh", is_flag=True, help="Measure again, whatever was kept from before.")
+@machines.command(short_help="Detect this computer.")
+@click.option("--fresh", is_flag=True, help="Measure again instead of reading the last detection.")
 @json_option
 def detect(fresh: bool, as_json: bool) -> None:
-    """This computer as machine "host": geometry from Linux, clock and rates measured in about a second, then kept.
+    """Detect this computer, machine "host": geometry from Linux, clock and rates measured in about a second. The result is kept.
 
     \b
     Example
@@ -135,7 +135,7 @@ def _list(as_json: bool) -> None:
     put("")
     put_table(gpus, [machine for machine in found if isinstance(machine, Gpu)])
     put("")
-    put("host is this computer: pysim machines detect. assumed: how many of its numbers nobody measured or published")
+    put("host is this computer: pysim machines detect. assumed: numbers that were neither measured nor published, of all")
 
 
 def _assumed(machine: "Machine | Gpu") -> Cell:
@@ -145,7 +145,7 @@ def _assumed(machine: "Machine | Gpu") -> Cell:
 
 
 def _show(machine: "Machine | Gpu", as_json: bool) -> None:
-    """Numbers with kind and source, then what the sources are."""
+    """Writes the numbers with kind and source, then the sources."""
     if as_json:
         document(machines=[machine])
         return
@@ -172,7 +172,7 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
 
 
 def _value(path: str, fact: Any) -> str:
-    """A number as it stands in the file; geometry with the size that it makes."""
+    """A number of the file as text; cache geometry with its size."""
     from pysim.machine.cpu import Csa, Level, Unit
     from pysim.machine.quantity import Number
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim machines calibrate`: the CPU or the GPU at hand, measured into a machine file."""
+"""`pysim machines calibrate`: measures this computer's CPU or GPU into a machine file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,23 +31,25 @@ if TYPE_CHECKING:
     from pysim.machine.gpu import Gpu
 
 
-SHOWN = 0.02  # of the measurements were disturbed: said
+MIN_REPORTED_SHARE = 0.02  # of disturbed measurements
 
 
-@click.command(short_help="This computer's CPU or GPU, measured into a machine file.")
-@click.option("-m", "--machine", "name", default="host", show_default=True, help="host: the CPU here; cuda: the GPU here; or their .toml.")
-@click.option("--budget", type=Number(1, 3600), default=120.0, show_default=True, help="Seconds of measuring a CPU, or a GPU's products.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a .toml file with what was measured.")
-@click.option("--force", is_flag=True, help="Replace what was written there before.")
+@click.command(short_help="Measure this computer's CPU or GPU into a machine file.")
+@click.option("-m", "--machine", "name", default="host", show_default=True, help="host: this CPU; cuda: this GPU; or its .toml file.")
+@click.option("--budget", type=Number(1, 3600), default=120.0, show_default=True, help="Seconds of measuring (GPU: of matrix products).")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a .toml file.")
+@click.option("--force", is_flag=True, help="Replace an earlier result.")
 @json_option
 def calibrate(name: str, budget: float, output: Path | None, force: bool, as_json: bool) -> None:
-    """What the CPU here does, in rounds of short measurements: clock, multiply-adds, bandwidth and latency of each level; then, by least
-    squares over measured plans of layers that are in no set, the constants of the cost model. What others disturbed is left out, and what
-    stays in doubt is said. The result is what -m host plans with from then on, or with --output a machine file.
+    """Measure this computer, so that plans use its own numbers.
 
-    Of a GPU (-m cuda, or its .toml): shared memory by instruction and pattern of lanes, multiply-adds, L2 and memory; then random products
-    of every type, and by least squares the constants of the cost model. A file that --output writes differs from NAME's in what was assumed
-    there, measured before, or fitted on products.
+    CPU: rounds of short measurements give the clock, multiply-adds per cycle, and bandwidth and latency of each memory level. Times of
+    plans, for layers that are in no built-in set, then give the constants of the cost model by least squares. Disturbed measurements are
+    left out; doubtful results are named. From then on -m host uses the result; with --output it goes to a machine file instead.
+
+    GPU (-m cuda, or its .toml file): measures shared memory per instruction and access pattern, multiply-adds, L2 and memory. Random
+    products of every type then give the constants of the cost model by least squares. The file of --output replaces numbers that were
+    assumed, measured or fitted; others stay.
 
     \b
     Examples
@@ -67,7 +69,7 @@ def calibrate(name: str, budget: float, output: Path | None, force: bool, as_jso
         _of_gpu(machine, budget, output, force, as_json)
     else:
         if host.executor(machine).kind == "emulated":
-            raise MachineError(f"{machine.name} is emulated here, where no time means anything; calibrate -m host")
+            raise MachineError(f"{machine.name} is emulated here, where times mean nothing; calibrate -m host")
         _of_cpu(host.runnable(name), budget, output, force, as_json)
 
 
@@ -80,14 +82,14 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
     from pysim.measure.clock import pinned
 
     if output is None and machine.name != "host":
-        raise MachineError(f"{machine.name} is a file, which is never changed; give another for what is measured: -o mine.toml")
+        raise MachineError(f"{machine.name} is a file, which is never changed; write the result to another one: -o mine.toml")
     if output is None and not force and host.kept_source(SOURCE):
-        raise MachineError("this computer is calibrated already; --force does it again, `pysim machines show host` has the numbers")
-    say(f"{machine.description}: preparing and checking plans, then {budget:g} s of measuring")
+        raise MachineError("this computer is already calibrated; --force calibrates it again, `pysim machines show host` shows the numbers")
+    say(f"{machine.description}: preparing and checking plans, then measuring for {budget:g} s")
     lab = HostLab(machine)
-    with progress() as tell, pinned():
-        found = calibrate(machine, lab, budget, tell)
-        tell("")
+    with progress() as show, pinned():
+        found = calibrate(machine, lab, budget, show)
+        show("")
     made = calibrated(machine, found, output.stem if output else "host")
     if output is not None:
         save(made, output, force)
@@ -97,11 +99,11 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
         document(calibrations=[found])
         return
     _report_cpu(machine, found)
-    put(f"plans with -m {output or 'host'} have these numbers from now on")
+    put(f"plans with -m {output or 'host'} use these numbers from now on")
 
 
 def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
-    """Each number beside what it was, what predictions gain, and what is not sure."""
+    """Writes each number beside its old value, the prediction errors before and after, and what is doubtful."""
     from pysim.machine.quantity import Count, facts
 
     before = dict(facts(machine))
@@ -111,7 +113,7 @@ def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
     put("")
     _put_estimates("number", before, found.numbers | found.fitted)
     for path, why in found.rejected.items():
-        put((f"{path} stays as it was: {why}", "yellow"))
+        put((f"{path} is unchanged: {why}", "yellow"))
     put("")
     fit = found.fit
     columns: list[Column[cpu_fit.Shape]] = [
@@ -121,28 +123,28 @@ def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
     ]
     put_table(columns, fit.shapes)
     put("")
-    pairs = (("before", fit.before), ("now", fit.after), ("now, of layers left out of the fit", fit.left_out))
-    told = "; ".join(f"{what} median {one.median_error:.1%}, 90th percentile {one.p90_error:.1%}" for what, one in pairs)
-    put_lines(wrapped(f"prediction error of {plural(fit.plans, 'plan')}: {told}", ""))
+    pairs = (("before", fit.before), ("now", fit.after), ("now, on layers held out of the fit", fit.left_out))
+    text = "; ".join(f"{what} median {one.median_error:.1%}, 90th percentile {one.p90_error:.1%}" for what, one in pairs)
+    put_lines(wrapped(f"prediction error of {plural(fit.plans, 'plan')}: {text}", ""))
     if fit.rejected:
-        put(f"{plural(fit.rejected, 'plan')} left out: rounds do not agree")
-    put(f"other processes used {found.others:.2f} CPUs meanwhile (median of the rounds)")
-    if found.shared > SHOWN:
-        put((f"another machine was on this core during {found.shared:.0%} of the measurements, which are left out", "yellow"))
+        put(f"{plural(fit.rejected, 'plan')} left out: their rounds disagree")
+    put(f"other processes used {found.others:.2f} CPUs during the calibration (median of the rounds)")
+    if found.shared > MIN_REPORTED_SHARE:
+        put((f"another virtual machine shared this core during {found.shared:.0%} of the measurements, which are left out", "yellow"))
     doubts = len(found.doubts) + len(found.rejected)
     if doubts:
-        put((f"not sure of {plural(doubts, 'number')}: calibrate again when less else runs, or with a larger --budget", "yellow"))
+        put((f"{plural(doubts, 'number')} doubtful: calibrate again when the machine is quieter, or with a larger --budget", "yellow"))
 
 
 def _put_estimates(title: str, before: "Mapping[str, Any]", found: "Mapping[str, Estimate]") -> None:
-    """Each number by its path: what it was, what it is now, and whether that is sure."""
+    """Writes each number by its path: old value, new value, and whether that is certain."""
     columns: list[Column[str]] = [
         Column(title, str, left=True),
         Column("was", lambda path: quantity(before[path].value) if path in before else "-"),
         Column("kind", lambda path: kind_cell(before[path].kind) if path in before else "", left=True),
         Column("is", lambda path: quantity(found[path].value)),
         Column("+-", lambda path: quantity(found[path].error)),
-        Column("", lambda path: "" if found[path].sure else (f"not sure: {found[path].doubt}", "yellow"), left=True),
+        Column("", lambda path: "" if found[path].sure else (f"doubtful: {found[path].doubt}", "yellow"), left=True),
     ]
     put_table(columns, found)
 
@@ -158,10 +160,10 @@ def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_
     device = cuda.devices()[0]
     found = cuda_probe.calibrate(machine, device, cuda_probe.DeviceProbes())
     probed = cuda_probe.merged(machine, found, output.stem if output else None)
-    say(f"{machine.description}: {budget:g} s of products")
-    with progress() as tell:
-        products = gpu_calibrate.calibrate(probed, gpu_lab.DeviceLab(machine), budget, tell)
-        tell("")
+    say(f"{machine.description}: measuring matrix products for {budget:g} s")
+    with progress() as show:
+        products = gpu_calibrate.calibrate(probed, gpu_lab.DeviceLab(machine), budget, show)
+        show("")
     if output is not None:
         save(gpu_calibrate.with_constants(probed, products, device.name, machine.name), output, force)
     if as_json:
@@ -172,15 +174,15 @@ def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_
 
 
 def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
-    """Each constant beside what it was, and what predictions gain."""
+    """Writes each constant beside its old value, and the prediction errors before and after."""
     from pysim.machine.quantity import facts
 
     put("")
     _put_estimates("constant", dict(facts(machine)), found.constants)
     put("")
-    told = f"{plural(found.problems, 'product')}, {found.launches:,} launches in {found.seconds:.0f} s"
-    put(f"{told}; error of predictions, and regret of the model's first choice:")
-    quality = {"before": found.before, "now": found.after, "now, of products left out of the fit": found.left_out}
+    text = f"{plural(found.problems, 'product')}, {found.launches:,} launches in {found.seconds:.0f} s"
+    put(f"{text}; prediction error, and regret of the model's choice:")
+    quality = {"before": found.before, "now": found.after, "now, on products held out of the fit": found.left_out}
     columns: list[Column[str]] = [
         Column("", str, left=True),
         Column("median", lambda when: f"{quality[when].median_error:.1%}"),
@@ -192,7 +194,7 @@ def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
 
 
 def _report_gpu(found: "cuda_probe.Calibration") -> None:
-    """What each instruction takes in each pattern, then the rates beside the machine file's."""
+    """Writes the cycles of each instruction and access pattern, then the rates beside those of the machine file."""
     from pysim.calibration.cuda_probe import MAX_WARPS
 
     device = found.device
@@ -212,11 +214,11 @@ def _report_gpu(found: "cuda_probe.Calibration") -> None:
     put_table(columns, found.shared)
     put("")
     differ, of = sum(row.differs for row in found.shared), len(found.shared)
-    put("warps and latency: cycles per instruction; predicted: one wavefront a cycle")
+    put("1 warp, more warps, latency: cycles per instruction; predicted: one wavefront per cycle")
     put(f"{differ} of {of} differ from the prediction by more than {found.tolerance:.0%} (!)")
     if found.unsaturated:
-        put((f"in {found.unsaturated} of {of} half as many warps did less: shared memory may not have been busy", "yellow"))
-    put(f"a wavefront takes {found.load_cycles:.3f} cycles in loads, {found.store_cycles:.3f} in stores (medians)")
+        put((f"in {found.unsaturated} of {of}, half as many warps were slower: shared memory may not have been saturated", "yellow"))
+    put(f"a wavefront takes {found.load_cycles:.3f} cycles for loads, {found.store_cycles:.3f} for stores (medians)")
     put("")
     rates: list[Column[cuda_probe.Rate]] = [
         Column("number", lambda rate: rate.path, left=True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim machines diff`: two machines side by side, and what their numbers change in plans."""
+"""`pysim machines diff`: compares the numbers of two machines and their plans."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from pysim.record.plan import Plan
 
 
-@click.command(short_help="Two machines side by side, and what that changes in a plan.")
+@click.command(short_help="Compare two machines and their plans.")
 @click.argument("a")
 @click.argument("b")
 @click.argument("problems", nargs=-1, metavar="[PROBLEM]...")
 @json_option
 def diff(a: str, b: str, problems: tuple[str, ...], as_json: bool) -> None:
-    """The numbers in which machines A and B differ (names, host, or .toml files), and the plan of each PROBLEM on both: which one each
-    chooses, and what A's choice would take on B, or why it does not run there.
+    """Compare machines A and B (names, host, or .toml files): the numbers that differ, and for each PROBLEM both plans, the time of
+    A's plan on B, or why it cannot run there.
 
     \b
     Examples
@@ -71,7 +71,7 @@ class _Answer(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """What each machine chooses for a problem, and A's choice on B, whose kernels B may lack."""
+    """The plan of each machine for a problem, and A's plan on B, which may lack the kernels."""
 
     problem: str
     a: _Answer
@@ -104,7 +104,7 @@ def _compared(workload: "Workload", first: "Machine | Gpu", second: "Machine | G
 
 
 def _differences(a: "Machine | Gpu", b: "Machine | Gpu") -> list[dict[str, Any]]:
-    """Paths at which the machines differ, with the value and the kind that each has; null where one has no such number."""
+    """The numbers that differ, each with both values and kinds; null where a machine has no such number."""
     from pysim.machine.quantity import quantities
 
     values = [{path: value for path, _, value in quantities(one)} for one in (a, b)]
@@ -117,7 +117,7 @@ def _differences(a: "Machine | Gpu", b: "Machine | Gpu") -> list[dict[str, Any]]
 
 
 def _kinds(machine: "Machine | Gpu", paths: list[str]) -> dict[str, str]:
-    """How each number is known: its own kind, or that of the table it stands in."""
+    """The kind of each number: its own, or that of its table."""
     from pysim.machine.quantity import facts
 
     known = {path: fact.kind for path, fact in facts(machine)}
@@ -129,7 +129,7 @@ def _kinds(machine: "Machine | Gpu", paths: list[str]) -> dict[str, str]:
 
 
 def _put_plans(a: str, b: str, one: _Compared) -> None:
-    """Both choices, and the cycles of their terms."""
+    """Writes both plans and the cycles of their cost terms."""
     put("")
     put((one.problem, "bold"))
     put_table(
@@ -141,9 +141,9 @@ def _put_plans(a: str, b: str, one: _Compared) -> None:
         [(a, one.a), (b, one.b)],
     )
     if one.moved.seconds and one.b.seconds and one.a.name != one.b.name:
-        put(f"{a}'s choice would take {seconds(one.moved.seconds)} on {b}, {one.moved.seconds / one.b.seconds:.3f} times {b}'s own")
+        put(f"{a}'s plan would take {seconds(one.moved.seconds)} on {b}, {one.moved.seconds / one.b.seconds:.3f} times {b}'s own")
     elif one.a.plan and not one.moved.plan:
-        put(f"{a}'s choice does not run on {b}: {one.moved.why}")
+        put(f"{a}'s plan cannot run on {b}: {one.moved.why}")
     terms, others = (getattr(answer.plan.cost, "terms", {}) if answer.plan else {} for answer in (one.a, one.b))
     put_table(
         [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole networks in `run` and `compare`: the model files among the problems, each as one row, and where its time goes."""
+"""Whole networks in `run` and `compare`: one row per model file among the problems, and the layers that take most time."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
 
-_LONGEST = 8  # layers that are shown, those that take most time
+_SHOWN_LAYERS = 8  # the slowest
 
 
 def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: bool, min_seconds: float = 0.2) -> "list[ModelComparison]":
-    """Every model file among the words as a whole; one that cannot run as a whole is said on stderr, and its layers stay."""
+    """Compares every model file among the words as a whole; one that cannot run as a whole is reported on stderr."""
     named = [(word, model) for word in words if (model := model_file(word.strip())) is not None]
     if not named:
         return []
@@ -30,53 +30,56 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
 
     if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
         return []
-    found = []
+    models = []
     for word, (path, batch) in named:
         try:
-            found.append(msgspec.structs.replace(compare(path, on, threads, peers, min_seconds, batch), model=printable(word)))
+            models.append(msgspec.structs.replace(compare(path, on, threads, peers, min_seconds, batch), model=printable(word)))
         except PysimError as error:
             say(f"{word} as a whole: {error}")
-    return found
+    return models
 
 
-def put_models(found: "list[ModelComparison]") -> None:
-    """A row each, then the layers that take longest."""
-    for one in found:
+def put_models(models: "list[ModelComparison]") -> None:
+    """Writes a row per model, then its slowest layers."""
+    for result in models:
         put("")
         columns: list[Column[ModelComparison]] = [
-            Column("measured", lambda one: seconds(one.measured_seconds) if one.correct else "WRONG"),
-            Column("convs and products predicted", lambda one: seconds(one.predicted_seconds)),
-            Column("error", lambda one: error(one.max_error)),
-            Column("values", lambda one: size(one.arena_bytes)),
-            *map(_ratio, one.peers),
-            Column("whole model", lambda one: one.model, left=True),
+            Column("measured", lambda result: seconds(result.measured_seconds) if result.correct else "WRONG"),
+            Column("convs and products predicted", lambda result: seconds(result.predicted_seconds)),
+            Column("error", lambda result: error(result.max_error)),
+            Column("values", lambda result: size(result.arena_bytes)),
+            *map(_ratio, result.peers),
+            Column("whole model", lambda result: result.model, left=True),
         ]
-        put_table(columns, [one])
-        put_cores([one.core] if one.core else [], "model")
-        for name, reason in one.missing.items():
-            say(f"{name} did not run {one.model}: {reason}")
-        _put_layers(one)
+        put_table(columns, [result])
+        put_cores([result.core] if result.core else [], "model")
+        for name, reason in result.missing.items():
+            say(f"{name} did not run {result.model}: {reason}")
+        _put_layers(result)
 
 
 def _ratio(peer: str) -> "Column[ModelComparison]":
-    """A peer's time over ours."""
-    return Column(peer, lambda one: f"{one.peers[peer] / one.measured_seconds:.2f}x" if one.measured_seconds else "-")
+    """Column: a peer's time over pysim's."""
+    return Column(
+        peer,
+        lambda result: f"{result.peers[peer] / result.measured_seconds:.2f}x" if result.measured_seconds else "-",
+    )
 
 
-def _put_layers(one: "ModelComparison") -> None:
-    total = sum(layer.measured_seconds for layer in one.layers)
+def _put_layers(result: "ModelComparison") -> None:
+    total = sum(layer.measured_seconds for layer in result.layers)
     if not total:
         return
     shares: dict[str, float] = {}
-    for layer in one.layers:
+    for layer in result.layers:
         shares[layer.op] = shares.get(layer.op, 0.0) + layer.measured_seconds / total
-    told = ", ".join(f"{op} {share:.1%}" for op, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 5e-4)
-    put(f"{plural(len(one.layers), 'layer')}, {plural(sum(len(layer.fused) for layer in one.layers), 'node')} fused: {told}")
-    for layer in sorted(one.layers, key=lambda layer: -layer.measured_seconds)[:_LONGEST]:
+    text = ", ".join(f"{op} {share:.1%}" for op, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 5e-4)
+    put(f"{plural(len(result.layers), 'layer')}, {plural(sum(len(layer.fused) for layer in result.layers), 'node')} fused: {text}")
+    for layer in sorted(result.layers, key=lambda layer: -layer.measured_seconds)[:_SHOWN_LAYERS]:
         fused = f" + {len(layer.fused)} fused" if layer.fused else ""
         times = f"{seconds(layer.measured_seconds):>10}  {seconds(layer.predicted_seconds):>8}"
         put(f"{times}  {layer.op} {layer.node}{fused}  {layer.problem or ''}")
 
 
-def exit_code(code: int, found: "list[ModelComparison]") -> int:
-    return code if all(one.correct for one in found) else max(code, 1)
+def exit_code(code: int, models: "list[ModelComparison]") -> int:
+    return code if all(result.correct for result in models) else max(code, 1)

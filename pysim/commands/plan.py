@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim plan`: the plan of each problem on a machine, its predicted cost, and why it won."""
+"""`pysim plan`: the best plan of each problem on a machine, its predicted cost, and why it won."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from pysim.commands.common import (
     Column,
     Whole,
     accuracy_options,
-    asked_of_plans,
     document,
     error,
     every,
@@ -22,6 +21,7 @@ from pysim.commands.common import (
     layout_option,
     machine_option,
     memory_limit_option,
+    plan_options,
     plural,
     problems,
     put,
@@ -43,29 +43,33 @@ if TYPE_CHECKING:
     from pysim.tuning.evidence import Pinned
 
     Found = list[tuple[Layer, list[Plan]]]
-    Columns = list[Column[tuple[int, Plan]]]  # of plans, each with its place, or how often its layer occurs
+    Columns = list[Column[tuple[int, Plan]]]  # a row: (rank or number of occurrences, plan)
 
 SHORT = {"input_stationary": "IS", "weight_stationary": "WS"}
 SHORT |= {"data_parallel": "DP", "split_k": "SK", "stream_k": "ST"}
-LEGEND = "IS input stationary, WS weight stationary; tile: channels/K2/K3 of a set"
-LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: parts of k (stream-K: blocks)/rasterisation along m or n/tiles of its group"
+LEGEND = "IS input stationary, WS weight stationary; tile: channels/K2/K3"
+LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: K splits (stream-K: blocks)/rasterisation along m or n/tiles per group"
 
 
 @click.command()
 @problems
 @machine_option
-@click.option("--top", type=Whole(min=1), metavar="N", help="The N best plans of each problem, best first.")
-@click.option("--explain", is_flag=True, help="Loop nest, tiles against each cache, both schedules' costs, what was turned down.")
-@click.option("--model", type=Choice(["full", "csa"]), default="full", show_default=True, help="csa: the integers of SConv's paper.")
+@click.option("--top", type=Whole(min=1), metavar="N", help="Show the N best plans of each problem, best first.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="Show the loop nest, which tile fits which cache, the costs of both schedules, and why other kernels lost.",
+)
+@click.option("--model", type=Choice(["full", "csa"]), default="full", show_default=True, help="csa: the integers of the SConv paper.")
 @click.option(
     "--micro-kernel",
     metavar="4x16",
-    help="Only kernels of this shape, windows x filters (GPU: a block's tile, 128x256), or name; under csa the shape to analyse.",
+    help="Only kernels of this shape, windows x filters (GPU: a block's tile, 128x256), or this name; with csa, the shape to analyse.",
 )
-@click.option("--pinned", is_flag=True, help="The best plan that pysim search found on this computer, with its evidence.")
-@click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads of a CPU that the plan is for.")
-@asked_of_plans(
-    layout_option(*BLOCKED, text="Of convolutions' input and output: nhwc is a GPU's, blocks of channels are a CPU's."),
+@click.option("--pinned", is_flag=True, help="Use the best plan that pysim search found on this computer, and show its measurements.")
+@click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="CPU threads to plan for.")
+@plan_options(
+    layout_option(*BLOCKED, text="Layout of a convolution's input and output: nhwc on GPUs, channel blocks (nchw16c) on CPUs."),
     memory_limit_option,
     accuracy_options,
 )
@@ -80,13 +84,13 @@ def plan(
     micro_kernel: str | None,
     pinned: bool,
     threads: int,
-    asked: dict[str, Any],
+    options: dict[str, Any],
     every: bool,
     as_json: bool,
 ) -> None:
     """Choose algorithm, tiling and schedule for each PROBLEM on a machine, and predict its time.
 
-    No hardware and no compiler is needed for a machine that has a file (pysim machines).
+    For a machine that has a file (pysim machines), no hardware and no compiler is needed.
 
     \b
     Examples
@@ -100,16 +104,16 @@ def plan(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), (host.runnable_any if pinned else host.any_machine)(machine_name)
-    asked["micro_kernel"] = micro_kernel
+    options["micro_kernel"] = micro_kernel
     found: Found
     evidence: list[Pinned | None] = []
     if pinned:
-        found, evidence = _pinned(layers, on, asked)
+        found, evidence = _pinned(layers, on, options)
     elif threads > 1:
         refuse_on_gpu(on, threads=True)
-        found = _plans(layers, on, None, model, asked | {"threads": threads})
+        found = _plans(layers, on, None, model, options | {"threads": threads})
     else:
-        found = _plans(layers, on, top, model, asked)
+        found = _plans(layers, on, top, model, options)
     if as_json:
         named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in found for item in ranked]
         document(plans=[one | {"pinned": about} for one, about in zip(named, evidence, strict=True)] if pinned else named)
@@ -129,40 +133,40 @@ def plan(
 
 def _check_usage(top: int | None, explain: bool, model: str, pinned: bool, threads: int, as_json: bool) -> None:
     if top and model == "csa":
-        raise click.UsageError("--top ranks plans by predicted time; --model csa has one plan, and shows both schedules' costs with it")
+        raise click.UsageError("--top ranks plans by predicted time; --model csa makes one plan and shows the costs of both schedules")
     if explain and as_json:
-        raise click.UsageError("--explain writes text; --json holds all of it already, so give one of the two")
+        raise click.UsageError("--explain writes text, and --json contains the same data; give one of the two")
     if threads > 1 and (top or pinned or model == "csa"):
-        raise click.UsageError("--threads is for the one plan that the full model chooses, without --top, --pinned and --model csa")
+        raise click.UsageError("--threads plans with the full model; it cannot be combined with --top, --pinned or --model csa")
     if pinned and (top or model == "csa"):
-        raise click.UsageError("--pinned is one measured plan; --top and --model csa choose by the model")
+        raise click.UsageError("--pinned shows one measured plan; --top and --model csa rank plans by the model")
 
 
-def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, asked: dict[str, Any]) -> "Found":
+def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, options: dict[str, Any]) -> "Found":
     from pysim import planner
 
     if top:
-        return [(layer, planner.plans(layer.workload, on, top, **asked)) for layer in layers]
-    return [(layer, [planner.plan(layer.workload, on, model, **asked)]) for layer in layers]
+        return [(layer, planner.plans(layer.workload, on, top, **options)) for layer in layers]
+    return [(layer, [planner.plan(layer.workload, on, model, **options)]) for layer in layers]
 
 
-def _pinned(layers: "list[Layer]", on: "Machine | Gpu", asked: dict[str, Any]) -> "tuple[Found, list[Pinned | None]]":
-    """The best plan found of each layer, with its evidence; else the model's, and on stderr why."""
+def _pinned(layers: "list[Layer]", on: "Machine | Gpu", options: dict[str, Any]) -> "tuple[Found, list[Pinned | None]]":
+    """The best measured plan of each layer with its measurements; where there is none, the model's plan, with the reason on stderr."""
     from pysim.measure.store import Store
     from pysim.tuning.evidence import pinned
 
     with Store() as store:
-        found = [pinned(store, layer.workload, on, asked) for layer in layers]
+        found = [pinned(store, layer.workload, on, options) for layer in layers]
     for why in (why for _, _, why in found if why):
         say(why)
     return [(layer, [item]) for layer, (item, _, _) in zip(layers, found, strict=True)], [about for _, about, _ in found]
 
 
 def _put_evidence(found: "Found", evidence: "list[Pinned | None]") -> None:
-    """What each pinned plan was measured to take, when, and on what."""
+    """When and where each pinned plan was measured, and its time."""
     for (layer, _), about in zip(found, evidence, strict=False):
         if about:
-            times = f"{seconds(about.measured_seconds)}, {about.over_incumbent:.3f} of the incumbent's time"
+            times = f"{seconds(about.measured_seconds)}, {about.over_incumbent:.3f} of the time of the model's choice"
             of = f"the best of {plural(about.plans_measured, 'plan')}, {plural(about.samples, 'sample')}, last {about.time}"
             put(f"measured {times}, {of}: {layer.workload.text}")
     for here in dict.fromkeys(f"pysim {about.pysim}, kernels {about.kernels}, {about.computer}" for about in evidence if about):
@@ -170,7 +174,7 @@ def _put_evidence(found: "Found", evidence: "list[Pinned | None]") -> None:
 
 
 def _seconds(item: "Plan") -> float:
-    """Predicted time; the csa model has none."""
+    """Predicted seconds; NaN for the csa model."""
     return float(getattr(item.cost, "seconds", math.nan))
 
 
@@ -185,7 +189,7 @@ def _tile(item: "Plan") -> str:
     return f"{s['channels']}/{s['k2']}/{s['k3']}"
 
 
-# Of plans of the full model
+# Columns of the full model
 COLUMNS: "Columns" = [
     Column("time", lambda row: (seconds(_seconds(row[1])), "bold")),
     Column("max error", lambda row: error(row[1].error)),
@@ -199,7 +203,7 @@ WORKSPACE: "Column[tuple[int, Plan]]" = Column("workspace", lambda row: size(row
 
 
 def _put_plans(found: "Found") -> None:
-    """One row a layer, then the time of the whole set."""
+    """One row per layer, then the predicted time of all layers."""
     columns: Columns = [
         *COLUMNS,
         *[WORKSPACE] * _on_gpu(found),
@@ -215,7 +219,7 @@ def _put_plans(found: "Found") -> None:
 
 
 def _put_ranked(found: "Found") -> None:
-    """The best plans of each problem, with their time over that of the best."""
+    """The best plans of each problem, with each plan's time over the best time."""
     for layer, ranked in found:
         if layer is not found[0][0]:
             put("")
@@ -239,7 +243,7 @@ def _on_gpu(found: "Found") -> bool:
 
 
 def _put_csa(found: "Found") -> None:
-    """The paper's integers: cost of both schedules in cycles of latency, and the lines behind the lower one."""
+    """The paper's integers: the cost of both schedules in latency cycles."""
     columns: Columns = [
         *map(_csa_cost, STATIONARY),
         Column("", lambda row: SHORT[row[1].schedule.kind]),
@@ -253,7 +257,7 @@ def _put_csa(found: "Found") -> None:
 
 
 def _csa_cost(kind: str) -> "Column[tuple[int, Plan]]":
-    """What a schedule of this kind costs, bold where it is chosen."""
+    """The cost of the schedule of this kind, bold if it is chosen."""
 
     def cell(row: "tuple[int, Plan]") -> Cell:
         costs = {one.schedule.kind: getattr(one.cost, "cost", 0) for one in row[1].considered}
@@ -263,13 +267,13 @@ def _csa_cost(kind: str) -> "Column[tuple[int, Plan]]":
 
 
 def _put_notes(found: "Found") -> None:
-    """How to read the rows, whether the plans can be run at all, and the numbers that nobody measured or published."""
+    """The legend, whether plans can be run at all, and the assumed numbers."""
     from pysim.machine.gpu import Gpu
 
     put("")
     put(LEGEND_GPU if _on_gpu(found) else LEGEND)
     if found[0][1][0].seconds is not None:
-        put("max error: over the result's root mean square, as the algorithm states it")
+        put("max error: largest error over the result's root mean square, stated by the algorithm")
     on = found[0][1][0].on
     if isinstance(on, Gpu) and on.planning_only:
         put(f"planning only: {on.planning_only}")

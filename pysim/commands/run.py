@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim run`: the plan of each problem, executed: its result checked, then its time measured, except under an emulator."""
+"""`pysim run`: runs the plan of each problem: checks its result, then measures its time (except under an emulator)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +9,11 @@ from pysim.commands import models, timing
 from pysim.commands.common import (
     Column,
     accuracy_options,
-    asked_of_plans,
     every,
     json_option,
     layers_of,
     machine_option,
+    plan_options,
     plural,
     problems,
     put,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @click.command()
 @problems
 @machine_option
-@asked_of_plans(timing.algorithm_option, timing.name_option, timing.threads_option, accuracy_options)
-@click.option("--profile", is_flag=True, help="Split the time of a call into packing and micro-kernels.")
+@plan_options(timing.algorithm_option, timing.name_option, timing.threads_option, accuracy_options)
+@click.option("--profile", is_flag=True, help="Show the share of packing in the time of a call.")
 @every
 @json_option
 @click.pass_context
@@ -38,14 +38,14 @@ def run(
     ctx: click.Context,
     problems: tuple[str, ...],
     machine_name: str,
-    asked: dict[str, Any],
+    options: dict[str, Any],
     profile: bool,
     every: bool,
     as_json: bool,
 ) -> None:
     """Plan each PROBLEM, check the plan's result against a reference, then time it on this computer (-m cuda: on its GPU).
 
-    A machine whose instructions this CPU lacks runs in an emulator, if there is one: its results are checked, and nothing is timed.
+    If this CPU lacks the machine's instructions, the plan runs in an emulator, if one is installed: results are checked, not timed.
     Exit code 1 if a result is wrong. All samples go to the measurement store (pysim doctor names the file).
 
     \b
@@ -56,29 +56,31 @@ def run(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
-    timing.refuse_on_gpu(on, threads=asked["threads"] > 1, profile=profile)
+    timing.refuse_on_gpu(on, threads=options["threads"] > 1, profile=profile)
     executor = host.executor(on)
     if executor.kind == "emulated":
-        say(f"emulated: {executor.about} says whether results are right, and nothing about time")
+        say(f"emulated by {executor.about}: results are checked, not timed")
         if profile:
-            raise MachineError(f"--profile splits the time of a call, and {on.name} is emulated here, where no time means anything")
+            raise MachineError(f"--profile needs times, and {on.name} is emulated here, where times mean nothing")
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
-    planned = timing.plan_layers(layers, on, **asked)
-    found = timing.measured(planned, on, {}, executor, threads=asked["threads"], profile=profile)
-    networks = models.measured(problems, on, asked["threads"], peers=False)
+    planned = timing.plan_layers(layers, on, **options)
+    measured_layers = timing.measured(planned, on, {}, executor, threads=options["threads"], profile=profile)
+    networks = models.measured(problems, on, options["threads"], peers=False)
     columns = _emulated_columns() if executor.kind == "emulated" else _columns(flops, profile)
-    done = timing.report(planned, found, columns, as_json, **({"models": networks} if networks else {}))
+    results = timing.report(planned, measured_layers, columns, as_json, **({"models": networks} if networks else {}))
     if not as_json:
-        _put_summary(done, executor.kind == "emulated", profile)
+        _put_summary(results, executor.kind == "emulated", profile)
         models.put_models(networks)
-    ctx.exit(models.exit_code(timing.exit_code(done), networks))
+    ctx.exit(models.exit_code(timing.exit_code(results), networks))
 
 
 def _columns(flops: dict[str, int], profile: bool) -> "list[Column[Comparison]]":
     return [
         *timing.times(),
         *timing.max_error(),
-        Column("GFLOP/s", lambda one: f"{flops[one.problem] / one.measured_seconds / 1e9:.1f}" if one.measured_seconds else "-"),
+        Column(
+            "GFLOP/s", lambda result: f"{flops[result.problem] / result.measured_seconds / 1e9:.1f}" if result.measured_seconds else "-"
+        ),
         Column("spread", _spread, width=6),
         *[Column("packing", _packing)] * profile,
         *timing.identity(),
@@ -89,35 +91,38 @@ def _emulated_columns() -> "list[Column[Comparison]]":
     return [*timing.verdict(), *timing.max_error(), *timing.identity()]
 
 
-def _put_summary(done: "list[Comparison]", emulated: bool, profile: bool) -> None:
-    """What the columns are and what the rows amount to."""
+def _put_summary(results: "list[Comparison]", emulated: bool, profile: bool) -> None:
+    """The legend and the summary."""
     from pysim.comparison.summary import summarise
 
-    summary = summarise(done)
+    summary = summarise(results)
     put("")
     if emulated:
-        right = f"{summary['correct']} of {plural(len(done), 'layer')} right"
-        put(f"{right}: bit for bit on whole numbers, within the error bound on random ones")
+        right = f"{summary['correct']} of {plural(len(results), 'layer')} right"
+        put(f"{right}: bit for bit on integers, within the error bound on random numbers")
     else:
-        put(timing.SAYS_ERROR)
-        put("medians; spread: interquartile range over median" + "; packing: its share of packing + micro-kernels" * profile)
-        timing.put_state(done)
+        put(timing.ERROR_LEGEND)
+        put(
+            "times are medians; spread: interquartile range over median"
+            + "; packing: share of packing in packing + micro-kernels" * profile
+        )
+        timing.put_state(results)
         timing.put_prediction(summary)
-        if len(done) > 1 and (total := summary.get("total_seconds")):
-            put(f"measured for {plural(sum(one.count for one in done if one.correct), 'layer')}: {seconds(total['pysim'])}")
+        if len(results) > 1 and (total := summary.get("total_seconds")):
+            put(f"measured for {plural(sum(result.count for result in results if result.correct), 'layer')}: {seconds(total['pysim'])}")
     timing.put_failures(summary)
 
 
-def _spread(one: "Comparison") -> str:
-    if "pysim" not in one.quartiles:
+def _spread(result: "Comparison") -> str:
+    if "pysim" not in result.quartiles:
         return "-"
-    low, middle, high = one.quartiles["pysim"]
+    low, middle, high = result.quartiles["pysim"]
     return f"{(high - low) / middle:.1%}"
 
 
-def _packing(one: "Comparison") -> str:
+def _packing(result: "Comparison") -> str:
     """Input packing, padding included, as a share of packing and micro-kernels."""
-    if not one.profile:
+    if not result.profile:
         return "-"
-    pack, kernel = one.profile["pack_seconds"], one.profile["kernel_seconds"]
+    pack, kernel = result.profile["pack_seconds"], result.profile["kernel_seconds"]
     return f"{pack / (pack + kernel):.1%}" if pack + kernel else "-"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pysim search`: plans of each problem measured under a budget, beside what the model said of them."""
+"""`pysim search`: measures plans of each problem within a time budget, beside their predicted times."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from pysim.problem.text import Layer
     from pysim.tuning.search import Search, Tried
 
-LEGEND = """undisturbed seconds; regret: time of the model's first choice (of its best 8, its best 16) over the best found, in turns with it
-tau: Kendall's, of predicted and measured times of all plans measured
-model, random: the best that each found in the same time, over the best of both"""
+LEGEND = """regret: time of the model's choice (of the best of its first 8, first 16) over the best time found, measured interleaved
+tau: Kendall's rank correlation of predicted and measured times, over all measured plans
+model, random: best time found in the model's order and in random order, given equal time, over the best of both
+plans, of: plans measured, legal plans; times are those of an undisturbed machine"""
 
 
 def _ratio(value: float | None) -> str:
@@ -44,18 +45,18 @@ def _ratio(value: float | None) -> str:
 
 
 COLUMNS: "list[Column[Search]]" = [
-    Column("model's", lambda one: seconds(one.first_seconds), width=8),
-    Column("best", lambda one: (seconds(one.best_seconds), "bold"), width=8),
-    Column("regret", lambda one: _ratio(one.regret)),
-    Column("of 8", lambda one: _ratio(one.regret_8), width=6),
-    Column("of 16", lambda one: _ratio(one.regret_16), width=6),
-    Column("tau", lambda one: "-" if one.kendall_tau is None else f"{one.kendall_tau:.2f}", width=5),
-    Column("model", lambda one: _ratio(one.model_regret), width=6),
-    Column("random", lambda one: _ratio(one.random_regret)),
-    Column("plans", lambda one: f"{one.plans_measured:,}", width=6),
-    Column("of", lambda one: f"{one.plans_legal:,}", width=6),
-    Column("x", lambda one: str(one.count), width=2),
-    Column("problem", lambda one: one.problem, left=True),
+    Column("model's", lambda result: seconds(result.first_seconds), width=8),
+    Column("best", lambda result: (seconds(result.best_seconds), "bold"), width=8),
+    Column("regret", lambda result: _ratio(result.regret)),
+    Column("of 8", lambda result: _ratio(result.regret_8), width=6),
+    Column("of 16", lambda result: _ratio(result.regret_16), width=6),
+    Column("tau", lambda result: "-" if result.kendall_tau is None else f"{result.kendall_tau:.2f}", width=5),
+    Column("model", lambda result: _ratio(result.model_regret), width=6),
+    Column("random", lambda result: _ratio(result.random_regret)),
+    Column("plans", lambda result: f"{result.plans_measured:,}", width=6),
+    Column("of", lambda result: f"{result.plans_legal:,}", width=6),
+    Column("x", lambda result: str(result.count), width=2),
+    Column("problem", lambda result: result.problem, left=True),
 ]
 BEST: "list[Column[Tried]]" = [
     Column("over best", lambda plan: _ratio(plan.over_best)),
@@ -69,8 +70,8 @@ BEST: "list[Column[Tried]]" = [
 @click.command()
 @problems
 @machine_option
-@click.option("--budget", type=Number(0.1, 1e6), default=60.0, show_default=True, help="Seconds of measuring for each problem.")
-@click.option("--top", type=Whole(min=1), metavar="N", help="Also the N best plans that were found.")
+@click.option("--budget", type=Number(0.1, 1e6), default=60.0, show_default=True, help="Seconds of measuring per problem.")
+@click.option("--top", type=Whole(min=1), metavar="N", help="Show the N best plans found, too.")
 @timing.threads_option
 @layout_option()
 @every
@@ -87,12 +88,13 @@ def search(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Measure plans of each PROBLEM on this computer (-m cuda: on its GPU), and say how far the model's choice is from the best.
+    """Measure plans of each PROBLEM on this computer (-m cuda: on its GPU), and compare the model's choice with the best.
 
-    Half of the exploring follows the model's order, half a random order of all legal plans; the better half is measured again, and again.
-    Each plan is checked first, and timed in turns with the model's choice. Problems that weigh most come first. All samples go to the
-    measurement store (pysim doctor names the file), and count when the search is asked again: one that was killed goes on, and a larger
-    budget adds the difference. pysim plan --pinned then plans with the best found. Exit code 1 if a result is wrong.
+    Half of the exploration follows the model's order, half a random order of all legal plans; the better half of the plans is measured
+    again, repeatedly. Each plan is checked, then timed interleaved with the model's choice. Problems with the longest total time come
+    first. All samples go to the measurement store (pysim doctor names the file). A search that is repeated reuses them: a killed one
+    continues, and a larger budget measures only the difference. pysim plan --pinned then uses the best plan found.
+    Exit code 1 if a result is wrong.
 
     \b
     Examples
@@ -106,25 +108,25 @@ def search(
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=threads > 1)
     say(f"{on.description}; up to {budget:g} s of measuring for each of {plural(len(layers), 'problem')}")
-    done: list[Search] = []
-    with Store() as store, progress() as tell:
+    results: list[Search] = []
+    with Store() as store, progress() as show:
         for layer in _heaviest_first(layers, on, layout):
-            done.append(_search(layer, on, Settings(budget, threads, layout), store, tell))
-            tell("")
+            results.append(_search(layer, on, Settings(budget, threads, layout), store, show))
+            show("")
             if not as_json:
-                _put(done[-1], top, first=len(done) == 1)
+                _put(results[-1], top, first=len(results) == 1)
     if as_json:
-        document(searches=[_document(one, top) for one in done])
+        document(searches=[_document(result, top) for result in results])
     else:
         put("")
         for line in LEGEND.splitlines():
             put(line)
-        timing.put_cores([one.core for one in done if one.core], "problem")
-    ctx.exit(_exit_code(done))
+        timing.put_cores([result.core for result in results if result.core], "problem")
+    ctx.exit(_exit_code(results))
 
 
 def _heaviest_first(layers: "list[Layer]", on: "Machine | Gpu", layout: Any) -> "list[Layer]":
-    """By predicted time of all occurrences; what cannot be planned last."""
+    """Sorted by the predicted time of all occurrences; layers without a plan come last."""
     from pysim import planner
 
     def weight(layer: "Layer") -> float:
@@ -136,14 +138,14 @@ def _heaviest_first(layers: "list[Layer]", on: "Machine | Gpu", layout: Any) -> 
     return sorted(layers, key=weight, reverse=True)
 
 
-def _search(layer: "Layer", on: "Machine | Gpu", settings: Any, store: Any, tell: Any) -> "Search":
-    """A layer that cannot be searched gives the reason, and the others go on."""
+def _search(layer: "Layer", on: "Machine | Gpu", settings: Any, store: Any, show: Any) -> "Search":
+    """The search of one layer. If it cannot be searched, the result has the reason, and the other layers continue."""
     from pysim.calibration import host
     from pysim.comparison.bench import release
     from pysim.tuning.search import Search, search
 
     try:
-        return search(layer, on, settings, store, host.executor(on), tell)
+        return search(layer, on, settings, store, host.executor(on), show)
     except MissingError:
         raise
     except (PysimError, MemoryError) as error:
@@ -152,38 +154,38 @@ def _search(layer: "Layer", on: "Machine | Gpu", settings: Any, store: Any, tell
         release()
 
 
-def _put(one: "Search", top: int | None, first: bool) -> None:
-    """A row, what went wrong below it, and the best plans where they are asked for."""
+def _put(result: "Search", top: int | None, first: bool) -> None:
+    """Writes a row, what went wrong below it, and the best plans if requested."""
     if first or top:
         put_header(COLUMNS)
-    put_row(COLUMNS, one)
-    if one.reason:
-        put((f"    not searched: {one.reason}", "red"))
-    for name in one.wrong:
-        put((f"    WRONG: {name}: {one.failed[name]}", "bold red"))
-    if others := len(one.failed) - len(one.wrong):
-        name, reason = next((name, reason) for name, reason in one.failed.items() if name not in one.wrong)
-        say(f"{one.problem}: {plural(others, 'plan')} cannot be run, the first, {name}: {reason}")
-    if one.stored_seconds:
-        say(f"{one.problem}: {one.stored_seconds:.1f} of {one.spent_seconds:.1f} s of measuring were in the store already")
-    if one.set_aside:
+    put_row(COLUMNS, result)
+    if result.reason:
+        put((f"    not searched: {result.reason}", "red"))
+    for name in result.wrong:
+        put((f"    WRONG: {name}: {result.failed[name]}", "bold red"))
+    if failures := len(result.failed) - len(result.wrong):
+        name, reason = next((name, reason) for name, reason in result.failed.items() if name not in result.wrong)
+        say(f"{result.problem}: {plural(failures, 'plan')} cannot run; the first, {name}: {reason}")
+    if result.stored_seconds:
+        say(f"{result.problem}: {result.stored_seconds:.1f} of {result.spent_seconds:.1f} s of measurements were already in the store")
+    if result.set_aside:
         from pysim.tuning.evidence import said
 
-        say(f"{one.problem}: {said(one.set_aside)}")
+        say(f"{result.problem}: {said(result.set_aside)}")
     if top:
-        put_table(BEST, one.found[:top])
+        put_table(BEST, result.found[:top])
         put("")
 
 
-def _document(one: "Search", top: int | None) -> dict[str, Any]:
+def _document(result: "Search", top: int | None) -> dict[str, Any]:
     import msgspec
 
-    plain: dict[str, Any] = msgspec.to_builtins(one)
+    plain: dict[str, Any] = msgspec.to_builtins(result)
     return plain | {"found": plain["found"][: top or 0]}
 
 
-def _exit_code(done: "list[Search]") -> int:
-    """0 all right; 1 a result is wrong or a problem could not be searched; 2 none could be."""
-    if any(one.wrong for one in done):
+def _exit_code(results: "list[Search]") -> int:
+    """0: all correct; 1: a result is wrong or a problem could not be searched; 2: no problem could be searched."""
+    if any(result.wrong for result in results):
         return 1
-    return 2 if all(one.reason for one in done) else int(any(one.reason for one in done))
+    return 2 if all(result.reason for result in results) else int(any(result.reason for result in results))
