@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from pysim.machine.load import load_any
-from pysim.models import torch_chain, torch_gpu, torch_layers, torch_precision
+from pysim.models import torch_chain, torch_gpu, torch_layers, torch_pools, torch_precision
 from pysim.once import LruCache
 
 
@@ -35,6 +35,7 @@ def as_on_gpu(monkeypatch, machine):
     monkeypatch.setattr(torch_layers.host, "gpu_here", lambda: load_any(machine))
     monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
     monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
+    monkeypatch.setattr(torch_pools, "_multiprocessors", lambda x: load_any(machine).sms.value)
     monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
     monkeypatch.setattr(torch_gpu, "_norm_launches", LruCache(8))  # what is kept belongs to the library that is open
     monkeypatch.setattr(torch_precision, "tf32", lambda kind: False)

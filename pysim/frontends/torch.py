@@ -22,6 +22,7 @@ from pysim.models.graph import Graph, Node
 from pysim.models.torch_chain import LayerChain, Link
 from pysim.models.torch_layers import FusedLayer, Geometry
 from pysim.models.torch_norms import FactorLayer, NormLayer, RowNormLayer
+from pysim.models.torch_pools import max_pool
 from pysim.models.torch_precision import ModelAccuracy
 
 _Arguments = dict[str, Any]
@@ -128,6 +129,8 @@ def _views_to_reshapes(module: fx.GraphModule) -> None:
 def _modules_to_functions(module: fx.GraphModule) -> None:
     """Replaces convolutions, products, norms and activations by functions of their parameters."""
     for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in (functional.max_pool2d, torch.max_pool2d):
+            node.target = max_pool
         if node.op != "call_module":
             continue
         called = module.get_submodule(node.target)
@@ -180,8 +183,14 @@ def _layer_norm(m: Any, parameter: _Parameter) -> _Made:
     return functional.layer_norm, {"weight": parameter("weight"), "bias": parameter("bias"), **how}
 
 
+def _max_pool(m: Any, parameter: _Parameter) -> _Made:
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    return max_pool, {name: getattr(m, name) for name in names}
+
+
 _MODULES: dict[type, Callable[[Any, _Parameter], _Made]] = {
     nn.LayerNorm: _layer_norm,
+    nn.MaxPool2d: _max_pool,
     nn.Conv2d: _conv,
     nn.Linear: _linear,
     nn.BatchNorm2d: _norm,

@@ -9,6 +9,9 @@ together. `share`: the share of the roofline that PyTorch's convolutions reach:
 
     GPU  0.11: the 5th percentile of 118 FP32 convolutions of six networks at batch 32 and more (TF32 off) on an H200; the median is 0.35,
          but batches of 1 and grouped convolutions lie below. PyTorch 2.11, benchmarks/data/conv-h200-f32.jsonl and -networks.jsonl
+         0.7 for FP32 products of one row: for 11 of them on an H100 the expected time is 1.01 to 1.54 times the measured one
+         (benchmarks/data/torch-operators-h100.txt). With 0.11, EfficientNet-B0's classifier at batch 1 ran by a plan of 11.9 us in place of
+         4.9 us, and its chains of 128 multiply-adds dominated the error of the logits
     CPU  0.36: the median of 90 layers of four torchvision networks, batch 1, on one core of an AMD EPYC (Zen 5), from 0.15 to 0.73 (5th and
          95th percentile), PyTorch 2.14
 
@@ -32,7 +35,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.registry.cpu import kernels
 
-GPU_SHARE, CPU_SHARE = 0.11, 0.36
+GPU_SHARE, GPU_ROW_SHARE, CPU_SHARE = 0.11, 0.7, 0.36
 GPU_FLOOR, GPU_PRODUCT = 2.1e-6, 16e-9
 HOST_SECONDS = 5e-6
 
@@ -45,7 +48,8 @@ def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, in_cu
         rates = on.fma_per_cycle
         fastest = rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]
         peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
-        bandwidth, launch, share, floor = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_SHARE, GPU_FLOOR
+        bandwidth, launch, floor = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_FLOOR
+        share = GPU_ROW_SHARE if isinstance(problem, Gemm) and problem.m == 1 and problem.dtype in ("f32", "tf32") else GPU_SHARE
         floor += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.channels / problem.groups * problem.kernel_h * problem.kernel_w
     else:
         peak, launch, share, floor = 2 * _fma_per_cycle(problem.dtype, on) * on.clock_hz, 0.0, CPU_SHARE, 0.0

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's own operators on a GPU: what they are expected to take, and max pools as pools of volumes."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from emulated_torch import as_on_gpu  # noqa: E402
+from torch_models import assert_close  # noqa: E402
+
+from pysim import planner  # noqa: E402
+from pysim.frontends.torch import rewrite  # noqa: E402
+from pysim.machine.load import load_any  # noqa: E402
+from pysim.models import expected, torch_pools  # noqa: E402
+from pysim.problem.gemm import Gemm  # noqa: E402
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "data"
+
+
+def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix():
+    """At most 1.6 times what 11 products took on an H100, and never less; EfficientNet-B0's classifier stays PyTorch's."""
+    gpu, lines = load_any("h100"), (BENCHMARKS / "torch-operators-h100.txt").read_text().splitlines()
+    rows = [line.split()[2:5] for line in lines if line.startswith("row float32")]
+    assert len(rows) == 11
+    for filters, channels, taken in rows:
+        problem = Gemm(m=1, n=int(filters), k=int(channels), trans_b=True)
+        assert 0.99 < expected.pytorch_seconds(problem, gpu, 0, True) * 1e6 / float(taken) < 1.6
+    classifier = Gemm(m=1, n=1000, k=1280, trans_b=True)
+    assert expected.pytorch_seconds(classifier, gpu, 0, True) < planner.plan(classifier, gpu, accuracy="strict").seconds / 2
+
+
+POOLS = [
+    (3, 2, 0, 1, True),
+    (3, 1, 1, 1, False),
+    (2, None, 0, 1, False),
+    ((3, 2), (2, 1), (1, 0), (2, 1), True),
+    ([2], [3], [1], [1], False),
+]
+
+
+@pytest.mark.parametrize("arguments", POOLS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_pools_of_few_channels_last_results_are_pools_of_volumes_with_the_same_bits(monkeypatch, batch, arguments):
+    x = torch.randn(batch, 8, 13, 14).to(memory_format=torch.channels_last)
+    x[0, 3, 4, 5] = float("nan")
+    wanted = torch.nn.functional.max_pool2d(x, *arguments)
+    volumes, pool = [], torch.nn.functional.max_pool3d
+    as_on_gpu(monkeypatch, "h100")
+    monkeypatch.setattr(torch.nn.functional, "max_pool3d", lambda *given: volumes.append(1) or pool(*given))
+    found = torch_pools.max_pool(x, *arguments)
+    assert torch.equal(found.nan_to_num(9), wanted.nan_to_num(9)) and found.is_contiguous(memory_format=torch.channels_last)
+    assert len(volumes) == 1
+    planes = x.contiguous()
+    large = torch.empty(1, 64, 128, 128).to(memory_format=torch.channels_last)
+    for other, more in ((planes, {}), (x, {"return_indices": True}), (x.clone().requires_grad_(), {}), (large, {"stride": 1})):
+        torch_pools.max_pool(other, 2, **more)
+    assert len(volumes) == 1
+
+
+def test_a_models_pools_are_found_as_modules_and_as_functions(monkeypatch):
+    class Pools(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.pool = torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(3, 2, 1, ceil_mode=True)
+
+        def forward(self, x):
+            return torch.nn.functional.max_pool2d(self.pool(self.conv(x)), 2, stride=1)
+
+    model, x = Pools().eval(), torch.randn(2, 3, 17, 18)
+    traced, _ = rewrite(torch.fx.symbolic_trace(model))
+    with torch.no_grad():
+        assert_close(traced(x), model(x))
+    assert [node.target for node in traced.graph.nodes].count(torch_pools.max_pool) == 2
