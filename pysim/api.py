@@ -103,7 +103,7 @@ def plan(
     """The plan of least predicted cost. `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU; the other
     arguments are as in `pysim.planner.plan`, which names the errors, too."""
     on = host.any_machine(machine)
-    how = planner.Asked(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
+    how = planner.Options(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
     return _as_api(planner.plan(problem, on, model, input_footprint, algorithm, name, memory_limit, threads, prepared, **how))
 
 
@@ -121,7 +121,7 @@ def plans(
 ) -> list[Plan]:
     """The `top` plans of least predicted cost, best first, each with the kernels turned down and why; arguments as in `plan`."""
     on = host.any_machine(machine)
-    how = planner.Asked(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
+    how = planner.Options(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
     return [_as_api(one) for one in planner.plans(problem, on, top, algorithm, memory_limit, **how)]
 
 

@@ -14,7 +14,7 @@ from command_line import document, ok
 import pysim
 from pysim import planner
 from pysim.algorithms import accuracy, algorithm_named
-from pysim.algorithms.contract import SUMS, Bound
+from pysim.algorithms.contract import DIRECT_SUM, Bound
 from pysim.cachemodel.cpu import nested
 from pysim.check.reference import reference, shapes
 from pysim.errors import MissingError, OperandError, PlanError
@@ -55,7 +55,7 @@ def test_no_kernel_is_less_accurate_than_its_algorithm_states(machine: str) -> N
         if key not in stated:
             problem, kernel = parse(line["problem"]), SimpleNamespace(kernel=line["kernel"], decomposition="data_parallel", splits=1)
             bound = algorithm_named(line["algorithm"], problem, on).tolerance(problem, kernel)
-            stated[key] = accuracy.stated(bound, problem, on)
+            stated[key] = accuracy.stated_error(bound, problem, on)
         assert line["error"] <= stated[key], line
     assert len(ours) > 100
 
@@ -69,7 +69,7 @@ def test_the_error_of_a_long_sum_is_that_of_numpys_in_single_precision():
         sums += a[:, k] * b[:, k]
     want = np.einsum("nk,nk->n", a.astype(float), b.astype(float))
     error = np.abs(sums - want).max() / np.sqrt(np.mean(want**2))
-    assert accuracy.walk(size, 2.0**-24) / 3 < error < accuracy.walk(size, 2.0**-24)
+    assert accuracy.random_walk(size, 2.0**-24) / 3 < error < accuracy.random_walk(size, 2.0**-24)
 
 
 @pytest.mark.parametrize("products", [64, 2304])
@@ -82,8 +82,8 @@ def test_fewer_than_one_draw_in_a_hundred_has_a_larger_error_than_is_stated(prod
         product = a.astype(float) * b
         sums, want = (sums + product).astype(np.float32), want + product
     errors = np.abs(sums - want).reshape(100, -1).max(axis=1) / np.sqrt(np.mean(want**2))
-    assert np.max(errors) > 0.5 * accuracy.walk(size, 2.0**-24)
-    assert np.count_nonzero(errors > accuracy.walk(size, 2.0**-24)) <= 1
+    assert np.max(errors) > 0.5 * accuracy.random_walk(size, 2.0**-24)
+    assert np.count_nonzero(errors > accuracy.random_walk(size, 2.0**-24)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_fewer_than_one_draw_in_a_hundred_has_a_larger_error_than_is_stated(prod
     ],
 )
 def test_windows_have_on_average_so_much_of_a_whole_windows_products(text: str, met: float) -> None:
-    assert accuracy.met(parse(text)) == pytest.approx(met)
+    assert accuracy.unpadded_share(parse(text)) == pytest.approx(met)
 
 
 @pytest.mark.parametrize("text", ["conv:ic256ih7oc256kh3ph1", "conv:ic64ih3oc128kh3ph8", "conv:ic32ih4oc64kh3ph3", "conv:ic512ih7oc64kh3"])
@@ -122,13 +122,13 @@ def test_the_stated_error_holds_for_few_results_which_may_all_be_small(text: str
     """Product by product, 4,000 draws; as if there were many, one in eight of a single result's errors would be larger."""
     w, draw, draws = parse(text), np.random.default_rng(2), 4000
     size, machine = accuracy.size_of(w), ZEN4
-    results = max(1, round(size.results * accuracy.met(w)))  # the others are of padding alone
+    results = max(1, round(size.results * accuracy.unpadded_share(w)))  # the others are of padding alone
     sums, want = np.zeros((draws, results), np.float32), np.zeros((draws, results))
     for _ in range(size.products):
         product = np.prod(draw.random((2, *want.shape), np.float32) * 2 - 1, axis=0, dtype=float)
         sums, want = (sums + product).astype(np.float32), want + product
     errors = np.abs(sums - want).max(axis=1) / np.sqrt((want**2).sum(axis=1) / size.results)
-    assert 0.4 < np.quantile(errors, 0.99) / accuracy.direct(w, machine) < 1
+    assert 0.4 < np.quantile(errors, 0.99) / accuracy.direct_sum_error(w, machine) < 1
 
 
 def random_problem(draw: np.random.Generator) -> str:
@@ -162,11 +162,11 @@ def test_of_random_problems_fewer_than_one_draw_in_a_hundred_is_less_accurate_th
 
 def test_an_error_grows_with_the_products_and_the_results_and_narrow_types_are_worse():
     def direct(text: str) -> float:
-        return accuracy.direct(parse(text), H200)
+        return accuracy.direct_sum_error(parse(text), H200)
 
     assert direct("gemm:100x100x400") == pytest.approx(2 * direct("gemm:100x100x100"))
     assert direct("gemm:1000x1000x100") == pytest.approx(
-        direct("gemm:100x100x100") * (np.log(1e6) + accuracy.SURE) / (np.log(1e4) + accuracy.SURE)
+        direct("gemm:100x100x100") * (np.log(1e6) + accuracy.HUNDREDTH_DRAW) / (np.log(1e4) + accuracy.HUNDREDTH_DRAW)
     )
     types = [direct(f"gemm:100x100x100:{dtype}") for dtype in ("s8", "f64", "f32", "tf32", "f16", "bf16")]
     assert types == sorted(types) and types[0] == 0
@@ -174,12 +174,11 @@ def test_an_error_grows_with_the_products_and_the_results_and_narrow_types_are_w
 
 def test_what_states_nothing_is_taken_for_a_direct_sum_or_for_what_it_may_be_off():
     problem = parse("conv:mb8ic64ih28oc64kh3")
-    direct = accuracy.direct(problem, ZEN4)
-    assert accuracy.stated(SUMS, problem, ZEN4) == direct
-    assert accuracy.stated(Bound(4.0, 0.0, ""), problem, ZEN4) == 4 * direct
-    assert accuracy.stated(Bound(1.0, 1e-3, ""), problem, ZEN4) == pytest.approx(1e-3)
-    assert accuracy.stated(Bound(1.0, 1e-3, "", error=1e-6), problem, ZEN4) == pytest.approx(1e-6)
-    assert [Bound(1.0, 1e-3, "", finite).operands for finite in ("nothing", "filters", "operands")] == ["plain", "plain", "transformed"]
+    direct = accuracy.direct_sum_error(problem, ZEN4)
+    assert accuracy.stated_error(DIRECT_SUM, problem, ZEN4) == direct
+    assert accuracy.stated_error(Bound(4.0, 0.0, ""), problem, ZEN4) == 4 * direct
+    assert accuracy.stated_error(Bound(1.0, 1e-3, ""), problem, ZEN4) == pytest.approx(1e-3)
+    assert accuracy.stated_error(Bound(1.0, 1e-3, "", error=1e-6), problem, ZEN4) == pytest.approx(1e-6)
 
 
 # What is planned
@@ -187,7 +186,7 @@ def test_what_states_nothing_is_taken_for_a_direct_sum_or_for_what_it_may_be_off
 
 def test_strict_has_no_plan_above_a_direct_sums_error_and_ieee_none_of_transformed_operands():
     problem = parse(CONV)
-    direct = accuracy.direct(problem, H200)
+    direct = accuracy.direct_sum_error(problem, H200)
     found = {level: kernels(CONV, accuracy=level) for level in ACCURACIES}
     assert max(plan.error for plan in found["standard"].values()) > direct
     assert max(plan.error for plan in found["strict"].values()) <= direct
@@ -204,7 +203,7 @@ def test_strict_has_no_plan_above_a_direct_sums_error_and_ieee_none_of_transform
 
 def test_a_strict_plan_is_the_best_of_those_that_are_so_accurate():
     for text in (CONV, "conv:mb1ic16ih9oc5kh3"):
-        direct = accuracy.direct(parse(text), H200)
+        direct = accuracy.direct_sum_error(parse(text), H200)
         best = min((plan for plan in kernels(text).values() if plan.error <= direct), key=lambda plan: plan.cost.cycles)
         chosen = planner.plan(text, H200, accuracy="strict")
         assert (chosen.schedule, chosen.error) == (best.schedule, best.error)
@@ -224,7 +223,7 @@ def test_an_error_limit_leaves_what_is_below_it_and_says_so_where_nothing_is():
 @pytest.mark.parametrize("asked", [{}, {"accuracy": "strict"}, {"accuracy": "ieee"}, {"error_limit": 1e-3}])
 def test_on_a_cpu_where_all_are_direct_sums_the_plan_is_the_same(asked):
     plain, plan = planner.plan(STRIDED, ZEN4), planner.plan(STRIDED, ZEN4, **asked)
-    assert (plan.schedule, plan.cost, plan.error) == (plain.schedule, plain.cost, accuracy.direct(parse(STRIDED), ZEN4))
+    assert (plan.schedule, plan.cost, plan.error) == (plain.schedule, plain.cost, accuracy.direct_sum_error(parse(STRIDED), ZEN4))
 
 
 def test_an_algorithm_of_split_operands_is_left_out_by_what_it_says_not_by_its_name(monkeypatch):
@@ -232,9 +231,9 @@ def test_an_algorithm_of_split_operands_is_left_out_by_what_it_says_not_by_its_n
     on = msgspec.structs.replace(ZEN4, name="a machine whose plans nobody keeps")
     one = import_module(f"pysim.algorithms.cpu.{planner.plan(STRIDED, on).algorithm}")
     for bound, asked in (
-        (SUMS._replace(multiplied="split"), {"accuracy": "ieee"}),
-        (SUMS._replace(error=1e-3), {"accuracy": "strict"}),
-        (SUMS._replace(error=1e-3), {"error_limit": 1e-4}),
+        (DIRECT_SUM._replace(operands="split"), {"accuracy": "ieee"}),
+        (DIRECT_SUM._replace(error=1e-3), {"accuracy": "strict"}),
+        (DIRECT_SUM._replace(error=1e-3), {"error_limit": 1e-4}),
     ):
         monkeypatch.setattr(one, "tolerance", lambda problem, schedule, bound=bound: bound)
         plan = planner.plan(STRIDED, on, **asked)
@@ -248,7 +247,7 @@ def test_kinds_that_are_not_accurate_enough_are_not_waited_for():
     request = planner.plan.__globals__["_request"](CONV, ZEN4, "full", None, "hot", "nchw", "ieee", None)
     algorithm = algorithm_named("sconv", parse(CONV), ZEN4)
     (costs,) = nested.cost(ZEN4, [algorithm.candidates(request)])
-    split = SimpleNamespace(tolerance=lambda problem, schedule: SUMS._replace(multiplied="split"))
+    split = SimpleNamespace(tolerance=lambda problem, schedule: DIRECT_SUM._replace(operands="split"))
     left = accurate(request, split, costs)
     assert not left.cycles.size and set(left.lost) == set(costs.kind) and np.isnan(left.bounds[np.unique(costs.kernel)]).all()
 
@@ -293,7 +292,7 @@ def test_calls_are_as_accurate_as_they_ask_and_a_plan_brings_its_own():
 
 def test_the_command_line_takes_both_and_shows_the_error_beside_the_time():
     (plan,) = document("plan", CONV, "-m", "h200", "--accuracy", "strict")["plans"]
-    assert plan["accuracy"] == "strict" and 0 < plan["error"] <= accuracy.direct(parse(CONV), H200)
+    assert plan["accuracy"] == "strict" and 0 < plan["error"] <= accuracy.direct_sum_error(parse(CONV), H200)
     (plan,) = document("plan", CONV, "-m", "h200", "--error-limit", "1e-5")["plans"]
     assert plan["error"] <= plan["error_limit"] == 1e-5
     text = ok("plan", CONV, "-m", "h200")

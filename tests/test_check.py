@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pysim.algorithms.contract import SUMS, Bound
+from pysim.algorithms.contract import DIRECT_SUM, Bound
 from pysim.check.bounds import Sums, allowed, gamma, sums_of, transformed
 from pysim.check.fills import HELD, LARGEST, exact_fill, numbers, random_fill, unwritten
 from pysim.check.reference import as_result
@@ -121,13 +121,13 @@ def test_accumulators_round_as_the_type_and_the_place_have_it() -> None:
 def test_what_is_allowed_is_the_sums_rounding_and_the_results_own() -> None:
     one, scale = np.array([2.0]), np.array([64.0])
     f16 = Sums(64, 2**-23, HELD["f16"])  # the worked number
-    assert allowed(SUMS, f16, one, scale)[0] == pytest.approx(7.6e-6 * 64 + 4.9e-4 * 2, rel=0.01)
-    assert allowed(SUMS, f16, one, scale, stored=2)[0] == pytest.approx(7.6e-6 * 64 + 2 * 4.9e-4 * 2, rel=0.01)
-    assert not allowed(SUMS, Sums(64, 2**-24, HELD["s32"]), one, scale).any()
+    assert allowed(DIRECT_SUM, f16, one, scale)[0] == pytest.approx(7.6e-6 * 64 + 4.9e-4 * 2, rel=0.01)
+    assert allowed(DIRECT_SUM, f16, one, scale, stored=2)[0] == pytest.approx(7.6e-6 * 64 + 2 * 4.9e-4 * 2, rel=0.01)
+    assert not allowed(DIRECT_SUM, Sums(64, 2**-24, HELD["s32"]), one, scale).any()
     least = 2.0**-24  # of f16
-    assert allowed(SUMS, f16, 0 * one, 0 * scale)[0] == least / 2, "what rounding to a number without its leading one takes"
+    assert allowed(DIRECT_SUM, f16, 0 * one, 0 * scale)[0] == least / 2, "what rounding to a number without its leading one takes"
     grown = allowed(Bound(4.0, 0.0, ""), Sums(64, 2**-24, F32), 0 * one, scale)[0]
-    assert grown == pytest.approx(4 * allowed(SUMS, Sums(64, 2**-24, F32), 0 * one, scale)[0], rel=1e-4)
+    assert grown == pytest.approx(4 * allowed(DIRECT_SUM, Sums(64, 2**-24, F32), 0 * one, scale)[0], rel=1e-4)
 
 
 def test_transforms_are_held_to_the_root_mean_square_where_that_is_more() -> None:

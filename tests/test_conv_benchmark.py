@@ -17,7 +17,7 @@ import pytest
 from problems import conv
 
 from pysim import planner
-from pysim.algorithms.contract import SUMS
+from pysim.algorithms.contract import DIRECT_SUM
 from pysim.calibration import host
 from pysim.check.bounds import transformed
 from pysim.check.fills import held, random_fill
@@ -102,7 +102,7 @@ def test_the_verdict_passes_the_rounded_result_in_its_layout_and_nothing_else(de
 
     def verdict(values: np.ndarray, transforms: bool = False) -> str:
         lies = np.ascontiguousarray(values.astype(np.float32).astype(held(operands.result)))
-        ready = Ready(lambda: operands.y.fill(lies), "", bound=transformed(dtype) if transforms else SUMS)
+        ready = Ready(lambda: operands.y.fill(lies), "", bound=transformed(dtype) if transforms else DIRECT_SUM)
         return operands.check(ready, layout)[0]
 
     assert verdict(right.transpose(order)) == ""
@@ -285,7 +285,7 @@ def checked(bench: Bench, make: Any) -> tuple[Verdict, Ready]:
     for exact in (True, False):
         ready = make(exact)
         ready.call()
-    assert ready.bound == SUMS
+    assert ready.bound == DIRECT_SUM
     return Verdict("passed", 1e-7), ready
 
 

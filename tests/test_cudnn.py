@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from problems import conv
 
-from pysim.algorithms.contract import SUMS
+from pysim.algorithms.contract import DIRECT_SUM
 from pysim.check.bounds import transformed
 from pysim.check.fills import HELD, random_fill
 from pysim.errors import MissingError, NativeError
@@ -246,7 +246,7 @@ def test_every_algorithm_says_its_workspace_and_what_its_result_may_differ_by(op
         if algorithm != "FFT":
             ready = cudnn.make(conv(WORKED), operands, algorithm)
             assert ready.workspace_bytes == 64 and ready.version == "cuDNN 9.0.0"
-            assert ready.bound == (SUMS if algorithm in cudnn.GEMM_CLASS else transformed("f32"))
+            assert ready.bound == (DIRECT_SUM if algorithm in cudnn.GEMM_CLASS else transformed("f32"))
 
 
 def test_all_algorithms_share_the_largest_workspace_that_can_be_had_and_it_goes_with_them(stand_in, operands, monkeypatch):

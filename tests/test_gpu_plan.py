@@ -246,7 +246,7 @@ def test_a_micro_kernel_is_a_blocks_tile_on_a_gpu():
     ("problem", "options", "says"),
     [
         ("conv:mb1ic64ih56oc64kh3ph1:s8", {}, "there is no s8 CUDA kernel"),
-        ("gemm:8x8x8:f16", {"model": "csa"}, "the csa model is of CPU caches; h200 is a GPU"),
+        ("gemm:8x8x8:f16", {"model": "csa"}, "the csa model is for CPUs, and h200 is a GPU"),
         ("gemm:8x8x8:f16", {"state": "warm"}, "no cache state"),
         ("gemm:9000000x8x8:f16", {}, "take m and n up to"),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pysim.algorithms.contract import SUMS
+from pysim.algorithms.contract import DIRECT_SUM
 from pysim.check.fills import HELD, Array, exact_fill, numbers, unwritten
 from pysim.check.reference import Picked, Trial, as_result, reference, shapes, trial
 from pysim.check.verdict import Verdict, judge
@@ -76,7 +76,7 @@ def made(name: str, workload: Workload, given: Operands) -> Ready:
 
 def judged(t: Trial, compute: Compute) -> Verdict:
     """The verdict on a function of both fills."""
-    return judge(t, SUMS, compute(*t.exact), lambda: compute(*t.random))
+    return judge(t, DIRECT_SUM, compute(*t.exact), lambda: compute(*t.random))
 
 
 def direct(c: Conv, x: Array, w: Array) -> NDArray[np.float64]:
@@ -153,7 +153,7 @@ def test_where_an_element_is_wrong_is_said_also_beyond_what_is_compared_at_a_tim
     t = trial_of("gemm:9x3x4")
     got = reference(t.workload, *t.exact)
     got[5, 2] += 1
-    assert "first at (1, 2)" in (reason := judge(t, SUMS, got, lambda: got).reason) and "counted from 4 on the first axis" in reason
+    assert "first at (1, 2)" in (reason := judge(t, DIRECT_SUM, got, lambda: got).reason) and "counted from 4 on the first axis" in reason
 
 
 def test_a_batch_whose_images_are_mixed_up_fails() -> None:
@@ -185,9 +185,9 @@ def test_an_element_that_no_reference_knows_must_be_a_number_and_one_that_a_devi
     ):
         got = right.copy()
         got.reshape(-1)[-1] = bad
-        verdict = judge(t, SUMS, exact, lambda got=got: got, everywhere)
+        verdict = judge(t, DIRECT_SUM, exact, lambda got=got: got, everywhere)
         assert verdict.passed == (not says) and verdict.reason.startswith(says)
-    assert judge(t, SUMS, exact, lambda: right, lambda: (right, scale)).passed
+    assert judge(t, DIRECT_SUM, exact, lambda: right, lambda: (right, scale)).passed
 
 
 def on_numbers(workload: Workload, x: Array, w: Array) -> Array:
@@ -249,7 +249,7 @@ def test_a_peer_computes_what_the_reference_does(name: str, workload: Workload) 
         given = operands(t, exact)
         made(name, workload, given).call()
         outs.append(given.out)
-    verdict = judge(t, SUMS, outs[0], lambda: outs[1])
+    verdict = judge(t, DIRECT_SUM, outs[0], lambda: outs[1])
     assert verdict.passed, verdict.reason
 
 

@@ -382,18 +382,18 @@ def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
     problem = Conv(batch=32, channels=256, height=14, width=14, filters=1024, kernel_h=1, kernel_w=1)
     plan = planner.plan(problem, load_any("h200"), algorithm="wgmma")
     assert plan.kernel.startswith("tf32x3")
-    mean_error = bound_of(plan).lean
+    mean_error = bound_of(plan).mean_error
     assert -8e-8 < mean_error < -6e-8
     layer = FusedLayer("layer", "Conv", Geometry(), None, 1e-5)
     torch.manual_seed(1)
     w, numbers = torch.randn(4096, 1, 1, 1), [torch.rand(4096) + 0.5, torch.randn(4096), torch.randn(4096), torch.rand(4096) + 0.5]
     plain, larger = (layer._scale_and_shift((w, None, *numbers), of)[0].float().double() for of in (0.0, mean_error))
     assert abs((larger / plain).mean() - 1 + mean_error) < 5e-9
-    assert bound_of(planner.plan(problem, load_any("h200"), accuracy="ieee")).lean == 0
+    assert bound_of(planner.plan(problem, load_any("h200"), accuracy="ieee")).mean_error == 0
 
 
 @pytest.mark.parametrize("mean_error", [-6.9e-8, 3.3e-8])
-def test_weights_without_a_norm_grow_by_the_lean_in_the_mean(mean_error):
+def test_weights_without_a_norm_grow_by_the_mean_error(mean_error):
     """To nearest, all would by a unit in their last place, or none."""
     w = torch.randn(32, 128, 3, 3)
     larger = torch_layers._compensate(w, mean_error).float().double()
@@ -415,8 +415,8 @@ def test_sums_of_transformed_patches_come_out_neither_larger_nor_smaller(monkeyp
             channels=128, height=12, width=12, filters=32, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1
         )
         plan = planner.plan(problem, load_any("h200"), layout="nhwc", algorithm="winograd", micro_kernel=DRAINED)
-        for mean_error in (0.0, bound_of(plan).lean):
-            monkeypatch.setattr(torch_layers, "bound_of", lambda plan, mean_error=mean_error: bound_of(plan)._replace(lean=mean_error))
+        for mean_error in (0.0, bound_of(plan).mean_error):
+            monkeypatch.setattr(torch_layers, "bound_of", lambda plan, mean=mean_error: bound_of(plan)._replace(mean_error=mean))
             layer = FusedLayer("layer", "Conv", Geometry(padding=(1, 1)), None, None)
             y = layer._on_gpu(torch_layers._Choice(None, plan), "key", x, (w, None, None, None, None, None), None)[0]
             found.append(float(((y - exact) * exact).sum() / exact.square().sum()))

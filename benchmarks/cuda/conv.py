@@ -35,7 +35,7 @@ import numpy as np
 from conv_data import CUDNN, OURS, TORCH, Contender, Header, Line
 
 from pysim import planner
-from pysim.algorithms.contract import SUMS
+from pysim.algorithms.contract import DIRECT_SUM
 from pysim.calibration import host
 from pysim.check.bounds import bound_of
 from pysim.check.fills import held
@@ -223,7 +223,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, layout: str, rows: list[str], t
         if (plan := wanted[name]) is None:
             reasons = [item.reason for item in plans[0].rejected if item.what == name]
             raise MissingError(reasons[0] if reasons else "the planner has no legal schedule of it for this problem")
-        bound = bound_of(plan) if isinstance(plan, Plan) else SUMS  # ablations multiply and add
+        bound = bound_of(plan) if isinstance(plan, Plan) else DIRECT_SUM  # ablations multiply and add
 
         def make(operands: Given) -> Ready:
             launch = bench.launch(plan.schedule, operands)

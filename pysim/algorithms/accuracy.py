@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How accurate results are, on any machine in the same words: the largest error over the result's root mean square, against float64, of
-operands that are uniform in [-1, 1); in [0, 1), where sums grow evenly, it is less. Operands are drawn: fewer than one draw in a hundred
-has a larger error than is stated.
+"""The error that a plan states: the largest error of a result over the root mean square (rms) of all results, against float64, for operands
+uniform in [-1, 1). For operands in [0, 1), whose partial sums grow evenly, it is smaller. Operands are random; fewer than one draw in a
+hundred has a larger error.
 
-A direct sum, of n results of k products each, one product after another:
+The error of n results that are direct sums of k products each:
 
-    error = ((0.25 (ln(n) + 5) u sqrt(k)  +  k u / 4  +  0.6 spread u_A) few  +  spread u_C) / sqrt(met)       spread = sqrt(2 ln(n))
+    error = ((0.25 (ln(n) + 5) u sqrt(k)  +  k u / 4  +  0.6 spread u_A) few  +  spread u_C) / sqrt(share)       spread = sqrt(2 ln(n))
 
-u is the unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to u
-of one: a random walk of sqrt(k / 6) u, whose tail is exponential, since some results' partial sums are large all the way. Of 150,000 sums
-of 64 to 4,608 products a share of exp(-x / 0.25 - 0.5) was off by more than x u sqrt(k), whatever k: hence ln(n), and 5 more for the
-hundredth draw. Results whose windows lie in the padding in part are smaller, and so is the root mean square: `met` is the share of a whole
-window's products that windows have on average, and k counts what a window can meet at once: an image smaller than the kernel leaves fewer.
-Few results may all be small by chance, and the error's part in them large: few = 1 + 8 / n^3, n without those of padding alone, is the
-hundredth draw's (measured: 7.4, 1.7 and 1.2 for one, two and three results, 1 from four on). k u / 4 is what tensor cores add, which
-truncate their sums (measured). u_A is the operands' roundoff where they are rounded to be multiplied (tf32), u_C that of a result narrower
-than the sums. Kernels that add in several partial sums do better.
+u           unit roundoff of the accumulators. Partial sums of zero mean grow as the root of their length, and each addition is off by up to
+            u times its partial sum: a random walk of sqrt(k / 6) u. Its tail is exponential, since the partial sums of some results are
+            large throughout: in 150,000 sums of 64 to 4,608 products the error exceeded x u sqrt(k) with probability
+            exp(-x / 0.25 - 0.5), whatever k. Hence ln(n), and 5 more for the hundredth draw.
+k u / 4     on tensor cores only: they truncate (measured)
+u_A         unit roundoff of operands that are rounded before they are multiplied (tf32)
+u_C         unit roundoff of results that are narrower than the accumulators
+share       average share of a window's products that are not padding: results of windows in the padding are smaller, and so is the rms. k
+            counts only taps that can be in the image at once.
+few         1 + 8 / n^3, where n leaves out results of padding alone. A few results may all be small by chance, and the error large beside
+            them (measured in the hundredth draw: 7.4, 1.7 and 1.2 for one, two and three results, 1 from four on).
 
-    standard   any plan
-    strict     none whose stated error is larger than a direct sum's of that type
-    ieee       multiply-adds of the type alone: operands neither transformed nor split
+Kernels that add in several partial sums are more accurate than this.
 
-Worked number: 802,816 results of 576 products in f32 (conv:mb4ic64ih56oc64kh3ph1), of which windows have 98 % on average:
+    standard   accepts any plan
+    strict     accepts plans whose stated error is at most that of a direct sum of the type
+    ieee       accepts plans that multiply and add in the type itself: operands are neither transformed nor split
+
+Worked number: 802,816 results of 576 products in f32 (conv:mb4ic64ih56oc64kh3ph1), 98 % of which are not padding on average:
 0.25 x 18.6 x 2^-24 x 24 / sqrt(0.98) = 6.7e-6.
 """
 
@@ -38,15 +42,14 @@ from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Reason
 
-# Of zero-mean walks of roundings, of sums that tensor cores truncate, of operands that are rounded: measured
-# (benchmarks/data/accuracy-*.jsonl; tests/test_accuracy.py holds every line to what is stated)
-WALK, SURE, TRUNCATED, ROUNDED = 0.25, 5.0, 1 / 4, 0.6
-FEW = 8.0  # of a single result: how much more its error is of it in the hundredth draw, beside that of many
-MOST_TAPS = 64  # of a row or column of a kernel that are gone through; of more, some
+# Coefficients of the equation, measured (benchmarks/data/accuracy-*.jsonl; tests/test_accuracy.py holds every line to the stated error)
+RANDOM_WALK, HUNDREDTH_DRAW, TRUNCATION, OPERAND_ROUNDING = 0.25, 5.0, 1 / 4, 0.6
+FEW_RESULTS = 8.0
+MAX_TAPS = 64  # of a row or column of a kernel that are counted one by one; of more, every second, third, ...
 
 
 class Size(NamedTuple):
-    """How many results a problem has, and of how many products each at most."""
+    """The number of results, and the most products that one of them is the sum of."""
 
     results: int
     products: int
@@ -55,80 +58,80 @@ class Size(NamedTuple):
 def size_of(problem: Workload) -> Size:
     if isinstance(problem, Gemm):
         return Size(problem.m * problem.n, problem.k)
-    taps = _at_once(problem.rows) * _at_once(problem.columns)
+    taps = _taps_in_image(problem.rows) * _taps_in_image(problem.columns)
     return Size(problem.output_elements, problem.group_channels * taps)
 
 
-def walk(size: Size, unit: float) -> float:
-    """The error of sums that are added product by product, each rounded to `unit`."""
-    return WALK * (math.log(max(2, size.results)) + SURE) * unit * math.sqrt(size.products)
+def random_walk(size: Size, unit: float) -> float:
+    """The error of sums of which each addition is rounded to `unit`."""
+    return RANDOM_WALK * (math.log(max(2, size.results)) + HUNDREDTH_DRAW) * unit * math.sqrt(size.products)
 
 
-def met(problem: Workload) -> float:
-    """Share of the products of a whole window that windows have on average: taps in the padding are none."""
+def unpadded_share(problem: Workload) -> float:
+    """The average share of a window's products that are not padding."""
     if isinstance(problem, Gemm) or not problem.padded:
         return 1.0
-    return _met(problem.rows) * _met(problem.columns)
+    return _unpadded_taps(problem.rows) * _unpadded_taps(problem.columns)
 
 
-def _met(axis: Axis) -> float:
-    """Along one edge: taps that meet the image, over all windows, of as many as meet it at once."""
-    taps = axis.taps[:: -(-axis.kernel // MOST_TAPS)]
+def _unpadded_taps(axis: Axis) -> float:
+    """Along one axis: taps in the image, over all windows, relative to the taps that can be in the image at once."""
+    taps = axis.taps[:: -(-axis.kernel // MAX_TAPS)]
     return max(1, axis.met(taps)) / (axis.out * min(len(taps), (axis.size - 1) // taps.step + 1))
 
 
-def _at_once(axis: Axis) -> int:
-    """How many taps a window can have in the image at once along one edge."""
+def _taps_in_image(axis: Axis) -> int:
+    """The most taps of a window that can be in the image at once along one axis."""
     return min(axis.kernel, (axis.size - 1) // axis.dilation + 1)
 
 
 def _of_results(error: float, problem: Workload, machine: Machine | Gpu) -> float:
-    """An error of whole windows' sums as a share of the results, in the padding and stored; few of them may be small by chance."""
-    share = met(problem)
-    few = 1 + FEW / max(1.0, size_of(problem).results * share) ** 3
-    return (error * few + stored(problem, machine)) / math.sqrt(share)
+    """The error of stored results, padding included, from that of a whole window's sum."""
+    share = unpadded_share(problem)
+    few = 1 + FEW_RESULTS / max(1.0, size_of(problem).results * share) ** 3
+    return (error * few + _result_rounding(problem, machine)) / math.sqrt(share)
 
 
-def direct(problem: Workload, machine: Machine | Gpu) -> float:
-    """The error of a direct sum of a problem's type."""
-    return _of_results(sums(problem, machine), problem, machine)
+def direct_sum_error(problem: Workload, machine: Machine | Gpu) -> float:
+    """The error of a direct sum in the problem's type."""
+    return _of_results(_accumulation_error(problem, machine), problem, machine)
 
 
-def sums(problem: Workload, machine: Machine | Gpu) -> float:
-    """Of its sums alone, before they are stored."""
+def _accumulation_error(problem: Workload, machine: Machine | Gpu) -> float:
+    """The error of a direct sum before it is stored."""
     size, unit, operand = size_of(problem), SUM_UNITS[problem.dtype], BY_NAME[problem.dtype]
-    error = walk(size, unit)
+    error = random_walk(size, unit)
     if isinstance(machine, Gpu) and operand.unit > unit:  # on tensor cores
-        error += TRUNCATED * size.products * unit
-    rounded = 0.0 if operand.array else operand.unit  # no array holds the type: operands are rounded to be multiplied
-    return error + ROUNDED * rounded * _spread(size)
+        error += TRUNCATION * size.products * unit
+    rounded = 0.0 if operand.array else operand.unit  # no array has the type: operands are rounded before they are multiplied
+    return error + OPERAND_ROUNDING * rounded * _spread(size)
 
 
-def stored(problem: Workload, machine: Machine | Gpu) -> float:
-    """What rounding to the result's type adds, where that is narrower than the sums'."""
-    one = BY_NAME[problem.dtype]
-    result = BY_NAME[one.gpu_results[0] if isinstance(machine, Gpu) else one.cpu_result].unit
-    return result * _spread(size_of(problem)) if result > BY_NAME[one.sums].unit else 0.0
+def _result_rounding(problem: Workload, machine: Machine | Gpu) -> float:
+    """The error of rounding results to a type narrower than the accumulators'."""
+    dtype = BY_NAME[problem.dtype]
+    unit = BY_NAME[dtype.gpu_results[0] if isinstance(machine, Gpu) else dtype.cpu_result].unit
+    return unit * _spread(size_of(problem)) if unit > BY_NAME[dtype.sums].unit else 0.0
 
 
 def _spread(size: Size) -> float:
-    """How far the largest of so many normally distributed numbers is from 0, in standard deviations."""
+    """The expected maximum of that many normally distributed numbers, in standard deviations."""
     return math.sqrt(2 * math.log(max(2, size.results)))
 
 
-def stated(bound: Bound, problem: Workload, machine: Machine | Gpu) -> float:
-    """An algorithm's error by its bound, the result's type included; where it states none, a direct sum's, or what it may be off."""
-    error = max(sums(problem, machine) * bound.growth, bound.rms) if bound.error is None else bound.error
+def stated_error(bound: Bound, problem: Workload, machine: Machine | Gpu) -> float:
+    """The error that an algorithm states by its bound, with the rounding of results."""
+    error = max(_accumulation_error(problem, machine) * bound.growth, bound.rms) if bound.error is None else bound.error
     return _of_results(error, problem, machine)
 
 
 def refuses(bound: Bound, problem: Workload, machine: Machine | Gpu, accuracy: Accuracy, limit: float | None) -> Reason | None:
-    """Why a kernel that answers with `bound` is not accurate enough."""
+    """Why a kernel with this bound is not accurate enough; None if it is."""
     if accuracy == "ieee" and bound.operands != "plain":
-        return Reason("accuracy", f"its operands are {bound.operands}; accuracy ieee is multiply-adds of {problem.dtype} alone")
-    error, most = stated(bound, problem, machine), direct(problem, machine)
-    if accuracy == "strict" and error > most:
-        return Reason("accuracy", f"its error of {error:.1e} is above a direct sum's {most:.1e}, which is what strict allows")
+        return Reason("accuracy", f"its operands are {bound.operands}; accuracy ieee takes multiply-adds in {problem.dtype} only")
+    error, direct = stated_error(bound, problem, machine), direct_sum_error(problem, machine)
+    if accuracy == "strict" and error > direct:
+        return Reason("accuracy", f"its error of {error:.1e} is above a direct sum's, {direct:.1e}, the limit of accuracy strict")
     if limit is not None and error > limit:
         return Reason("accuracy", f"its error of {error:.1e} is above the limit of {limit:.1e}")
     return None

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm answers. An algorithm is a module with these names, or the value that a module calls ALGORITHM; whoever adds one writes
-the module, its kernels and their rows.
+"""The contract of an algorithm: one way to compute a convolution or a matrix product on one kind of machine.
 
-refuses          can it compute this problem here at all, and if not, why
-candidates       every legal schedule of its kernels, as arrays, and the kernels that cannot run, each with a reason
-cost             seconds of every candidate, from the machine's numbers alone
-prepare          what of the weights is made once, and its bytes
-workspace_bytes  what a run needs beside its operands, the number that the native library asks for
-largest_part     on a CPU: what the thread computes that has the most to do
-tolerance        what a result may differ by and comes to, with its source, and whether operands are multiplied as they are
-describe         the loop nest, tiles and terms of a plan, for people
+An algorithm is a module with the names of `Algorithm` below, or the value ALGORITHM of a module.
 
-An algorithm that takes long to predict may also have `least_cycles(request, best)`, a lower bound on the cycles of all its schedules: a
-cheap one, and a tighter one where the cheap one is below `best`. The planner predicts algorithms in the order of their bounds, those marked
-SELDOM_BEST last, and turns down whatever has a bound above the best so far. The bound is 0 where several threads divide the work: the best
-plan of one thread is not that of all.
+refuses          why it cannot compute a problem on a machine at all
+candidates       all legal schedules of its kernels, as arrays, and the kernels that cannot run, with reasons
+cost             the predicted cycles of every candidate
+prepare          what is computed from fixed weights once, and its bytes
+workspace_bytes  memory that a run needs besides its operands; the native library asks for the same number
+largest_part     on a CPU: the share of the thread that has the most work
+tolerance        how far a result may be off, and how far it is off in practice
+describe         the loop nest, tiles and terms of a plan as text
+
+A module may also have `least_cycles(request, best)`: a lower bound on the cycles of all its schedules. It returns a cheap bound if that is
+already above `best`, else a tighter one. The planner costs algorithms in the order of their bounds and rejects an algorithm whose bound is
+above the best plan so far. The bound must be 0 for several threads: the best plan for one thread need not be the best for all.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,14 +33,14 @@ from pysim.record.schedule import AnySchedule
 from pysim.registry.cuda import Finite
 
 Array = NDArray[np.float64]
-Operands = Literal["plain", "transformed", "split"]  # as they are, sums of several, parts of each
+Operands = Literal["plain", "transformed", "split"]
 
 
 class Candidates(Protocol):
-    """Legal schedules of one algorithm as arrays, whatever its cost function reads.
+    """Legal schedules of one algorithm, as arrays that its own `cost` reads.
 
-    `limit`: cycles, or cycles of each kind; a schedule that was left out takes longer than this (infinity: none was left out). `rejected`:
-    kernels that cannot run.
+    `limit`: cycles (an array: per kind). All schedules that take no longer than this are included; infinity: all schedules. `rejected`:
+    the kernels that cannot run.
     """
 
     @property
@@ -50,86 +50,86 @@ class Candidates(Protocol):
 
 
 class Bound(NamedTuple):
-    """|result - exact| <= gamma_k |A||B| x `growth`, k the length of the sums, or, where the operands are transformed, `rms` times the
-    result's root mean square; `source` says whence. `finite`: what must be finite for that (`Plan.needs_finite`).
+    """How far results are off.
 
-    That is what no right result exceeds. `error` is what one comes to: the largest error of its sums over the result's root mean square
-    (`pysim.algorithms.accuracy`); None: a direct sum's, or what the bound allows beyond one. `multiplied`: what is; None: where operands
-    must be finite they are transformed, else they are plain. `lean`: the mean of the error over the result, of sums that are cut and not
-    rounded, or whose transforms' constants are: what later layers of a network add up, where errors of either sign average out.
+    growth, rms   the bound that no right result exceeds: |result - exact| <= gamma_k |A||B| x `growth`, where k is the length of the sums,
+                  or `rms` times the result's root mean square, whichever is larger
+    source        where the bound comes from
+    finite        which operands must be finite for it (`Plan.needs_finite`)
+    operands      what is multiplied: the operands themselves, linear combinations of them (Winograd), or parts of each (3xTF32)
+    error         the largest error seen in practice, over the result's root mean square (`pysim.algorithms.accuracy`); None: that of a
+                  direct sum, or `rms` if that is larger
+    mean_error    the systematic relative error of results, from accumulators that truncate or from constants of a transform that are
+                  rounded. Errors of either sign average out over the layers of a network; this one adds up.
     """
 
     growth: float
     rms: float
     source: str
     finite: Finite = "nothing"
+    operands: Operands = "plain"
     error: float | None = None
-    multiplied: Operands | None = None
-    lean: float = 0.0
-
-    @property
-    def operands(self) -> Operands:
-        return self.multiplied or ("transformed" if self.finite == "operands" else "plain")
+    mean_error: float = 0.0
 
 
-SUMS = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of k products, in any order
+DIRECT_SUM = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of products in any order
 
 
-def sums(problem: Workload, schedule: AnySchedule) -> Bound:
-    """`tolerance` of algorithms that only add products up."""
-    return SUMS
+def direct_sum(problem: Workload, schedule: AnySchedule) -> Bound:
+    """`tolerance` of algorithms that only multiply and add."""
+    return DIRECT_SUM
 
 
 def least_cycles(algorithm: "Algorithm", request: Request, best: float = 0.0) -> float:
-    """What an algorithm says of itself, 0 where it says nothing."""
+    """The lower bound of an algorithm; 0 if it has none."""
     bound: Callable[[Request, float], float] = getattr(algorithm, "least_cycles", lambda request, best: 0.0)
     return bound(request, best)
 
 
-def unprepared(problem: Workload, schedule: AnySchedule, layout: Layout) -> None:
-    """`prepare` of algorithms that read weights as they are, or make what they need of them in each run."""
+def nothing_prepared(problem: Workload, schedule: AnySchedule, layout: Layout) -> None:
+    """`prepare` of algorithms that read weights in place or pack them in each run."""
 
 
-def of_planes(layout: Layout) -> Reason | None:
-    """Why an algorithm whose input and output are planes takes no other layout."""
-    return None if layout == "nchw" else Reason("shape", f"its input and output are NCHW, and {layout.upper()} was asked for")
+def requires_nchw(layout: Layout) -> Reason | None:
+    """The refusal of an algorithm for NCHW alone, in any other layout."""
+    return None if layout == "nchw" else Reason("shape", f"it takes NCHW input and output, not {layout.upper()}")
 
 
 class Prepared(NamedTuple):
-    """What is made of the weights once: `what` ("packed filters", "transformed filters") and its bytes."""
+    """What is computed from fixed weights once: `what` ("packed filters", "transformed filters") and its bytes."""
 
     what: str
     size_bytes: int
 
 
 class Algorithm(Protocol):
-    """An algorithm: a module, or a module's ALGORITHM."""
+    """An algorithm: a module, or the ALGORITHM of a module."""
 
-    NAME: str  # as `--algorithm` takes it
+    NAME: str  # for `--algorithm`
     COMPUTES: type  # Conv or Gemm
 
     def refuses(self, problem: Any, machine: Any, layout: Layout) -> Reason | None:
-        """Why it cannot compute the problem here whatever the kernel; None where it can."""
+        """Why no kernel of the algorithm can compute the problem here; None if one may."""
 
     def candidates(self, request: Request, limit: Array | float = 0.0) -> Candidates:
-        """Every legal schedule that may take up to `limit` cycles (per kind, if an array), and some that take longer: the algorithm chooses
-        how many, and its answer's own `limit` says up to where all are there."""
+        """All legal schedules that may take up to `limit` cycles (an array: per kind). The algorithm may add slower ones; `limit` of the
+        result says up to which cycles it has all of them."""
 
     def cost(self, machine: Any, candidates: Sequence[Any]) -> Sequence[Costs]:
-        """The costs of several algorithms' candidates in one go: those that share this function are costed together. Where candidates have
-        a limit, those may be missing that cannot be the best of their kind."""
+        """The costs of candidates of all algorithms that share this function, in one call. Candidates that cannot be the best of their
+        kind may be left out."""
 
     def prepare(self, problem: Any, schedule: Any, layout: Layout) -> Prepared | None:
-        """What a run with fixed weights keeps of them; None where it reads them as they are."""
+        """What a run with fixed weights keeps of them; None if it reads them in place."""
 
     def workspace_bytes(self, problem: Any, schedule: Any, layout: Layout) -> int:
-        """What a run needs beside its operands."""
+        """Bytes that a run needs besides its operands."""
 
     def largest_part(self, problem: Any, schedule: Any, threads: int) -> Part:
-        """What one of several threads computes, of a plan for a CPU: the one that is done last."""
+        """The work of the thread that finishes last; only for CPUs."""
 
     def tolerance(self, problem: Any, schedule: Any) -> Bound:
-        """What a result may differ by, and what it comes to."""
+        """How far results may be off, and how far they are off in practice."""
 
     def describe(self, plan: Plan) -> Description:
-        """The plan for people."""
+        """The plan as text."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import SUMS, Bound, Prepared
+from pysim.algorithms.contract import DIRECT_SUM, Bound, Prepared
 from pysim.cachemodel.gpu import launches, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
 from pysim.cachemodel.gpu.mainloop import Work
@@ -102,7 +102,7 @@ class ByRow:
     def tolerance(self) -> Bound:
         """A sum's, and what must be finite for that: filters where padding is multiplied as zeros."""
         needs = self.row.needs_finite
-        return SUMS._replace(finite=needs if self.w.padded or needs != "filters" else "nothing")
+        return DIRECT_SUM._replace(finite=needs if self.w.padded or needs != "filters" else "nothing")
 
     def lines(self) -> tuple[str, ...]:
         """What a plan's description says of it first: its tiles of filters x windows, and how many there are."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pysim.algorithms.contract import SUMS
+from pysim.algorithms.contract import DIRECT_SUM
 from pysim.check.bounds import Sums, allowed, exact_growth, sums_of
 from pysim.check.fills import Array, exact_fill, held, numbers, random_fill
 from pysim.errors import OperandError, PysimError
@@ -206,6 +206,6 @@ def everywhere(t: Trial, loops: Callable[[Array, Array], Array]) -> Pair:
     scale = loops(np.abs(x), np.abs(w))
     want = loops(x, w)
     off = np.abs(t.picked.of(want).astype(np.float64) - t.picked.want)
-    if not (off <= allowed(SUMS, t.sums, t.picked.want, t.picked.scale)).all():
+    if not (off <= allowed(DIRECT_SUM, t.sums, t.picked.want, t.picked.scale)).all():
         raise PysimError(f"{t.workload.text}: the plain loops on the device do not give NumPy's result; nothing is timed")
     return want, scale

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from pysim.algorithms.contract import SUMS
+from pysim.algorithms.contract import DIRECT_SUM
 from pysim.check.bounds import transformed
 from pysim.errors import MissingError, choose
 from pysim.peers.peer import Operands, Ready, Scratch, cuda_files, forced
@@ -217,5 +217,5 @@ def make(workload: Conv, operands: Operands, algorithm: str = "") -> Ready:
     forward, scratch = Forward(workload, layout=operands.layout), operands.scratch or Scratch()
     needed = forward.workspace_bytes(algorithm)
     scratch.reserve(needed, algorithm)
-    bound = SUMS if algorithm in GEMM_CLASS else transformed(workload.dtype)
+    bound = DIRECT_SUM if algorithm in GEMM_CLASS else transformed(workload.dtype)
     return Ready(forward.call(algorithm, operands.pointers, scratch), version(), needed, bound)

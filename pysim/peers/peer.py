@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pysim.algorithms.contract import SUMS, Bound
+from pysim.algorithms.contract import DIRECT_SUM, Bound
 from pysim.check.fills import Array, held
 from pysim.check.reference import shapes
 from pysim.errors import MissingError, NativeError, OperandError, PysimError
@@ -71,7 +71,7 @@ class Ready(NamedTuple):
     call: Callable[[], object]
     version: str
     workspace_bytes: int | None = None
-    bound: Bound = SUMS
+    bound: Bound = DIRECT_SUM
     write: Callable[[], object] | None = None
 
 

@@ -6,6 +6,6 @@ plans(problem, machine, top=10)                the ten best; the rejected ones s
 candidates(problem, machine, within=1.35)      every schedule that is nearly as good, with its predicted seconds
 """
 
-from pysim.planner.plan import Asked, candidates, forget, plan, plans
+from pysim.planner.plan import Options, candidates, forget, plan, plans
 
-__all__ = ["Asked", "candidates", "forget", "plan", "plans"]
+__all__ = ["Options", "candidates", "forget", "plan", "plans"]

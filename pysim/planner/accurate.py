@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Those among the candidates of an algorithm that are as accurate as a request asks."""
+"""Removes candidates that are less accurate than a request demands."""
 
 import numpy as np
 
-from pysim.algorithms.accuracy import refuses, stated
+from pysim.algorithms.accuracy import refuses, stated_error
 from pysim.algorithms.contract import Algorithm
 from pysim.cachemodel.costs import Costs
 from pysim.record.plan import Request
 
 
-def accurate(request: Request, algorithm: Algorithm, of: Costs) -> Costs:
-    """The costs of an algorithm without what is not accurate enough; all of them where the request takes any."""
+def accurate(request: Request, algorithm: Algorithm, costs: Costs) -> Costs:
+    """The costs of the candidates that are accurate enough, with the reasons of the kernels that have none."""
     if request.any_error:
-        return of
-    _, firsts, alike = np.unique(of.alike, return_index=True, return_inverse=True)
-    bounds = [algorithm.tolerance(request.problem, of.schedule(row)) for row in firsts.tolist()]
-    whys = [refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit) for bound in bounds]
-    kept = of.selected(np.array([why is None for why in whys], dtype=bool)[alike])
-    errors = np.array([stated(bound, request.problem, request.machine) for bound in bounds])[alike]
+        return costs
+    _, representatives, alike = np.unique(costs.alike, return_index=True, return_inverse=True)
+    bounds = [algorithm.tolerance(request.problem, costs.schedule(row)) for row in representatives.tolist()]
+    reasons = [refuses(bound, request.problem, request.machine, request.accuracy, request.error_limit) for bound in bounds]
+    kept = costs.selected(np.array([reason is None for reason in reasons], dtype=bool)[alike])
+
+    errors = np.array([stated_error(bound, request.problem, request.machine) for bound in bounds])[alike]
     order = np.argsort(errors, kind="stable")
-    kernels, least = np.unique(of.kernel[order], return_index=True)
-    rows = zip(kernels.tolist(), order[least].tolist(), strict=True)
-    first = ((kernel, float(errors[row]), whys[alike[row]]) for kernel, row in rows if kernel not in kept.kernel)
-    refused = {kernel: (error, why) for kernel, error, why in first if why}
-    bounds_of = of.bounds.copy()
-    bounds_of[[*refused]] = np.nan  # not slower: not taken
-    return kept._replace(refused=refused, lost=tuple(np.setdiff1d(of.kind, kept.kind).tolist()), bounds=bounds_of)
+    kernels, first = np.unique(costs.kernel[order], return_index=True)
+    most_accurate = zip(kernels.tolist(), order[first].tolist(), strict=True)
+    refused = {
+        kernel: (float(errors[row]), reason)
+        for kernel, row in most_accurate
+        if kernel not in kept.kernel and (reason := reasons[alike[row]])
+    }
+    kernel_bounds = costs.bounds.copy()
+    kernel_bounds[[*refused]] = np.nan  # inaccurate, so not listed as slower
+    return kept._replace(refused=refused, lost=tuple(np.setdiff1d(costs.kind, kept.kind).tolist()), bounds=kernel_bounds)

@@ -25,7 +25,7 @@ from math import log2, prod
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import of_planes, sums
+from pysim.algorithms.contract import direct_sum, requires_nchw
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.algorithms.cpu.direct_nchwc import described, least_of, passed, terms
 from pysim.cachemodel.cpu import words
@@ -45,8 +45,7 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 
 NAME = "blocked"
 COMPUTES = Conv
-SELDOM_BEST = True
-tolerance, prepare = sums, direct_nchwc.prepare
+tolerance, prepare = direct_sum, direct_nchwc.prepare
 REGIONS = 3  # forks and joins of an image: there, sums, back
 
 
@@ -100,7 +99,7 @@ def _layout(kernel: Kernel) -> Layout:
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    return of_planes(layout) or type_refusal(problem.dtype, nchwc_kernels())
+    return requires_nchw(layout) or type_refusal(problem.dtype, nchwc_kernels())
 
 
 _LISTED = ListedAlgorithm(

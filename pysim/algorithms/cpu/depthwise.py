@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.algorithms.contract import Prepared, sums
+from pysim.algorithms.contract import Prepared, direct_sum
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Terms, kernel_schedule, row_of, type_refusal, unpacked_plan
@@ -63,7 +63,7 @@ from pysim.registry.cpu import Kernel, direct_kernels
 
 NAME = "depthwise"
 COMPUTES = Conv
-tolerance = sums
+tolerance = direct_sum
 MOST_CHANNELS = 16  # of a group: more are worth packing, which these kernels cannot
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels

@@ -40,7 +40,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Prepared, sums
+from pysim.algorithms.contract import Prepared, direct_sum
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, kernel_schedule, round_up, row_of, type_refusal, unpacked_plan
@@ -57,7 +57,7 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 
 NAME = "direct_nchwc"
 COMPUTES = Conv
-tolerance = sums
+tolerance = direct_sum
 SETS = (1, 4, 8, 16, 32)  # blocks of channels, and all of them
 
 TILE_CYCLES = 40  # to make sums anew and to end them (213 random layers on a Zen 4: 20 to 60; 238 schedules of 22 layers on a Zen 5: 85)

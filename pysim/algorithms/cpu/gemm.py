@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products on SConv's loop nest: columns of C are its windows, rows its filters, k its channels."""
 
-from pysim.algorithms.contract import sums, unprepared
+from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.algorithms.nest import OnNest
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.cpu.nested import cost as cost
@@ -13,7 +13,7 @@ from pysim.record.plan import Layout
 
 NAME = "gemm"
 COMPUTES = Gemm
-tolerance, prepare, largest_part = sums, unprepared, nest_part
+tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 
 _NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters")
 least_cycles, candidates, workspace_bytes, describe = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import SUMS, Array, Bound, Prepared, of_planes
+from pysim.algorithms.contract import DIRECT_SUM, Array, Bound, Prepared, requires_nchw
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
@@ -53,7 +53,6 @@ from pysim.registry.cpu import Kernel
 
 NAME = "im2col"
 COMPUTES = Conv
-SELDOM_BEST = True
 
 
 @lru_cache(maxsize=64)
@@ -100,7 +99,7 @@ def columns_nest(w: Conv, machine: Machine) -> LoopNest:
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if reason := of_planes(layout):
+    if reason := requires_nchw(layout):
         return reason
     return Reason("shape", "its columns are the input: sconv reads it in place") if problem.pointwise else None
 
@@ -197,7 +196,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
-    return SUMS._replace(finite="filters" if problem.padded else "nothing")
+    return DIRECT_SUM._replace(finite="filters" if problem.padded else "nothing")
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:

@@ -10,7 +10,7 @@ Worked number: gemm:197x768x768 in tiles of 48 columns has 16 panels, 768 * 768 
 
 import msgspec
 
-from pysim.algorithms.contract import Prepared, sums
+from pysim.algorithms.contract import Prepared, direct_sum
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.cachemodel.cpu import nest as nests
@@ -25,7 +25,7 @@ from pysim.record.schedule import Schedule
 
 NAME = "panels"
 COMPUTES = Gemm
-tolerance, largest_part = sums, nest_part
+tolerance, largest_part = direct_sum, nest_part
 
 
 def nest_of(problem: Gemm) -> nests.Nest:

@@ -35,7 +35,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import of_planes, sums
+from pysim.algorithms.contract import direct_sum, requires_nchw
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, traffic_of
@@ -53,7 +53,7 @@ from pysim.registry.cpu import Kernel, phases_kernels
 
 NAME = "polyphase"
 COMPUTES = Conv
-tolerance, prepare = sums, packed_filters
+tolerance, prepare = direct_sum, packed_filters
 MOST_CHANNELS = 32  # of a group: with more, rows of all channels leave L1, and packing sets of them was level or faster (Zen 5)
 OFFSET_BYTES = 8  # of a tap's place
 
@@ -154,7 +154,7 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    if reason := of_planes(layout) or type_refusal(problem.dtype, phases_kernels()):
+    if reason := requires_nchw(layout) or type_refusal(problem.dtype, phases_kernels()):
         return reason
     if (channels := problem.group_channels) > MOST_CHANNELS:
         return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")

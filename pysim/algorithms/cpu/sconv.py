@@ -4,7 +4,7 @@
 The nest is `pysim.cachemodel.cpu.nest`; its micro-kernels are the rows of `native/kernels.inc`.
 """
 
-from pysim.algorithms.contract import of_planes, sums
+from pysim.algorithms.contract import direct_sum, requires_nchw
 from pysim.algorithms.nest import OnNest, packed_filters
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.cpu.nested import cost as cost
@@ -16,11 +16,11 @@ from pysim.record.plan import Layout
 
 NAME = "sconv"
 COMPUTES = Conv
-tolerance, prepare, largest_part = sums, packed_filters, nest_part
+tolerance, prepare, largest_part = direct_sum, packed_filters, nest_part
 
 _NEST = OnNest(nest_of, "direct convolution by slicing, tiles of windows packed on demand")
 least_cycles, candidates, workspace_bytes, describe = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
-    return of_planes(layout)
+    return requires_nchw(layout)

@@ -37,7 +37,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import sums, unprepared
+from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, latencies, traffic_of, transfer_cycles, write_allocate_cycles
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, kernel_schedule, round_up, type_refusal, unpacked_plan
@@ -56,7 +56,7 @@ from pysim.registry.cpu import Kernel, skinny_kernels
 
 NAME = "skinny"
 COMPUTES = Gemm
-tolerance, prepare = sums, unprepared
+tolerance, prepare = direct_sum, nothing_prepared
 MOST_FEW = 32  # rows or columns: with more of them packing has been worth its while on every matrix that was tried
 RUNS = (1024, 2048, 4096, 8192, 16384)  # bytes of a row: a strip of 3 KiB lies in two pages as often as not, and takes 1.1 times one of 4
 AXPY_BLOCKS = (4, 8, 16, 32)  # rows of the matrix

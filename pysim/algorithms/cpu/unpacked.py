@@ -9,7 +9,7 @@ Worked number: gemm:730x64x33:nt packs A's 24,090 elements for 1.5 million multi
 
 import msgspec
 
-from pysim.algorithms.contract import sums, unprepared
+from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.cachemodel.cpu import nest as nests
 from pysim.cachemodel.cpu.nested import cost as cost
@@ -18,7 +18,7 @@ from pysim.problem.gemm import Gemm
 
 NAME = "unpacked"
 COMPUTES = Gemm
-tolerance, prepare, largest_part = sums, unprepared, nest_part
+tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 
 
 def nest_of(problem: Gemm) -> nests.Nest:

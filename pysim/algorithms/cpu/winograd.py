@@ -213,7 +213,7 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
     assert schedule.outputs
     largest = _LARGEST[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
-    return Bound(1.0, SAFETY * largest * SUM_UNITS[problem.dtype], _MEASURED, "operands")
+    return Bound(1.0, SAFETY * largest * SUM_UNITS[problem.dtype], _MEASURED, "operands", "transformed")
 
 
 SAFETY = 2.0

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from pysim.algorithms.accuracy import Size, size_of, walk
-from pysim.algorithms.contract import SUMS, Bound, unprepared
+from pysim.algorithms.accuracy import Size, random_walk, size_of
+from pysim.algorithms.contract import DIRECT_SUM, Bound, nothing_prepared
 from pysim.cachemodel.gpu import mainloop, tiled, words
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
@@ -39,7 +39,7 @@ from pysim.registry.cuda import WARP, Attributes, GemmKernel, Tiles, cuda_limits
 
 NAME = "gemm"
 COMPUTES = Gemm
-prepare = unprepared  # operands are copied in the run, if at all
+prepare = nothing_prepared  # operands are copied in the run, if at all
 # Error of a product of parts, in roundings of its sum, 2^-23: bf16 thirds leave out 2^-24 and as much of each number; tf32 halves, which
 # are truncated, leave out 2^-19 (native/cuda/core/split.cuh)
 THIRDS_ERROR, HALVES_ERROR = 1.5, 16.0
@@ -307,7 +307,9 @@ def tolerance(problem: Gemm, schedule: GpuSchedule) -> Bound:
     kernel = gemm_kernel(schedule.kernel)
     if kernel and kernel.promotion:
         return sums_of_parts(problem, kernel.tiles)
-    return SUMS if kernel is None or kernel.dtype == problem.dtype else SUMS._replace(error=walk(size_of(problem), SUM_UNITS[kernel.dtype]))
+    if kernel is None or kernel.dtype == problem.dtype:
+        return DIRECT_SUM
+    return DIRECT_SUM._replace(error=random_walk(size_of(problem), SUM_UNITS[kernel.dtype]))
 
 
 def sums_of_parts(problem: Gemm | Conv, tiles: Tiles) -> Bound:
@@ -315,11 +317,12 @@ def sums_of_parts(problem: Gemm | Conv, tiles: Tiles) -> Bound:
     products, a rounding each, and the tensor cores' sums in between amount to HALVES_ROUNDINGS or THIRDS_ROUNDINGS more."""
     results, k = size_of(problem)
     roundings = THIRDS_ROUNDINGS if tiles.thirds else HALVES_ROUNDINGS
-    error = walk(Size(results, roundings + k // tiles.promotion), SUM_UNITS["f32"])
+    error = random_walk(Size(results, roundings + k // tiles.promotion), SUM_UNITS["f32"])
     each = THIRDS_ERROR if tiles.thirds else HALVES_ERROR
     what = "1.5 2^-23 of each product of thirds" if tiles.thirds else "2^-19 of each product of halves"
-    lean = MEAN_ERROR if tiles.promotion >= MEAN_ERROR_PROMOTION and not tiles.thirds else 0.0
-    return Bound(1 + each / k, 0.0, f"{what} (native/cuda/core/split.cuh), and of k sums", error=error, multiplied="split", lean=lean)
+    mean = MEAN_ERROR if tiles.promotion >= MEAN_ERROR_PROMOTION and not tiles.thirds else 0.0
+    source = f"{what} (native/cuda/core/split.cuh), and k additions"
+    return Bound(1 + each / k, 0.0, source, operands="split", error=error, mean_error=mean)
 
 
 def describe(plan: Plan) -> Description:

@@ -14,7 +14,7 @@ import math
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from pysim.algorithms.accuracy import Size, size_of, walk
+from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.contract import Bound
 from pysim.algorithms.convolution import ByRow, Rows
 from pysim.algorithms.gpu import gemm
@@ -170,12 +170,12 @@ class Winograd(ByRow):
         results, products = size_of(self.w)
 
         def error_of(factor: float, channels: int, products: int = products) -> float:
-            return factor * walk(Size(results, products + TAPS * channels), SUM_UNITS[self.w.dtype])
+            return factor * random_walk(Size(results, products + TAPS * channels), SUM_UNITS[self.w.dtype])
 
         drained = self.row.variant == "drained"
         error = max(error_of(*DRAINED), error_of(*TRANSFORMS, products=0)) if drained else error_of(*ERRORS[self.kind])
         growth, rms = (1.0, 2 * error) if self.kind else (4.0, 0.0)
-        return Bound(growth, rms, SOURCES[self.kind], "operands", error, "transformed", MEAN_ERROR if drained else 0.0)
+        return Bound(growth, rms, SOURCES[self.kind], "operands", "transformed", error, MEAN_ERROR if drained else 0.0)
 
     def lines(self) -> tuple[str, ...]:
         m, planes = self.row.outputs, self.planes
