@@ -192,8 +192,8 @@ def test_a_buffer_of_two_phases_comes_again_after_parts_of_both() -> None:
     written, read = (next(one for one in reuses if one.row == row) for row in (1, 2))
     assert (written.times[0], written.size[0], written.first, read.first) == (3, 80, True, False)
     # a quarter of the way: what is left of the source, all of the buffer, a quarter of the others
-    assert read.distance[:, 0].tolist() == [80 + 0.75 * 100 + 0.25 * 40, 80 + 0.25 * 100 + 0.75 * 40]
-    assert written.distance[:, 0].tolist() == [80 + 0.75 * 40 + 0.25 * 100, 80 + 0.25 * 40 + 0.75 * 100]
+    assert read.distances[:, 0].tolist() == [80 + 0.75 * 100 + 0.25 * 40, 80 + 0.25 * 100 + 0.75 * 40]
+    assert written.distances[:, 0].tolist() == [80 + 0.75 * 40 + 0.25 * 100, 80 + 0.25 * 40 + 0.75 * 100]
 
 
 @pytest.mark.parametrize(

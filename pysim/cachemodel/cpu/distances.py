@@ -78,6 +78,7 @@ class Use(NamedTuple):
 
 # Iteration counts of each loop: `LoopNest._counts`
 COUNTS = "iterations", "repeats", "full", "full iterations", "full repeats", "second", "later"
+_PER_LOOP = {kind: at for at, kind in enumerate((*COUNTS, "1 / trips", "several trips"))}
 Factor = tuple[Any, ...]  # kind, then the operand or the loops: a row of the table of numbers
 Term = tuple[Factor, ...]  # a product of factors
 Fixed = tuple[tuple[int, Factor, float], ...]  # a distance that is given: (operand, factor, weight) of each operand
@@ -97,10 +98,9 @@ class Rows(NamedTuple):
 
     def of(self, factor: Factor) -> int:
         kind, *rest = factor
-        per_loop = *COUNTS, "1 / trips", "several trips"
-        if kind in per_loop:
-            return 1 + per_loop.index(kind) * self.loops + rest[0]
-        at = 1 + len(per_loop) * self.loops
+        if kind in _PER_LOOP:
+            return 1 + _PER_LOOP[kind] * self.loops + rest[0]
+        at = 1 + len(_PER_LOOP) * self.loops
         if kind == "footprint":
             return at + rest[0] * (self.loops + 1) + rest[1] + 1
         at += self.operands * (self.loops + 1)
@@ -143,11 +143,12 @@ class Sums(NamedTuple):
     order: Indices
 
 
-def sums_of(sums: Sequence[Sequence[tuple[float, Term]]], rows: Rows) -> Sums:
+def sums_of(sums: Sequence[Sequence[tuple[float, Sequence[int]]]]) -> Sums:
+    """Sums of weights times products of rows."""
     order = sorted(range(len(sums)), key=lambda at: -len(sums[at]))
     rounds = [[sums[at][place] for at in order if place < len(sums[at])] for place in range(len(sums[order[0]]))]
     terms = [*itertools.chain(*rounds)]
-    products = products_of([[rows.of(factor) for factor in term] for _, term in terms])
+    products = products_of([term for _, term in terms])
     return Sums(products, np.array([[weight] for weight, _ in terms]), tuple(map(len, rounds)), np.argsort(order))
 
 
@@ -161,50 +162,64 @@ def evaluate_sums(values: Array, of: Sums) -> Array:
     return sums
 
 
-Sum = dict[Term, float]  # products and their weights
+Sum = dict[tuple[int, ...], float]  # products of rows and their weights
 
 
-def _sum(*parts: tuple[Sum, float, Term]) -> Sum:
-    """The sum of parts, each times a weight and a product."""
-    total: Sum = {}
-    for terms, weight, factors in parts:
-        for term, own in terms.items():
-            key = *term, *factors
-            total[key] = total.get(key, 0.0) + weight * own
-    return {key: weight for key, weight in total.items() if weight}
+def _add(to: Sum, terms: Sum, weight: float, *factors: int) -> Sum:
+    """Adds terms, times a weight and factors, to a sum, which it returns."""
+    for term, own in terms.items():
+        key = *term, *factors
+        if total := to.get(key, 0.0) + weight * own:
+            to[key] = total
+        else:
+            to.pop(key, None)
+    return to
 
 
-def _around(use: Use, loop: int, row: int, access: Access) -> Sum:
-    """around(loop) of the equations above; X is `use.of`, Y is operand `row`."""
-    inner = loop + 1
-    body: Sum = {(("footprint", row, access.level(loop)),): 1.0}
-    if access.inside < loop:
-        return {}
-    if loop in (access.inside, use.of.inside) or inner == use.of.only_first:
-        return body
-    around = _around(use, inner, row, access)
-    tile: Sum = {(("footprint", row, access.level(inner)),): 1.0}
-    if inner not in use.of.indexed_by:
+class _Equations(NamedTuple):
+    """The equations above for operand Y, number `row`; `footprints` are the rows of its footprints in each loop, -1 first."""
+
+    rows: Rows
+    row: int
+    access: Access
+    footprints: tuple[int, ...]
+
+    def footprint(self, loop: int) -> tuple[int]:
+        return (self.footprints[loop + 1],)
+
+    def around(self, use: Use) -> Sum:
+        """around(use.loop), for X = use.of."""
+        x, y, loop = use.of, self.access, use.loop
+        if y.inside < loop:
+            return {}
+        bodies = y.inside, x.inside, x.only_first - 1 if x.only_first is not None else -2
+        innermost = min(body for body in bodies if body >= loop)
+        around: Sum = {self.footprint(innermost): 1.0}
+        for m in range(innermost, loop, -1):
+            if m not in x.indexed_by:
+                continue
+            per_trip = self.rows.of(("1 / trips", m))
+            tile: Sum = {self.footprint(m): 1.0}
+            if m == y.only_first:
+                around = _add(_add(_add({}, around, 1.0, per_trip), tile, 1.0), tile, -1.0, per_trip)
+            elif m in y.indexed_by:
+                _add(_add(around, {self.footprint(m - 1): 1.0}, 1.0), tile, -1.0)
+            elif use.at_end is None:
+                around = _add(_add(_add({}, around, 1.0, per_trip), tile, 2.0), tile, -2.0, per_trip)
+            else:
+                share, several = 0.5 if use.at_end else 1.0, self.rows.of(("several trips", m))
+                around = _add(_add(_add({}, around, 1.0), around, -share, several), tile, 2 * share, several)
         return around
-    per_trip, several = (("1 / trips", inner),), (("several trips", inner),)
-    if inner == access.only_first:
-        return _sum((around, 1.0, per_trip), (tile, 1.0, ()), (tile, -1.0, per_trip))
-    if inner in access.indexed_by:
-        return _sum((around, 1.0, ()), (body, 1.0, ()), (tile, -1.0, ()))
-    if use.at_end is None:
-        return _sum((around, 1.0, per_trip), (tile, 2.0, ()), (tile, -2.0, per_trip))
-    share = 0.5 if use.at_end else 1.0
-    return _sum((around, 1.0, ()), (around, -share, several), (tile, 2 * share, several))
 
-
-def _distance(use: Use, row: int, access: Access) -> Sum:
-    """Bytes of operand `row` between a use and the next."""
-    first, loop = access.only_first, use.loop
-    if use.fraction is not None and (access.inside == loop or (first is not None and loop <= first)):
-        return {(("footprint", row, access.level(first if first is not None and loop <= first else loop)),): use.fraction}
-    if loop == first:
-        return {}
-    return _sum((_around(use, loop, row, access), 1.0, (("1 / trips", first),) if first and loop > first else ()))
+    def distance(self, use: Use) -> Sum:
+        """Bytes of Y between a use and the next."""
+        first, loop = self.access.only_first, use.loop
+        if use.fraction is not None and (self.access.inside == loop or (first is not None and loop <= first)):
+            return {self.footprint(first if first is not None and loop <= first else loop): use.fraction}
+        if loop == first:
+            return {}
+        around = self.around(use)
+        return _add({}, around, 1.0, self.rows.of(("1 / trips", first))) if first and loop > first else around
 
 
 class DistanceFormulas(NamedTuple):
@@ -223,25 +238,28 @@ class DistanceFormulas(NamedTuple):
 @lru_cache(maxsize=64)
 def distance_formulas(uses: tuple[Use | Fixed, ...], operands: tuple[Access, ...], rows: Rows) -> DistanceFormulas:
     """The equations above, solved for the uses of a nest, for any trip counts."""
+    equations = [
+        _Equations(rows, row, access, tuple(rows.of(("footprint", row, access.level(loop))) for loop in range(-1, rows.loops)))
+        for row, access in enumerate(operands)
+    ]
     places: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # of each distance: where it occurs, (operand, use)
-    for (number, use), (row, access) in itertools.product(enumerate(uses), enumerate(operands)):
-        overlapping, limit = None, -1
+    for (number, use), of in itertools.product(enumerate(uses), equations):
+        overlapping, (limit,) = None, of.footprint(-1)
         if isinstance(use, Use):
-            terms, limit = _distance(use, row, access), access.level(use.loop - 1)
-            body = "footprint", row, use.loop
-            if use.loop in access.indexed_by and {term[0] for term in terms} == {body} and terms != {(body,): 1.0}:
-                overlapping = row, use.loop
+            terms, (limit,), body = of.distance(use), of.footprint(max(-1, use.loop - 1)), of.footprint(use.loop)
+            if use.loop in of.access.indexed_by and {term[:1] for term in terms} == {body} and terms != {body: 1.0}:
+                overlapping = of.row, use.loop
         else:
-            terms = {(factor,): weight for operand, factor, weight in use if operand == row}
+            terms = {(rows.of(factor),): weight for operand, factor, weight in use if operand == of.row}
         if terms:
-            places.setdefault((tuple(terms.items()), ("footprint", row, limit), overlapping), []).append((row, number))
+            places.setdefault((tuple(terms.items()), limit, overlapping), []).append((of.row, number))
     distances, which = sorted(places, key=lambda distance: -len(distance[0])), np.full((len(operands), len(uses)), len(places))
     for at, distance in enumerate(distances):
         which[tuple(zip(*places[distance], strict=True))] = at
     sums = [[(weight, term) for term, weight in terms] for terms, *_ in distances]
     return DistanceFormulas(
-        sums_of([*sums, [(0.0, ())]], rows),
-        [*(rows.of(limit) for _, limit, _ in distances), 0],
+        sums_of([*sums, [(0.0, ())]]),
+        [*(limit for _, limit, _ in distances), 0],
         tuple((at, *overlapping) for at, (*_, overlapping) in enumerate(distances) if overlapping),
         which,
     )

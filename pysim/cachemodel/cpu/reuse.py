@@ -199,13 +199,14 @@ def _rows(of: "_Formulas", operands: int) -> Rows:
 
 
 def _bytes(reuses: Sequence[ReuseFormula], rows: Rows) -> ReusedBytes:
-    sums, uses = list[list[tuple[float, Term]]](), list[tuple[int, int, bool]]()
+    sums, uses = list[list[tuple[float, list[int]]]](), list[tuple[int, int, bool]]()
     for reuse in reuses:
         for share in reuse.shares:
             weight, factor = (1.0, (share,)) if isinstance(share, tuple) else (share, ())
-            sums.append([(weight, (*times, *size, *factor)) for times, size in itertools.product(reuse.times, reuse.size)])
+            products = itertools.product(reuse.times, reuse.size)
+            sums.append([(weight, [rows.of(one) for one in (*times, *size, *factor)]) for times, size in products])
             uses.append((reuse.row, reuse.loop, reuse.first and reuse.kind == BUFFER))
-    return ReusedBytes(sums_of(sums, rows), *(np.array(column) for column in zip(*uses, strict=True)))
+    return ReusedBytes(sums_of(sums), *(np.array(column) for column in zip(*uses, strict=True)))
 
 
 class _Formulas(NamedTuple):
