@@ -37,7 +37,7 @@ from pysim.record.measurement import Comparison
 from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, on_cpu
 from pysim.record.schedule import GpuSchedule
 from pysim.record.state import TIMED, RunState, State
-from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm
+from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm, cuda_prepared
 from pysim.runtime import cpu as runtime
 
 Accurate = tuple[Accuracy, float | None]  # what results must be: the level, and the largest error over their root mean square
@@ -315,21 +315,27 @@ def prepare(
     weights: Any,
     bias: Any = None,
     activation: cuda.Activation = None,
-    machine: str | Machine = "host",
+    machine: str | Machine | Gpu = "host",
     threads: int = 1,
     plan: values.Plan | None = None,
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
     layout: Layout = "nchw",
-) -> cpu_launch.Prepared:
-    """A convolution with its filters packed once, `y = conv(x, out=None)`; of a product's text op(B) is, too: `c = product(a, out=None)`,
-    activation(op(a) op(B) + bias), the bias a value for each column. A plan runs where its machine's plans run (`host.executor`), and
-    has its own accuracy and layout; `accuracy`, `error_limit` and `layout` are as in `pysim.conv2d`."""
+) -> cpu_launch.Prepared | cuda_prepared.Prepared:
+    """A convolution with its filters packed once, `y = conv(x, out=None)`, or a product with op(B) packed once, `c = product(a, out=None)`:
+    activation(op(a) op(B) + bias), the bias one value per column. A plan runs on its own machine (`host.executor`), with its own accuracy
+    and layout; `accuracy`, `error_limit` and `layout` are as in `pysim.conv2d`. On a GPU (CUDA weights, or `machine="cuda"`, or a GPU's
+    plan) weights are kept in the layout that the plan reads (`pysim.runtime.cuda_prepared`)."""
     workload = parse(problem)
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
     layout = _layout(plan, layout)
+    if arrays.is_cuda(weights) or _on_gpu(plan, machine):
+        _refuse_both(plan, accurate)
+        on = host.runnable_any(host.CUDA if machine == "host" or isinstance(machine, Machine) else machine)
+        chosen = _as_api(_fitting(plan, workload) or _plan(workload, on, accurate, layout))
+        return cuda_prepared.Prepared(workload, chosen.run, weights, bias, activation, chosen.layout == "nhwc")
     schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, layout, prepared=True)
     return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor, layout)
 

@@ -20,7 +20,7 @@ from pysim.algorithms import algorithm_named
 from pysim.algorithms.gpu import gemm, im2col
 from pysim.check.reference import shapes
 from pysim.comparison.bench import GpuBench
-from pysim.errors import NativeError, PlanError, ProblemError
+from pysim.errors import NativeError, OperandError, PlanError, ProblemError
 from pysim.machine.load import load_any
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
@@ -319,6 +319,26 @@ def test_a_launch_is_the_same_by_addresses_and_by_pointers_and_computes_what_the
     launch.on(at[1], make=lambda size: (space, space.ctypes.data)).run()
     launch.on(at[2], make=lambda size: (space, space.ctypes.data)).reference()
     assert np.array_equal(results[0], results[2]) and np.array_equal(results[1], results[2])
+
+
+@pytest.mark.parametrize("text", ["conv:mb2ic3ih6oc9kh3ph1", "gemm:20x30x40:tt"])
+@pytest.mark.parametrize("layout", CONV_LAYOUTS)
+def test_what_is_prepared_for_a_gpu_gives_what_a_call_gives(monkeypatch: pytest.MonkeyPatch, text: str, layout: str) -> None:
+    monkeypatch.setattr(pysim.api.host, "runnable_any", lambda *_: H200)
+    w, rng = parse(text), np.random.default_rng(0)
+    convolves = isinstance(w, Conv)
+    operands = ((2, 3, 6, 6), (9, 3, 3, 3), (9,)) if convolves else ((40, 20), (30, 40), (30,))
+    x, weights, bias = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in operands)
+    if convolves and layout == "nhwc":
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    plan = pysim.plan(text, "h200", layout=layout if convolves else "nchw", accuracy="ieee", algorithm="implicit" if convolves else None)
+    for how in ({"plan": plan}, {"machine": "h200", "accuracy": "ieee", "layout": plan.layout}):
+        prepared = pysim.prepare(text, weights.copy(), bias, "relu", **how)
+        out = np.empty_like(prepared(x))
+        assert prepared(x, out=out) is out and np.array_equal(out, prepared(x))
+        np.testing.assert_allclose(out, plan.run(x, weights, bias, "relu"), rtol=0, atol=1e-5)
+    with pytest.raises(OperandError, match=r"has shape \(.*\), but .* needs \("):
+        pysim.prepare(text, weights[1:], plan=plan)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
