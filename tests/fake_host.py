@@ -65,7 +65,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Others:
     monkeypatch.setattr(detected, "PAUSE", 0.0)
     monkeypatch.setattr(detected, "Watch", made)
     monkeypatch.setattr(host, "share_of_others", lambda: made.share)
-    monkeypatch.setattr(host, "_next_look", 0.0)
+    monkeypatch.setattr(host, "_next_quiet_check", 0.0)
     return made
 
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from pysim import planner
 from pysim.calibration import cpu_lab, host
 from pysim.calibration.cpu_calibrate import FIT, FORKS, SOURCE, TEAM, Calibration, calibrate, calibrated
-from pysim.calibration.cpu_fit import CONSTANTS, OUTSIDE, with_constants
+from pysim.calibration.cpu_fit import CONSTANTS, ON_SHARED_LEVELS, with_constants
 from pysim.calibration.cpu_lab import LARGE, LAYERS, SMALL, Measured, chosen
 from pysim.calibration.cpu_share import ways_left, with_ways
 from pysim.calibration.detected import team_sizes
-from pysim.calibration.estimate import FEWEST, LOST, SURE, settle
+from pysim.calibration.estimate import LOST, MIN_ROUNDS, SURE, settle
 from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load, load_any, loads
@@ -168,7 +168,7 @@ def test_what_others_use_all_the_time_is_doubted_and_levels_of_theirs_stay_as_th
     kept = {path for path in found.rejected if not path.startswith(TEAM)}
     names = ("latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")
     assert kept == {"levels.L3.ways", *(f"{place}.{name}" for place in ("levels.L3", "memory") for name in names)}
-    assert {f"core.{name}" for name in OUTSIDE} <= set(found.doubts)
+    assert {f"core.{name}" for name in ON_SHARED_LEVELS} <= set(found.doubts)
     machine = calibrated(ZEN4, found)
     assert machine.levels[2] == ZEN4.levels[2] and machine.memory == ZEN4.memory
     assert "not sure: " in (machine.sources[SOURCE].note or "")
@@ -266,7 +266,7 @@ def test_small_layers_alone_leave_overlap_and_the_share_as_they_were(truth: Mach
 
 def test_a_short_budget_leaves_what_it_has_no_rounds_for(truth: Machine, plans: tuple[Measured, ...]) -> None:
     found = Synthetic(truth, plans).calibrated(0.1)
-    assert found.rounds == FEWEST and set(found.rejected.values()) == {"too few rounds"} and ".L3." in next(iter(found.rejected))
+    assert found.rounds == MIN_ROUNDS and set(found.rejected.values()) == {"too few rounds"} and ".L3." in next(iter(found.rejected))
     assert found.numbers["levels.L2.latency_cycles"].value == pytest.approx(14, rel=0.02)
 
 
@@ -355,7 +355,7 @@ def test_rounds_that_differ_are_doubted_and_rounds_that_agree_in_nothing_are_rej
     assert settle([math.nan, 100, 101, 100]) is not None
 
 
-@given(st.lists(st.floats(1e-9, 1e9), min_size=FEWEST, max_size=40))
+@given(st.lists(st.floats(1e-9, 1e9), min_size=MIN_ROUNDS, max_size=40))
 def test_an_estimate_lies_among_the_rounds_and_its_error_is_no_larger_than_said(costs: list[float]) -> None:
     found = settle(costs)
     if found is not None:
@@ -391,7 +391,7 @@ def test_the_command_writes_a_file_that_plans_use_and_keeps_one_that_is_there(ze
     before = mine.read_bytes()
     assert "is there already and is kept" in refused(2, *words)
     assert mine.read_bytes() == before
-    assert document(*words, "--force")["calibrations"][0]["rounds"] >= FEWEST
+    assert document(*words, "--force")["calibrations"][0]["rounds"] >= MIN_ROUNDS
     assert mine.read_bytes() != before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base.toml", "mine.toml"]
 

@@ -191,7 +191,7 @@ def test_the_fastest_right_algorithm_is_the_peer_and_all_were_in_the_run():
     assert one.correct and one.measured_seconds == 1e-4 and one.samples >= 30 and one.predicted_seconds
     assert one.peers == {"cudnn": 1e-5} and one.algorithms == {"cudnn": "WINOGRAD_NONFUSED"} and one.versions == {"cudnn": "cuDNN 9.0.0"}
     assert one.ratios["cudnn"].value == pytest.approx(0.1) and set(one.quartiles) == {"pysim", "cudnn"}
-    assert Clock.timed == dict.fromkeys(["pysim", *MEDIANS], one.samples + clock.FEWEST_WARMUPS)
+    assert Clock.timed == dict.fromkeys(["pysim", *MEDIANS], one.samples + clock.MIN_WARMUPS)
 
 
 def test_workspaces_are_those_of_the_plan_and_of_the_peer():
@@ -415,7 +415,7 @@ def test_products_and_convolutions_are_timed_by_one_loop_that_keeps_the_device_b
         SPOILS[name] = lambda _, name=name: runs.update({name: runs.get(name, 0) + 1})
     LEADS.clear()
     one, product = compared(), compared("gemm:16x16x16")
-    timed = one.samples + clock.FEWEST_WARMUPS
+    timed = one.samples + clock.MIN_WARMUPS
     leads = {name: (count - 2 - timed) / one.samples for name, count in runs.items()}  # 2: a check on each fill
     assert leads == {"WINOGRAD_NONFUSED": 6, "IMPLICIT_PRECOMP_GEMM": 3, "IMPLICIT_GEMM": 2, "GEMM": 1}
     assert product.peers == {"cublas": 2e-5} and product.samples == one.samples

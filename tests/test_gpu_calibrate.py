@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pysim.calibration import gpu_calibrate, gpu_lab
-from pysim.calibration.gpu_calibrate import FEWEST, GpuFit, calibrate, fitted, moved_to
+from pysim.calibration.gpu_calibrate import MIN_PRODUCTS, GpuFit, calibrate, fitted, moved_to
 from pysim.calibration.gpu_fit import Case, Measured, Moved, fit, half_of, predicted
 from pysim.calibration.gpu_lab import best_of_kernels, case_of, drawn
 from pysim.errors import MachineError
@@ -139,7 +139,7 @@ def test_every_constant_that_was_moved_says_where_it_is_from(measured) -> None:
 
 def test_too_few_products_are_an_error_that_says_how_many_are_needed(measured) -> None:
     _, _, cases = measured
-    with pytest.raises(MachineError, match=f"3 products were measured and {FEWEST} are needed"):
+    with pytest.raises(MachineError, match=f"3 products were measured and {MIN_PRODUCTS} are needed"):
         fitted(h200(), cases[:3])
 
 
@@ -147,13 +147,13 @@ def test_a_calibration_takes_types_in_turn_and_ends_with_its_budget(monkeypatch)
     lab, clock = Synthetic(h200()), iter(range(1000))
     monkeypatch.setattr(gpu_calibrate, "perf_counter", lambda: float(next(clock)))
     found = calibrate(h200(), lab, 60.0)
-    assert FEWEST <= found.problems == len(lab.asked) < 60
+    assert MIN_PRODUCTS <= found.problems == len(lab.asked) < 60
     assert max(Counter(text.rpartition(":")[2] for text in lab.asked).values()) - len(lab.asked) / len(DTYPES) <= 0.5
 
 
 def test_halves_of_random_products_have_as_many_of_whole_vectors_each() -> None:
     """Every second random product is in multiples of eight: halves by their place would be those, and the others."""
-    some = [parse(text) for text in drawn("f16", 200, 11, gpu_calibrate.MOST)]
+    some = [parse(text) for text in drawn("f16", 200, 11, gpu_calibrate.MAX_MULTIPLY_ADDS)]
     whole = [half_of(one) for one in some if one.m % 8 == one.n % 8 == one.k % 8 == 0]
     assert 0.35 < np.mean(whole) < 0.65 and len(whole) >= 100
 

@@ -17,7 +17,7 @@ import pytest
 from pysim.check.fills import Array
 from pysim.errors import OperandError
 from pysim.measure import events, load, speed
-from pysim.measure.clock import FEWEST_ROUNDS, MOST_COPIES, MOST_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
+from pysim.measure.clock import MAX_COPIES, MAX_ROUNDS, MIN_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
 from pysim.record.measurement import Ratio
 from pysim.runtime import cpu as runtime
@@ -141,16 +141,16 @@ def test_what_ends_a_run_early_leaves_intervals_their_coverage() -> None:
 
 def test_short_calls_do_not_make_endless_rounds() -> None:
     times = timed({"short": spin(25e-6)}, min_samples=5, min_seconds=60, warmup_seconds=0)
-    assert len(times["short"]) == MOST_ROUNDS
+    assert len(times["short"]) == MAX_ROUNDS
 
 
 def test_a_spent_budget_ends_the_run_and_shows_in_the_sample_count() -> None:
     start = time.perf_counter()
     times = timed({"a": spin(5e-3)}, min_samples=10_000, budget_seconds=0.05, warmup_seconds=0)
     assert time.perf_counter() - start < 2
-    assert FEWEST_ROUNDS <= len(times["a"]) <= 20
+    assert MIN_ROUNDS <= len(times["a"]) <= 20
     times = timed({"a": spin(1e-3)}, min_samples=30, budget_seconds=0, warmup_seconds=0)
-    assert len(times["a"]) == FEWEST_ROUNDS
+    assert len(times["a"]) == MIN_ROUNDS
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no process to a processor")
@@ -181,7 +181,7 @@ def test_a_contender_that_raises_leaves_affinity_and_collector_as_they_were() ->
 def test_an_unknown_state_and_an_empty_field_are_refused() -> None:
     with pytest.raises(OperandError, match='no cache state is named "warm"; there are: hot, cold'):
         timed({"a": lambda: None}, state="warm")
-    with pytest.raises(OperandError, match="at least one contender"):
+    with pytest.raises(OperandError, match="at least one candidate"):
         timed({})
 
 
@@ -189,7 +189,7 @@ def test_rotation_covers_twice_the_last_level_and_visits_every_copy_in_turn() ->
     assert copies_for(1 << 20, 32 << 20) == 64
     assert copies_for(3 << 20, 32 << 20) == 22
     assert copies_for(1 << 30, 32 << 20) == 2
-    assert copies_for(1024, 32 << 20) == MOST_COPIES
+    assert copies_for(1024, 32 << 20) == MAX_COPIES
     with pytest.raises(OperandError, match=r"65,601 copies of 1,023 bytes .* at most 65,536 are made; right is a problem of 1,024 bytes"):
         copies_for(1023, 32 << 20)
     seen: list[int] = []

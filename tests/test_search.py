@@ -223,7 +223,7 @@ def test_what_was_measured_elsewhere_is_never_pinned_silently(differs: str, monk
     result = invoke("plan", SMALL, "--pinned", "--json")
     (plan,) = json.loads(result.stdout)["plans"]
     assert plan["pinned"] is None and plan["name"] == document("plan", SMALL)["plans"][0]["name"]
-    assert f"{len(kept)} stored measurements do not count: {differs} another" in result.stderr
+    assert f"{len(kept)} stored measurements are not used: {differs} another" in result.stderr
 
 
 @native
@@ -246,7 +246,7 @@ def test_a_run_that_no_search_left_so_does_not_count(monkeypatch: pytest.MonkeyP
     with Store() as store:
         store.add_run(wrong + short)
     result = invoke("plan", SMALL, "--pinned", "--json")
-    assert json.loads(result.stdout)["plans"][0]["pinned"] is None and "do not count" in result.stderr
+    assert json.loads(result.stdout)["plans"][0]["pinned"] is None and "are not used" in result.stderr
     assert document("search", SMALL, "--budget", "0.3")["searches"][0]["plans_measured"]
 
 
@@ -275,7 +275,7 @@ def test_an_installed_package_and_a_checkout_name_what_measured(monkeypatch: pyt
 def test_without_a_search_the_model_plans_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "legal", lambda *of, **asked: pytest.fail("all plans were made, which takes a second"))
     result = invoke("plan", SMALL, "--pinned")
-    assert result.exit_code == 0 and "the model's plan, not a measured one (nothing was searched); run pysim search" in result.stderr
+    assert result.exit_code == 0 and "the model's plan, not a measured one (it was never searched); run pysim search" in result.stderr
 
 
 @native

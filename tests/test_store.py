@@ -253,7 +253,7 @@ def test_a_user_without_a_home_is_told_how_to_name_a_path(monkeypatch: pytest.Mo
 def test_samples_that_are_no_times_are_a_damaged_store(tmp_path: Path, wrong: float) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         store.add(measurement(samples=(1e-3, wrong)))
-        with pytest.raises(StoreError, match="no times"):
+        with pytest.raises(StoreError, match="not times"):
             store.find()
 
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CPU's machine file from measurements of the CPU at hand, in a budget of seconds, while others use the machine, too.
+"""Calibrates the machine file of this CPU within a budget of seconds, while other processes may use the machine.
 
-Everything is measured in rounds: clock, multiply-adds of each unit and type, bandwidth and latency of each level and of memory, what it
-costs to begin and end a parallel region, and plans of a fixed set of layers. A round is short, so what disturbs one quantity disturbs
-all, and each has as many rounds as the budget gives. The clock is read before and after each measurement: one during which it changed is
-no cycles. So is one behind which multiply-adds of plain C took SHARED times their least: another machine's thread is on the same core
-then, which neither the clock nor any load that is counted here shows (on a Xeon server's virtual CPUs 1.45 times, for seconds). What
-rounds amount to is `estimate`'s, what plans say of the model's constants `cpu_fit`'s. What cores share is measured in one round of EVERY,
-and stays as it was where other processes ran in nearly all rounds.
+Everything is measured in rounds: the clock, multiply-adds of each unit and type, bandwidth and latency of each cache level and of memory,
+the cost of a parallel region, and plans of a fixed set of layers. Rounds are short, so a disturbance affects all quantities of a round
+alike, and the budget allows many. `estimate` combines the rounds, `cpu_fit` fits the cost model's constants to the plans.
 
-What cannot be had stays as it was: geometry, vectors, loads and stores a cycle, latency of a multiply-add, prefetched streams.
+A measurement is discarded
+- if the clock changed from before to after it, because then its cycles are unknown;
+- if multiply-adds in plain C right after it took SHARED_CORE times their minimum. Then another virtual machine runs on the same core, which
+  neither the clock nor the load counted here shows (on a Xeon server all took 1.45 times as long, for seconds).
+
+Shared levels are measured in every SHARED_LEVELS_EVERY-th round, and keep their numbers if other processes ran in nearly all rounds.
+Never measured: cache geometry, vector widths, loads and stores per cycle, multiply-add latency, prefetched streams.
 """
 
 import datetime
@@ -30,7 +32,7 @@ from pysim.calibration.cpu_fit import Fit, fitted
 from pysim.calibration.cpu_lab import Lab
 from pysim.calibration.cpu_share import with_ways
 from pysim.calibration.detected import footprints, memory_footprint
-from pysim.calibration.estimate import FEWEST, STEADY, Estimate, Floats, settle
+from pysim.calibration.estimate import CLOCK_TOLERANCE, MIN_ROUNDS, Estimate, Floats, settle
 from pysim.errors import MachineError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine, OfType, Together, Unit
@@ -43,21 +45,22 @@ from pysim.measure.store import environment
 SOURCE, FIT = "calibration", "calibration_fit"
 CLOCK, TEAM = "core.frequency_hz", "regions of threads: "
 FORKS = ("core.fork_join_cycles", "core.fork_join_thread_cycles")
-# More looks at the clock where it is lower behind a measurement: a core that had no wide vectors for 10 ms is slower while it makes ready
-# for them (Granite Rapids: 3.6 of 4.1 GHz behind a chain of loads)
-LOOKS = 3
-SHARED, LEAST = 1.1, 0.1  # multiply-adds on a core that is shared over those on one that is not, which the least tenth of the readings were
-BUSY = 0.15  # CPUs of other processes from which on a round counts as disturbed
+# Extra readings of a clock that is lower after a measurement: a core that ran no wide vectors for 10 ms is slower while it powers them up
+# (Granite Rapids: 3.6 of 4.1 GHz after a chain of loads)
+CLOCK_RETRIES = 3
+# Time of multiply-adds over their undisturbed time from which on the core counts as shared; undisturbed: this quantile of all readings
+SHARED_CORE, UNDISTURBED = 1.1, 0.1
+BUSY = 0.15  # CPUs used by other processes from which on a round counts as disturbed
 BUSY_TEXT = "other processes used it in nearly all rounds"
-EVERY = 4  # rounds: in one of so many levels that are shared are measured, whose buffers are large
-ANOTHER_RATE = 0.05  # by which float64's rate differs from float32's where it stands apart
+SHARED_LEVELS_EVERY = 4  # rounds: buffers for shared levels are large
+F64_TOLERANCE = 0.05  # relative difference of the float64 rate from the default from which on it is written separately
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """Everything that was found of a CPU. `numbers` are by their paths in the machine file, `rejected` those that were not, and why;
-    `others` the CPUs that other processes used: median over rounds; `shared` the share of the measurements that were left out:
-    another machine was on the core; `together`: by CPUs, what the slowest of so many at once had of the rate alone, and all on
-    average: medians, since those who share cores and computer are what is measured; `last`: the level that the fit's ways are of."""
+    """The result. `numbers`: estimates by their paths in the machine file; `rejected`: paths without an estimate, with the reason.
+    `others`: CPUs that other processes used (median over rounds). `shared`: the fraction of measurements discarded because another
+    virtual machine was on the core. `together`: for n CPUs at once, the rate of the slowest and the mean rate, both over the rate of one
+    alone (medians). `last`: the cache level that `fit.ways` belongs to."""
 
     machine: str
     description: str
@@ -73,18 +76,18 @@ class Calibration(msgspec.Struct, frozen=True):
 
     @property
     def doubts(self) -> dict[str, str]:
-        """Numbers that are not sure, and why."""
+        """Numbers that are not sure, with the reason."""
         return {path: one.doubt for path, one in (self.numbers | self.fitted).items() if not one.sure}
 
     @property
     def fitted(self) -> dict[str, Estimate]:
-        """By their paths in the machine file."""
+        """Fitted numbers by their paths in the machine file."""
         constants = {f"core.{name}": one for name, one in self.fit.constants.items()}
         return constants | ({f"levels.{self.last}.ways": self.fit.ways} if self.fit.ways else {})
 
 
-class _Asked(NamedTuple):
-    """One quantity: its place in the machine file, what measures its cost in seconds, and whether others can use what it measures."""
+class _Probe(NamedTuple):
+    """One quantity: its path in the machine file, the measurement of its cost in seconds, and whether other cores share the resource."""
 
     path: str
     cost: Callable[[], float]
@@ -98,17 +101,17 @@ def calibrate(
     tell: Callable[[str], None] = lambda text: None,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
-    """Measures rounds until `budget` seconds are spent, at least FEWEST. MachineError where rounds agree on nothing."""
-    asked, start, rounds = _asked(on, lab), timer(), _Rounds(lab, PLAIN if on.unit(PLAIN) else on.core.units[0].target)
+    """Measures rounds for `budget` seconds, at least MIN_ROUNDS. MachineError where rounds do not agree."""
+    probes, start, rounds = _probes(on, lab), timer(), _Rounds(lab, PLAIN if on.unit(PLAIN) else on.core.units[0].target)
     problems = list(dict.fromkeys(one.problem for one in lab.plans))
     clocks: list[float] = []
     others: list[float] = []
     shares = {threads: list[tuple[float, float]]() for threads in lab.teams}
     lab.others()
-    while len(others) < FEWEST or (timer() - start) * (1 + 1 / len(others)) < budget:
+    while len(others) < MIN_ROUNDS or (timer() - start) * (1 + 1 / len(others)) < budget:
         clocks.append(1 / lab.clock())
-        for one in asked:
-            if not one.shared or len(others) % EVERY == 0:
+        for one in probes:
+            if not one.shared or len(others) % SHARED_LEVELS_EVERY == 0:
                 rounds.take(one.path, one.cost)
         for problem in problems:
             rounds.take(problem, partial(lab.times, problem))
@@ -119,9 +122,9 @@ def calibrate(
     quiet = [busy <= BUSY for busy in others]
     settled = {CLOCK: settle(clocks)}
     rejected = {}
-    for one in asked:
-        alone = np.array(quiet[::EVERY] if one.shared else [True] * len(quiet))
-        if sum(alone) < FEWEST:
+    for one in probes:
+        alone = np.array(quiet[::SHARED_LEVELS_EVERY] if one.shared else [True] * len(quiet))
+        if sum(alone) < MIN_ROUNDS:
             rejected[one.path] = "too few rounds" if all(quiet) else BUSY_TEXT
             continue
         settled[one.path] = settle(rounds.cycles(one.path)[alone, 0])
@@ -134,7 +137,7 @@ def calibrate(
     _check_roof(machine, lab, table)
     fit, last = fitted(machine, lab.plans, table, quiet, lab.ways), on.levels[-1]
     if fit.ways is None and last.shared:
-        rejected[f"levels.{last.name}.ways"] = "the plans do not say" if sum(quiet) >= FEWEST else BUSY_TEXT
+        rejected[f"levels.{last.name}.ways"] = "the plans do not say" if sum(quiet) >= MIN_ROUNDS else BUSY_TEXT
     return Calibration(
         machine=on.name,
         description=on.description,
@@ -151,57 +154,58 @@ def calibrate(
 
 
 class _Rounds:
-    """What was measured round by round: of each key some costs in cycles, and what a multiply-add took behind them."""
+    """Measurements by key, round by round: costs in cycles, and the cycles of a multiply-add right after them."""
 
     def __init__(self, lab: Lab, target: str) -> None:
         self._lab, self._target = lab, target
         self._costs: dict[str, list[list[float]]] = defaultdict(list)
-        self._pulses: dict[str, list[float]] = defaultdict(list)
+        self._multiply_adds: dict[str, list[float]] = defaultdict(list)
 
     def take(self, key: str, cost: Callable[[], float | list[float]]) -> None:
-        """A measurement between two readings of the clock; NaN where it did not stand still."""
+        """One measurement between two readings of the clock; NaN if the clock changed."""
         before, seconds, after = self._lab.clock(), cost(), self._lab.clock()
-        for _ in range(LOOKS):
-            after = after if after >= (1 - STEADY) * before else self._lab.clock()
-        clock = max(before, after)  # a reading that was disturbed is too low
-        steady = abs(after - before) <= STEADY * before
+        for _ in range(CLOCK_RETRIES):
+            after = after if after >= (1 - CLOCK_TOLERANCE) * before else self._lab.clock()
+        clock = max(before, after)  # a disturbed reading is too low
+        steady = abs(after - before) <= CLOCK_TOLERANCE * before
         self._costs[key].append([one * clock if steady else math.nan for one in np.atleast_1d(seconds).tolist()])
-        self._pulses[key].append(self._lab.fma(self._target, "f32") * clock)
+        self._multiply_adds[key].append(self._lab.fma(self._target, "f32") * clock)
 
-    def _disturbed(self, pulses: Sequence[float]) -> NDArray[np.bool_]:
-        least = np.quantile([one for some in self._pulses.values() for one in some], LEAST)
-        return np.array([not least / SHARED <= one <= SHARED * least for one in pulses])  # less where the clock was read too low
+    def _disturbed(self, multiply_adds: Sequence[float]) -> NDArray[np.bool_]:
+        alone = np.quantile([one for some in self._multiply_adds.values() for one in some], UNDISTURBED)
+        # below the range: the clock was read too low
+        return np.array([not alone / SHARED_CORE <= one <= SHARED_CORE * alone for one in multiply_adds])
 
     @property
     def shared(self) -> float:
-        """The share of all measurements during which another machine was on the core."""
-        return float(np.mean(np.concatenate([self._disturbed(some) for some in self._pulses.values()])))
+        """The fraction of all measurements during which another virtual machine was on the core."""
+        return float(np.mean(np.concatenate([self._disturbed(some) for some in self._multiply_adds.values()])))
 
     def cycles(self, key: str) -> Floats:
-        """Rounds x costs; NaN where another machine was on the core."""
+        """Rounds x costs; NaN where another virtual machine was on the core."""
         found = np.array(self._costs[key])
-        found[self._disturbed(self._pulses[key])] = np.nan
+        found[self._disturbed(self._multiply_adds[key])] = np.nan
         return found
 
 
-def _asked(on: Machine, lab: Lab) -> list[_Asked]:
-    """What is measured beside the clock and plans, in the order of the machine file."""
+def _probes(on: Machine, lab: Lab) -> list[_Probe]:
+    """Everything measured besides the clock and plans, in the order of the machine file."""
     found = []
     for unit in on.core.units:
         path = f"core.units.{unit.target}"
-        found.append(_Asked(f"{path}.fma_per_cycle", partial(lab.fma, unit.target, "f32")))
-        found.append(_Asked(f"{path}.types.f64.fma_per_cycle", partial(lab.fma, unit.target, "f64")))
+        found.append(_Probe(f"{path}.fma_per_cycle", partial(lab.fma, unit.target, "f32")))
+        found.append(_Probe(f"{path}.types.f64.fma_per_cycle", partial(lab.fma, unit.target, "f64")))
     for path, nbytes, shared in _places(on):
-        found.append(_Asked(f"{path}.latency_cycles", partial(lab.latency, nbytes), shared))
-        found.append(_Asked(f"{path}.read_bytes_per_cycle", partial(lab.read, nbytes), shared))
-        found.append(_Asked(f"{path}.write_bytes_per_cycle", partial(lab.write, nbytes), shared))
-    found += [_Asked(f"{TEAM}{threads}", partial(lab.fork_join, threads), True) for threads in lab.teams]
+        found.append(_Probe(f"{path}.latency_cycles", partial(lab.latency, nbytes), shared))
+        found.append(_Probe(f"{path}.read_bytes_per_cycle", partial(lab.read, nbytes), shared))
+        found.append(_Probe(f"{path}.write_bytes_per_cycle", partial(lab.write, nbytes), shared))
+    found += [_Probe(f"{TEAM}{threads}", partial(lab.fork_join, threads), True) for threads in lab.teams]
     return found
 
 
 def _forks(on: Machine, teams: Mapping[int, Estimate]) -> dict[str, Estimate]:
-    """A constant and a share of each thread, both at least 0, from what regions of some sizes cost. One size does not tell them apart: they
-    keep their ratio then, or all is the constant's."""
+    """The cost of a parallel region as constant + cost per thread, both >= 0, from regions of some team sizes. One size does not separate
+    them: they keep their previous ratio then, or all of it is the constant."""
     from scipy.optimize import nnls
 
     if not teams:
@@ -219,14 +223,14 @@ def _forks(on: Machine, teams: Mapping[int, Estimate]) -> dict[str, Estimate]:
 
 
 def _places(on: Machine) -> list[tuple[str, int, bool]]:
-    """Each level and memory: its path, a size that lives there as in `detected`, and whether others use it, too."""
+    """Each cache level and memory: its path, a buffer size that resides there, and whether other cores share it."""
     sizes = [level.size_bytes for level in on.levels]
     levels = [(f"levels.{level.name}", nbytes, level.shared) for level, nbytes in zip(on.levels, footprints(sizes), strict=True)]
     return [*levels, ("memory", memory_footprint(sizes[-1]), True)]
 
 
 def _check_roof(machine: Machine, lab: Lab, rounds: Floats) -> None:
-    """MachineError where plans took less than their multiply-adds do at the rates that were measured."""
+    """MachineError where a plan took less time than its multiply-adds need at the measured rates."""
     for one, column in zip(lab.plans, rounds.T, strict=True):
         if took := settle(column):
             plan = planner.plan(one.problem, machine, name=one.name)
@@ -238,10 +242,7 @@ def _check_roof(machine: Machine, lab: Lab, rounds: Floats) -> None:
 
 
 def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Machine:
-    """The machine, called `name`, with what was found in the place of what it had; read back as a file would be, so that it holds.
-
-    Raises MachineError where it does not.
-    """
+    """The machine, renamed to `name`, with the calibrated numbers. It is validated as a machine file; MachineError where it is invalid."""
     machine = _with_rates(_with_share(on, found.fit.ways), found.numbers)
     constants = {name: _number(one, "fitted", FIT) for name, one in found.fit.constants.items()}
     together = tuple(
@@ -277,7 +278,7 @@ def calibrated(on: Machine, found: Calibration, name: str | None = None) -> Mach
 
 
 def _with_share(on: Machine, ways: Estimate | None) -> Machine:
-    """The machine with what strangers leave of its last level, where that is known, and is not what it has."""
+    """The machine with the ways of the last level that neighbours leave, where these are known and differ."""
     if ways is None or ways.value == on.levels[-1].ways:
         return on
     left = with_ways(on, round(ways.value))
@@ -287,7 +288,7 @@ def _with_share(on: Machine, ways: Estimate | None) -> Machine:
 
 
 def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
-    """The machine with measured numbers by their paths."""
+    """The machine with measured numbers, given by their paths."""
 
     def take(path: str, before: Number) -> Number:
         return _number(numbers[path], "measured", SOURCE) if path in numbers else before
@@ -295,7 +296,7 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
     def place(one: Any, path: str) -> Any:
         names = ("latency_cycles", "read_bytes_per_cycle", "write_bytes_per_cycle")
         fields = {name: take(f"{path}.{name}", getattr(one, name)) for name in names}
-        for name in names[1:]:  # together cores get no less than one alone
+        for name in names[1:]:  # all cores get no less than one alone
             if (total := getattr(one, f"total_{name}")) and total.value < fields[name].value:
                 fields[f"total_{name}"] = fields[name]
         return msgspec.structs.replace(one, **fields)
@@ -305,7 +306,7 @@ def _with_rates(on: Machine, numbers: Mapping[str, Estimate]) -> Machine:
         rate = take(f"{path}.fma_per_cycle", one.fma_per_cycle)
         types = {of.name: of for of in one.types}
         double = numbers.get(f"{path}.types.f64.fma_per_cycle")
-        if double and ("f64" in types or abs(double.value / rate.value - 1) > ANOTHER_RATE):
+        if double and ("f64" in types or abs(double.value / rate.value - 1) > F64_TOLERANCE):
             types["f64"] = OfType(name="f64", fma_per_cycle=_number(double, "measured", SOURCE))
         return msgspec.structs.replace(one, fma_per_cycle=rate, types=tuple(types.values()))
 
@@ -325,5 +326,5 @@ def _share(value: float) -> Number:
 
 
 def _number(one: Estimate, kind: Any, source: str) -> Number:
-    """Four digits of the value, two of the error."""
+    """Rounded: the value to four digits, its error to two."""
     return Number(value=float(f"{one.value:.4g}"), kind=kind, source=source, error=float(f"{one.error:.2g}"))

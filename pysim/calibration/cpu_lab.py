@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a CPU is calibrated: the native probes, and plans of a fixed set of layers, prepared and checked, timed when asked."""
+"""What calibration measures on this CPU: the native probes, and prepared, checked plans of a fixed set of layers."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,8 +21,8 @@ from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.runtime import cpu
 
-# Small, so that they come round often; together they pack long and short runs, dense and strided, read in place, call often and write
-# much. None of these, nor of the large ones, is in a built-in set.
+# Small layers, so that every round has time for all. Together they pack long and short runs, dense and strided, read in place, call
+# micro-kernels often and write much. No layer here is in a built-in set.
 SMALL = (
     "conv:mb1ic24ih20oc40kh3ph1",
     "conv:mb1ic72ih13oc88kh3ph1",
@@ -39,7 +39,7 @@ SMALL = (
     "gemm:180x220x140",
     "gemm:90x330x210",
 )
-# In the sizes of networks, whose operands come from beyond L2: where that is slow (a Xeon server), less of it hides than small layers say
+# Layers in the sizes of networks, with operands from beyond L2
 MIDDLE = (
     "conv:mb1ic60ih52oc72kh3ph1",
     "conv:mb1ic136ih26oc120kh3ph1",
@@ -50,7 +50,7 @@ MIDDLE = (
     "conv:mb1ic480ih26oc120kh1",
     "conv:mb1ic980ih13oc250kh1",
 )
-# Of 3 to 45 MB, input, filters or output: what a last level of so many MB keeps from one call to the next
+# Layers with 3 to 45 MB of input, filters or output: they show how much a last level keeps from one call to the next
 LARGE = (
     "conv:g72mb1ic72ih72oc72kh3ph1",
     "conv:g104mb1ic104ih80oc104kh5ph2",
@@ -64,15 +64,16 @@ LARGE = (
     "gemm:44x2200x1900",
 )
 LAYERS = (*SMALL, *MIDDLE, *LARGE)
-PLANS, TRANSFORMED, WITHIN = 6, 2, 1.6  # plans of a layer, and of those by transforms; the time that they may take over the best of them
-CONSIDERED = 3000  # plans that are looked at
-SCALAR_BYTES = 16  # of a vector that portable code may have, too
+DIRECT_PLANS, TRANSFORMED_PLANS = 6, 2  # at most, of a layer: without and with transforms
+MAX_SLOWDOWN = 1.6  # predicted time of a plan over that of the layer's best
+CONSIDERED = 3000  # plans of a layer to choose from
+SCALAR_BYTES = 16  # vector width that portable code may reach
 SAMPLES, PROBE_SECONDS = 5, 0.01
-NOTHING, REGIONS = "gemm:16x512x2", 200  # calls of it
+EMPTY_REGION, REGION_CALLS = "gemm:16x512x2", 200  # a product of negligible work, to time a parallel region
 
 
 class Measured(NamedTuple):
-    """A plan by name, of a problem."""
+    """A plan, by its problem and its name."""
 
     problem: str
     name: str
@@ -80,8 +81,8 @@ class Measured(NamedTuple):
 
 
 class Lab(Protocol):
-    """What is asked of the CPU. A probe answers with one number; `plans` are those whose layers `times` times, `teams` the numbers of
-    threads that `fork_join` takes, `ways` those that the system reports of the last level, as large as the machine has them."""
+    """The measurements of a CPU. `plans`: what `times` measures; `teams`: the thread counts for `fork_join`; `ways`: ways of the last level
+    as the system reports them."""
 
     @property
     def plans(self) -> Sequence[Measured]: ...
@@ -95,40 +96,40 @@ class Lab(Protocol):
         ...
 
     def fma(self, target: str, dtype: str) -> float:
-        """Seconds of a multiply-add instruction."""
+        """Seconds per multiply-add instruction."""
         ...
 
     def read(self, nbytes: int) -> float:
-        """Seconds of a byte."""
+        """Seconds per byte of a buffer of this size."""
         ...
 
     def write(self, nbytes: int) -> float:
-        """Seconds of a byte."""
+        """Seconds per byte of a buffer of this size."""
         ...
 
     def latency(self, nbytes: int) -> float:
-        """Seconds of a dependent load."""
+        """Seconds per dependent load in a buffer of this size."""
         ...
 
     def fork_join(self, threads: int) -> float:
-        """Seconds of a parallel region beyond its work."""
+        """Overhead of a parallel region in seconds."""
         ...
 
     def shares(self, threads: int) -> tuple[float, float]:
-        """Of the rate of multiply-adds alone, what the slowest of so many CPUs at once has, and all on average."""
+        """With this many CPUs multiplying at once: the slowest rate and the mean rate, both over the rate of one alone."""
         ...
 
     def times(self, problem: str) -> list[float]:
-        """Seconds of a call of each plan of a layer, in their order."""
+        """Seconds per call of each plan of a layer, in the order of `plans`."""
         ...
 
     def others(self) -> float:
-        """CPUs that other processes used since this was asked before."""
+        """CPUs that other processes used since the last call."""
         ...
 
 
 class HostLab:
-    """This computer. Made before the calling thread is pinned, so that those of a team may run elsewhere."""
+    """This computer. Create it before the calling thread is pinned, so that the other threads of a team may run elsewhere."""
 
     def __init__(self, on: Machine) -> None:
         self._line, last = on.levels[0].line_bytes, on.levels[-1]
@@ -142,7 +143,7 @@ class HostLab:
         self._watch = Watch()
 
     def clock(self) -> float:
-        cpu.probe_fma(self._target, "f32")  # behind wide vectors, as that of plans is
+        cpu.probe_fma(self._target, "f32")  # the clock with wide vectors active, as in plans
         return cpu.probe_clock()
 
     def fma(self, target: str, dtype: str) -> float:
@@ -160,7 +161,7 @@ class HostLab:
     def fork_join(self, threads: int) -> float:
         found = interleave(
             {"one": self._regions[1], "all": self._regions[threads]}, CpuClock(threads),
-            min_samples=REGIONS, min_seconds=0.0, warmup_seconds=0.0,
+            min_samples=REGION_CALLS, min_seconds=0.0, warmup_seconds=0.0,
         ).samples  # fmt: skip
         return float(np.median(found["all"]) - np.median(found["one"]))
 
@@ -170,9 +171,9 @@ class HostLab:
 
     def times(self, problem: str) -> list[float]:
         bench, calls = self._calls[problem]
-        contenders = {plan.name: call for plan, call in calls}
-        found = interleave(contenders, bench.clock(), min_samples=SAMPLES, min_seconds=0.0, warmup_seconds=0.0)
-        return [float(np.quantile(found.samples[name], 0.25)) if name in found.samples else np.nan for name in contenders]
+        candidates = {plan.name: call for plan, call in calls}
+        found = interleave(candidates, bench.clock(), min_samples=SAMPLES, min_seconds=0.0, warmup_seconds=0.0)
+        return [float(np.quantile(found.samples[name], 0.25)) if name in found.samples else np.nan for name in candidates]
 
     def others(self) -> float:
         load, self._watch = self._watch.load(), Watch()
@@ -180,7 +181,7 @@ class HostLab:
 
 
 def reported_bytes() -> int:
-    """Of the last level, which an earlier calibration may have found to be smaller; 0 where the system does not say."""
+    """Size of the last level as the system reports it, since an earlier calibration may have reduced it; 0 where unknown."""
     try:
         return read_caches()[-1].size_bytes
     except MachineError:
@@ -188,11 +189,11 @@ def reported_bytes() -> int:
 
 
 def _region(on: Machine, threads: int) -> Call:
-    """A product of next to nothing on so many threads."""
-    plan = planner.plan(NOTHING, on)
+    """A product of negligible work on this many threads."""
+    plan = planner.plan(EMPTY_REGION, on)
     bench = bench_of(plan, on, threads, cpu.LOCAL, 0)
     call = bench.make(plan, bench.operands(exact=False)).call
-    call()  # makes the threads
+    call()  # creates the threads
     return call
 
 
@@ -202,21 +203,21 @@ class _Ready(NamedTuple):
 
 
 def _prepared(problem: str, on: Machine) -> _Ready:
-    """The plans of a layer that are timed, each right on both fills. MachineError where one is not."""
+    """The plans of a layer to be timed, checked with exact and random operands. MachineError where one is wrong."""
     plans = chosen(problem, on)
     bench, calls = bench_of(plans[0], on, 1, cpu.LOCAL, 0), []
     for plan in plans:
         verdict, ready = checked(bench, partial(bench.make, plan))
         if not verdict.passed:
-            raise MachineError(f"{plan.problem} by {plan.name} is not right here, so nothing is calibrated: {verdict.reason}")
+            raise MachineError(f"{plan.problem} by {plan.name} gives a wrong result here, so nothing is calibrated: {verdict.reason}")
         calls.append((plan, ready.call))
     return _Ready(bench, calls)
 
 
 def chosen(problem: str, on: Machine) -> list[Plan]:
-    """The best plan of each kernel, stationary operand and way of packing, as far as it is near the best of all: plans that lose by much
-    say little of the constants where they matter. Those of multiply-adds alone, then those whose results transforms round. By vectors,
-    where the machine has any."""
+    """The best plan of each combination of kernel, stationary operand and packing, if it is within MAX_SLOWDOWN of the layer's best: the
+    constants have to be right for plans that may be chosen. Direct plans first, then those by transforms. Only vector kernels, where the
+    machine has any."""
 
     def kind(plan: Plan) -> tuple[str, ...]:
         return (plan.algorithm, plan.kernel, *(str(getattr(plan.schedule, name, "")) for name in ("stationary", "pack")))
@@ -226,8 +227,8 @@ def chosen(problem: str, on: Machine) -> list[Plan]:
     transformed = [plan for plan in planner.plans(parse(problem), on, CONSIDERED) if plan.name not in exact]
     widest = max(unit.vector_bytes for unit in on.core.units)
     vector = {unit.target for unit in on.core.units if unit.vector_bytes > SCALAR_BYTES or unit.vector_bytes == widest}
-    found, most_seconds = list[Plan](), WITHIN * (direct[0].seconds or 0.0)
-    for plans, most in ((direct, PLANS), (transformed, TRANSFORMED)):
+    found, most_seconds = list[Plan](), MAX_SLOWDOWN * (direct[0].seconds or 0.0)
+    for plans, most in ((direct, DIRECT_PLANS), (transformed, TRANSFORMED_PLANS)):
         first: dict[tuple[str, ...], Plan] = {}
         for plan in [plan for plan in plans if plan.kernel.rpartition("__")[2] in vector] or plans:
             if (plan.seconds or 0.0) <= most_seconds:

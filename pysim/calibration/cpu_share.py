@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the last level strangers leave: a virtual machine's cores share it with others', and Linux reports all of it.
+"""Estimates how many ways of the last-level cache are left for this virtual machine. Linux reports all ways; neighbours use some of them.
 
-What a plan keeps there depends on how soon it comes back for a line, so no loop of loads tells it: read over and over at full speed, 24
-of a Zen 5's 32 MiB stayed; lines that are loaded one after another lost all from 12 MiB on, beside the same neighbours. So plans decide,
-of layers of some MB up to more than there is, by the model that is to predict them:
+A loop of loads cannot measure this, because how much data stays depends on how soon a program reuses it. Beside the same neighbours, a
+loop at full speed kept 24 of a Zen 5's 32 MiB, and a chain of dependent loads kept nothing from 12 MiB on. So measured plans decide, of
+layers from some MB to more than the cache:
 
-    loss(ways) = mean over plans of min(|log(predicted with so many ways / measured)|, FAR)      plans whose prediction the ways change
-    good       = those whose loss is at most least loss + NEAR; ways = the most of them
+    loss(ways) = mean over plans of min(|log(predicted with these ways / measured)|, MAX_LOSS)
+    ways       = the largest number whose loss is at most min(loss) + LOSS_TOLERANCE
 
-Linux is believed as far as plans do not speak against it. The error is half the range of what is good over RESAMPLES draws of the plans,
-without the outer 10 %.
+Only plans whose prediction depends on the ways count. The largest number means that Linux is right unless plans contradict it. The error is
+half the range of acceptable ways over RESAMPLES bootstrap samples of the plans, without the outer 10 %.
 
-Worked number: plans of 9, 13 and 19 MB of which the last takes as long as if all came from memory: 7, 8 and 9 ways of 2 MiB lie between 13
-and 19 MB; all are good, so it is 9, give or take 1.
+Worked number: plans of 9, 13 and 19 MB, the last as slow as from memory. 7, 8 and 9 ways of 2 MiB lie between 13 and 19 MB and fit equally
+well, so the result is 9 +- 1.
 """
 
 from collections.abc import Sequence
@@ -25,45 +25,46 @@ from pysim.calibration.cpu_lab import Measured
 from pysim.calibration.estimate import Estimate, Floats
 from pysim.machine.cpu import Machine
 
-FAR, NEAR = 0.3, 0.005
-DEPENDS = 0.02  # change of a prediction from which on a plan says something
-FEWEST_PLANS, RESAMPLES = 6, 200
-DOUBT = 1 / 8  # of all ways: an error from which on the number is not sure
+MAX_LOSS, LOSS_TOLERANCE = 0.3, 0.005
+MIN_CHANGE = 0.02  # relative change of a prediction, from fewest to most ways, for a plan to count
+MIN_PLANS, RESAMPLES = 6, 200
+MAX_ERROR = 1 / 8  # of all ways: above it the number is in doubt
 
 
 def with_ways(on: Machine, ways: int) -> Machine:
-    """The machine whose last level has so many."""
+    """The machine with this many ways in its last level."""
     return msgspec.structs.replace(on, levels=(*on.levels[:-1], msgspec.structs.replace(on.levels[-1], ways=ways)))
 
 
 def ways_left(on: Machine, most: int, plans: Sequence[Measured], measured: Floats) -> Estimate | None:
-    """Ways of the last level, of at most so many, that predict the `measured` cycles of plans best; None where too few plans depend on
-    them, or no other core uses the level."""
+    """The number of ways, at most `most`, that predicts the `measured` cycles best. None where too few plans depend on it, or the level is
+    private to a core."""
     last = on.levels[-1]
     inner = on.levels[-2].size_bytes if len(on.levels) > 1 else 0
     choices = [ways for ways in range(1, most + 1) if ways * last.way_bytes >= max(inner, last.way_bytes)]
     if not last.shared or len(choices) < 2:
         return None
     ends = [_predicted(with_ways(on, ways), plans) for ways in (choices[0], most)]
-    telling = np.flatnonzero(np.abs(np.log(ends[0] / ends[1])) > DEPENDS).tolist()
-    if len(telling) < FEWEST_PLANS:
+    sensitive = np.flatnonzero(np.abs(np.log(ends[0] / ends[1])) > MIN_CHANGE).tolist()
+    if len(sensitive) < MIN_PLANS:
         return None
-    some = [plans[at] for at in telling]
-    off = np.array([np.abs(np.log(_predicted(with_ways(on, ways), some) / measured[telling])) for ways in choices])
-    off = np.minimum(off, FAR)
+    some = [plans[at] for at in sensitive]
+    off = np.array([np.abs(np.log(_predicted(with_ways(on, ways), some) / measured[sensitive])) for ways in choices])
+    off = np.minimum(off, MAX_LOSS)
 
-    def good(loss: Floats) -> tuple[int, int]:
-        near = np.flatnonzero(loss <= loss.min() + NEAR)
-        return choices[near[0]], choices[near[-1]]
+    def acceptable(loss: Floats) -> tuple[int, int]:
+        found = np.flatnonzero(loss <= loss.min() + LOSS_TOLERANCE)
+        return choices[found[0]], choices[found[-1]]
 
     random = np.random.default_rng(0)
-    draws = np.array([good(off[:, random.integers(0, len(telling), len(telling))].mean(axis=1)) for _ in range(RESAMPLES)])
+    draws = np.array([acceptable(off[:, random.integers(0, len(sensitive), len(sensitive))].mean(axis=1)) for _ in range(RESAMPLES)])
     low, high = np.quantile(draws[:, 0], 0.05), np.quantile(draws[:, 1], 0.95)
     error = float(high - low) / 2
-    return Estimate(good(off.mean(axis=1))[1], error, f"other plans would say {low:.0f} to {high:.0f}" if error > DOUBT * most else "")
+    doubt = f"other plans would give {low:.0f} to {high:.0f}" if error > MAX_ERROR * most else ""
+    return Estimate(acceptable(off.mean(axis=1))[1], error, doubt)
 
 
 def _predicted(on: Machine, plans: Sequence[Measured]) -> Floats:
-    """Cycles."""
+    """Predicted cycles."""
     seconds = [planner.plan(one.problem, on, name=one.name).seconds or np.nan for one in plans]
     return np.array(seconds) * on.clock_hz

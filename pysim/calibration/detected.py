@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the native probes measure of this computer, beside what Linux and the shipped machines say of it.
+"""Detects this computer as a machine, from native probes, Linux and the shipped machines.
 
     geometry                            as Linux reports it
     clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
-    totals of what cores share          measured: all cores at once, each in a buffer that lies in its share, beyond its own caches
-    shares of CPUs at once              measured: multiply-adds of 2, 4, ... all of them over those of one
-    latencies, loads, stores, overlap   of the shipped machine of the same microarchitecture, with kind and source, or
-                                        of the nearest one, and then of kind assumed
+    total bandwidth of shared levels    measured: all cores at once, each in a buffer that fits its share and exceeds its private caches
+    rate of several CPUs at once        measured: multiply-adds of 2, 4, ... all CPUs over those of one
+    latencies, loads, stores, overlap   from the shipped machine of the same microarchitecture, with kind and source, or from the most
+                                        similar one, then of kind assumed
 
-A level is measured with a buffer that lies well inside it and well outside the level before: the geometric mean of both
-sizes (half the size for L1), at most WELL_OUTSIDE times the one before, since of a last level of hundreds of MiB strangers leave less;
-memory with four times the last level, between 64 and 512 MiB. Geometry is recorded as
-reported, though a virtual machine may share its last level with strangers.
+A cache level is measured with a buffer well inside it and well outside the previous level: the geometric mean of both sizes (half the size
+for L1), at most MAX_GROWTH times the previous level, since neighbours of a virtual machine may use most of a large last level. Memory is
+measured with four times the last level, between 64 and 512 MiB. Geometry is recorded as reported.
 
-A rate that is FAR from the shipped machine's is measured again, and is taken over from there when it stays so. Who else had the processor
-meanwhile is counted: where that is LOADED or more the machine says so, and all that was measured has a source that says so, too.
+A rate that differs from the shipped machine's by more than MAX_RATIO is measured again, and replaced by that machine's if it stays so.
+If other processes used a share of LOADED or more meanwhile, the machine's description and the sources of its numbers say so.
 
 Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32 KiB x 1 MiB) = 181 KiB; 117 GB/s at
 3.66 GHz is 32 bytes a cycle. Memory at 1.1 bytes a cycle is absurd of a Zen 5, whose file has 8.7: less than a quarter.
@@ -45,22 +44,24 @@ from pysim.measure.speed import PLAIN
 
 PROBE_SECONDS = 0.02
 CLOCK_TRIALS, TRIALS, PAUSE = 8, 3, 0.03  # at least; seconds between them
-SHARE_TRIALS = 15  # a moment's shares of a server were 0.67 and 0.81 of two CPUs, over a minute 0.97 and 0.98
-STEADY = 0.85  # of the clock before a probe: below it the reading behind was disturbed; wide vectors slow cores down by less
-LOADED = 0.1  # share of the processors that others had: probes take the best or the middle of short samples, which bears less than that
-HIDDEN = 0.65  # of what so many cores would multiply: pairs of CPUs of one core get half of it, cores that slow down together 0.7 or more
-_FAR = {True: 4.0, False: 8.0}  # of the same microarchitecture, of another: shipped CPUs differ up to sixfold, in memory
+SHARE_TRIALS = 15  # a server's two CPUs got 0.67 and 0.81 of their rates alone for a moment, 0.97 and 0.98 over a minute
+STEADY = 0.85  # least clock after a probe over that before; a lower reading was disturbed, since wide vectors slow cores down by less
+LOADED = 0.1  # share of the processors used by others from which on probes are in doubt
+# Total rate of all CPUs over that of as many cores, below which CPUs are hardware threads: those get half, cores at a reduced clock >= 0.7
+MIN_CORE_SHARE = 0.65
+# Largest ratio of a rate to the shipped machine's, of the same microarchitecture or not: shipped CPUs differ up to sixfold, in memory
+MAX_RATIO = {True: 4.0, False: 8.0}
 _ATTEMPTS = 3
 _PAGE_BYTES = 4096
-WELL_OUTSIDE = 4  # a load that waits takes 155 cycles of 8 MiB, 627 of 24, though 480 are reported (Granite Rapids, a virtual machine)
-_OPTIONAL = (  # of a core
+MAX_GROWTH = 4  # dependent loads take 155 cycles in 8 MiB and 627 in 24, although 480 MiB of L3 are reported (Granite Rapids, virtual)
+_OPTIONAL = (  # numbers of a core
     "scattered_line_cycles", "run_start_share", "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles", "transform_cycles",
 )  # fmt: skip
 Place = TypeVar("Place", Level, Memory)
 
 
 class Probes(Protocol):
-    """What is asked of the native library; `pysim.runtime.cpu` is one."""
+    """The probes of the native library, as `pysim.runtime.cpu` has them."""
 
     def available_kernels(self) -> frozenset[str]: ...
     def probe_clock(self) -> float: ...
@@ -70,7 +71,7 @@ class Probes(Protocol):
 
 
 class Detected(NamedTuple):
-    """A machine, and the share of this computer that other processes had while it was measured."""
+    """A machine, and the share of the processors that other processes used meanwhile."""
 
     machine: Machine
     others: float
@@ -81,7 +82,7 @@ class Detected(NamedTuple):
 
 
 def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Detected:
-    """The machine "host". Raises MachineError where a probe measures nonsense, or there is nothing to measure."""
+    """The machine "host". MachineError where a probe measures nonsense, or no kernel runs here."""
     kin = relative(cpu)
     targets = sorted({name.rpartition("__")[2] for name in probes.available_kernels()})
     if not targets:
@@ -95,7 +96,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
     others, together = alone.load().share, tuple[Together, ...]()
     if cores > 1 and others < LOADED:
         together, most = rates.together(cores, PLAIN if PLAIN in targets else targets[0])
-        if most < HIDDEN:
+        if most < MIN_CORE_SHARE:
             cores = -(-cores // 2)
             together = tuple(one for one in together if one.cpus <= cores)
     if cores > 1:
@@ -136,12 +137,12 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
 
 
 class _Rates:
-    """What probes measure, a cycle of the clock; `target`: what the core multiplies most with; `absurd`: what was FAR from the relative's
-    number as often as it was tried."""
+    """Measured rates per clock cycle. `target`: the unit with the highest multiply-add rate; `absurd`: rates that differed from the similar
+    machine's by more than MAX_RATIO in every attempt."""
 
     def __init__(self, probes: Probes, kin: Relative, target: str) -> None:
         self.absurd: list[str] = []
-        self._probes, self._target, self._far = probes, target, _FAR[kin.same]
+        self._probes, self._target, self._far = probes, target, MAX_RATIO[kin.same]
         self._hertz = 1.0
         self.clock = self._take(self._clock_of_a_busy_core, "clock", kin.machine.core.frequency_hz, trials=CLOCK_TRIALS, own_time=True)
         self._hertz = self.clock.value
@@ -154,8 +155,9 @@ class _Rates:
         return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known, TRIALS)
 
     def together(self, cpus: int, plain: str) -> tuple[tuple[Together, ...], float]:
-        """What 2, 4, ... all CPUs keep of the rate of one in plain C, which notices whoever shares a core: medians of trials that are
-        spread, each beside one alone. And the most that all kept of vectors, of which hardware threads that are shown as cores get half."""
+        """The rates of 2, 4, ... all CPUs at once over that of one alone, in plain C, which any other thread on the core slows down:
+        medians of trials spread over time. And the best share of the vector rate that all CPUs kept (0.5 for hardware threads shown as
+        cores)."""
         found: dict[int, list[tuple[float, float]]] = {count: [] for count in team_sizes(cpus)}
         for _ in range(SHARE_TRIALS):
             self._pass(PAUSE)
@@ -171,14 +173,14 @@ class _Rates:
         return shares(multiply, multiply(), cpus)
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
-        """Read and write of a buffer."""
-        how = (1, True) if isinstance(known, Memory) else (TRIALS, False)  # memory: its buffer takes longer to make than to read
+        """Read and write rates of a buffer."""
+        how = (1, True) if isinstance(known, Memory) else (TRIALS, False)  # memory: making the buffer takes longer than reading it
         read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, *how)
         write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, *how)
         return read, write
 
     def totals(self, place: Place, nbytes: int, cores: int) -> Place:
-        """With what all cores get together, so many bytes each: no less than one gets alone, no more than each would."""
+        """Adds the total rates of all cores, `nbytes` each: at least the rate of one core, at most that times the cores."""
 
         def total(probe: Callable[[int, float], float], alone: float) -> Number:
             size = max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES)
@@ -192,27 +194,28 @@ class _Rates:
         )
 
     def _take(self, probe: Callable[[], float], what: str, known: Number, trials: int, own_time: bool = False) -> Number:
-        """The best of some trials that are spread, since what disturbs a probe makes it slower and a virtual CPU's clock wanders: in a
-        cycle of the clock that the core has then, or of the highest where it keeps its own time; or what is known, where that is far."""
+        """The best of some trials spread over time, since disturbances make a probe slower and a virtual CPU's clock drifts. The rate is
+        per cycle of the current clock, or of the highest one for probes that keep their own time. An implausible rate is replaced by the
+        known number."""
         value = 0.0
         for trial in range(1, max(trials, _ATTEMPTS) + 1):
             if trial > 1:
                 self._pass(PAUSE)
             before, rate, behind = self._clock_now(own_time), _sane(probe(), what), self._clock_now(own_time)
-            value = max(value, rate / (behind if behind > STEADY * before else before))  # a reading that was disturbed is too low
+            value = max(value, rate / (behind if behind > STEADY * before else before))  # a disturbed reading is too low
             if trial >= trials and known.value / self._far <= value <= known.value * self._far:
                 return _measured(value)
         self.absurd.append(f"{what} {value:.3g}, there {known.value:.3g}")
         return Number(value=known.value, kind="assumed", source="host_absurd")
 
     def _pass(self, seconds: float) -> None:
-        """Busy, so that the core stays awake, and sleep is not taken for what others had."""
+        """A busy wait: the core stays awake, and sleep would count as time that others used."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             self._probes.probe_fma(self._target, "f32")
 
     def _clock_now(self, own_time: bool) -> float:
-        """The highest one, too, where the probe of the clock measures nothing that such a CPU has."""
+        """Hz; the highest clock where the clock probe measured nonsense."""
         return self._hertz if own_time or self.clock.kind == "assumed" else self._probes.probe_clock()
 
 
@@ -221,18 +224,18 @@ def _measured(value: float) -> Number:
 
 
 def team_sizes(cores: int) -> list[int]:
-    """2, 4, 8 and so on, and all cores."""
+    """Powers of two below the number of cores, and all cores."""
     return [*(1 << bits for bits in range(1, cores.bit_length()) if 1 << bits < cores), *([cores] if cores > 1 else [])]
 
 
 def _share(inner: int, level: Level, cores: int) -> int:
-    """Bytes of one core that lie well inside its share of a level, and not in what it has of its own."""
+    """Bytes for one core that fit well inside its share of a level and exceed its private caches."""
     return math.isqrt(inner * max(2 * inner, level.size_bytes // cores))
 
 
 def all_at_once(probe: Callable[[], float], cpus: int, allowed: Collection[int] | None = None) -> list[float]:
-    """What each of so many threads gets, which begin when all are there: each on a CPU of its own, as native/conv/team.c has it, where so
-    many are `allowed` (without, those of the calling thread). The system leaves two on one CPU for longer than a probe takes."""
+    """The probe's result in each of `cpus` threads started together. Each is pinned to a CPU of its own, as in native/conv/team.c, where
+    enough are `allowed` (default: those of the calling thread). Unpinned, two may share a CPU for longer than a probe takes."""
     ready = threading.Barrier(cpus)
     places = sorted(usable() if allowed is None else allowed)
 
@@ -247,12 +250,12 @@ def all_at_once(probe: Callable[[], float], cpus: int, allowed: Collection[int] 
 
 
 def usable() -> Collection[int]:
-    """The CPUs that the calling thread may run on; none where the system does not say."""
+    """The CPUs that the calling thread may run on; empty where unknown."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
 
 
 def shares(multiply: Callable[[], float], alone: float, cpus: int, allowed: Collection[int] | None = None) -> tuple[float, float]:
-    """Of the rate alone, what the slowest of so many at once has, and all on average."""
+    """The slowest and the mean rate of `cpus` CPUs at once, over the rate of one alone."""
     rates = all_at_once(multiply, cpus, allowed)
     return min(1.0, min(rates) / alone), min(1.0, sum(rates) / cpus / alone)
 
@@ -264,18 +267,18 @@ def _sane(value: float, what: str) -> float:
 
 
 def footprints(level_bytes: Sequence[int]) -> list[int]:
-    """Sizes of buffers that live in each level: inside it, outside the one before."""
-    sizes = [level_bytes[0] // 2, *(min(math.isqrt(inner * outer), WELL_OUTSIDE * inner) for inner, outer in pairwise(level_bytes))]
+    """Buffer sizes that reside in each level: inside it, outside the previous one."""
+    sizes = [level_bytes[0] // 2, *(min(math.isqrt(inner * outer), MAX_GROWTH * inner) for inner, outer in pairwise(level_bytes))]
     return [max(1, size // _PAGE_BYTES) * _PAGE_BYTES for size in sizes]
 
 
 def memory_footprint(last_level_bytes: int) -> int:
-    """Size of a buffer that lives in memory."""
+    """Size of a buffer that resides in memory."""
     return min(max(4 * last_level_bytes, 64 << 20), 512 << 20)
 
 
 def _inherit(number: Number, kin: Relative) -> Number:
-    """A number of the shipped machine, of kind assumed where that is another microarchitecture."""
+    """A number of the similar machine; its kind is assumed where the microarchitecture differs."""
     return number if kin.same else Number(value=number.value, kind="assumed", source=_taken_from(kin.machine))
 
 
@@ -284,7 +287,7 @@ def _taken_from(machine: Machine) -> str:
 
 
 def _unit(target: str, rates: _Rates, kin: Relative) -> Unit:
-    """The unit of the relative, or of any shipped machine that has it, with the measured multiply-add rate."""
+    """The unit as the similar machine has it, or else any shipped machine, with the measured multiply-add rate."""
     unit = kin.machine.unit(target)
     if unit is None:
         kin = Relative(next((m for m in _shipped_cpus() if m.unit(target)), kin.machine), False)
@@ -332,7 +335,7 @@ def _memory(nbytes: int, rates: _Rates, kin: Relative) -> Memory:
 
 
 def _csa(levels: tuple[Level, ...], memory: Memory, kin: Relative) -> Csa | None:
-    """SConv's view of this machine: the relative's micro-kernel, these sizes; None without three levels."""
+    """Parameters of the csa model: the similar machine's micro-kernel, this machine's sizes; None without three levels."""
     if len(levels) < 3 or kin.machine.csa is None:
         return None
     shape = kin.machine.csa
@@ -353,15 +356,15 @@ def _csa(levels: tuple[Level, ...], memory: Memory, kin: Relative) -> Csa | None
 
 
 def _with_sources(machine: Machine, kin: Relative, others: float, absurd: Sequence[str]) -> Machine:
-    """The machine with the sources that its numbers name, and no others."""
+    """The machine with exactly the sources that its numbers name."""
     here = f"{platform.system()} {platform.release()}, {platform.machine()}"
     beside = f", beside other processes, which had {others:.0%} of it" if others >= LOADED else ""
     known = kin.machine.sources | {
         "host_system": Source(title="Cache geometry and cores as Linux reports them", file=str(SYSFS), versions=here),
         "host_probes": Source(title=f"pysim's probes, one core{beside}", command="pysim machines detect", versions=here),
-        "host_absurd": Source(title=f"Taken over from {kin.machine.name}", note=f"measured again and again{beside}: {'; '.join(absurd)}"),
+        "host_absurd": Source(title=f"Taken over from {kin.machine.name}", note=f"implausible every time{beside}: {'; '.join(absurd)}"),
         "host_csa": Source(
-            title="SConv's model on this machine",
+            title="The csa model of this machine",
             note=f"micro-kernel and fill share of {kin.machine.name}, sizes and latencies of this machine",
         ),
     }

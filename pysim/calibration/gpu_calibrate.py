@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU's constants from the GPU at hand: random products are measured until the budget is spent, then `gpu_fit` moves the constants.
+"""Calibrates a GPU's machine file on the GPU at hand: measures random products within a budget, then fits the constants (`gpu_fit`).
 
-The kernels' efficiencies stay those of the compute capability, which all machines of it share; what differs between two of them is how
-launches, blocks and copies cost. Predictions are judged before and after, and on the half of the products that a fit to the other half
-left out (`half_of`), which is what products to come may expect. A constant of a family of kernels that no product used stays what it was.
-All others move together, those that are not sure, too: one fit found them beside one another.
+The kernels' efficiencies are not fitted: all machines of a compute capability share them. Machines differ in the costs of launches, blocks
+and copies. Quality is reported before and after, and for each half of the products by a fit to the other half (`half_of`): the error to
+expect on new products. Constants of a kernel family that no product used stay as they were. All others are replaced together, even those in
+doubt, because they come from one joint fit.
 
-Worked number: 60 s on an H100 are about 100 products of four kernels each.
+Worked number: 60 s on an H100 measure about 100 products with four kernels each.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,24 +24,25 @@ from pysim.machine.gpu import Gpu
 from pysim.machine.quantity import Number, Source, facts
 from pysim.registry.cuda import gemm_attributes
 
-SEED, COUNT, TOP, MOST = 77, 400, 4, 1e10  # of the products: which, of each type at most, kernels of each, multiply-adds
-# L2's rate, too: products do not take of it what a probe takes that does nothing else. H100, 128 products that a fit had not seen: 6.9 %
-# off in the median, 18.5 % at the 90th percentile, from either start; beside the probe's rate 8.0 and 24.4 %.
+# Random products: seed, number of each type at most, kernels timed of each, multiply-adds at most
+SEED, COUNT, TOP, MAX_MULTIPLY_ADDS = 77, 400, 4, 1e10
+# L2's rate is fitted, too, since products reach another rate than a pure copy. H100, 128 products not fitted on: median error 6.9 %, 90th
+# percentile 18.5 %; with the probe's rate 8.0 and 24.4 %.
 MOVED = Moved(machine=("l2_bytes_per_second",))
-FEWEST = 16  # products below which nothing is fitted
+MIN_PRODUCTS = 16
 SOURCE = "products"
 
 
 class Lab(Protocol):
-    """Where products are measured."""
+    """Measures products."""
 
     def dtypes(self) -> tuple[str, ...]: ...
     def measure(self, text: str, top: int) -> Case | None: ...
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """|log(predicted / measured)| of launches, median and 90th percentile; time of the launch predicted best over the best one's, geometric
-    mean over problems and worst."""
+    """Median and 90th percentile of |log(predicted / measured)| over launches. Regret, the time of the launch predicted fastest over the
+    fastest: geometric mean over problems, and the worst."""
 
     median_error: float
     p90_error: float
@@ -50,8 +51,8 @@ class Quality(msgspec.Struct, frozen=True):
 
 
 class GpuFit(msgspec.Struct, frozen=True):
-    """Constants by path in the machine's file; how well launches were predicted `before`, with the file's, and are `after`; `left_out`:
-    each half by a fit to the other."""
+    """Constants by path in the machine file; quality with the file's constants (`before`), with the fitted ones (`after`), and of each half
+    of the products by a fit to the other half (`left_out`)."""
 
     constants: dict[str, Estimate]
     before: Quality
@@ -65,7 +66,7 @@ class GpuFit(msgspec.Struct, frozen=True):
 def calibrate(gpu: Gpu, lab: Lab, budget: float, tell: Callable[[str], None] = lambda text: None) -> GpuFit:
     """Measures products for `budget` seconds and fits. MachineError where too few could be measured."""
     cases, begin = list[Case](), perf_counter()
-    for text in problems(lab.dtypes(), SEED, MOST, COUNT):
+    for text in problems(lab.dtypes(), SEED, MAX_MULTIPLY_ADDS, COUNT):
         if perf_counter() - begin >= budget:
             break
         if case := lab.measure(text, TOP):
@@ -75,9 +76,9 @@ def calibrate(gpu: Gpu, lab: Lab, budget: float, tell: Callable[[str], None] = l
 
 
 def fitted(gpu: Gpu, cases: Sequence[Case], seconds: float = 0.0) -> GpuFit:
-    """The constants that measured products say. MachineError where there are too few."""
-    if len(cases) < FEWEST:
-        raise MachineError(f"{len(cases)} products were measured and {FEWEST} are needed; give a larger --budget")
+    """Fits the constants to measured products. MachineError where there are too few."""
+    if len(cases) < MIN_PRODUCTS:
+        raise MachineError(f"{len(cases)} products were measured and {MIN_PRODUCTS} are needed; give a larger --budget")
     known = gemm_attributes(gpu.capability_number)
     halves = [[case for case in cases if half_of(case.problem) == half] for half in (0, 1)]
     left_out = []
@@ -93,7 +94,7 @@ def fitted(gpu: Gpu, cases: Sequence[Case], seconds: float = 0.0) -> GpuFit:
 
 
 def _constants(gpu: Gpu, known: Known, cases: Sequence[Case]) -> dict[str, Estimate]:
-    """What a fit finds, and how sure each is."""
+    """Fitted constants by path, with their errors."""
     found = fit([Measured(gpu, cases)], known, MOVED)
     on = found.gpus[0]
     constants = dict[str, Estimate]()
@@ -105,7 +106,7 @@ def _constants(gpu: Gpu, known: Known, cases: Sequence[Case]) -> dict[str, Estim
 
 
 def quality(parts: Sequence[tuple[Sequence[Case], Gpu]], known: Known) -> Quality:
-    """How well machines predict their cases."""
+    """Prediction quality over several machines with their cases."""
     errors = np.abs(np.concatenate([errors_of(cases, on, known) for cases, on in parts]))
     regrets = [regret(case, predicted(case, on, known)) for cases, on in parts for case in cases]
     return Quality(
@@ -114,12 +115,12 @@ def quality(parts: Sequence[tuple[Sequence[Case], Gpu]], known: Known) -> Qualit
 
 
 def regret(case: Case, seconds: Any) -> float:
-    """The time of the launch predicted best over the best one's."""
+    """Time of the launch predicted fastest over the fastest."""
     return float(case.seconds[int(np.argmin(seconds))] / case.seconds.min())
 
 
 def moved_to(gpu: Gpu, constants: dict[str, Estimate]) -> Gpu:
-    """The machine with these in its file."""
+    """The machine with these constants."""
     for path, one in constants.items():
         number = Number(value=float(f"{one.value:.4g}"), kind="fitted", source=SOURCE, error=float(f"{one.error:.2g}"))
         gpu = _replaced(gpu, path.split("."), number)
@@ -127,7 +128,7 @@ def moved_to(gpu: Gpu, constants: dict[str, Estimate]) -> Gpu:
 
 
 def _replaced(of: Any, path: Sequence[str], number: Number) -> Any:
-    """A struct or a table of them with a number in the place of the one at a path."""
+    """A struct or dict with the number at `path` replaced."""
     name, *rest = path
     if isinstance(of, dict):
         return of | {name: _replaced(of[name], rest, number)}
@@ -135,11 +136,10 @@ def _replaced(of: Any, path: Sequence[str], number: Number) -> Any:
 
 
 def with_constants(gpu: Gpu, found: GpuFit, device: str, name: str) -> Gpu:
-    """The machine with what products said, and where that is from: `device`, calibrated as the machine `name`."""
-    told = (
-        f"{found.problems} products, {found.launches} launches; of those left out of the fit {found.left_out.median_error:.1%} off, median"
-    )
-    source = Source(title=f"Least squares over products of an {device}", command=f"pysim machines calibrate -m {name}", note=told)
+    """The machine with the fitted constants and their source: `device`, calibrated as the machine `name`."""
+    left_out = found.left_out.median_error
+    note = f"{found.problems} products, {found.launches} launches; median error of products left out of the fit {left_out:.1%}"
+    source = Source(title=f"Least squares over products of an {device}", command=f"pysim machines calibrate -m {name}", note=note)
     machine = msgspec.structs.replace(moved_to(gpu, found.constants), sources=gpu.sources | {SOURCE: source})
     used = {fact.source for _, fact in facts(machine)}
     return msgspec.structs.replace(machine, sources={key: one for key, one in machine.sources.items() if key in used})

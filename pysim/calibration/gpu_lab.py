@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random products of a GPU, each by the best plans of several kernels: checked, then timed in turns with the device kept busy.
+"""Random products on a GPU, each with the best plans of several kernels: checked, then timed interleaved with the device kept busy.
 
-Sizes are log-uniform, every second problem in multiples of eight, since rows of whole vectors take other ways through a kernel; any layout.
+Sizes are log-uniform. Every second problem has multiples of eight, since rows of whole vectors use other code paths. All layouts occur.
 
-Worked number: 1,000 x 1,000 x 1,000 in FP32 is 1e9 multiply-adds: 31 us of an H200, some ms of its reference.
+Worked number: 1,000 x 1,000 x 1,000 in FP32 is 1e9 multiply-adds: 31 us on an H200, some ms for the reference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ from pysim.registry.cuda import gemm_kernel
 from pysim.runtime import cpu
 
 DTYPES = ("f32", "tf32x3", "tf32", "f16", "bf16", "s8", "f8", "f64")
-LEAST, MOST = 32, (8192, 8192, 16384)  # sizes
-SAMPLES, SECONDS, BUDGET = 12, 0.003, 1.0  # of a product: samples of each plan, that they last at least, and at most
+MIN_SIZE, MAX_SIZES = 32, (8192, 8192, 16384)
+SAMPLES, SECONDS, BUDGET = 12, 0.003, 1.0  # of a product: samples of each plan, least and most seconds
 
 
 def drawn(dtype: str, count: int, seed: int, most: float) -> list[str]:
     """Random products of a type, of up to `most` multiply-adds."""
     draw, found = np.random.default_rng([seed, DTYPES.index(dtype)]), list[str]()
     while len(found) < count:
-        m, n, k = np.exp(draw.uniform(np.log(LEAST), np.log(MOST))).astype(int)
+        m, n, k = np.exp(draw.uniform(np.log(MIN_SIZE), np.log(MAX_SIZES))).astype(int)
         if len(found) % 2:
             m, n, k = (-(-size // 8) * 8 for size in (m, n, k))
         if m * n * k <= most:
@@ -53,23 +53,23 @@ def best_of_kernels(text: str, on: Gpu | str, top: int, accuracy: Any = "standar
 
 
 class DeviceLab:
-    """The GPU at hand, as a calibration asks it."""
+    """The GPU at hand."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
     def dtypes(self) -> tuple[str, ...]:
-        """The types that the machine has kernels of."""
+        """The types that the machine has kernels for."""
         return tuple(dtype for dtype in DTYPES if self._plans(f"gemm:64x64x64:{dtype}", 1))
 
     def _plans(self, text: str, top: int) -> list[Plan]:
-        try:  # f32 may else be computed as tf32x3, which is a type of its own
+        try:  # "standard" may compute f32 as tf32x3, a type of its own here
             return best_of_kernels(text, self._gpu, top, "ieee" if text.endswith(":f32") else "standard")
         except PlanError:
             return []
 
     def measure(self, text: str, top: int) -> Case | None:
-        """A product by the best plans of `top` kernels, each right; None where fewer than two can be run."""
+        """Times a product with the best plans of `top` kernels after checking them; None where fewer than two run."""
         plans = [plan for plan in self._plans(text, top) if isinstance(plan.schedule, GpuSchedule)]
         if len(plans) < 2:
             return None
@@ -81,7 +81,7 @@ class DeviceLab:
     def _timed(self, plans: Sequence[Plan]) -> Case | None:
         bench, calls = bench_of(plans[0], self._gpu, 1, cpu.LOCAL, 0), dict[str, Call]()
         for plan in plans:
-            with suppress(NativeError, OperandError, MemoryError):  # one that cannot be run here leaves the others
+            with suppress(NativeError, OperandError, MemoryError):  # a plan that cannot run here is skipped
                 verdict, ready = checked(bench, partial(bench.make, plan))
                 if verdict.passed:
                     calls[plan.name] = ready.call
@@ -92,7 +92,7 @@ class DeviceLab:
 
 
 def case_of(measured: Sequence[tuple[Plan, Any]]) -> Case | None:
-    """Plans of one product and their samples as a fit has them; None where fewer than two were measured."""
+    """Plans of one product with their samples as input of a fit; None where fewer than two were measured."""
     if len(measured) < 2:
         return None
     names = list(dict.fromkeys(plan.kernel for plan, _ in measured))
@@ -109,6 +109,6 @@ def case_of(measured: Sequence[tuple[Plan, Any]]) -> Case | None:
 
 
 def problems(dtypes: Sequence[str], seed: int, most: float, count: int) -> Iterator[str]:
-    """Random products of all types in turn."""
+    """Random products, types in rotation."""
     for turn in zip(*(drawn(dtype, count, seed, most) for dtype in dtypes), strict=True):
         yield from turn

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machines of this computer: "host", what Linux and the native probes say of its CPU (`detected`), and "cuda", its first GPU.
+"""The machines of this computer: "host", its CPU as Linux and the native probes report it (`detected`), and "cuda", its first GPU.
 
-A detection is kept for the user (`kept`). One that was made beside other processes says so, serves until then, and is repeated by whoever
-next finds the computer quiet.
+Detections are cached per user (`kept`). A detection under load is marked as such and repeated by the next process that finds the computer
+quiet.
 """
 
 import threading
@@ -28,11 +28,11 @@ from pysim.runtime.emulated import executor_for, targets_of
 from pysim.runtime.foreign import user_cache
 
 CUDA = "cuda"  # the name of this computer's GPU
-QUIET = 0.05  # share of the processors that others may have where a detection is worth repeating: half of what makes it doubtful
-LOOK_SECONDS = 60.0  # between looks whether it is quiet; one takes a twentieth of a second
+QUIET = 0.05  # largest share of the processors used by others for a detection to be repeated: half of the share that puts it in doubt
+QUIET_CHECK_SECONDS = 60.0  # between checks whether the computer is quiet; a check takes 0.05 s
 
 _detecting = threading.Lock()
-_next_look = 0.0
+_next_quiet_check = 0.0
 
 
 def detect(
@@ -46,13 +46,13 @@ def detect(
 ) -> Machine:
     """The machine "host". A result is kept as TOML in `cache_dir` (the user's cache) and reused while `cached`.
 
-    Raises MachineError where Linux does not tell the cache geometry or a probe measures nonsense, MissingError where
-    there is no native library. A cache file that does not hold is measured anew; that it cannot be written is no error.
+    Raises MachineError where Linux does not report the cache geometry or a probe measures nonsense, MissingError without the native
+    library. An invalid cache file is replaced; a failure to write it is ignored.
     """
     cpu = read_cpu(cpuinfo)
     caches = read_caches(sysfs, run_getconf)
     kept = kept_of(cpu, caches, cache_dir or user_cache())
-    with _detecting:  # threads that measure at once would measure one another
+    with _detecting:  # threads that measure at the same time would disturb one another
         if cached and kept and (known := recall(kept.quiet) or _while_busy(kept.loaded)):
             return known
         if probes is None:
@@ -70,11 +70,11 @@ def detect(
 
 def _while_busy(loaded: Path) -> Machine | None:
     """What was measured beside other processes, as long as there are such."""
-    global _next_look
+    global _next_quiet_check
     known = recall(loaded)
-    if known is None or time.monotonic() < _next_look:
+    if known is None or time.monotonic() < _next_quiet_check:
         return known
-    _next_look = time.monotonic() + LOOK_SECONDS
+    _next_quiet_check = time.monotonic() + QUIET_CHECK_SECONDS
     return known if share_of_others() > QUIET else None
 
 
@@ -142,15 +142,15 @@ def runnable_any(name: str | Machine | Gpu) -> Machine | Gpu:
 
 
 def _is(device: cuda.Device, gpu: Gpu) -> bool:
-    """Whether a machine is of this device's model: an H100 has the SMs of an H200, and less L2."""
+    """Whether the machine is this device's model. An H100 has as many SMs as an H200, but less L2."""
     return (device.capability, device.sms, device.l2_bytes) == (gpu.capability_number, gpu.sms.value, gpu.l2_bytes.value)
 
 
 def gpu_here() -> Gpu:
-    """The machine "cuda": the shipped machine that the first CUDA device is, or one made of what CUDA says of it.
+    """The machine "cuda": the shipped machine of the first CUDA device, or else one made from the device's attributes.
 
-    What CUDA does not say is then taken from the shipped GPU of the nearest capability, with kind assumed. Raises MissingError without
-    library, driver or device.
+    Other numbers then come from the shipped GPU of the nearest compute capability, with kind assumed. MissingError without library, driver
+    or device.
     """
     device = cuda.devices()[0]
     shipped = [machine for name in names() if isinstance(machine := load_any(name), Gpu)]
@@ -164,13 +164,13 @@ def gpu_here() -> Gpu:
 
 
 def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
-    """A machine of CUDA's attributes; the others are those of the nearest shipped one, by SM or by clock where they scale so."""
-    told = Source(
+    """A machine with the device's attributes. Other numbers are those of `nearest`, scaled by SMs and clock where they depend on these."""
+    attributes = Source(
         title="CUDA device attributes of this computer",
         command="cudaGetDeviceProperties, cudaDeviceGetAttribute",
         versions=f"{device.name}, driver {device.driver}",
     )
-    kin = Source(title=f"Taken over from {nearest.name}", note="the shipped GPU of the nearest capability, but another one")
+    taken_over = Source(title=f"Taken over from {nearest.name}", note="the shipped GPU that is nearest, but another model")
     clock = device.clock_khz * 1e3
     scaled = clock / nearest.frequency_hz.value
 
@@ -196,7 +196,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         l2_bytes=measured(device.l2_bytes),
         l2_bytes_per_second=by(taken.l2_bytes_per_second, device.sms / nearest.sms.value * scaled),
         sustained_hz={name: by(number, scaled) for name, number in taken.sustained_hz.items()},
-        sources={"device": told, "kin": kin},
+        sources={"device": attributes, "kin": taken_over},
     )
 
 
@@ -204,7 +204,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
 
 
 def keep(machine: Machine) -> Path:
-    """Makes a machine called "host" what `detect` finds here from now on, and says where it is kept. MachineError where it cannot be."""
+    """Caches a machine called "host", which `detect` returns from now on; gives the file's path. MachineError if it cannot be written."""
     kept = kept_of(read_cpu(), read_caches(), user_cache())
     if kept:
         remember(kept.quiet, to_toml(machine))
@@ -215,7 +215,7 @@ def keep(machine: Machine) -> Path:
 
 
 def kept_source(key: str) -> bool:
-    """Whether what is kept of this computer has a source of that name."""
+    """Whether the cached machine of this computer has a source of this name."""
     kept = kept_of(read_cpu(), read_caches(), user_cache())
     known = recall(kept.quiet) if kept else None
     return known is not None and key in known.sources

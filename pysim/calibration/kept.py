@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a detected machine is kept: TOML in the user's cache, one file for each CPU, geometry and kernel of Linux.
+"""The cached detection of this computer: TOML in the user's cache folder, one file per CPU, cache geometry and Linux kernel.
 
-What was measured beside other processes lies in a file of its own, which counts only where there is no other: it is usable until this
-computer is quiet, and never stands in the way of what was measured then.
+A detection under load goes into a separate file, which is used only until there is one from a quiet computer.
 """
 
 import hashlib
@@ -18,18 +17,18 @@ from pysim.machine.cpu import Machine
 from pysim.machine.load import loads
 from pysim.registry.cpu import kernels
 
-_VERSION = 14  # raised when a probe or a detection measures something else than before
+_VERSION = 14  # raised when probes or detection change what they measure
 
 
 class Kept(NamedTuple):
-    """The files of one computer."""
+    """The cache files of one computer: detected when it was quiet, and under load."""
 
     quiet: Path
     loaded: Path
 
 
 def kept_of(cpu: Cpu, caches: list[Geometry], folder: Path | None) -> Kept | None:
-    """host-<hash>.toml and host-<hash>-loaded.toml in `folder`; None where there is none."""
+    """host-<hash>.toml and host-<hash>-loaded.toml in `folder`; None without a folder."""
     if folder is None:
         return None
     targets = sorted({kernel.target for kernel in kernels()})
@@ -38,7 +37,7 @@ def kept_of(cpu: Cpu, caches: list[Geometry], folder: Path | None) -> Kept | Non
 
 
 def recall(path: Path) -> Machine | None:
-    """What is kept there; None where that is nothing, or does not hold."""
+    """The machine in this file; None where the file is missing or invalid."""
     try:
         machine = loads(path.read_text(encoding="utf-8"), str(path))
     except (OSError, ValueError, MachineError):
@@ -47,7 +46,7 @@ def recall(path: Path) -> Machine | None:
 
 
 def remember(path: Path, text: str) -> None:
-    """Whole or not at all: another process may read it now. That it cannot be written is no error."""
+    """Writes the file atomically, since other processes may read it. A failure to write is ignored."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

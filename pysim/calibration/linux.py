@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Linux says of this computer's CPU: who made it, its caches and its cores, from /proc and sysfs, or else `getconf -a`."""
+"""This computer's CPU as Linux reports it: vendor, model, caches and cores, from /proc and sysfs, or else from `getconf -a`."""
 
 import os
 import platform
@@ -17,8 +17,8 @@ BY_HAND = "Write a machine file and pass its path (`pysim machines show zen4 --t
 
 
 class Cpu(NamedTuple):
-    """Who made this CPU and what it calls itself. Outside x86 the family is 0; Arm's MIDR tells vendor (its implementer) and model (its
-    part), elsewhere the model is 0, too."""
+    """Vendor and model. On Arm, vendor and model are the implementer and part of MIDR, and the family is 0. On other architectures than x86
+    and Arm both numbers are 0."""
 
     vendor: str
     name: str
@@ -27,7 +27,7 @@ class Cpu(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """One data or unified cache level as the system reports it; `cpus` is Linux's list of those that share it."""
+    """One data or unified cache level as the system reports it; `cpus`: Linux's list of the CPUs that share it."""
 
     level: int
     sets: int
@@ -41,7 +41,7 @@ class Geometry(NamedTuple):
 
 
 def getconf() -> str:
-    """The output of `getconf -a`; MachineError where it cannot be had."""
+    """The output of `getconf -a`; MachineError where it does not run."""
     try:
         return subprocess.run(["getconf", "-a"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -49,7 +49,7 @@ def getconf() -> str:
 
 
 def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
-    """The first processor of /proc/cpuinfo; unknown parts stay empty or 0."""
+    """The first processor of /proc/cpuinfo; unknown fields are empty or 0."""
     fields: dict[str, str] = {}
     try:
         lines = cpuinfo.read_text(errors="replace").splitlines()
@@ -67,7 +67,7 @@ def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
 
 
 def _hexadecimal(text: str) -> int:
-    """What 0xd4f says; 0 for anything else."""
+    """The value of text like 0xd4f; 0 for anything else."""
     return int(text, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", text) else 0
 
 
@@ -77,8 +77,8 @@ def _whole(text: str) -> int:
 
 
 def read_caches(sysfs: Path = SYSFS, run_getconf: Callable[[], str] = getconf) -> list[Geometry]:
-    """Data and unified cache levels, L1 first, from sysfs or else from getconf; none that is smaller than the one before, such as a virtual
-    machine's share of the last one may be."""
+    """Data and unified cache levels, L1 first, from sysfs or else from getconf. A level smaller than the one before is dropped: a virtual
+    machine's share of the last level may be."""
     root = sysfs / "cpu0" / "cache"
     found = [geometry for index in sorted(root.glob("index[0-9]*")) if (geometry := _sysfs_level(index))]
     if not found:
@@ -92,7 +92,7 @@ def read_caches(sysfs: Path = SYSFS, run_getconf: Callable[[], str] = getconf) -
 
 
 def _sysfs_level(index: Path) -> Geometry | None:
-    """One index directory; None for an instruction cache. Sets or ways that are missing follow from the size."""
+    """One index directory; None for an instruction cache. Missing sets or ways are computed from the size."""
 
     def text(name: str) -> str:
         try:
@@ -116,7 +116,7 @@ def _sysfs_level(index: Path) -> Geometry | None:
 
 
 def _bytes(text: str) -> int:
-    """sysfs writes sizes as 48K; 0 for anything else."""
+    """The value of a size like 48K; 0 for anything else."""
     factor = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
     return _whole(text.rstrip("KM")) * factor
 
@@ -129,7 +129,7 @@ def _getconf_levels(output: str, root: Path) -> list[Geometry]:
         if size and not (ways and line and size % (ways * line) == 0):
             raise MachineError(
                 f"there is no {root}, and getconf gives L{level} {size} bytes, {ways} ways, lines of {line} bytes, "
-                f"which is no geometry. {BY_HAND}"
+                f"which is not a valid geometry. {BY_HAND}"
             )
         if size:
             found.append(Geometry(level, size // (ways * line), ways, line, ""))
@@ -139,7 +139,7 @@ def _getconf_levels(output: str, root: Path) -> list[Geometry]:
 
 
 def core_count(sysfs: Path) -> int:
-    """Physical cores: CPUs that are no hardware threads of one another."""
+    """Physical cores: hardware threads of a core count once."""
     cores = set()
     for cpu in sysfs.glob("cpu[0-9]*"):
         for name in ("core_cpus_list", "thread_siblings_list"):
@@ -152,7 +152,7 @@ def core_count(sysfs: Path) -> int:
 
 
 def cpu_count(text: str) -> int:
-    """How many CPUs Linux's "0-3,8" names; 0 for anything else."""
+    """The number of CPUs in a list like "0-3,8"; 0 for anything else."""
     count = 0
     for part in text.split(","):
         first, dash, last = part.partition("-")

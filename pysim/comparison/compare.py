@@ -228,7 +228,7 @@ def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[st
     """One measurement per contender, under one run; how fast the core was meanwhile stands in the environment."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
     lying = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
-    speed = timed.speed.told() if timed.speed else {}
+    speed = timed.speed.as_environment() if timed.speed else {}
     for name, values in timed.samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
         here = environment() | {"threads": str(how.threads if name == OURS else 1)} | lying | speed

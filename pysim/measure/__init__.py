@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long calls take: clocks, turns, statistics, and where every sample is kept."""
+"""Timing of calls: clocks, interleaved samples, statistics, and the store that keeps every sample."""

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How contenders are timed, on a CPU and on a GPU: one loop, whose clock is the processor's or a pair of a device's events.
+"""Times candidates interleaved, on a CPU or a GPU: one loop, with the processor's clock or a pair of a device's events.
 
-All contenders take turns, one sample each per round, so that what disturbs the machine disturbs all of them; the order shifts by one each
-round. A sample is the time of one call, or of a batch where a call is too short for the clock. State "hot": untimed calls of the same
-contender precede each sample, so the caches hold its own data, not the other's: as many as it takes until another takes no less
-(`_Taking.settle`). State "cold": no such call, and the contender itself rotates over copies of its buffers that fill twice the last-level
-cache (`rotating`, `copies_for`), so that it finds none of them in a cache. A device is kept busy while the host makes a short timed call:
-more untimed calls precede it, in either state (`events`).
-Who else had the processor meanwhile is counted (`load`), and how fast the core was is read between rounds (`speed`).
+Each round takes one sample of every candidate, so that a disturbance affects all of them; the order shifts by one each round. A sample is
+the time of one call, or of a batch where a call is too short for the clock. Cache states:
+
+hot     Untimed calls of the same candidate precede each sample, so that the caches hold its data and not another's: as many as it takes
+        until a further call is no faster (`_Sampling.settle`).
+cold    No such calls. The candidate rotates over copies of its buffers that fill twice the last-level cache (`rotating`, `copies_for`), so
+        that none is cached.
+
+In either state more untimed calls keep a device busy while the host issues a short timed call (`events`). The load by other processes is
+counted (`load`), and the core's speed is read between rounds (`speed`).
 """
 
 import gc
@@ -38,33 +41,33 @@ Call = Callable[[], object]
 
 SHORT_CALL_SECONDS = 20e-6  # below this a sample is a batch
 BATCH_SECONDS = 100e-6  # how long a batch should last: 1000 ticks of a 100 ns clock
-FEWEST_ROUNDS, MOST_ROUNDS = 5, 1000  # even when the budget is spent; even when calls are short
-WARMUP_SECONDS, FEWEST_WARMUPS = 0.02, 3
-MOST_COPIES = 1 << 16  # of a contender's buffers; one is about 12 KB of arrays and what calls them, however small the problem
-MOST_LEADS, SETTLED = 6, 1.03  # untimed calls before a sample; what a call may take over the least of them
+MIN_ROUNDS, MAX_ROUNDS = 5, 1000  # even when the budget is spent; even when calls are short
+WARMUP_SECONDS, MIN_WARMUPS = 0.02, 3
+MAX_COPIES = 1 << 16  # of a candidate's buffers; a copy takes at least 12 KB of Python objects
+MAX_UNTIMED, SETTLED = 6, 1.03  # untimed calls before a sample; a call is settled within this ratio of the fastest
 
 
 class Clock(Protocol):
-    """What tells seconds. `asynchronous`: a call returns before its work is done, so that the host's time for it can be told apart."""
+    """Measures seconds. `asynchronous`: a call returns before its work is done, so the host's time for it can be measured separately."""
 
     @property
     def asynchronous(self) -> bool: ...
 
     def seconds(self, call: Call, times: int) -> float:
-        """That so many calls take together."""
+        """Of this many calls together."""
 
     def batch(self, seconds: float) -> int:
-        """How many calls a sample has, one of which takes so long."""
+        """Calls per sample, where a call takes `seconds`."""
 
     def leads(self, seconds: float, state: RunState) -> int:
-        """How many untimed calls precede a sample at least."""
+        """The least number of untimed calls before a sample."""
 
     def undisturbed(self) -> AbstractContextManager["Watch | None"]:
-        """In which samples are taken, and what counts who else had the processor meanwhile; None where nobody could."""
+        """The context in which samples are taken. It gives a counter of the load by others, None where there can be none."""
 
 
 class CpuClock(NamedTuple):
-    """The processor's timer; the calling thread stays on the CPU that it runs on where it is the only one."""
+    """The processor's timer. A single thread is pinned to its current CPU."""
 
     threads: int = 1
 
@@ -92,9 +95,8 @@ class CpuClock(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Seconds per call, one array per contender and all of one length; those that failed on the way have none, but their error. `load`:
-    who else had the processor, where it was the clock's; `launches`: the host's seconds for making a call, median, of a busy device;
-    `speed`: of the core, where it was asked for."""
+    """Seconds per call: one array per candidate, all of one length. Candidates that raised have an entry in `failed` instead. `load`: by
+    other processes, on a CPU; `launches`: median host seconds to issue a call, on a device; `speed`: of the core, if requested."""
 
     samples: dict[str, NDArray[np.float64]]
     failed: dict[str, Exception]
@@ -104,8 +106,8 @@ class Timed(NamedTuple):
 
 
 class Enough(NamedTuple):
-    """When a run ends: each contender has `min_samples` samples that last `min_seconds` together (or MOST_ROUNDS of them), or whose median
-    is known to the share `certain` of it; or `budget_seconds` are spent and FEWEST_ROUNDS rounds are done."""
+    """The end of a run: each candidate has `min_samples` samples, and these last `min_seconds` together, or number MAX_ROUNDS, or determine
+    their median to the relative error `certain`; or `budget_seconds` are spent after MIN_ROUNDS rounds."""
 
     min_samples: int
     min_seconds: float
@@ -113,23 +115,23 @@ class Enough(NamedTuple):
     certain: float
 
     def are(self, spent: Sequence[Sequence[float]], elapsed: float) -> bool:
-        """Whether these seconds, one list per contender and all of one length, are enough after so many seconds of the run.
+        """Whether the samples (one list per candidate, all of one length) suffice after `elapsed` seconds.
 
-        Medians are looked at after `min_samples` rounds, and whenever those have doubled: few looks keep intervals honest.
+        Medians are tested after `min_samples` rounds and at each doubling: repeated testing would bias the intervals.
         """
         rounds = len(spent[0])
-        if rounds >= FEWEST_ROUNDS and elapsed >= self.budget_seconds:
+        if rounds >= MIN_ROUNDS and elapsed >= self.budget_seconds:
             return True
         if rounds < self.min_samples:
             return False
-        if rounds >= MOST_ROUNDS or min(map(math.fsum, spent)) >= self.min_seconds:
+        if rounds >= MAX_ROUNDS or min(map(math.fsum, spent)) >= self.min_seconds:
             return True
         times, rest = divmod(rounds, max(1, self.min_samples))
         return not rest and times.bit_count() == 1 and all(uncertainty(np.array(one)) < self.certain for one in spent)
 
 
 def interleave(
-    contenders: Mapping[str, Call],
+    candidates: Mapping[str, Call],
     clock: Clock,
     *,
     state: RunState = "hot",
@@ -140,16 +142,16 @@ def interleave(
     certain: float = 0.0,
     speedometer: Callable[[], Speedometer] | None = None,
 ) -> Timed:
-    """Time all contenders in one run, round-robin.
+    """Times all candidates in one run, round-robin.
 
-    Ends when samples are `Enough`; an array shorter than `min_samples` says that the budget ran out. Sample i of one array and sample i of
-    another are neighbours in time. The first contender is the one that the others are timed beside: what it raises is raised. A
-    `speedometer` is made, and read, on the processor that samples are taken on. OperandError for an unknown state or no contender.
+    The run ends when samples are `Enough`; arrays shorter than `min_samples` mean that the budget ran out. Sample i of one array and sample
+    i of another are neighbours in time. Errors of the first candidate, the reference, are raised. A `speedometer` is created and read on
+    the CPU that samples are taken on. OperandError for an unknown state or no candidate.
     """
     word(state, "cache state", TIMED)
-    if not contenders:
-        raise OperandError("there is nothing to time: give at least one contender")
-    taking: dict[str, _Taking] = {}
+    if not candidates:
+        raise OperandError("there is nothing to time: give at least one candidate")
+    taking: dict[str, _Sampling] = {}
     failed: dict[str, Exception] = {}
 
     def attempt(name: str, step: Call) -> None:
@@ -162,12 +164,12 @@ def interleave(
             taking.pop(name, None)
 
     def enter(name: str) -> None:
-        fastest = _warmed(contenders[name], clock, WARMUP_SECONDS if warmup_seconds is None else warmup_seconds)
-        taking[name] = _Taking(contenders[name], clock, clock.leads(fastest, state), clock.batch(fastest), [], [])
+        fastest = _warmed(candidates[name], clock, WARMUP_SECONDS if warmup_seconds is None else warmup_seconds)
+        taking[name] = _Sampling(candidates[name], clock, clock.leads(fastest, state), clock.batch(fastest), [], [])
 
-    first = next(iter(contenders))
+    first = next(iter(candidates))
     with clock.undisturbed() as watch, _no_collection():
-        for name in contenders:
+        for name in candidates:
             attempt(name, partial(enter, name))
         if state == "hot" and len(taking) > 1 and not clock.asynchronous:
             for name in list(taking):
@@ -189,9 +191,9 @@ def interleave(
 
 
 @dataclass
-class _Taking:
-    """A contender, how many of its calls precede a sample and how many make one, the seconds of its samples, and the host's for each call
-    before them."""
+class _Sampling:
+    """A candidate: its untimed calls before a sample (`leads`), calls per sample (`batch`), the seconds of its samples, and the host's
+    seconds per untimed call."""
 
     call: Call
     clock: Clock
@@ -201,11 +203,11 @@ class _Taking:
     launched: list[float]
 
     def settle(self) -> None:
-        """Behind other contenders as many untimed calls as it takes until a call is as fast as later ones. An L3 may keep what L2 gives up
-        only when that has come again: 9.4 MB of filters take 596, 514, 411, 399, 397 us from call to call (Granite Rapids)."""
-        if self.batch > 1:  # so short that its data lies further in
+        """Sets the number of untimed calls after which a further call is no faster. One is not enough where an L3 keeps a line evicted from
+        L2 only at its second use: with 9.4 MB of filters calls take 596, 514, 411, 399, 397 us in order (Granite Rapids)."""
+        if self.batch > 1:  # so short that its data fits inner levels
             return
-        spent = [self.clock.seconds(self.call, 1) for _ in range(MOST_LEADS + 1)]
+        spent = [self.clock.seconds(self.call, 1) for _ in range(MAX_UNTIMED + 1)]
         self.leads = max(self.leads, next(made for made, one in enumerate(spent) if one <= SETTLED * min(spent)))
 
     def sample(self) -> None:
@@ -218,9 +220,9 @@ class _Taking:
 
 
 def _warmed(call: Call, clock: Clock, seconds: float) -> float:
-    """Calls until so many seconds have passed, at least FEWEST_WARMUPS times; seconds of the fastest."""
+    """Warms up for `seconds`, at least MIN_WARMUPS calls; seconds of the fastest call."""
     end = time.perf_counter() + seconds
-    fastest = min(clock.seconds(call, 1) for _ in range(FEWEST_WARMUPS))
+    fastest = min(clock.seconds(call, 1) for _ in range(MIN_WARMUPS))
     while time.perf_counter() < end:
         fastest = min(fastest, clock.seconds(call, 1))
     return fastest
@@ -228,7 +230,7 @@ def _warmed(call: Call, clock: Clock, seconds: float) -> float:
 
 @contextmanager
 def pinned(threads: int = 1) -> Iterator[int | None]:
-    """Keep the calling thread on the CPU that it runs on where `threads` is 1; its affinity is restored after."""
+    """Pins the calling thread to its current CPU if `threads` is 1, and restores its affinity after."""
     if threads != 1 or not hasattr(os, "sched_setaffinity"):
         yield None
         return
@@ -242,7 +244,7 @@ def pinned(threads: int = 1) -> Iterator[int | None]:
 
 
 def _current_cpu(allowed: set[int]) -> int:
-    """Where the scheduler has put this thread: as a rule the least busy CPU. The last one where it does not say."""
+    """The CPU that the scheduler chose for this thread, usually the least busy one; the last allowed one where unknown."""
     try:
         stat = Path("/proc/thread-self/stat").read_text()
         cpu = int(stat.rpartition(")")[2].split()[36])  # field 39 of proc(5); the name before it may hold spaces
@@ -267,20 +269,20 @@ def _no_collection() -> Iterator[None]:
 
 
 def copies_for(bytes_per_call: int, last_level_bytes: int) -> int:
-    """How many copies of a call's buffers fill twice the last-level cache; at least two. OperandError where they are too many to hold."""
+    """Copies of a call's buffers that fill twice the last-level cache, at least two. OperandError for more than MAX_COPIES."""
     count = max(2, -(-2 * last_level_bytes // max(1, bytes_per_call)))
-    if count > MOST_COPIES:
+    if count > MAX_COPIES:
         raise OperandError(
-            f"cold caches: {count:,} copies of {bytes_per_call:,} bytes would fill twice the last level, and at most {MOST_COPIES:,} "
-            f"are made; right is a problem of {-(-2 * last_level_bytes // MOST_COPIES):,} bytes or more, or hot caches"
+            f"cold caches: {count:,} copies of {bytes_per_call:,} bytes would fill twice the last level, and at most {MAX_COPIES:,} "
+            f"are made; right is a problem of {-(-2 * last_level_bytes // MAX_COPIES):,} bytes or more, or hot caches"
         )
     return count
 
 
 def rotating(calls: Sequence[Call]) -> Call:
-    """One callable that makes `calls` in turn, each with its own buffers: the "cold" form of a contender.
+    """One callable that cycles through `calls`, each with its own buffers: the "cold" form of a candidate.
 
-    Each is called once here, so that first touches and lazy set-up lie outside every sample.
+    Each is called once here, so that first touches and lazy set-up are outside every sample.
     """
     for call in calls:
         call()

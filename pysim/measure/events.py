@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device's own clock: a pair of events of the CUDA driver around calls on one stream, whoever makes them.
+"""The clock of a GPU: a pair of CUDA driver events around calls on one stream.
 
-While the host makes a timed call the device must have work, or the time that the host needs for it, some microseconds, counts as the
-device's: of a convolution of 8 us that PyTorch calls in 15 nearly half. Calls before it do not help where the host is slower than the
-device, so a kernel of one thread, WAIT, holds the stream until the timed call and both events are in it; where the host took longer than
-that, the sample is taken again and held for longer, up to MOST_HELD. Untimed calls of the same contender, LEAD seconds of them, go before:
-they keep the clock and the caches as work does. Worked number: a call of 10 us is led by six, one of 2 ms by none but that of state "hot".
+The device must have work while the host issues a timed call. Otherwise the host's microseconds count as the device's: nearly half of the
+time of an 8 us convolution that PyTorch issues in 15 us. Earlier calls do not help where the host is slower than the device, so a kernel of
+one thread, WAIT, blocks the stream until the timed call and both events are enqueued. If the host took longer than that, the sample is
+repeated with a longer wait, up to MAX_WAIT. Untimed calls of the same candidate for UNTIMED seconds precede it, to keep the clock and the
+caches as under load. Worked number: six untimed calls precede a call of 10 us, and one of 2 ms none besides that of state "hot".
 """
 
 import ctypes
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from pysim.errors import MissingError, NativeError
 from pysim.record.state import RunState
 
-LEAD, LONG, MOST_LEADS = 6e-5, 2e-3, 8  # seconds, seconds, calls
-HELD, MOST_HELD = 1e-4, 2e-3  # seconds
+UNTIMED, LONG_CALL, MAX_UNTIMED = 6e-5, 2e-3, 8  # seconds, seconds, calls
+FIRST_WAIT, MAX_WAIT = 1e-4, 2e-3  # seconds
 
-# A thread that waits for so many nanoseconds; PTX, which the driver translates for any device
+# A kernel that waits for a number of nanoseconds, as PTX, which the driver compiles for any device
 WAIT = b"""
 .version 6.0
 .target sm_50
@@ -43,14 +43,14 @@ again:
 
 
 class _Sample(NamedTuple):
-    """Device seconds of a sample, and when the host had made it, of `time.perf_counter`."""
+    """Device seconds of a sample, and the host's `time.perf_counter` when all was enqueued."""
 
     seconds: float
     made: float
 
 
 class Events:
-    """A `pysim.measure.clock.Clock` of libcuda; the library must have made a context before."""
+    """A `pysim.measure.clock.Clock` by libcuda, in the context that exists already."""
 
     asynchronous = True
 
@@ -59,7 +59,7 @@ class Events:
             self._cuda = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise MissingError(f"there is no NVIDIA driver here: {error}") from None
-        self._stream, self._held = ctypes.c_void_p(stream), HELD
+        self._stream, self._held = ctypes.c_void_p(stream), FIRST_WAIT
         self._pair, self._module, self._wait = (ctypes.c_void_p(), ctypes.c_void_p()), ctypes.c_void_p(), ctypes.c_void_p()
         for event in self._pair:
             self._check(self._cuda.cuEventCreate(ctypes.byref(event), 0))
@@ -71,20 +71,20 @@ class Events:
             raise NativeError(f"the CUDA driver refused an event: error {status}")
 
     def _hold(self) -> None:
-        """Holds the stream for a while."""
+        """Blocks the stream for a while."""
         nanoseconds = ctypes.c_uint64(int(self._held * 1e9))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(nanoseconds))
         self._check(self._cuda.cuLaunchKernel(self._wait, 1, 1, 1, 1, 1, 1, 0, self._stream, parameters, None))
 
     def seconds(self, call: Callable[[], object], times: int = 1) -> float:
-        """Device seconds between two events around so many calls."""
+        """Device seconds between two events around `times` calls."""
         while True:
             self._hold()
             started = time.perf_counter()
             found = self._between(call, times)
-            if found.made - started < self._held or self._held >= MOST_HELD:
+            if found.made - started < self._held or self._held >= MAX_WAIT:
                 return found.seconds
-            self._held = min(MOST_HELD, 2 * (found.made - started))
+            self._held = min(MAX_WAIT, 2 * (found.made - started))
 
     def _between(self, call: Callable[[], object], times: int) -> "_Sample":
         begin, end = self._pair
@@ -102,7 +102,7 @@ class Events:
         return 1
 
     def leads(self, seconds: float, state: RunState) -> int:
-        """What keeps the device busy; of long calls what the cache state asks for."""
+        """The calls that keep the device busy; for state "hot" at least one."""
         return max(leads(seconds), int(state == "hot"))
 
     def undisturbed(self) -> AbstractContextManager[None]:
@@ -117,5 +117,5 @@ class Events:
 
 
 def leads(seconds: float) -> int:
-    """How many untimed calls keep the device busy before a timed one that takes so long: LEAD seconds of them, none where it takes LONG."""
-    return 0 if seconds >= LONG else min(MOST_LEADS, math.ceil(LEAD / max(seconds, 1e-9)))
+    """Untimed calls before a timed one of `seconds`: UNTIMED seconds of them, none for calls of LONG_CALL or more."""
+    return 0 if seconds >= LONG_CALL else min(MAX_UNTIMED, math.ceil(UNTIMED / max(seconds, 1e-9)))

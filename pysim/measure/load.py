@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who else had the processor while something was timed, as Linux counts it.
+"""The load by other processes while something was timed, as Linux counts it.
 
     taken   = 1 - processor time of the thread / wall time, plus the hypervisor's share (steal, all CPUs)
     others  = (busy time of all CPUs - processor time of this process) / wall time, in CPUs
 
-A thread that is timed never sleeps, so what it did not run somebody else did. With several threads one waits for another, and
-`taken` is the hypervisor's share alone. Worked number: 1.0 s of samples in which the thread ran 0.9 s, 2 % of steal: taken is 0.12.
+A timed thread never sleeps, so others ran whenever it did not. Threads of a team wait for one another, so with several threads `taken` is
+the hypervisor's share alone. Worked number: in 1.0 s of samples the thread ran 0.9 s, with 2 % of steal: taken is 0.12.
 """
 
 import os
@@ -17,14 +17,14 @@ from typing import NamedTuple
 from pysim.record.measurement import Ratio
 
 STAT = Path("/proc/stat")
-LOADED = 0.02  # share of the time from which on a measurement says that it was disturbed
+LOADED = 0.02  # share of the time taken by others above which a measurement is reported as disturbed
 _STEAL = 7  # of the columns of /proc/stat, proc(5): user nice system idle iowait irq softirq steal
 _BUSY = (0, 1, 2, 5, 6, 7)
 
 
 class Load(NamedTuple):
-    """`taken`: the share of the time that was others'; `others`: the CPUs that other processes used meanwhile, steal among them, of so
-    many `cpus`; `switches`: how often the thread had to make way."""
+    """`taken`: share of the time that others ran in the thread's place; `others`: CPUs, of `cpus`, that other processes used, steal
+    included; `switches`: involuntary context switches of the thread."""
 
     taken: float
     others: float
@@ -33,12 +33,12 @@ class Load(NamedTuple):
 
     @property
     def heavy(self) -> bool:
-        """Whether a measurement should say so."""
+        """Whether the measurement is reported as disturbed."""
         return self.taken > LOADED
 
     @property
     def share(self) -> float:
-        """What others had, of the time or of all CPUs, whichever is more: they slow down memory from there, too."""
+        """The larger of the shares of the time and of all CPUs that others used: on other CPUs they still slow memory down."""
         return max(self.taken, self.others / self.cpus)
 
 
@@ -80,13 +80,13 @@ def _switches() -> int:
 
 
 class Watch:
-    """Counts from where it is made."""
+    """Counts the load from its creation on."""
 
     def __init__(self, threads: int = 1) -> None:
         self._threads, self._before = threads, _read()
 
     def load(self) -> Load:
-        """Of the time since."""
+        """The load since creation."""
         before, now = self._before, _read()
         wall = max(now.wall - before.wall, 1e-9)
         stolen = (now.steal - before.steal) / now.cpus / wall
@@ -96,7 +96,7 @@ class Watch:
 
 
 def share_of_others(seconds: float = 0.05) -> float:
-    """What others have of this computer now: the calling thread is busy for so long and sees what it gets."""
+    """The share of this computer that others use now, measured by a busy wait of the calling thread."""
     watch, end = Watch(), time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
@@ -104,6 +104,6 @@ def share_of_others(seconds: float = 0.05) -> float:
 
 
 def widened(ratio: Ratio, taken: float) -> Ratio:
-    """An interval of samples of which others had a share: either side may have had all of it."""
+    """A ratio's interval, widened for the share of the time taken by others: either side may have lost all of it."""
     ran = max(1 - taken, 1e-3)
     return Ratio(ratio.value, ratio.low * ran, ratio.high / ran)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What samples amount to: quartiles, and the ratio of two contenders with its interval."""
+"""Statistics of samples: quartiles, and the ratio of two candidates with its interval."""
 
 import math
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ def quartiles(samples: Array) -> tuple[float, float, float]:
 
 
 def uncertainty(samples: Array) -> float:
-    """Half the width of the median's interval, as a share of it: between the order statistics n/2 -+ 0.98 sqrt(n), which hold the median of
-    what was sampled with CONFIDENCE (Conover, Practical Nonparametric Statistics, section 3.2)."""
+    """Half the width of the median's confidence interval over the median. The interval lies between the order statistics n/2 -+ 0.98
+    sqrt(n), for CONFIDENCE (Conover, Practical Nonparametric Statistics, section 3.2)."""
     n, ordered = samples.size, np.sort(samples)
     reach = 0.98 * math.sqrt(n)
     low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach))
@@ -31,9 +31,9 @@ def uncertainty(samples: Array) -> float:
 
 
 def ratio(numerator: Array, denominator: Array, resamples: int = RESAMPLES, seed: int = 0) -> Ratio:
-    """median(numerator) / median(denominator), both from one `interleave`, and its bootstrap interval, the same each time.
+    """median(numerator) / median(denominator), both from one `interleave`, and its bootstrap interval (seeded, so reproducible).
 
-    Rounds are resampled, so a slow moment that hit both contenders of a round stays a pair (percentile bootstrap, Efron and Tibshirani, An
+    Rounds are resampled as pairs, so a disturbance of both candidates stays paired (percentile bootstrap, Efron and Tibshirani, An
     Introduction to the Bootstrap, section 13.3). OperandError where the arrays do not pair up.
     """
     if numerator.shape != denominator.shape or numerator.ndim != 1 or numerator.size < 2:
@@ -49,7 +49,7 @@ def _of_medians(numerator: Array, denominator: Array) -> Array:
 
 
 def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
-    """Kendall's rank correlation of two columns; None for fewer than three rows, which say nothing about an order, and for equal ones."""
+    """Kendall's rank correlation of two columns; None for fewer than three rows, and where all values of a column are equal."""
     if len(predicted) < 3:
         return None
     from scipy.stats import kendalltau

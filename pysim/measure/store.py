@@ -2,9 +2,8 @@
 """The measurement store: one SQLite file that keeps every measurement with its key, environment and samples.
 
 A measurement is committed, and on disk (WAL, synchronous=FULL), before `add` returns: a run that is interrupted loses
-only the contender that was being timed. Several processes may write at once; SQLite makes them take turns. Nothing
-here ever deletes or rewrites a row, and a file that is no store, is damaged or comes from a newer version is refused,
-not replaced.
+only the candidate that was being timed. Several processes may write; SQLite serialises them. Rows are never deleted or
+rewritten. A file that is no store, is damaged or comes from a newer version is refused, not replaced.
 
 Worked number: 30 samples take 240 bytes; with key and environment a measurement takes about 1 kB.
 """
@@ -87,7 +86,7 @@ class Store:
                 raise
 
     def _prepare(self) -> None:
-        """Make an empty file a store; refuse a file that is something else, before anything is written to it."""
+        """Makes an empty file a store; refuses any other file before writing to it."""
         if self._version() == 0:
             _patiently(lambda: self._db.execute("PRAGMA journal_mode=WAL").fetchone())
             self._db.execute("BEGIN IMMEDIATE")
@@ -100,7 +99,7 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
 
     def _version(self) -> int:
-        """0 for an empty file, SCHEMA for a store; anything else is refused."""
+        """0 for an empty file, SCHEMA for a store; StoreError for anything else."""
         owner = self._db.execute("PRAGMA application_id").fetchone()[0]
         version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
         tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -116,13 +115,13 @@ class Store:
         return version
 
     def add(self, m: Measurement) -> int:
-        """Keep one measurement; it is on disk when this returns. Returns its id."""
+        """Stores one measurement, on disk when this returns; gives its id."""
         with _clear(self.path):
             cursor = self._db.execute(_INSERT, _row(m))
         return int(cursor.lastrowid or 0)
 
     def add_run(self, measurements: Iterable[Measurement]) -> None:
-        """Keep the measurements of a run, all or none of them; they are on disk when this returns."""
+        """Stores the measurements of a run, all or none, on disk when this returns."""
         rows = [_row(m) for m in measurements]
         with _clear(self.path):
             self._db.execute("BEGIN IMMEDIATE")
@@ -130,7 +129,7 @@ class Store:
                 self._db.executemany(_INSERT, rows)
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # which SQLite has ended itself on a full disk
+                if self._db.in_transaction:  # SQLite itself ends it on a full disk
                     self._db.execute("ROLLBACK")
                 raise
 
@@ -154,12 +153,12 @@ class Store:
             return [_measurement(row) for row in self._db.execute(query, tuple(given.values()))]
 
     def __len__(self) -> int:
-        """How many measurements are kept."""
+        """The number of measurements."""
         with _clear(self.path):
             return int(self._db.execute("SELECT count(*) FROM measurement").fetchone()[0])
 
     def close(self) -> None:
-        """Everything added is on disk already; this gives the file back."""
+        """Closes the file; everything added is on disk already."""
         self._db.close()
 
     def __enter__(self) -> Self:
@@ -176,14 +175,14 @@ def _row(m: Measurement) -> tuple[object, ...]:
 
 
 def _measurement(row: tuple[object, ...]) -> Measurement:
-    """A row as a value; a row that no version of this file wrote is a damaged store."""
+    """A row as a value; ValueError for a row that no version of this module writes."""
     fields = dict(zip(_FIELDS, row, strict=True))
-    if not isinstance(kept := fields["samples"], bytes):  # bytes(10**12) would be zeros, and that many
-        raise ValueError("the samples of a measurement are no numbers")
+    if not isinstance(kept := fields["samples"], bytes):  # bytes(10**12) would allocate as many zeros
+        raise ValueError("the samples of a measurement are not numbers")
     samples = array("d")
     samples.frombytes(kept)
     if not all(0 <= one < math.inf for one in samples):
-        raise ValueError("the samples of a measurement are no times")
+        raise ValueError("the samples of a measurement are not times")
     fields["samples"] = tuple(samples)
     fields["environment"] = msgspec.json.decode(str(fields["environment"]))
     return msgspec.convert(fields, Measurement)
@@ -191,7 +190,7 @@ def _measurement(row: tuple[object, ...]) -> Measurement:
 
 @contextmanager
 def _clear(path: Path) -> Iterator[None]:
-    """SQLite's errors, and rows that cannot be read, as StoreError with the file's name and what to do."""
+    """Turns SQLite's errors and unreadable rows into a StoreError with the file's name and what to do."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -203,7 +202,7 @@ def _clear(path: Path) -> Iterator[None]:
 
 
 def _patiently(step: Callable[[], object]) -> None:
-    """Run a step that SQLite refuses at once, without waiting, while another process opens the same new file."""
+    """Retries a step that SQLite refuses without waiting while another process opens the same new file."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -225,7 +224,7 @@ def now() -> str:
 
 @functools.cache
 def environment() -> dict[str, str]:
-    """What a measurement depends on besides its key: CPU, governor, kernel, versions. Unknown values are left out."""
+    """Conditions of a measurement besides its key: CPU, governor, kernel, versions. Unknown values are left out."""
     found = {
         "cpu": _cpu_model(),
         "cpus": str(os.cpu_count() or ""),
@@ -249,7 +248,7 @@ def _text(path: Path) -> str:
 
 
 def _cpu_model() -> str:
-    """Family, model and stepping stand beside the name, since virtual machines hide the latter."""
+    """The name with family, model and stepping, since virtual machines hide the name."""
     lines = _text(Path("/proc/cpuinfo")).split("\n\n")[0].splitlines()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     name = fields.get("model name") or fields.get("cpu") or platform.processor()
@@ -265,7 +264,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout that this file lies in, with "+" where files differ from it; empty outside one."""
+    """The commit of the checkout of this file, with "+" if files are modified; empty outside a checkout."""
     root = Path(__file__).parent.parent.parent
     if not (root / ".git").exists():
         return ""

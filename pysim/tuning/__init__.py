@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best plan by measurement: what to measure next, what was found, and the stored evidence of it."""
+"""The best plan by measurement: which plans to time next, the result, and its stored evidence."""

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a search measures next, and what it has found: functions of what was measured so far, so that a search that was killed goes on.
+"""Decides which plans a search measures next, and evaluates the result. Both are functions of the runs so far, so a killed search resumes.
 
-Plans are measured in runs, interleaved with the incumbent. The time of a plan is the median, over all its samples, of sample over the
-incumbent's neighbouring sample; what slows the whole machine down cancels. In seconds it is that times what the incumbent takes
-undisturbed: the median of the least third of its runs (on a virtual machine whose core another one shares for seconds, all is 1.45 times
-as long meanwhile). Two arms explore, each taking turns by the time it has spent: the model's order, and a random order of all legal plans
-as the baseline. Successive halving decides who is measured again: the better half of those that took part in r runs goes on to run r + 1,
-before anything new is tried (asynchronously, as in Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020, with runs as
-the resource). The last part of the budget belongs to the finalists, the plans that the regrets are about.
+A run times a few plans interleaved with the incumbent. The time of a plan is the median, over all its samples, of sample / neighbouring
+sample of the incumbent, in which a slowdown of the whole machine cancels. Multiplied by the undisturbed time of the incumbent, the median
+of the fastest third of its runs, it gives seconds (on a virtual machine that shares its core for seconds, all takes 1.45 times as long).
 
-    regret of names = least time among them / least time of all, both of plans that took part in at least CONFIRMED runs
+Two arms explore, each with half of the time: the model's order, and as the baseline a random order of all legal plans. Successive halving
+decides which plans are measured again: the better half of those with r runs gets run r + 1 before a new plan is tried (asynchronously, as
+in Li et al., A System for Massively Parallel Hyperparameter Tuning, 2020, with runs as the resource). The last part of the budget times the
+finalists, the plans that determine the reported regrets.
 
-Worked number: of 64 explored plans 32 take part in a second run and 1 in a seventh: 127 places in all, half of them exploration.
+    regret of a set = least time in the set / least time of all, both over plans with at least CONFIRMED runs
+
+Worked number: of 64 explored plans 32 get a second run and 1 a seventh, in all 127 plan timings, half of them exploration.
 """
 
 import itertools
@@ -28,16 +29,16 @@ Purpose = Literal["model", "random", "again", "final"]
 ARMS: tuple[Purpose, Purpose] = ("model", "random")
 PURPOSES: tuple[Purpose, ...] = (*ARMS, "again", "final")
 
-BATCH = 4  # plans of a run, beside the incumbent
-EXPLORE = 0.75  # the share of the budget that is not the finalists'
-FINALISTS = 3  # the best of all, besides the best of each group that a regret is about
-CONFIRMED = 2  # runs without which a plan's time is not relied on: the luckiest of many short runs is not the fastest plan
-ENOUGH = 30  # runs of every finalist, after which more say nothing
+BATCH = 4  # plans of a run, besides the incumbent
+EXPLORE = 0.75  # share of the budget before the finalists
+FINALISTS = 3  # the best plans overall, besides the best of each set with a reported regret
+CONFIRMED = 2  # runs before a plan's time counts: the luckiest of many single runs is not the fastest plan
+MAX_FINAL_RUNS = 30  # of every finalist
 
 
 class Run(NamedTuple):
-    """What was measured at once: seconds per call of each plan, by name, sample i of one beside sample i of another; the incumbent is one
-    of them. `spent` are the seconds that all of it took, preparing and checking included; `speed` is a CPU's core behind some."""
+    """One interleaved measurement: seconds per call of each plan by name, the incumbent among them; samples with the same index are
+    neighbours in time. `spent`: seconds of the whole run, preparing and checking included; `speed`: of a CPU's core, after some runs."""
 
     purpose: Purpose
     incumbent: str
@@ -47,7 +48,7 @@ class Run(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What is known of a plan: its samples over the incumbent's, their median, and in how many runs it took part."""
+    """The results of a plan: its samples over the incumbent's, their median, and the number of its runs."""
 
     ratios: Array
     time: float
@@ -58,7 +59,7 @@ Trials = Mapping[str, Trial]
 
 
 def after(trials: Trials, run: Run) -> dict[str, Trial]:
-    """What is known after one more run."""
+    """The trials with one more run."""
     beside = run.samples[run.incumbent]
     found = dict(trials)
     for name, samples in run.samples.items():
@@ -69,7 +70,7 @@ def after(trials: Trials, run: Run) -> dict[str, Trial]:
 
 
 def known(runs: Iterable[Run]) -> dict[str, Trial]:
-    """What is known after all of them."""
+    """The trials of all runs."""
     found: dict[str, Trial] = {}
     for run in runs:
         found = after(found, run)
@@ -84,7 +85,7 @@ def seconds_of(trials: Trials, runs: Iterable[Run]) -> dict[str, float]:
 
 
 class Step(NamedTuple):
-    """What to measure next beside the incumbent, and what for."""
+    """The plans to measure next besides the incumbent, and the purpose."""
 
     purpose: Purpose
     names: list[str]
@@ -98,7 +99,7 @@ def step(
     spent: Mapping[Purpose, float],
     budget: float,
 ) -> Step | None:
-    """The next run of a search; None where the budget is spent or more runs would say nothing. `orders` are those of the two arms."""
+    """The next run of a search; None where the budget is spent or all finalists are timed. `orders`: the plans of each arm in order."""
     total = sum(spent.values())
     if total >= budget:
         return None
@@ -110,12 +111,12 @@ def step(
             arm = min(arms, key=lambda arm: spent.get(arm, 0.0))
             return Step(arm, left[arm][:BATCH])
     names = finalists(orders, trials, failed)
-    return Step("final", names) if any(trials[name].runs < ENOUGH for name in names) else None
+    return Step("final", names) if any(trials[name].runs < MAX_FINAL_RUNS for name in names) else None
 
 
 def promoted(trials: Trials, incumbent: str) -> list[str]:
-    """Plans that took part in r runs and are in the better half of all that did, of the largest r where there are any. The incumbent is in
-    every run anyway."""
+    """The plans that successive halving measures again: those with exactly r runs in the better half of those with r or more, for the
+    largest such r. The incumbent is in every run anyway."""
     ranked = [name for name in by_time(trials, trials) if name != incumbent]
     for runs in range(max((trials[name].runs for name in ranked), default=0), 0, -1):
         reached = [name for name in ranked if trials[name].runs >= runs]
@@ -125,7 +126,7 @@ def promoted(trials: Trials, incumbent: str) -> list[str]:
 
 
 def finalists(orders: Mapping[Purpose, Sequence[str]], trials: Trials, failed: Collection[str]) -> list[str]:
-    """The plans that are reported: the best of all, the model's first, the best of its first 8 and 16, and of what each arm has found."""
+    """The plans that determine the reported figures: the best overall, the model's first, the best of its first 8, 16 and of each arm."""
     ranking = orders["model"]
     groups = [ranking[:1], ranking[:8], ranking[:16], *(taken(orders[arm], trials, failed) for arm in ARMS)]
     names = [*by_time(trials, trials)[:FINALISTS], *(name for group in groups for name in by_time(group, trials)[:1])]
@@ -133,7 +134,7 @@ def finalists(orders: Mapping[Purpose, Sequence[str]], trials: Trials, failed: C
 
 
 def by_time(names: Iterable[str], trials: Trials) -> list[str]:
-    """Those of the names that were measured, the fastest first."""
+    """The measured plans among the names, fastest first."""
     return sorted((name for name in names if name in trials), key=lambda name: trials[name].time)
 
 
@@ -148,12 +149,12 @@ def best(names: Iterable[str], trials: Trials) -> str | None:
 
 
 def regret(names: Iterable[str], trials: Trials) -> float | None:
-    """The least time of the names over the least of all; None where either is not known well enough."""
+    """The least time among the names over the least of all; None where either has too few runs."""
     ours, least = best(names, trials), best(trials, trials)
     return trials[ours].time / trials[least].time if ours and least else None
 
 
 def regret_of_first(count: int, ranking: Sequence[str], trials: Trials, failed: Collection[str]) -> float | None:
-    """The regret of the model's first so many plans; None where they were not all tried."""
+    """The regret of the first `count` plans of the model's order; None where not all of them were tried."""
     first = ranking[:count]
     return regret(first, trials) if len(taken(first, trials, failed)) == len(first) else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of searches in the measurement store, and which of them count here: those of the same question on the same machine, computer,
-version and build of the kernels. What does not count is counted, with what it differs by.
+"""Runs of searches in the measurement store. A run is used if its problem, machine file, computer, version and kernel build are the same;
+the others are counted by what differs.
 
-A run is one measurement a plan under one run id, stored in one transaction: a search that is killed leaves whole runs.
+A run is stored in one transaction, a measurement per plan under one run id, so a killed search leaves only complete runs.
 """
 
 import functools
@@ -29,19 +29,19 @@ from pysim.record.state import RunState
 from pysim.runtime import cpu, cuda
 from pysim.tuning.choose import Array, Purpose, Run, best, known, seconds_of
 
-MOST_PLANS = 1_000_000
-STATE: RunState = "hot"  # caches as the call before left them
+MAX_PLANS = 1_000_000
+STATE: RunState = "hot"
 
 
 class Question(NamedTuple):
-    """What a search is about, and `here`: what its measurements must agree in, as they were stored."""
+    """The problem of a search, and `here`: environment entries that stored measurements must equal."""
 
     problem: str
     here: dict[str, str]
 
 
 class Evidence(NamedTuple):
-    """The runs that count, what does not and why ("kernels 1f2e..": so many measurements), and when each plan was measured last."""
+    """The runs that can be used, how many measurements cannot by what differs ("kernels 1f2e.."), and the last time of each plan."""
 
     runs: list[Run]
     set_aside: dict[str, int]
@@ -49,7 +49,7 @@ class Evidence(NamedTuple):
 
 
 def question_of(workload: Workload, on: Any, threads: int, layout: Layout) -> Question:
-    """MissingError where the library or the device is not here."""
+    """The question that describes a search on this computer. MissingError without the library or the device."""
     here = {
         "machine": on.name,
         "computer": computer(on),
@@ -62,13 +62,13 @@ def question_of(workload: Workload, on: Any, threads: int, layout: Layout) -> Qu
 
 
 def computer(on: Any) -> str:
-    """The machine's fingerprint: what the hardware says that it is, not what a calibration leaves of its last level."""
+    """The fingerprint of this computer: the hardware as reported, independent of a calibration."""
     if isinstance(on, Gpu):
         device = cuda.devices()[0]
         return f"{device.name}, {device.sms} SMs at {device.clock_khz} kHz, driver {device.driver}"
     try:
         levels: Sequence[Any] = read_caches()
-    except MachineError:  # a system that does not say
+    except MachineError:  # not reported by this system
         levels = on.levels
     caches = (f"L{number} {one.sets}x{one.ways}x{one.line_bytes}" for number, one in enumerate(levels, 1))
     return ", ".join([environment().get("cpu", "unknown CPU"), *caches])
@@ -81,7 +81,9 @@ def _digest(library: Path) -> str:
 
 def keep(store: Store, question: Question, plans: Mapping[str, Plan], run: Run) -> None:
     """A run, whole."""
-    about = {"search": run.purpose, "spent": repr(run.spent), "incumbent": run.incumbent} | (run.speed.told() if run.speed else {})
+    about = {"search": run.purpose, "spent": repr(run.spent), "incumbent": run.incumbent} | (
+        run.speed.as_environment() if run.speed else {}
+    )
     common = {"problem": question.problem, "machine": question.here["machine"], "time": now(), "run": str(uuid.uuid4())}
 
     def measurement(name: str, samples: Array) -> Measurement:
@@ -93,7 +95,7 @@ def keep(store: Store, question: Question, plans: Mapping[str, Plan], run: Run) 
 
 
 def recall(store: Store, question: Question) -> Evidence:
-    """What the store has about a question. All runs that count have the same incumbent: that of the latest."""
+    """The stored evidence for a question. Used runs all have the incumbent of the latest run."""
     found = [one for one in store.find(problem=question.problem, state=STATE) if "search" in one.environment]
     set_aside: Counter[str] = Counter()
     rows: dict[str, dict[str, Measurement]] = {}
@@ -110,7 +112,7 @@ def recall(store: Store, question: Question) -> Evidence:
             set_aside["another incumbent"] += len(run)
             continue
         if (read := _run(run, incumbent)) is None:
-            set_aside["no search leaves a run so"] += len(run)
+            set_aside["incomplete run"] += len(run)
             continue
         evidence.runs.append(read)
         evidence.times.update({name: one.time for name, one in run.items()})
@@ -118,12 +120,12 @@ def recall(store: Store, question: Question) -> Evidence:
 
 
 def _run(stored: Mapping[str, Measurement], incumbent: str) -> Run | None:
-    """A run by its measurements, which have as many samples each; None for what `keep` does not write."""
+    """A run from its measurements; None for one that `keep` would not write."""
     samples = {name: np.array(one.samples) for name, one in stored.items()}
     if len({one.size for one in samples.values()}) > 1:
         return None
     try:
-        spent, speed = float(_about(stored, "spent")), Speed.of(next(iter(stored.values())).environment)
+        spent, speed = float(_about(stored, "spent")), Speed.from_environment(next(iter(stored.values())).environment)
     except ValueError:
         return None
     return Run(cast("Purpose", _about(stored, "search")), incumbent, samples, spent, speed)
@@ -134,13 +136,13 @@ def _about(run: Mapping[str, Measurement], field: str) -> str:
 
 
 def said(set_aside: Mapping[str, int]) -> str:
-    """What does not count, in words."""
-    return "; ".join(f"{count} stored measurements do not count: {reason}" for reason, count in set_aside.items())
+    """The measurements that are not used, in words."""
+    return "; ".join(f"{count} stored measurements are not used: {reason}" for reason, count in set_aside.items())
 
 
 class Pinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The evidence of a plan that was found by measurement: its undisturbed seconds, its time over that of the search's incumbent,
-    how many plans that search measured, when this one was measured last, and where."""
+    """The evidence for a plan found by measurement: its undisturbed seconds, its time over that of the search's incumbent, the number of
+    plans measured, and when and where this one was measured last."""
 
     measured_seconds: float
     over_incumbent: float
@@ -153,17 +155,18 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     computer: str
 
 
-def pinned(store: Store, workload: Workload, on: Any, asked: Mapping[str, Any], threads: int = 1) -> tuple[Plan, Pinned | None, str]:
-    """The best plan found here among those that are legal as `asked` (options of `planner.plan`), with its evidence; else the model's, with
-    why there is none."""
-    question = question_of(workload, on, threads, asked.get("layout", "nchw"))
+def pinned(store: Store, workload: Workload, on: Any, options: Mapping[str, Any], threads: int = 1) -> tuple[Plan, Pinned | None, str]:
+    """The best plan found here that is legal under `options` (those of `planner.plan`), with its evidence; else the model's plan, with the
+    reason."""
+    question = question_of(workload, on, threads, options.get("layout", "nchw"))
     evidence = recall(store, question)
     trials = known(evidence.runs)
-    plans = legal(workload, on, **asked) if trials else {}  # all of them take a second
+    plans = legal(workload, on, **options) if trials else {}  # enumerating all plans takes a second
     name = best(plans, trials)
     if name is None:
-        why = said(evidence.set_aside) or ("none of the measured plans is allowed" if trials else "nothing was searched")
-        return planner.plan(workload, on, **asked), None, f"{workload.text}: the model's plan, not a measured one ({why}); run pysim search"
+        never = "none of the measured plans is legal with these options" if trials else "it was never searched"
+        reason = f"{workload.text}: the model's plan, not a measured one ({said(evidence.set_aside) or never}); run pysim search"
+        return planner.plan(workload, on, **options), None, reason
     about = {key: question.here[key] for key in ("pysim", "kernels", "computer")}
     found = Pinned(
         measured_seconds=seconds_of(trials, evidence.runs)[name], over_incumbent=trials[name].time, incumbent=evidence.runs[0].incumbent,
@@ -172,7 +175,7 @@ def pinned(store: Store, workload: Workload, on: Any, asked: Mapping[str, Any], 
     return plans[name], found, ""
 
 
-def legal(workload: Workload, on: Any, **asked: Any) -> dict[str, Plan]:
-    """All plans by name in the model's order, its choice first, also where others cost the same."""
-    chosen = planner.plan(workload, on, **asked)
-    return {chosen.name: chosen} | {plan.name: plan for plan in planner.plans(workload, on, MOST_PLANS, **asked)}
+def legal(workload: Workload, on: Any, **options: Any) -> dict[str, Plan]:
+    """All plans by name in the model's order. Its choice comes first even if others have the same cost."""
+    chosen = planner.plan(workload, on, **options)
+    return {chosen.name: chosen} | {plan.name: plan for plan in planner.plans(workload, on, MAX_PLANS, **options)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A search: plans of one problem are checked, measured in runs as `pysim.tuning.choose` says, and every run is stored before the next.
+"""A search: checks and times plans of one problem in the runs that `pysim.tuning.choose` selects, and stores each run before the next.
 
-The budget is of runs, those in the store included: preparing, checking and timing. Planning, operands and their references come on top.
+The budget covers the runs, stored ones included: preparing, checking and timing. Planning, operands and references come on top.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,13 +30,13 @@ from pysim.runtime import cpu
 from pysim.tuning import choose, evidence
 from pysim.tuning.choose import ARMS, PURPOSES, Purpose, Run, Step, Trials, after, known, taken
 
-ROUNDS, ROUND_SECONDS = 5, 0.001  # of a run: least samples of a plan, and the least seconds that they last
-MOST_RUN_SECONDS = 30.0
-KEPT = 10  # prepared plans: as many as a run has
+MIN_SAMPLES, MIN_SECONDS = 5, 0.001  # of each plan of a run
+MAX_RUN_SECONDS = 30.0
+PREPARED_PLANS = 10  # kept ready; a run has fewer
 
 
 class Settings(NamedTuple):
-    """Seconds of runs for each problem, threads of ours on a CPU, a GPU's layout, the seed of operands and of the random order."""
+    """Seconds of runs per problem, threads on a CPU, layout on a GPU, seed of the operands and of the random order."""
 
     budget: float
     threads: int = 1
@@ -45,8 +45,7 @@ class Settings(NamedTuple):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """A plan that was measured: its undisturbed seconds (`choose.seconds_of`), its time over the best one's, in how many runs it took part,
-    and how many samples it has."""
+    """A measured plan: its undisturbed seconds (`choose.seconds_of`), its time over that of the best, its runs and its samples."""
 
     name: str
     measured_seconds: float
@@ -57,12 +56,12 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found. `regret` is the time of the model's first choice over the best found, `regret_8` that of the best of its first
-    8; `model_regret` and `random_regret` are of what each arm found in the same time; null where too little was measured to say.
-    `kendall_tau` is of predicted and measured times over all plans measured. `first` is the model's choice, `found` all plans measured,
-    fastest first; `failed` says why plans were not, `wrong` names those of them that gave a wrong result. `stored_seconds` of
-    `spent_seconds` were in the store already; `set_aside` counts what else is there, by what it differs in. Where `core` says what a CPU's
-    clock was behind the runs, `predicted_seconds` of `found` are at that clock."""
+    """The result. `regret`: time of the model's first choice over the best found; `regret_8`, `regret_16`: of the best of its first 8, 16;
+    `model_regret`, `random_regret`: of the best that each arm found in the same time; null where too little was measured. `kendall_tau`:
+    of predicted and measured times over all measured plans. `first`: the model's choice; `found`: all measured plans, fastest first;
+    `failed`: plans that could not be timed, with the reason; `wrong`: those of them with a wrong result. `stored_seconds`: the part of
+    `spent_seconds` that was in the store before; `set_aside`: stored measurements that are not used, by what differs. Where `core` has the
+    CPU's clock during the runs, the `predicted_seconds` of `found` are at that clock."""
 
     problem: str
     label: str = ""
@@ -102,13 +101,13 @@ def search(
     executor: cpu.Executor = cpu.LOCAL,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Search:
-    """Searches the plans of a layer; `tell` gets a line after each run.
+    """Searches the plans of a layer; `tell` gets a line of progress after each run.
 
-    Raises PlanError where there is no plan, MachineError where nothing can be timed, MissingError without library or device. Where the plan
-    that others are timed beside is wrong or cannot be run, nothing is measured, and `reason` says so.
+    Raises PlanError where there is no plan, MachineError for an emulated machine, MissingError without library or device. If the incumbent
+    is wrong or cannot run, nothing is measured and `reason` says why.
     """
     if executor.kind == "emulated":
-        raise MachineError(f"{on.name} is emulated here, where no time means anything; search on -m host or -m cuda")
+        raise MachineError(f"{on.name} is emulated here, where times mean nothing; search on -m host or -m cuda")
     workload = layer.workload
     question = evidence.question_of(workload, on, settings.threads, settings.layout)
     plans = evidence.legal(workload, on, layout=settings.layout)
@@ -116,7 +115,7 @@ def search(
     runs = [_of(plans, run) for run in stored.runs if run.incumbent in plans]
     orders: dict[Purpose, list[str]] = {"model": list(plans), "random": _shuffled(plans, settings.seed)}
     incumbent = runs[0].incumbent if runs else orders["model"][0]
-    rig = _Rig(bench_of(plans[incumbent], on, settings.threads, executor, settings.seed), LruCache(KEPT), {}, [])
+    rig = _Rig(bench_of(plans[incumbent], on, settings.threads, executor, settings.seed), LruCache(PREPARED_PLANS), {}, [])
     trials = known(runs)
     spent = {purpose: sum(run.spent for run in runs if run.purpose == purpose) for purpose in PURPOSES}
     target = target_of(plans[incumbent])
@@ -127,7 +126,7 @@ def search(
         if incumbent not in samples:
             break
         speed = meter.look() if meter else None
-        begin, start = start, perf_counter()  # storing a run counts with the next
+        begin, start = start, perf_counter()  # storing a run counts towards the next one
         runs.append(Run(now.purpose, incumbent, samples, start - begin, speed))
         evidence.keep(store, question, plans, runs[-1])
         trials = {name: trial for name, trial in after(trials, runs[-1]).items() if name not in rig.failed}
@@ -138,25 +137,25 @@ def search(
     then = evidence.legal(workload, on.at_clock(core.clock_hz), layout=settings.layout) if isinstance(on, Machine) and core else plans
     return Search(
         label=layer.label, count=layer.count, machine=on.name, threads=settings.threads, problem=workload.text, set_aside=stored.set_aside,
-        reason=f"{incumbent}, which others are timed beside: {rig.failed[incumbent]}" if incumbent in rig.failed else "",
+        reason=f"{incumbent}, the plan that others are compared with: {rig.failed[incumbent]}" if incumbent in rig.failed else "",
         failed=rig.failed, wrong=tuple(rig.wrong), spent_seconds=sum(spent.values()), stored_seconds=before,
         core=core, **_summary(plans, then, orders, runs, trials, rig.failed),
     )  # fmt: skip
 
 
 def _of(plans: Mapping[str, Plan], run: Run) -> Run:
-    """A stored run without plans that are none now."""
+    """A stored run without plans that no longer exist."""
     return run._replace(samples={name: samples for name, samples in run.samples.items() if name in plans})
 
 
 def _shuffled(plans: Mapping[str, Plan], seed: int) -> list[str]:
-    """Names in an order that does not depend on the model's."""
+    """The names in a random order, independent of the model's."""
     names = sorted(plans)
     return [names[at] for at in np.random.default_rng(seed).permutation(len(names))]
 
 
 class _Rig(NamedTuple):
-    """Where plans are measured, the last ones prepared, why some are not, and which of those are wrong."""
+    """The bench, the prepared plans, the reason why plans failed, and the names of those with a wrong result."""
 
     bench: Bench
     ready: LruCache[Call]
@@ -164,7 +163,7 @@ class _Rig(NamedTuple):
     wrong: list[str]
 
     def call(self, plan: Plan) -> Call | None:
-        """A plan that is right, ready to be timed: checked whenever it is prepared."""
+        """A plan ready to be timed, checked when it is prepared; None where it failed."""
         if (found := self.ready.get(plan.name)) or plan.name in self.failed:
             return found
         try:
@@ -182,12 +181,12 @@ class _Rig(NamedTuple):
 
 
 def _measured(rig: _Rig, now: Step, incumbent: str, plans: Mapping[str, Plan]) -> Mapping[str, Array]:
-    """The samples of a run, empty without its incumbent; plans that cannot be run or are wrong have none, but are among the failed."""
+    """The samples of a run by plan. Plans that failed have none; empty where the incumbent failed."""
     calls = {name: call for name in dict.fromkeys([incumbent, *now.names]) if (call := rig.call(plans[name]))}
     if incumbent not in calls:
         return {}
     timed = interleave(
-        calls, rig.bench.clock(), min_samples=ROUNDS, min_seconds=ROUND_SECONDS, budget_seconds=MOST_RUN_SECONDS, warmup_seconds=0.0
+        calls, rig.bench.clock(), min_samples=MIN_SAMPLES, min_seconds=MIN_SECONDS, budget_seconds=MAX_RUN_SECONDS, warmup_seconds=0.0
     )
     rig.failed.update({name: str(error) for name, error in timed.failed.items()})
     return timed.samples
@@ -201,7 +200,7 @@ def _summary(
     trials: Trials,
     failed: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The fields of a Search that say what was found; `then`: plans as predicted at the clock when timed."""
+    """The result fields of a Search; `then`: the plans predicted at the clock during the runs."""
     ranking, least = orders["model"], choose.best(trials, trials)
     in_arm = {arm: taken(orders[arm], trials, failed) for arm in ARMS}
     seconds = choose.seconds_of(trials, runs)
