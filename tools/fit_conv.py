@@ -124,7 +124,7 @@ class Parameters:
 
     def efficiency_now(self, row: ConvKernel) -> float:
         _, family = constants_of(self.gpu, row.families)
-        tiles = row.tiles.turned if row.tiles.by_warpgroups else row.tiles
+        tiles = row.tiles.transposed if row.tiles.by_warpgroups else row.tiles
         return efficiency_of(tiles, self.attributes[row.name], self.known) or family.efficiency.value
 
     def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:

@@ -9,8 +9,8 @@ rows and columns from shared memory. TMA loads by a producer warp cost no instru
 
 Products of FP32 as parts of its numbers (tf32 halves, bf16 thirds) make the parts in registers, at SPLIT_A_INSTRUCTIONS or
 THIRDS_INSTRUCTIONS an element; warpgroups make those of A only, and read the bytes of B three times. Each promotion adds the tensor cores'
-accumulators to FP32 registers. A warpgroup's tf32 A that is not K-major also passes through registers, and each of its loads has a
-two-way bank conflict.
+accumulators to FP32 registers. A warpgroup's tf32 A that is not K-major also passes through registers; each of its loads has a
+two-way bank conflict, and the warpgroup multiplies only when they are done.
 
 Worked number: a k-iteration of 8 of 128 x 128 in FP32 on V100 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
@@ -36,6 +36,7 @@ LINES_ALONG_K, LINES_ALONG_OUTPUTS = 4 * (1 + 28 / LINE_BYTES), 1 + 124 / LINE_B
 SIDE_BY_SIDE_OUTPUTS, SIDE_BY_SIDE_PADDING = 128 * 64, 16
 SPLIT_A_INSTRUCTIONS = 9  # of an element of a warpgroup's A: a load, and its thirds; of halves 7 in all (native/cuda/core/split.cuh)
 THIRDS_INSTRUCTIONS = 5.5  # of an element of A or B where warps split both: of two, 3 conversions, 2 x 2 unpacked and subtracted
+A_LOAD_CYCLES = 4.5  # of 128 bytes of A on their way to a warpgroup's registers: two wavefronts, and waiting (fitted: docs/gpu.md)
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 WARPGROUP_STORE_BYTES = 16 * 40 * 4  # staging of a warp of a warpgroup for rows of C that are no whole vectors
@@ -132,6 +133,8 @@ def work(
         split = tiles.warp_rows * SPLIT_A_INSTRUCTIONS if tiles.by_warpgroups else both * THIRDS_INSTRUCTIONS
         issued += (groups * tiles.depth * split + 2 * products / tiles.promotion) / WARP
     issued += through_registers / WARP
+    if a_in_registers:  # only another warpgroup's products hide these loads
+        arithmetic = max(arithmetic, (arithmetic + A_LOAD_CYCLES * through_registers * size / LINE_BYTES) / groups)
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)
 
 
