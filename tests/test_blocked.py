@@ -55,7 +55,7 @@ def test_sizes_are_the_librarys(text, given):
 
 
 def test_no_whole_blocks_and_other_layouts_are_refused():
-    with pytest.raises(PlanError, match=r"20 filters are no whole blocks of (4|8|16)"):
+    with pytest.raises(PlanError, match=r"20 filters are not a multiple of (4|8|16)"):
         pysim.plan("conv:mb1ic64ih9oc20kh3ph1", machine="zen5", algorithm=blocked.NAME, micro_kernel="f32_nchwc_14x32__avx512")
     with pytest.raises(PlanError, match="input and output are NCHW"):
         pysim.plan("conv:mb1ic64ih9oc64kh3ph1", machine="zen5", layout="nchw16c", algorithm=blocked.NAME)
@@ -85,4 +85,4 @@ def test_plans_for_threads_divide_what_runs_divide(threads):
         part = blocked.largest_part(team.workload, team.schedule, threads)
         assert alone.seconds / threads * 0.8 < team.seconds < alone.seconds
         assert part.share * part.problem.flops * threads >= 0.95 * team.workload.flops
-    assert blocked.NAME in repr(team) and "each image's 64 channels into blocks of 16" in team.explain()
+    assert blocked.NAME in repr(team) and "64 input channels to blocks of 16" in team.explain()

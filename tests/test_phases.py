@@ -58,7 +58,7 @@ def depthwise_spans(w: Conv, kernel: Any) -> Spans:
     size, filters, row, out_row = 4, w.filters // w.groups, 4 * w.width, 4 * w.out_w
     image, result, weights = w.height * row, w.out_h * out_row, w.kernel_h * w.kernel_w * size * (w.channels // w.groups)
     channels, lanes = w.channels // w.groups, kernel.lane_filters
-    kept = lanes * w.height * depthwise.planes_columns(w) * size
+    kept = lanes * w.height * depthwise.kept_columns(w) * size
     sizes = (w.batch * w.channels * image, w.filters * weights, w.batch * w.filters * result, kept + lanes * weights, lanes * result)
     x, f, y, planes, sums = (int(at) for at in np.cumsum([0, *(-(-size // 4096) * 4096 for size in sizes)])[:-1])
     seen: dict[str, range] = {}

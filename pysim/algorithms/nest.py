@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What algorithms answer alike that are the loop nest itself (`pysim.cachemodel.cpu.nest`), whichever operands they read in place.
+"""The contract's answers of algorithms that are the loop nest `pysim.cachemodel.cpu.nest`; they differ in the operands that they pack.
 
-Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 channels, whether A comes in panels or lies where it lies.
+Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 channels, whether A is packed or read in place.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 
-BROADCASTS = "win"  # form of the kernels that take elements of A one by one, however far apart they lie
+BROADCASTS = "win"  # form of the kernels that broadcast elements of A, at any distance
 
 
 class OnNest(NamedTuple):
-    """An algorithm of the nest: `nest` makes its loops of a problem; of kernels of a `form` alone, where one is given; `algorithm`: its
-    name, where it is not its problem's first."""
+    """An algorithm of the nest. `nest` makes the loops of a problem; `form` restricts the kernels; `algorithm` is its name, None for the
+    first algorithm of a kind of problem in native/algorithms.inc."""
 
     nest: Callable[[Any], Nest]
     summary: str
@@ -46,13 +46,13 @@ class OnNest(NamedTuple):
 
 
 def packed_filters(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    """`prepare` of algorithms whose filters lie in tiles."""
+    """`prepare` of algorithms with packed filters."""
     return Prepared("packed filters", packed_filter_bytes(nest_of(problem), schedule))
 
 
 def broadcasts(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:
-    """Why there is no kernel that broadcasts A, or None."""
+    """Why the machine has no kernel that broadcasts A; None if it has."""
     of_form = (row for row in kernels() if row.form == BROADCASTS and row.dtype == problem.dtype)
     if any(machine.unit(row.target) for row in of_form):
         return None
-    return Reason("machine", f"{machine.name} runs no {problem.dtype} kernel of form {BROADCASTS}, which broadcasts elements of A")
+    return Reason("machine", f"{machine.name} has no {problem.dtype} kernel that broadcasts elements of A (form {BROADCASTS})")

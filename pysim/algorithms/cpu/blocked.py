@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct convolution of planes by way of blocks of channels: each image is brought into blocks, convolved there by the kernels of
-direct_nchwc, and its results are brought back.
+"""Direct convolution of NCHW operands through channel blocks: the input of each image is converted to NCHWc, convolved by the kernels of
+`direct_nchwc`, and the output is converted back (native/conv/blocked.c).
 
-    cost = that of `direct_nchwc` + reordering the input and the results
+    cost = cost of `direct_nchwc` + cost of both layout conversions
 
-Each element is moved once, where SConv packs it once a tap: for kernels that no transform helps (7x1, dilated, strided, or where none is
-allowed). A group's channels and filters are whole blocks of a vector's lanes.
+Each element is copied once, where SConv packs it once per tap. That pays for kernels that no transform accelerates: 7x1, dilated, strided,
+or if transforms are not allowed. Channels and filters of a group must be multiples of the vector's lanes.
 
-Worked number: 192 channels of 17x17 to 192, 7x1: 55,488 elements go in and as many come out; packing would copy 7 times 55,488, a tap at
-a time.
+A layout conversion costs
 
-What it costs to bring planes there and back (`native/conv/blocked.c`):
+    pack      transposing squares of L channels x L elements, L lanes: per vector a load, a store and log2 L shuffles, one per cycle
+    transfer  the input and output, last used in the previous run; the blocks of one image, which all images reuse
 
-    pack      squares of L planes x L elements, L lanes, are transposed: of each vector a load, a store and log2 L shuffles, one a cycle
-    transfer  input and results, and the blocks of one image, which all images take in turn, a whole run after they were used last
-
-Worked number: 128 channels of 56x56 in FP32 on 16 lanes: 25,088 vectors, 25,088 (1/2 + 1 + 4) = 137,984 cycles at two loads and one store a
-cycle.
+Worked number: 128 channels of 56x56 in FP32 on 16 lanes: 25,088 vectors, 25,088 (1/2 + 1 + 4) = 137,984 cycles at two loads and one store
+per cycle.
 """
 
 from functools import lru_cache
@@ -27,7 +24,7 @@ import numpy as np
 
 from pysim.algorithms.contract import direct_sum, requires_nchw
 from pysim.algorithms.cpu import direct_nchwc
-from pysim.algorithms.cpu.direct_nchwc import described, least_of, passed, terms
+from pysim.algorithms.cpu.direct_nchwc import described, least_cycles_of, passed, terms
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, type_refusal, unpacked_plan
@@ -46,40 +43,40 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 NAME = "blocked"
 COMPUTES = Conv
 tolerance, prepare = direct_sum, direct_nchwc.prepare
-REGIONS = 3  # forks and joins of an image: there, sums, back
+REGIONS = 3  # parallel regions per image: conversion, convolution, conversion
 
 
 def transposed_cycles(elements: float, size: int, unit: Unit) -> float:
-    """Of transposing so many elements of `size` bytes, all of them in L1."""
+    """Cycles to transpose elements of `size` bytes in L1."""
     lanes = unit.lanes(size)
     each = 1 / unit.loads_per_cycle.value + 1 / unit.stores_per_cycle.value
     return elements / lanes * (each + max(1.0, log2(lanes)))
 
 
 def moved_elements(w: Conv) -> tuple[int, int]:
-    """Of an image and of its results."""
+    """Elements of the input and of the output of one image."""
     return w.channels * w.height * w.width, w.filters * w.windows
 
 
 def reordering_cycles(w: Conv, machine: Machine) -> float:
-    """Of both, all of them in L1."""
+    """Cycles of both conversions of all images, with all data in L1."""
     return w.batch * sum(transposed_cycles(count, w.element_bytes, _unit(machine)) for count in moved_elements(w))
 
 
 def _unit(machine: Machine) -> Unit:
-    """What transposes."""
+    """The unit that transposes: the widest."""
     return max(machine.core.units, key=lambda one: one.vector_bytes)
 
 
 @lru_cache(maxsize=64)
 def reordering(w: Conv, machine: Machine, state: State) -> tuple[Pass, Pass]:
-    """Into blocks, and back."""
+    """The conversion into blocks, and the one back."""
     size, (read, written) = w.element_bytes, moved_elements(w)
     filters = w.filter_elements
 
     def moving(names: tuple[str, str], elements: int, room: float) -> Pass:
         of_images = {"images": Extent(elements * size, elements * size * w.batch)}
-        of_one = {"run": Extent(elements * size, elements * size)}  # blocks of one image, which all take in turn
+        of_one = {"run": Extent(elements * size, elements * size)}  # blocks of one image, reused by all images
         extents = (of_images, of_one) if names[0] == "input" else (of_one, of_images)
         source, target = (Operand(name, of, "images") for name, of in zip(names, extents, strict=True))
         others = Operand("", {"run": Extent(room * size, room * size)}, "images")
@@ -94,7 +91,7 @@ def reordering(w: Conv, machine: Machine, state: State) -> tuple[Pass, Pass]:
 
 
 def _layout(kernel: Kernel) -> Layout:
-    """Of an image on the way."""
+    """The layout of the converted image."""
     return f"nchw{kernel.lane_filters}c"  # type: ignore[return-value]
 
 
@@ -117,8 +114,8 @@ candidates, cost = _LISTED.candidates, _LISTED.cost
 
 
 def least_cycles(request: Request, best: float) -> float:
-    """Multiplications at the highest rate and moves in L1; if these take less than `best`, the best kernel's sums, and if those do, moves
-    from where the data are."""
+    """Multiplications at the highest rate and conversions in L1. If that is at most `best`: the bound of the best kernel; and if that is,
+    too: conversions with their transfers."""
     w, on = request.conv, request.cpu
     if request.threads > 1:
         return 0.0
@@ -127,21 +124,21 @@ def least_cycles(request: Request, best: float) -> float:
     sums, moved = w.batch * w.filters * w.group_channels * rows * columns / fastest, reordering_cycles(w, on)
     if sums + moved <= best:
         able = (kernel for kernel in nchwc_kernels() if kernel.dtype == w.dtype and not _LISTED.refuses(kernel, request))
-        sums = min((least_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
+        sums = min((least_cycles_of(w, kernel, on, _layout(kernel)) for kernel in able), default=0.0)
     if sums + moved <= best:
         moved = _LISTED.shared_cycles(request)
     return sums + moved
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    """The blocks of an image and of its results, in whole lines."""
+    """The blocks of the input and output of one image, each in whole lines."""
     sizes = problem.channels * problem.height * problem.width, problem.filters * problem.windows
     lines = sum(ceil_div(size * problem.element_bytes, PANEL_ALIGN) for size in sizes)
     return (lines + 1) * PANEL_ALIGN + direct_nchwc.workspace_bytes(problem, schedule, layout)
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """That of the sums of one image; whole blocks of its channels are brought there and back (native/conv/blocked.c)."""
+    """The largest part of one image's convolution; threads convert whole blocks of channels (native/conv/blocked.c)."""
     part = direct_nchwc.largest_part(msgspec.structs.replace(problem, batch=1), schedule, threads)
     images = msgspec.structs.replace(part.problem, batch=part.problem.batch * problem.batch)  # type: ignore[union-attr]
     return part._replace(problem=images, regions=REGIONS * problem.batch)
@@ -149,8 +146,8 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 def describe(plan: Plan) -> Description:
     w, schedule, kernel = unpacked_plan(plan)
-    moved = f"each image's {w.channels} channels into blocks of {kernel.lane_filters}, its {w.filters} planes of results back"
+    moved = f"per image: {w.channels} input channels to blocks of {kernel.lane_filters}, {w.filters} output channels back to planes"
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest, names = described(w, [(kernel, schedule)], _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}
-    section, peak = Section("reordering", (moved,)), words.peak_of_taps(plan, prod(live_taps(w)))
-    return words.describe(plan, "direct convolution by way of blocks of channels", nest, inner, names, (section,), peak)
+    section, peak = Section("layout conversion", (moved,)), words.peak_of_taps(plan, prod(live_taps(w)))
+    return words.describe(plan, "direct convolution in channel blocks, converted from NCHW and back", nest, inner, names, (section,), peak)

@@ -1,42 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Depthwise convolutions and those of groups of few channels, from operands as they lie, planes or blocks of channels: no input is packed.
+"""Depthwise convolutions and other groups of few channels, on operands in place: the input is not packed (native/conv/depthwise.c).
 
-The kernels are the rows of `native/conv/depthwise.inc`, each with one schedule. Those of form
-`blocks` have their filters prepared, [block][tap][group].
+The kernels are the rows of `native/conv/depthwise.inc`, each with one schedule. Their forms:
 
-Worked number: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. Of 16 lanes `rows` uses 7, `planes` all, for 8 blocks of 16x16 elements
-transposed per 16 groups.
+rows    Lanes hold columns of a row of outputs. A tile is some rows of outputs x one vector of columns x some filters. For 3x3, 5x5 and 7x7
+        kernels with strides 1 and 2, ROWS rows of outputs share the loads of (ROWS - 1) stride + R input rows; otherwise each tap of a
+        kernel row is a loop of its own, with its own masks. Stride 2 loads two vectors for two taps and deinterleaves them by a shuffle
+        each (AVX2: DEINTERLEAVE operations), larger strides gather lane by lane. AVX-512 makes the taps of 3x3 by shifting lanes.
+        Kernel rows in the padding are left out. Plain C goes over a row of outputs once per tap.
+planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed before and after: L^2 / P loads of P
+        elements (16 bytes), merged into vectors, L log2(P) shuffles, L stores. A tile of up to 8 outputs of a row loads its columns once
+        for all taps (widths 3, 5, 7 and strides 1, 2), or a vector for each multiply-add.
+blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are left out. Filters are prepared: [block][tap][group].
 
-From the machine's numbers alone they cost
+The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
-    compute = tiles + store + call            cycles, for every image and group; transfer and what is hidden as in `cost`
+    kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts + transposition
+    store    vectors of outputs. Unless operands are blocks, rows begin anywhere in a line: a share (vector - element) / line of the
+             vectors crosses into the next line, one access more.
+    call     call_cycles per call of a block of L groups; SHORT_CALL of that per row of tiles
 
-rows    A tile is some rows of outputs x one vector of columns x some filters. Where kernel rows share loads (3x3, 5x5, 7x7 of strides 1 and
-        2), ROWS rows of outputs load (ROWS - 1) stride + R rows of the input for each tap of a row, else R ROWS. Stride 2 loads two vectors
-        for two taps and parts them by a shuffle each, larger ones gather lane by lane; AVX-512 makes the taps of 3x3 from neighbouring
-        lanes. AVX2 parts by PARTING operations, a shuffle within halves of vectors and a permute of quarters across them. Each tap of a
-        tile loads R weights a filter. Kernel rows that lie in padding are left out. Where rows share no loads, every tap of a kernel
-        row is a step of its own, with masks of its own, that begins anew as a tile does.
-        Plain C goes over a row of up to `windows` outputs for each tap, TAP_CYCLES to begin: it loads sums and inputs and stores sums, 16
-        bytes at a time, or an element every half cycle where strides part them; its multiply-adds are elements.
-planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed, before and after: L^2 / P loads of P
-        elements, 16 bytes, at the rate of the machine's narrowest vectors, all but one of each vector's merged into it (MERGE), L log2(P)
-        shuffles and L stores. A tile of up to 8 outputs of a row loads its columns once for all taps (3, 5, 7 of strides 1 and 2), or a
-        vector for each multiply-add.
-        Tiles last max((multiply-adds + shuffles) / fma rate, loads / load rate, chains): on wide vectors they share ports; an accumulator
-        waits fma_latency for each of its own multiply-adds, which fewer rows than latency x rate do not cover. Before its first
-        multiply-add ends a tile, or what begins anew in it, waits for a load from L1 and for that multiply-add.
-blocks  The tiles of planes without transpositions. Taps that lie in padding are left out; a row of tiles takes ROW_CYCLES to begin.
-store   Rows begin anywhere in a line, but those of blocks: a vector crosses into the next in (vector - element) / line of all places, which
-        is one more access.
-call    call_cycles for each call of a block of L groups, SHORT_CALL of them of a row of tiles.
+Each accumulator waits fma_latency for each of its multiply-adds, a chain that few rows do not hide. A tile starts with a load from L1 and a
+multiply-add that nothing overlaps.
 
-What crosses between levels follows from the description of the loops (`described`, `loops`). Whole rows of outputs are written one after
-another, so prefetchers bring their lines as they did for the probe of the write rate: they cost that rate and wait for nothing else. `rows`
-overlaps no transfer with computing: its tiles load a few vectors of each input row when they need them.
+Whole rows of outputs are written one after another, so prefetchers bring their lines as in the probe of the write rate: they cost that rate
+and nothing else. `rows` overlaps no transfer with computing: its tiles load a few vectors of each input row when they need them.
 
-Worked number: 144 groups of 56x56, 3x3, stride 1, 16 lanes, 8 rows: 7 x 4 tiles a group, each 72 multiply-adds and 20 shuffles beside 29
-loads. At 2 multiply-adds a cycle that is 46 cycles, of which chains of 9 need 36, and 9 to begin; 8 vectors are stored.
+Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 lanes, `planes` all of them, for 8 transposed blocks
+of 16x16 per 16 groups. 144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x 4 tiles a group with 72 multiply-adds, 20 shuffles and 29
+loads each. At 2 multiply-adds per cycle that is 46 cycles, where chains of 9 need 36, and 9 to start; 8 vectors are stored.
 """
 
 from collections.abc import Sequence
@@ -64,76 +56,76 @@ from pysim.registry.cpu import Kernel, direct_kernels
 NAME = "depthwise"
 COMPUTES = Conv
 tolerance = direct_sum
-MOST_CHANNELS = 16  # of a group: more are worth packing, which these kernels cannot
+MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
-COVERS = {ROWS: 0.0, PLANES: 1.0, BLOCKS: 1.0}  # share of computing that transfers hide behind
-ROW_CYCLES = 25  # to begin a row of tiles of blocks (Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
-TAP_CYCLES = 16  # to begin a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
-SHARING = (3, 5, 7)  # edges of kernels whose rows share loads (native/x86/depthwise.h)
-PARTING = 3  # of two vectors by every second element, in AVX2: shuffle, and a permute of two (Agner Fog's tables, Zen 2 to 5)
-PART_BYTES = 16  # of a row that is to be transposed, loaded at once
+OVERLAPPED = {ROWS: 0.0, PLANES: 1.0, BLOCKS: 1.0}  # share of the in-core cycles that transfers overlap with
+ROW_CYCLES = 25  # to start a row of tiles (form blocks; Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
+TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
+SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
+DEINTERLEAVE = 3  # operations per vector in AVX2: a shuffle within halves, a permute across them (Agner Fog's tables, Zen 2 to 5)
+PART_BYTES = 16  # loaded at once for transposition
 # Multiply-adds that a merge into a vector costs. It is a blend, which any vector port executes; on a Zen 4 half of the ports multiply.
 # With it the AVX-512 `planes` plans of five recorded machines are predicted 4 to 8 % closer.
 MERGE = 0.5
 
 
 class Work(NamedTuple):
-    """Of one group (planes: of one block of groups), in instructions of whole vectors."""
+    """Vector instructions of one group; in the forms planes and blocks of one block of groups."""
 
-    products: float
+    multiply_adds: float
     shuffles: float
     loads: float
     stores: float
     tiles: float = 0.0
-    chain: float = 0.0  # multiply-adds of one accumulator, one after another
-    parts: float = 0.0  # loads of 16 bytes, for transposition
-    merges: float = 0.0  # of these parts into vectors
-    transposing: float = 0.0  # shuffles
+    chain: float = 0.0  # multiply-adds of one accumulator in a tile
+    parts: float = 0.0  # loads of PART_BYTES, for transposition
+    merges: float = 0.0  # of parts into vectors
+    transposing: float = 0.0  # shuffles of the transposition
     calls: float = 1.0
-    aligned: bool = False  # stores cross into no other line
-    rows: float = 0.0  # of tiles, of blocks
-    taps: float = 0.0  # rows of outputs for a tap, of plain C
-    begins: float = 0.0  # of loads and multiply-adds within a tile
+    aligned: bool = False  # no store crosses a line
+    rows: float = 0.0  # of tiles (blocks)
+    taps: float = 0.0  # rows of outputs, once per tap (plain C)
+    restarts: float = 0.0  # loops within a tile that start with an exposed load and multiply-add
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
-        """(tiles, store)."""
+        """Cycles of (kernel, store)."""
         store = 1 / unit.stores_per_cycle.value if self.aligned else unit.store_cycles(SIZES[dtype], machine.line_bytes)
         latency, rate = unit.fma_latency_cycles.value, unit.rate(dtype)
-        busy = (self.products + self.shuffles) / rate
+        busy = (self.multiply_adds + self.shuffles) / rate
         chains = self.tiles * self.chain * latency
         tiles = max(busy, self.loads / unit.loads_per_cycle.value, chains)
-        tiles += (self.tiles + self.begins) * (machine.levels[0].latency_cycles.value + latency)
+        tiles += (self.tiles + self.restarts) * (machine.levels[0].latency_cycles.value + latency)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
         tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
         return tiles + self.parts / narrow + (self.transposing + MERGE * self.merges) / rate, self.stores * store
 
 
-def shares_rows(w: Conv, kernel: Kernel) -> bool:
-    """Whether rows of outputs share loads of rows of the input."""
-    square = w.kernel_h == w.kernel_w in SHARING and w.stride_h == w.stride_w and w.dilation_w == 1
+def shares_input_rows(w: Conv, kernel: Kernel) -> bool:
+    """Whether the rows of outputs of a tile share loads of input rows."""
+    square = w.kernel_h == w.kernel_w in SHARED_WIDTHS and w.stride_h == w.stride_w and w.dilation_w == 1
     listed = w.stride_w == 1 or (w.stride_w == 2 and w.dilation_h == 1)
-    return square and listed and kernel.lane_windows > 1 and (kernel.filters == 1 or w.kernel_h == SHARING[0])
+    return square and listed and kernel.lane_windows > 1 and (kernel.filters == 1 or w.kernel_h == SHARED_WIDTHS[0])
 
 
 def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
-    """(loads, shuffles) that give one row's vectors of all taps."""
-    taps, shifts = w.kernel_w, shared and w.kernel_w == SHARING[0] and kernel.filters == 1 and kernel.target == "avx512"
+    """(loads, shuffles) for the vectors of all taps of one input row."""
+    taps, shifts = w.kernel_w, shared and w.kernel_w == SHARED_WIDTHS[0] and kernel.filters == 1 and kernel.target == "avx512"
     if w.stride_w == 1:
         return (2.0, 2.0) if shifts else (taps, 0.0)
     if w.stride_w > 2 or w.dilation_w > 1:
         return taps * kernel.lane_windows, taps
-    return (3.0, 3.0) if shifts else (2 * ceil_div(taps, 2), taps * (PARTING if kernel.target == "avx2" else 1.0))
+    return (3.0, 3.0) if shifts else (2 * ceil_div(taps, 2), taps * (DEINTERLEAVE if kernel.target == "avx2" else 1.0))
 
 
 def rows_work(w: Conv, kernel: Kernel) -> Work:
-    """Tiles of `rows`."""
+    """The form rows: one group."""
     channels, filters, high = w.group_channels, w.group_filters, kernel.windows // kernel.lane_windows
     if kernel.lane_windows == 1:
         taps = float(filters * channels * live_taps(w)[0] * w.kernel_w)
         steps = taps * (ceil_div(w.out_w, PART_BYTES // w.element_bytes) if w.stride_w == 1 else w.out_w / 2)
         return Work(taps * w.out_w, 0.0, 2 * steps, steps, taps=taps * ceil_div(w.out_w, kernel.windows))
-    shared, vectors = shares_rows(w, kernel), ceil_div(w.out_w, kernel.lane_windows)
+    shared, vectors = shares_input_rows(w, kernel), ceil_div(w.out_w, kernel.lane_windows)
     phases = w.dilation_h if shared else 1
     tiles = sum(ceil_div(rows, high) for rows in (len(range(phase, w.out_h, phases)) for phase in range(min(phases, w.out_h))))
     alive = live_taps(w)[0] / (w.out_h * w.kernel_h)
@@ -152,32 +144,32 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
         calls * vectors,
         float(channels * w.taps),
         calls=calls,
-        begins=0.0 if shared else calls * each * w.taps * alive,
+        restarts=0.0 if shared else calls * each * w.taps * alive,
     )
 
 
-def planes_columns(w: Conv) -> int:
-    """Columns that are kept of each row of the input, padding among them."""
+def kept_columns(w: Conv) -> int:
+    """Columns of an input row that are transposed, with the padding."""
     return (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1
 
 
 def planes_elements(w: Conv, lanes: int) -> int:
-    """Elements of a block of groups: transposed planes, outputs, weights, and what begins them at a whole vector."""
-    return lanes * (w.height * planes_columns(w) + w.windows + w.taps + 1)
+    """Workspace elements of a block of groups: transposed input, outputs and weights, and a vector to align them."""
+    return lanes * (w.height * kept_columns(w) + w.windows + w.taps + 1)
 
 
 def planes_work(w: Conv, kernel: Kernel) -> Work:
-    """A block of as many groups as there are lanes."""
+    """The form planes: a block of as many groups as lanes."""
     lanes, size = kernel.lane_filters, w.element_bytes
     part = PART_BYTES // size
     blocks = sum(ceil_div(count, lanes) for count in (w.height * w.width, w.windows, w.taps))
-    products, tiles = live_taps(w)[0] * w.kernel_w * w.out_w, ceil_div(w.out_w, kernel.windows)
-    once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
+    multiply_adds, tiles = live_taps(w)[0] * w.kernel_w * w.out_w, ceil_div(w.out_w, kernel.windows)
+    once = w.kernel_w in SHARED_WIDTHS and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else w.kernel_w * w.out_w
     loads = live_taps(w)[0] * (columns + w.kernel_w * tiles)
     parts = blocks * lanes * lanes / part
     return Work(
-        float(products),
+        float(multiply_adds),
         0.0,
         float(loads),
         float(blocks * lanes + w.windows),
@@ -190,10 +182,10 @@ def planes_work(w: Conv, kernel: Kernel) -> Work:
 
 
 def blocks_work(w: Conv, kernel: Kernel) -> Work:
-    """A block of channels."""
+    """The form blocks: a block of channels."""
     rows, taps = live_taps(w)
     tiles = ceil_div(w.out_w, kernel.windows)
-    once = w.kernel_w in SHARING and w.stride_w <= 2 and w.dilation_w == 1
+    once = w.kernel_w in SHARED_WIDTHS and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else taps
     return Work(
         float(rows * taps),
@@ -208,25 +200,25 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
 
 
 def described(w: Conv, rows: Rows) -> LoopNest:
-    """The loops of native/conv/depthwise.c, of kernels of one form."""
+    """The loop nest of native/conv/depthwise.c, for kernels of one form."""
     kernels = [kernel for kernel, _ in rows]
     return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[kernels[0].form](w, kernels)
 
 
 def _lanes(kernels: Sequence[Kernel]) -> Array:
-    """Groups that they take at once."""
+    """Groups per call of each kernel."""
     return np.array([float(kernel.lane_filters) for kernel in kernels])
 
 
 def _sizes(w: Conv) -> tuple[float, float, float]:
-    """Bytes of a group's input, of the weights of a filter, of its outputs."""
+    """Bytes of a group's input, of the weights of one filter, and of its outputs."""
     size, channels = w.element_bytes, w.group_channels
     rows = min(w.height, (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1)
     return channels * rows * w.width * size, channels * w.taps * size, w.windows * size
 
 
 def _nest_of_lanes(w: Conv, lanes: Array, operands: Sequence[Operand]) -> LoopNest:
-    """Rows of outputs of as many groups as there are lanes."""
+    """Loops over blocks of as many groups as lanes, and their rows of outputs."""
     loops = (
         Loop("images", "images", 1, w.batch),
         Loop("blocks of groups", "groups", lanes, np.ceil(w.groups / lanes)),
@@ -236,9 +228,9 @@ def _nest_of_lanes(w: Conv, lanes: Array, operands: Sequence[Operand]) -> LoopNe
 
 
 def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """Planes of as many groups as there are lanes are transposed, and their outputs back."""
+    """The form planes: blocks of groups are transposed, convolved, and transposed back."""
     lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
-    images, kept = Extent(1.0, w.batch), lanes * (w.height * planes_columns(w) * w.element_bytes + weights)
+    images, kept = Extent(1.0, w.batch), lanes * (w.height * kept_columns(w) * w.element_bytes + weights)
     planes, sums = ({"rows": Extent(of / w.out_h, of)} for of in (kept, lanes * out))
     operands = (
         Operand("input", {"images": images, "groups": Extent(image, image * w.groups)}, "blocks of groups"),
@@ -253,7 +245,7 @@ def _planes_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 
 
 def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """Channels lie in blocks of as many groups as there are lanes."""
+    """The form blocks: operands in NCHWc."""
     lanes, (image, weights, out) = _lanes(kernels), _sizes(w)
     images, groups = Extent(1.0, w.batch), Extent(1.0, w.groups)
     shared = float(max(0, w.kernel_h - w.stride_h) * w.width * w.element_bytes)
@@ -266,7 +258,7 @@ def _blocks_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 
 
 def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
-    """Tiles of some rows of outputs, of some filters of a group."""
+    """The form rows: tiles of some rows of outputs x some filters of a group."""
     filters, (image, weights, out) = w.group_filters, _sizes(w)
     high, wide = np.array([(max(1, kernel.windows // kernel.lane_windows), kernel.filters) for kernel in kernels], dtype=np.float64).T
     tiles = np.ceil(w.out_h / high)
@@ -288,9 +280,9 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
-    """By schedules of kernels of one form with their terms, on one core."""
+    """Costs of schedules of kernels of one form, from their in-core terms, on one core."""
     nest = described(w, rows)
-    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), COVERS[rows[0][0].form])
+    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), OVERLAPPED[rows[0][0].form])
 
 
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
@@ -308,17 +300,17 @@ def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout:
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     block, out = blocks_of(layout)
     if layout not in ("nchw", f"nchw{block}c"):
-        return Reason("shape", f"its input and output are both NCHW or both blocks of channels, and {layout.upper()} was asked for")
+        return Reason("shape", f"it takes input and output both in NCHW or both in channel blocks, not {layout.upper()}")
     if block > 1 and not _is_depthwise(problem):
-        return Reason("shape", "of blocks of channels it takes groups of one channel and one filter")
+        return Reason("shape", "in channel blocks it takes only groups of one channel and one filter")
     if problem.groups % out:
-        return Reason("size", f"{problem.groups} groups are no whole blocks of {out}; {layout} takes a multiple of {out}")
+        return Reason("size", f"{problem.groups} groups are not a multiple of {out}, the block of {layout}")
     if reason := type_refusal(problem.dtype, direct_kernels()):
         return reason
     if problem.groups == 1:
-        return Reason("shape", "it takes two groups or more: a dense convolution is worth packing")
-    if (channels := problem.group_channels) > MOST_CHANNELS:
-        return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")
+        return Reason("shape", "it takes two groups or more; for dense convolutions packing is faster")
+    if (channels := problem.group_channels) > MAX_CHANNELS:
+        return Reason("shape", f"it takes groups of up to {MAX_CHANNELS} channels; these have {channels}")
     return None
 
 
@@ -328,12 +320,12 @@ def _is_depthwise(problem: Conv) -> bool:
 
 def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     if (kernel.lane_filters if kernel.form == BLOCKS else 1) != blocks_of(layout)[0]:
-        lies = f"blocks of {kernel.lane_filters} channels" if kernel.form == BLOCKS else "planes"
-        return Reason("shape", f"it reads and writes {lies}, and {layout} was asked for")
+        own = f"blocks of {kernel.lane_filters} channels" if kernel.form == BLOCKS else "NCHW"
+        return Reason("shape", f"it reads and writes {own}, not {layout}")
     if kernel.lane_filters > 1 and not _is_depthwise(problem):
-        return Reason("shape", "it takes groups of one channel and one filter")
+        return Reason("shape", "it takes only groups of one channel and one filter")
     if kernel.lane_filters == 1 < kernel.filters and problem.filters == problem.groups:
-        return Reason("shape", "its tiles are of several filters of a group, and these have one")
+        return Reason("shape", "its tiles have several filters of a group, and these groups have one")
     return None
 
 
@@ -355,26 +347,26 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared | None:
     if row_of(schedule).form != BLOCKS:
-        return None  # weights are read as they are
+        return None  # weights are read in place
     return Prepared("packed filters", problem.filters * problem.taps * problem.element_bytes)
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    """Of `planes` the transposed planes of one block of groups, in whole lines."""
+    """The transposed operands of one block of groups (form planes), in whole lines."""
     kernel = row_of(schedule)
     size = planes_elements(problem, kernel.lane_filters) * problem.element_bytes if kernel.form == PLANES else 0
     return ceil_div(size, PANEL_ALIGN) * PANEL_ALIGN + PANEL_ALIGN
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Some groups of an image, and where these are few, rows of them (native/conv/depthwise.c)."""
+    """Threads divide the groups of an image; if these are too few, also their rows (native/conv/depthwise.c)."""
     kernel = row_of(schedule)
     units = ceil_div(problem.groups, kernel.lane_filters)
     group_parts = min(threads, units)
     row_parts = min(threads, problem.out_h) if kernel.form != PLANES and problem.batch * group_parts < threads else 1
     times = ceil_div(problem.batch * group_parts * row_parts, threads)
     groups = min(problem.groups, ceil_div(units, group_parts) * kernel.lane_filters)
-    least = max(2, groups)  # of a problem that is depthwise
+    least = max(2, groups)  # the algorithm takes no fewer
     part = rows_of(problem, times, ceil_div(problem.out_h, row_parts), problem.group_filters, least)
     return Part(part, schedule, groups / least, items=times)
 
@@ -382,11 +374,11 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 def describe(plan: Plan) -> Description:
     w, schedule, kernel = unpacked_plan(plan)
     if kernel.form != ROWS:
-        inner = f"{kernel.name}, up to {kernel.windows} columns at once, a group a lane: the kernel's rows that meet the image"
+        inner = f"{kernel.name} on up to {kernel.windows} columns, one group per lane; kernel rows in the padding are skipped"
     else:
-        shared = "each row of the input is loaded once for all rows of the tile" if shares_rows(w, kernel) else "kernel rows one by one"
+        shared = "input rows are loaded once per tile" if shares_input_rows(w, kernel) else "kernel rows are processed one by one"
         high = kernel.windows // kernel.lane_windows
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
-    summary = "groups of few channels, operands read as they lie"
+    summary = "groups of few channels, input and weights read in place"
     met = prod(live_taps(w)) if kernel.form == BLOCKS else live_taps(w)[0] * w.out_w * w.kernel_w
     return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner, peak=words.peak_of_taps(plan, met))

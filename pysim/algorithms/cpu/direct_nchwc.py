@@ -1,35 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direct convolution with channels in blocks (NCHWc): elements of the input are broadcast as they lie, whatever the stride; none is packed.
+"""Direct convolution in channel blocks (NCHWc): elements of the input are broadcast from where they are, for any stride; nothing is packed
+(native/conv/direct_nchwc.c).
 
-The kernels are the rows of `native/conv/direct_nchwc.inc`, whose lanes hold a block of filters. The input has blocks of as many channels,
-or planes (an image of three), and the output has blocks.
+The kernels are the rows of `native/conv/direct_nchwc.inc`. Their lanes hold a block of filters. The input has blocks of as many channels,
+or is NCHW (an image of three channels); the output has blocks.
 
-Worked number: 128 channels of 7x7 are 8 blocks of 49 pixels of 16; a vector holds a pixel, where one along a row of 7 lacks 9 lanes.
+Worked number: 128 channels of 7x7 are 8 blocks of 49 pixels x 16 channels. A vector holds all filters of one pixel; a vector along a row of
+7 would leave 9 of 16 lanes empty.
 
-What they cost, from the machine's numbers alone (`native/conv/direct_nchwc.c`):
+A tile has P pixels x F vectors of filters. A panel is the filters of a tile, a set a range of input channels. The cycles, from the
+machine's numbers alone:
 
-    cycles as in `cost`, of these terms; tiles of P pixels x F vectors of filters, `panels` of those, `sets` of channels
+kernel  Per channel and tap of a tile: max(P F / fma rate, F / load rate + (P + F) / broadcast rate, fma latency). Each input element
+        is broadcast for F multiply-adds; each filter vector is loaded for P and prefetched. A broadcast may be faster than a vector load
+        (Zen 4: 0.50 cycles instead of 1.00 for 64 bytes). Rows of outputs are divided into tiles of equal size, give or take a pixel.
+        Kernel rows and taps in the padding are left out; taps that some pixels of a tile need cost those pixels only. Vectors without
+        filters in the last panel are computed all the same. Each run of consecutive input elements costs RUN_CYCLES more.
+store   P F vectors are stored once per set, and loaded again in every set after the first.
+call    call_cycles + TILE_CYCLES per tile and set. Tiles at the sides of a padded image take one call more per tap that reaches out, and
+        one to clear the accumulators.
 
-kernel  Each element of the input is broadcast for F multiply-adds, each vector of filters read for P and asked for ahead: a channel and tap
-        of a tile lasts max(P F / fma rate, F / load rate + (P + F) / broadcast rate, fma latency); an element may take less time
-        than a vector (Zen 4: 0.50 cycles into 64 bytes, which whole take 1.00). Rows of outputs are divided into tiles
-        of equal size, give or take one pixel. Kernel rows and taps that lie in padding are left out, the others take as many pixels as
-        meet the image, and filters that no output has a use for are not read. A last panel that lacks vectors computes them nevertheless.
-        A run of elements of the input that follow one another (a block of channels; of planes a row of taps) takes RUN_CYCLES besides.
-store   P F vectors are stored once a set, and loaded again in every set after the first.
-call    call_cycles of each call, and TILE_CYCLES besides: one for a tile and set; tiles at the sides of a padded image have one more for
-        each tap that reaches out, and one of what is left to begin with (one, too, where a tile has both sides).
+Transfers overlap with all compute but loops whose loads take longer than their multiply-adds, since lines that come into L1 compete with
+those loads. On 213 random layers (Zen 4, benchmarks/regret.py) transfers cost all of their time beside tiles of 12 x 8 on AVX2, with 7
+cycles of loads for 6 of multiply-adds, and 0 to 0.27 of it beside all others (least squares).
 
-Results of a tile are written at once, and filters come in the order in which they are used: transfers hide behind all of computing but
-steps that last as long as their loads, with which lines that come into L1 take turns. On 213 random layers (Zen 4, benchmarks/regret.py)
-transfers take 1.0 of their time beside tiles of 12 x 8 on AVX2, whose loads are 7 cycles where 12 multiply-adds are 6, and 0 to 0.27 of it
-beside each of the others, whose loads are fewer (least squares).
+Pixels of blocks are whole lines: a strided 1x1 kernel reads only the lines of its own pixels.
 
-What crosses between levels follows from the description of the loops (`described`, `loops`). Pixels of blocks are whole lines: a strided
-1x1 kernel touches those it reads alone.
-
-Worked number: 64 channels of 56x56 to 64 filters, 3x3, padding 1, by tiles of 14 x 2 x 16: 4 tiles a row, 2 panels. 166 of 168 kernel rows
-and taps of a row meet the image. 2 x 4 x 64 x 166^2 / 56 steps of 14 cycles are 3.5 million, where 231 MFLOP are 3.6 at 64 a cycle.
+Worked number: 64 channels of 56x56 to 64 filters, 3x3, padding 1, by tiles of 14 x 2 x 16: 4 tiles per row, 2 panels. Along each axis 166
+of 168 taps are in the image. 2 x 4 x 64 x 166^2 / 56 iterations of 14 cycles are 3.5 million; 231 MFLOP at 64 per cycle take 3.6.
 """
 
 from collections import Counter
@@ -58,20 +56,20 @@ from pysim.registry.cpu import Kernel, nchwc_kernels
 NAME = "direct_nchwc"
 COMPUTES = Conv
 tolerance = direct_sum
-SETS = (1, 4, 8, 16, 32)  # blocks of channels, and all of them
+SET_BLOCKS = (1, 4, 8, 16, 32)  # channel blocks per set; also all of them
 
-TILE_CYCLES = 40  # to make sums anew and to end them (213 random layers on a Zen 4: 20 to 60; 238 schedules of 22 layers on a Zen 5: 85)
-RUN_CYCLES = 8  # to begin elements of the input that follow one another (Zen 5: 256 -> 128 channels 1x1 from planes, a run an element)
+TILE_CYCLES = 40  # to start and end a tile (213 random layers on a Zen 4: 20 to 60; 238 schedules of 22 layers on a Zen 5: 85)
+RUN_CYCLES = 8  # to start a run of consecutive input elements (Zen 5: 256 -> 128 channels 1x1 from NCHW, runs of one element)
 
 
 class Shape(NamedTuple):
-    """A convolution as a kernel sees it: rows of outputs x pixels, of a pointwise one a single row; channels and filters of a group."""
+    """A convolution as a kernel sees it, per group: `rows` of outputs x `pixels`; a pointwise convolution has a single row."""
 
     w: Conv
     rows: int
     pixels: int
     channels: int
-    inner: int  # channels in a block of the input, 1: planes
+    inner: int  # channels in a block of the input; 1: NCHW
     vectors: int  # of filters
     panels: int
     per_row: int  # tiles
@@ -90,7 +88,7 @@ class Shape(NamedTuple):
 
     @property
     def steps(self) -> float:
-        """Taps that meet the image, of all rows and pixels, over the latter."""
+        """Average taps of a window that are in the image."""
         rows, columns = live_taps(self.w)
         return rows * columns / self.w.windows
 
@@ -102,19 +100,19 @@ def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout:
     return cycles, call * sets, store * sets + load * (sets - 1)
 
 
-def least_of(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -> float:
-    """What no schedule of a kernel goes below: all channels in one set."""
+def least_cycles_of(w: Conv, kernel: Kernel, machine: Machine, layout: Layout) -> float:
+    """A lower bound on the schedules of a kernel: all channels in one set, no transfers."""
     cycles, _, call, store, _ = _of_set(Shape.of(w, kernel, layout), kernel, machine)
     return w.batch * w.groups * (cycles + call + store)
 
 
 @lru_cache(maxsize=64)
 def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, float, float, float, float]:
-    """Cycles of an image's group: kernel, and of these such as nothing that moves hides behind; a set's call and store; and what later sets
-    load again."""
+    """Cycles per image and group: (kernel, its part that overlaps with no transfer, call of a set, store of a set, reload of a later
+    set)."""
     unit, w, f = machine.unit_of(kernel.target), shape.w, kernel.filters // kernel.lane_filters
-    runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # of the input, whose steps are one loop
-    if kernel.target == "portable":  # plain C: what a loop needs besides is in the rate
+    runs = shape.inner if shape.inner > 1 or w.dilation_w > 1 else w.kernel_w  # taps per run of the input
+    if kernel.target == "portable":  # plain C: the rate includes the loop overhead
         each = shape.pixels * f * kernel.lane_filters / unit.rate(w.dtype) + shape.per_row * RUN_CYCLES / runs
         of_rows, loading = shape.rows * shape.steps * each, 0.0
     else:
@@ -126,7 +124,7 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
             of_rows += count * (max(computing, loads) + RUN_CYCLES / runs)
             loading += count * loads * (loads > computing)
     each = shape.panels * shape.channels
-    behind = (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1 - w.pad_left - w.width  # columns of the last pixel
+    behind = (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1 - w.pad_left - w.width  # padded columns at the end
     reaching = [min(w.kernel_w, ceil_div(pad, w.dilation_w)) for pad in (w.pad_left, behind) if pad > 0]
     sides = sum(reaching) + min(len(reaching), shape.per_row)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
@@ -142,7 +140,7 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
 
 @lru_cache(maxsize=64)
 def _pixels(shape: Shape) -> tuple[tuple[int, int], ...]:
-    """(pixels of a tile that meet the image through a tap, how many such tiles, taps and kernel rows an image has)."""
+    """(pixels of a tile for which a tap is in the image, number of such tiles, taps and kernel rows)."""
     w, (small, more) = shape.w, divmod(shape.pixels, shape.per_row)
     if w.pointwise:
         return (small, shape.per_row - more), (small + 1, more)
@@ -158,9 +156,9 @@ def _pixels(shape: Shape) -> tuple[tuple[int, int], ...]:
 
 
 def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
-    """The loops of native/conv/direct_nchwc.c."""
+    """The loop nest of native/conv/direct_nchwc.c."""
     size, shapes = w.element_bytes, {kernel: Shape.of(w, kernel, layout) for kernel in dict(rows)}
-    shape = next(iter(shapes.values()))  # alike but for panels and tiles
+    shape = next(iter(shapes.values()))  # all kernels have the same, except for panels and tiles
     columns = [(of.channels, of.k2, shapes[kernel].tiles, shapes[kernel].panels, kernel.filters) for kernel, of in rows]
     channels, block, tiles, panels, width = np.array(columns, dtype=np.float64).T
     block = np.minimum(block, tiles)
@@ -196,16 +194,16 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
 
 
 def _touched(shape: Shape, size: int) -> tuple[float, float]:
-    """Bytes of a channel that are read, and those that neighbouring tiles, which lie in neighbouring rows or one row, share."""
+    """Bytes of a channel that are read, and those that tiles of neighbouring rows share."""
     nest = nest_of(shape.w)
     columns = min(nest.width, nest.out_w * nest.kernel_w) if shape.inner > 1 else nest.width
     return float(nest.touched_h * columns * size), float(max(0, nest.kernel_h - nest.stride_h) * columns * size)
 
 
 def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
-    """By schedules with their terms, on one core."""
+    """Costs of schedules from their in-core terms, on one core."""
     sets = [_of_set(Shape.of(w, kernel, request.layout), kernel, machine) for kernel, _ in rows]
-    covers = np.array([1 - loading / cycles if cycles else 0.0 for cycles, loading, *_ in sets])  # none where all taps meet padding
+    covers = np.array([1 - loading / cycles if cycles else 0.0 for cycles, loading, *_ in sets])  # 0 cycles if all taps are in the padding
     return pass_of(described(w, rows, request.layout), machine, of, request.state, covers)
 
 
@@ -214,36 +212,36 @@ def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     if blocks_of(layout)[1] == 1:
-        return Reason("shape", f"its output has blocks of channels, and {layout} was asked for")
+        return Reason("shape", f"its output is in channel blocks, not {layout}")
     return type_refusal(problem.dtype, nchwc_kernels()) or refuses_sizes(problem, layout)
 
 
 def refuses_sizes(problem: Conv, layout: Layout) -> Reason | None:
-    """Why channels or filters of a group do not lie so."""
+    """Why channels or filters of a group are not whole blocks."""
     block, out = blocks_of(layout)
     for what, count, size in (("channels", problem.channels, block), ("filters", problem.filters, out)):
         if count // problem.groups % size:
             each = f"{count // problem.groups} {what}{' of a group' if problem.groups > 1 else ''}"
-            return Reason("size", f"{each} are no whole blocks of {size}; {layout} takes a multiple of {size}")
+            return Reason("size", f"{each} are not a multiple of {size}, the block of {layout}")
     return None
 
 
 def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     if kernel.lane_filters == blocks_of(layout)[1]:
         return None
-    return Reason("size", f"its blocks have {kernel.lane_filters} channels, and {layout} was asked for")
+    return Reason("size", f"its blocks have {kernel.lane_filters} channels, those of {layout} do not")
 
 
 def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    """Whole blocks of channels, or all."""
+    """The nearest legal schedule: whole blocks of channels, or all."""
     channels = min(problem.group_channels, round_up(schedule.channels, blocks_of(layout)[0]))
     return kernel_schedule(kernel, channels, max(1, schedule.k2))
 
 
 def schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
-    """Sets of channels, and blocks of tiles (k2) that stay while panels pass by: all, or those whose input fills a part of L1 or L2."""
+    """Sets of channels, and blocks of tiles (k2) that are reused by all panels: those whose input fills a part of L1 or L2, and all."""
     shape, on = Shape.of(problem, kernel, request.layout), request.cpu
-    sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SETS} | {shape.channels})
+    sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SET_BLOCKS} | {shape.channels})
     each = max(1, problem.height * problem.width * shape.channels * problem.element_bytes // shape.tiles)
     inner, outer = on.levels[0].size_bytes, on.outer.size_bytes
     for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
@@ -259,11 +257,11 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    return PANEL_ALIGN  # nothing lies in it
+    return PANEL_ALIGN  # unused
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Some blocks of tiles, by parts of the panels where blocks are few (native/conv/direct_nchwc.c)."""
+    """Threads divide blocks of tiles; if these are few, also the panels (native/conv/direct_nchwc.c)."""
     shape = Shape.of(problem, row_of(schedule), "nchw")
     block = min(schedule.k2, shape.tiles)
     blocks = problem.batch * problem.groups * ceil_div(shape.tiles, block)
@@ -279,9 +277,9 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 def describe(plan: Plan) -> Description:
     w, schedule, kernel = unpacked_plan(plan)
     shape = Shape.of(w, kernel, plan.layout)
-    lies = f"blocks of {shape.inner} channels" if shape.inner > 1 else "planes"
+    layout = f"blocks of {shape.inner} channels" if shape.inner > 1 else "NCHW input"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest = described(w, [(kernel, schedule)], plan.layout)
     names = {"panels": f"panels of {kernel.filters} filters"}
     peak = words.peak_of_taps(plan, shape.steps * w.windows)
-    return words.describe(plan, f"direct convolution of {lies}, broadcast as they lie", nest, inner, names, peak=peak)
+    return words.describe(plan, f"direct convolution of {layout}, elements broadcast in place", nest, inner, names, peak=peak)

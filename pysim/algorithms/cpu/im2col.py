@@ -1,28 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""im2col and a product: columns[C R S][P Q] of each image are written to the workspace, then convolved 1x1 by SConv's nest.
+"""im2col and a matrix product: columns[C R S][P Q] of each image are written to the workspace, then convolved 1x1 by SConv's nest.
 
     cost = cost of the columns + cost of the 1x1 convolution (`pysim.cachemodel.cpu.nested`)
 
-What the nest reads of the image for the columns is `input`, what it reads of them is `columns`. Zeros of the padding are multiplied, so
-weights must be finite where the problem is padded.
+In a cost, `input` is what building the columns reads, and `columns` is what the product reads. Zeros of the padding are multiplied, so
+weights must be finite if the problem is padded.
 
-Worked number: 64 channels of 56x56, 3x3, FP32: columns of 64 * 9 * 56 * 56 * 4 = 7,225,344 bytes.
+    copy      C R S P Q elements per image, in vectors of a load and a store each; short rows of outputs fill the last vector badly. The
+              copy uses SConv's packing: pack_cycles more per vector, pack_call_cycles per row of outputs, pack_line_cycles per line from
+              beyond L1.
+    transfer  input: the first read of a line is a whole run after its last use; the other reads, R S per plane, are one plane and one row
+              of columns apart. columns: written once, a whole run after their last use.
 
-The columns are the step that SConv leaves out. The product that follows is planned and costed like any other.
+Compute and transfers overlap as in `cost`. A whole run touches image, columns, filters and outputs. Source: im2col is the baseline of SConv
+(arXiv 2303.04739, sections 2.2 and 7); `tools/im2col_baseline.py` costs and traces it.
 
-    copy      elements of the columns, C R S P Q for each image, in vectors: one load and one store of a vector each, short rows of
-              outputs filling the last one badly; as SConv packs, pack_cycles more a vector, pack_call_cycles a row of outputs,
-              pack_line_cycles a line from beyond L1
-    transfer  by the reuse distances of `reuse`:
-                input    first touches lie a whole run apart; the other reads of a plane, R S in all of the rows that each meets, one
-                         plane and one row of columns
-                columns  written once, a whole run after the last use of those lines
-
-compute and transfer combine as in `cost`. A whole run is image, columns, filters and outputs. Source: im2col as SConv describes its
-baseline (arXiv 2303.04739, sections 2.2 and 7), which `tools/im2col_baseline.py` costs and traces.
-
-Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 elements, 7.2 MB; 16 lanes fill rows of 56 with 4 vectors, so
-64 * 9 * 56 * 4 = 129,024 vectors: 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store a cycle, against 7.2 million of the sums.
+Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 elements, 7.2 MB. 16 lanes fill rows of 56 with 4 vectors, so
+64 * 9 * 56 * 4 = 129,024 vectors take 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store per cycle. The product takes
+7.2 million.
 """
 
 from collections.abc import Sequence
@@ -57,7 +52,7 @@ COMPUTES = Conv
 
 @lru_cache(maxsize=64)
 def columns_pass(w: Conv, machine: Machine, state: State, packer: Unit) -> Pass:
-    """Writing the columns of every image and group of a convolution once, on one core, by SConv's packing on a unit."""
+    """The cost of writing the columns of all images and groups once, on one core, by SConv's packing on the unit `packer`."""
     described = columns_nest(w, machine)
     moved = traffic_of(described, described.misses(machine.levels, state))[:, :4]
     waits = float(moved[0, 0, 0]) / machine.line_bytes * machine.core.pack_line_cycles.value
@@ -65,19 +60,19 @@ def columns_pass(w: Conv, machine: Machine, state: State, packer: Unit) -> Pass:
 
 
 def copy_cycles(w: Conv, machine: Machine, packer: Unit) -> float:
-    """Cycles of it where all lines are in L1."""
+    """Cycles of the copy if all lines are in L1."""
     nest, core = nest_of(w), machine.core
-    rows = w.channels * w.taps * w.batch * nest.out_h  # of outputs, in all columns
+    rows = w.channels * w.taps * w.batch * nest.out_h  # rows of outputs, in all columns
     lanes = packer.lanes(nest.element_bytes)
-    strided = min(nest.stride_w, lanes)  # loads, and permutes to part them, of one vector
+    strided = min(nest.stride_w, lanes)  # loads, and permutes to deinterleave them, per vector
     permutes = strided if strided > 1 else 0
     vector = strided / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + permutes
     return rows * (ceil_div(nest.out_w, lanes) * (vector + core.pack_cycles.value) + core.pack_call_cycles.value / nest.kernel_w)
 
 
 def columns_nest(w: Conv, machine: Machine) -> LoopNest:
-    """For each image, rows of columns: one of each plane and kernel element, which with strides meets some of the plane's rows only; then
-    the product's data."""
+    """The loop nest of the copy: per image, plane and kernel element one row of columns. With strides it reads only some of the plane's
+    rows. The product's operands follow."""
     nest = nest_of(w)
     plane, row = nest.touched_bytes(machine.line_bytes), nest.windows * nest.element_bytes
     taps, outputs = w.taps, w.filters * nest.windows * nest.result_bytes
@@ -101,12 +96,12 @@ def columns_nest(w: Conv, machine: Machine) -> LoopNest:
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     if reason := requires_nchw(layout):
         return reason
-    return Reason("shape", "its columns are the input: sconv reads it in place") if problem.pointwise else None
+    return Reason("shape", "its columns would be a copy of the input; sconv reads the input in place") if problem.pointwise else None
 
 
 def _nest(problem: Conv) -> Nest:
-    """The product's, its windows packed: rows of columns lie so far apart that each window read in place would cost a page of its own,
-    which the model does not know (measured on a Zen 4: twice the time, where it predicts less)."""
+    """The product's nest, windows packed: rows of columns are so far apart that reading windows in place takes a page each, which the model
+    does not know (measured on a Zen 4: twice the time, where it predicts less)."""
     return msgspec.structs.replace(nest_of(_product(problem)), in_place=False, fresh_input=True)
 
 
@@ -127,7 +122,7 @@ def _product(problem: Conv) -> Conv:
 
 
 class Candidates(NamedTuple):
-    """Schedules of the product behind its columns."""
+    """Schedules of the product, and the cost of the columns."""
 
     columns: Pass
     product: NestCandidates
@@ -136,7 +131,7 @@ class Candidates(NamedTuple):
 
 
 def _packer(kernels: Sequence[Kernel], on: Machine) -> Unit:
-    """The widest unit that a kernel runs on."""
+    """The widest unit that any of the kernels runs on."""
     targets = {kernel.target for kernel in kernels}
     return max((unit for unit in on.core.units if unit.target in targets), key=lambda unit: unit.vector_bytes)
 
@@ -163,7 +158,7 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
     cycles = float(columns.cycles[0])
     product = nested.candidates(_nest(problem), request, limit - cycles, algorithm=NAME)
     assert isinstance(product, NestCandidates)
-    return Candidates(columns, product, float(product.limit[0]) + cycles, product.rejected)  # both stationary operands are one kind
+    return Candidates(columns, product, float(product.limit[0]) + cycles, product.rejected)  # one kind, for both stationary operands
 
 
 def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
@@ -171,7 +166,7 @@ def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
 
 
 def _costs(of: Candidates) -> Costs:
-    """The product's costs and that of the columns; one kind, whatever is stationary."""
+    """The costs of the product plus that of the columns; one kind, whichever operand is stationary."""
     product, found = nested.costs_of(of.product)
     product.operands, columns = ("columns", *OPERANDS[1:]), of.columns  # what it reads
     return found._replace(
@@ -188,7 +183,7 @@ def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    """One image's columns, their first and last lines whole, and the product's own."""
+    """The columns of one image, in whole lines, and the workspace of the product."""
     product = _product(problem)
     size = product.channels * product.height * product.width * problem.element_bytes
     lines = ceil_div(size, PANEL_ALIGN) + 1
@@ -200,7 +195,7 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """The product's; the columns of each image are written in a region of their own, channels divided."""
+    """The product's part. The columns of each image are a parallel region of their own, divided by channels."""
     product = nest_part(_product(msgspec.structs.replace(problem, batch=1)), schedule, threads)
     assert isinstance(product.problem, Conv)
     rows, filters = product.problem.out_h, product.problem.group_filters
@@ -211,4 +206,4 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 def describe(plan: Plan) -> Description:
     w, (_, on) = plan.conv, on_cpu(plan)
     columns = Section("columns", tuple(words.printed(columns_nest(w, on))))
-    return words.describe_nest(_nest(w), plan, "columns of each image in the workspace, then their 1x1 convolution", (columns,))
+    return words.describe_nest(_nest(w), plan, "im2col of each image into the workspace, then a 1x1 convolution", (columns,))

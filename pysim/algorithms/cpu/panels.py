@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of a B that was packed beforehand, whatever its layout, in the panels that the kernels read; A is read where it lies.
+"""Matrix products with a prepacked B, whatever its layout: panels in the order in which kernels read them. A is read in place.
 
     panels = [set of channels][tile of windows][channel][windows of a tile], whole tiles
 
-Plans are of it where B is prepared (`pysim.prepare`); a call that is given B itself prepares it first.
+Used for a prepared B (`pysim.prepare`); a call with a plain B packs it first.
 
 Worked number: gemm:197x768x768 in tiles of 48 columns has 16 panels, 768 * 768 * 4 = 2,359,296 bytes.
 """
@@ -32,14 +32,14 @@ def nest_of(problem: Gemm) -> nests.Nest:
     return msgspec.structs.replace(unpacked(problem), in_place=True, windows_packed=True, windows_transposed=False)
 
 
-_NEST = OnNest(nest_of, "matrix product, B in panels that are packed beforehand, A in place", BROADCASTS, NAME)
+_NEST = OnNest(nest_of, "matrix product, B packed in advance, A read in place", BROADCASTS, NAME)
 refuses, least_cycles, workspace_bytes, describe = broadcasts, _NEST.least_cycles, _NEST.workspace_bytes, _NEST.describe
 
 
 def candidates(request: Request, limit: Array | float = 0.0) -> nested.Found | NoneLegal:
     if request.prepared or request.schedule is not None:
         return _NEST.candidates(request, limit)
-    return NoneLegal((Rejected(NAME, "B is not prepared; pysim.prepare does, and plan with prepared=True", "shape"),))
+    return NoneLegal((Rejected(NAME, "B is not prepacked; use pysim.prepare, or plan with prepared=True", "shape"),))
 
 
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:

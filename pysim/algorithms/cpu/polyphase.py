@@ -1,31 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions of few channels: the input is parted once by the phases of the stride, and every tap read where it lies then.
+"""Convolutions of few channels: each input row is split once into the phases of the stride, and all taps read it from there
+(native/conv/polyphase.c).
 
-Packing copies an input row for each tap that reads it, which layers over images (1 to 4 channels, kernels up to 11x11) repay with few
-multiply-adds a channel. Parted rows are copied once; the kernels are the rows of `native/conv/polyphase.inc`, their filters are packed
-as sconv's.
+Packing copies an input row once per tap that reads it. Layers on images (1 to 4 channels, kernels up to 11x11) have few multiply-adds per
+channel to amortise that. Here a row is copied once. The kernels are the rows of `native/conv/polyphase.inc`; filters are packed as sconv's.
 
-Worked number: 7x7 with stride 2 on 3 channels packs each element of an image 49 / 4 = 12 times; parted, 1.6 times in blocks of 4 rows of
-outputs, which read 13 rows for 8 new ones.
+Worked number: 7x7 with stride 2 on 3 channels packs each input element 49 / 4 = 12 times. Split into phases it is copied 1.6 times, with
+blocks of 4 rows of outputs that read 13 input rows, 8 of them new.
 
-What they cost (`native/conv/polyphase.c`):
+The in-core cycles, for every image and group, with k2 rows of outputs per block and F filters per panel:
 
-    cycles as in `cost`, of these terms, for every image and group; P rows of outputs in blocks of k2, F filters a panel
+kernel  A row of outputs of a panel is V = ceil(Q / lanes) vectors, divided evenly into tiles of up to n. For each of its C R S taps a tile
+        of v vectors takes max(v F / fma rate, (v + F) / load rate, fma latency).
+store   Rows begin anywhere in a line: a share (vector - element) / line of the vectors crosses into the next line, one access more.
+pack    Vectors of split rows, including the halo that blocks share: a store and pack_cycles each, and with a stride a load and a permute
+        per phase. Rows are read whole, so no line waits beyond the rates of `cost`.
+call    call_cycles per row of a panel, minus QUEUED_FMAS / fma rate: when the core reaches the next row, that many multiply-adds are still
+        queued, and the next row starts beside them. Also call_cycles per SPLIT_COLUMNS columns of a channel of a block.
 
-kernel  Each row of outputs of a panel is V = ceil(Q / lanes) vectors in tiles of up to n, evenly. A tile of v vectors lasts, for each of
-        its C R S taps, max(v F / fma rate, (v + F) / load rate, fma latency).
-store   Rows begin anywhere in a line: a vector crosses into the next in (vector - element) / line of all places, which is one more access.
-pack    Vectors of parted rows, those of a block's halo again in the next: a store and pack_cycles, and with a stride a load and a permute
-        for each phase. Rows are read whole, so their lines wait for nothing but the rates of `cost`.
-call    call_cycles for each row of a panel, less WAITING / fma rate: a core that multiplies more slowly than it takes instructions in has
-        so many multiply-adds left to do when it comes to the next row, which depends on nothing of them, and begins it meanwhile. And
-        call_cycles for each PARTED columns of a channel of a block, whose masks are made anew.
-
-What crosses between levels follows from the description of the loops (`described`, `loops`).
-
-Worked number: 3 -> 64 channels, 224x224, 7x7 stride 2 on 16 lanes: rows of 112 outputs are 7 vectors, tiles of 3, 2 and 2. With 8 filters
-and two multiply-adds a cycle a tap takes 12 + 8 + 8 = 28 cycles for 56 multiply-adds; the loads, (3 + 8 + 2 + 8 + 2 + 8) / 2, hide behind
-them.
+Worked number: 3 -> 64 channels, 224x224, 7x7 stride 2 on 16 lanes: rows of 112 outputs are 7 vectors, in tiles of 3, 2 and 2. With 8
+filters and two multiply-adds per cycle a tap takes 12 + 8 + 8 = 28 cycles for 56 multiply-adds, more than its (3 + 8 + 2 + 8 + 2 + 8) / 2
+cycles of loads.
 """
 
 from collections.abc import Iterator
@@ -54,15 +49,15 @@ from pysim.registry.cpu import Kernel, phases_kernels
 NAME = "polyphase"
 COMPUTES = Conv
 tolerance, prepare = direct_sum, packed_filters
-MOST_CHANNELS = 32  # of a group: with more, rows of all channels leave L1, and packing sets of them was level or faster (Zen 5)
-OFFSET_BYTES = 8  # of a tap's place
+MAX_CHANNELS = 32  # of a group: with more, rows of all channels do not fit in L1, and packing is as fast or faster (Zen 5)
+OFFSET_BYTES = 8  # of a tap in the split rows
 
-PARTED = 64  # columns of a phase that are parted at once (native/conv/polyphase.c)
-WAITING = 160  # multiply-adds in schedulers and before them: 128 entries and 64 in Zen 4, 97 in Golden Cove (Agner Fog; 151 plans, Zen 4)
+SPLIT_COLUMNS = 64  # columns of a phase that are copied per call (native/conv/polyphase.c)
+QUEUED_FMAS = 160  # in the schedulers and the queue before them: 128 + 64 entries in Zen 4, 97 in Golden Cove (Agner Fog; 151 plans, Zen 4)
 
 
-class Parted(NamedTuple):
-    """The parted rows of a block of a convolution: of each channel rows x phases x pitch elements."""
+class SplitRows(NamedTuple):
+    """The split rows of a block: per channel rows x phases x pitch elements."""
 
     rows: int
     phases: int
@@ -70,7 +65,7 @@ class Parted(NamedTuple):
     size_bytes: int
 
     @classmethod
-    def of(cls, w: Conv, rows: int) -> "Parted":
+    def of(cls, w: Conv, rows: int) -> "SplitRows":
         reach, lane = w.dilation_w * (w.kernel_w - 1), PANEL_ALIGN // w.element_bytes
         high = (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1
         phases = min(w.stride_w, reach + 1)
@@ -79,7 +74,7 @@ class Parted(NamedTuple):
 
 
 def tiles_of(vectors: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Tiles of a row, of equal size, give or take one: how many, and the vectors of each."""
+    """The tiles of a row, of equal size give or take a vector: pairs of count and vectors."""
     tiles = ceil_div(vectors, most)
     small, more = divmod(vectors, tiles)
     return (more, small + 1), (tiles - more, small)
@@ -87,9 +82,9 @@ def tiles_of(vectors: int, most: int) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=64)
 def _row_cycles(w: Conv, kernel: Kernel, unit: Unit) -> float:
-    """Of one row of outputs of a panel of filters."""
+    """Kernel cycles of one row of outputs of a panel of filters."""
     taps = w.products
-    if kernel.lane_windows == 1:  # plain C: what a loop needs besides is in the rate
+    if kernel.lane_windows == 1:  # plain C: the rate includes the loop overhead
         return taps * w.out_w * kernel.filters / unit.rate(w.dtype)
     tiles = tiles_of(ceil_div(w.out_w, kernel.lane_windows), kernel.windows // kernel.lane_windows)
     return sum(count * taps * unit.step_cycles(w.dtype, vectors, kernel.filters) for count, vectors in tiles)
@@ -98,15 +93,15 @@ def _row_cycles(w: Conv, kernel: Kernel, unit: Unit) -> float:
 def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
     """kernel, call, store, pack."""
     unit, core = machine.unit_of(kernel.target), machine.core
-    repeats, size, parted = w.batch * w.groups, w.element_bytes, Parted.of(w, schedule.k2)
+    repeats, size, split = w.batch * w.groups, w.element_bytes, SplitRows.of(w, schedule.k2)
     filters, blocks = w.group_filters, ceil_div(w.out_h, schedule.k2)
     lanes = unit.lanes(size)
     calls = repeats * w.out_h * ceil_div(filters, kernel.filters)
-    runs = repeats * blocks * w.group_channels * ceil_div(parted.pitch, PARTED)
+    runs = repeats * blocks * w.group_channels * ceil_div(split.pitch, SPLIT_COLUMNS)
     gather = 1 / unit.loads_per_cycle.value + min(w.stride_w, lanes) if w.stride_w > 1 else 0.0
-    packed = repeats * blocks * parted.size_bytes / size / lanes
+    packed = repeats * blocks * split.size_bytes / size / lanes
     row = _row_cycles(w, kernel, unit)
-    covered = min(WAITING / unit.rate(w.dtype), row, core.call_cycles.value)
+    covered = min(QUEUED_FMAS / unit.rate(w.dtype), row, core.call_cycles.value)
     return (
         calls * row,
         (calls + runs) * core.call_cycles.value - calls * covered,
@@ -116,12 +111,12 @@ def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout:
 
 
 def described(w: Conv, rows: Rows) -> LoopNest:
-    """The loops of native/conv/polyphase.c for kernels with their blocks of rows."""
+    """The loop nest of native/conv/polyphase.c."""
     size, filters, channels = w.element_bytes, w.group_filters, w.group_channels
-    columns = [(kernel.filters, of.k2, *Parted.of(w, of.k2)) for kernel, of in rows]
-    panel, block, parted_rows, _, _, parted = np.array(columns, dtype=np.float64).T
-    blocks, each = np.ceil(w.out_h / block), parted / parted_rows
-    high = w.dilation_h * (w.kernel_h - 1) + 1  # rows that one of outputs reads
+    columns = [(kernel.filters, of.k2, *SplitRows.of(w, of.k2)) for kernel, of in rows]
+    panel, block, split_rows, _, _, split = np.array(columns, dtype=np.float64).T
+    blocks, each = np.ceil(w.out_h / block), split / split_rows
+    high = w.dilation_h * (w.kernel_h - 1) + 1  # input rows of one row of outputs
     row, weights = channels * w.width * size, channels * w.taps * size
     shared = float(max(0, high - w.stride_h))
     loops = (
@@ -132,7 +127,7 @@ def described(w: Conv, rows: Rows) -> LoopNest:
     )
     images, outputs = Extent(1.0, w.batch * w.groups), w.out_w * size
     written = {"images": images, "blocks": Extent(1.0, blocks), "filters": Extent(1.0, filters), "rows": Extent(outputs, outputs * block)}
-    kept = {"rows": Extent(w.stride_h * each, parted, shared * each, high * each)}
+    kept = {"rows": Extent(w.stride_h * each, split, shared * each, high * each)}
     read = Extent(block * w.stride_h * row, w.height * row, shared * row)
     operands = (
         Operand("input", {"images": images, "blocks": read}, "blocks of rows"),
@@ -145,7 +140,7 @@ def described(w: Conv, rows: Rows) -> LoopNest:
 
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
-    """By schedules with their terms, on one core. Prefetchers follow whole rows of outputs, so none of their lines waits to come in."""
+    """Costs of schedules from their in-core terms, on one core. Prefetchers follow whole rows of outputs: no write-allocate stalls."""
     nest = described(w, rows)
     return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)))
 
@@ -156,8 +151,8 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     if reason := requires_nchw(layout) or type_refusal(problem.dtype, phases_kernels()):
         return reason
-    if (channels := problem.group_channels) > MOST_CHANNELS:
-        return Reason("shape", f"it takes groups of up to {MOST_CHANNELS} channels; these have {channels}")
+    if (channels := problem.group_channels) > MAX_CHANNELS:
+        return Reason("shape", f"it takes groups of up to {MAX_CHANNELS} channels; these have {channels}")
     return None
 
 
@@ -166,7 +161,7 @@ def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) 
 
 
 def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
-    """Rows of outputs of a block: powers of two, and all."""
+    """Rows of outputs per block: powers of two, and all."""
     blocks = {min(2**power, problem.out_h) for power in range(problem.out_h.bit_length() + 1)}
     return (_schedule(kernel, problem, rows) for rows in sorted(blocks))
 
@@ -180,13 +175,13 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
-    """The parted rows of a block, and where each tap of a panel lies."""
+    """The split rows of a block, and the offset of each tap."""
     taps = problem.products
-    return Parted.of(problem, min(schedule.k2, problem.out_h)).size_bytes + taps * OFFSET_BYTES + PANEL_ALIGN
+    return SplitRows.of(problem, min(schedule.k2, problem.out_h)).size_bytes + taps * OFFSET_BYTES + PANEL_ALIGN
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Blocks of rows, more of them where that divides them evenly (native/conv/polyphase.c)."""
+    """Threads divide blocks of rows, smaller ones if that is more even (native/conv/polyphase.c)."""
     images, fewest = problem.batch * problem.groups, ceil_div(problem.out_h, schedule.k2)
     blocks = min(problem.out_h, fewest * parts_of_each(images * fewest, threads))
     rows = ceil_div(problem.out_h, blocks)
@@ -196,8 +191,8 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 def describe(plan: Plan) -> Description:
     w, schedule, kernel = unpacked_plan(plan)
-    of = Parted.of(w, schedule.k2)
+    of = SplitRows.of(w, schedule.k2)
     taps = f"{w.group_channels}x{w.kernel_h}x{w.kernel_w} taps"
-    inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} where they lie"
-    summary = f"rows of the input parted into {of.phases} phases, {of.rows} rows for {schedule.k2} of outputs"
+    inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} read from the split rows"
+    summary = f"input rows split into {of.phases} phases; blocks of {of.rows} input rows for {schedule.k2} rows of outputs"
     return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products whose A is read where it lies, whatever its layout: the nest of `pysim.algorithms.cpu.gemm` without panels of A.
+"""Matrix products with A read in place, whatever its layout: the nest of `pysim.algorithms.cpu.gemm` without panels of A.
 
-Kernels that broadcast the elements of A one by one do not care how far apart these lie (`native/kernel.h`, pysim_strided_kernel). What is
-saved is a copy of A in every run; what A costs where its rows share sets of a cache is in the model.
+Kernels that broadcast elements of A do not depend on their distance (`native/kernel.h`, pysim_strided_kernel). This saves a copy of A in
+every run. The model counts the conflict misses of rows of A that share sets.
 
-Worked number: gemm:730x64x33:nt packs A's 24,090 elements for 1.5 million multiply-adds, a vector for each 4 multiply-adds of vectors.
+Worked number: gemm:730x64x33:nt would pack 24,090 elements of A for 1.5 million multiply-adds, a packed vector for 4 vector multiply-adds.
 """
 
 import msgspec
@@ -25,6 +25,6 @@ def nest_of(problem: Gemm) -> nests.Nest:
     return msgspec.structs.replace(nests.nest_of(problem), filters_packed=True, filters_in_place=True)
 
 
-_NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters, A in place", BROADCASTS, NAME)
+_NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters, A read in place", BROADCASTS, NAME)
 refuses, least_cycles, candidates = broadcasts, _NEST.least_cycles, _NEST.candidates
 workspace_bytes, describe = _NEST.workspace_bytes, _NEST.describe

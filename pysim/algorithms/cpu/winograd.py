@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Winograd's convolutions F(m x m, r x r) on a CPU (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters,
-(m + r - 1)^2 products on the registry's micro-kernels, filters along their lanes (`native/conv/winograd.c`; cost:
+"""Winograd's convolutions F(m x m, r x r) on a CPU (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters, as
+(m + r - 1)^2 matrix products on the registry's micro-kernels, filters along the lanes (`native/conv/winograd.c`; cost:
 `pysim.cachemodel.cpu.winograd`). The forms are those of `native/winograd.inc`.
 
-F(2x2, 3x3) takes 4/9 of the multiplications, F(4x4, 3x3) and F(3x3, 4x4) 1/4, F(2x2, 5x5) 9/25, F(6x6, 3x3) 0.20. A stride s makes s^2
-phases of each channel and ceil(kernel / s) taps of each: 7x7 with stride 2 is F(3x3, 4x4), 11x11 with stride 4 F(4x4, 3x3).
+F(2x2, 3x3) takes 4/9 of the multiplications, F(4x4, 3x3) and F(3x3, 4x4) 1/4, F(2x2, 5x5) 9/25, F(6x6, 3x3) 0.20. With a stride s each
+channel is split into s^2 phases with ceil(kernel / s) taps each: 7x7 with stride 2 is F(3x3, 4x4), 11x11 with stride 4 F(4x4, 3x3).
 
-Points are 0, infinity and +-1; +-3/4, +-3/2; +-1/2, +-1, +-2, for 4, 6 and 8. F(6x6, 3x3) is planned where a plan of it is named: its
-error is ten times that of a direct sum.
+The interpolation points are 0, infinity and +-1 for patches of 4; +-3/4, +-3/2 for 6; +-1/2, +-1, +-2 for 8. F(6x6, 3x3) is only used by
+plans that name it: its error is ten times that of a direct sum.
 
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 14 x 14 tiles of F(4x4), 14 panels of 14; its filters are 36 * 64 * 64 * 4 = 589,824 bytes.
 """
@@ -40,48 +40,48 @@ from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transfo
 
 NAME = "winograd"
 COMPUTES = Conv
-LARGEST_KERNEL = 12  # edge: KERNEL of native/conv/winograd.c
-PLANNED_EDGE = 6  # of a patch: larger ones are planned where they are named
-TRANSFERS = 1.5  # of the least bound of each m: what moving data takes beside it, or less, in most best schedules
-MOST_TILES, MOST_FILTERS = 16, 64  # of a kernel's panels: PYSIM_WINOGRAD_PANEL, WIDEST
+MAX_KERNEL = 12  # KERNEL of native/conv/winograd.c
+MAX_PLANNED_PATCH = 6  # edge of a patch: larger ones only if a plan names them
+TRANSFERS = 1.5  # transfer cycles of most best schedules over the lower bound of their m, at most
+MAX_PANEL_TILES, MAX_PANEL_FILTERS = 16, 64  # PYSIM_WINOGRAD_PANEL, WIDEST
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     w, (block, out) = problem, blocks_of(layout)
     if layout == "nhwc":
-        return Reason("shape", f"its input and output are NCHW or blocks of channels, and {layout.upper()} was asked for")
-    if (w.kernel_h, w.stride_h, w.dilation_h, w.dilation_w) != (w.kernel_w, w.stride_w, 1, 1) or w.kernel_h > LARGEST_KERNEL:
-        return Reason("shape", f"it takes square kernels of up to {LARGEST_KERNEL}x{LARGEST_KERNEL} with one stride and dilation 1")
+        return Reason("shape", f"it takes NCHW or channel blocks, not {layout.upper()}")
+    if (w.kernel_h, w.stride_h, w.dilation_h, w.dilation_w) != (w.kernel_w, w.stride_w, 1, 1) or w.kernel_h > MAX_KERNEL:
+        return Reason("shape", f"it takes square kernels of up to {MAX_KERNEL}x{MAX_KERNEL} with one stride and dilation 1")
     if not outputs_of(w):
         known = sorted({r for _, r in winograd_forms()})
         text = f"{w.kernel_h}x{w.kernel_w} with stride {w.stride_h} has {taps_of(w)}"
-        return Reason("shape", f"its kernels have {', '.join(map(str, known[:-1]))} or {known[-1]} taps a phase, and {text}")
+        return Reason("shape", f"it takes {', '.join(map(str, known[:-1]))} or {known[-1]} taps per phase and axis; {text}")
     if block > 1 and w.stride_h > 1:
-        return Reason("shape", f"with a stride its input is NCHW, and {layout.upper()} was asked for")
+        return Reason("shape", f"with a stride it takes NCHW input, not {layout.upper()}")
     if w.group_channels % block or w.group_filters % out:
-        return Reason("size", f"its channels or filters are no whole blocks of {out}; {layout} takes multiples of {out}")
+        return Reason("size", f"its channels or filters are not multiples of {out}, the block of {layout}")
     if not any(dtype == w.dtype and machine.unit(target) for target, dtype in winograd_transforms()):
         return Reason("type", f"there are no transforms of {w.dtype} for {machine.name} (native/winograd.inc)")
     return None
 
 
 def taps_of(problem: Conv) -> int:
-    """r: taps of a phase along one edge."""
+    """r: taps of a phase along one axis."""
     return -(-problem.kernel_h // problem.stride_h)
 
 
 def outputs_of(problem: Conv) -> tuple[int, ...]:
-    """m of every form that computes it."""
+    """m of every form that computes the problem."""
     return tuple(m for m, r in winograd_forms() if r == taps_of(problem))
 
 
 def planned(problem: Conv) -> tuple[int, ...]:
-    """m of those that are planned unasked."""
-    return tuple(m for m in outputs_of(problem) if m + taps_of(problem) - 1 <= PLANNED_EDGE)
+    """m of the forms that are considered without a named plan."""
+    return tuple(m for m in outputs_of(problem) if m + taps_of(problem) - 1 <= MAX_PLANNED_PATCH)
 
 
 class Candidates(NamedTuple):
-    """Schedules of the model; `bounds`: cycles that no schedule of a kernel goes below."""
+    """Schedules as the model's table; `bounds`: lower bounds on the cycles of each kernel."""
 
     bounds: Array
     table: model.Candidates
@@ -91,7 +91,7 @@ class Candidates(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _cases(problem: Conv, on: Machine, micro_kernel: MicroKernel, layout: Layout) -> tuple[model.Cases, Array]:
-    """Of a problem, and `model.least_cycles` by m, kernel and set of channels."""
+    """The cases (kernel, shape) of a problem, and `model.least_cycles` by m, kernel and set of channels."""
     rows = [kernel for kernel in tilings.rows(on, problem.dtype, micro_kernel).kernels if _suits(kernel, layout)]
     cases = tuple((kernel, model.shape_of(problem, kernel, m, layout)) for m in planned(problem) for kernel in rows)
     bounds = model.least_cycles(problem, on, cases)
@@ -123,38 +123,38 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
 
 
 def _suits(kernel: Kernel, layout: Layout = "nchw") -> bool:
-    """A kernel that stores rows of windows, here filters, as they are, and has transforms of its target; for blocks, one whose vectors are
-    such."""
+    """Whether a kernel stores its lanes, which hold filters here, without transposing, and its target has transforms. In channel blocks, a
+    vector must be a block."""
     if layout != "nchw" and (kernel.form != "win" or blocks_of(layout)[1] != kernel.lane_windows):
         return False
-    sized = kernel.filters <= MOST_TILES and kernel.windows <= MOST_FILTERS
+    sized = kernel.filters <= MAX_PANEL_TILES and kernel.windows <= MAX_PANEL_FILTERS
     return sized and not kernel.along_filters and (kernel.target, kernel.dtype) in winograd_transforms()
 
 
 def _named(problem: Conv, on: Machine, request: Request) -> Candidates:
-    """A named plan's schedule, alone."""
+    """Only the schedule of the named plan."""
     s = request.schedule
     kernel = next((row for row in kernels() if s and row.name == s.kernel), None)
     if not isinstance(s, Schedule) or kernel is None or not on.unit(kernel.target) or kernel.dtype != problem.dtype:
         known = [row.name for row in tilings.rows(on, problem.dtype, None).kernels]
         named = s.kernel if s else ""
-        raise PlanError(f"the named plan's kernel {quoted(named)} is none of {on.name} for {problem.dtype}; {choose(named, known)}")
+        raise PlanError(f"the named plan's kernel {quoted(named)} is no {problem.dtype} kernel of {on.name}; {choose(named, known)}")
     if (
         s.outputs not in outputs_of(problem)
         or not _suits(kernel, request.layout)
         or (s.windows, s.filters) != (kernel.windows, kernel.filters)
     ):
         raise PlanError(
-            f"a plan of {NAME} has outputs={', '.join(map(str, outputs_of(problem)))} and one of its kernels' own windows and filters"
+            f"a {NAME} plan has outputs={', '.join(map(str, outputs_of(problem)))} here, and the windows and filters of its kernel"
         )
     shape = model.shape_of(problem, kernel, s.outputs, request.layout)
     if not 1 <= s.channels <= shape.channels or min(s.k2, s.k3) < 1 or s.stationary != "input_stationary":
-        raise PlanError(f"a plan of {NAME} is input stationary and has 1 to {shape.channels} channels here, k2 and k3 of at least 1")
+        raise PlanError(f"a {NAME} plan is input stationary, with 1 to {shape.channels} channels here, and k2 and k3 of at least 1")
     return Candidates(np.zeros(1), _alone(request, kernel, s))
 
 
 def _alone(request: Request, kernel: Kernel, s: Schedule) -> model.Candidates:
-    """One schedule."""
+    """A table of one schedule."""
     problem, on = request.conv, request.cpu
     assert s.outputs
     shape = model.shape_of(problem, kernel, s.outputs, request.layout)
@@ -167,7 +167,7 @@ def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
 
 
 def _costs(of: Candidates) -> Costs:
-    """One kind for each m."""
+    """The costs; each m is a kind."""
     table, passes = of.table, model.predict(of.table)
     kernels, kernel = numbered(row.name for row, _ in table.cases)
     kinds, kind = numbered(shape.form for _, shape in table.cases)
@@ -207,8 +207,8 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 
 def tolerance(problem: Conv, schedule: Schedule) -> Bound:
-    """SAFETY times the largest errors that were measured, which grow with the root of the channels of a set and of their number. Phases
-    lack taps, which leaves the results smaller."""
+    """SAFETY times the largest measured errors, which grow with the root of the channels of a set and of the number of sets. If phases lack
+    taps, results are smaller."""
     channels, taps = model.dense(problem).group_channels, taps_of(problem)
     sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
     assert schedule.outputs
@@ -224,7 +224,7 @@ _MEASURED = "measured against float64 on operands in [-1, 1): tools/winograd_err
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Some blocks of panels of tiles, and parts of their filters."""
+    """Threads divide blocks of panels of tiles, and their filters."""
     kernel, m = _row(schedule)
     of = model.shape_of(problem, kernel, m)
     blocks, parts = _division(of, schedule.k2, problem.groups, threads)
@@ -240,7 +240,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:
-    """Blocks of panels of tiles, and parts of the filters of each: `divide` of native/conv/winograd.c."""
+    """(blocks of panels of tiles, parts of the filters of each): `divide` of native/conv/winograd.c."""
     fewest = ceil_div(of.panels, k2)
     if threads == 1:
         return fewest, 1
@@ -259,9 +259,10 @@ def describe(plan: Plan) -> Description:
     of = model.shape_of(w, kernel, m)
     counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2
     form = f"{of.form[:-1]}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
-    transform = Section("transform", (f"{form}: {counts[0]} multiplications for {counts[1]}, {of.tiles} tiles in rows of {of.row}",))
+    line = f"{form}: {counts[0]} multiplications per tile instead of {counts[1]}; {of.tiles} tiles in rows of {of.row}"
+    transform = Section("transform", (line,))
     peak = words.peak_of(plan) * counts[1] / counts[0]
-    summary = "Winograd: tiles of outputs from transformed patches and filters, a product for each plane"
+    summary = "tiles of outputs from transformed input patches and filters, one matrix product per plane"
     inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
     nest = model.described(_alone(Request(w, on, plan.layout, plan.state), kernel, s))
     return words.describe(plan, summary, nest, inner, {"tiles": "panels of tiles"}, (transform,), peak)
