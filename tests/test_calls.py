@@ -209,7 +209,7 @@ def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, k
     ("asked", "kind", "says"),
     [
         ({"machine": "h200", "threads": 4}, PlanError, "threads is 4, but h200 is a GPU"),
-        ({"model": "csa", "threads": 2}, PlanError, "threads is 2, but the csa model is of one core"),
+        ({"model": "csa", "threads": 2}, PlanError, "threads is 2, but the csa model is for one core"),
         ({"threads": 0}, OperandError, "threads is 0; it must be at least 1"),
         ({"threads": 2**31}, OperandError, "it must be at most 1024"),
         ({"threads": "4"}, OperandError, 'threads is "4"; right is a whole number'),
@@ -220,7 +220,7 @@ def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, k
         ({"memory_limit": True}, OperandError, "memory_limit is True"),
         ({"name": 5}, PlanError, "5 is no plan's name"),
         ({"error_limit": "low"}, OperandError, 'error_limit is "low"; right is a number'),
-        ({"input_footprint": "raw"}, PlanError, 'input_footprint is "raw", which the csa model alone knows'),
+        ({"input_footprint": "raw"}, PlanError, 'input_footprint "raw" exists in the csa model only'),
         ({"input_footprint": "x", "model": "csa"}, PlanError, 'no input_footprint is named "x"'),
         ({"machine": 5}, MachineError, "machine is 5; right is a name, the path of a .toml file, or a machine"),
         ({"machine": None}, MachineError, "machine is None"),

@@ -321,6 +321,12 @@ def test_a_launch_is_the_same_by_addresses_and_by_pointers_and_computes_what_the
     assert np.array_equal(results[0], results[2]) and np.array_equal(results[1], results[2])
 
 
+def test_a_gpu_whose_driver_reports_no_clock_is_planned_for_with_that_of_the_nearest() -> None:
+    plan = pysim.plan("gemm:512x512x512", machine="cuda")
+    assert cuda.devices()[0].clock_khz == 0 and plan.on.frequency_hz.kind == "assumed" and plan.seconds > 0
+    assert "frequency_hz" in plan.assumed
+
+
 @pytest.mark.parametrize("text", ["conv:mb2ic3ih6oc9kh3ph1", "gemm:20x30x40:tt"])
 @pytest.mark.parametrize("layout", CONV_LAYOUTS)
 def test_what_is_prepared_for_a_gpu_gives_what_a_call_gives(monkeypatch: pytest.MonkeyPatch, text: str, layout: str) -> None:

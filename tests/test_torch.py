@@ -251,6 +251,25 @@ def test_a_model_whose_parameters_have_no_shapes_yet_is_refused_until_its_first_
         assert_close(pysim.torch.optimize(model)(x), right)
 
 
+def test_tensors_of_bfloat16_are_computed_as_such():
+    x, filters = torch.rand(1, 4, 9, 9).bfloat16(), torch.rand(6, 4, 3, 3).bfloat16()
+    for image in (x, x.to(memory_format=torch.channels_last)):
+        y = pysim.conv2d(image, filters)
+        assert y.dtype == torch.float32
+        assert_close(y, functional.conv2d(x.float(), filters.float()))
+    assert_close(pysim.gemm(x[0, 0], x[0, 1].T, trans_b=True), x[0, 0].float() @ x[0, 1].float())
+
+
+def test_a_prepared_convolution_gives_tensors_for_tensors():
+    x, filters = torch.rand(1, 4, 9, 9), torch.rand(6, 4, 3, 3)
+    conv, out = pysim.prepare("conv:mb1ic4ih9oc6kh3ph0", filters), torch.empty(1, 6, 7, 7)
+    right = functional.conv2d(x, filters)
+    assert isinstance(conv(x), torch.Tensor) and conv(x, out=out) is out
+    assert_close(conv(x), right)
+    assert_close(out, right)
+    assert isinstance(conv(x.numpy()), np.ndarray)
+
+
 def test_tensors_that_lie_negated_are_what_they_mean():
     """As the imaginary parts of conjugates do, of which NumPy and DLPack see the other sign."""
     model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.rand(2, 3, 8, 8)

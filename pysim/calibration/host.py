@@ -171,7 +171,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         versions=f"{device.name}, driver {device.driver}",
     )
     taken_over = Source(title=f"Taken over from {nearest.name}", note="the shipped GPU that is nearest, but another model")
-    clock = device.clock_khz * 1e3
+    clock = device.clock_khz * 1e3 or nearest.frequency_hz.value  # a driver may report no clock
     scaled = clock / nearest.frequency_hz.value
 
     def measured(value: int) -> Count:
@@ -187,7 +187,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         description=device.name,
         capability=f"{device.capability // 10}.{device.capability % 10}",
         sms=measured(device.sms),
-        frequency_hz=Number(value=clock, kind="measured", source="device"),
+        frequency_hz=Number(value=clock, kind="measured", source="device") if device.clock_khz else taken.frequency_hz,
         warps_per_sm=measured(device.threads_per_sm // 32),
         blocks_per_sm=measured(device.blocks_per_sm),
         registers_per_sm=measured(device.registers_per_sm),

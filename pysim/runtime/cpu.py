@@ -216,6 +216,10 @@ def as_numpy(x: Any, name: str) -> Array:
     try:
         if hasattr(x, "is_neg") and x.is_neg():  # which DLPack does not say: PyTorch's imag(conj(z)) lies there negated
             x = x.resolve_neg()
+        if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # a type that NumPy itself lacks
+            import ml_dtypes
+
+            return np.from_dlpack(x.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
         if hasattr(x, "__dlpack__") and not hasattr(x, "__array_interface__"):
             view: Array = np.from_dlpack(x)
             return view

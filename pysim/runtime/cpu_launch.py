@@ -32,6 +32,7 @@ from pysim.runtime.cpu import (
     epilogue_struct,
     is_dense,
     library,
+    like,
     operand,
     output,
     problem_struct,
@@ -255,8 +256,14 @@ class Prepared:
             kept[...] = dense
             self._prepared = pointer(kept)
 
-    def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Array:
-        """`residual`, of the result's shape, is added before the activation."""
+    def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Any:
+        """`residual`, of the result's shape, is added before the activation. The result is `out`, or a new array of the kind that x is."""
+        y = self._apply(x, out, residual)
+        if out is not None:
+            return out
+        return y if type(x) is _ndarray else like(x, y)
+
+    def _apply(self, x: Any, out: Any, residual: Any) -> Array:
         if residual is None:
             return self._launch.apply(x, self._prepared, self._epilogue, out)
         epilogue = self._launch.epilogue(self._bias, self._activation, residual)
