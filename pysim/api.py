@@ -202,8 +202,8 @@ def conv2d(
 
     activation is None, a name in native/epilogues.inc (relu, silu, gelu ...) or ("clamp", low, high); a residual, on a CPU, is of the
     result's type and shape.
-    x and w are float32, float64, bfloat16 (of ml_dtypes or PyTorch) or int8, both the same; y and the bias are float32 for bfloat16 and int32,
-    exact modulo 2^32, for int8, which takes no residual.
+    x and w are both float32, float64, bfloat16 (of ml_dtypes or PyTorch) or int8. y and the bias are float32 for bfloat16, and int32, exact
+    modulo 2^32, for int8, which takes no residual.
     `stride` and `dilation` are one number or (height, width); `padding` also (top, left, bottom, right). The result is an array of
     the kind that x is. OperandError says what is wrong with an array. Use `prepare` to pack the filters once for many calls.
     CUDA arrays (also float16, and x that lies channels last) are taken where they lie, on their library's current stream; NumPy's on the
