@@ -158,7 +158,7 @@ def test_arrays_of_ml_dtypes_are_known_by_the_name_of_their_dtype():
     assert np.array_equal(pysim.gemm(x[0, 0], x[0, 1].T), pysim.gemm(x[0, 0], x[0, 1], trans_b=True))
 
 
-def test_a_prepared_convolution_serves_many_calls_and_writes_where_it_is_told():
+def test_a_prepared_convolution_serves_many_calls_and_writes_into_out():
     w = whole(8, 4, 3, 3)
     conv = pysim.prepare("conv:mb1ic4ih9oc8kh3ph1", w)
     out = np.full((1, 8, 9, 9), np.nan, np.float32)

@@ -420,7 +420,7 @@ def test_what_cannot_be_calibrated_is_said_before_anything_is_measured(zen4_file
 
 @native
 @pytest.mark.usefixtures("lab", "own_files")
-def test_a_calibrated_host_stays_so_until_it_is_detected_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibrated_host_stays_so_until_it_is_detected_again(monkeypatch: pytest.MonkeyPatch) -> None:
     host.detect(cached=False)
     assert "plans with -m host" in ok("machines", "calibrate", "--budget", "1")
     kept = host.detect()

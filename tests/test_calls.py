@@ -229,7 +229,7 @@ def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, k
         ({"problem": b"conv:"}, ProblemError, "a problem is a text"),
     ],
 )
-def test_what_a_plan_cannot_be_asked_is_a_sentence_and_never_ignored(asked, kind, says):
+def test_an_option_that_does_not_apply_to_a_plan_is_refused_and_never_ignored(asked, kind, says):
     with pytest.raises(kind, match=says):
         pysim.plan(**{"problem": "conv:ic4ih9oc6kh3", "machine": "zen4"} | asked)
 

@@ -61,7 +61,7 @@ def test_a_store_that_cannot_be_written_is_one_line_and_no_half_of_a_table(tmp_p
 
 
 @native
-def test_run_shows_the_share_of_packing_when_asked():
+def test_run_shows_the_share_of_packing_when_requested():
     header, row, *_ = ok("run", SMALL, "--profile").splitlines()
     assert row.split()[-1] == SMALL
     share = row[: header.index("packing") + len("packing")].split()[-1]
@@ -94,7 +94,7 @@ def test_an_algorithm_that_a_problem_lacks_is_answered_with_those_it_has():
 
 @native
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_the_planner_is_asked_for_the_algorithm_that_is_named(command, monkeypatch):
+def test_the_planner_plans_with_the_algorithm_that_is_named(command, monkeypatch):
     asked = []
     plan = planner.plan
     monkeypatch.setattr(planner, "plan", lambda *problem, **how: asked.append(how.get("algorithm")) or plan(*problem, **how))
@@ -189,7 +189,7 @@ class Faster(Speedometer):
 
 
 @native
-def test_predictions_are_at_the_clock_when_timed_and_both_are_told(monkeypatch):
+def test_predictions_are_at_the_clock_when_timed_and_both_are_reported(monkeypatch):
     monkeypatch.setattr(comparison, "Speedometer", Faster)
     told = r"clock \d\.\d\d GHz when timed, \d\.\d\d GHz in the machine file, on 1 of 1 layer: predictions use the clock when timed"
     assert re.search(told, ok("run", SMALL)) and re.search(told, ok("compare", SMALL, *QUICK))
@@ -201,7 +201,7 @@ def test_predictions_are_at_the_clock_when_timed_and_both_are_told(monkeypatch):
 
 
 @native
-def test_a_core_that_another_thread_shares_is_told(monkeypatch):
+def test_a_core_that_another_thread_shares_is_reported(monkeypatch):
     monkeypatch.setattr(comparison, "Speedometer", Faster)
     told = "on 1 of 1 layer the core reached only 0.70 of its peak multiply-adds per cycle or more: another thread"
     assert told not in ok("run", SMALL)

@@ -228,7 +228,7 @@ def test_a_peer_that_fails_when_timed_drops_out_with_its_reason(monkeypatch: pyt
 
 
 @native
-def test_cold_rotates_every_contender_over_copies_of_its_operands() -> None:
+def test_cold_rotates_every_candidate_over_copies_of_its_operands() -> None:
     inputs: set[int] = set()
 
     def noting(workload: Workload, operands: Operands) -> Callable[[], object]:
@@ -255,7 +255,7 @@ def test_a_profile_splits_a_call_into_packing_and_kernels() -> None:
 
 
 @native
-def test_every_sample_is_stored_under_the_key_of_its_contender(tmp_path: Path) -> None:
+def test_every_sample_is_stored_under_the_key_of_its_candidate(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         c = one(peers={"right": right, "wrong": wrong}, store=store)
         ours, peer = store.find(problem=CONV, machine="here", state="hot")

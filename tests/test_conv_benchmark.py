@@ -190,7 +190,7 @@ def run(out: Path, *arguments: str) -> list[Line]:
     return data.lines_of([out])
 
 
-def test_every_contender_is_checked_then_timed_and_its_workspace_recorded(device, tmp_path):
+def test_every_candidate_is_checked_then_timed_and_its_workspace_recorded(device, tmp_path):
     line = run(tmp_path / "a.jsonl", "--set", "opencnn", "--only", "opencnn-1")[0]
     timed = line.of("cudnn")
     assert [(one.algorithm, one.seconds, one.workspace_bytes) for one in timed.values()] == [

@@ -63,7 +63,7 @@ def test_a_file_gives_back_what_was_written_and_forgives_its_last_line_alone(tmp
         data.read(out)
 
 
-def test_a_later_file_replaces_contenders_by_name(tmp_path):
+def test_a_later_file_replaces_candidates_by_name(tmp_path):
     for name, one in (("a", line("im2win", "cv1", x=ours(2.0), y=ours(3.0))), ("b", line("im2win", "cv1", x=ours(1.0)))):
         data.write(tmp_path / name, one)
     merged = data.lines_of([tmp_path / "a", tmp_path / "b"])

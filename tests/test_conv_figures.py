@@ -139,7 +139,7 @@ BASES = {"pysim": "pysim's fastest", "planned": "what pysim planned", "cudnn": "
 
 
 @pytest.mark.parametrize(("against", "title"), BASES.items())
-def test_the_heat_map_divides_by_what_it_is_told_to(file, against, title, tmp_path, monkeypatch):
+def test_the_heat_map_divides_by_the_chosen_algorithm(file, against, title, tmp_path, monkeypatch):
     draw(monkeypatch, "heat", file, "-o", tmp_path / "a.svg", "--set", "resnet50", "--dtype", "f16", "--against", against)
     assert f"ResNet-50, batch 32, f16: seconds over those of {title}" in texts(tmp_path / "a.svg")
 

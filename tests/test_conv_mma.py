@@ -59,7 +59,7 @@ def test_wgmma_replaces_them_where_it_is_and_nothing_older_runs_them():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_rows_tiles_are_those_of_a_product_by_warps_turned_where_channels_are_last(row):
+def test_a_rows_tiles_are_those_of_a_product_by_warps_transposed_where_channels_are_last(row):
     wide, deep = (tiled.product_tiles(row, layout) for layout in CONV_LAYOUTS)
     assert wide == deep.transposed and wide.group == 32 and wide.tensor and not wide.producer
     assert (wide.rows, wide.columns) == (row.block_filters, row.block_windows)

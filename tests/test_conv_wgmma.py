@@ -154,7 +154,7 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
     assert taken > 300 < refused
 
 
-def test_parts_of_a_deep_layer_s_tiles_meet_in_clusters_and_need_no_workspace():
+def test_parts_of_a_deep_layer_s_tiles_are_reduced_in_clusters_and_need_no_workspace():
     """k = 4608 and 52 tiles of 128 x 128 on 132 SMs; nine parts are more than a cluster has room for."""
     w = conv("conv:mb32ic512ih7oc512kh3ph1")
     best = planner.plan(w, H200, layout="nhwc")
@@ -180,7 +180,7 @@ def test_a_pointwise_convolution_of_larger_stride_copies_only_the_pixels_that_it
     assert copy.read == 32 * 256 * 28 * 56 * 2, "every other row, whose sectors come whole"
 
 
-def test_filters_that_are_in_one_tile_are_asked_for_once_by_each_block():
+def test_filters_that_are_in_one_tile_are_requested_once_by_each_block():
     row = next(row for row in ROWS if row.dtype == "f16" and row.block_filters == 32 and not row.folds)
     columns = Wgmma(row, conv("conv:mb32ic32ih112oc16kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None

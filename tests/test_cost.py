@@ -407,7 +407,7 @@ OF_OTHERS = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycl
 
 
 @pytest.mark.parametrize("name", [name for name in ZEN4.core.__struct_fields__ if name.endswith("_cycles") and name not in OF_OTHERS])
-def test_a_dearer_constant_never_makes_a_schedule_cheaper_and_makes_some_dearer(name: str) -> None:
+def test_a_higher_constant_never_makes_a_schedule_cheaper_and_makes_some_more_expensive(name: str) -> None:
     dearer = set()
     for text in PROBLEMS:
         for prediction in predictions(text, ZEN4):

@@ -216,7 +216,7 @@ def test_a_wrong_algorithm_is_never_the_peer_and_never_timed():
     assert compared().algorithms == {"cudnn": "WINOGRAD_NONFUSED"}
 
 
-def test_an_algorithm_without_memory_is_told_and_the_others_run():
+def test_an_algorithm_without_memory_is_reported_and_the_others_run():
     one = compared()
     assert one.missing == {"cudnn FFT": f"FFT needs {1 << 40} bytes of workspace: device memory: out of memory"}
     assert one.peers["cudnn"] == 1e-5
@@ -260,7 +260,7 @@ def test_what_cudnn_cannot_say_is_compared_with_a_reason():
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16"])
-def test_peers_are_told_the_type_and_the_layout_of_the_plan(dtype, layout):
+def test_peers_are_given_the_type_and_the_layout_of_the_plan(dtype, layout):
     one = compared(f"{SMALL}:{dtype}", layout=layout, peers="all")
     assert one.correct, one.reason
     assert one.plan["layout"] == layout and set(one.peers) == {"cudnn", "torch"}
@@ -276,7 +276,7 @@ def test_peers_are_told_the_type_and_the_layout_of_the_plan(dtype, layout):
     ("fault", "says"),
     [(lambda y: y.__setitem__((-1, -1, -1, -1), y[-1, -1, -1, -1] + 1), "1 of 108 elements"), (lambda y: y.fill(np.nan), "108 of 108")],
 )
-def test_a_wrong_result_of_ours_is_told_and_nothing_is_timed(fault, says):
+def test_a_wrong_result_of_ours_is_reported_and_nothing_is_timed(fault, says):
     Launch.fault = staticmethod(fault)
     found = document("compare", SMALL, "-m", "h200", code=1)["comparisons"][0]
     assert not found["correct"] and says in found["reason"] and found["measured_seconds"] is None and not found["workspaces"]
@@ -344,7 +344,7 @@ def test_a_plan_is_run_alone():
 # What is shown and kept
 
 
-def test_every_contender_is_stored_under_its_own_name():
+def test_every_candidate_is_stored_under_its_own_name():
     with Store() as store:
         problem = compared(layout="nhwc", store=store).problem
         kept = {one.kernel: one for one in store.find(problem=problem)}
@@ -422,7 +422,7 @@ def test_products_and_convolutions_are_timed_by_one_loop_that_keeps_the_device_b
     assert (len(LEADS) - 2 - timed) / one.samples == leads["IMPLICIT_PRECOMP_GEMM"]  # which takes as long
 
 
-def test_cold_contenders_rotate_over_copies_of_their_operands_in_device_memory(monkeypatch):
+def test_cold_candidates_rotate_over_copies_of_their_operands_in_device_memory(monkeypatch):
     seen: dict[int, int] = {}
 
     def note(y: np.ndarray) -> None:

@@ -133,7 +133,7 @@ def test_patterns_stay_within_a_warps_own_bytes_and_are_aligned(width: int) -> N
         assert all(0 <= offset <= 4096 - width and offset % width == 0 for offset in one.offsets), one.name
 
 
-def test_every_instruction_is_asked_in_every_pattern_with_one_warp_and_with_many_and_loads_as_a_chain() -> None:
+def test_every_instruction_is_probed_in_every_pattern_with_one_warp_and_with_many_and_loads_as_a_chain() -> None:
     probes = Recorded()
     calibrate(h200(), DEVICE, probes)
     of = Counter((one.width_bytes, one.is_store, one.warps, one.dependent) for one in probes.asked)
@@ -298,7 +298,7 @@ def test_the_command_refuses_unknown_machines_and_files_that_are_no_machine_file
 # The native probes
 
 
-def test_the_library_is_told_field_for_field_what_is_asked_and_its_numbers_come_back(monkeypatch) -> None:
+def test_the_library_gets_field_for_field_what_is_requested_and_its_numbers_come_back(monkeypatch) -> None:
     ffi = cuda_ffi()
     scratch, told = ffi.new("char[1024]"), []
 

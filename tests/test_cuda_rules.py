@@ -348,7 +348,7 @@ def test_what_is_prepared_for_a_gpu_gives_what_a_call_gives(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
-def test_the_reference_of_a_type_is_told_by_a_kernel_that_takes_the_problem(dtype: str) -> None:
+def test_the_reference_of_a_type_is_computed_by_a_kernel_that_takes_the_problem(dtype: str) -> None:
     """Not by the first of the type, which takes few channels a group alone."""
     w = parse(f"conv:mb1ic24ih5oc8kh3:{dtype}")
     sums, scale = GpuBench(w, 1 << 20).everywhere()

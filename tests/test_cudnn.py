@@ -74,7 +74,7 @@ def test_the_descriptors_say_what_the_problem_says():
     assert (worked.pads, worked.strides, worked.dilations, worked.groups) == ((1, 1), (1, 1), (1, 1), 1)
 
 
-def test_multiply_adds_alone_are_allowed_unless_tf32_is_asked_for():
+def test_multiply_adds_alone_are_allowed_unless_tf32_is_requested():
     fma, tensor_op = 3, 1  # cudnnMathType_t
     assert cudnn.describe(conv(WORKED)).math == fma
     assert cudnn.describe(conv(WORKED), "tf32") == cudnn.describe(conv(WORKED))._replace(math=tensor_op)

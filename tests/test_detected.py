@@ -113,7 +113,7 @@ def test_what_many_cores_share_is_not_measured_in_what_each_has_of_its_own() -> 
     assert min(probes.together) > 1 << 20  # of a core: 1 MiB of L2, a sixteenth of 32 MiB of L3
 
 
-def test_the_slowest_of_cpus_that_are_busy_at_once_is_told_apart_from_all_on_average() -> None:
+def test_the_slowest_of_cpus_that_are_busy_at_once_is_distinguished_from_all_on_average() -> None:
     class OneIsShared(FakeProbes):
         turn = 0
 

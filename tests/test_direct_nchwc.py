@@ -152,7 +152,7 @@ def test_a_plan_is_made_again_from_its_name_and_printed():
         pysim.plan(plan.workload, name=plan.name.replace(f"channels={plan.tile['channels']}", "channels=7"), **asked)
 
 
-def test_taps_that_meet_the_image_are_counted_as_a_walk_counts_them():
+def test_taps_inside_the_image_are_counted_as_a_loop_over_them_counts():
     for out, kernel, stride, dilation, before, size in ((56, 3, 1, 1, 1, 56), (5, 7, 2, 1, 3, 9), (4, 3, 1, 5, 6, 2), (3, 2, 2, 1, 2, 1)):
         walked = sum(0 <= i * stride - before + k * dilation < size for i in range(out) for k in range(kernel))
         assert _live(out, kernel, stride, dilation, before, size) == walked
@@ -168,7 +168,7 @@ def test_the_loops_touch_each_operand_whole():
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nchw8c", "nchw16c"])
-def test_a_convolution_whose_taps_all_meet_padding_has_a_time(layout):
+def test_a_convolution_whose_taps_all_fall_into_padding_has_a_time(layout):
     """Three columns 2 apart, the image's one column between them."""
     found = pysim.plan("conv:mb2ic32ih19iw1oc32kh2kw3sh3sw2dh2dw1ph0pw3", machine="zen4", layout=layout)
     assert 0 < found.cost.seconds < 1

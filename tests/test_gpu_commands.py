@@ -48,7 +48,7 @@ def test_a_network_is_planned_for_a_gpu_without_one():
     assert len(plans) == 23 and all(0 < item["cost"]["seconds"] < 1e-2 for item in plans)
 
 
-def test_parts_of_k_that_meet_in_a_cluster_need_no_workspace():
+def test_parts_of_k_that_are_reduced_in_a_cluster_need_no_workspace():
     plan = planner.plan("conv:mb32ic512ih7oc512kh3ph1", "h200", memory_limit=0)
     assert plan.kernel.endswith("_single") and plan.schedule.decomposition == "split_k" and plan.workspace_bytes == 0
 

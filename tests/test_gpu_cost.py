@@ -118,7 +118,7 @@ def tiles_in_order(tiles_m: int, tiles_n: int, along_n: bool, group: int) -> lis
 @pytest.mark.parametrize("along_n", [False, True])
 @pytest.mark.parametrize("group", [1, 2, 8])
 @pytest.mark.parametrize(("m", "n"), [(8192, 8192), (16384, 4096), (2048, 24576)])
-def test_memory_is_asked_for_what_waves_of_the_walk_share_when_l2_keeps_one_wave(m, n, along_n, group):
+def test_memory_is_read_for_what_waves_of_the_rasterisation_share_when_l2_keeps_one_wave(m, n, along_n, group):
     """With an L2 that holds a wave's panels and no more, each wave reads its distinct rows of A and columns of B."""
     k, tile = 512, 128
     tiny = msgspec.structs.replace(H200, l2_bytes=msgspec.structs.replace(H200.l2_bytes, value=1 << 20))
@@ -133,7 +133,7 @@ def test_memory_is_asked_for_what_waves_of_the_walk_share_when_l2_keeps_one_wave
 
 
 @pytest.mark.parametrize("kernel", [SMALL, BLOG])
-def test_l2_is_asked_for_a_and_b_once_per_column_and_row_of_tiles(kernel):
+def test_l2_is_read_for_a_and_b_once_per_column_and_row_of_tiles(kernel):
     problem = Gemm(m=1000, n=700, k=300)
     rows, columns = math.ceil(1000 / kernel.block_m), math.ceil(700 / kernel.block_n)
     expected = 4 * (1000 * 300 * columns + 300 * 700 * rows + 1000 * 700)
@@ -214,7 +214,7 @@ def test_a_deep_product_with_few_tiles_is_split_and_a_large_one_is_not():
     assert waves.SPLIT_K not in table(H200, Gemm(m=8192, n=8192, k=4096), [SMALL])[1].kind
 
 
-def test_parts_that_meet_in_a_cluster_need_no_workspace_no_flags_and_no_memory():
+def test_parts_that_are_reduced_in_a_cluster_need_no_workspace_no_flags_and_no_memory():
     problem, far = Gemm(m=128, n=128, k=16384, dtype="f16", trans_b=True), msgspec.structs.replace(WGMMA, reduces_in_cluster=0)
     near = msgspec.structs.replace(WGMMA, reduces_in_cluster=8)
     for splits, kept in ((8, 0), (9, 9 * 128 * 128 * 4 + 512)):
@@ -243,7 +243,7 @@ def test_clusters_that_do_not_all_run_at_once_take_another_round():
     assert predicted(H200, Gemm(m=128, n=128 * (count + 1), k=8192, dtype="f16", trans_b=True), blocks, eight).facts["full_waves"][0] == 0
 
 
-def test_parts_of_a_cluster_s_tile_meet_in_a_cluster_of_clusters():
+def test_parts_of_a_cluster_s_tile_are_reduced_in_a_cluster_of_clusters():
     pair = msgspec.structs.replace(CLUSTER, reduces_in_cluster=4)
     problem, four = Gemm(m=256, n=128, k=8192, dtype="f16", trans_b=True), GpuSchedule(pair.name, "split_k", 4, False, 1)
     assert gemm.launch_bytes(problem, pair, four) == 0
@@ -296,7 +296,7 @@ def test_f64_of_rows_that_begin_anywhere_is_multiplied_by_tensor_cores_without_c
     assert ragged.traffic[0] > whole.traffic[0]  # wavefronts: its elements come one by one
 
 
-def test_parts_meet_in_a_cluster_where_threads_multiply_too():
+def test_parts_are_reduced_in_a_cluster_where_threads_multiply_too():
     """The rows of variant "cluster" need neither flags nor partial sums for eight parts or fewer, and those without are the same tiles."""
     rows = [row for row in gemm_kernels() if row.variant == "cluster"]
     assert {row.dtype for row in rows} == {"f32"}

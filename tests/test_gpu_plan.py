@@ -81,7 +81,7 @@ def test_tf32_and_f8_are_types_of_products_alone():
         ("rtx-3090", msgspec.structs.replace(BLOG, stages=19), "bytes of shared memory; rtx-3090 gives it 101,376"),
     ],
 )
-def test_a_kernel_that_a_gpu_cannot_run_is_turned_down_with_the_reason(monkeypatch, name, kernel, says):
+def test_a_kernel_that_a_gpu_cannot_run_is_rejected_with_the_reason(monkeypatch, name, kernel, says):
     on = machine(name)
     reason = unable(on, kernel, gemm.attributes_of(kernel, {})) or gemm.kernel_refuses(on, kernel)
     assert reason and reason.code == "machine" and says in reason.sentence
@@ -251,7 +251,7 @@ def test_a_micro_kernel_is_a_blocks_tile_on_a_gpu():
         ("gemm:9000000x8x8:f16", {}, "take m and n up to"),
     ],
 )
-def test_what_a_gpu_cannot_be_asked_is_refused_in_a_sentence(problem, options, says):
+def test_an_option_that_a_gpu_lacks_is_refused_in_a_sentence(problem, options, says):
     with pytest.raises(PlanError, match=says):
         planner.plan(problem, "h200", **options)
 

@@ -112,7 +112,7 @@ def test_the_workspace_of_a_pointwise_layer_in_halves_has_the_copy_of_its_planes
     assert len(asked) == 1 and asked.pop() > 32 * 256 * 56 * 56 * 4
 
 
-def test_short_sums_that_are_asked_for_as_tf32x3_are_fp32s_own_and_f32_may_still_be_split():
+def test_short_sums_that_are_requested_as_tf32x3_are_fp32s_own_and_f32_may_still_be_split():
     short, long = (product(f"gemm:1024x1024x{k}:nt:tf32x3") for k in (gemm.MIN_PARTS_K - 1, gemm.MIN_PARTS_K))
     assert planner.plan(short.text, H200).kernel.startswith("f32_simt")
     assert planner.plan(long.text, H200).kernel.startswith("tf32x3_")

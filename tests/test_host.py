@@ -338,7 +338,7 @@ def test_detection_on_request_measures_and_keeps_the_new_result(sysfs: Path, cpu
     assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == new
 
 
-def test_another_cpu_or_geometry_is_detected_anew(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+def test_another_cpu_or_geometry_is_detected_again(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     run(FakeProbes(), sysfs, cpuinfo, cache, cached=True)
     (sysfs / "cpu0/cache/index3/number_of_sets").write_text("16384\n")
@@ -349,7 +349,7 @@ def test_another_cpu_or_geometry_is_detected_anew(sysfs: Path, cpuinfo: Path, tm
 
 
 @pytest.mark.parametrize("damage", ["", "schema = 1", "\x00", "= [", "name", "other machine"])
-def test_a_cache_file_that_does_not_hold_is_measured_anew(sysfs: Path, cpuinfo: Path, tmp_path: Path, damage: str) -> None:
+def test_a_cache_file_that_does_not_hold_is_measured_again(sysfs: Path, cpuinfo: Path, tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "cache"
     first = run(FakeProbes(), sysfs, cpuinfo, cache, cached=True)
     (file,) = cache.iterdir()
@@ -361,7 +361,7 @@ def test_a_cache_file_that_does_not_hold_is_measured_anew(sysfs: Path, cpuinfo: 
     assert probes.streams and loads(file.read_text()) == first
 
 
-def test_a_cache_that_is_not_text_or_is_a_directory_is_measured_anew(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+def test_a_cache_that_is_not_text_or_is_a_directory_is_measured_again(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = run(FakeProbes(), sysfs, cpuinfo, cache, cached=True)
     (file,) = cache.iterdir()

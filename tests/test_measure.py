@@ -67,7 +67,7 @@ class Caches(CpuClock):
 
 
 @pytest.mark.parametrize(("slow", "leads"), [((), 1), ((1.5,), 1), ((1.5, 1.3, 1.02), 2), ((1.8, 1.5, 1.4, 1.3, 1.2), 5)])
-def test_contenders_take_turns_that_begin_with_untimed_calls_until_their_data_is_where_it_stays(slow: Sequence[float], leads: int) -> None:
+def test_candidates_take_turns_that_begin_with_untimed_calls_until_their_data_is_where_it_stays(slow: Sequence[float], leads: int) -> None:
     clock, ran = type("Clock", (Caches,), {"slow": slow}), list[str]()
     contenders = {name: partial(clock.contender, name, ran) for name in "ab"}
     found = interleave(contenders, clock(), min_samples=6, min_seconds=0, warmup_seconds=0).samples
@@ -103,7 +103,7 @@ def test_a_call_too_short_for_the_clock_is_timed_in_batches() -> None:
     assert 0 < np.median(times["a"]) < 5e-6
 
 
-def test_every_contender_is_timed_for_the_least_time_asked_for() -> None:
+def test_every_candidate_is_timed_for_at_least_the_requested_time() -> None:
     times = timed({"short": spin(100e-6), "long": spin(1e-3)}, min_samples=5, min_seconds=0.01, warmup_seconds=0)
     assert times["short"].sum() >= 0.01
     assert times["short"].shape == times["long"].shape
@@ -164,7 +164,7 @@ def test_timing_runs_on_one_processor_and_gives_the_others_back() -> None:
         assert cpu is None and os.sched_getaffinity(0) == before
 
 
-def test_a_contender_that_raises_leaves_affinity_and_collector_as_they_were() -> None:
+def test_a_candidate_that_raises_leaves_affinity_and_collector_as_they_were() -> None:
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
     def call() -> None:
@@ -200,7 +200,7 @@ def test_rotation_covers_twice_the_last_level_and_visits_every_copy_in_turn() ->
     assert seen[3:] == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_the_first_contender_must_run_and_another_that_fails_is_left_out_with_its_error() -> None:
+def test_the_first_candidate_must_run_and_another_that_fails_is_left_out_with_its_error() -> None:
     calls = 0
 
     def fails() -> None:
@@ -239,7 +239,7 @@ class Device:
 
 
 @pytest.mark.parametrize(("takes", "hot", "cold"), [(1e-6, 8, 8), (1e-5, 6, 6), (2e-5, 3, 3), (1e-3, 1, 1), (2e-3, 1, 0), (1.0, 1, 0)])
-def test_a_device_is_kept_busy_by_a_contenders_own_calls_before_each_of_its_samples(takes: float, hot: int, cold: int) -> None:
+def test_a_device_is_kept_busy_by_a_candidates_own_calls_before_each_of_its_samples(takes: float, hot: int, cold: int) -> None:
     for state, leads in (("hot", hot), ("cold", cold)):
         ran: list[str] = []
         clock = Device(takes, ran)

@@ -371,7 +371,7 @@ def test_a_damaged_model_is_refused_with_what_is_wrong(damage, said):
         model_of(proto)
 
 
-def test_weights_in_a_file_that_is_not_there_are_told(tmp_path):
+def test_weights_in_a_file_that_is_not_there_are_reported(tmp_path):
     onnx.save_model(random_model(3), tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     pysim.load(tmp_path / "m.onnx")
     (tmp_path / "weights").unlink()

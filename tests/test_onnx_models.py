@@ -179,7 +179,7 @@ def saved(tmp_path, proto):
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize(("suffix", "how"), [(":mb4", {}), ("", {"batch": 4}), ("", {"batch": "any"})])
-def test_a_model_is_of_the_batch_that_is_asked_for(tmp_path, symbolic, suffix, how):
+def test_a_model_is_of_the_batch_that_is_requested(tmp_path, symbolic, suffix, how):
     proto = classifier(1)
     if symbolic:
         for value in (*proto.graph.input, *proto.graph.output):

@@ -127,7 +127,7 @@ def test_the_reference_refuses_operands_of_another_problem() -> None:
 
 
 @pytest.mark.parametrize("workload", TWICE, ids=lambda w: w.text)
-def test_a_right_contender_passes(workload: Workload) -> None:
+def test_a_right_candidate_passes(workload: Workload) -> None:
     verdict = judged(trial_of(workload.text), partial(reference, workload))
     assert verdict.passed, verdict.reason
     assert 0 <= verdict.error < 1e-6
@@ -254,7 +254,7 @@ def test_a_peer_computes_what_the_reference_does(name: str, workload: Workload) 
 
 
 @pytest.mark.parametrize("name", CPU_PEERS)
-def test_a_peer_reads_its_operands_anew_repeats_its_bits_and_says_which_version_it_is(name: str) -> None:
+def test_a_peer_reads_its_operands_again_repeats_its_bits_and_says_which_version_it_is(name: str) -> None:
     t = trial_of("conv:mb2ic4ih6oc6kh3ph1")
     given = operands(t)
     ready = made(name, t.workload, given)
@@ -277,7 +277,7 @@ def test_operands_of_another_problem_never_reach_a_library(name: str) -> None:
             PEERS[name].library.make(workload, Operands(*bad))
 
 
-def test_a_kernel_that_the_environment_forces_is_told_with_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_the_environment_forces_is_reported_with_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     t = trial_of("gemm:5x7x9")
     monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
     for forced in (False, True):
@@ -385,7 +385,7 @@ def test_a_dtype_that_a_peer_does_not_compute_is_a_reason() -> None:
     assert missing("onednn", "conv:mb1ic5ih9oc7kh3ph1:f64") == "oneDNN computes in f32 here, not in f64"
 
 
-def test_peers_load_nothing_until_they_are_asked() -> None:
+def test_peers_load_nothing_until_they_are_used() -> None:
     import subprocess
     import sys
 

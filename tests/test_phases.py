@@ -199,7 +199,7 @@ def test_a_buffer_of_two_phases_comes_again_after_parts_of_both() -> None:
 @pytest.mark.parametrize(
     "text", ["conv:mb1ic3ih224oc64kh7sh2ph3", "conv:mb1ic64ih56oc64kh3ph1", "conv:g240ic240ih28oc240kh5ph2", "gemm:1x4096x4096"]
 )
-def test_no_two_uses_of_an_operand_are_told_alike(text: str) -> None:
+def test_no_two_uses_of_an_operand_have_the_same_words(text: str) -> None:
     for one in planner.plan(text, "zen4").considered:
         plan = planner.plan(text, "zen4", name=name_of(one.algorithm, one.schedule))
         told = explain(plan).split("\n\nreuse\n")[1].split("\n\n")[0].splitlines()

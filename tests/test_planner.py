@@ -206,7 +206,7 @@ def test_candidates_beyond_the_planned_kernel_exist_and_a_factor_below_one_is_re
 
 @pytest.mark.parametrize("name", ["zen4", "xeon-4208", "power10-e1050"])
 @pytest.mark.parametrize("text", [*PROBLEMS, "conv:g96ic96ih28oc96kh3ph1"])
-def test_an_algorithm_that_is_never_predicted_takes_longer_and_is_turned_down_by_its_bound(text: str, name: str) -> None:
+def test_an_algorithm_that_is_never_predicted_takes_longer_and_is_rejected_by_its_bound(text: str, name: str) -> None:
     chosen, all_of_them = plan(text, name), plans(text, name, top=1)[0]
     every = {one.algorithm: full_cost(one).cycles for one in reversed(all_of_them.considered)}
     reasons = {one.what: one.reason for one in chosen.rejected}
@@ -215,7 +215,7 @@ def test_an_algorithm_that_is_never_predicted_takes_longer_and_is_turned_down_by
         assert 0.99 < bound <= every[left] / full_cost(chosen).cycles + 0.01
 
 
-def test_every_kernel_of_the_registry_is_chosen_or_turned_down_with_a_reason() -> None:
+def test_every_kernel_of_the_registry_is_chosen_or_rejected_with_a_reason() -> None:
     for chosen in (plan(LAYER, "power10-e1050", algorithm="sconv"), plans(LAYER, "zen4", top=1)[0], plan(LAYER, "zen4", algorithm="sconv")):
         named = [item.what.rpartition(" by ")[2] for item in chosen.rejected]  # "sconv by f32_..." where several algorithms have a kernel
         assert all(item.reason for item in chosen.rejected)
@@ -226,7 +226,7 @@ def test_every_kernel_of_the_registry_is_chosen_or_turned_down_with_a_reason() -
         assert f"{others} kernels of another type" in named
 
 
-def test_a_plan_that_is_asked_for_again_is_the_one_that_was_made() -> None:
+def test_a_plan_that_is_requested_again_is_the_one_that_was_made() -> None:
     assert plan(LAYER, "zen4").considered is plan(parse(LAYER), machine.load("zen4")).considered
     assert plan(LAYER, "zen4", memory_limit=200_000).memory_limit == 200_000
     assert plan(LAYER, "zen4").memory_limit is None
@@ -243,7 +243,7 @@ def test_the_name_of_a_machine_or_of_a_layer_changes_no_choice() -> None:
 # ---- documents
 
 
-def test_a_micro_kernel_asked_for_is_the_one_that_is_planned() -> None:
+def test_a_requested_micro_kernel_is_the_one_that_is_planned() -> None:
     asked = plan(LAYER, "power10-e1050", model="csa", micro_kernel="4x16")
     assert (asked.tile["windows"], asked.tile["filters"], asked.schedule.stationary) == (4, 16, "weight_stationary")
     assert plan(LAYER, "zen4", micro_kernel="4x16").kernel == "f32_outer_4x16__avx512"
@@ -265,7 +265,7 @@ def test_a_micro_kernel_asked_for_is_the_one_that_is_planned() -> None:
         ("conv:g32ic32ih56oc32kh3ph1:f16", {"machine": "h200", "layout": "nhwc"}),
     ],
 )
-def test_every_kernel_that_a_plan_names_can_be_asked_for_by_its_name_and_by_its_tile(problem: str, asked: dict[str, Any]) -> None:
+def test_every_kernel_that_a_plan_names_can_be_requested_by_its_name_and_by_its_tile(problem: str, asked: dict[str, Any]) -> None:
     asked = {"machine": "zen4", **asked}
     names = {one.kernel for one in plans(problem, top=1000, **asked)}
     assert len(names) > 1

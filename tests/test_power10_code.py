@@ -117,7 +117,7 @@ def test_no_loop_of_any_edge_spills_or_moves_an_accumulator(compiler, file, func
 
 
 @pytest.mark.parametrize(("file", "function"), KERNELS)
-def test_no_multiply_meets_an_accumulator_that_was_released(compiler, file, function):
+def test_no_multiply_uses_an_accumulator_that_was_released(compiler, file, function):
     """QEMU does not notice a multiply into an accumulator that xxmfacc has released; hardware may compute anything."""
     if compiler == "gcc":  # GCC 12 loses it behind some moves, so it must not move any
         assert count(assembly(compiler, file)[function], "xxmtacc") == 0

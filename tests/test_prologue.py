@@ -112,7 +112,7 @@ def test_a_plan_with_a_prologue_is_of_a_row_that_takes_it_and_takes_no_less(text
     assert same.seconds <= begun.seconds
 
 
-def test_rows_that_take_none_are_turned_down_with_that_reason():
+def test_rows_that_take_none_are_rejected_with_that_reason():
     request = Request(parse("conv:mb32ic64ih56oc64kh3ph1"), load_any("h200"), prologue=True)
     for name in ("direct", "winograd", "im2win"):
         rows, rejected = legal_rows(request, name)

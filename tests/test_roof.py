@@ -42,7 +42,7 @@ PADDED = (
 
 
 @pytest.mark.parametrize(("text", "layout"), PADDED)
-def test_the_roof_is_of_what_meets_the_image_alone(text: str, layout: Layout) -> None:
+def test_the_roof_counts_only_what_falls_inside_the_image(text: str, layout: Layout) -> None:
     machine = load_any("zen4")
     assert isinstance(machine, Machine)
     free = {name: msgspec.structs.replace(getattr(machine.core, name), value=0.0) for name in ("call_cycles", "store_run_cycles")}

@@ -85,7 +85,7 @@ def test_numbers_that_are_not_finite_reach_their_own_results_alone() -> None:
 
 
 @pytest.mark.parametrize("machine", ["zen4", "sapphire-rapids", "xeon-4208"])
-def test_the_planner_takes_it_where_one_row_meets_a_large_matrix(machine: str) -> None:
+def test_the_planner_takes_it_where_one_row_is_multiplied_by_a_large_matrix(machine: str) -> None:
     for size in ("1x4096x4096", "4096x1x4096", "1x1000x25088"):
         for layout in LAYOUTS:
             plan = planner.plan(f"gemm:{size}:{layout}", load_any(machine))

@@ -179,7 +179,7 @@ def test_a_store_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
         Store(path)
 
 
-def test_a_path_that_cannot_be_written_names_itself_and_the_way_out(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_names_itself_and_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "s.sqlite", tmp_path):
         with pytest.raises(StoreError, match="set PYSIM_STORE to another path") as caught:
@@ -218,7 +218,7 @@ def test_the_store_writes_ahead_and_waits_for_the_disk(tmp_path: Path) -> None:
         assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-def test_the_default_path_is_the_users_data_folder_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_path_is_the_users_data_folder_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "mine.sqlite"))
     assert default_path() == tmp_path / "mine.sqlite"
     monkeypatch.delenv("PYSIM_STORE")
@@ -243,7 +243,7 @@ def test_the_version_is_that_of_our_distribution_and_not_of_the_project_that_is_
     assert environment.__wrapped__()["pysim"] == "7"
 
 
-def test_a_user_without_a_home_is_told_how_to_name_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_learns_how_to_name_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSIM_STORE", "~nosuchuser/x")
     with pytest.raises(StoreError, match="set PYSIM_STORE"):
         default_path()

@@ -90,7 +90,7 @@ def test_fragments_of_a_step_are_the_stage_once_for_each_warp_that_shares_it(ker
         assert len(first) * len(read) == sharing * len(whole)
 
 
-def test_only_the_smallest_tile_has_conflicts_on_its_way_out():
+def test_only_the_smallest_tile_has_conflicts_in_its_epilogue():
     conflicts = {}
     for kernel in TENSOR + WGMMA:
         cost = wavefronts(kernel, even(kernel), schedule(kernel))
@@ -126,7 +126,7 @@ def test_pieces_are_the_tiles_that_blocks_touch():
         assert (cut.tiles, cut.steps, cut.pieces, cut.shared) == (6, 42, parts.sum(), parts[parts > 1].sum())
 
 
-def test_split_tiles_meet_once_for_each_part():
+def test_split_tiles_are_reduced_once_for_each_part():
     kernel = gemm_kernel(MMA)
     w = even(kernel, 6)
     whole, split = (wavefronts(kernel, w, schedule(kernel, *how)) for how in (("data_parallel", 1), ("split_k", 3)))
@@ -135,7 +135,7 @@ def test_split_tiles_meet_once_for_each_part():
     assert split["copies"] == whole["copies"]
 
 
-def test_columns_outside_c_are_not_read_on_the_way_out():
+def test_columns_outside_c_are_not_read_in_the_epilogue():
     kernel = gemm_kernel(MMA)
     inside, outside = (wavefronts(kernel, Gemm(m=128, n=n, k=64, dtype="f16"), schedule(kernel)) for n in (128, 65))
     assert outside["stores"] == inside["stores"]

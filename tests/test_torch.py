@@ -145,7 +145,7 @@ def test_changed_weights_take_effect():
         assert_close(optimized(x), model(x))
 
 
-def test_weights_of_inference_mode_are_read_anew():
+def test_weights_of_inference_mode_are_read_again():
     with torch.inference_mode():
         model, x = settled(block()), torch.randn(1, 3, 9, 9)
         optimized = pysim.torch.optimize(model)

@@ -72,7 +72,7 @@ def test_what_calls_that_are_recorded_later_worked_in_is_let_go_of(recorder):
     assert recorder.recorded == 1 and len(kept) == 0
 
 
-def test_changed_weights_are_recorded_anew(recorder):
+def test_changed_weights_are_recorded_again(recorder):
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model, cuda_graph=True)
     with torch.no_grad():

@@ -240,7 +240,7 @@ def test_a_factor_of_each_image_and_channel_is_one_pass(dtype, launched):
     assert torch.equal(product.apply_factor(planes, factor)[0], planes * factor) and len(launched) == 1
 
 
-def test_what_the_library_does_not_take_is_told():
+def test_what_the_library_does_not_take_is_reported():
     with emulated_cuda.opened():
         good = Norm("f16", "f32", 3, (8, 4))
         assert good.supported and not good._replace(rows=0).supported and not good._replace(parts=(4,) * 65).supported

@@ -159,7 +159,7 @@ def test_what_no_kernel_takes_is_pytorchs(x):
     assert [one.runs for one in pysim.torch.report(optimized)] == ["torch"]
 
 
-def test_a_model_that_cannot_be_traced_is_refused_with_a_way_out():
+def test_a_model_that_cannot_be_traced_is_refused_with_a_hint():
     class Branches(nn.Module):
         def forward(self, x):
             return x if x.sum() > 0 else -x

@@ -61,7 +61,7 @@ def test_every_format_is_read_packed_or_not(tmp_path, data, accesses, pack):
     assert rows(write(tmp_path / "trace", data, pack)) == accesses
 
 
-def test_instruction_fetches_are_loads_where_asked_for(tmp_path):
+def test_instruction_fetches_are_loads_where_requested(tmp_path):
     assert rows(write(tmp_path / "din", DIN), instructions=True, word_bytes=8)[:2] == [(0, 8, False), (0x1000, 8, False)]
     lackey = rows(write(tmp_path / "lackey", LACKEY), instructions=True)
     assert lackey[0] == (0x4000C60, 3, False)
@@ -78,7 +78,7 @@ def test_the_format_may_be_named_where_the_first_line_fits_two(tmp_path):
 
 @settings(deadline=None, database=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, (1 << 56) - (1 << 31) - 1), st.integers(1, (1 << 31) - 1), st.booleans())), st.integers(1, 9))
-def test_text_that_is_written_is_read_back_in_chunks_of_the_size_asked_for(tmp_path, accesses, chunk):
+def test_text_that_is_written_is_read_back_in_chunks_of_the_requested_size(tmp_path, accesses, chunk):
     text = "".join(f"{'w' if store else 'r'} {address:#x} {size}\n" for address, size, store in accesses)
     path = write(tmp_path / "trace.gz", text.encode(), "gzip")
     assert rows(path, chunk=chunk) == accesses

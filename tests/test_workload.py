@@ -110,7 +110,7 @@ def test_padding_that_no_window_reads_makes_no_other_problem(axis):
 
 
 @given(axes, st.integers(1, 30))
-def test_the_output_asked_for_is_the_output_given_or_refused_with_one_that_is_right(axis, out):
+def test_the_requested_output_is_the_output_given_or_refused_with_one_that_is_right(axis, out):
     size, kernel, stride, dilation, before, _ = axis
     text = f"conv:ic1ih{size}oc1oh{{}}kh{kernel}sh{stride}dh{dilation - 1}ph{before}"
     least = window_starts(size, kernel, stride, dilation, before, 0)

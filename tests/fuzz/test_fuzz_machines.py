@@ -69,7 +69,7 @@ def test_no_rate_or_time_may_be_beyond_its_unit(name: str, value: float) -> None
     assert tried >= 4
 
 
-def test_kernels_without_constants_of_their_family_are_turned_down() -> None:
+def test_kernels_without_constants_of_their_family_are_rejected() -> None:
     document = copy.deepcopy(DOCUMENTS["h200"])
     families = document["model"]["families"]
     for name in [name for name in families if "mma" in name]:
