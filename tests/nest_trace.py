@@ -46,7 +46,7 @@ def _walk(nest: LoopNest, loop: int, spans: Mapping[str, range], numbers: tuple[
         here = [
             (one.after_loops, Touch(one.name, {of: inner[of] for of in one.extents}))
             for one, access in zip(nest.operands, nest.accesses, strict=True)
-            if access.inside == loop and not (access.only_first is not None and (*numbers, number)[access.only_first])
+            if access.inside == loop and not (access.only_first >= 0 and (*numbers, number)[access.only_first])
         ]
         yield from (touch for after, touch in here if not after)
         yield from _walk(nest, loop + 1, inner, (*numbers, number))

@@ -37,6 +37,9 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
+NO_LOOP = -2
+
+
 class Access(NamedTuple):
     """Where an operand is touched. Loops are numbers, outermost 0.
 
@@ -46,9 +49,9 @@ class Access(NamedTuple):
 
     indexed_by: frozenset[int]
     inside: int
-    only_first: int | None = None
+    only_first: int = NO_LOOP
     after_loops: bool = False
-    refilled_by: int | None = None
+    refilled_by: int = NO_LOOP
 
     def level(self, loop: int) -> int:
         """The loop whose iteration touches the same data as an iteration of `loop`: the innermost one around that indexes the operand."""
@@ -192,34 +195,31 @@ class _Equations(NamedTuple):
         x, y, loop = use.of, self.access, use.loop
         if y.inside < loop:
             return {}
-        bodies = y.inside, x.inside, x.only_first - 1 if x.only_first is not None else -2
-        innermost = min(body for body in bodies if body >= loop)
+        innermost = min(body for body in (y.inside, x.inside, x.only_first - 1) if body >= loop)
         around: Sum = {self.footprint(innermost): 1.0}
         for m in range(innermost, loop, -1):
             if m not in x.indexed_by:
                 continue
-            per_trip = self.rows.of(("1 / trips", m))
             tile: Sum = {self.footprint(m): 1.0}
-            if m == y.only_first:
-                around = _add(_add(_add({}, around, 1.0, per_trip), tile, 1.0), tile, -1.0, per_trip)
-            elif m in y.indexed_by:
+            if m in y.indexed_by and m != y.only_first:
                 _add(_add(around, {self.footprint(m - 1): 1.0}, 1.0), tile, -1.0)
-            elif use.at_end is None:
-                around = _add(_add(_add({}, around, 1.0, per_trip), tile, 2.0), tile, -2.0, per_trip)
+            elif m == y.only_first or use.at_end is None:
+                passes, per_trip = 1.0 if m == y.only_first else 2.0, self.rows.of(("1 / trips", m))
+                around = _add(_add(_add({}, around, 1.0, per_trip), tile, passes), tile, -passes, per_trip)
             else:
                 share, several = 0.5 if use.at_end else 1.0, self.rows.of(("several trips", m))
-                around = _add(_add(_add({}, around, 1.0), around, -share, several), tile, 2 * share, several)
+                around = _add(_add({**around}, around, -share, several), tile, 2 * share, several)
         return around
 
     def distance(self, use: Use) -> Sum:
         """Bytes of Y between a use and the next."""
-        first, loop = self.access.only_first, use.loop
-        if use.fraction is not None and (self.access.inside == loop or (first is not None and loop <= first)):
-            return {self.footprint(first if first is not None and loop <= first else loop): use.fraction}
+        loop, first = use.loop, self.access.only_first
+        if use.fraction is not None and (loop <= first or loop == self.access.inside):
+            return {self.footprint(max(loop, first)): use.fraction}
         if loop == first:
             return {}
         around = self.around(use)
-        return _add({}, around, 1.0, self.rows.of(("1 / trips", first))) if first and loop > first else around
+        return _add({}, around, 1.0, self.rows.of(("1 / trips", first))) if NO_LOOP < first < loop else around
 
 
 class DistanceFormulas(NamedTuple):

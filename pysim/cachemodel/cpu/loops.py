@@ -186,7 +186,7 @@ class LoopNest:
         self.accesses, self._trips = of.accesses, as_rows(columns, *(loop.trips for loop in loops))
         counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.places.over.items())
         self._tiles = as_rows(columns, *itertools.chain(*counts))
-        self._extents = self._extents_of([_ONE, *(operands[row].extents[name] for row, name in of.extents.pairs)])
+        self._extents = self._extents_of([_ONE, *(operands[row].extents[name] for row, name in of.extents.rows)])
         self._footprints: Array = evaluate_products(self._extents, of.extents.footprints).reshape(len(operands), -1, columns)
 
     def _extents_of(self, extents: Sequence[Extent]) -> Array:
@@ -195,16 +195,15 @@ class LoopNest:
         tiles = self._tiles.take(of.tiles, axis=0)
         per_tile, limit = (as_rows(self.columns, *(extent[field] for extent in extents)).take(of.pair, axis=0) for field in range(2))
         per_tile *= tiles
-        for (row, name), start in of.start.items():
-            extent, rows = self.operands[row].extents[name], slice(start, start + 1 + len(self._structure.places.over[name]))
+        for (row, name), at in of.rows.items():
+            extent, rows = self.operands[row].extents[name], slice(at[0], at[-1] + 1)
             if extent.first_tile is not None or extent.overlaps:
                 np.minimum(per_tile[rows] + extent.overlap, extent.tile * tiles[rows], out=per_tile[rows])
         return np.minimum(per_tile, limit, out=per_tile)
 
     def _extent(self, row: int, name: str, loop: int = -1) -> Array:
         """Extent of an operand along a dimension, in one iteration of a loop."""
-        of = self._structure
-        return self._extents[of.extents.start[row, name] + of.places.of[name][loop + 1] - of.places.of[name][0]]
+        return self._extents[self._structure.extents.rows[row, name][loop + 1]]
 
     def tiles(self, name: str) -> Array:
         """Tiles of a dimension: in the whole run, then in one iteration of each loop."""
@@ -334,10 +333,8 @@ class LoopNest:
         second = np.minimum(firsts, repeats)
         return iterations, repeats, full, full_iterations, full_iterations - full_firsts, second, repeats - second
 
-    def _part(self, iterations: Array, row: int) -> Number:
-        part = self.operands[row].part
-        assert part is not None  # the structure has this factor only of operands with a part
-        return part
+    def _part(self, iterations: Array, row: int) -> Number | None:
+        return self.operands[row].part
 
     def _overlap(self, iterations: Array, row: int, name: str) -> Array:
         """Bytes that two neighbours along a dimension share."""

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.distances import (
+    NO_LOOP,
     Access,
     DistanceFormulas,
     Factor,
@@ -93,34 +94,28 @@ def _places(along: Sequence[str], pairs: Sequence[tuple[int, str]]) -> Places:
 
 
 class Extents(NamedTuple):
-    """The extents of operands along dimensions: a row for the whole run and for each loop over the dimension, of each of `pairs` (operand,
-    dimension). Row 0 is 1, the extent of an operand without dimensions.
+    """The extents of operands along dimensions: one for the whole run and for each loop over the dimension, of each pair (operand,
+    dimension). The first is 1, the extent of an operand without dimensions.
 
-    `tiles`: the row of tile counts of each; `pair`: which pair, counted from 1; `start`: the first row of each pair; `footprints`:
-    products of extents, for each operand in the whole run and in an iteration of each loop.
+    `tiles`: the row of tile counts of each; `pair`: its pair, counted from 1; `rows`: per pair, the row that holds in an iteration of each
+    loop of the nest, the whole run first; `footprints`: products of extents, for each operand in the whole run and in each loop.
     """
 
-    pairs: list[tuple[int, str]]
     tiles: Indices
     pair: Indices
-    start: dict[tuple[int, str], int]
+    rows: dict[tuple[int, str], Indices]
     footprints: Products
 
 
 def _extents(pairs: list[tuple[int, str]], places: Places, operands: int) -> Extents:
-    tiles, pair, start = [0], [0], dict[tuple[int, str], int]()
+    tiles, pair, rows = [0], [0], dict[tuple[int, str], Indices]()
     for number, (row, name) in enumerate(pairs, 1):
-        start[row, name] = len(tiles)
-        first = places.of[name][0]
-        tiles += range(first, first + 1 + len(places.over[name]))
-        pair += [number] * (1 + len(places.over[name]))
-    loops = len(places.outer) + 1
-    products = [
-        [start[row, name] + int(places.of[name][loop] - places.of[name][0]) for of, name in pairs if of == row]
-        for row in range(operands)
-        for loop in range(loops)
-    ]
-    return Extents(pairs, np.array(tiles), np.array(pair), start, products_of(products))
+        first, counts = places.of[name][0], 1 + len(places.over[name])
+        rows[row, name] = len(tiles) + places.of[name] - first
+        tiles += range(first, first + counts)
+        pair += [number] * counts
+    products = [[rows[key][loop] for key in pairs if key[0] == row] for row in range(operands) for loop in range(len(places.outer) + 1)]
+    return Extents(np.array(tiles), np.array(pair), rows, products_of(products))
 
 
 class Structure(NamedTuple):
@@ -158,17 +153,14 @@ def structure(loops: tuple[tuple[str, str, bool], ...], operands: tuple[OperandS
     pairs = [(row, name) for row, operand in enumerate(operands) for name in operand.dimensions]
     places = _places(along, pairs)
     names = [operand.name for operand in operands]
-
-    def number(loop: str | None) -> int | None:
-        return None if loop is None else loop_names.index(loop)
-
+    numbers = {None: NO_LOOP, **{name: at for at, name in enumerate(loop_names)}}
     accesses = tuple(
         Access(
             frozenset(at for name in operand.dimensions for at in places.over[name]),
-            loop_names.index(operand.inside),
-            number(operand.only_first),
+            numbers[operand.inside],
+            numbers[operand.only_first],
             operand.after_loops,
-            number(operand.refilled_by),
+            numbers[operand.refilled_by],
         )
         for operand in operands
     )
@@ -224,7 +216,7 @@ class _Formulas(NamedTuple):
         `partly`: an iteration touches only a part of its footprint."""
         access = self.accesses[row]
         own, last, passes = self._first_use(row)
-        size: tuple[Term, ...] = ((_footprint(row, -1 if access.refilled_by is not None else last),),)
+        size: tuple[Term, ...] = ((_footprint(row, -1 if access.refilled_by != NO_LOOP else last),),)
         for loop in (at for at in range(last + 1, access.inside + 1) if at != access.only_first):
             name = self.loops[loop][1]
             if loop in own.indexed_by:
@@ -236,12 +228,12 @@ class _Formulas(NamedTuple):
                 continue
             full = "full " if any(of == name for _, of, _ in self.loops[: last + 1]) else ""
             others, repeats_of = tuple(count for at, count in passes.items() if at != name), f"{full}repeats"
-            if access.refilled_by is not None and any(of.only_first == loop for of in self.accesses):
+            if access.refilled_by != NO_LOOP and any(of.only_first == loop for of in self.accesses):
                 times: tuple[Term, ...] = ((("second", loop), *others),)
                 self._add(row, loop, AFTER_FILL, [Use(own, loop, None, part) for part in FRACTIONS], times, size)
                 repeats_of = "later"
             times = (((repeats_of, loop), *others, *((("part", row),) if partly else ())),)
-            if access.refilled_by is not None and loop == access.inside:  # each tile is read as soon as it is packed
+            if access.refilled_by != NO_LOOP and loop == access.inside:  # each tile is read as soon as it is packed
                 times += (tuple(self._passes(access.refilled_by).values()),)
             if tiles := tuple(own.within(loop)):
                 ends = [Use(own, loop, at_end) for at_end in (True, False)]
@@ -257,10 +249,10 @@ class _Formulas(NamedTuple):
         access = self.accesses[row]
         alike = [at for at in range(len(self.same)) if self.same[at] == self.same[row]]
         before = alike[alike.index(row) - 1]
-        if before == row and access.refilled_by is None:
+        if before == row and access.refilled_by == NO_LOOP:
             self._add(row, -1, AGAIN, [Use(access, -1)], ((),), ((_footprint(row, -1),),), first=True)
             return access, -1, {}
-        if access.refilled_by is None:
+        if access.refilled_by == NO_LOOP:
             loop, own = min(access.inside, self.accesses[before].inside), access
             uses: list[Any] = [_between_phases(self.accesses, self.same, before, row, loop, part) for part in FRACTIONS]
             size, first = ((_footprint(row, loop),),), before > row

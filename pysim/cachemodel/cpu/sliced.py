@@ -66,9 +66,8 @@ class TableStreams(NamedTuple):
     def of(self, rows: NDArray[np.int64]) -> "TableStreams":
         """The streams of some schedules, in their order."""
         columns = [slice(*rows.searchsorted((span.start, span.stop))) for span in self.columns]
-        arrays = (array.take(rows, axis=-1) for array in (self.bytes, self.between, self.planes, self.working_set))
-        size, between, planes, working_set = arrays
-        return self._replace(columns=columns, order=self.order[rows], bytes=size, between=between, planes=planes, working_set=working_set)
+        arrays = {name: getattr(self, name).take(rows, axis=-1) for name in ("order", "bytes", "between", "planes", "working_set")}
+        return self._replace(columns=columns, **arrays)
 
 
 def described(table: Table, keeps_windows: bool) -> LoopNest:

@@ -117,16 +117,15 @@ def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:
     """The machine as one of `threads` busy cores sees it; `part`: the share of the problem's bytes that the core touches."""
     if threads == 1:
         return machine
-    levels = tuple(
-        _shared(level, min(threads, level.cores or machine.cores), part) if level.shared else msgspec.structs.replace(level, forgets=True)
-        for level in machine.levels
-    )
+
+    def own(level: Level) -> Level:
+        if not level.shared:
+            return msgspec.structs.replace(level, forgets=True)
+        one = _at_most(level, min(threads, level.cores or machine.cores))
+        return msgspec.structs.replace(one, sets=max(1, round(level.sets * min(1.0, part))))
+
     memory = _at_most(machine.memory, min(threads, machine.cores))
-    return msgspec.structs.replace(machine, levels=levels, memory=memory)
-
-
-def _shared(level: Level, cores: int, part: float) -> Level:
-    return msgspec.structs.replace(_at_most(level, cores), sets=max(1, round(level.sets * min(1.0, part))))
+    return msgspec.structs.replace(machine, levels=tuple(map(own, machine.levels)), memory=memory)
 
 
 Place = TypeVar("Place", Level, Memory)
