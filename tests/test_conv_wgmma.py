@@ -259,7 +259,7 @@ def test_pointwise_windows_under_nchw_are_taken_as_they_lie(dtype):
 )
 def test_windows_of_planes_are_numbered_in_whole_boxes(text, dtype, windows):
     row = next(row for row in ROWS if row.dtype == dtype)
-    assert Wgmma(row, conv(text, dtype), "nchw").numbered == windows
+    assert Wgmma(row, conv(text, dtype), "nchw").window_count == windows
 
 
 def test_a_plan_explains_its_tiles_steps_and_copies():

@@ -62,7 +62,7 @@ def test_rows_take_a_prologue_of_the_problems_that_the_library_does(row, emulate
             refused = one.refused() or ""
             if not row.prologue:
                 assert refused.endswith("it takes no prologue")
-            elif reason := algorithm_named(row.algorithm, one.w, H200).by(row, one.w, layout).unbegun():
+            elif reason := algorithm_named(row.algorithm, one.w, H200).by(row, one.w, layout).prologue_refusal():
                 assert refused.endswith(reason.sentence)
             else:
                 assert "prologue" not in refused

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What algorithms of convolutions on a GPU answer alike: which of their rows of `native/cuda/conv` take a problem, and the workspace.
+"""What the GPU convolution algorithms share: which rows of `native/cuda/conv` compute a problem, and their workspace.
 
-    workspace = what a row keeps for itself + flags and partial sums of split-K and stream-K, each part aligned to ALIGN
+    workspace = a row's own buffers + flags and partial sums of split-K and stream-K, each part aligned to ALIGN
 
 Worked number: tiles of 64 filters x 128 windows of conv:mb32ic64ih56oc64kh3ph1 are 784; split-K by 2 keeps 784 flags, 3,328 bytes, and
 2 x 784 x 64 x 128 x 4 = 51,380,224 bytes of partial sums.
@@ -32,17 +32,17 @@ from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import Attributes, ConvKernel, conv_kernel, conv_kernels, cuda_limits, gemm_attributes
 
-# Instructions of an element that passes a prologue (a multiply-add, a comparison, a choice), and of a channel's constants
-BEGIN_ELEMENT, BEGIN_CHANNEL = 3.0, 4.0
-LEAST_L1_SHARE = 16  # of L1 at least one part in so many is not shared memory
+# Instructions of a fused prologue: of an element (a multiply-add, a comparison, a selection), and of a channel's constants
+PROLOGUE_ELEMENT, PROLOGUE_CHANNEL = 3.0, 4.0
+MIN_L1_SHARE = 16  # at least 1/16 of L1 is not shared memory
 
 
 class ByRow:
-    """A convolution by one row of `native/cuda/conv`, its windows in so many `chunks`: what an algorithm says of a row of its own. What
-    most of them say stands here; `variant` each says for itself.
+    """A convolution by one row of `native/cuda/conv`, its windows in `chunks`. Algorithms override what differs; each has its own
+    `variant`.
 
-    `planes`: products that a tile makes; `epilogue_wavefronts`: of a tile; `kind`: of its algorithm's; `in_parts`: whether
-    rows compute f32 as products of parts of its numbers.
+    `planes`: products of a tile; `epilogue_wavefronts` of a tile; `kind`: index of its algorithm's kinds; `in_parts`: whether rows compute
+    f32 as products of parts of its numbers.
     """
 
     planes, epilogue_wavefronts, kind = 1, 0.0, 0
@@ -55,35 +55,35 @@ class ByRow:
         self.windows = Windows(self.w, layout, row.outputs)
 
     def refusal(self) -> Reason | None:
-        """Why the row does not compute a problem that others do, in the library's words."""
+        """Why the row does not compute a problem that other rows do, as the native library says it."""
         return None
 
-    def unbegun(self) -> Reason | None:
-        """Why it takes no prologue of this problem."""
+    def prologue_refusal(self) -> Reason | None:
+        """Why it cannot apply a prologue to this problem's input."""
         return None
 
-    def all_chunks(self) -> list[int]:
-        """The numbers of chunks that it is launched in."""
+    def chunk_counts(self) -> list[int]:
+        """The numbers of chunks that are candidates."""
         return [1]
 
     @property
-    def kept(self) -> dict[str, int]:
-        """Bytes of what it keeps in the workspace, by name, "filters" among them if it makes something of those."""
+    def buffers(self) -> dict[str, int]:
+        """Bytes of its buffers in the workspace, by name; "filters" are those made of the weights."""
         return {}
 
     @property
     def read(self) -> Windows:
-        """The windows as they are read."""
+        """The windows as the kernel reads them."""
         return self.windows
 
     @property
-    def numbered(self) -> int:
-        """Windows of a group, as it numbers them."""
+    def window_count(self) -> int:
+        """Windows of a group, padding between images included."""
         return self.windows.number
 
     @property
     def k(self) -> int:
-        """Length of its sums."""
+        """Products of an output."""
         return self.windows.k
 
     @property
@@ -96,7 +96,7 @@ class ByRow:
         return self.read.requested_bytes(self.row.block_windows, l1_bytes)
 
     def estimate(self) -> Attributes:
-        """What a block is taken for where the compiler was not asked."""
+        """Estimated attributes, where the compiler was not asked."""
         return tiled.estimate(self.row)
 
     def tolerance(self) -> Bound:
@@ -105,7 +105,7 @@ class ByRow:
         return DIRECT_SUM._replace(finite=needs if self.w.padded or needs != "filters" else "nothing")
 
     def lines(self) -> tuple[str, ...]:
-        """What a plan's description says of it first: its tiles of filters x windows, and how many there are."""
+        """The first lines of a plan's description: the tiles of filters x windows, and their number."""
         w, row = self.w, self.row
         if not row.tiles.rows:
             return ()
@@ -122,7 +122,7 @@ class ByRow:
         )
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
-        """The row as the model knows it, after a prologue or not. A row that leaves its product to one of gemm/ (im2col) has none."""
+        """The row as the model sees it, with a prologue or without. im2col, whose product is a row of gemm/, has none."""
         raise NotImplementedError
 
     def launched(self, gpu: Gpu, known: dict[str, Attributes], family: str, *numbers: str) -> Variant:
@@ -136,15 +136,15 @@ class ByRow:
         """It as a product of tiles of filters x windows, with the `work` of a k-iteration."""
         w, row, tiles, windows, squares = self.w, self.row, self.tiles, self.read, self.row.outputs**2
         name, family = constants_of(gpu, row.families)
-        found = self.launched(gpu, known, name, "l1_bytes", *numbers)
-        own, threads = found.attributes, self.threads
+        variant = self.launched(gpu, known, name, "l1_bytes", *numbers)
+        own, threads = variant.attributes, self.threads
         columns = tiled.columns_of(gpu, tiles, own, work, family, tiled.efficiency_of(tiles, own, known), threads)
-        held, l1 = columns.blocks_per_sm, gpu.l1_bytes.value
-        l1 = max(l1 / LEAST_L1_SHARE, l1 - held * own.shared_bytes) / max(1.0, held)
+        blocks, l1 = columns.blocks_per_sm, gpu.l1_bytes.value
+        l1 = max(l1 / MIN_L1_SHARE, l1 - blocks * own.shared_bytes) / max(1.0, blocks)  # of a block
         of_filters = float(w.group_filters * windows.k * self.planes * self.size * tiles.parts)  # bytes, of a group
-        # each row of tiles asks for all windows, each column of tiles for one group's filters
+        # each row of tiles requests all windows, each column of tiles one group's filters
         sides = (
-            (w.group_filters, w.groups * round_up(self.numbered, row.block_windows * row.cluster_windows)),
+            (w.group_filters, w.groups * round_up(self.window_count, row.block_windows * row.cluster_windows)),
             (of_filters * w.groups, windows.bytes),
             (of_filters, self.requested_bytes(l1)),
         )
@@ -156,12 +156,12 @@ class ByRow:
             fixup_rounds=np.ceil(tiles.rows * tiles.columns * squares / threads / FIXUP_LOADS_IN_FLIGHT),
             block_cycles=columns.block_cycles + self.epilogue_wavefronts,
         )  # fmt: skip
-        return found._replace(columns=columns, work=work, passes=passes)
+        return variant._replace(columns=columns, work=work, passes=passes)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """An algorithm by its rows, one kernel each, from what it says of one of them: the contract's answers."""
+    """The contract's answers for an algorithm whose rows are one kernel each, from `by`, its class for one row."""
 
     NAME: str
     by: type[ByRow]
@@ -172,11 +172,11 @@ class Rows:
     cost = staticmethod(launches.cost)
 
     def of(self, problem: Conv, schedule: GpuSchedule, layout: Layout = "nchw") -> ByRow:
-        """A problem by the row that a schedule names."""
+        """The row that a schedule names, on a problem."""
         return self.by(row_of(schedule), problem, layout, schedule.splits)
 
     def multiplied(self, problem: Conv) -> Conv:
-        """The convolution of the type that its rows have."""
+        """The convolution in the type of its rows."""
         return msgspec.structs.replace(problem, dtype=AS_HALVES.get(problem.dtype, problem.dtype)) if self.by.in_parts else problem
 
     def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
@@ -186,29 +186,29 @@ class Rows:
         gpu, named = request.gpu, request.schedule
         w, known = self.multiplied(request.conv), gemm_attributes(gpu.capability_number)
         rows, rejected = legal_rows(request._replace(problem=w), self.NAME, self.by)
-        found = []
+        variants = []
         for row in rows:
             one = self.by(row, w, request.layout)
-            for chunks in (named.splits,) if row.staged and isinstance(named, GpuSchedule) else one.all_chunks():
-                way = one if chunks == 1 else self.by(row, w, request.layout, chunks)
-                variant = way.variant(gpu, known, request.prologue)
+            for chunks in (named.splits,) if row.staged and isinstance(named, GpuSchedule) else one.chunk_counts():
+                of = one if chunks == 1 else self.by(row, w, request.layout, chunks)
+                variant = of.variant(gpu, known, request.prologue)
                 if occupancy(gpu, variant.attributes):
-                    found.append(variant)
+                    variants.append(variant)
                 else:
                     rejected.append(Rejected(row.name, f"no block of this problem fits on an SM of {gpu.name}", "machine"))
-        return Candidates(request, tuple(found), self.kinds or (self.NAME,), tuple(rejected))
+        return Candidates(request, tuple(variants), self.kinds or (self.NAME,), tuple(rejected))
 
     def prepare(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> Prepared | None:
-        kept = self.of(problem, schedule, layout).kept.get("filters", 0)
+        kept = self.of(problem, schedule, layout).buffers.get("filters", 0)
         return Prepared("filters as the kernel reads them", kept) if kept else None
 
     def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:
         of = self.of(problem, schedule, layout)
-        row, tiles, total = of.row, of.row.tiles, round_up(sum(of.kept.values()), ALIGN)
+        row, tiles, total = of.row, of.row.tiles, round_up(sum(of.buffers.values()), ALIGN)
         if not (schedule.decomposition == "split_k" and schedule.splits <= row.reduces_in_cluster) and tiles.rows:
-            sums = tiles.rows * tiles.columns * row.outputs**2 * SUM_BYTES[problem.dtype]
-            number = tiles_of(problem, row, of.numbered)
-            total += partial_bytes(schedule.decomposition, schedule.splits, number, tiles.blocks, sums)
+            accumulators = tiles.rows * tiles.columns * row.outputs**2 * SUM_BYTES[problem.dtype]
+            number = tiles_of(problem, row, of.window_count)
+            total += partial_bytes(schedule.decomposition, schedule.splits, number, tiles.blocks, accumulators)
         return total + ALIGN * bool(total)
 
     def tolerance(self, problem: Conv, schedule: GpuSchedule) -> Bound:
@@ -219,7 +219,7 @@ class Rows:
 
 
 def refuses(name: str, w: Conv) -> Reason | None:
-    """Why an algorithm of conv/ computes no such problem on any machine: no row has its type, or it is too large for all of them."""
+    """Why an algorithm of conv/ cannot compute a problem on any machine: no row has its type, or it is too large."""
     known = sorted({row.dtype for row in conv_kernels() if row.algorithm == name})
     if w.dtype not in known:
         there = f"the registry (native/cuda/conv) has {', '.join(known) or 'none'}"
@@ -228,7 +228,7 @@ def refuses(name: str, w: Conv) -> Reason | None:
 
 
 def legal_rows(request: Request, name: str, by: type[ByRow] = ByRow) -> tuple[list[ConvKernel], list[Rejected]]:
-    """The rows of an algorithm that a request may use, and the others with reasons."""
+    """The rows of an algorithm that a request may use, and the rejected ones with reasons."""
     w, layout, known = request.conv, request.layout, gemm_attributes(request.gpu.capability_number)
     rows = [row for row in conv_kernels() if row.algorithm == name]
 
@@ -239,7 +239,7 @@ def legal_rows(request: Request, name: str, by: type[ByRow] = ByRow) -> tuple[li
         if request.prologue and not row.prologue:
             return Reason("shape", "it takes no prologue")
         of = by(row, w, layout)
-        return (of.unbegun() if request.prologue else None) or of.refusal()
+        return (of.prologue_refusal() if request.prologue else None) or of.refusal()
 
     return legal(request, name, rows, attributes, refuses)
 
@@ -253,7 +253,7 @@ def row_of(schedule: GpuSchedule) -> ConvKernel:
 
 
 def tiles_of(w: Conv, row: ConvKernel, windows: int) -> int:
-    """Tiles of filters x so many windows, all groups; of a cluster, where the row has clusters."""
+    """Tiles of filters x `windows` in all groups; those of a cluster where the row has clusters."""
     tiles = row.tiles
     high, wide = -(-w.group_filters // (tiles.rows * tiles.cluster_rows)), -(-windows // (tiles.columns * tiles.cluster_columns))
     return high * w.groups * wide

@@ -209,13 +209,13 @@ def _row(memory: SharedMemory, width: int, store: bool, pattern: Pattern, probes
 def _rates(gpu: Gpu, device: Device, probes: Probes) -> list[Rate]:
     """The machine file's numbers that probes measure."""
     known = dict(facts(gpu))
-    found = []
+    rates = []
 
     def add(path: str, values: Floats) -> Rate:
         fact = known[path]
         assert isinstance(fact, Number)
         rate = Rate(path, fact.value, fact.kind, _figure(values, path), _kept(fact.kind))
-        found.append(rate)
+        rates.append(rate)
         return rate
 
     for dtype in FMA_DTYPES:
@@ -229,7 +229,7 @@ def _rates(gpu: Gpu, device: Device, probes: Probes) -> list[Rate]:
     add("l2_bytes_per_second", probes.read(l2, max(1, L2_BYTES_READ // l2)))
     beyond = min(max(MEMORY_BYTES, 8 * device.l2_bytes), device.memory_bytes // 4) // ROW_BYTES * ROW_BYTES
     add("memory_bytes_per_second", probes.read(beyond, MEMORY_PASSES))
-    return found
+    return rates
 
 
 def _kept(kind: str) -> str | None:
@@ -246,9 +246,9 @@ def _figure(values: Floats, what: str) -> Figure:
     return Figure(float(np.median(values)), float(values.min()), float(values.max()))
 
 
-def merged(gpu: Gpu, found: Calibration, name: str | None = None) -> Gpu:
+def merged(gpu: Gpu, calibration: Calibration, name: str | None = None) -> Gpu:
     """The machine, called `name`, with measurements in place of numbers assumed or measured before; the error is half the range."""
-    device = found.device
+    device = calibration.device
     numbers = {
         rate.path: Number(
             value=float(f"{rate.measured.median:.4g}"),
@@ -256,7 +256,7 @@ def merged(gpu: Gpu, found: Calibration, name: str | None = None) -> Gpu:
             source=SOURCE,
             error=float(f"{(rate.measured.high - rate.measured.low) / 2:.2g}"),
         )
-        for rate in found.rates
+        for rate in calibration.rates
         if rate.kept is None
     }
     fields: dict[str, Any] = {path: number for path, number in numbers.items() if "." not in path}

@@ -34,7 +34,7 @@ TALLIES: list[Column[Tally]] = [
 ]
 
 
-class Found(NamedTuple):
+class Report(NamedTuple):
     """A tile, the cost of its accesses, and the search's result if requested."""
 
     tile: Tile
@@ -86,13 +86,13 @@ def banks(
     if not layouts:
         raise ProblemError("no layout is given; `pysim banks --list` names the built-in ones")
     tiles = [tile for target in layouts for tile in _tiles(target, int(width) if width else None, store)]
-    found = [Found(tile, tally(tile, memory), fix(tile, memory) if fixing else None) for tile in tiles]
+    reports = [Report(tile, tally(tile, memory), fix(tile, memory) if fixing else None) for tile in tiles]
     if picture_file is not None:
-        _draw(picture_file, found, memory)
+        _draw(picture_file, reports, memory)
     if as_json:
-        document(banks=[_document(one, memory) for one in found])
+        document(banks=[_document(one, memory) for one in reports])
         return
-    for number, one in enumerate(found):
+    for number, one in enumerate(reports):
         if number:
             put("")
         _report(one, memory)
@@ -151,23 +151,23 @@ def _pictures(tile: Tile, tallies: tuple[Tally, ...], memory: SharedMemory, suff
     return drawn
 
 
-def _draw(path: Path, found: list[Found], memory: SharedMemory) -> None:
+def _draw(path: Path, reports: list[Report], memory: SharedMemory) -> None:
     drawn = []
-    for tile, tallies, fixes in found:
+    for tile, tallies, fixes in reports:
         drawn += _pictures(tile, tallies, memory, f" ({tile.name})")
         if fixes is not None and fixes.best.wavefronts < fixes.present.wavefronts:
             better = msgspec.structs.replace(tile, maps=fixes.best.maps)
             drawn += _pictures(better, fixes.best.tallies, memory, f" ({tile.name} with {_maps(fixes.best)})")
-    title = f"{', '.join(one.tile.name for one in found)}: lanes and banks under the {memory.rule} rule"
+    title = f"{', '.join(one.tile.name for one in reports)}: lanes and banks under the {memory.rule} rule"
     try:
         path.write_text(svg(title, drawn), encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:
         raise ProblemError(f"{path} cannot be written: {error}") from None
 
 
-def _report(found: Found, memory: SharedMemory) -> None:
+def _report(report: Report, memory: SharedMemory) -> None:
     """A tile in text: its accesses, the most expensive instruction of each drawn, and the search's result."""
-    tile, tallies, fixes = found
+    tile, tallies, fixes = report
     put((tile.name, "bold"), f": {tile.about}" if tile.about else "")
     put(f"{tile.bytes:,} bytes, {describe(tile.layout)}; {_known(tile, memory)}")
     put_table(TALLIES, tallies)
@@ -217,9 +217,9 @@ def _known(tile: Tile, memory: SharedMemory) -> str:
     return f"rule {memory.rule} ({', '.join(f'{what} {kind}' for what, kind in sorted(kinds.items()))})"
 
 
-def _document(found: Found, memory: SharedMemory) -> dict[str, Any]:
+def _document(report: Report, memory: SharedMemory) -> dict[str, Any]:
     """A tile as JSON values."""
-    tile, tallies, fixes = found
+    tile, tallies, fixes = report
     known = {what: memory.grouping(what == "stores") for what in ("loads", "stores")}
     sources = rules().sources
     return {
@@ -306,9 +306,9 @@ def _option(one: Option) -> dict[str, Any]:
 
 def _list(memory: SharedMemory, as_json: bool) -> None:
     """Every built-in layout with its cost, and every rule with its evidence."""
-    found = [_summary(tile, tally(tile, memory)) for tile in map(patterns.pattern, patterns.names())]
+    reports = [_summary(tile, tally(tile, memory)) for tile in map(patterns.pattern, patterns.names())]
     if as_json:
-        document(banks=found, rules=msgspec.to_builtins(rules().rules))
+        document(banks=reports, rules=msgspec.to_builtins(rules().rules))
         return
     layouts: list[Column[dict[str, Any]]] = [
         Column("layout", lambda one: one["name"], left=True),
@@ -317,7 +317,7 @@ def _list(memory: SharedMemory, as_json: bool) -> None:
         Column("minimum", lambda one: f"{one['minimum']:,}"),
         Column("description", lambda one: one["about"], left=True),
     ]
-    put_table(layouts, found)
+    put_table(layouts, reports)
     put("")
     known, sources = rules().rules, rules().sources
     columns: list[Column[str]] = [

@@ -41,7 +41,7 @@ class Im2win(Direct):
         return line * lines if line < LARGEST_INT and lines < LARGEST_INT // line else LARGEST_INT + 1
 
     @property
-    def kept(self) -> dict[str, int]:
+    def buffers(self) -> dict[str, int]:
         """Filters in the tensor's order, in whole vectors, and the tensor."""
         if not self.row.keeps_tensor:
             return {}
@@ -73,7 +73,7 @@ class Im2win(Direct):
         """Filters and tensor; a thread writes a vector of the tensor."""
         filters, instructions = self.w.filter_elements, gpu.model.passes.element_instructions.value
         read = {"filters": (filters * self.size, filters), "tensor": (self.windows.bytes, self.tensor_elements / 2)}
-        return tuple(Pass(name, read[name][0], written, read[name][1] * instructions) for name, written in self.kept.items())
+        return tuple(Pass(name, read[name][0], written, read[name][1] * instructions) for name, written in self.buffers.items())
 
 
 ALGORITHM = Rows("im2win", Im2win, "tiles of filters x windows, each window a slice of a tensor of rows (arXiv 2306.14316)")

@@ -7,7 +7,7 @@ by 16 bytes where they form a matrix. Rows with a table pad filters to whole vec
 Worked number: a k-iteration of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 = 32 elements a lane, with 8 instructions each.
 """
 
-from pysim.algorithms.convolution import BEGIN_CHANNEL, BEGIN_ELEMENT, ByRow, Rows
+from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
 from pysim.cachemodel.gpu.passes import Pass
@@ -49,7 +49,7 @@ class Implicit(ByRow):
         return self.w.pointwise and (self.layout == "nhwc" or self.w.windows % (VECTOR_BYTES // self.size) == 0)
 
     @property
-    def kept(self) -> dict[str, int]:
+    def buffers(self) -> dict[str, int]:
         """Filters padded to whole vectors a row, where they are not."""
         line = self.k * self.size
         return {"filters": round_up(self.w.filters * round_up(line, VECTOR_BYTES), ALIGN)} if self.listed and line % VECTOR_BYTES else {}
@@ -57,7 +57,7 @@ class Implicit(ByRow):
     def refusal(self) -> Reason | None:
         return list_refuses(self.w, self.layout) if self.listed and not self.matrix else None
 
-    def unbegun(self) -> Reason | None:
+    def prologue_refusal(self) -> Reason | None:
         taken = self.layout == "nchw" and self.w.pointwise
         return None if taken else Reason("shape", "it takes a prologue only of a pointwise convolution under NCHW")
 
@@ -67,10 +67,10 @@ class Implicit(ByRow):
         scalar_filters = not self.listed and self.k * size % VECTOR_BYTES != 0
         instructions = MATRIX_INSTRUCTIONS if by_vectors and w.pointwise else GATHER[self.row.variant]
         if prologue:  # a vector's elements are of one channel
-            instructions += (vector if by_vectors else 1) * BEGIN_ELEMENT + BEGIN_CHANNEL
+            instructions += (vector if by_vectors else 1) * PROLOGUE_ELEMENT + PROLOGUE_CHANNEL
         gather = Gather(instructions, by_vectors, channels_last or not by_vectors, 1 if channels_last else w.stride_w, scalar_filters)
         of_pass = w.filter_elements * gpu.model.passes.element_instructions.value
-        passes = tuple(Pass(name, w.filter_elements * size, written, of_pass) for name, written in self.kept.items())
+        passes = tuple(Pass(name, w.filter_elements * size, written, of_pass) for name, written in self.buffers.items())
         return self.tiled(gpu, known, gathered(gpu, self.row, self.tiles, gather), passes)
 
 

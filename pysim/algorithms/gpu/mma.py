@@ -46,7 +46,7 @@ class Mma(ChannelsLast):
         return copies
 
     @property
-    def kept(self) -> dict[str, int]:
+    def buffers(self) -> dict[str, int]:
         return {name: round_up(size, ALIGN) for name, size in self.copies.items()}
 
     def refusal(self) -> Reason | None:

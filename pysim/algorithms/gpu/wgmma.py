@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pysim.algorithms.contract import Bound
-from pysim.algorithms.convolution import BEGIN_CHANNEL, BEGIN_ELEMENT, ByRow, Rows
+from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import mainloop
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
@@ -59,7 +59,7 @@ class ChannelsLast(ByRow, ABC):
         """Whether windows skip pixels, which a copy then leaves out."""
         return self.w.taps == 1 and self.w.stride_h * self.w.stride_w > 1 and not self.w.padded
 
-    def unbegun(self) -> Reason | None:
+    def prologue_refusal(self) -> Reason | None:
         return None if "input" in self.copies else Reason("shape", "it takes a prologue only of an input that it copies")
 
     def passes(self, gpu: Gpu, prologue: bool) -> tuple[Pass, ...]:
@@ -68,7 +68,7 @@ class ChannelsLast(ByRow, ABC):
         pixels, read = w.input_elements, self.size
         if self.sparse:  # whole sectors are read
             pixels, read = w.batch * w.channels * w.windows, min(w.stride_w * self.size, SECTOR_BYTES)
-        begin = w.input_elements * (BEGIN_ELEMENT + BEGIN_CHANNEL) if prologue else 0
+        begin = w.input_elements * (PROLOGUE_ELEMENT + PROLOGUE_CHANNEL) if prologue else 0
         moved = {"input": (pixels, read, begin), "filters": (w.filter_elements, self.size, 0)}
         for name, written in self.copies.items():
             elements, read, more = moved[name]
@@ -140,7 +140,7 @@ class Wgmma(ChannelsLast):
         return whole and 2 * self.plane_windows <= 3 * plane
 
     @property
-    def numbered(self) -> int:
+    def window_count(self) -> int:
         return self.w.batch * (self.plane_windows if self.in_planes else self.w.windows)
 
     def requested_bytes(self, l1_bytes: float) -> float:
@@ -229,7 +229,7 @@ class Wgmma(ChannelsLast):
         return round_up(2 * self.filters_bytes, ALIGN)
 
     @property
-    def kept(self) -> dict[str, int]:
+    def buffers(self) -> dict[str, int]:
         """Its copies; the halves count with the filters."""
         if not self.row.promotion:
             return self.copies

@@ -111,7 +111,7 @@ class Winograd(ByRow):
         tiles = min(windows, math.ceil(math.ceil(windows / number) / block) * block)
         return Chunks(math.ceil(windows / tiles), tiles, math.ceil(tiles / 4) * 4, math.ceil(tiles / block))
 
-    def all_chunks(self) -> list[int]:
+    def chunk_counts(self) -> list[int]:
         return sorted({self.chunked(most).number for most in CHUNKS}) if self.row.staged else [1]
 
     # Candidates
@@ -140,7 +140,7 @@ class Winograd(ByRow):
     # Workspace and passes
 
     @cached_property
-    def kept(self) -> dict[str, int]:
+    def buffers(self) -> dict[str, int]:
         """Transformed filters; in staged rows also patches and results of one chunk."""
         w, row, plane = self.w, self.row, self.planes * self.size
         if row.staged:
@@ -153,11 +153,11 @@ class Winograd(ByRow):
 
     def passes(self, gpu: Gpu) -> tuple[Pass, ...]:
         """Transforms of filters; in staged rows also those of patches and results, chunk by chunk."""
-        w, kept, passes = self.w, self.kept, list[Pass]()
+        w, buffers, passes = self.w, self.buffers, list[Pass]()
         of_filter, of_patch = gpu.model.passes.element_instructions.value, gpu.model.passes.patch_instructions.value
-        if "filters" in kept:
-            passes.append(Pass("filters", w.filter_elements * self.size, kept["filters"], w.filter_elements * of_filter))
-        if "patches" in kept:
+        if "filters" in buffers:
+            passes.append(Pass("filters", w.filter_elements * self.size, buffers["filters"], w.filter_elements * of_filter))
+        if "patches" in buffers:
             number, planes = self.chunked(self.chunks).number, self.planes * self.size
             patches, results = self.windows.number * w.channels, self.windows.number * w.filters
             passes.append(Pass("patches", self.windows.bytes, patches * planes, patches * of_patch, number))
