@@ -101,7 +101,7 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused_with_what_is_right(text):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [(("--layout", "nhwc"), "nhwc is a layout of GPUs"), (("--memory-limit", "0"), "above the limit of 0")]
+    ("words", "says"), [(("--layout", "nhwc"), "layout nhwc is for GPUs"), (("--memory-limit", "0"), "above the limit of 0")]
 )
 def test_a_layout_that_a_cpu_lacks_and_a_limit_that_its_kernels_pass_are_refused(words, says):
     assert says in refused(2, "plan", "conv:ic8ih9oc8kh3", "-m", "zen4", *words)

@@ -122,8 +122,8 @@ def test_rows_that_take_none_are_rejected_with_that_reason():
 @pytest.mark.parametrize(
     ("problem", "on", "says"),
     [
-        ("gemm:8x8x8", "h200", "a prologue is of a convolution on a GPU"),
-        ("conv:mb1ic8ih8oc8kh1", "zen4", "a prologue is of a convolution on a GPU"),
+        ("gemm:8x8x8", "h200", "a prologue exists for convolutions on GPUs only"),
+        ("conv:mb1ic8ih8oc8kh1", "zen4", "a prologue exists for convolutions on GPUs only"),
         ("conv:mb1ic8ih8oc8kh1:f64", "h200", "it takes no prologue"),
     ],
 )
