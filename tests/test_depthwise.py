@@ -135,8 +135,8 @@ def test_blocks_are_planned_for_whole_blocks_of_groups_of_one_channel() -> None:
     assert (plan.algorithm, "_blocks_" in plan.kernel) == (depthwise.NAME, True)
     cases: tuple[tuple[str, Layout, str], ...] = (
         ("conv:g24ic24ih14oc24kh3ph1", "nchw16c", "24 groups are not a multiple of 16, the block of nchw16c"),
-        ("conv:g16ic16ih14oc32kh3ph1", "nchw16c", "of blocks of channels it takes groups of one channel and one filter"),
-        ("conv:g16ic16ih14oc16kh3ph1", "nchw-nchw16c", "both NCHW or both blocks of channels, and NCHW-NCHW16C was asked for"),
+        ("conv:g16ic16ih14oc32kh3ph1", "nchw16c", "in channel blocks it takes only groups of one channel and one filter"),
+        ("conv:g16ic16ih14oc16kh3ph1", "nchw-nchw16c", "both in NCHW or both in channel blocks, not NCHW-NCHW16C"),
     )
     for text, layout, why in cases:
         with pytest.raises(PlanError, match=why):

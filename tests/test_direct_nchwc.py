@@ -117,9 +117,9 @@ def test_channels_that_are_no_whole_blocks_are_refused_with_what_would_be_right(
         pysim.conv2d(x, f, layout="nchw-nchw16c")
     with pytest.raises(OperandError, match=r"x has shape \(1, 24, 8, 8\); in layout nchw16c it is \(N, C/16, H, W, 16\)"):
         pysim.conv2d(x, f, layout="nchw16c")
-    with pytest.raises(PlanError, match=r"its blocks have (4|8) channels, and nchw16c was asked for"):
+    with pytest.raises(PlanError, match=r"its blocks have (4|8) channels, those of nchw16c do not"):
         pysim.plan("conv:mb1ic64ih56oc64kh3ph1:f64", machine="zen5", layout="nchw16c")
-    with pytest.raises(PlanError, match="nchw16c is a layout of CPUs, and h100 is a GPU"):
+    with pytest.raises(PlanError, match="layout nchw16c is for CPUs, and h100 is a GPU"):
         pysim.plan("conv:mb1ic64ih56oc64kh3ph1", machine="h100", layout="nchw16c")
 
 

@@ -120,9 +120,9 @@ def test_the_plan_is_the_cheaper_of_both(problem: str) -> None:
 def test_what_it_cannot_do_is_refused_with_the_reason() -> None:
     with pytest.raises(PlanError, match="its columns would be a copy of the input"):
         planner.plan("conv:ic64ih56oc64kh1", ZEN4, algorithm="im2col")
-    with pytest.raises(PlanError, match="NCHW16C was asked for"):
+    with pytest.raises(PlanError, match="not NCHW16C"):
         planner.plan("conv:ic64ih56oc64kh3", ZEN4, algorithm="im2col", layout="nchw16c")
-    with pytest.raises(PlanError, match="slicing analysis"):
+    with pytest.raises(PlanError, match="csa model costs sconv only"):
         planner.plan("conv:ic64ih56oc64kh3", "xeon-4208", algorithm="im2col", model="csa")
 
 
