@@ -11,7 +11,7 @@ from onnx_models import assert_close, by_onnxruntime, given, model_of
 from pysim.errors import NativeError
 from pysim.models import arrays, plan
 from pysim.models.graph import Graph, Node, Tensor
-from pysim.models.layouts import laid_out
+from pysim.models.layouts import choose_layouts
 from pysim.runtime.operators import Window, pool_step, reorder_step
 
 FLOAT = np.dtype(np.float32)
@@ -33,9 +33,9 @@ def test_random_networks_in_random_layouts_equal_onnxruntime(first, monkeypatch)
             def any_seconds(*asked):
                 return None if seconds(*asked) is None else float(random.uniform(1, 9))
 
-            return laid_out(graph, block, any_seconds, lambda name, into: float(random.uniform(0, 1)))
+            return choose_layouts(graph, block, any_seconds, lambda name, into: float(random.uniform(0, 1)))
 
-        monkeypatch.setattr(plan, "laid_out", mixed)
+        monkeypatch.setattr(plan, "choose_layouts", mixed)
         content, x = proto.SerializeToString(), given(proto, seed)
         model, wanted = model_of(proto), by_onnxruntime(content, x)
         changes += len(model.plan.layouts)
@@ -101,7 +101,7 @@ def test_no_choice_of_layouts_takes_less_than_the_one_that_is_made(seed):
     def seconds(node, read, written):
         return costs[node.name, (read, written)] if able(graph, node, read, written) else None
 
-    laid = laid_out(graph, BLOCK, seconds, lambda name, into: moves[name, into])
+    laid = choose_layouts(graph, BLOCK, seconds, lambda name, into: moves[name, into])
     ways = list(itertools.product((1, BLOCK), repeat=2))
     found = (total(graph, costs, moves, labels) for labels in itertools.product(ways, repeat=len(graph.nodes)))
     least = min(seconds for seconds in found if seconds is not None)
@@ -115,7 +115,7 @@ def test_no_choice_of_layouts_takes_less_than_the_one_that_is_made(seed):
 
 def test_a_machine_without_such_kernels_keeps_planes():
     graph, _, _ = network(1)
-    assert laid_out(graph, 1, lambda *_: 1.0, lambda *_: 0.0).graph is graph
+    assert choose_layouts(graph, 1, lambda *_: 1.0, lambda *_: 0.0).graph is graph
 
 
 # Operators
@@ -171,9 +171,9 @@ def test_an_image_between_convolutions_is_enlarged_in_blocks(monkeypatch):
     proto = b.model([b.add("Conv", [large, kernels[1]], (1, 32, 18, 14), pads=[1] * 4)])
 
     def blocks(graph, block, seconds, change):
-        return laid_out(graph, block, lambda node, *sides: float(sides == (1, 1)), lambda *_: 0.1)
+        return choose_layouts(graph, block, lambda node, *sides: float(sides == (1, 1)), lambda *_: 0.1)
 
-    monkeypatch.setattr(plan, "laid_out", blocks)
+    monkeypatch.setattr(plan, "choose_layouts", blocks)
     image, wanted = given(proto), by_onnxruntime(proto.SerializeToString(), given(proto))
     model = model_of(proto)
     taken = [layer.node for layer in model.plan.layers if layer.node.op == "Take"]

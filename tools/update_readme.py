@@ -350,7 +350,7 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "models.md", "models in other types", precisions_table())
     put(ROOT / "README.md", "models", model_figure.summary())
     model_figure.draw(ROOT / "docs" / "models.svg")
-    for machine in ("", "-granite-rapids"):
+    for machine in ("", "-granite-rapids", "-zen4"):
         put(ROOT / "docs" / "models.md", f"cpu models{machine}", cpu_models_table(f"models-cpu{machine}.jsonl"))
     put(ROOT / "docs" / "models.md", "two threads", cpu_models_table("models-cpu-two-threads.jsonl"))
     output = (DATA / "compare-resnet50.txt").read_text()

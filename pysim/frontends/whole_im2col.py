@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network as Caffe runs it, to be compared with: the same graph, fused and placed alike, whose convolutions and products with constant
-weights are im2col and OpenBLAS. Biases, residuals and activations are one pass over what OpenBLAS made; all values are planes."""
+"""A peer that runs a network as Caffe does: the same fused graph and arena, but convolutions and products with constant weights are im2col
+and OpenBLAS. Bias, residual and activation are one pass over the product; all values are NCHW."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from pysim.runtime.operators import map_step
 
 
 class Im2col:
-    """What a plan's `Prepared` is to a model: of one thread, whatever the schedule."""
+    """Stands in for `Prepared`, on one thread, whatever the schedule."""
 
     executor, workspace_bytes = LOCAL, 0
 
@@ -34,16 +34,16 @@ class Im2col:
 
     def step(self, x: Array, out: Array, workspace: object = None, residual: Array | None = None) -> Callable[[], object]:
         ready = openblas.make(self._workload, Operands(x, self._weights, out))
-        behind = self._behind(out, residual)
+        epilogue = self._epilogue(out, residual)
 
         def run() -> None:
             ready.call()
-            if behind is not None:
-                behind()
+            if epilogue is not None:
+                epilogue()
 
         return run
 
-    def _behind(self, out: Array, residual: Array | None) -> Callable[[], object] | None:
+    def _epilogue(self, out: Array, residual: Array | None) -> Callable[[], object] | None:
         if self._bias is None and residual is None and self._activation is None:
             return None
         if isinstance(self._workload, Conv):
@@ -55,4 +55,4 @@ class Im2col:
 
 
 class Im2colModel(Model):
-    made, blocks = Im2col, False
+    prepared_type, blocks = Im2col, False

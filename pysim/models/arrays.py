@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on arrays of any shape that run natively, bound to their arrays (`pysim.runtime.array_steps`), and what of a product of two
-values a plan is of.
+"""Native operators on arrays of any shape, bound to their arrays (`pysim.runtime.array_steps`), and products of two values.
 
-What stands in NATIVE_ALONE has no other form: front ends write it where its values are of the kernels' types and not empty.
+Operators in NATIVE_ONLY have no NumPy form: front ends emit them only for nonempty values of the kernels' types.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,11 @@ from pysim.runtime.operators import copy_step
 from pysim.runtime.steps import Chain, Step
 
 Attributes = Mapping[str, Any]
-Bind = Callable[[Array, Sequence[Array], Attributes], Step | Chain | None]  # to these arrays; None: they are not for the native library
+Bind = Callable[[Array, Sequence[Array], Attributes], Step | Chain | None]  # (result, inputs, attributes); None: not supported natively
 
 
 def pair(kind: str) -> Bind:
-    """Of two arrays that are broadcast."""
+    """An operator on two broadcast arrays."""
 
     def bind(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
         return pair_step(out, inputs[0], inputs[1], kind, attributes.get("activation")) if len(inputs) == 2 else None
@@ -30,7 +29,7 @@ def pair(kind: str) -> Bind:
 
 
 def softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    """Of axes that follow one another."""
+    """Over consecutive axes."""
     (x,), axes = inputs, attributes["axes"]
     if list(axes) != list(range(axes[0], axes[0] + len(axes))) or not x.flags.c_contiguous or not x.size:
         return None
@@ -39,7 +38,7 @@ def softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step
 
 
 def lrn(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    """Of neighbouring channels."""
+    """Over neighbouring channels."""
     size = attributes["size"]
     local = Local(size, attributes["alpha"] / size, attributes["beta"])
     return rows_step(out, inputs[0], "local", epsilon=attributes["bias"], axis=1, local=local)
@@ -58,7 +57,7 @@ def length(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step 
 
 
 def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    """Of an image's rows or columns, too, whose channels lie in blocks."""
+    """Gather; also of rows or columns of images in blocks of channels."""
     x, at, *shares = inputs
     if (block := attributes.get("blocks", (1, 1))[0]) > 1:
         x, out = (one.reshape(blocked_shape(one.shape, block)) for one in (x, out))
@@ -70,7 +69,7 @@ def expand(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step 
 
 
 def pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Chain | None:
-    """What is left of x in its place, and around it slabs of one number, axis by axis."""
+    """Copies what remains of x, and fills slabs around it, axis by axis."""
     (x,), pads = inputs, attributes["pads"]
     kept = tuple(slice(max(0, -before), size - max(0, -behind)) for (before, behind), size in zip(pads, x.shape, strict=True))
     inside = [slice(max(0, before), size - max(0, behind)) for (before, behind), size in zip(pads, out.shape, strict=True)]
@@ -84,36 +83,35 @@ def pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Chain | 
 
 
 def products_of(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Products:
-    """A MatMul's arrays, its operands and result seen in the order of axes that it was given for each (`orders`)."""
+    """A MatMul's operands and result, with their axes permuted as fused transpositions say (`orders`, `result`)."""
     a, b = (x if order is None else x.transpose(order) for x, order in zip(inputs, attributes.get("orders", (None, None)), strict=True))
     result = attributes.get("result")
     return Products(out if result is None else out.transpose(np.argsort(result)), a, b)
 
 
 def matmul(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """By NumPy, of arrays that are not for the kernels."""
+    """In NumPy, for types that the kernels do not support."""
     product = products_of(out, inputs, attributes)
     np.matmul(product.a, product.b, out=product.out)
     if attributes.get("alpha", 1.0) != 1:
         out *= out.dtype.type(attributes["alpha"])
 
 
-def imagined(node: Node, graph: Graph) -> Products:
-    """The same before there are arrays: of memory that nothing reads or writes."""
+def shapes_of_products(node: Node, graph: Graph) -> Products:
+    """The same for the shapes in the graph, before arrays exist, on placeholder memory."""
     out, *inputs = (np.empty(graph.tensors[name].shape, graph.tensors[name].dtype) for name in (node.output, *node.inputs))
     return products_of(out, inputs, node.attributes)
 
 
-NATIVE_ALONE: dict[str, Bind] = {"Expand": expand, "LRN": lrn, "LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
+NATIVE_ONLY: dict[str, Bind] = {"Expand": expand, "LRN": lrn, "LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
 
 
-def with_orders(graph: Graph) -> Graph:
-    """Transpositions in front of a MatMul and behind it are the order in which it reads and writes, where rows or columns stay dense, and a
-    constant factor of its result is its own."""
+def fuse_transpositions(graph: Graph) -> Graph:
+    """Fuses transpositions before and behind a MatMul, if rows or columns stay contiguous, and a constant factor behind it."""
     users, makers, nodes = graph.users(), graph.makers(), list[Node | None](graph.nodes)
 
     def alone(name: str, ops: Sequence[str]) -> int | None:
-        """The place of the one node that reads a value, of these operators."""
+        """The index of the only reader of a value, if it is one of these operators."""
         (at, *more) = users.get(name, [len(nodes)])
         found = nodes[at] if at < len(nodes) and not more else None
         return at if found is not None and found.op in ops else None
@@ -148,7 +146,7 @@ def _reading(node: Node, nodes: list[Node | None], makers: Mapping[str, int], us
 
 
 def _writing(node: Node, last: Node, graph: Graph) -> Node | None:
-    """The product with what follows it."""
+    """The product with the node behind it fused; None if that is not possible."""
     if last.op == "Transpose":
         order = tuple(last.attributes["perm"])
         return None if "result" in node.attributes or order[-1] != len(order) - 1 else node.having(result=order)
@@ -159,7 +157,7 @@ def _writing(node: Node, last: Node, graph: Graph) -> Node | None:
 
 
 def _factor(node: Node, last: Node, graph: Graph) -> float | None:
-    """What all elements of a product are multiplied by, behind it."""
+    """The constant by which a node multiplies all elements of a product; None if there is none."""
     number = graph.constants.get(last.inputs[1] if last.inputs[0] == node.output else last.inputs[0])
     if number is None or not number.size or (number != number.flat[0]).any() or not np.isfinite(number.flat[0]):
         return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network that is ready to run on a CPU: weights prepared once, a place for every value, one native call for what is native in a row.
+"""A network ready to run on a CPU: prepared weights, an arena for all values, consecutive native operators as one native call.
 
-What calls differ by is the arrays that they are given and a `_Run`: an arena with views of it and the calls that work on them. A call
-borrows a run, so any number of threads may call one model at once; as many runs are kept as were in use together.
+Each call borrows a `_Run`, an arena with the calls that work on it, so any number of threads may call one model at once. A model keeps as
+many runs as were in use at the same time.
 """
 
 import math
@@ -17,7 +17,7 @@ from pysim.arguments import whole
 from pysim.errors import OperandError, printable
 from pysim.machine.cpu import Machine
 from pysim.models import operators
-from pysim.models.arrays import imagined, products_of, with_orders
+from pysim.models.arrays import fuse_transpositions, products_of, shapes_of_products
 from pysim.models.buffers import Buffers, plan_buffers, view_offset
 from pysim.models.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.models.graph import Array, Graph, Node, Tensor
@@ -41,22 +41,22 @@ def _supports(node: Node, epilogue: Any) -> bool:
 
 
 class Timed(NamedTuple):
-    """A layer and the median seconds of its calls."""
+    """A layer and its median seconds."""
 
     layer: Layer
     seconds: float
 
 
 class Model:
-    """y = model(x): arrays in the order of `inputs`, or by their names; the result is an array, or a tuple where there are several."""
+    """y = model(x): arrays in the order of `inputs` or by name; the result is an array, or a tuple of several."""
 
-    made: Any = Prepared  # what computes convolutions and products with constant weights
-    blocks = True  # values may lie in blocks of channels
+    prepared_type: Any = Prepared  # computes convolutions and products with constant weights
+    blocks = True  # values may be in NCHWc
 
     def __init__(
         self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
     ) -> None:
-        graph = with_orders(fuse(graph, _supports))
+        graph = fuse_transpositions(fuse(graph, _supports))
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)
@@ -64,15 +64,15 @@ class Model:
         buffers = plan_buffers(graph, lambda node: node.op in operators.IN_PLACE)
         self.plan = ModelPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
         packs = [layer.plan is not None and layer.node.op != "MatMul" for layer in self.plan.layers]
-        last = {name: at for at, layer in enumerate(self.plan.layers) if packs[at] for name in layer.node.inputs[1:RESIDUAL_INPUT]}
-        elsewhere = {
+        last_use = {name: at for at, layer in enumerate(self.plan.layers) if packs[at] for name in layer.node.inputs[1:RESIDUAL_INPUT]}
+        read_unpacked = {
             name for layer, packed in zip(self.plan.layers, packs, strict=True) for name in layer.node.inputs[RESIDUAL_INPUT * packed :]
         }
         self._natives = list[Prepared | None]()
         for at, layer in enumerate(self.plan.layers):
             self._natives.append(self._prepared(layer, executor))
-            for name in layer.node.inputs[1:RESIDUAL_INPUT] if packs[at] else ():  # packed, and needed no more as they were
-                if last[name] == at and name not in elsewhere and name not in graph.outputs:
+            for name in layer.node.inputs[1:RESIDUAL_INPUT] if packs[at] else ():  # free weights once all their layers packed them
+                if last_use[name] == at and name not in read_unpacked and name not in graph.outputs:
                     constants.pop(name, None)
         self._idle: list[_Run] = []
 
@@ -85,34 +85,35 @@ class Model:
         return {name: self._graph.tensors[name] for name in self._graph.outputs}
 
     def _prepared(self, layer: Layer, executor: cpu.Executor) -> Prepared | None:
-        if layer.plan is None or layer.node.op == "MatMul":  # of two values
+        if layer.plan is None or layer.node.op == "MatMul":  # which has no constant weights
             return None
         w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:RESIDUAL_INPUT] if name)
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
         activation = layer.node.attributes.get("activation")
-        made: Prepared = self.made(problem, weights, on_cpu(layer.plan)[0], bias, activation, self.threads, executor, layer.plan.layout)
-        return made
+        schedule, layout = on_cpu(layer.plan)[0], layer.plan.layout
+        prepared: Prepared = self.prepared_type(problem, weights, schedule, bias, activation, self.threads, executor, layout)
+        return prepared
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        given = self._given(arrays, named)
-        run = self._taken()
+        inputs = self._inputs_by_name(arrays, named)
+        run = self._borrow_run()
         try:
-            run.take(given)
+            run.values.update(inputs)
             for call in run.calls:
                 call()
             results = [np.array(run.values[name]) for name in self._graph.outputs]
         finally:
             self._idle.append(run)
         first = next(iter((*arrays, *named.values())), None)
-        alike = [cpu.like(first, y) for y in results]
-        return alike[0] if len(alike) == 1 else tuple(alike)
+        outputs = [cpu.like(first, y) for y in results]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def profile(self, *arrays: Any, calls: int = 5, **named: Any) -> list[Timed]:
-        """Where the time goes: median seconds of each layer over so many calls, clocks included, after one that is not counted."""
+        """The median seconds of each layer over `calls` calls, clock overhead included, after one warm-up call."""
         calls = whole(calls, "calls", 1)
-        given, run = self._given(arrays, named), self._taken()
-        run.take(given)
+        inputs, run = self._inputs_by_name(arrays, named), self._borrow_run()
+        run.values.update(inputs)
         spent = np.empty((calls + 1, len(run.steps)))
         for row in spent:
             for at, step in enumerate(run.steps):
@@ -122,14 +123,14 @@ class Model:
         self._idle.append(run)
         return [Timed(layer, float(seconds)) for layer, seconds in zip(self.plan.layers, np.median(spent[1:], axis=0), strict=True)]
 
-    def _taken(self) -> "_Run":
+    def _borrow_run(self) -> "_Run":
         try:
             return self._idle.pop()
         except IndexError:
             return _Run(self._graph, self.plan, self._natives, self.threads)
 
-    def _given(self, arrays: Sequence[Any], named: dict[str, Any]) -> dict[str, Array]:
-        """The inputs by name, dense; OperandError says what does not fit."""
+    def _inputs_by_name(self, arrays: Sequence[Any], named: dict[str, Any]) -> dict[str, Array]:
+        """The inputs as dense arrays; OperandError if they do not match the model's."""
         names = self._graph.inputs
         if len(arrays) > len(names):
             raise OperandError(f"the model takes {len(names)} arrays ({', '.join(map(printable, names))}), not {len(arrays)}")
@@ -153,7 +154,7 @@ def _dense(x: Any, name: str, tensor: Tensor) -> Array:
 
 
 class _Run:
-    """Values in an arena, and the steps that compute one from the other. What reads the caller's arrays finds them by `values`."""
+    """An arena and the calls that compute its values. Calls on the caller's arrays look these up in `values`."""
 
     def __init__(self, graph: Graph, plan: ModelPlan, natives: Sequence[Prepared | None], threads: int) -> None:
         buffers = plan.buffers
@@ -162,21 +163,18 @@ class _Run:
         for name, offset in buffers.offsets.items():
             tensor = graph.tensors[name]
             self.values[name] = np.ndarray(tensor.shape, tensor.dtype, self._arena, offset)
-        self._fixed = graph.constants.keys() | buffers.offsets.keys()  # values that lie in one place in every call
+        self._fixed = graph.constants.keys() | buffers.offsets.keys()  # values at the same address in every call
         self._threads = threads
         products = [_workspace_bytes(layer, graph, threads) for layer in plan.layers]
         self._workspace = cpu.aligned(max([64, *products, *(native.workspace_bytes for native in natives if native is not None)]), np.uint8)
         self.steps = [self._step(layer, graph, native, buffers) for layer, native in zip(plan.layers, natives, strict=True)]
-        self.calls = _chained(self.steps)
-
-    def take(self, given: dict[str, Array]) -> None:
-        self.values.update(given)
+        self.calls = _join_native(self.steps)
 
     def _step(self, layer: Layer, graph: Graph, native: Prepared | None, buffers: Buffers) -> Call:
         node, values = layer.node, self.values
         names = [name for name in node.inputs if name]
         if native is not None:
-            if (step := self._bound(node, native)) is not None:
+            if (step := self._bound_step(node, native)) is not None:
                 return step
             return _prepared(native, values, names[0], values[node.output], *node.inputs[RESIDUAL_INPUT:])
         if (offset := view_offset(graph, node)) is not None:
@@ -196,7 +194,7 @@ class _Run:
         return lambda: operator(out, [values[name] for name in names], attributes)
 
     def _products(self, layer: Layer, plan: Plan) -> Call:
-        """As many products as there are, of what the arrays are in each call."""
+        """The products of a MatMul."""
         node, (schedule, *_) = layer.node, on_cpu(plan)
 
         def bound() -> Step:
@@ -206,8 +204,8 @@ class _Run:
 
         return bound() if self._fixed.issuperset(node.inputs) else lambda: bound()()
 
-    def _bound(self, node: Node, native: Prepared) -> Step | Chain | None:
-        """The layer with its arrays, where they are the same ones in every call."""
+    def _bound_step(self, node: Node, native: Prepared) -> Step | Chain | None:
+        """The layer bound to its arrays, if these are the same in every call."""
         values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[RESIDUAL_INPUT:])
         if native.executor is not cpu.LOCAL or not self._fixed.issuperset((x, *residual)):
             return None
@@ -216,7 +214,7 @@ class _Run:
         return native.step(image, out, self._workspace, *added)
 
     def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
-        """Copies the parts that do not lie in the result already."""
+        """Copies the parts that were not computed in the result."""
         values, block = self.values, node.attributes.get("blocks", (1, 1))[1]
         out, *shapes = (blocked_shape(graph.tensors[name].shape, block) for name in (node.output, *node.inputs))
         places = operators.parts(values[node.output].reshape(out), shapes, node.attributes["axis"])
@@ -237,7 +235,7 @@ class _Run:
         return concat if copied else _nothing
 
     def _view(self, node: Node, graph: Graph, buffers: Buffers, offset: int) -> Call:
-        """Nothing to do for a value of the arena; what the caller gave is seen under another shape, from so many bytes on, in each call."""
+        """A view of a value in the arena needs no call; a view of a caller's array is made in each call."""
         values, (name,), (shape, dtype) = self.values, node.inputs[:1], graph.tensors[node.output]
         first, size = offset // dtype.itemsize, math.prod(shape)
         if node.output in buffers.offsets:
@@ -250,18 +248,18 @@ class _Run:
 
 
 def _workspace_bytes(layer: Layer, graph: Graph, threads: int) -> int:
-    """Of products of two values, whose operands are not prepared."""
+    """The workspace of a product of two values; 0 of other layers."""
     if layer.plan is None or layer.node.op != "MatMul":
         return 0
-    return imagined(layer.node, graph).workspace_bytes(on_cpu(layer.plan)[0], threads)
+    return shapes_of_products(layer.node, graph).workspace_bytes(on_cpu(layer.plan)[0], threads)
 
 
 def _nothing() -> None:
-    """What needs no call."""
+    """The call of a layer that computes nothing."""
 
 
-def _chained(steps: Sequence[Call]) -> list[Call]:
-    """The same calls, native ones that follow each other as one."""
+def _join_native(steps: Sequence[Call]) -> list[Call]:
+    """The calls with consecutive native ones joined."""
     calls: list[Call] = []
     for native, group in groupby((step for step in steps if step is not _nothing), lambda step: isinstance(step, Step | Chain)):
         together: list[Any] = list(group)

@@ -270,7 +270,7 @@ NATIVE: dict[str, Bind] = {
     "Identity": _copied, "MaxPool": _pool(largest=True), "Mul": _times, "Pad": arrays.pad, "ReduceMean": _means,
     "Relu": _activated(lambda of: "relu"), "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece,
     "Softmax": arrays.softmax, "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed,
-    **arrays.NATIVE_ALONE,
+    **arrays.NATIVE_ONLY,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvTranspose": _transposed_convolution,

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from pysim import planner
 from pysim.errors import PlanError, printable
 from pysim.machine.cpu import Machine
-from pysim.models.arrays import imagined
+from pysim.models.arrays import shapes_of_products
 from pysim.models.buffers import Buffers
 from pysim.models.graph import Graph, Node
-from pysim.models.layouts import Laid, laid_out
+from pysim.models.layouts import LayoutChoice, choose_layouts
 from pysim.models.passes import DTYPES, other_seconds, pool_seconds, reordering_seconds
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -28,7 +28,8 @@ from pysim.registry.cpu import nchwc_kernels
 
 
 class Layer(NamedTuple):
-    """A node, the plan of its convolution or product, which is run so many times, and the predicted seconds of what else it does."""
+    """A node, the plan of its convolution or product if it has one, how many `times` that runs, and the predicted seconds of its other
+    work."""
 
     node: Node
     plan: Plan | None
@@ -37,7 +38,7 @@ class Layer(NamedTuple):
 
     @property
     def fused(self) -> tuple[str, ...]:
-        """What its native epilogue or its weights take in."""
+        """The names of the nodes fused into it."""
         return self.node.absorbed
 
     @property
@@ -60,9 +61,9 @@ class ModelPlan(NamedTuple):
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Changes of layout between layers, with what they are predicted to take."""
+        """Layout conversions between layers, with their predicted times."""
         changes = [layer for layer in self.layers if layer.node.op == "Reorder"]
-        return tuple(f"{printable(one.node.name)}: {_told(one.node)}, {one.predicted_seconds * 1e6:.0f} us" for one in changes)
+        return tuple(f"{printable(one.node.name)}: {_conversion_text(one.node)}, {one.predicted_seconds * 1e6:.0f} us" for one in changes)
 
     def explain(self) -> str:
         """The chain of layers as text: what each computes, what was fused into it, its plan and predicted time."""
@@ -80,17 +81,17 @@ class ModelPlan(NamedTuple):
         return f"<ModelPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s>"
 
 
-def _told(node: Node) -> str:
+def _conversion_text(node: Node) -> str:
     block = f"nchw{node.attributes['block']}c"
     return f"{block} to nchw" if node.attributes["to_planes"] else f"nchw to {block}"
 
 
 def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
-    """The convolution or product that a node is run as, and how many times."""
+    """The convolution or product that a node runs, or None, and how many times."""
     if node.op == "Conv":
         return node.attributes["problem"], 1
     if node.op == "MatMul" and "reference" not in node.attributes:
-        products = imagined(node, graph)
+        products = shapes_of_products(node, graph)
         return products.workload, products.count
     if node.op != "Linear":
         return None, 1
@@ -115,25 +116,25 @@ def _plan(
 
 
 def _state(node: Node, graph: Graph) -> State:
-    """Of the caches when a layer begins: what the network is given lies wherever the caller had it."""
+    """The state of the caches when a layer begins: the network's own inputs may be cold."""
     return "cold" if node.inputs[0] in graph.inputs else "chained"
 
 
 def _layout(read: int, written: int) -> Layout:
-    """Of a convolution whose input and output have blocks of so many channels."""
+    """The layout of a convolution with these block sizes of input and output."""
     blocks: Any = f"nchw{written}c" if written > 1 else "nchw"
     return blocks if read == written else f"nchw-{blocks}"  # type: ignore[return-value]
 
 
 def _block_of(graph: Graph, on: Machine) -> int:
-    """Channels in a block of the widest kernels that the machine has for the network's type; 1: there are none."""
+    """The block size of the machine's widest NCHWc kernels for the network's type; 1 if it has none."""
     dtypes = {node.attributes["problem"].dtype for node in graph.nodes if node.op == "Conv"}
     rows = [row.lane_filters for row in nchwc_kernels() if {row.dtype} == dtypes and on.unit(row.target)]
     return max(rows, default=1)
 
 
-def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> Laid:
-    """The graph with the layouts and changes of layout of least predicted time, of one thread."""
+def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> LayoutChoice:
+    """The graph with the layouts of least predicted time on one thread."""
 
     def seconds(node: Node, read: int, written: int) -> float | None:
         if node.op != "Conv":
@@ -143,19 +144,19 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
         except PlanError:
             return None
 
-    return laid_out(graph, _block_of(graph, on), seconds, lambda name, _: reordering_seconds(graph.tensors[name], on))
+    return choose_layouts(graph, _block_of(graph, on), seconds, lambda name, _: reordering_seconds(graph.tensors[name], on))
 
 
 def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = "standard", threads: int = 1) -> tuple[Layer, ...]:
-    """The layers with their plans for so many threads; PlanError names the node that has none."""
+    """The layers with their plans; PlanError names a node that has none."""
     layers = []
     for node in graph.nodes:
         problem, times = problem_of(node, graph)
-        besides = other_seconds(node, graph, on, buffers)
+        other = other_seconds(node, graph, on, buffers)
         try:
             layout = _layout(*node.attributes.get("blocks", (1, 1)))
-            asked = on, accuracy, layout, _state(node, graph), threads, node.op != "MatMul"
-            layers.append(Layer(node, _plan(problem, *asked) if problem else None, besides, times))
+            options = on, accuracy, layout, _state(node, graph), threads, node.op != "MatMul"
+            layers.append(Layer(node, _plan(problem, *options) if problem else None, other, times))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)
