@@ -5,11 +5,12 @@
     tools/conv_figures.py roofline DATA... -o docs/conv-roofline.svg [--set opencnn] [--dtype f32] [-m h200]
     tools/conv_figures.py heat DATA... -o docs/conv-heat.svg [--set opencnn] [--dtype f32] [--against pysim|planned|FAMILY|cudnn|torch]
 
-roofline (after Figure 16 of openCNN, Mathematics 2021, 9(17), 2033; Williams et al., CACM 52(4), 2009): for each layer the fastest of
-each kind of contender, at intensity = operations / bytes of input, filters and output, each once. Operations are those of the direct
-method, 2 N K P Q (C/g) R S, so what transforms its operands may lie above the roof; roofs are the multiply-adds that the machine file
-says are sustained and its memory's rate. heat (after its Figures 17 and 19): seconds of each contender over those of one, by layer;
-blue where that one is faster, hatched where a contender has no time.
+roofline (after Figure 16 of openCNN, Mathematics 2021, 9(17), 2033; Williams et al., CACM 52(4), 2009): for each layer and each kind of
+candidate the fastest one, at intensity = operations / (bytes of input, filters and output). Operations are those of the direct
+method, 2 N K P Q (C/g) R S, so algorithms that transform their operands may exceed the roof. The roofs are the sustained multiply-adds and
+the memory bandwidth of the machine file.
+heat (after its Figures 17 and 19): time of each candidate over that of a reference, by layer; blue where the reference is faster, hatched
+where a candidate has no time.
 
 Worked number: conv:mb32ic64ih56oc64kh3ph1 is 7.40e9 operations on 51.5 MB: 144 a byte. The H200's roofs, 63.8 TFLOP/s and 4.8 TB/s,
 meet at 13.3.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What register tiles, double buffering, vector loads and the conflict-free layout are worth: each left out of one SGEMM kernel.
+"""The gain of register tiles, double buffering, vector loads and the conflict-free layout: each is left out of one SGEMM kernel.
 
     tools/cuda_ablation.py            a table for docs/performance-cuda.md, from benchmarks/data/ablation-h200.jsonl
 

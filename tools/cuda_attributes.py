@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes pysim/kernel_attributes-sm90.json: threads, registers, shared memory and local memory of every CUDA kernel of a product, and of
-the convolutions on wgmma.
+"""Writes pysim/registry/kernel_attributes-sm90.json: threads, registers, shared memory and local memory of every CUDA kernel for matrix
+products, and of the wgmma convolutions.
 
     tools/cuda_attributes.py libpysim_cuda.so [--cuobjdump PATH]        (or object files) registers and stack, from `cuobjdump -res-usage`
-    tools/cuda_attributes.py --measured planner-h200.json               all four, as the library told them on a device
+    tools/cuda_attributes.py --measured planner-h200.json               all four, as the library reports them on a device
 
-The first needs no device. A kernel's instantiations (layouts, result types) share a line of the registry, so the largest counts; threads
-and shared memory, which are set at the launch, follow from the columns (`pysim.cachemodel.gpu.mainloop`). Efficiencies that
-tools/fit_gpu.py wrote stay, and so do kernels that the files given do not have.
+The first form needs no device. The instantiations of a kernel (layouts, result types) share a line of the registry, which gets the
+largest value. Threads and shared memory are set at the launch and follow from the registry's columns (`pysim.cachemodel.gpu.mainloop`).
+Efficiencies written by tools/fit_gpu.py are kept, and so are kernels that are not in the given files.
 """
 
 import argparse

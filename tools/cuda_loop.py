@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the main loop of a CUDA kernel is made of: its instructions by kind, from the machine code.
+"""Counts the instructions of a CUDA kernel's main loop by kind, from the machine code.
 
     tools/cuda_loop.py OBJECT [--kernel SUBSTRING] [--cuobjdump PATH]
 
-The main loop is the one with the most multiply-adds of those without another such loop inside, and of several the shortest: that of
-whole tiles, not of edges. `share` is FFMA of all instructions, what bounds an FP32 kernel whose schedulers issue one a cycle. `operands`
-counts the registers that an FFMA reads from the register file: what the FFMA before kept (.reuse) in the same slot is not read again; 2
-is the least of an outer product, and two banks (even and odd registers) give one each a cycle. cuobjdump and nvdisasm come with CUDA (or
+The main loop is the innermost loop with the most multiply-adds; of several, the shortest, which is the loop of whole tiles, not
+of edges. `share` is the share of FFMA in all instructions, which bounds an FP32 kernel, because a scheduler issues one instruction per
+cycle. `operands` counts the registers that an FFMA reads from the register file; a register that the previous FFMA kept in the same slot
+(.reuse) is not read again. An outer product needs at least 2, and two banks (even and odd registers) deliver one each per cycle. cuobjdump and nvdisasm come with CUDA (or
 from PyPI: nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm).
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the built-in sets `pysim/problem/sets/*.txt`: one problem a line, repeats kept, so that counts are the network's.
+"""Writes the built-in sets `pysim/problem/sets/*.txt`: one problem per line. Repeated layers stay, so that counts are those of the network.
 
 resnet50, googlenet, inception_v2 and squeezenet are every Conv, in graph order, of the models that the onnx package
 carries (`onnx/backend/test/data/light/light_*.onnx`). resnet18 and resnet152 follow Table 1 of He et al. (arXiv
@@ -9,7 +9,7 @@ of MEC (Cho and Brand, ICML 2017) and Im2win (arXiv 2306.14316), opencnn the lay
 2033), cutlass the product of NVIDIA's CUTLASS blog.
 
     python tools/extract_workloads.py            write the files
-    python tools/extract_workloads.py --check    exit 1 where a file is not what would be written
+    python tools/extract_workloads.py --check    exit 1 if a file differs from what would be written
 """
 
 import argparse

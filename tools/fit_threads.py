@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits what CPUs that are busy at once keep of their rate (`core.together` of a machine file) to plans timed with numbers of threads.
+"""Fits `core.together` of a machine file to plans timed with several threads: the share of its rate that a CPU keeps while others are busy.
 
     python tools/fit_threads.py FILE.jsonl
 

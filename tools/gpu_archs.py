@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What -Dgpu_archs=auto means here: the compute capabilities of the GPUs that nvidia-smi lists and the given nvcc compiles for, 90 as 90a,
-which alone has wgmma; without any 90a. `gpu_archs.py NVCC` prints them in a line; older GPUs are named on stderr."""
+"""Prints the architectures that -Dgpu_archs=auto stands for: the compute capabilities of the GPUs that nvidia-smi lists, if the given nvcc
+compiles for them; 90 becomes 90a, the only one with wgmma. Without a GPU it prints 90a. Older GPUs are named on stderr.
+
+    tools/gpu_archs.py NVCC
+"""
 
 import re
 import subprocess

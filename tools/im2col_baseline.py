@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baseline that SConv is compared with (arXiv 2303.04739, sections 2.2 and 7): Caffe's im2col, then a matrix product of each image and
-group. What the columns cost on one core, and what exact caches make of all of it.
+"""The baseline of SConv (arXiv 2303.04739, sections 2.2 and 7): Caffe's im2col, then a matrix product per image and
+group. Computes the cost of im2col on one core, and the misses of both phases in exact caches.
 
-An unpadded 1x1 convolution of stride 1 has no columns: its product reads the image itself, as Caffe does.
+An unpadded 1x1 convolution of stride 1 needs no im2col: its product reads the image itself, as in Caffe.
 
 Worked number: 64 channels, 56x56, 3x3: 64 * 9 * 3,136 = 1,806,336 elements, in vectors of 16 rows of 56 that fill 4: 129,024 vectors.
 """

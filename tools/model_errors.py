@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well the cost model predicts plans that were timed before, with the model as it is now: nothing is measured again.
+"""How well the current cost model predicts plans that were timed earlier. Nothing is measured.
 
     python tools/model_errors.py [FILE...] [--machine MACHINE.toml] [--rows]
 
-A file has a line for each plan, beside what it was: {"set", "problem", "plan" (its name), "measured_seconds", "threads" (1 where it is not
-said)}; its first line, {"kind": "header", "machine_file": FILE.toml, ...}, names the machine file beside it, or a shipped machine, that
-plans are costed with, unless another one is given. Without files, all of benchmarks/data that have such a header. Printed are, for each
-file, set and number of threads, the median and the 90th percentile of |log(predicted / measured)| and the worst plan; with --rows each
-plan, too.
+A file has one line per plan: {"set", "problem", "plan" (its name), "measured_seconds", "threads" (default 1)}. Its first line,
+{"kind": "header", "machine_file": FILE.toml, ...}, names a machine file in the same folder, or a shipped machine; --machine overrides it.
+Without files, all files of benchmarks/data with such a header are read. For each file, set and number of threads the tool prints the
+median and the 90th percentile of |log(predicted / measured)| and the worst plan; with --rows also each plan.
 """
 
 import argparse

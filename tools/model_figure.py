@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Speed of whole networks over PyTorch's best (eager, channels last, CUDA graphs), one bar for each type, from benchmarks/data.
+"""Draws the speedup of whole networks over the best of PyTorch (eager, channels last, CUDA graphs), one bar per type, from benchmarks/data.
 
 python tools/model_figure.py docs/models.svg
 """

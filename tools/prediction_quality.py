@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How far predictions are off, by machine, algorithm and type, from what is in benchmarks/data: a table and a picture.
+"""Errors of predicted times by machine, algorithm and type, from the measurements in benchmarks/data: a table and a picture.
 
     python tools/prediction_quality.py -o docs/prediction-error.svg [--table]
 
-A sample is a plan with the time that was predicted when it was measured, and the time that was measured. Of a group of samples:
+A sample is a plan with its measured time and the time that was predicted then. For each group of samples:
 
     error   |log(predicted / measured)|, median and 90th percentile
-    tau     Kendall's rank correlation over the plans of a problem that has FEWEST of them, mean over problems
-    regret  time of the plan predicted fastest / time of the fastest, of such a problem: mean and worst
+    tau     Kendall's rank correlation over the plans of a problem with at least FEWEST plans, mean over problems
+    regret  for such a problem, time of the plan predicted fastest / time of the fastest: mean and worst
 
-A machine is *seen* where constants of its file were fitted to measurements on it. Worked number: predicted 80, 100, 90, measured 100, 90,
+A machine is *seen* if constants of its file were fitted to measurements on it. Worked number: predicted 80, 100, 90, measured 100, 90,
 120 us: the first is chosen, the second is fastest, regret 1.11; tau is -0.33.
 """
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what data files hold into the documents, between their marks: the output of a comparison, and tables.
+"""Writes tables and command output from the data files into the documents, between their marks.
 
-pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt; python tools/update_readme.py
+pysim compare resnet50 --peers > benchmarks/data/compare-resnet50.txt
+python tools/update_readme.py
 """
 
 import json
