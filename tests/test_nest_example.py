@@ -48,8 +48,8 @@ def lines(nest: LoopNest) -> Iterator[np.ndarray]:
 def test_the_cost_of_a_readers_nest_is_that_of_the_caches_on_its_trace_and_its_words_say_its_loops() -> None:
     nest = batched_product()
     assert list(printed(nest)) == [f"for each of {BATCH} matrices", f"  for each of {ROWS} rows: A, B, C (written)"]
-    assert any(line.startswith("B again at the next of rows") and "129.5 KiB" in line for line in reused(nest, ON))
-    # B is used again at the next row: all of it, a row of A and one of C lie in between
+    assert any(line.startswith("B reused in the next iteration of rows") and "129.5 KiB" in line for line in reused(nest, ON))
+    # B is reused in the next row; in between lie all of it, a row of A and a row of C
     assert nest.between((Use(nest.accesses[1], 1),))[:, 0, 0].tolist() == [A_ROW, B_ALL, C_ROW]
     run = np.concatenate(list(lines(nest)))
     assert run.size * 64 == BATCH * ROWS * (A_ROW + B_ALL + C_ROW)

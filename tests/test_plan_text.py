@@ -143,7 +143,7 @@ def test_an_explanation_tells_loops_tiles_caches_costs_and_losers(text: str) -> 
         chosen.kernel,
     ):
         assert part in told
-    assert re.search(r" again (in|at) the next .* [0-9.]+ (KiB|MiB|B)  \d+% of L\d \(", told)
+    assert re.search(r" reused in the next .* [0-9.]+ (KiB|MiB|B)  \d+% of L\d \(", told)
     for considered in chosen.considered:
         assert considered.schedule.stationary in told
     loops = told.split("loops\n")[1].split("\n\n")[0].splitlines()

@@ -26,7 +26,7 @@ from pysim.record.plan import Plan, on_cpu
 from pysim.record.schedule import STATIONARY, Schedule
 from pysim.registry.cpu import Kernel, cpu_kernel, kernels
 
-Names = Mapping[str, str]  # what a description calls its dimensions and operands, in a reader's words
+Names = Mapping[str, str]  # a reader's words for the names of dimensions and operands in a description
 PANELS = "packed input", "packed filters"  # of windows and of filters, in the workspace of each thread
 
 
@@ -145,13 +145,14 @@ def reused(nest: LoopNest, on: Machine, names: Names = MappingProxyType({})) -> 
 
 def _when(one: Reuse, operand: Operand, loop: str) -> str:
     """Which two uses of an operand a distance lies between."""
+    following = f"in the next iteration of {loop}"
     if one.kind in (ACROSS, WITHIN):
-        return f"that neighbours share, {one.kind} {loop}"
+        return f"shared by neighbours, {one.kind} {loop}"
     if one.kind == BUFFER:
-        return f"written over, at the next of {loop}" if one.first else f"{'written' if operand.written else 'read'} later, within {loop}"
+        return f"overwritten {following}" if one.first else f"{'written' if operand.written else 'read'} later in {loop}"
     if one.kind == AFTER_FILL:
-        return f"read first, at the next of {loop}"
-    return f"again at the next of {loop}" if one.loop >= 0 else "again in the next run"
+        return f"first read {following}"
+    return f"reused {following}" if one.loop >= 0 else "reused in the next run"
 
 
 def _number(value: Number) -> float:
