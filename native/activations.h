@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The activations of epilogues.inc in vectors; included after a vec_*.h, with DOUBLE (whether T is double). Vectors of the compiler have
- * operators, and comparisons choose between values that are both computed. */
+ * The activations of epilogues.inc in vectors; included after a vec_*.h, with DOUBLE (whether T is double). VEC is a vector type of the compiler:
+ * it has operators, and a comparison selects between two values that are both computed. */
 #include <math.h>
 
 #if DOUBLE
@@ -9,13 +9,13 @@ typedef uint64_t BITS __attribute__((vector_size(sizeof(VEC))));
 typedef uint32_t BITS __attribute__((vector_size(sizeof(VEC))));
 #endif
 
-/* a where |x| is below a bound, else b. */
+/* a if |x| is below a bound, else b. */
 INLINE VEC where_below(VEC magnitude, T bound, VEC a, VEC b) {
     const BITS below = (BITS)(magnitude < v_set1(bound));
     return (VEC)((below & (BITS)a) | (~below & (BITS)b));
 }
 
-/* a where x has a sign, as -0 has, else b. */
+/* a if the sign bit of x is set, else b. */
 INLINE VEC where_negative(VEC x, VEC a, VEC b) {
     const BITS negative = -((BITS)x >> (8 * sizeof(T) - 1));
     return (VEC)((negative & (BITS)a) | (~negative & (BITS)b));
@@ -125,7 +125,7 @@ INLINE VEC gelu(VEC x) {
     return x * where_negative(x, tail, 1 - tail);
 }
 
-/* Of a constant activation. */
+/* `activation` is a constant. */
 INLINE VEC activated(const int activation, VEC low, VEC high, VEC x) {
     switch (activation) {
     case PYSIM_EPILOGUE_relu:

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ABI's entries for operators on arrays of any shape: arguments are checked here, the loops of loops_arrays.h do the rest. And for many
- * products at once. */
+ * ABI entry points for operators on arrays of any shape and for batches of products: arguments are checked here, the loops of loops_arrays.h
+ * compute. */
 #include "loops.h"
 #include "operators.h"
 #include "status.h"
 
 enum { PAIR_AXES = 6, PRODUCT_AXES = 4 };
 
-/* Elements that an operand spans whose elements lie `steps` apart. */
+/* Elements from the first to the last of an operand with the given steps. */
 static pysim_status spanned(const char *what, const int64_t *sizes, const int64_t *steps, int32_t axes, int64_t *elements) {
     int64_t last = 0;
     for (int32_t i = 0; i < axes; i++) {
@@ -21,7 +21,7 @@ static pysim_status spanned(const char *what, const int64_t *sizes, const int64_
     return PYSIM_OK;
 }
 
-/* Whether elements lie one behind the other, as those of a result do. */
+/* Whether the elements are contiguous in row-major order, as a result's are. */
 static int is_dense(const int64_t *sizes, const int64_t *steps, int32_t axes) {
     int64_t apart = 1;
     for (int32_t i = axes - 1; i >= 0; i--) {
@@ -68,7 +68,7 @@ pysim_status pysim_run_pair(const pysim_pair *p, const pysim_epilogue *e, const 
     return PYSIM_OK;
 }
 
-/* The number of the line of each kind is what a caller names it by. */
+/* A caller selects a kind by the number of its line in rows.inc. */
 enum {
 #define PYSIM_ROWS_OF(number, name, operations, reductions) ROWS_##name = number,
 #include "rows.inc"
@@ -127,7 +127,7 @@ static pysim_status check_take(const pysim_take *t, const void *x, const int64_t
     if (status == PYSIM_OK) status = pysim_product("the bytes of what is taken", 4, written, &out_bytes);
     if (status == PYSIM_OK) status = pysim_product("the bytes of indices", 3, indices, &index_bytes);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, t->dtype);
-    if (status == PYSIM_OK) status = pysim_check_operand("at", at, PYSIM_F64); /* of 8 bytes, too */
+    if (status == PYSIM_OK) status = pysim_check_operand("at", at, PYSIM_F64); /* int64 has 8 bytes, too */
     if (status == PYSIM_OK) status = pysim_check_operand("y", y, t->dtype);
     if (status == PYSIM_OK && shares) status = pysim_check_operand("shares", shares, t->dtype);
     if (status != PYSIM_OK) return status;
@@ -149,7 +149,7 @@ pysim_status pysim_run_take(const pysim_take *t, const void *x, const int64_t *a
     return status;
 }
 
-/* What a run of one matrix does not see: that steps are no less than nothing, and stay within int64. */
+/* Checks the steps between matrices: not negative, and within int64. */
 static pysim_status check_products(const pysim_products *p) {
     int64_t elements;
     if (!p->of || p->of->kind != PYSIM_GEMM)

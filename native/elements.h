@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Elements as summands, in plain C. A product of two bf16 has 16 significant bits, so it is exact in f32 (unless it leaves f32's
- * exponents). Sums of s8 products wrap modulo 2^32 or 2^64, which only unsigned numbers may: x stands for its residue. */
+ * Conversion of elements to summands, in plain C. A product of two bf16 has 16 significant bits, so it is exact in f32 (unless it leaves f32's
+ * exponent range). Sums of s8 products wrap modulo 2^32 or 2^64, which C allows for unsigned types only: x is represented by its residue. */
 #ifndef PYSIM_ELEMENTS_H
 #define PYSIM_ELEMENTS_H
 #include <stdint.h>

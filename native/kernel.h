@@ -4,20 +4,20 @@
 #define PYSIM_KERNEL_H
 #include "pysim.h"
 
-/* Between which a store keeps results: x < low ? low : x > high ? high : x, so a NaN stays one. A ReLU is 0 and infinity. */
+/* Bounds that a store applies: x < low ? low : x > high ? high : x, so a NaN stays a NaN. ReLU is (0, infinity). */
 typedef struct {
     double low, high;
 } pysim_bounds;
 
-/* Those of all results of operands of a dtype: nothing is changed. */
+/* Bounds that change no result of operands of this dtype. */
 static inline pysim_bounds pysim_unbounded(int32_t dtype) {
     return dtype == PYSIM_S8 ? (pysim_bounds){INT32_MIN, INT32_MAX} : (pysim_bounds){-__builtin_inf(), __builtin_inf()};
 }
 
-/* What happens to a tile of accumulators on its way out: alpha*acc + bias_filters[f] + bias_windows[w] + beta*old, kept between bounds. */
+/* Epilogue of a tile: alpha*acc + bias_filters[f] + bias_windows[w] + beta*old, clamped to the bounds. */
 typedef struct {
     double alpha, beta;
-    const void *old;           /* rows that lie as those of the output, which they may be (or a residual), or NULL */
+    const void *old;           /* NULL, the output itself, or a residual of the output's layout */
     const void *bias_filters;  /* one value per filter of this tile, or NULL */
     const void *bias_windows;  /* one value per window of this tile, or NULL */
     pysim_bounds bounds;
@@ -35,7 +35,8 @@ typedef struct {
 typedef void (*pysim_micro_kernel)(int64_t k, const void *filters, const void *windows, int64_t window_pitch,
                                    void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store);
 
-/* The same of filters that are no panel: filter f of row p is filters[p*filter_pitch + f*filter_step]; only those below nf may be read. */
+/* The same, reading filters in place instead of from a panel: filter f of row p is filters[p*filter_pitch + f*filter_step]; only f < nf
+ * may be read. */
 typedef void (*pysim_strided_kernel)(int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, const void *windows,
                                      int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store);
 
@@ -62,82 +63,86 @@ typedef struct {
     pysim_pack_transposed transposed;
 } pysim_packer;
 
-/* A convolution of groups of few channels, from operands as they lie; p x q outputs of each filter. */
+/* A convolution with few channels per group, operands not packed; p x q outputs per filter. */
 typedef struct {
     const pysim_conv *conv;
-    int64_t p, q, channels, filters; /* the last two: of a group */
+    int64_t p, q, channels, filters; /* channels and filters of one group */
     pysim_bounds bounds;
 } pysim_direct;
 
-/* Columns of the input, padding among them, that one row of outputs reads. */
+/* Columns of the padded input that one row of outputs reads. */
 static inline int64_t pysim_direct_columns(const pysim_direct *of) {
     return (of->q - 1) * of->conv->stride_w + of->conv->dilation_w * (of->conv->kernel_w - 1) + 1;
 }
 
-/* Rows of outputs [begin, end) of `groups` neighbouring groups of one image, sum + bias between bounds; bias is NULL or has a value for each
- * filter. Weights that padding meets are finite. Form `planes` takes all rows of at most lane_filters groups of one channel and one filter each, and
- * keeps its transposed planes in the workspace. Form `blocks` takes lane_filters such groups whose input, filters ([tap][group]) and output
- * lie in blocks of them; no padding is multiplied. */
+/* Computes output rows [begin, end) of `groups` neighbouring groups of one image: sum + bias, clamped to the bounds; bias is NULL or has
+ * one value per filter. The caller guarantees finite weights where a window meets padding. Form `planes` computes all rows of at most
+ * lane_filters groups of one channel and one filter each; it keeps the transposed planes in the workspace. Form `blocks` computes
+ * lane_filters such groups whose input, filters ([tap][group]) and output are in the blocked layout; it multiplies no padding. */
 typedef void (*pysim_direct_kernel)(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out,
                                     int64_t groups, int64_t begin, int64_t end, void *workspace);
 
-/* A product of a few vectors with a large matrix, both of k elements along their sums: rows of the matrix are ld elements apart and lie along
- * the results (axpy) or along k (dot). The few lie as vectors[p/step][few][p%step], step 1 (axpy) or PYSIM_FEW_STEP (dot, zeros behind k). */
-enum { PYSIM_FEW_STEP = 16 };
+/* Product of a few vectors with a large matrix; k is the length of the sums. Rows of the matrix are ld elements apart; they run along
+ * the results (axpy) or along k (dot). The vectors are stored as vectors[p/step][vector][p%step]; step is 1 (axpy) or PYSIM_VECTOR_STEP
+ * (dot, zeros beyond k). */
+enum { PYSIM_VECTOR_STEP = 16 };
 typedef struct {
-    int64_t k, few, ld;
-    int64_t block; /* of k, 1..k; dot: k, or a multiple of PYSIM_FEW_STEP */
+    int64_t k, n_vectors, ld;
+    int64_t block; /* block size along k, 1..k; for dot k itself or a multiple of PYSIM_VECTOR_STEP */
     const void *matrix, *vectors;
 } pysim_skinny;
 
-/* sums[f*pitch + i], f < few, of results begin + i, i < results. axpy writes whole vectors of 64 bytes, so the pitch holds such. */
+/* Writes sums[f*pitch + i] for f < n_vectors, i < results; i counts from result `begin`. axpy writes whole vectors of 64 bytes, so the pitch
+ * must have room for them. */
 typedef void (*pysim_skinny_kernel)(const pysim_skinny *of, int64_t begin, int64_t results, void *sums, int64_t pitch);
 
-/* Some filters of a convolution, over an input that is parted by phases: tap p reads x[offsets[p] + i] for window i. */
+/* Some filters of a convolution over an input split into the phases of the stride: tap p of window i reads x[offsets[p] + i]. */
 typedef struct {
-    int64_t k, count, out_pitch; /* taps of all channels; filters 1..those of the registry's row; elements between filters' outputs */
+    int64_t k, count, out_pitch; /* taps of all channels; filters, at most the registry row's; elements between filters' outputs */
     const int64_t *offsets;
-    const void *filters, *bias;  /* a panel, [k][the row's filters]; NULL, or a value for each of the filters */
+    const void *filters, *bias;  /* panel [k][filters of the row]; NULL or one bias per filter */
     pysim_bounds bounds;
 } pysim_phases;
 
-/* `windows` neighbouring outputs of one row. Of x whole vectors of up to 64 bytes are read. */
+/* Computes `windows` neighbouring outputs of one row. Reads x in whole vectors of up to 64 bytes. */
 typedef void (*pysim_phases_kernel)(const pysim_phases *of, const void *x, void *out, int64_t windows);
 
-/* Part of the sums of a tile of neighbouring pixels of one row of outputs, whose filters lie in vectors of one block each. Distances in
- * elements: of the input between channel blocks, kernel rows, taps and pixels, of the filters likewise; `inner` elements of the input that
- * follow one another have `inner` rows of filters that do. */
+/* One channel set of a tile: neighbouring pixels of an output row x vectors of filters, one block of filters per vector. Strides are in
+ * elements: of the input between channel blocks, kernel rows, taps and pixels; of the filters between channel blocks, kernel rows and
+ * taps. At each tap, `inner` consecutive elements of the input meet `inner` consecutive rows of filters. */
 typedef struct {
     int64_t blocks, rows, taps, inner;
     int64_t block, row, tap, pixel;
     int64_t filter_block, filter_row, filter_tap;
     const void *input, *filters;
     void *out;
-    int64_t pixels, vectors; /* of the tile; vectors of filters beyond are neither read nor written in `out` */
+    int64_t pixels, vectors; /* of the tile; `out` is not touched beyond these vectors */
     int64_t out_vector;      /* elements of `out` between vectors of filters */
-    int first, last;         /* part: sums begin at the bias, results are kept between bounds; else they are added to what is there */
-    const void *bias, *residual; /* a value for each filter; what lies as `out` does; or NULL */
+    int first, last;         /* first set: sums start at the bias, else at `out`; last set: results are clamped */
+    const void *bias, *residual; /* one bias per filter; residual in the layout of `out`; either may be NULL */
     pysim_bounds bounds;
-    const char *ahead;   /* filters of a later call, asked for `ahead_lines` lines at each tap */
+    const char *ahead;   /* filters of a later call, prefetched `ahead_lines` lines at each tap */
     int64_t ahead_lines;
 } pysim_nchwc_tile;
 typedef void (*pysim_nchwc_kernel)(const pysim_nchwc_tile *t);
 
+typedef enum { PYSIM_FAMILY_NEST, PYSIM_FAMILY_DEPTHWISE, PYSIM_FAMILY_SKINNY, PYSIM_FAMILY_POLYPHASE, PYSIM_FAMILY_NCHWC } pysim_family;
+
 typedef struct {
     pysim_kernel_info info;
-    enum { PYSIM_OF_NEST, PYSIM_OF_DEPTHWISE, PYSIM_OF_SKINNY, PYSIM_OF_POLYPHASE, PYSIM_OF_NCHWC } of; /* whose row it is, on whatever CPU */
-    pysim_micro_kernel run;       /* a row of kernels.inc has this and packing, */
-    pysim_strided_kernel strided; /* and, of form win, this */
+    pysim_family family;          /* which algorithms run the row: decides which functions below are set */
+    pysim_micro_kernel run;       /* rows of kernels.inc: this and `pack`, */
+    pysim_strided_kernel strided; /* and for form win also this */
     pysim_packer pack;
-    pysim_direct_kernel direct;   /* of conv/depthwise.inc */
-    pysim_skinny_kernel skinny;   /* of conv/skinny.inc */
-    pysim_phases_kernel phases;   /* of conv/polyphase.inc, and packing */
-    pysim_nchwc_kernel nchwc;     /* of conv/direct_nchwc.inc */
+    pysim_direct_kernel direct;   /* rows of conv/depthwise.inc */
+    pysim_skinny_kernel skinny;   /* rows of conv/skinny.inc */
+    pysim_phases_kernel phases;   /* rows of conv/polyphase.inc: this and `pack` */
+    pysim_nchwc_kernel nchwc;     /* rows of conv/direct_nchwc.inc */
 } pysim_row;
 
-/* The row of a schedule that fits the dtype and this CPU, or a failure with its reason. */
+/* Finds the schedule's row for this dtype and this CPU, or fails with the reason. */
 pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row);
-/* The same for any CPU: what depends on the row's sizes only. Its functions may be NULL. */
+/* The same for any CPU, e.g. to validate a schedule: the row's sizes are filled in, its functions may be NULL. */
 pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row);
 typedef pysim_status (*pysim_row_lookup)(const pysim_schedule *s, int32_t dtype, pysim_row *row);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Loops over arrays of any shape: pairs, rows (softmax, layer norms), rows of a table. Included by loops_body.h, whose finish_rows and
- * larger they use. */
+ * Loops over arrays of any shape: elementwise pairs, rows (softmax, layer norms), rows of a table (gather). Included by loops_body.h, which
+ * defines finish_rows and larger. */
 
 /* ---- pairs ---- */
 
@@ -13,15 +13,15 @@ INLINE VEC paired(const int kind, VEC a, VEC b) {
     }
 }
 
-/* Of constants: the kind, and whether an operand is one number. */
-INLINE void pair_row(const int kind, const int a_is_one, const int b_is_one, const T *a, const T *b, int64_t count, T *y) {
+/* The kind, and whether an operand is a scalar, are constants. */
+INLINE void pair_row(const int kind, const int a_is_scalar, const int b_is_scalar, const T *a, const T *b, int64_t count, T *y) {
     const VEC a_all = v_set1(*a), b_all = v_set1(*b);
     const int64_t whole = count / LANES * LANES;
     for (int64_t i = 0; i < whole; i += LANES)
-        v_store(y + i, paired(kind, a_is_one ? a_all : v_load(a + i), b_is_one ? b_all : v_load(b + i)));
+        v_store(y + i, paired(kind, a_is_scalar ? a_all : v_load(a + i), b_is_scalar ? b_all : v_load(b + i)));
     if (whole == count) return;
     const MASK rest = v_lanes(0, count - whole);
-    const VEC a_last = a_is_one ? a_all : v_load_mask(a + whole, rest), b_last = b_is_one ? b_all : v_load_mask(b + whole, rest);
+    const VEC a_last = a_is_scalar ? a_all : v_load_mask(a + whole, rest), b_last = b_is_scalar ? b_all : v_load_mask(b + whole, rest);
     v_store_mask(y + whole, paired(kind, a_last, b_last), rest);
 }
 
@@ -66,7 +66,7 @@ static void pair_arrays(const pysim_pair *p, const pysim_finish *f, const void *
 
 /* ---- rows ---- */
 
-/* The first `count` lanes of v, the others of `rest`. */
+/* The first `count` lanes of v and the other lanes of `rest`. */
 INLINE VEC first_lanes(VEC v, int64_t count, VEC rest) {
     VEC number;
     for (int i = 0; i < LANES; i++) number[i] = (T)i;
@@ -74,14 +74,14 @@ INLINE VEC first_lanes(VEC v, int64_t count, VEC rest) {
     return (VEC)((first & (BITS)v) | (~first & (BITS)rest));
 }
 
-/* The largest lane, or the sum of all in pairs: of neighbours, of what these give, and so on. */
+/* The maximum of all lanes, or their sum, added pairwise. */
 INLINE T across(const int largest, VEC v) {
 #pragma GCC unroll 4
     for (int n = LANES; n > 1; n /= 2) v = combined(largest, v_even(v, v), v_odd(v, v));
     return v[0];
 }
 
-/* What a row is summed of, or its largest element. */
+/* What a row is reduced to: the sum of its elements, of their squares about the mean, or the maximum. */
 enum { ELEMENT, SQUARE, LARGEST };
 
 INLINE T row_over(const int what, const T *x, int64_t size, T mean) {
@@ -97,7 +97,7 @@ INLINE T row_over(const int what, const T *x, int64_t size, T mean) {
     return across(what == LARGEST, found);
 }
 
-/* y = exp(x - largest) / sum of that. What is left of a vector stays in its register: a load would wait for the masked store. */
+/* y = exp(x - largest) / sum. The partial last vector stays in a register, because a load of it would wait for the masked store. */
 static void softmax_row(const T *x, int64_t size, T *y) {
     const VEC top = v_set1(row_over(LARGEST, x, size, 0));
     const int64_t whole = size / LANES * LANES;
@@ -114,7 +114,7 @@ static void softmax_row(const T *x, int64_t size, T *y) {
     if (whole < size) v_store_mask(y + whole, last * factor, rest);
 }
 
-/* y = (x - mean) factor scale + shift, of vectors or of what is left of one. */
+/* y = (x - mean) factor scale + shift. */
 INLINE void row_line(const T *x, int64_t size, T mean, T factor, const T *scale, const T *shift, T *y) {
     const VEC middle = v_set1(mean), times = v_set1(factor);
     int64_t i = 0;
@@ -132,7 +132,7 @@ INLINE void row_line(const T *x, int64_t size, T mean, T factor, const T *scale,
     v_store_mask(y + i, v, rest);
 }
 
-/* Softmax of rows that lie beside each other, whose elements are `inner` apart. */
+/* Softmax of interleaved rows, whose elements are `inner` apart. */
 static void softmax_beside(int64_t size, int64_t inner, const T *x, T *y) {
     for (int64_t n = 0; n < inner; n += LANES) {
         const MASK in = v_lanes(0, pysim_min(LANES, inner - n));
@@ -191,7 +191,7 @@ static void rows_of(const pysim_rows *r, const void *from, const void *scale, co
 
 /* ---- rows of a table ---- */
 
-/* Where a row begins that an index names. */
+/* Offset of the row that an index selects. */
 INLINE const T *row_at(const pysim_take *t, const T *x, int64_t at) { return x + (at < 0 ? at + t->size : at) * t->inner; }
 
 /* y[i] = sum over taps of shares[tap] row[tap][i], of constant taps, or of as many as there are (0). */
@@ -240,7 +240,7 @@ static void turn_edge(const T *x, int64_t column_from, int64_t rows, int64_t col
 }
 
 /* Block by block, along rows of y, which are written line by line. */
-static void turn_rows(const void *from, int64_t column_from, int64_t rows, int64_t columns, void *to, int64_t row_to) {
+static void transpose_rows(const void *from, int64_t column_from, int64_t rows, int64_t columns, void *to, int64_t row_to) {
     const T *x = from;
     T *y = to;
     int64_t apart[LANES];

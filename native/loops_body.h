@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The loops of loops.h for one type and target; included after loops.h and a vec_*.h, with DOUBLE (whether T is double) and TARGET_LOOPS, the
+ * The loops of loops.h for one type and target. Included after loops.h and a vec_*.h, with DOUBLE (whether T is double) and TARGET_LOOPS, the
  * name to define. */
 #include <string.h>
 
 #include "activations.h"
 
-enum { PIECE = 1024, BLOCK = 2048, BEHIND = 4 * LANES, AHEAD = 1024 }; /* elements: passed over in L1, a row of a pool, a few vectors, asked for */
+/* In elements: a piece that stays in L1, a pool's row buffer, its slack, the prefetch distance. */
+enum { PIECE = 1024, BLOCK = 2048, SLACK = 4 * LANES, AHEAD = 1024 };
 
 /* ---- epilogues ---- */
 
-/* Of a constant activation; rows need not be whole vectors. */
+/* `activation` is a constant; rows may end within a vector. */
 INLINE void finish_as(const int activation, VEC low, VEC high, T *out, const T *residual, int64_t pitch, int64_t rows, int64_t columns) {
     const int64_t whole = columns / LANES * LANES;
     const MASK rest = v_lanes(0, columns - whole);
@@ -45,7 +46,7 @@ static void map_piece(const T *x, T scale, T shift, int64_t count, T *y) {
     for (int64_t i = 0; i < count; i++) y[i] = scale * x[i] + shift;
 }
 
-/* Pixels of a block of planes: each by the block's own factors. */
+/* Pixels in channel blocks, each multiplied by the block's scales. */
 static void map_pixels(const T *x, const T *scale, const T *shift, int64_t block, int64_t count, T *y) {
     for (int64_t l = 0; l < block; l += LANES) {
         const MASK in = v_lanes(0, block - l);
@@ -74,14 +75,14 @@ static void map_planes(const pysim_map *m, const pysim_finish *f, const void *fr
 
 /* ---- pools ---- */
 
-INLINE T larger(T a, T b) { return (b > a) | (b != b) ? b : a; } /* a NaN stays */
+INLINE T larger(T a, T b) { return (b > a) | (b != b) ? b : a; } /* NaN wins */
 
-/* Rows or columns that neighbouring windows reach over. */
+/* Rows or columns that `windows` neighbouring windows cover. */
 INLINE int64_t extent(int64_t windows, int64_t stride, int64_t kernel, int64_t dilation) {
     return (windows - 1) * stride + dilation * (kernel - 1) + 1;
 }
 
-/* Taps of a window at `at` that lie in [0, size). */
+/* Number of taps of a window at `at` that are inside [0, size). */
 INLINE int64_t taps_inside(int64_t at, int64_t size, int64_t kernel, int64_t dilation) {
     if (at >= 0 && at + dilation * (kernel - 1) < size) return kernel;
     const int64_t first = at < 0 ? pysim_min(kernel, (dilation - 1 - at) / dilation) : 0;
@@ -89,7 +90,7 @@ INLINE int64_t taps_inside(int64_t at, int64_t size, int64_t kernel, int64_t dil
     return pysim_max(0, last - first);
 }
 
-/* How many taps of a window from row y or column x on a mean divides by. */
+/* The number of taps that a mean divides by, for a window at row y or column x. */
 INLINE int64_t counted_rows(const pysim_pool *p, int64_t y) {
     if (p->count_padding) return taps_inside(y + p->pad_top, p->height + p->pad_top + p->pad_bottom, p->kernel_h, p->dilation_h);
     return taps_inside(y, p->height, p->kernel_h, p->dilation_h);
@@ -101,10 +102,10 @@ INLINE int64_t counted_columns(const pysim_pool *p, int64_t x) {
 
 INLINE VEC combined(const int largest, VEC a, VEC b) { return largest ? v_larger(a, b) : v_add(a, b); }
 
-/* Some columns of outputs, [q0, q0 + count): the columns of the plane from x0 on that their windows reach over, and which of these lie in it. */
+/* Output columns [q0, q0 + count). Their windows cover the input columns x0 .. x0 + wide - 1, of which [lo, hi) are inside the plane. */
 typedef struct {
     int64_t q0, count, x0, wide, lo, hi;
-    T counted[BLOCK + LANES]; /* columns that a mean divides by */
+    T counted[BLOCK + LANES]; /* taps per window that a mean divides by */
 } strip;
 
 static void strip_of(const pysim_pool *p, int64_t q0, int64_t count, strip *s) {
@@ -114,10 +115,10 @@ static void strip_of(const pysim_pool *p, int64_t q0, int64_t count, strip *s) {
     for (int64_t i = 0; i < count + LANES && !p->largest; i++) s->counted[i] = i < count ? (T)counted_columns(p, s->x0 + i * p->stride_w) : 1;
 }
 
-/* Taps of windows as a compiler sees them: `edge` of each axis, close together, where it is a constant (2, 3), else what the pool says. */
+/* Number of taps along an axis: the constant `edge` (2 or 3, no dilation), or if that is 0 the pool's own. */
 INLINE int64_t taps_of(const int edge, int64_t taps) { return edge ? edge : taps; }
 
-/* A vector of a column of taps, rows `step` elements apart. */
+/* Reduces the taps of a column, `step` elements apart, for a vector of columns. */
 INLINE VEC pool_taps(const int largest, const T *x, int64_t taps, int64_t step, const int masked, MASK inside) {
     VEC v = masked ? v_load_mask(x, inside) : v_load(x);
 #pragma GCC unroll 3
@@ -125,7 +126,8 @@ INLINE VEC pool_taps(const int largest, const T *x, int64_t taps, int64_t step, 
     return v;
 }
 
-/* The taps of each column of a row of windows from row y0 on; what lies outside the plane is `empty`. Rows that come AHEAD are asked for. */
+/* Reduces the taps of each input column for a row of windows that starts at row y0; columns outside the plane become `empty`. Prefetches
+ * AHEAD. */
 INLINE void pool_down(const int largest, const int edge, const pysim_pool *p, const strip *s, const T *plane, int64_t y0, T *down) {
     const T empty = largest ? -(T)__builtin_inf() : 0;
     const int64_t inside = taps_inside(y0, p->height, p->kernel_h, p->dilation_h), step = p->dilation_h * p->width;
@@ -144,8 +146,8 @@ INLINE void pool_down(const int largest, const int edge, const pysim_pool *p, co
     for (int64_t i = hi; i < s->wide; i++) down[i] = empty;
 }
 
-/* The same along a row of which `down` has been made: strides 1 and 2, in vectors. Every second column is parted from a pair of vectors, which
- * has two neighbouring taps. */
+/* Reduces the taps along a row that pool_down has made, for strides 1 and 2. For stride 2, even and odd columns are separated from a
+ * pair of vectors; they are two neighbouring taps. */
 INLINE VEC pool_along(const int largest, const int stride, const int edge, const pysim_pool *p, const T *down) {
     const int64_t taps = taps_of(edge, p->kernel_w), step = edge ? 1 : p->dilation_w;
     if (stride == 1) return pool_taps(largest, down, taps, step, 0, v_lanes(0, LANES));
@@ -168,7 +170,7 @@ static T pool_column(const pysim_pool *p, const T *down) {
     return value;
 }
 
-/* One row of a strip of outputs, of which `down` has been made. */
+/* One output row of a strip, from the row that pool_down has made. */
 INLINE void pool_row(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, int64_t row, const T *down, T *out) {
     const int64_t whole = s->count / LANES * LANES;
     const MASK rest = v_lanes(0, s->count - whole);
@@ -187,7 +189,8 @@ INLINE void pool_row(const int largest, const int stride, const int edge, const 
     }
 }
 
-/* A strip of outputs, some rows at a time: loads across what has just been stored in parts would wait for the stores. */
+/* A strip of outputs, some rows at a time, because a load that overlaps several recent narrower stores would stall (no store
+ * forwarding). */
 INLINE void pool_strip(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, const T *plane, T *down, T *out) {
     const int64_t most = BLOCK / s->wide;
     for (int64_t first = 0; first < p->out_h; first += most) {
@@ -199,7 +202,7 @@ INLINE void pool_strip(const int largest, const int stride, const int edge, cons
     }
 }
 
-/* Of constants: whether the largest are wanted, the stride (0: any), the edge of windows (0: any). */
+/* Instances with constants: maximum or mean, the stride (0: any), the window's edge (0: any). */
 static void pool_plane(const pysim_pool *p, const strip *s, const T *plane, T *down, T *out) {
     const int small = p->kernel_h == p->kernel_w && p->kernel_h >= 2 && p->kernel_h <= 3 && p->dilation_h == 1 && p->dilation_w == 1;
     const int stride = p->stride_w <= 2 ? (int)p->stride_w : 0, edge = small && stride ? (int)p->kernel_h : 0;
@@ -222,7 +225,7 @@ static void pool_plane(const pysim_pool *p, const strip *s, const T *plane, T *d
 #undef PYSIM_POOL
 }
 
-/* One output of a plane, tap by tap: where a window is wider than a row of a strip. */
+/* One output, tap by tap: for windows too wide for a strip's row buffer. */
 static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q) {
     const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q * p->stride_w - p->pad_left;
     T value = p->largest ? -(T)__builtin_inf() : 0;
@@ -236,7 +239,7 @@ static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q
     return p->largest ? value : value / (T)(counted_rows(p, y0) * counted_columns(p, x0));
 }
 
-/* The mean of a plane: lanes are summed in pairs. */
+/* The mean of a plane; lanes are added pairwise. */
 static T plane_mean(const T *x, int64_t count) {
     VEC sum = v_zero();
     int64_t i = 0;
@@ -249,13 +252,13 @@ static T plane_mean(const T *x, int64_t count) {
     return part[0] / (T)count;
 }
 
-/* First tap of a window at `at` that is not in front of the image. */
+/* First tap of a window at `at` that is not before the image. */
 INLINE int64_t first_inside(int64_t at, int64_t kernel, int64_t dilation) {
     return at < 0 ? pysim_min(kernel, (dilation - 1 - at) / dilation) : 0;
 }
 
-/* One output of a block: elements of a pixel lie together, so each tap is a vector for itself, or as much of one as `in` says. A NaN stays one:
- * the largest of vectors forgets it, and the bits of a true comparison are one. What no window before has read is asked for AHEAD. */
+/* One output pixel in channel blocks: each tap is one vector, masked by `in`. The vector maximum drops NaNs, so they are collected
+ * apart; a true comparison sets all bits, which is a NaN. Prefetches data that no earlier window has read. */
 INLINE void pool_pixel(const int largest, const MASK in, int64_t block, const pysim_pool *p, const T *x, int64_t y0, int64_t x0, T *out) {
     const int64_t r0 = first_inside(y0, p->kernel_h, p->dilation_h), rows = taps_inside(y0, p->height, p->kernel_h, p->dilation_h);
     const int64_t s0 = first_inside(x0, p->kernel_w, p->dilation_w), taps = taps_inside(x0, p->width, p->kernel_w, p->dilation_w);
@@ -310,7 +313,7 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
         for (int64_t i = 0; i < out; i++) y[k * out + i] = pool_window(p, x + k * in, i / p->out_w, i % p->out_w);
     if (is_mean || left < 0) return;
     strip s;
-    T down[BLOCK + BEHIND] = {0}; /* of some rows; a few vectors behind it are read, and come to nothing */
+    T down[BLOCK + SLACK] = {0}; /* of some rows; the slack behind them is read but not used */
     for (int64_t q0 = 0; q0 < p->out_w; q0 += s.count) {
         strip_of(p, q0, pysim_min(p->out_w - q0, left / p->stride_w + 1), &s);
         for (int64_t k = 0; k < p->planes; k++) pool_plane(p, &s, x + k * in, down, y + k * out + q0);
@@ -319,4 +322,4 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 
 #include "loops_arrays.h"
 
-const pysim_loops TARGET_LOOPS = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows, turn_rows};
+const pysim_loops TARGET_LOOPS = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows, transpose_rows};

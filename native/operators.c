@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ABI's entries for operators between convolutions: arguments are checked here, the loops of loops.h do the rest. And for chains. */
+ * ABI entry points for operators between convolutions and for chains of calls: arguments are checked here, the loops of loops.h compute. */
 #include <string.h>
 
 #include "operators.h"
@@ -76,7 +76,7 @@ static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y
     if (last_h >= end_h || last_w >= end_w)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "the last window begins at row %lld and column %lld of a padded image of %lld x %lld",
                           (long long)last_h, (long long)last_w, (long long)end_h, (long long)end_w);
-    int64_t reach_h, reach_w; /* beyond the first row and column of a window */
+    int64_t reach_h, reach_w; /* bottom and right end of the last window */
     if (__builtin_mul_overflow(p->dilation_h, p->kernel_h, &reach_h) || __builtin_mul_overflow(p->dilation_w, p->kernel_w, &reach_w) ||
         __builtin_add_overflow(end_h, reach_h, &reach_h) || __builtin_add_overflow(end_w, reach_w, &reach_w))
         return pysim_fail(PYSIM_OVERFLOW, "a pool's windows exceed int64");
@@ -127,9 +127,9 @@ pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) {
     return PYSIM_OK;
 }
 
-enum { MOST_AXES = 6 }; /* of a copy */
+enum { MAX_AXES = 6 }; /* axes of a copy */
 
-/* The bytes from the first element to the end of the last one. */
+/* Bytes from the first element to the end of the last. */
 static pysim_status extent(const char *what, const pysim_copy *c, const int64_t *apart, int64_t *bytes) {
     int64_t last = 0;
     for (int32_t i = 0; i < c->axes; i++) {
@@ -142,8 +142,8 @@ static pysim_status extent(const char *what, const pysim_copy *c, const int64_t 
 }
 
 static pysim_status check_copy(const pysim_copy *c, const void *x, const void *y) {
-    if (c->axes < 1 || c->axes > MOST_AXES)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "a copy has %d axes; it has 1 to %d", (int)c->axes, MOST_AXES);
+    if (c->axes < 1 || c->axes > MAX_AXES)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a copy has %d axes; it has 1 to %d", (int)c->axes, MAX_AXES);
     int64_t read = 0, written = 0;
     pysim_status status = pysim_check_positive("a copy's sizes", c->sizes, c->axes);
     if (status == PYSIM_OK) status = pysim_check_positive("a copy's steps in y", c->to, c->axes);
@@ -157,9 +157,9 @@ static pysim_status check_copy(const pysim_copy *c, const void *x, const void *y
     return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
 }
 
-/* Elements of 4 or 8 bytes, each so many bytes from the next. */
+/* Copies elements of 4 or 8 bytes with given distances in bytes. */
 static void copy_elements(const char *x, int64_t from, char *y, int64_t to, int64_t count, int64_t bytes) {
-    if (bytes == 4 && from == 0 && to == 4) { /* one again and again: vectors of it */
+    if (bytes == 4 && from == 0 && to == 4) { /* one element repeated */
         uint32_t one;
         memcpy(&one, x, 4);
         for (int64_t i = 0; i < count; i++) memcpy(y + 4 * i, &one, 4);
@@ -179,7 +179,7 @@ static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axi
         return;
     }
     if (axis + 2 == c->axes && from == 1 && c->from[axis + 1] > 1 && c->to[axis + 1] == 1) {
-        loops->turn(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
+        loops->transpose(x, c->from[axis + 1], size, c->sizes[axis + 1], y, to);
         return;
     }
     for (int64_t i = 0; i < size; i++) copy_axes(c, loops, axis + 1, x + i * from * bytes, y + i * to * bytes, bytes);
@@ -188,7 +188,7 @@ static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axi
 pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) {
     const pysim_loops *loops;
     if (!c) return pysim_fail(PYSIM_BAD_ARGUMENT, "the copy is NULL");
-    pysim_status status = pysim_loops_of(c->dtype, &loops); /* of f32 and f64 */
+    pysim_status status = pysim_loops_of(c->dtype, &loops);
     if (status == PYSIM_OK) status = check_copy(c, x, y);
     if (status == PYSIM_OK) copy_axes(c, loops, 0, x, y, pysim_dtype_bytes(c->dtype));
     return status;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What operators.c and arrays.c check alike. */
+ * Argument checks shared by operators.c and arrays.c. */
 #ifndef PYSIM_OPERATORS_H
 #define PYSIM_OPERATORS_H
 #include "loops.h"

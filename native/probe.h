@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The loops that native/probe.c times. An ISA folder offers its own; each is found at run time. Internal to the library. */
+ * Internal: the loops that native/probe.c times. Each ISA folder has its own; they are selected at run time. */
 #ifndef PYSIM_PROBE_H
 #define PYSIM_PROBE_H
 #include <stdint.h>
 
-/* Bytes that one step of a stream loop moves, and those that its pointers are aligned to. */
+/* Bytes moved per iteration of a stream loop; alignment of its pointers. */
 enum { PYSIM_PROBE_BLOCK = 512, PYSIM_PROBE_VECTOR = 64 };
 
 /* Reads `blocks` blocks once each and returns something that depends on every byte. */

@@ -37,7 +37,7 @@ static long double activated(const pysim_epilogue *e, long double x) {
     (void)low, (void)high;
 }
 
-/* Where element i of a plane of `size` lies, of channel k: in the plane, or in a block of channels. */
+/* Offset of element i of channel k, in planes of `size` elements or in channel blocks. */
 static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
     return block > 1 ? (k / block * size + i) * block + k % block : k * size + i;
 }
@@ -45,59 +45,59 @@ static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
 /* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta.
  * window: one filter at one window of one image of one group; the corner of the window is (y0, x0), which may lie in the padding.
  * plane: the P x Q outputs of filter m of an image, which begins at `at`. */
-#define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                  \
-    static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                            \
-        const R value = (R)sum;                                                                                            \
-        if (e->activation <= PYSIM_RELU) return e->activation == PYSIM_RELU && value < 0 ? 0 : value;                      \
-        return (R)activated(e, (long double)value);                                                                        \
-    }                                                                                                                      \
-                                                                                                                           \
+#define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                    \
+    static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                              \
+        const R value = (R)sum;                                                                                              \
+        if (e->activation <= PYSIM_RELU) return e->activation == PYSIM_RELU && value < 0 ? 0 : value;                        \
+        return (R)activated(e, (long double)value);                                                                          \
+    }                                                                                                                        \
+                                                                                                                             \
     static SUM window_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t y0, int64_t x0) { \
-        const int64_t channels = c->channels / c->groups;                                                                  \
-        SUM sum = 0;                                                                                                       \
-        for (int64_t ch = 0; ch < channels; ch++)                                                                          \
-            for (int64_t r = 0; r < c->kernel_h; r++) {                                                                    \
-                const int64_t y = y0 + r * c->dilation_h;                                                                  \
-                if (y < 0 || y >= c->height) continue;                                                                     \
-                for (int64_t s = 0; s < c->kernel_w; s++) {                                                                \
-                    const int64_t x = x0 + s * c->dilation_w;                                                              \
-                    if (x < 0 || x >= c->width) continue;                                                                  \
-                    sum += (SUM)VALUE(image[place(first + ch, c->input_block, c->height * c->width, y * c->width + x)]) *         \
-                           (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                   \
-                }                                                                                                          \
-            }                                                                                                              \
-        return sum;                                                                                                        \
-    }                                                                                                                      \
-                                                                                                                           \
-    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,  \
-                              const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output,       \
-                              int64_t at) {                                                                                \
-        R *out = (R *)output + at;                                                                                         \
-        const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                             \
-        for (int64_t i = 0; i < p; i++)                                                                                    \
-            for (int64_t j = 0; j < q; j++) {                                                                              \
-                const int64_t to = place(m, c->output_block, p * q, i * q + j);                                            \
-                out[to] = finish_##dtype((bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0) +                  \
-                                         window_##dtype(c, (const T *)input + image, first, (const T *)filters + filter,   \
-                                                        i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left),      \
-                                         e);                                                                               \
-            }                                                                                                              \
-    }                                                                                                                      \
-                                                                                                                           \
-    static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                 \
-        const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);                \
-        const R *bias = e->bias;                                                                                           \
-        const int64_t k = e->alpha != 0 ? g->k : 0;                                                                        \
-        for (int64_t i = 0; i < g->m; i++)                                                                                 \
-            for (int64_t j = 0; j < g->n; j++) {                                                                           \
-                SUM sum = 0;                                                                                               \
-                for (int64_t p = 0; p < k; p++)                                                                            \
-                    sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]);  \
-                sum *= (SUM)FACTOR(e->alpha);                                                                              \
-                if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                      \
-                if (bias) sum += (SUM)bias[j];                                                                             \
-                c[i * g->ldc + j] = finish_##dtype(sum, e);                                                                \
-            }                                                                                                              \
+        const int64_t channels = c->channels / c->groups;                                                                    \
+        SUM sum = 0;                                                                                                         \
+        for (int64_t ch = 0; ch < channels; ch++)                                                                            \
+            for (int64_t r = 0; r < c->kernel_h; r++) {                                                                      \
+                const int64_t y = y0 + r * c->dilation_h;                                                                    \
+                if (y < 0 || y >= c->height) continue;                                                                       \
+                for (int64_t s = 0; s < c->kernel_w; s++) {                                                                  \
+                    const int64_t x = x0 + s * c->dilation_w;                                                                \
+                    if (x < 0 || x >= c->width) continue;                                                                    \
+                    sum += (SUM)VALUE(image[place(first + ch, c->input_block, c->height * c->width, y * c->width + x)]) *    \
+                           (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                     \
+                }                                                                                                            \
+            }                                                                                                                \
+        return sum;                                                                                                          \
+    }                                                                                                                        \
+                                                                                                                             \
+    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,    \
+                              const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output,         \
+                              int64_t at) {                                                                                  \
+        R *out = (R *)output + at;                                                                                           \
+        const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                               \
+        for (int64_t i = 0; i < p; i++)                                                                                      \
+            for (int64_t j = 0; j < q; j++) {                                                                                \
+                const int64_t to = place(m, c->output_block, p * q, i * q + j);                                              \
+                out[to] = finish_##dtype((bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0) +                    \
+                                         window_##dtype(c, (const T *)input + image, first, (const T *)filters + filter,     \
+                                                        i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left),        \
+                                         e);                                                                                 \
+            }                                                                                                                \
+    }                                                                                                                        \
+                                                                                                                             \
+    static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                   \
+        const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);                  \
+        const R *bias = e->bias;                                                                                             \
+        const int64_t k = e->alpha != 0 ? g->k : 0;                                                                          \
+        for (int64_t i = 0; i < g->m; i++)                                                                                   \
+            for (int64_t j = 0; j < g->n; j++) {                                                                             \
+                SUM sum = 0;                                                                                                 \
+                for (int64_t p = 0; p < k; p++)                                                                              \
+                    sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]);    \
+                sum *= (SUM)FACTOR(e->alpha);                                                                                \
+                if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                                      \
+                if (bias) sum += (SUM)bias[j];                                                                               \
+                c[i * g->ldc + j] = finish_##dtype(sum, e);                                                                  \
+            }                                                                                                                \
     }
 DEFINE_REFERENCE(f32, float, double, float, PYSIM_SAME, PYSIM_SAME)
 DEFINE_REFERENCE(f64, double, long double, double, PYSIM_SAME, PYSIM_SAME)
@@ -143,8 +143,8 @@ pysim_status pysim_reference(const pysim_problem *p, const pysim_epilogue *e, co
     return PYSIM_OK;
 }
 
-/* The row of `columns` for one (channel, r, s): what the kernel element meets, window by window. As in Caffe, a row of padding is
- * seen once, a column of padding element by element. */
+/* One row of `columns`, for one (channel, r, s): the elements that the kernel element reads, window by window. As in Caffe, a row of
+ * padding is tested once, columns of padding element by element. */
 #define COLUMN_ROW(T, name)                                                                                              \
     static void name(const pysim_conv *c, int64_t p, int64_t q, const T *plane, int64_t r, int64_t s, T *row) {          \
         const int64_t height = c->height, width = c->width, stride = c->stride_w;                                        \

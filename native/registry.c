@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The kernel table, expanded from kernels.inc and the tables in conv/, and which of its rows this CPU and this build can run. */
+ * The kernel table, expanded from kernels.inc and the tables in conv/, and the test which rows this CPU and this build can run. */
 #include "loops.h"
 #include "status.h"
 #if defined(__powerpc64__) && defined(__linux__)
@@ -27,7 +27,7 @@ static int cpu_runs_mma(void) {
 static int cpu_runs_mma(void) { return 0; }
 #endif
 
-/* On a foreign architecture the ISA's files are not built: weak references stay NULL and the row reads "not available". */
+/* An ISA's files are not built on another architecture: the weak references stay NULL and the row is "not available". */
 #define NAME(target, dtype, form, windows, filters) dtype##_##form##_##windows##x##filters##__##target
 #define STRIDED(target, dtype, form, windows, filters) strided_##dtype##_##form##_##windows##x##filters##__##target
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
@@ -71,7 +71,7 @@ typedef struct {
     int (*cpu_runs)(void);
 } entry;
 
-/* A row of any table: whose it is, and the functions that it has. */
+/* A row of any table: its family and its functions. */
 #define ENTRY(target, dtype, form, windows, filters, lw, lf, ...)                                                                       \
     {{.info = {TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, __VA_ARGS__}, \
      cpu_runs_##target},
@@ -79,25 +79,25 @@ typedef struct {
 
 static const entry table[] = {
 #define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                        \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_NEST, .run = NAME(target, dtype, form, windows, filters),       \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NEST, .run = NAME(target, dtype, form, windows, filters),       \
           .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
 #include "kernels.inc"
 #undef PYSIM_ROW
 #define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_DEPTHWISE, .direct = NAME(target, dtype, form, windows, filters))
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_DEPTHWISE, .direct = NAME(target, dtype, form, windows, filters))
 #include "conv/depthwise.inc"
 #undef PYSIM_DIRECT_ROW
 #define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_SKINNY, .skinny = NAME(target, dtype, form, windows, filters))
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_SKINNY, .skinny = NAME(target, dtype, form, windows, filters))
 #include "conv/skinny.inc"
 #undef PYSIM_SKINNY_ROW
 #define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_POLYPHASE,                                                      \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_POLYPHASE,                                                      \
           .phases = NAME(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
 #include "conv/polyphase.inc"
 #undef PYSIM_PHASES_ROW
 #define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf)                                                                  \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .of = PYSIM_OF_NCHWC, .nchwc = NAME(target, dtype, form, windows, filters))
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NCHWC, .nchwc = NAME(target, dtype, form, windows, filters))
 #include "conv/direct_nchwc.inc"
 #undef PYSIM_NCHWC_ROW
 };
@@ -142,7 +142,7 @@ pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *ro
 pysim_pack_transposed pysim_transposer_for(int32_t dtype) {
     for (int32_t i = 0; i < ROWS; i++)
         if (table[i].row.info.dtype == dtype && table[i].row.pack.transposed && available(i)) return table[i].row.pack.transposed;
-    return NULL; /* not of f32 and f64, which have portable rows */
+    return NULL; /* f32 and f64 always have portable rows */
 }
 
 #define PYSIM_LOOPS(target, dtype) extern __attribute__((weak)) const pysim_loops pysim_loops_##dtype##__##target;
@@ -152,7 +152,7 @@ pysim_pack_transposed pysim_transposer_for(int32_t dtype) {
 const pysim_loops *pysim_loops_for(int32_t dtype) {
     static const struct {
         int32_t dtype;
-        const pysim_loops *of; /* NULL where the target's files are not built */
+        const pysim_loops *of; /* NULL if the target is not built */
         int (*cpu_runs)(void);
     } all[] = {
 #define PYSIM_LOOPS(target, dtype) {DTYPE_##dtype, &pysim_loops_##dtype##__##target, cpu_runs_##target},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ABI's entries for sizes, preparation and runs, the same for every problem and algorithm: arguments are checked here, once. */
+ * ABI entry points for sizes, preparation and runs, common to all problems and algorithms. All arguments are checked here. */
 #include <string.h>
 
 #include "conv/algorithm.h"
@@ -41,7 +41,7 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
 
 static pysim_status job_workspace(const pysim_job *job, int32_t threads, int64_t *bytes) {
     const int64_t each = job->thread_bytes;
-    const pysim_status status = each ? pysim_team_workspace(each, threads, bytes) : pysim_nest_workspace(&job->nest, threads, bytes);
+    const pysim_status status = each ? pysim_threads_workspace(each, threads, bytes) : pysim_nest_workspace(&job->nest, threads, bytes);
     if (status == PYSIM_OK && __builtin_add_overflow(*bytes, job->shared_bytes, bytes))
         return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
     return status;
@@ -85,7 +85,7 @@ pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, cons
     return status;
 }
 
-/* Divides the epilogue into what kernels' stores do and what is left to `finish`. */
+/* Splits the epilogue into the part that kernels' stores apply and the part left to `finish`. */
 static void divide_epilogue(const pysim_job *job, pysim_call *call) {
     const pysim_epilogue *e = call->epilogue;
     const int adds = e->residual && job->algorithm->adds, added = !e->residual || adds;
@@ -98,7 +98,7 @@ static void divide_epilogue(const pysim_job *job, pysim_call *call) {
                                   e->low, e->high};
 }
 
-/* What is left to `finish` is done by the algorithm itself, or behind it. */
+/* The algorithm itself applies `finish`, or a pass after it does. */
 static void run_checked(const pysim_problem *p, pysim_job *job, const pysim_call *given) {
     const int32_t result = job->operands.result.dtype;
     pysim_call call = *given;
@@ -131,13 +131,13 @@ pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const py
     pysim_job job;
     const pysim_status status = open_job(p, s, pysim_row_for, &job);
     if (status != PYSIM_OK) return status;
-    if (job.nest.finish) job.operands.second.bytes += PYSIM_PACKED_MARK_BYTES; /* which nothing else reads */
+    if (job.nest.finish) job.operands.second.bytes += PYSIM_PACKED_MARK_BYTES; /* read only by `finish` */
     const pysim_call call = {.epilogue = e, .threads = threads, .first = first, .second = second, .result = result,
                              .workspace = workspace, .profile = profile};
     return run(p, &job, &call, workspace_bytes);
 }
 
-pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_stand_in stand_in, const void *first, const void *second,
+pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysim_install_stubs install_stubs, const void *first, const void *second,
                         void *result, void *workspace) {
     pysim_job job;
     int64_t workspace_bytes;
@@ -145,11 +145,11 @@ pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_s
     pysim_status status = open_job(p, s, pysim_row_of, &job);
     if (status == PYSIM_OK) status = job_workspace(&job, 1, &workspace_bytes);
     if (status != PYSIM_OK) return status;
-    if (job.thread_bytes || job.nest.row.of != PYSIM_OF_NEST)
+    if (job.thread_bytes || job.nest.row.family != PYSIM_FAMILY_NEST)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s is no loop nest of micro-kernel calls alone, so its accesses are not traced",
                           algorithms[s->algorithm].name);
-    job.nest.finish = NULL; /* it reads results */
-    stand_in(&job.nest);
+    job.nest.finish = NULL; /* a trace has no results to read */
+    install_stubs(&job.nest);
     const pysim_call call = {.epilogue = &e, .threads = 1, .first = first, .second = second, .result = result, .workspace = workspace};
     return run(p, &job, &call, workspace_bytes);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ABI of the cache simulator: checks, the layout of the caller's buffer, and what can be asked of it. The rules of simulation
- * and the meaning of every counter stand in simulate.h; the loop over accesses is simulate_run.c.
+ * ABI entry points of the cache simulator: argument checks, the layout of the caller's buffer, and queries. The rules of the simulation and
+ * the meaning of every counter are in simulate.h; the loop over accesses is simulate_run.c.
  *
- * Worked number: L1 of 64 sets x 8 ways takes 64 + 64*8*16 = 8256 bytes of state, a way being 16. */
+ * Worked number: L1 of 64 sets x 8 ways takes 64 + 64*8*16 = 8256 bytes of state, 16 per way. */
 #include "simulate.h"
 #include "status.h"
 #include <string.h>
@@ -27,7 +27,7 @@ static int32_t log2_of(int64_t x) {
 
 static int flag(int32_t x) { return x == 0 || x == 1; }
 
-/* A level by itself. */
+/* Checks one level. */
 static pysim_status check_level(const pysim_cache_level *l, int32_t i) {
     int name = i + 1;
     if (l->sets < 1 || l->ways < 1 || l->sets > UINT32_MAX / l->ways)
@@ -51,7 +51,7 @@ static pysim_status check_level(const pysim_cache_level *l, int32_t i) {
     return PYSIM_OK;
 }
 
-/* A level beside the one inside it (NULL for L1). */
+/* Checks a level against the next inner one (NULL for L1). */
 static pysim_status check_pair(const pysim_cache_level *in, const pysim_cache_level *l, int32_t i) {
     int name = i + 1;
     if (in == NULL) {
@@ -87,7 +87,7 @@ static pysim_status check_config(const pysim_cache_config *c) {
 
 static int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Where one cache keeps what, and its bytes: random state | streams | trees | ways; each a multiple of 64 bytes. */
+/* Layout of one cache's state in bytes: random state | streams | trees | ways; each a multiple of 64 bytes. */
 static void lay_out(const pysim_cache_level *is, int32_t cores, pysim_level *l) {
     memset(l, 0, sizeof *l);
     l->is = *is;
@@ -108,7 +108,7 @@ pysim_status pysim_cache_state_bytes(const pysim_cache_config *config, int64_t *
     for (int32_t i = 0; i < config->levels; ++i) {
         pysim_level l;
         lay_out(&config->level[i], config->cores, &l);
-        total += l.stride * l.instances; /* at most 256 caches of 2^32 ways of 16 bytes, and of smaller things */
+        total += l.stride * l.instances; /* cannot overflow: at most 256 caches of 2^32 ways of 16 bytes, and smaller parts */
     }
     *bytes = total;
     return PYSIM_OK;
@@ -158,7 +158,7 @@ pysim_status pysim_cache_init(const pysim_cache_config *config, void *state, int
     return status;
 }
 
-/* The first access that cannot be, in words. */
+/* Describes the first invalid access. */
 static pysim_status refuse(const pysim_simulation *s, int64_t n, const int64_t *addresses, const int32_t *sizes,
                            const uint8_t *is_write, const uint8_t *tags, const uint8_t *cores) {
     for (int64_t k = 0; k < n; ++k) {
@@ -190,7 +190,7 @@ static pysim_status check_accesses(const pysim_simulation *s, int64_t n, const i
     for (int64_t k = 0; k < n; ++k) write_bits |= is_write[k];
     for (int64_t k = 0; tags != NULL && k < n; ++k) tag_bits |= tags[k];
     for (int64_t k = 0; cores != NULL && k < n; ++k) core = cores[k] > core ? cores[k] : core;
-    /* Below 2^55 no size leads past 2^56; above it, each is looked at. */
+    /* An address below 2^55 plus any size stays below 2^56; larger addresses are checked one by one. */
     int good = address_bits >> 55 == 0 && size_bits >> 31 == 0 && write_bits <= 1 && (tag_bits & 0xC8) == 0 && core < s->cores;
     return good ? PYSIM_OK : refuse(s, n, addresses, sizes, is_write, tags, cores);
 }

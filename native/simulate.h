@@ -71,10 +71,10 @@ typedef struct {
 typedef struct {
     pysim_level level[PYSIM_CACHE_LEVELS];
     int32_t levels, cores;
-    int32_t private_levels; /* of several cores; 0 where there is one, and so nothing to keep coherent */
+    int32_t private_levels; /* several cores, which need coherence; 0 for one core */
     int32_t unit_shift;     /* log2 of the unit of coherence */
     int32_t ahead;          /* lines in queue */
-    uint64_t *clock;        /* one tick per use or fill, ever */
+    uint64_t *clock;        /* counts uses and fills */
     pysim_ahead queue[PYSIM_QUEUE];
 } pysim_simulation;
 
@@ -89,7 +89,7 @@ static inline uint64_t pysim_set_index(const pysim_level *l, uint64_t line) {
     return l->mask != 0 ? line & l->mask : line % (uint64_t)l->is.sets;
 }
 
-/* The tree of a set after a use of `way`: every bit on the path points to the other half. */
+/* The set's tree after a use of `way`: every bit on the path points to the other half. */
 static inline uint64_t pysim_tree_use(uint64_t tree, int64_t ways, int64_t way) {
     int64_t node = 1;
     for (int64_t half = ways >> 1; half >= 1; half >>= 1) {
@@ -110,12 +110,12 @@ static inline int64_t pysim_find_(const pysim_way *ways, int64_t count, uint64_t
 }
 
 static inline void pysim_keep_earlier(int64_t *way, uint64_t *time, int64_t other, uint64_t other_time) {
-    uint64_t mask = -(uint64_t)(other_time < *time); /* no branch: which way is the earliest cannot be foreseen */
+    uint64_t mask = -(uint64_t)(other_time < *time); /* no branch: the earliest way is not predictable */
     *way ^= (*way ^ other) & (int64_t)mask;
     *time ^= (*time ^ other_time) & mask;
 }
 
-/* A way with the smallest time, which is an empty one where there is one; in two chains, since each comparison waits for the one before. */
+/* A way with the smallest time (an empty one if there is one). Two chains of comparisons, since each one waits for the one before. */
 static inline int64_t pysim_earliest_(const pysim_way *ways, int64_t count) {
     int64_t even = 0, odd = count > 1, way = 2;
     uint64_t even_time = ways[even].time, odd_time = ways[odd].time;
@@ -134,7 +134,7 @@ static inline int64_t pysim_earliest(const pysim_way *ways, int64_t count) {
     return count == 8 ? pysim_earliest_(ways, 8) : count == 16 ? pysim_earliest_(ways, 16) : pysim_earliest_(ways, count);
 }
 
-/* Accesses as the caller gave them, checked. */
+/* The caller's accesses, checked. */
 typedef struct {
     const int64_t *addresses;
     const int32_t *sizes;
@@ -143,7 +143,7 @@ typedef struct {
 } pysim_chunk;
 void pysim_run_chunk(pysim_simulation *s, const pysim_chunk *c);
 
-/* One request of a core to L1 for bytes that lie in one line, and the prefetches that it set off. */
+/* One request of a core to L1 for bytes within one line, with the prefetches that it triggers. */
 void pysim_touch(pysim_simulation *s, int32_t core, uint64_t address, int64_t bytes, int write, uint64_t owner);
 
 /* Writes every dirty line of level i back to memory through the levels outside it, and leaves it clean. */

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What levels of a cache hierarchy do to each other: fills, evictions, write-backs, inclusion, coherence, prefetch. The rules
- * stand in simulate.h. Calls go outward (level i asks level i+1), so the depth is bounded by the number of levels; the only way
- * inward is to drop a line. */
+ * The interaction of cache levels: fills, evictions, write-backs, inclusion, coherence, prefetch (rules: simulate.h). Calls go outward (level i calls
+ * level i+1), so the depth is bounded by the number of levels; the only inward call drops a line. */
 #include "simulate.h"
 #include <string.h>
 
-enum { THROUGH = 0, VICTIM = 1, CORE = 2 }; /* where a store comes from: passed on, a displaced line, the core */
+enum { THROUGH = 0, VICTIM = 1, CORE = 2 }; /* origin of a store: written through, a displaced line, the core */
 
 static uint64_t owner_of(uint64_t word) { return (word & PYSIM_OWNER) >> 3; }
 
@@ -28,7 +27,7 @@ static void use(pysim_simulation *s, const pysim_level *l, pysim_set set, int64_
     if (l->is.policy == PYSIM_PLRU) *set.tree = pysim_tree_use(*set.tree, l->is.ways, way);
 }
 
-/* The way that the next fill takes: an empty one, or the policy's. */
+/* The way for the next fill: an empty one, or the policy's choice. */
 static int64_t choose(const pysim_level *l, pysim_set set) {
     int64_t ways = l->is.ways;
     if (l->is.policy == PYSIM_LRU || l->is.policy == PYSIM_FIFO) return pysim_earliest(set.ways, ways);
@@ -51,14 +50,14 @@ static void put(pysim_simulation *s, const pysim_level *l, pysim_set set, int64_
     use(s, l, set, way);
 }
 
-/* Takes the line out of the set and returns its word. */
+/* Removes the line from the set and returns its word. */
 static uint64_t take(pysim_set set, int64_t way) {
     uint64_t word = set.ways[way].word;
     set.ways[way] = (pysim_way){0, 0};
     return word;
 }
 
-/* Data written back from the level inside i, moving and allocating nothing: it stops where a write-back level holds the line. */
+/* Writes data back from the level inside i without moving or allocating lines; ends at the first write-back level that holds the line. */
 static void absorb(pysim_simulation *s, int32_t i, int32_t core, uint64_t address, int64_t bytes, uint64_t owner) {
     for (; i < s->levels; ++i) {
         pysim_level *l = &s->level[i];
@@ -75,7 +74,7 @@ static void absorb(pysim_simulation *s, int32_t i, int32_t core, uint64_t addres
     }
 }
 
-/* Writes the line at address back if level i of this core holds it dirty, and drops it if told to. */
+/* Writes the line at `address` back if level i of this core holds it dirty; also drops it if `drop` is set. */
 static void yield(pysim_simulation *s, int32_t i, int32_t core, uint64_t address, int drop) {
     pysim_level *l = &s->level[i];
     pysim_set set = set_of(l, core, line_of(l, address));
@@ -99,7 +98,7 @@ static void yield_range(pysim_simulation *s, int32_t i, int32_t core, uint64_t a
     for (int64_t at = 0; at < bytes; at += s->level[i].is.line_bytes) yield(s, i, core, address + (uint64_t)at, drop);
 }
 
-/* Level i, inclusive, is about to evict the line at address: the levels inside give it up, innermost first. */
+/* Before the inclusive level i evicts the line at `address`, the inner levels drop it, innermost first. */
 static void drop_inside(pysim_simulation *s, int32_t i, int32_t core, uint64_t address) {
     const pysim_level *outer = &s->level[i];
     for (int32_t inner = 0; inner < i; ++inner) {
@@ -109,7 +108,7 @@ static void drop_inside(pysim_simulation *s, int32_t i, int32_t core, uint64_t a
     }
 }
 
-/* The other cores' private levels write back what they hold of this unit of coherence, and drop it where drop is set. */
+/* The other cores' private levels write back their copies of this coherence unit, and drop them if `drop` is set. */
 static void settle_others(pysim_simulation *s, int32_t core, uint64_t address, int drop) {
     uint64_t unit = address >> s->unit_shift << s->unit_shift;
     for (int32_t c = 0; c < s->cores; ++c)
@@ -121,7 +120,7 @@ static uint64_t load(pysim_simulation *s, int32_t i, int32_t core, uint64_t addr
 static void store(pysim_simulation *s, int32_t i, int32_t core, uint64_t address, int64_t bytes, uint64_t owner, int from);
 static void fill(pysim_simulation *s, int32_t i, int32_t core, uint64_t line, uint64_t flags);
 
-/* An exclusive level takes a displaced line in. */
+/* Inserts a line displaced from the inner level into an exclusive level. */
 static void receive(pysim_simulation *s, int32_t i, int32_t core, uint64_t address, uint64_t word) {
     const pysim_level *l = &s->level[i];
     uint64_t line = line_of(l, address);
@@ -132,11 +131,11 @@ static void receive(pysim_simulation *s, int32_t i, int32_t core, uint64_t addre
         fill(s, i, core, line, word & (PYSIM_DIRTY | PYSIM_OWNER));
         return;
     }
-    set.ways[way].word |= word & PYSIM_DIRTY; /* another core's copy came first */
+    set.ways[way].word |= word & PYSIM_DIRTY; /* another core's copy is here already */
     use(s, l, set, way);
 }
 
-/* A line that a fill has displaced from level i leaves. */
+/* Moves a line that a fill displaced from level i outward. */
 static void leave(pysim_simulation *s, int32_t i, int32_t core, uint64_t word) {
     const pysim_level *l = &s->level[i];
     int outward = i + 1 < s->levels && s->level[i + 1].is.inclusion == PYSIM_EXCLUSIVE;
@@ -150,7 +149,7 @@ static void leave(pysim_simulation *s, int32_t i, int32_t core, uint64_t word) {
         store(s, i + 1, core, address_of(l, word), l->is.line_bytes, owner_of(word), VICTIM);
 }
 
-/* Puts a line in; flags are its owner, dirty and prefetched bits. */
+/* Inserts a line; flags are its owner, dirty and prefetched bits. */
 static void fill(pysim_simulation *s, int32_t i, int32_t core, uint64_t line, uint64_t flags) {
     const pysim_level *l = &s->level[i];
     pysim_set set = set_of(l, core, line);
@@ -187,7 +186,7 @@ static void train(pysim_simulation *s, int32_t i, int32_t core, uint64_t line) {
         for (int32_t step = 1; step <= l->is.prefetch_degree; ++step) ahead(s, i, line, line + (uint64_t)step);
 }
 
-/* The line was found: its first use after a prefetch is counted and trains. */
+/* A hit: counts the first use of a prefetched line and trains the prefetcher. */
 static void hit(pysim_simulation *s, int32_t i, int32_t core, uint64_t *word, uint64_t owner, int trains) {
     if (!(*word & PYSIM_PREFETCHED)) return;
     *word &= ~PYSIM_PREFETCHED;
@@ -195,7 +194,7 @@ static void hit(pysim_simulation *s, int32_t i, int32_t core, uint64_t *word, ui
     if (trains) train(s, i, core, *word >> 8);
 }
 
-/* A read of one line by the level inside i. Returns PYSIM_DIRTY where an exclusive level gave a dirty line away, else 0. */
+/* A read of one line by the level inside i. Returns PYSIM_DIRTY if an exclusive level handed over a dirty line, else 0. */
 static uint64_t load(pysim_simulation *s, int32_t i, int32_t core, uint64_t address, uint64_t owner, int trains) {
     if (i == s->private_levels && i > 0) settle_others(s, core, address, 0);
     if (i == s->levels) return 0;
@@ -221,13 +220,13 @@ static uint64_t load(pysim_simulation *s, int32_t i, int32_t core, uint64_t addr
     return 0;
 }
 
-/* A store misses at level i, which allocates: the line is put in. */
+/* A store miss at a level that allocates: inserts the line. */
 static void allocate(pysim_simulation *s, int32_t i, int32_t core, uint64_t line, int64_t bytes, uint64_t owner, int from) {
     const pysim_level *l = &s->level[i];
     uint64_t flags = owner << 3 | (l->is.write_back ? PYSIM_DIRTY : 0);
     if (from == CORE) train(s, i, core, line);
     if (from == VICTIM && bytes == l->is.line_bytes && !l->is.fetch_on_writeback) {
-        const pysim_level *next = &s->level[i + 1]; /* an exclusive level's copy is out of date now */
+        const pysim_level *next = &s->level[i + 1]; /* an exclusive level's copy is stale now */
         if (i + 1 < s->levels && next->is.inclusion == PYSIM_EXCLUSIVE) {
             pysim_set set = set_of(next, core, line);
             int64_t way = find(next, set, line);

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The loop over accesses, made fast for what most of them are: a hit in L1, often in the line of the access before. Everything
- * else goes to simulate_levels.c, but for the misses of hierarchies of the default kind, whose rules are short enough to stand
- * here once more (`request`).
+ * The loop over accesses, optimised for the most frequent case: a hit in L1, often in the same line as the access before. Everything else goes to
+ * simulate_levels.c, except misses of the default kind of hierarchy, whose rules are short enough to be repeated here (`request`).
  *
- * On a packed-tile trace with 8 % misses in L1 (benchmarks/cache_speed.py) a hit takes about 1.5 ns on a Zen 4 core, a miss that
- * hits L2 20 ns. What paid: no work for the line of the access before; a memory of the way a line was last in, instead of a
- * search; times instead of a sorted set, so that this way stays true; asking for the next level's set before searching this one. */
+ * On a packed-tile trace with 8 % misses in L1 (benchmarks/cache_speed.py) a hit takes about 1.5 ns on a Zen 4 core, a miss that hits L2 20 ns.
+ * What paid: no work for a repeated line; remembering each line's last way instead of searching; timestamps instead of a sorted set, so that
+ * the remembered way stays valid; prefetching the next level's set before searching this one. */
 #include "simulate.h"
 
 enum { PLACE_BITS = 10 };
 
-/* `place` says in which way of L1 a line was last seen; the way itself says whether it still is. Hits under tags are counted in
- * four banks in turn, since an addition to the same number right after another waits for it. */
+/* `place` remembers the L1 way in which a line was last seen; the way itself says whether it still holds the line. Hits per tag are
+ * counted in four banks in rotation, because an addition waits for the one before it to the same counter. */
 typedef struct {
     uint32_t place[1 << PLACE_BITS];
     int64_t hits[4][2 * PYSIM_CACHE_SPLITS];
@@ -19,12 +18,12 @@ typedef struct {
 
 static inline uint64_t owner_of_tag(uint64_t tag) { return (tag & 7) | tag >> 4 << 3; }
 
-/* The set of a line, in the first cache of a level. */
+/* The line's set in the first cache of a level. */
 static inline pysim_way *set_at(const pysim_level *l, uint64_t line) {
     return (pysim_way *)(l->caches + l->ways) + pysim_set_index(l, line) * (uint64_t)l->is.ways;
 }
 
-/* Asks this machine for the set that will be searched next. */
+/* Prefetches the set that will be searched next into this machine's cache. */
 static inline void prepare(const pysim_level *l, uint64_t address) {
     const pysim_way *set = set_at(l, address >> l->shift);
     for (int64_t way = 0; way < l->is.ways && way < 32; way += 4) __builtin_prefetch(set + way);
@@ -57,7 +56,7 @@ static void request(pysim_simulation *s, int32_t i, uint64_t address, uint64_t w
     ways[way].time = ++*s->clock;
 }
 
-/* The request found nothing in its set; returns the way that holds the line now. */
+/* Handles a miss; returns the way that holds the line now. */
 static pysim_way *miss(pysim_simulation *s, int32_t i, pysim_way *ways, uint64_t line, uint64_t write, uint64_t owner) {
     const pysim_level *l = &s->level[i];
     const int last = i + 1 == s->levels;
@@ -66,7 +65,7 @@ static pysim_way *miss(pysim_simulation *s, int32_t i, pysim_way *ways, uint64_t
     *(write ? &count->stores : &count->loads) += 1;
     *(write ? &count->store_misses : &count->load_misses) += 1;
     count->bytes_read += l->is.line_bytes;
-    pysim_way *way = &ways[pysim_earliest(ways, l->is.ways)]; /* nothing further out changes this set */
+    pysim_way *way = &ways[pysim_earliest(ways, l->is.ways)]; /* outer levels do not change this set */
     if (!last) request(s, i + 1, line << l->shift, 0, owner);
     const uint64_t old = way->word, old_owner = (old & PYSIM_OWNER) >> 3;
     *way = (pysim_way){line << 8 | owner << 3 | (write ? PYSIM_DIRTY : 0) | PYSIM_VALID, ++*s->clock};
@@ -80,7 +79,7 @@ static pysim_way *miss(pysim_simulation *s, int32_t i, pysim_way *ways, uint64_t
     return way;
 }
 
-/* The way of L1 that holds the line, or NULL. */
+/* The L1 way that holds the line, or NULL. */
 static inline pysim_way *seek(const pysim_level *l1, pysim_way *all, uint32_t *place, uint64_t line) {
     pysim_way *at = &all[*place];
     if ((at->word & (PYSIM_LINE | PYSIM_VALID)) == (line << 8 | PYSIM_VALID)) return at;
@@ -91,9 +90,9 @@ static inline pysim_way *seek(const pysim_level *l1, pysim_way *all, uint32_t *p
     return &all[*place];
 }
 
-/* Serves accesses k.. of one core while they lie in one line and hit L1, changing no more than a time, a tree or a dirty bit
- * there (or, where plain, miss it). Returns the number of the first that does not, or end. plain and tagged are constants: the
- * compiler makes a copy for each pair. */
+/* Serves accesses k.. of one core as long as each lies within one line and hits L1, changing only a timestamp, a tree or a dirty bit
+ * (or, if `plain`, misses L1). Returns the index of the first access it did not serve. plain and tagged are constants: one compiled copy
+ * per combination. */
 static inline int64_t serve(const pysim_chunk *c, memory *m, pysim_simulation *s, int32_t core, int64_t k, int64_t end, int plain,
                             int tagged) {
     const pysim_level *l1 = &s->level[0];
@@ -101,7 +100,7 @@ static inline int64_t serve(const pysim_chunk *c, memory *m, pysim_simulation *s
     const int32_t *sizes = c->sizes;
     const uint8_t *is_write = c->is_write, *tags = c->tags;
     const int32_t shift = l1->shift, policy = plain ? PYSIM_LRU : l1->is.policy;
-    /* A store only marks its line dirty: not in a write-through L1, and not where other cores may hold copies. */
+    /* A store can be served here only if it just marks its line dirty: not in a write-through L1, nor where other cores may hold copies. */
     const uint64_t quiet = plain ? PYSIM_VALID : !l1->is.write_back ? 0 : s->private_levels > 0 ? PYSIM_DIRTY : PYSIM_VALID;
     pysim_way *all = (pysim_way *)(pysim_cache_of(l1, core) + l1->ways), *at = NULL;
     uint64_t *trees = (uint64_t *)(pysim_cache_of(l1, core) + l1->trees);
@@ -111,7 +110,7 @@ static inline int64_t serve(const pysim_chunk *c, memory *m, pysim_simulation *s
         const uint64_t address = (uint64_t)addresses[k], line = address >> shift, write = is_write[k];
         const uint64_t owner = tagged ? owner_of_tag(tags[k]) : 0;
         if ((address + (uint64_t)(int64_t)sizes[k] - 1) >> shift != line) break;
-        if (line != last) { /* else nothing in its set was used since */
+        if (line != last) { /* otherwise nothing else in its set was used in between */
             uint32_t *place = &m->place[line * UINT64_C(0x9E3779B97F4A7C15) >> (64 - PLACE_BITS)];
             at = seek(l1, all, place, line);
             if (plain && at == NULL) {
@@ -146,7 +145,7 @@ static inline int64_t serve(const pysim_chunk *c, memory *m, pysim_simulation *s
     return k;
 }
 
-/* One access through the rules, line by line. */
+/* One access by the general rules, line by line. */
 static void touch_lines(pysim_simulation *s, int plain, int32_t core, uint64_t address, int64_t bytes, int write, uint64_t owner) {
     const int32_t shift = s->level[0].shift;
     uint64_t end = address + (uint64_t)bytes;
@@ -161,7 +160,7 @@ static void touch_lines(pysim_simulation *s, int plain, int32_t core, uint64_t a
     }
 }
 
-/* Accesses k..end-1, all of one core. */
+/* Accesses k..end-1, all by one core. */
 static void run_core(const pysim_chunk *c, memory *m, pysim_simulation *s, int plain, int32_t core, int64_t k, int64_t end) {
     const int tagged = c->tags != NULL;
     while (k < end) {

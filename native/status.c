@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The thread's last sentence, and the checks that every entry point makes before it touches an operand.
+ * The thread's last error message, and the checks that every entry point makes before it touches an operand.
  *
- * Sizes are exact: the bytes of an operand reach from its first to its last element, so a matrix of m rows with leading
- * dimension ld spans ((m-1) ld + columns) elements, and the slack after its last row belongs to nobody.
+ * Sizes are exact: the bytes of an operand reach from its first to its last element, so a matrix of m rows with leading dimension ld
+ * spans ((m-1) ld + columns) elements; the slack after its last row is not part of it.
+ *
  * Worked number: 1x64x56x56 with 64 3x3 filters, padding 1, f32: P = (56+1+1-2-1)/1+1 = 56, input 802,816 bytes. */
 #include "status.h"
 
@@ -101,7 +102,7 @@ static pysim_status check_block(const char *name, int32_t block, const char *of,
     return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %d; it is 0 (planes) or divides the %lld %s", name, (int)block, (long long)count, of);
 }
 
-/* Blocks hold channels of one group, or groups of one channel and one filter each. */
+/* A block holds channels of one group, or groups of one channel and one filter each. */
 static pysim_status check_blocks(const pysim_conv *c) {
     const int depthwise = c->groups > 1 && c->groups == c->channels && c->groups == c->filters;
     const int64_t groups = depthwise ? 1 : c->groups;
@@ -168,7 +169,7 @@ pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q) {
     return pysim_check_conv(c, p, q, NULL);
 }
 
-/* ((rows-1) ld + columns) element, where a row is not longer than ld. */
+/* ((rows-1) ld + columns) x element bytes, with rows not longer than ld. */
 static pysim_status matrix_bytes(const char *name, int64_t rows, int64_t columns, int64_t ld, int64_t element, int64_t *bytes) {
     int64_t span;
     if (ld < columns)

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The exact accesses of a plan: the macro-kernel runs (native/conv), and functions that write addresses down stand in for the
- * row's micro-kernel and packing. The loops, tiles, skipped kernel rows and panel addresses are those of a run because they are the
- * same code; what is modelled here is the inside of the row's functions, access by access and in their order:
+ * The exact memory accesses of a plan. The macro-kernel (native/conv) runs with stubs in place of the row's micro-kernel and packing; the stubs
+ * record addresses. Loops, tiles, skipped kernel rows and panel addresses are those of a run because the code is the same. Only the row's functions
+ * are modelled here, access by access and in order:
  *
- *   micro-kernel (x86/lanes.h, x86/outer_*.c, portable.c): each k step the operand along the lanes, a vector at a time, then the
- *     other one, element by element (outer: filters, then windows, both four at a time); at the end each vector of each output row
- *     is read where beta != 0, and written. The portable rows read an edge tile's windows again for each filter.
- *   packing (x86/pack.h, portable.c): the same choice of algorithm, the same vectors.
+ *   micro-kernel (x86/lanes.h, x86/outer_*.c, portable.c): each k-iteration reads the operand along the lanes, one vector at a time, then the
+ *     broadcast operand, element by element (outer: filters, then windows, four at a time). At the end each vector of each output row is
+ *     read if beta != 0, and written. The portable rows read the windows of an edge tile again for each filter.
+ *   packing (x86/pack.h, portable.c): the same choice of routine, the same vectors.
  *
- * A vector has lane_windows * lane_filters elements; the portable rows have vectors of one. A masked vector is one access of its
- * active bytes, none where no lane is active. The mma rows (power10) have vectors of 16 bytes, and load two at once where a whole tile
- * of f32 or f64 allows it; their k steps are traced one by one where they take two or four together, and their packing by x86's
- * algorithms: the same bytes, in nearly the same order. Not part of a trace: the stack (a fil kernel's tile on its way out) and the bias.
- * Buffers give the tags: a convolution's filters, packed before the run, are `filter`, a product's B that was is `input`; panels in the
- * workspace are `packed_*`. */
+ * A vector has lane_windows * lane_filters elements; portable rows have vectors of one. A masked vector is one access of its active bytes, or
+ * no access if no lane is active. The mma rows (power10) have vectors of 16 bytes and load two at once in a whole tile of f32 or f64. Where they take
+ * two or four k-iterations together, the trace has them one by one, and their packing is traced as x86's: the same bytes in nearly the same
+ * order. A trace does not contain the stack (a fil kernel's tile before its transposed store) and the bias. Tags follow buffers: filters of a
+ * convolution, packed before the run, are `filter`; a product's B packed before the run is `input`; panels in the workspace are `packed_*`. */
 #include <string.h>
 
 #include "conv/algorithm.h"
@@ -24,20 +23,20 @@ enum { INPUT = 1, FILTER, OUTPUT, PACKED_INPUT, PACKED_FILTER, COLUMNS, PACK = 1
 typedef struct {
     pysim_trace_sink sink;
     void *context;
-    pysim_nest nest;       /* as it was: its row and its packing */
-    int64_t bytes, out_bytes; /* of an element: operands and panels; output */
+    pysim_nest nest;       /* the original nest, with its row and its packing */
+    int64_t bytes, out_bytes; /* per element: of operands and panels; of the output */
     int64_t lanes;         /* elements of a vector */
     int mma;               /* a row of that target */
-    int image;             /* operand that the windows are packed from */
-    int read, written;     /* tags of the packing under way */
-    int windows, filters;  /* tags of what the micro-kernel reads */
+    int image;             /* tag of the operand that the windows are packed from */
+    int read, written;     /* tags of the current packing call */
+    int windows, filters;  /* tags of the micro-kernel's operands */
     int64_t n;
     int64_t address[CHUNK];
     int32_t size[CHUNK];
     uint8_t is_write[CHUNK], tag[CHUNK];
 } tracer;
 
-/* The row's functions know nothing of a tracer, so it waits here while the loops run. */
+/* The row's functions have no context argument, so the tracer is kept here while the loops run. */
 static _Thread_local tracer *active;
 
 static void deliver(tracer *t) {
@@ -59,7 +58,7 @@ static inline void emit(tracer *t, int64_t address, int64_t elements, int is_wri
 
 /* ---- micro-kernels ---- */
 
-/* The reads of one k step, and how far each moves for the next. */
+/* The reads of one k-iteration, and the distance from each to the next iteration's. */
 typedef struct {
     int32_t n;
     int64_t address[STEP], forward[STEP];
@@ -90,20 +89,20 @@ static void emit_steps(tracer *t, k_step *s, int64_t k) {
     }
 }
 
-/* `elements` results of row j from window i on. */
+/* Store of `elements` results of row j, starting at window i. */
 static void emit_store(tracer *t, void *out, int64_t out_pitch, int64_t i, int64_t j, int64_t elements, int reads_old) {
     const int64_t to = (int64_t)(intptr_t)out + (j * out_pitch + i) * t->out_bytes, bytes = elements * t->out_bytes;
     if (reads_old) emit_bytes(t, to, bytes, 0, OUTPUT | STORE);
     emit_bytes(t, to, bytes, 1, OUTPUT | STORE);
 }
 
-/* Filters in a panel or (`strided`) in place, `filter_step` apart in rows `filter_pitch` apart. */
+/* Filters are in a panel, or (`strided`) in place: `filter_step` apart in rows that are `filter_pitch` apart. */
 static void trace_tile(int strided, int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, const void *windows,
                        int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
     tracer *t = active;
     const pysim_kernel_info *row = &t->nest.row.info;
     const int win = row->lane_filters == 1, fil = !win && row->lane_windows == 1, reads_old = store->old != NULL;
-    /* Panels are padded to whole tiles, so only a win kernel that multiplies filters one by one leaves some out of them. */
+    /* Panels are padded to whole tiles; only a win kernel, which broadcasts filters one by one, does not read the padding. */
     const int64_t groups = fil ? t->lanes : row->lane_filters;
     const int64_t all = strided || (win && t->lanes > 1) ? nf : row->filters;
     const int64_t read_filters = fil || (t->mma && t->bytes >= 4) ? pysim_ceil_div(nf, groups) * groups : all;
@@ -123,7 +122,7 @@ static void trace_tile(int strided, int64_t k, const void *filters, int64_t filt
     emit_steps(t, &step, k);
 
     const int64_t width = fil ? t->lanes : row->lane_windows;
-    if (fil) { /* transposed in registers, a block of lanes x lanes at a time */
+    if (fil) { /* transposed in registers, lanes x lanes at a time */
         for (int64_t i = 0; i < nw; i += width)
             for (int64_t j = 0; j < nf; j++) emit_store(t, out, out_pitch, i, j, pysim_min(width, nw - i), reads_old);
     } else {
@@ -144,7 +143,7 @@ static void trace_strided(int64_t k, const void *filters, int64_t filter_pitch, 
 
 /* ---- packing ---- */
 
-/* What the algorithms below see of a segment: addresses of one channel. */
+/* One channel of a segment. */
 typedef struct {
     tracer *t;
     const pysim_segment *s;
@@ -155,13 +154,13 @@ static void write(const channel *c, int64_t tap, int64_t j, int64_t elements) {
     emit(c->t, c->to + (tap * c->s->pitch + j) * c->t->bytes, elements, 1, c->t->written);
 }
 
-/* The columns [column, column + count) that lie in the row, as one access. */
+/* One access to the columns of [column, column + count) that are inside the row. */
 static void read(const channel *c, int64_t column, int64_t count) {
     const int64_t lo = pysim_max(0, column), hi = pysim_min(c->s->width, column + count);
     if (hi > lo) emit(c->t, c->row + lo * c->t->bytes, hi - lo, 0, c->t->read);
 }
 
-/* One vector of the row, of which the first `needed` elements matter. */
+/* One vector of the row; only its first `needed` elements are used. */
 static void read_vector(const channel *c, int64_t column, int64_t needed) { read(c, column, pysim_min(c->t->lanes, needed)); }
 
 static void zero(const channel *c) {
@@ -200,7 +199,7 @@ static void chain(const channel *c) {
 static void phases(const channel *c) {
     const pysim_segment *s = c->s;
     const int64_t lanes = c->t->lanes, needed = (s->count - 1) * s->stride + s->taps;
-    for (int64_t j = -lanes; j < s->count; j += lanes) { /* windows j.. are written once the vectors behind them are there */
+    for (int64_t j = -lanes; j < s->count; j += lanes) { /* windows j.. are written after the vectors behind them are read */
         for (int64_t v = 0; v < s->stride; v++) {
             const int64_t ahead = (j + lanes) * s->stride + v * lanes;
             read_vector(c, s->first + ahead, needed - ahead);
@@ -210,7 +209,7 @@ static void phases(const channel *c) {
     }
 }
 
-/* Windows j.. of the taps from tap0 on, whose masks fit one table. */
+/* Windows j.. of taps tap0.., as many as fit one mask table. */
 static void strided(const channel *c, int64_t j, int64_t tap0, int64_t taps) {
     const pysim_segment *s = c->s;
     const int64_t n = pysim_min(c->t->lanes, s->count - j), needed = (n - 1) * s->stride + 1;
@@ -221,7 +220,7 @@ static void strided(const channel *c, int64_t j, int64_t tap0, int64_t taps) {
     }
 }
 
-/* The portable chain: blocks of a row to a line on the stack, and from there once a tap. */
+/* The portable chain: a block of a row is copied to a buffer on the stack, and from there once per tap. */
 static void copies(const channel *c) {
     enum { LINE = 512 };
     const pysim_segment *s = c->s;
@@ -271,7 +270,7 @@ static void trace_segment(const pysim_segment *s, void *dst) {
         each_channel(c, scalar);
 }
 
-/* Blocks of lanes x lanes; with one lane, element by element. */
+/* Blocks of lanes x lanes; element by element if there is one lane. */
 static void trace_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite) {
     (void)not_finite;
     tracer *t = active;
@@ -298,10 +297,10 @@ static void trace_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int6
 
 /* ---- the ABI ---- */
 
-static void stand_in(pysim_nest *n) {
+static void install_stubs(pysim_nest *n) {
     tracer *t = active;
     t->nest = *n;
-    t->read = INPUT | PACK, t->written = COLUMNS | PACK; /* what is packed before the loops */
+    t->read = INPUT | PACK, t->written = COLUMNS | PACK; /* packing before the loops */
     if (n->reads_columns) t->image = COLUMNS;
     t->bytes = n->bytes;
     t->out_bytes = n->out_bytes;
@@ -337,13 +336,13 @@ pysim_status pysim_trace(const pysim_problem *p, const pysim_schedule *s, const 
     tracer t, *outer = active;
     t.sink = sink, t.context = context, t.image = columns ? COLUMNS : INPUT, t.n = 0;
     active = &t;
-    status = pysim_walk(p, s, stand_in, product ? filters : image, product ? image : filters, place(at->output), place(at->workspace));
+    status = pysim_dry_run(p, s, install_stubs, product ? filters : image, product ? image : filters, place(at->output), place(at->workspace));
     active = outer;
     deliver(&t);
     return status;
 }
 
-/* The row of columns for one (channel, r, s), as column_row in reference.c: element by element. */
+/* One row of columns, for one (channel, r, s), as column_row in reference.c: element by element. */
 static void column_row(tracer *t, const pysim_conv *c, int64_t p, int64_t q, int64_t plane, int64_t r, int64_t s, int64_t row) {
     for (int64_t i = 0; i < p; i++)
         for (int64_t j = 0; j < q; j++, row += t->bytes) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One vector type in plain C for what is written in the names of x86/vec_*.h: 16 bytes of T, which the includer defines: what a base CPU's
- * registers hold (SSE2, VSX, NEON). A wider one lies in memory, which took 5 to 20 times as long in FP64; FOUR_LANES, where the includer
- * defines it, is for templates of four lanes or more. */
+ * One vector type in plain C with the names of x86/vec_*.h: 16 bytes of T (defined by the includer), the registers of a base CPU (SSE2, VSX,
+ * NEON). A wider vector would live in memory, which took 5 to 20 times as long in FP64. The includer defines FOUR_LANES for templates that need
+ * at least four lanes. */
 #ifdef FOUR_LANES
 enum { LANES = 4 };
 #else
@@ -22,12 +22,12 @@ INLINE VEC v_kept(VEC v) { return v; }
 INLINE VEC v_fma(VEC a, VEC b, VEC c) { return a * b + c; }
 INLINE VEC v_mul(VEC a, VEC b) { return a * b; }
 INLINE VEC v_add(VEC a, VEC b) { return a + b; }
-/* Lane by lane, without a branch: GCC spends seconds on the thousands that tests of lanes are in an unrolled tile. */
+/* Selects lane by lane without a branch: GCC takes seconds for the thousands of branches in an unrolled tile. */
 typedef __typeof__((VEC){0} < (VEC){0}) TEST;
 INLINE VEC v_chosen(TEST where, VEC a, VEC b) { return (VEC)(((TEST)a & where) | ((TEST)b & ~where)); }
-/* The larger of both; a NaN stays. */
+/* The larger of both; NaN wins. */
 INLINE VEC v_larger(VEC a, VEC b) { return v_chosen((b > a) | (b != b), b, a); }
-/* A NaN stays one. */
+/* NaN stays NaN. */
 INLINE VEC v_between(VEC low, VEC high, VEC x) { return v_chosen(x < low, low, v_chosen(x > high, high, x)); }
 
 typedef struct {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Twice the lanes of vec_portable.h in two of its vectors, for templates that need no more than these of its names: what is wider than a
- * register lies in memory otherwise, and its sums are read and written at every multiply-add. */
+ * A vector of twice the lanes of vec_portable.h as two of its vectors, for templates that need only these names. One wider vector would live in
+ * memory and be read and written at every multiply-add. */
 #include "vec_portable.h"
 
 typedef struct {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What an algorithm is to the ABI (run.c): a constant pysim_algorithm_<name>, which a line of native/algorithms.inc puts into the table. */
+ * The interface between the ABI (run.c) and an algorithm: a constant pysim_algorithm_<name>, listed in native/algorithms.inc. */
 #ifndef PYSIM_ALGORITHM_H
 #define PYSIM_ALGORITHM_H
 #include "../loops.h"
@@ -8,24 +8,24 @@
 
 typedef struct pysim_algorithm pysim_algorithm;
 
-/* One problem under one schedule, both checked. */
+/* A problem with a schedule, both checked. */
 typedef struct {
     const pysim_algorithm *algorithm;
     const pysim_problem *problem;
     pysim_nest nest;
-    pysim_operands operands; /* as a run reads them: prepared weights in the place of weights */
-    int64_t prepared_bytes;  /* 0: the weights are read as they are */
-    pysim_conv own;          /* of an algorithm that turns the problem into another convolution: what the nest points to */
-    int64_t thread_bytes;    /* of the workspace, for each thread, of an algorithm that is no nest; 0: the panels of a nest */
-    int64_t shared_bytes;    /* of the workspace, for all threads together; the panels of each thread lie behind them */
+    pysim_operands operands; /* as a run reads them: prepared weights instead of weights */
+    int64_t prepared_bytes;  /* 0: weights are not prepared */
+    pysim_conv own;          /* the convolution that the nest computes, if an algorithm reduces the problem to another one */
+    int64_t thread_bytes;    /* workspace bytes per thread of an algorithm without a nest; 0: the panels of the nest */
+    int64_t shared_bytes;    /* workspace bytes shared by all threads, in front of the threads' own */
 } pysim_job;
 
-/* A run whose arguments have passed; workspace holds the job's shared bytes and the panels of `threads` threads. */
+/* A run with checked arguments; the workspace holds the job's shared bytes, then those of `threads` threads. */
 typedef struct {
-    const pysim_epilogue *epilogue; /* its alpha, beta and bias are for kernels' stores; the rest is divided: */
-    const char *residual;           /* what stores add, lying as the result does, or NULL */
-    pysim_bounds bounds;            /* between which stores keep results */
-    pysim_finish finish;            /* what else is to be done to results that have just been stored */
+    const pysim_epilogue *epilogue; /* alpha, beta and bias go to the kernels' stores; the rest of it is in the next three fields */
+    const char *residual;           /* added in the stores; in the result's layout, or NULL */
+    pysim_bounds bounds;            /* applied in the stores */
+    pysim_finish finish;            /* what remains to be done to results that were just stored */
     int32_t threads;
     const char *first, *second;
     char *result, *workspace;
@@ -33,28 +33,28 @@ typedef struct {
 } pysim_call;
 
 struct pysim_algorithm {
-    /* Of a problem that has passed pysim_check_problem, whose operands `job` has already: checks the schedule, fills the rest. */
+    /* Checks the schedule and fills in the job, whose operands are filled in already; the problem has passed pysim_check_problem. */
     pysim_status (*open)(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
-    void (*prepare)(const pysim_job *job, const char *weights, char *prepared); /* NULL: nothing is prepared */
+    void (*prepare)(const pysim_job *job, const char *weights, char *prepared); /* NULL: weights are not prepared */
     void (*run)(pysim_job *job, const pysim_call *call);
-    int finishes; /* run obeys call->finish; else all results are gone over once more, behind it */
-    int adds;     /* run obeys call->residual; else `finish` adds residuals */
-    int blocks;   /* open obeys a convolution's blocks of channels; else there are none */
+    int finishes; /* run applies call->finish; if 0, a second pass over all results does */
+    int adds;     /* run applies call->residual; if 0, `finish` does */
+    int blocks;   /* open accepts operands in channel blocks (NCHWc) */
 };
 
-/* A run on one thread with stand-ins for the functions of the job's row, so that no kernel has to run on this CPU. The checks of a run
- * hold, but nothing is read or written through these pointers. */
-typedef void (*pysim_stand_in)(pysim_nest *n);
-pysim_status pysim_walk(const pysim_problem *p, const pysim_schedule *s, pysim_stand_in stand_in, const void *first, const void *second,
+/* A run on one thread whose kernels are replaced by stubs, so that any CPU can trace any row. The checks of a run apply, but nothing is
+ * read or written through these pointers. */
+typedef void (*pysim_install_stubs)(pysim_nest *n);
+pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysim_install_stubs install_stubs, const void *first, const void *second,
                         void *result, void *workspace);
 
-/* conv.c: the parts of sconv, for algorithms that turn their problem into another convolution, or have loops of their own. */
+/* conv.c: parts of sconv, for algorithms that reduce their problem to another convolution or have loops of their own. */
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
 void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed);
 void pysim_conv_run(pysim_job *job, const pysim_call *call);
-pysim_nest pysim_conv_nest(const pysim_conv *c);             /* without row and schedule */
-pysim_status pysim_conv_panels(pysim_job *job);              /* what is prepared of the filters for the job's nest, and its bytes */
-void pysim_conv_image(pysim_nest *n, int64_t image, const void *call); /* the operands of an image of a group */
+pysim_nest pysim_conv_nest(const pysim_conv *c);             /* row and schedule are not filled in */
+pysim_status pysim_conv_panels(pysim_job *job);              /* describes the packed filters of the job's nest */
+void pysim_conv_image(pysim_nest *n, int64_t image, const void *call); /* fills in the operands of one image of one group */
 int pysim_conv_padded(const pysim_conv *c);
-int pysim_conv_marked(const pysim_job *job, const char *packed); /* whether preparation, for a padded problem, met a weight that is not finite */
+int pysim_conv_marked(const pysim_job *job, const char *packed); /* whether preparation of a padded problem met a weight that is not finite */
 #endif

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Direct convolution of planes by way of blocks of channels: for each image its channels are brought into blocks, convolved by direct_nchwc,
- * and its results brought back. Each element is moved once, where packing moves it once a tap. A group's channels and filters are whole blocks. */
+ * Direct convolution of planes (NCHW) through the blocked layout: each image is converted to channel blocks, convolved by direct_nchwc, and its
+ * results are converted back. Each element is moved once; packing moves it once per tap. The channels and filters of a group must be whole blocks. */
 #include "algorithm.h"
 
 enum { ALIGN = 64 };
 
 extern const pysim_algorithm pysim_algorithm_direct_nchwc;
 
-static int64_t in_lines(int64_t bytes) { return pysim_ceil_div(bytes, ALIGN) * ALIGN; }
+static int64_t round_to_lines(int64_t bytes) { return pysim_ceil_div(bytes, ALIGN) * ALIGN; }
 
-/* Bytes of an image and of its results, in whole lines; of a job that has passed, without overflow. */
+/* Bytes of an image and of its results, rounded up to whole lines. */
 static pysim_status image_bytes(const pysim_conv *c, int64_t *input, int64_t *output) {
     int64_t p = 0, q = 0;
     pysim_status status = pysim_check_conv(c, &p, &q, NULL);
@@ -18,7 +18,7 @@ static pysim_status image_bytes(const pysim_conv *c, int64_t *input, int64_t *ou
     if (status == PYSIM_OK) status = pysim_product("the blocks of results' bytes, filters x P x Q x element", 4, out, output);
     if (status != PYSIM_OK) return status;
     if (*input > INT64_MAX / 4 || *output > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the blocks of an image exceed int64 bytes");
-    *input = in_lines(*input), *output = in_lines(*output);
+    *input = round_to_lines(*input), *output = round_to_lines(*output);
     return PYSIM_OK;
 }
 
@@ -29,14 +29,14 @@ static pysim_status open_blocked(const pysim_problem *p, const pysim_schedule *s
     pysim_status status = row(s, p->conv.dtype, &kernel);
     if (status != PYSIM_OK) return status;
     const int64_t lanes = kernel.info.lane_filters, channels = p->conv.channels / p->conv.groups, filters = p->conv.filters / p->conv.groups;
-    if (kernel.of == PYSIM_OF_NCHWC && (channels % lanes || filters % lanes))
+    if (kernel.family == PYSIM_FAMILY_NCHWC && (channels % lanes || filters % lanes))
         return pysim_fail(PYSIM_UNSUPPORTED, "a group has %lld channels and %lld filters; kernel %s takes whole blocks of %lld of both",
                           (long long)channels, (long long)filters, kernel.info.name, (long long)lanes);
     of.conv.batch = 1;
     of.conv.input_block = of.conv.output_block = (int32_t)lanes;
     status = image_bytes(&p->conv, &input, &output);
     if (status == PYSIM_OK) status = pysim_algorithm_direct_nchwc.open(&of, s, row, job);
-    job->shared_bytes = input + output + ALIGN; /* the workspace may begin inside a line */
+    job->shared_bytes = input + output + ALIGN; /* the workspace may not be aligned to a line */
     return status;
 }
 
@@ -44,14 +44,14 @@ static void prepare_blocked(const pysim_job *job, const char *filters, char *pre
     pysim_algorithm_direct_nchwc.prepare(job, filters, prepared);
 }
 
-/* Planes of `size` elements to blocks of channels, or back. */
+/* Layout conversion of planes of `size` elements to channel blocks, or back. */
 typedef struct {
     const char *from;
     char *to;
-    int64_t block, size, bytes; /* bytes: of an element */
+    int64_t block, size, bytes; /* bytes per element */
     int to_planes;
     pysim_pack_transposed transposed;
-    const pysim_finish *finish; /* of what is planes again */
+    const pysim_finish *finish; /* epilogue of results in planes */
 } reordering;
 
 static void reorder_block(int64_t item, int64_t thread, const void *context) {
@@ -65,7 +65,7 @@ static void reorder_block(int64_t item, int64_t thread, const void *context) {
 static void run_blocked(pysim_job *job, const pysim_call *call) {
     const pysim_conv *c = &job->problem->conv;
     int64_t input = 0, output = 0, p = 0, q = 0;
-    (void)image_bytes(c, &input, &output); /* has passed */
+    (void)image_bytes(c, &input, &output); /* checked before */
     (void)pysim_check_conv(c, &p, &q, NULL);
     const int64_t bytes = pysim_dtype_bytes(c->dtype), block = job->own.input_block;
     char *blocks = call->workspace + (ALIGN - (uintptr_t)call->workspace % ALIGN) % ALIGN, *results = blocks + input;
@@ -75,11 +75,11 @@ static void run_blocked(pysim_job *job, const pysim_call *call) {
     reordering out = {results, call->result, block, p * q, bytes, 1, in.transposed, &call->finish};
     for (int64_t image = 0; image < c->batch; image++) {
         const double start = call->profile ? pysim_now() : 0;
-        pysim_team(c->channels / block, call->threads, reorder_block, &in);
+        pysim_parallel_for(c->channels / block, call->threads, reorder_block, &in);
         const double moved = call->profile ? pysim_now() : 0;
         pysim_algorithm_direct_nchwc.run(job, &own);
         const double summed = call->profile ? pysim_now() : 0;
-        pysim_team(c->filters / block, call->threads, reorder_block, &out);
+        pysim_parallel_for(c->filters / block, call->threads, reorder_block, &out);
         in.from += c->channels * in.size * bytes, out.to += c->filters * out.size * bytes;
         if (call->profile) call->profile->pack_seconds += moved - start + (pysim_now() - summed);
     }

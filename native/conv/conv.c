@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution as a nest: windows are output pixels in row-major order, tiles may cross output rows, padding is packed as zeros. */
+ * Convolution on the loop nest: windows are output pixels in row-major order. A tile may cross output rows; padding is packed as zeros. */
 #include <string.h>
 
 #include "algorithm.h"
@@ -14,7 +14,8 @@ static void conv_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t 
     const pysim_conv *c = n->problem;
     const int64_t q = output_columns(c);
     const int64_t top = t0 / q * c->stride_h - c->pad_top, bottom = (t0 + nw - 1) / q * c->stride_h - c->pad_top;
-    /* row p meets the image where 0 <= p*stride - pad + r*dilation < height; the last output row gives the least r, the first the greatest */
+    /* kernel row r of output row p is inside where 0 <= p*stride - pad + r*dilation < height; the last output row has the least r, the
+     * first the greatest */
     *r0 = pysim_min(c->kernel_h, bottom >= 0 ? 0 : pysim_ceil_div(-bottom, c->dilation_h));
     *r1 = top >= c->height ? 0 : pysim_min(c->kernel_h, (c->height - 1 - top) / c->dilation_h + 1);
     if (*r1 < *r0) *r1 = *r0;
@@ -49,7 +50,7 @@ static void conv_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
     }
 }
 
-/* Elements of the packed panels of one group. */
+/* Elements of one group's packed filters. */
 static int64_t group_panel(const pysim_nest *n) { return pysim_nest_filter_offset(n, n->channels, 0, 0); }
 
 static pysim_status panels_bytes(const pysim_nest *n, int64_t groups, int64_t *bytes, int64_t *with_mark) {
@@ -74,7 +75,7 @@ pysim_nest pysim_conv_nest(const pysim_conv *c) {
         .out_bytes = pysim_dtype_bytes(pysim_result_dtype(c->dtype)),
         .pack_windows = conv_pack_windows,
         .live_rows = conv_live_rows,
-        .finish = pysim_conv_padded(c) ? pysim_sum_again : NULL,
+        .finish = pysim_conv_padded(c) ? pysim_recompute_padded : NULL,
         .problem = c,
         .input_pitch = c->height * c->width,
         .output_pitch = p * q,
@@ -114,7 +115,7 @@ void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed)
                 const int64_t f0 = tile * width, nf = pysim_min(width, n->filters - f0);
                 char *to = packed + (g * group_panel(n) + pysim_nest_filter_offset(n, c0, nc, tile)) * n->bytes;
                 const char *from = filters + ((g * n->filters + f0) * ld + c0 * n->rows * n->taps) * n->bytes;
-                /* from[f][c][r][s] to [r][c][s][f]: what is adjacent on both sides goes in one call */
+                /* from[f][c][r][s] to [r][c][s][f]; one call covers all elements that are contiguous on both sides */
                 const int64_t run = n->rows == 1 ? nc : 1;
                 for (int64_t r = 0; r < n->rows; r++)
                     for (int64_t ch = 0; ch < nc; ch += run)

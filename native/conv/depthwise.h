@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The kernels that run everywhere, and whatever the weights are. */
+ * The portable depthwise kernels, which also accept weights that are not finite. */
 #ifndef PYSIM_DEPTHWISE_H
 #define PYSIM_DEPTHWISE_H
 #include "../kernel.h"

@@ -1,35 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Form `blocks` of conv/depthwise.inc as a template over a vector type (x86/vec_*.h, vec_portable.h): lanes hold the groups of a block, of
- * one channel and one filter each, whose input, filters and output lie [row][column][lane]:
+ * Form `blocks` of conv/depthwise.inc, a template over a vector type (x86/vec_*.h, vec_portable.h). Lanes hold the groups of a block, each of
+ * one channel and one filter; input, filters and output are stored as [row][column][lane]:
  *
  *   out[p][q] = bias + sum over kernel rows r, taps s  filters[r][s] input[p stride + r dilation - pad][q stride + s dilation - pad]
  *
- * A tile is up to WIDEST neighbouring outputs of a row. Where the taps of a row and their stride are constants (3, 5, 7 of strides 1, 2),
- * a column of the input is loaded once for all outputs that read it: WIDEST + S - 1 loads for WIDEST S multiply-adds. Columns and rows that
- * lie outside the image are left out, so no padding is multiplied, whatever the weight. */
+ * A tile is up to MAX_TILE neighbouring outputs of a row. If the taps of a row and the stride are constants (3, 5, 7 taps, strides 1, 2), each
+ * column of the input is loaded once for all outputs that read it: MAX_TILE + S - 1 loads for MAX_TILE S multiply-adds. Columns and rows outside the
+ * image are skipped, so padding is never multiplied, whatever the weights. */
 #include "../kernel.h"
 
-enum { WIDEST = 8, MOST_TAPS = 7 };
+enum { MAX_TILE = 8, MAX_TAPS = 7 };
 
-/* A row of outputs of a block; x: its first kernel row that meets the image, column 0. */
+/* One output row of a block. x points to column 0 of the first kernel row inside the image. */
 typedef struct {
-    const T *x, *w;          /* of that kernel row */
+    const T *x, *w;
     T *out;
-    int64_t rows, row;       /* kernel rows that meet the image; elements between them */
+    int64_t rows, row;       /* kernel rows inside the image; elements between them */
     int64_t taps, stride, dilation, width, pad;
-    int64_t tiles, least, more; /* of equal size, give or take one: `more` of them have an output more than `least` */
+    int64_t tiles, min_width, wider_tiles; /* tiles have min_width outputs, the first `wider_tiles` of them one more */
     VEC start, low, high;
 } BLOCK_ROW;
 
-/* P outputs whose first tap is column `at`. EDGE: some columns are outside. S: taps of a row and SW: their stride, constants, or 0. */
+/* P outputs; the first one's first tap is column `at`. EDGE: some columns are outside the image. S: taps of a row, SW: stride, both
+ * constants; or 0. */
 INLINE void blocks_tile(const int S, const int SW, const int P, const int EDGE, const BLOCK_ROW *t, int64_t at, T *out) {
-    const int columns = S ? (P - 1) * SW + S : 0; /* of the input */
-    VEC acc[WIDEST];
+    const int columns = S ? (P - 1) * SW + S : 0; /* input columns */
+    VEC acc[MAX_TILE];
 #pragma GCC unroll 8
     for (int i = 0; i < P; i++) acc[i] = t->start;
     const T *x = t->x + at * LANES, *w = t->w;
     for (int64_t r = 0; r < t->rows; r++, x += t->row, w += t->taps * LANES) {
-        VEC weight[MOST_TAPS];
+        VEC weight[MAX_TAPS];
 #pragma GCC unroll 7
         for (int s = 0; s < S; s++) weight[s] = v_load(w + s * LANES);
 #pragma GCC unroll 21
@@ -59,7 +60,7 @@ INLINE void blocks_row(const int S, const int SW, const BLOCK_ROW *t) {
     int64_t at = -t->pad;
     T *out = t->out;
     for (int64_t tile = 0, wide; tile < t->tiles; tile++, at += wide * t->stride, out += wide * LANES) {
-        wide = t->least + (tile < t->more);
+        wide = t->min_width + (tile < t->wider_tiles);
         const int inside = at >= 0 && at + (wide - 1) * t->stride + reach < t->width;
         switch (2 * wide + inside) {
 #define BLOCKS_CASE(P) \
@@ -80,8 +81,8 @@ BLOCKS_ROW(5, 2)
 BLOCKS_ROW(7, 1)
 BLOCKS_ROW(7, 2)
 
-/* By taps of a row and their stride. */
-static void (*blocks_row_of(const pysim_conv *c))(const BLOCK_ROW *) {
+/* Selects the instance for the taps of a row and the stride. */
+static void (*select_blocks_row(const pysim_conv *c))(const BLOCK_ROW *) {
     if (c->dilation_w == 1 && (c->stride_w == 1 || c->stride_w == 2)) switch (c->kernel_w) {
         case 3: return c->stride_w == 1 ? blocks_row_3_1 : blocks_row_3_2;
         case 5: return c->stride_w == 1 ? blocks_row_5_1 : blocks_row_5_2;
@@ -91,17 +92,17 @@ static void (*blocks_row_of(const pysim_conv *c))(const BLOCK_ROW *) {
     return blocks_row_0_0;
 }
 
-/* Rows of outputs [begin, end) of a block. */
+/* Output rows [begin, end) of a block. */
 INLINE void blocks_body(const pysim_direct *of, const T *input, const T *filters, const T *bias, T *out, int64_t begin, int64_t end) {
     const pysim_conv *c = of->conv;
-    void (*const row_of)(const BLOCK_ROW *) = blocks_row_of(c);
-    const int64_t wide = c->width * LANES, tiles = pysim_ceil_div(of->q, WIDEST), reach = (c->kernel_h - 1) * c->dilation_h;
+    void (*const row_of)(const BLOCK_ROW *) = select_blocks_row(c);
+    const int64_t wide = c->width * LANES, tiles = pysim_ceil_div(of->q, MAX_TILE), reach = (c->kernel_h - 1) * c->dilation_h;
     BLOCK_ROW t = {.row = c->dilation_h * wide, .taps = c->kernel_w, .stride = c->stride_w, .dilation = c->dilation_w, .width = c->width,
-                   .pad = c->pad_left, .tiles = tiles, .least = of->q / tiles, .more = of->q % tiles,
+                   .pad = c->pad_left, .tiles = tiles, .min_width = of->q / tiles, .wider_tiles = of->q % tiles,
                    .start = bias ? v_load(bias) : v_zero(), .low = v_set1((T)of->bounds.low), .high = v_set1((T)of->bounds.high)};
     for (int64_t p = begin; p < end; p++) {
         const int64_t y = p * c->stride_h - c->pad_top;
-        int64_t r0 = 0, r1 = c->kernel_h; /* meet the image; divisions take long */
+        int64_t r0 = 0, r1 = c->kernel_h; /* kernel rows inside the image; divides only where needed, since divisions are slow */
         if (y < 0) r0 = pysim_min(c->kernel_h, pysim_ceil_div(-y, c->dilation_h));
         if (y + reach >= c->height) r1 = y >= c->height ? r0 : pysim_max(r0, (c->height - 1 - y) / c->dilation_h + 1);
         t.rows = r1 - r0;
@@ -112,9 +113,9 @@ INLINE void blocks_body(const pysim_direct *of, const T *input, const T *filters
     }
 }
 
-#define DEFINE_BLOCKS(name)                                                                                                        \
+#define DEFINE_BLOCKS(name)                                                                                                               \
     void name(const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups, int64_t begin, \
-              int64_t end, void *workspace) {                                                                                      \
-        (void)groups, (void)workspace;                                                                                             \
-        blocks_body(of, input, filters, bias, out, begin, end);                                                                    \
+              int64_t end, void *workspace) {                                                                                             \
+        (void)groups, (void)workspace;                                                                                                    \
+        blocks_body(of, input, filters, bias, out, begin, end);                                                                           \
     }

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Direct convolution with channels in blocks (NCHWc): neighbouring pixels of a row of outputs are a tile, whose kernel broadcasts elements of
- * the input as they lie; nothing is packed, whatever the stride. The input may be planes as well (an image of three channels): there the
- * taps of a row lie one behind the other.
+ * Direct convolution in the blocked layout (NCHWc). A tile is neighbouring pixels of an output row; the kernel broadcasts input elements from where
+ * they lie, so nothing is packed, whatever the stride. The input may also be planes (an image of three channels): then the taps of a kernel row
+ * are contiguous.
  *
- *   for each block of k2 tiles: for each panel of filters: for each set of channels: for each tile
+ *   for each block of k2 tiles: for each panel of filters: for each set of channels: for each tile: KERNEL
  *
- * Filters are prepared as [group][panel][channel block][row][tap][channel][filter of the panel]. A tile at the left or right edge of the
- * image takes the taps of a kernel row that its pixels have in common in one call, others in a call of their own for those pixels that they
- * meet: padding is not multiplied. While tiles pass by, each asks for its part of the filters that come next: they are read once, from far
- * away (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
+ * Filters are prepared as [group][panel][channel block][row][tap][channel][filter of the panel]. A tile at the left or right edge of the image
+ * makes one call for the taps that are inside the image for all its pixels, and calls for the other taps with only those pixels that need
+ * them: padding is not multiplied. Each tile prefetches its share of the filters that come next, because they are read once, from a far level
+ * (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
 #include "algorithm.h"
 
 enum { LINE = 64 };
 
 typedef struct {
     const pysim_conv *conv;
-    int64_t p, q;            /* rows of outputs and pixels in them; of a pointwise convolution one row of all */
-    int64_t lanes, inner;    /* filters in a block; channels in one of the input, 1: planes */
-    int64_t blocks, set;     /* of the input's channels, of a group; of a set */
-    int64_t vectors, panel;  /* blocks of filters, of a group; of a panel */
+    int64_t p, q;            /* output rows and pixels per row; an unpadded 1x1 convolution of stride 1 has one row of all pixels */
+    int64_t lanes, inner;    /* filters per block; channels per block of the input, 1 for planes */
+    int64_t blocks, set;     /* channel blocks of a group; of a channel set */
+    int64_t vectors, panel;  /* filter blocks of a group; of a panel */
     int64_t per_row, tiles;  /* tiles */
     int64_t bytes;
 } shape;
@@ -27,12 +27,12 @@ typedef struct {
     shape of;
     pysim_nchwc_kernel kernel;
     const pysim_call *call;
-    int64_t k2, blocks, panel_parts; /* tiles of a block; blocks; parts of the panels of each */
+    int64_t k2, blocks, panel_parts; /* tiles per block; blocks; into how many parts the panels of a block are divided */
 } nchwc_run;
 
 static int64_t inner_of(const pysim_conv *c) { return c->input_block > 1 ? c->input_block : 1; }
 
-/* Pixels of a 1x1 convolution with unit stride lie one behind the other, rows too. */
+/* Unpadded 1x1 convolutions of stride 1: all pixels of the image become one row. */
 static pysim_conv flattened(const pysim_conv *c) {
     pysim_conv own = *c;
     const int padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right;
@@ -42,7 +42,7 @@ static pysim_conv flattened(const pysim_conv *c) {
 
 static shape shape_of(const pysim_conv *c, const pysim_row *row, const pysim_schedule *s) {
     shape of = {.conv = c, .lanes = row->info.lane_filters, .inner = inner_of(c), .bytes = pysim_dtype_bytes(c->dtype)};
-    (void)pysim_check_conv(c, &of.p, &of.q, NULL); /* has passed */
+    (void)pysim_check_conv(c, &of.p, &of.q, NULL); /* checked before */
     of.blocks = c->channels / c->groups / of.inner;
     of.set = pysim_ceil_div(s->channels, of.inner);
     of.vectors = c->filters / c->groups / of.lanes;
@@ -52,7 +52,7 @@ static shape shape_of(const pysim_conv *c, const pysim_row *row, const pysim_sch
     return of;
 }
 
-/* Elements of a panel, and of all panels of a group. */
+/* Elements per panel; panels per group. */
 static int64_t panel_size(const shape *of) {
     return of->blocks * of->inner * of->conv->kernel_h * of->conv->kernel_w * of->panel * of->lanes;
 }
@@ -60,7 +60,7 @@ static int64_t panels_of(const shape *of) { return pysim_ceil_div(of->vectors, o
 
 static pysim_status check_schedule(const pysim_schedule *s, const pysim_conv *c, const pysim_row *row) {
     const int64_t lanes = row->info.lane_filters, channels = c->channels / c->groups;
-    if (row->of != PYSIM_OF_NCHWC)
+    if (row->family != PYSIM_FAMILY_NCHWC)
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s does not read blocks of channels; this algorithm runs the rows of native/conv/direct_nchwc.inc",
                           row->info.name);
     if (c->output_block != lanes || (c->input_block > 1 && c->input_block != lanes))
@@ -79,7 +79,7 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_conv *c,
 static pysim_status open_nchwc(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
     job->own = flattened(&p->conv);
     job->nest = (pysim_nest){.problem = &job->own, .schedule = *s};
-    job->thread_bytes = 64; /* none is kept; a run has a workspace */
+    job->thread_bytes = 64; /* nothing is kept, but a run must have a workspace */
     pysim_status status = row(s, p->conv.dtype, &job->nest.row);
     if (status == PYSIM_OK) status = check_schedule(s, &p->conv, &job->nest.row);
     if (status != PYSIM_OK) return status;
@@ -117,13 +117,13 @@ static void prepare_nchwc(const pysim_job *job, const char *filters, char *prepa
     }
 }
 
-/* A tile under one set of channels: what all its calls have in common, and where its first pixel and the kernel's first tap lie. */
+/* A tile and a channel set: what all its kernel calls share. */
 typedef struct {
     pysim_nchwc_tile call;
-    int64_t pixels, x, rows; /* of the tile; column of its first pixel's first tap; kernel rows that meet the image */
+    int64_t pixels, x, rows; /* pixels of the tile; input column of its first pixel's first tap; kernel rows inside the image */
 } tile;
 
-/* Pixels [lo, hi) by taps [s0, s1) of each kernel row; none: the epilogue alone. */
+/* Calls the kernel for pixels [lo, hi) and taps [s0, s1) of each kernel row; without taps it applies the epilogue only. */
 static void call_kernel(const nchwc_run *r, const tile *t, int64_t lo, int64_t hi, int64_t s0, int64_t s1, int first, int last) {
     const pysim_conv *c = r->of.conv;
     const int64_t bytes = r->of.bytes, taps = s1 - s0, at = t->x + lo * c->stride_w + s0 * c->dilation_w;
@@ -132,9 +132,9 @@ static void call_kernel(const nchwc_run *r, const tile *t, int64_t lo, int64_t h
     else call.input = (const char *)call.input + at * r->of.inner * bytes;
     call.filters = (const char *)call.filters + s0 * call.filter_tap * bytes;
     call.rows = t->rows;
-    const int joined = r->of.inner == 1 && c->dilation_w == 1; /* taps follow one another */
-    call.taps = joined ? 1 : taps;
-    call.inner = joined ? taps : r->of.inner;
+    const int contiguous = r->of.inner == 1 && c->dilation_w == 1; /* the taps of a kernel row are contiguous */
+    call.taps = contiguous ? 1 : taps;
+    call.inner = contiguous ? taps : r->of.inner;
     call.out = (char *)call.out + lo * r->of.lanes * bytes;
     call.pixels = hi - lo;
     call.first = first, call.last = last;
@@ -143,14 +143,14 @@ static void call_kernel(const nchwc_run *r, const tile *t, int64_t lo, int64_t h
     r->kernel(&call);
 }
 
-/* Pixels of the tile that meet the image through tap s: [*lo, *hi). */
+/* Pixels [*lo, *hi) of the tile whose tap s is inside the image. */
 static void pixels_of_tap(const pysim_conv *c, const tile *t, int64_t s, int64_t *lo, int64_t *hi) {
     const int64_t first = t->x + s * c->dilation_w, last = c->width - 1 - first;
     *lo = first >= 0 ? 0 : pysim_min(t->pixels, pysim_ceil_div(-first, c->stride_w));
     *hi = last < 0 ? *lo : pysim_max(*lo, pysim_min(t->pixels, last / c->stride_w + 1));
 }
 
-/* Sums of one set. All pixels have the taps [full, full_end) in common, which come last, with the epilogue. */
+/* Adds one channel set to a tile. The taps [full, full_end), which all pixels have, come last, together with the epilogue. */
 static void sum_set(const nchwc_run *r, const tile *t, int first, int last) {
     const pysim_conv *c = r->of.conv;
     if (t->x >= 0 && t->x + (t->pixels - 1) * c->stride_w + (c->kernel_w - 1) * c->dilation_w < c->width) {
@@ -177,13 +177,14 @@ static void sum_set(const nchwc_run *r, const tile *t, int first, int last) {
     if (full < full_end || first || last) call_kernel(r, t, 0, t->pixels, full, full_end, first, last);
 }
 
-/* Tile i of an image's group by one panel of filters; it asks for part `part` of `parts` of the filters of the next set or panel. */
+/* Computes tile i of one image's group for one panel of filters and one channel set; prefetches range `part` of `parts` of the next set
+ * or panel. */
 static void run_tile(const nchwc_run *r, int64_t image, int64_t i, int64_t panel, int64_t set, int64_t part, int64_t parts) {
     const shape *of = &r->of;
     const pysim_conv *c = of->conv;
     const int64_t row = i / of->per_row, map = of->p * of->q, y = row * c->stride_h - c->pad_top, bytes = of->bytes;
     int64_t q0, q1;
-    pysim_take_part(of->q, i % of->per_row, of->per_row, &q0, &q1);
+    pysim_split_range(of->q, i % of->per_row, of->per_row, &q0, &q1);
     const int64_t r0 = y >= 0 ? 0 : pysim_min(c->kernel_h, pysim_ceil_div(-y, c->dilation_h));
     const int64_t r1 = y >= c->height ? 0 : pysim_min(c->kernel_h, (c->height - 1 - y) / c->dilation_h + 1);
     const int64_t width = of->panel * of->lanes, b0 = set * of->set, plane = c->height * c->width * of->inner;
@@ -213,14 +214,14 @@ static void run_tile(const nchwc_run *r, int64_t image, int64_t i, int64_t panel
     if (last) pysim_finish_rows(&r->call->finish, t.call.out, t.call.out_vector, t.call.vectors, t.pixels * of->lanes);
 }
 
-/* A block of tiles of one image's group, by a part of the panels. */
+/* A block of tiles of one image's group, for a part of the panels. */
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const nchwc_run *r = context;
     const int64_t block = item / r->panel_parts % r->blocks, image = item / r->panel_parts / r->blocks;
     const int64_t end = pysim_min(r->of.tiles, (block + 1) * r->k2), sets = pysim_ceil_div(r->of.blocks, r->of.set);
     int64_t panel, panel_end;
     (void)thread;
-    pysim_take_part(panels_of(&r->of), item % r->panel_parts, r->panel_parts, &panel, &panel_end);
+    pysim_split_range(panels_of(&r->of), item % r->panel_parts, r->panel_parts, &panel, &panel_end);
     for (; panel < panel_end; panel++)
         for (int64_t set = 0; set < sets; set++)
             for (int64_t i = block * r->k2; i < end; i++) run_tile(r, image, i, panel, set, i - block * r->k2, end - block * r->k2);
@@ -231,9 +232,9 @@ static void run_nchwc(pysim_job *job, const pysim_call *call) {
     const int64_t images = job->own.batch * job->own.groups;
     r.k2 = pysim_min(job->nest.schedule.k2, r.of.tiles);
     r.blocks = pysim_ceil_div(r.of.tiles, r.k2);
-    r.panel_parts = pysim_min(panels_of(&r.of), pysim_parts(images * r.blocks, call->threads));
+    r.panel_parts = pysim_min(panels_of(&r.of), pysim_split_count(images * r.blocks, call->threads));
     const double start = call->profile ? pysim_now() : 0;
-    pysim_team(images * r.blocks * r.panel_parts, call->threads, run_item, &r);
+    pysim_parallel_for(images * r.blocks * r.panel_parts, call->threads, run_item, &r);
     if (call->profile) {
         call->profile->kernel_seconds = pysim_now() - start;
         call->profile->kernel_calls = images * r.of.tiles * panels_of(&r.of) * pysim_ceil_div(r.of.blocks, r.of.set);

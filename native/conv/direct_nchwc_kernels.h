@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The kernels of conv/direct_nchwc.inc as a template over a vector type (x86/vec_*.h, vec_portable.h): lanes hold the filters of a block, a
- * tile is P neighbouring pixels of a row of outputs x F vectors of filters, all of it in registers:
+ * The kernels of conv/direct_nchwc.inc, a template over a vector type (x86/vec_*.h, vec_portable.h). Lanes hold the filters of a block; a tile
+ * is P neighbouring pixels of an output row x F vectors of filters, all accumulators in registers:
  *
  *   out[f][p] += sum over channel blocks b, kernel rows r, taps s, i < inner  filters[b][r][s][i][f] input[b][r][s][p][i]
  *
- * An element of the input is broadcast for F multiply-adds, a vector of filters read once for P: P + F loads for P F multiply-adds, and
- * nothing is packed. */
+ * Each input element is broadcast for F multiply-adds and each vector of filters is loaded once for P of them: P + F loads for P F multiply-adds.
+ * Nothing is packed. */
 #include "../kernel.h"
 
-enum { MOST_PIXELS = 28, MOST_VECTORS = 4 };
+enum { MAX_PIXELS = 28, MAX_FILTER_VECTORS = 4 };
 
-/* Asks for what a later tile will read or write when its sums are made: the next but one, as memory is further away than the few channels of
- * an image take. Pixels of a block follow one another in memory, rows too. */
+/* Prefetches the output lines of the next tile but one: memory is further away than a tile of few channels takes. Pixels of a block are
+ * contiguous in memory, and so are rows. */
 enum { TILES_AHEAD = 2, ROWS_AHEAD = 96, LINE = 64 / sizeof(T) };
 INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector, int64_t vectors) {
     for (int f = 0; f < F && f < vectors; f++)
         for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
 }
 
-/* Pixels are reached from every third one, by itself, one and two distances further: x86 has one such distance in an address. */
+/* Pixel p is addressed as pointer p/3 plus 0, 1 or 2 times the pixel stride: x86 addressing scales one index register by 1 or 2. */
 INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
-    VEC acc[MOST_VECTORS][MOST_PIXELS];
+    VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS];
     const int64_t pixel = t->pixel * (int64_t)sizeof(T);
 #pragma GCC unroll 4
     for (int f = 0; f < F; f++)
@@ -37,14 +37,14 @@ INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
             else if (b + 1 < t->blocks) next = row + t->block - r * t->row;
             const T *next_end = next + run;
             for (int64_t s = 0; s < t->taps; s++) {
-                const char *x = (const char *)(row + s * t->tap), *third[MOST_PIXELS / 3 + 1];
+                const char *x = (const char *)(row + s * t->tap), *third[MAX_PIXELS / 3 + 1];
                 const T *w = (const T *)t->filters + b * t->filter_block + r * t->filter_row + s * t->filter_tap;
 #pragma GCC unroll 10
                 for (int p = 0; p < P; p += 3) third[p / 3] = x + p * pixel;
                 for (int64_t l = 0; l < t->ahead_lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
 #pragma GCC unroll 2
                 for (int64_t i = 0; i < t->inner; i++, w += F * LANES) {
-                    VEC filter[MOST_VECTORS];
+                    VEC filter[MAX_FILTER_VECTORS];
 #pragma GCC unroll 4
                     for (int f = 0; f < F; f++) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * LANES);
 #pragma GCC unroll 4
@@ -100,10 +100,10 @@ INLINE void direct_tile(const int P, const int F, const pysim_nchwc_tile *t) {
     NCHWC_CASE(21, F) NCHWC_CASE(22, F) NCHWC_CASE(23, F) NCHWC_CASE(24, F) NCHWC_CASE(25, F) NCHWC_CASE(26, F) NCHWC_CASE(27, F)   \
     NCHWC_CASE(28, F)
 
-/* A row of the registry: tiles of up to P pixels x F vectors. */
-#define DEFINE_NCHWC(name, P, F)               \
-    void name(const pysim_nchwc_tile *t) {     \
-        switch (t->pixels) {                   \
+/* Defines a row of the registry: tiles of up to P pixels x F vectors. */
+#define DEFINE_NCHWC(name, P, F)                \
+    void name(const pysim_nchwc_tile *t) {      \
+        switch (t->pixels) {                    \
             NCHWC_PIXELS_##P(F) default: break; \
-        }                                      \
+        }                                       \
     }

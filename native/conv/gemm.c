@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * GEMM as a nest of one kernel row and one tap: columns of C are windows, rows are filters, k is channels.
+ * GEMM on the loop nest, with one kernel row and one tap: columns of C are windows, rows of C are filters, k is channels.
  *
- *   gemm      A is packed in the run, B too or read where it lies
- *   unpacked  A is read where it lies
- *   panels    so it is, and B comes in panels that preparation has packed */
+ *   gemm      packs A in the run; packs B in the run or reads it in place
+ *   unpacked  reads A in place; B as in gemm
+ *   panels    reads A in place; B was packed beforehand */
 #include <string.h>
 
 #include "algorithm.h"
@@ -19,15 +19,15 @@ static void no_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, in
     *r0 = *r1 = 0;
 }
 
-/* alpha = 0, as in BLAS: tiles of no k steps, for which neither A nor B is read. */
-static void leave_out_product(pysim_nest *n) {
-    n->channels = n->schedule.channels; /* one set, so C is scaled once */
+/* alpha = 0, as in BLAS: every tile has k = 0, and neither A nor B is read. */
+static void skip_product(pysim_nest *n) {
+    n->channels = n->schedule.channels; /* one set, so that C is scaled once */
     n->live_rows = no_rows;
     n->pack_filters = NULL;
-    n->schedule.pack = PYSIM_PACK_NONE; /* of panels none is kept */
+    n->schedule.pack = PYSIM_PACK_NONE; /* no panel is needed */
 }
 
-/* Columns [first, first+count) of rows [k0, k0+nk) of a row-major matrix, as they are; zeros from column `width` on. */
+/* Copies columns [first, first+count) of rows [k0, k0+nk) of a row-major matrix; columns from `width` on become zeros. */
 static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64_t k0, int64_t nk, int64_t first, int64_t count,
                       int64_t width, int64_t pitch, void *dst) {
     const pysim_segment segment = {
@@ -46,8 +46,9 @@ static void gemm_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
         copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, dst);
 }
 
-/* Rows of a transposed A that all panels take before the next rows: its lines lie across panels, and come from far away once, not once a
- * panel. 2048x64x2048:tn (Zen 5), all rows, 128, 64, 32, 16: 5.5, 4.6, 4.2, 3.9, 3.9 ms. */
+/* Rows of a transposed A that are packed into all panels before the next rows. A line of such a row belongs to several panels; this way
+ * it is fetched from a far cache once instead of once per panel. 2048x64x2048:tn (Zen 5), all rows, 128, 64, 32, 16: 5.5, 4.6, 4.2, 3.9,
+ * 3.9 ms. */
 enum { ROWS_AT_ONCE = 32 };
 
 static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
@@ -109,7 +110,7 @@ static pysim_status open_panels(const pysim_problem *p, const pysim_schedule *s,
     if (status != PYSIM_OK) return status;
     if (s->pack != PYSIM_PACK_NONE)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; panels that are packed already have 0 (none)", (int)s->pack);
-    n->schedule.pack = PYSIM_PACK_TILES; /* which they are in */
+    n->schedule.pack = PYSIM_PACK_TILES; /* the layout of the prepared panels */
     const int64_t size[] = {n->window_end, s->windows, n->channels, n->bytes};
     status = pysim_product("the panels' bytes, tiles x windows x k x element", 4, size, &job->prepared_bytes);
     job->operands.second = (pysim_operand){"panels of b", p->gemm.dtype, job->prepared_bytes};
@@ -145,7 +146,7 @@ static void run_gemm(pysim_job *job, const pysim_call *call) {
     n->bias_windows = e->bias;
     n->bounds = call->bounds;
     n->finish_rows = call->finish;
-    if (e->alpha == 0) leave_out_product(n);
+    if (e->alpha == 0) skip_product(n);
     pysim_nest_run(n, 1, gemm_image, NULL, call->threads, call->workspace, call->profile);
 }
 

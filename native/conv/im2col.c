@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * im2col and a product: for each image, columns[C R S][P Q] of all its groups in the workspace, then their 1x1 convolution. The row's own
- * packing writes the columns, a row of them for each channel and tap. Zeros of the padding are multiplied, so weights must be finite. */
+ * im2col followed by a product. For each image, columns[C R S][P Q] of all groups are written to the workspace and convolved 1x1. The row's own
+ * packing routine writes the columns, one row of them per channel and tap. Padding is multiplied as zeros, so weights must be finite. */
 #include "algorithm.h"
 
 enum { ALIGN = 64 };
 
 typedef struct {
     const pysim_conv *problem;
-    const pysim_nest *nest; /* of the product */
+    const pysim_nest *nest;
     const char *image;
     char *columns;
 } transform;
 
-/* The columns of one channel. */
+/* Writes the columns of one channel. */
 static void write_channel(int64_t channel, int64_t thread, const void *context) {
     const transform *t = context;
     const pysim_conv *c = t->problem, *product = t->nest->problem;
@@ -44,7 +44,7 @@ static pysim_status open_im2col(const pysim_problem *of, const pysim_schedule *s
     job->own = (pysim_conv){.batch = 1, .groups = c->groups, .channels = c->channels * c->kernel_h * c->kernel_w, .height = p, .width = q,
                             .filters = c->filters, .kernel_h = 1, .kernel_w = 1, .stride_h = 1, .stride_w = 1, .dilation_h = 1,
                             .dilation_w = 1, .dtype = c->dtype};
-    job->shared_bytes = (pysim_ceil_div(bytes, ALIGN) + 1) * ALIGN; /* the workspace may begin inside a line */
+    job->shared_bytes = (pysim_ceil_div(bytes, ALIGN) + 1) * ALIGN; /* the workspace may not be aligned to a line */
     status = pysim_conv_open(&job->own, s, row, job);
     job->nest.reads_columns = 1;
     return status;
@@ -59,7 +59,7 @@ static void run_im2col(pysim_job *job, const pysim_call *call) {
     product.workspace += job->shared_bytes;
     for (int64_t image = 0; image < c->batch; image++) {
         const transform t = {c, n, call->first + image * c->channels * c->height * c->width * n->bytes, columns};
-        pysim_team(c->channels, call->threads, write_channel, &t);
+        pysim_parallel_for(c->channels, call->threads, write_channel, &t);
         product.result = call->result + image * c->filters * n->windows * n->out_bytes;
         product.residual = call->residual ? call->residual + (product.result - call->result) : NULL;
         pysim_conv_run(job, &product);

@@ -39,7 +39,7 @@ static int64_t panel_bytes(const pysim_nest *n, int64_t width) {
     return pysim_ceil_div(bytes, ALIGN) * ALIGN;
 }
 
-/* Panels that a thread keeps at once. */
+/* Window panels that a thread keeps at the same time. */
 static int64_t window_panels(const pysim_nest *n) {
     const pysim_schedule *s = &n->schedule;
     if (s->pack == PYSIM_PACK_NONE || n->windows_packed) return 0;
@@ -52,7 +52,7 @@ static int64_t filter_panels(const pysim_nest *n) {
     return n->schedule.stationary == PYSIM_WEIGHT_STATIONARY ? n->schedule.k3 : n->schedule.k2;
 }
 
-/* Bytes one thread needs. */
+/* Workspace bytes of one thread. */
 static pysim_status thread_workspace(const pysim_nest *n, int64_t *bytes) {
     const int64_t window = panel_bytes(n, n->schedule.windows), filter = panel_bytes(n, n->schedule.filters);
     int64_t windows, filters, total;
@@ -66,11 +66,11 @@ static pysim_status thread_workspace(const pysim_nest *n, int64_t *bytes) {
 pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes) {
     int64_t each = 0;
     const pysim_status status = thread_workspace(n, &each);
-    return status == PYSIM_OK ? pysim_team_workspace(each, threads, bytes) : status;
+    return status == PYSIM_OK ? pysim_threads_workspace(each, threads, bytes) : status;
 }
 
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
-    if (n->row.of != PYSIM_OF_NEST)
+    if (n->row.family != PYSIM_FAMILY_NEST)
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes no tile of packed panels; this algorithm's nest runs the rows of native/kernels.inc",
                           n->row.info.name);
     if (s->stationary != PYSIM_INPUT_STATIONARY && s->stationary != PYSIM_WEIGHT_STATIONARY)
@@ -117,7 +117,7 @@ static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int6
     }
 }
 
-/* The filter panels [begin, end) of a channel set, where they are not packed already. */
+/* Packs filter panels [begin, end) of a channel set, unless they were packed beforehand. */
 static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end) {
     if (!n->pack_filters) return;
     const double start = x->profile ? pysim_now() : 0;
@@ -155,8 +155,8 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
         .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
     };
     const int64_t pitch = n->output_pitch * n->out_bytes;
-    /* Near lines that are only written come by themselves: to ask for them costs 1x1 layers up to 7 % (Zen 5). */
-    if (store.old || n->writes_far) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    /* Do not prefetch output lines that are only written and lie in a near cache: that makes 1x1 layers up to 7 % slower (Zen 5). */
+    if (store.old || n->prefetch_output) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
     if (store.old && store.old != out) pysim_fetch_rows(store.old, pitch, nf, nw * n->out_bytes, 0);
     const char *windows = in_place            ? n->input + (c0 * n->input_pitch + t0) * n->bytes
                           : n->windows_packed ? n->input + pysim_nest_window_offset(n, c0, nc, wt) * n->bytes
@@ -171,12 +171,12 @@ static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, 
     if (x->profile) x->profile->kernel_calls++;
 }
 
-/* Asks L2 for part `part` of `parts` of the rows of a tile of windows that is read in place. The tile comes from wherever it lies while the
- * one before is multiplied; in the kernel's loop its first lines are a few steps away from their use. */
+/* Prefetches range `part` of `parts` of the rows of a window tile that is read in place into L2, while the tile before is multiplied.
+ * Prefetches inside the micro-kernel's loop would start only a few k-iterations before the first use. */
 static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile, int64_t part, int64_t parts) {
     const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
     int64_t row, end;
-    pysim_take_part(nc, part, parts, &row, &end);
+    pysim_split_range(nc, part, parts, &row, &end);
     for (; row < end; row++) {
         const char *from = n->input + ((c0 + row) * n->input_pitch + t0) * n->bytes;
         for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
@@ -239,8 +239,8 @@ static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profi
     if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);
 }
 
-/* How many parts of an image's window tiles and of its filter tiles leave the largest with the fewest tiles; of equal ones those with the
- * fewest parts of filters, each of which packs the windows again (pysim/cachemodel/cpu/threads.py knows the same rule). */
+/* Divides window tiles x filter tiles among threads so that the largest part has the fewest tiles. Among equals it takes the fewest
+ * parts of filters, because each of them packs the windows again (pysim/cachemodel/cpu/threads.py implements the same rule). */
 static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *window_parts, int64_t *filter_parts) {
     int64_t least = INT64_MAX;
     for (int64_t f = 1; f <= pysim_min(parts, filters); f++) {
@@ -249,16 +249,17 @@ static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *win
     }
 }
 
-/* Results of more bytes come from memory, or nearly; where few steps of k lie between the lines of one tile and those of the next, loads that
- * wait for them take less than stores that do. One core of Zen 5, results last used long ago and just now: 3000x3000x16 0.73 and 0.73 of the
- * time, 2048x2048x64 0.60 and 0.89; smaller ones, 1200x1200x16, 0.71 and 1.21; more steps, 96 -> 576, 56x56, 1x1, 1.04 and 1.04. */
-enum { FAR_BYTES = 8 << 20, FEW_STEPS = 64 };
+/* Outputs larger than this come mostly from memory. With few k-iterations between the stores of two tiles, prefetching the lines beats
+ * waiting in the stores. Times with over times without prefetching, one core of Zen 5, output not used for long and just used:
+ * 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.60 and 0.89; smaller outputs, 1200x1200x16, 0.71 and 1.21; more k-iterations, 96 -> 576,
+ * 56x56, 1x1, 1.04 and 1.04. */
+enum { FAR_OUTPUT_BYTES = 8 << 20, SHORT_K = 64 };
 
-static int writes_far(const pysim_nest *n) {
-    return n->windows * n->filters * n->out_bytes > FAR_BYTES && n->channels * n->rows * n->taps <= FEW_STEPS;
+static int wants_output_prefetch(const pysim_nest *n) {
+    return n->windows * n->filters * n->out_bytes > FAR_OUTPUT_BYTES && n->channels * n->rows * n->taps <= SHORT_K;
 }
 
-/* A run of all tiles on a team: its items are images, or parts of images. */
+/* All tiles of a run; an item is an image or a part of an image. */
 typedef struct {
     const pysim_nest *shared;
     pysim_nest_image prepare;
@@ -273,9 +274,9 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     const nest_run *r = context;
     pysim_nest n = *r->shared;
     r->prepare(&n, item / r->window_parts / r->filter_parts, r->context);
-    n.writes_far = writes_far(&n);
-    pysim_take_part(n.filter_end, item / r->window_parts % r->filter_parts, r->filter_parts, &n.filter_begin, &n.filter_end);
-    pysim_take_part(n.window_end, item % r->window_parts, r->window_parts, &n.window_begin, &n.window_end);
+    n.prefetch_output = wants_output_prefetch(&n);
+    pysim_split_range(n.filter_end, item / r->window_parts % r->filter_parts, r->filter_parts, &n.filter_begin, &n.filter_end);
+    pysim_split_range(n.window_end, item % r->window_parts, r->window_parts, &n.window_begin, &n.window_end);
     pysim_profile own = {0};
     run_tiles(&n, r->workspace + thread * r->workspace_each, r->profile ? &own : NULL);
     pysim_add_profile(r->profile, &own);
@@ -284,8 +285,8 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
 void pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads,
                     char *workspace, pysim_profile *profile) {
     int64_t each = 0;
-    (void)thread_workspace(shared, &each); /* has passed */
+    (void)thread_workspace(shared, &each); /* The size was checked before. */
     nest_run r = {shared, prepare, context, 1, 1, workspace, each, profile};
-    divide(window_tiles(shared), filter_tiles(shared), pysim_parts(images, threads), &r.window_parts, &r.filter_parts);
-    pysim_team(images * r.window_parts * r.filter_parts, threads, run_item, &r);
+    divide(window_tiles(shared), filter_tiles(shared), pysim_split_count(images, threads), &r.window_parts, &r.filter_parts);
+    pysim_parallel_for(images * r.window_parts * r.filter_parts, threads, run_item, &r);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Weights that are not finite, where a window meets padding. Panels of windows hold zeros for the padding, which the kernels multiply like
- * all else: 0 w = 0 for a finite weight w, but NaN for an infinite one or a NaN, where the definition has no term at all. A NaN stays one
- * through sums and epilogue, so the wrong results are among those that are NaN and whose window meets padding: these are summed again,
- * by their definition. Packing marks filters with such weights, and runs of all others do none of this. */
+ * Padded convolutions with weights that are not finite. Packed windows hold zeros for padding, and the kernels multiply them: 0 w is 0 for a finite
+ * weight w, but NaN for an infinite or NaN weight, where the definition has no term. A NaN survives sums and epilogue, so every wrong result
+ * is a NaN whose window meets padding. This file computes those results again from the definition. Packing marks filters that hold such
+ * weights; runs of all other filters skip this. */
 #include <math.h>
 
 #include "../elements.h"
@@ -16,7 +16,7 @@ static double value_at(int32_t dtype, const void *array, int64_t i) {
     }
 }
 
-/* Filter f of the nest's group at the window whose corner is (y0, x0). */
+/* Sum of filter f of the nest's group for the window whose top left corner is (y0, x0). */
 static double window_sum(const pysim_nest *n, int64_t f, int64_t y0, int64_t x0) {
     const pysim_conv *c = n->problem;
     const int64_t width = n->schedule.filters;
@@ -38,7 +38,7 @@ static double window_sum(const pysim_nest *n, int64_t f, int64_t y0, int64_t x0)
     return sum;
 }
 
-void pysim_sum_again(const pysim_nest *n) {
+void pysim_recompute_padded(const pysim_nest *n) {
     const pysim_conv *c = n->problem;
     const int32_t result = n->out_bytes == sizeof(double) ? PYSIM_F64 : PYSIM_F32;
     const int64_t high = c->dilation_h * (c->kernel_h - 1), wide = c->dilation_w * (c->kernel_w - 1);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The kernels of conv/polyphase.inc as a template over a vector type (x86/vec_*.h, vec_portable.h), for one number of filters:
+ * The kernels of conv/polyphase.inc, a template over a vector type (x86/vec_*.h, vec_portable.h) for one number of filters:
  *
- *   out[f][i] = bounded(bias[f] + sum over p < k of filters[p][f] x[offsets[p] + i])
+ *   out[f][i] = clamp(bias[f] + sum over p < k of filters[p][f] x[offsets[p] + i])
  *
- * A tile is some neighbouring vectors of a row of outputs x all filters of a panel: each tap loads the vectors where they lie and multiplies them
- * with one value of each filter. Accumulators are 3 vectors x filters, which fill the registers; the vectors of a row are divided evenly among
- * tiles, as a tile of one vector loads as often as it multiplies. */
+ * A tile is up to 3 neighbouring vectors of an output row x all filters of a panel: each tap loads the vectors in place and multiplies them by
+ * one broadcast value per filter. 3 vectors x filters accumulators fill the registers. The vectors of a row are divided evenly among tiles, because a
+ * tile of one vector has one load per multiply-add. */
 #include "../kernel.h"
 
 enum { TILE = 3 };

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Winograd's convolutions F(m x m, r x r) of square kernels (winograd.h says what is multiplied, and how it lies):
+ * Winograd convolution F(m x m, r x r) of square kernels (winograd.h: the products and their layouts):
  *
- *   with a stride: part the rows and columns of all images by their phases (workspace, shared)
+ *   with a stride: split the rows and columns of all images by phase         (workspace, shared)
  *   for each group
- *     for each block of k2 panels of tiles: transform their patches         (workspace, meant for L2)
+ *     for each block of k2 panels of tiles: transform the input patches       (workspace, meant for L2)
  *       for each set of k3 panels of filters
  *         for each plane, each channel set, each panel of filters, each panel of tiles: MICRO-KERNEL
- *         transform the sums, add the bias, apply the activation
+ *         transform the outputs, add the bias, apply the activation
  *
- * The micro-kernel's windows are filters and its filters tiles: k2 and k3 are those of a nest of that product, input stationary. Tiles of
- * all images follow one another. A panel has whole rows of tiles where a row fits it, else an even part of one (tiles_of_panel): what
- * lies in one row of tiles is transformed together.
+ * The micro-kernel's windows are filters here and its filters are tiles; k2 and k3 are those of an input stationary nest of that product. Tiles
+ * of all images are numbered consecutively. A panel holds whole rows of tiles if a row fits into it, else an equal part of a row
+ * (tiles_of_panel), because tiles of one row are transformed together.
  *
- * A k x k kernel of stride s is one of r x r taps, r = ceil(k / s), and of stride 1, on s x s times the channels: output (y, x) reads row
- * (y + i) s + a of the input, which is row y + i of phase a, by tap i s + a. A phase lacks the taps beyond the kernel; the others add up in
- * the transformed sums, so s x s channels are transformed on the way in and one on the way out. Phases have their padding written out.
+ * A k x k kernel of stride s equals an r x r kernel of stride 1, r = ceil(k / s), on s x s times the channels: output (y, x) reads input row
+ * (y + i) s + a, which is row y + i of phase a, through tap i s + a. Taps beyond the kernel are missing in some phases. The products of all
+ * phases add up before the output transform, so s x s channels are transformed as input and one as output. The phases are stored with their
+ * padding.
  *
- * Channels in blocks (NCHWc) are the lanes of both transforms. The products broadcast an element of a patch where it lies, so the patches of
- * a tile lie by themselves, channel by channel, and nothing is transposed on the way in or out. Phases are parted from planes alone.
+ * With channels in blocks (NCHWc), channels are the lanes of both transforms. The products broadcast elements of a patch in place, so each
+ * tile's patch is stored channel by channel, and nothing is transposed. Phases can only be split from planes.
  *
- * Threads take blocks, smaller ones where that divides them evenly, and parts of the filters: each transforms the patches it needs.
- * Every sum is made by one thread in one order. Prepared filters lie as they are read, in one stream: [group][set][plane][channel set][panel]
- * [channel][filters]. */
+ * Threads divide the blocks, smaller ones if that balances them, and the filters; each thread transforms the patches it needs. One thread sums a
+ * result in a fixed order. Prepared filters are stored as one stream in reading order: [group][set][plane][channel set][panel][channel][filters]. */
 #include <string.h>
 
 #include "algorithm.h"
@@ -29,9 +29,9 @@
 
 enum {
     ALIGN = 64,
-    WIDEST = 64,    /* filters of a panel at most: those of any registry row */
-    KERNEL = 12,    /* edge of a kernel at most, whose taps of a panel lie on the stack */
-    PARTED = 64,    /* columns of a phase that are parted at once: what packing keeps in registers */
+    MAX_PANEL_FILTERS = 64,    /* largest number of filters per panel of any registry row */
+    MAX_KERNEL = 12,    /* largest kernel edge; a panel's taps are kept on the stack */
+    PHASE_COLUMNS = 64,    /* columns of a phase per packing call: as many as packing keeps in registers */
 };
 
 #define PYSIM_WINOGRAD(target, dtype) extern __attribute__((weak)) const pysim_winograd_transforms pysim_winograd_##dtype##__##target;
@@ -40,7 +40,7 @@ enum {
 
 static const struct {
     const char *target, *dtype;
-    const pysim_winograd_transforms *of; /* NULL where the target's files are not built */
+    const pysim_winograd_transforms *of; /* NULL if the target is not built */
 } table[] = {
 #define PYSIM_WINOGRAD(target, dtype) {#target, #dtype, &pysim_winograd_##dtype##__##target},
 #include "../winograd.inc"
@@ -65,19 +65,19 @@ static const pysim_winograd_transforms *transforms_of(const pysim_kernel_info *r
     return NULL;
 }
 
-/* All that follows from a job: sizes in elements, of one group. */
+/* Everything derived from a job; sizes in elements, of one group. */
 typedef struct {
     pysim_winograd w;
     int64_t bytes, planes, tiles, filters;
-    int64_t panel_tiles, panel_filters, panel_bytes;                            /* tiles that a panel has, of those that it could hold */
-    int64_t tile_panels, block_panels, filter_panels, set_panels; /* panels of all tiles and of a block, of all filters and of a set */
+    int64_t panel_tiles, panel_filters, panel_bytes;                            /* tiles in a panel; w.panel_tiles is its capacity */
+    int64_t tile_panels, block_panels, filter_panels, set_panels; /* panels of all tiles, of a block; of all filters, of a set */
     int64_t set_channels;
     const pysim_winograd_transforms *transforms;
 } shape;
 
-static int64_t whole(int64_t bytes) { return pysim_ceil_div(bytes, ALIGN) * ALIGN; }
+static int64_t round_to_lines(int64_t bytes) { return pysim_ceil_div(bytes, ALIGN) * ALIGN; }
 
-/* Tiles of a panel that holds at most `most`, of all tiles, `row` of them in a row. */
+/* Tiles per panel of capacity `most`, given all tiles and the tiles of a row. */
 static int64_t tiles_of_panel(int64_t tiles, int64_t row, int64_t most) {
     if (tiles <= most) return tiles;
     if (row > most) return pysim_ceil_div(row, pysim_ceil_div(row, most));
@@ -85,8 +85,8 @@ static int64_t tiles_of_panel(int64_t tiles, int64_t row, int64_t most) {
     return pysim_ceil_div(pysim_ceil_div(tiles, panels), row) * row;
 }
 
-/* As many elements, or a few more: an odd number of lines, lest what lies that far apart falls on the same sets of a cache. */
-static int64_t odd_lines(int64_t elements, int64_t bytes) { return (pysim_ceil_div(elements * bytes, ALIGN) | 1) * ALIGN / bytes; }
+/* Rounds up to an odd number of lines: strides of a power of two would map to the same cache sets. */
+static int64_t odd_line_pitch(int64_t elements, int64_t bytes) { return (pysim_ceil_div(elements * bytes, ALIGN) | 1) * ALIGN / bytes; }
 
 static shape shape_of(const pysim_job *job) {
     const pysim_conv *c = &job->own;
@@ -114,10 +114,10 @@ static shape shape_of(const pysim_job *job) {
     };
     s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs);
     s.w.output_pitch = c->filters * s.w.out_h * s.w.out_w;
-    s.w.sums_pitch = odd_lines(s.set_panels * s.panel_filters, s.bytes);
-    s.w.tile_pitch = odd_lines(s.planes * s.w.sums_pitch, s.bytes);
-    s.w.patch_pitch = odd_lines(s.w.channels, s.bytes);
-    s.w.plane_pitch = odd_lines((s.w.in_blocks ? s.w.patch_pitch : s.w.channels) * s.w.panel_tiles + PYSIM_WINOGRAD_FREE, s.bytes);
+    s.w.sums_pitch = odd_line_pitch(s.set_panels * s.panel_filters, s.bytes);
+    s.w.tile_pitch = odd_line_pitch(s.planes * s.w.sums_pitch, s.bytes);
+    s.w.patch_pitch = odd_line_pitch(s.w.channels, s.bytes);
+    s.w.plane_pitch = odd_line_pitch((s.w.in_blocks ? s.w.patch_pitch : s.w.channels) * s.w.panel_tiles + PYSIM_WINOGRAD_SLACK, s.bytes);
     s.panel_bytes = s.planes * s.w.plane_pitch * s.bytes;
     s.filter_panels = pysim_ceil_div(s.filters, s.panel_filters);
     s.tiles = c->batch * s.w.tiles_h * s.w.tiles_w;
@@ -127,16 +127,16 @@ static shape shape_of(const pysim_job *job) {
 }
 
 static int64_t sums_bytes(const shape *s) {
-    return whole(s->block_panels * s->panel_tiles * s->w.tile_pitch * s->bytes);
+    return round_to_lines(s->block_panels * s->panel_tiles * s->w.tile_pitch * s->bytes);
 }
 
 /* ---- opening ---- */
 
 static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) {
     const int64_t taps = pysim_ceil_div(c->kernel_h, c->stride_h);
-    if (c->kernel_h != c->kernel_w || c->stride_h != c->stride_w || c->dilation_h != 1 || c->dilation_w != 1 || c->kernel_h > KERNEL)
+    if (c->kernel_h != c->kernel_w || c->stride_h != c->stride_w || c->dilation_h != 1 || c->dilation_w != 1 || c->kernel_h > MAX_KERNEL)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes square kernels of up to %dx%d, with one stride and dilation 1",
-                          (int)KERNEL, (int)KERNEL);
+                          (int)MAX_KERNEL, (int)MAX_KERNEL);
     if (!has_form(s->outputs, taps))
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.outputs is %lld; native/winograd.inc has no F(%lldx%lld, %lldx%lld), and a kernel of "
                                               "%lldx%lld with stride %lld has %lld taps a phase",
@@ -150,7 +150,7 @@ static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) 
     return PYSIM_OK;
 }
 
-/* Blocks are the lanes of a win row's vectors. Tiles that lie by themselves are read by kernels that take any distance between them. */
+/* The blocks must match the lanes of a win row. Patches of blocks need a kernel that takes any stride between tiles. */
 static pysim_status check_blocks(const pysim_conv *c, const pysim_row *row) {
     const int32_t lanes = strcmp(row->info.form, "win") == 0 ? row->info.lane_windows : 1, in = c->input_block, out = c->output_block;
     if ((in <= 1 || in == lanes) && (out <= 1 || out == lanes)) return PYSIM_OK;
@@ -159,8 +159,8 @@ static pysim_status check_blocks(const pysim_conv *c, const pysim_row *row) {
                       (int)in, (int)out, row->info.name, (int)lanes);
 }
 
-/* The same convolution with stride 1, of p x q outputs: of the input itself, or of its phases. */
-static pysim_conv dense(const pysim_conv *c, int64_t p, int64_t q) {
+/* The equivalent convolution of stride 1 with p x q outputs, on the input itself or on its phases. */
+static pysim_conv stride_one(const pysim_conv *c, int64_t p, int64_t q) {
     const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
     if (stride == 1) return *c;
     return (pysim_conv){.batch = c->batch, .groups = c->groups, .channels = c->channels * stride * stride, .height = p + taps - 1,
@@ -175,7 +175,7 @@ static pysim_status phases_bytes(const pysim_conv *c, int64_t p, int64_t q, int6
     if (stride == 1) return PYSIM_OK;
     const pysim_status status = pysim_product("the phases' bytes", 7, size, bytes);
     if (status == PYSIM_OK && *bytes > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
-    *bytes = whole(*bytes) + ALIGN; /* the workspace may begin inside a line */
+    *bytes = round_to_lines(*bytes) + ALIGN; /* the workspace may not be aligned to a line */
     return status;
 }
 
@@ -187,7 +187,7 @@ static pysim_status sizes(pysim_job *job) {
     pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
     if (status != PYSIM_OK) return status;
     int64_t patches, sums;
-    const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_PANEL, n->bytes}; /* at most */
+    const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_MAX_PANEL_TILES, n->bytes}; /* at most */
     const int64_t set[] = {n->schedule.k2, n->schedule.filters, edge * edge, n->schedule.k3, n->schedule.windows, 4 * ALIGN}; /* at most */
     status = pysim_product("the transformed patches' bytes", 5, panel, &patches);
     if (status == PYSIM_OK) status = pysim_product("the sums' bytes", 6, set, &sums);
@@ -210,7 +210,7 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     status = pysim_product("the tiles", 3, count, &tiles);
     if (status == PYSIM_OK) status = phases_bytes(c, p, q, &job->shared_bytes);
     if (status != PYSIM_OK) return status;
-    job->own = dense(c, p, q);
+    job->own = stride_one(c, p, q);
     *n = (pysim_nest){.windows = c->filters / c->groups, .channels = job->own.channels / c->groups, .rows = 1, .taps = 1,
                       .bytes = pysim_dtype_bytes(c->dtype), .out_bytes = pysim_dtype_bytes(c->dtype), .problem = &job->own};
     status = row(s, c->dtype, &n->row);
@@ -218,9 +218,9 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     status = check_blocks(c, &n->row);
     if (status != PYSIM_OK) return status;
     transforms_of(&n->row.info, &known);
-    if (n->row.info.filters > PYSIM_WINOGRAD_PANEL || n->row.info.windows > WIDEST)
-        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd takes kernels of up to %d windows x %d filters, and %s is wider", (int)WIDEST,
-                          (int)PYSIM_WINOGRAD_PANEL, n->row.info.name);
+    if (n->row.info.filters > PYSIM_WINOGRAD_MAX_PANEL_TILES || n->row.info.windows > MAX_PANEL_FILTERS)
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd takes kernels of up to %d windows x %d filters, and %s is wider", (int)MAX_PANEL_FILTERS,
+                          (int)PYSIM_WINOGRAD_MAX_PANEL_TILES, n->row.info.name);
     if (!known)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd has no transforms for %s of %s", pysim_dtype_name(c->dtype),
                           n->row.info.target);
@@ -235,28 +235,28 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
 
 /* ---- preparation ---- */
 
-/* Panels of the set that a panel of filters is in. */
+/* Panels in the set that contains `panel`. */
 static int64_t panels_of_set(const shape *s, int64_t panel) {
     return pysim_min(s->set_panels, s->filter_panels - panel / s->set_panels * s->set_panels);
 }
 
-/* Elements from a plane of a set of panels to the next. */
+/* Elements between two planes of a set of panels. */
 static int64_t set_pitch(const shape *s, int64_t panel) { return panels_of_set(s, panel) * s->w.channels * s->panel_filters; }
 
-/* Elements before a plane of a panel of prepared filters of one group, from the channel on that a set of channels begins with. */
+/* Offset in elements of (panel, plane, channel) in a group's prepared filters; `channel` begins a channel set. */
 static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane, int64_t channel) {
     const int64_t in_set = panel % s->set_panels, channels = pysim_min(s->set_channels, s->w.channels - channel);
     const int64_t before = (panel - in_set) * s->planes * s->w.channels + channel * panels_of_set(s, panel) + in_set * channels;
     return before * s->panel_filters + plane * set_pitch(s, panel);
 }
 
-/* One panel of filters of one group, to where those of the group lie: the row's own packing turns them into [tap][filter], some channels at a time; each phase of a channel
- * takes every stride-th tap. */
+/* Transforms one panel of filters of one group. The row's own packing routine first makes [tap][filter] of some channels; each phase of
+ * a channel takes every stride-th tap. */
 static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t panel, char *to) {
-    _Alignas(ALIGN) char packed[KERNEL * KERNEL * WIDEST * sizeof(double)];
+    _Alignas(ALIGN) char packed[MAX_KERNEL * MAX_KERNEL * MAX_PANEL_FILTERS * sizeof(double)];
     const pysim_conv *c = &job->problem->conv;
     const int64_t k = c->kernel_h, stride = c->stride_h, channels = c->channels / c->groups, width = s->panel_filters;
-    const int64_t at_once = KERNEL * KERNEL / (k * k), plane = set_pitch(s, panel);
+    const int64_t at_once = MAX_KERNEL * MAX_KERNEL / (k * k), plane = set_pitch(s, panel);
     const int64_t count = pysim_min(width, s->filters - panel * width);
     for (int64_t first = 0; first < channels; first += at_once) {
         const int64_t some = pysim_min(at_once, channels - first);
@@ -291,11 +291,11 @@ typedef struct {
     const pysim_job *job;
     const char *input;
     char *phases; /* [image][channel][row phase][column phase][row][column] */
-} parting;
+} phase_split;
 
-/* One row of all phases of an image. */
-static void part_row(int64_t item, int64_t thread, const void *context) {
-    const parting *t = context;
+/* Copies one row of all phases of an image. */
+static void split_row(int64_t item, int64_t thread, const void *context) {
+    const phase_split *t = context;
     const pysim_conv *c = &t->job->problem->conv, *own = &t->job->own;
     const int64_t bytes = t->job->nest.bytes, stride = c->stride_h, plane = own->height * own->width;
     const int64_t image = item / own->height, row = item % own->height;
@@ -303,12 +303,12 @@ static void part_row(int64_t item, int64_t thread, const void *context) {
     char *to = t->phases + (image * own->channels * plane + row * own->width) * bytes;
     (void)thread;
     for (int64_t a = 0; a < stride; a++)
-        for (int64_t x = 0; x < own->width; x += PARTED) {
+        for (int64_t x = 0; x < own->width; x += PHASE_COLUMNS) {
             const int64_t y = row * stride + a - c->pad_top;
             const pysim_segment segment = {
                 .row = y >= 0 && y < c->height ? from + y * c->width * bytes : NULL, .row_channel = c->height * c->width, .width = c->width,
                 .first = x * stride - c->pad_left, .stride = stride, .dilation = 1, .taps = stride, .channels = c->channels,
-                .count = pysim_min(PARTED, own->width - x), .dst_channel = stride * stride * plane, .pitch = plane,
+                .count = pysim_min(PHASE_COLUMNS, own->width - x), .dst_channel = stride * stride * plane, .pitch = plane,
             };
             t->job->nest.row.pack.segment(&segment, to + (a * stride * plane + x) * bytes);
         }
@@ -318,12 +318,12 @@ typedef struct {
     const pysim_job *job;
     const pysim_call *call;
     const shape *s;
-    const char *input; /* that of the call, or its phases */
-    char *workspace;   /* of all threads */
-    int64_t blocks, parts; /* of all tiles, and of the filters of a block */
+    const char *input; /* the call's input, or its phases */
+    char *workspace;   /* all threads' workspaces */
+    int64_t blocks, parts; /* blocks of tiles; parts of the filters of each block */
 } run;
 
-/* Some panels: tiles [first, first + count). */
+/* Some panels, with tiles [first, first + count). */
 typedef struct {
     int64_t first, count, panels;
 } block;
@@ -338,7 +338,7 @@ static int64_t tiles_in(const shape *s, const block *b, int64_t panel) {
     return pysim_min(s->panel_tiles, b->count - panel * s->panel_tiles);
 }
 
-/* The sums of filter panels [begin, end) of one plane. */
+/* Products of one plane for filter panels [begin, end). */
 static void multiply_plane(const run *r, const block *b, const char *filters, const char *patches, char *sums, int64_t plane, int64_t begin,
                            int64_t end) {
     const shape *s = r->s;
@@ -397,8 +397,9 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     pysim_add_profile(r->call->profile, &own);
 }
 
-/* Blocks, as many as k2 makes or more, and parts of the filters of each that leave a thread the least to do: panels of tiles times panels
- * of filters. Transforming the patches of a panel, which each part does, is about half of what a panel of filters takes. */
+/* Chooses the number of blocks (at least as many as k2 gives) and of parts of each block's filters that minimise the largest thread's
+ * work, in panels of tiles times panels of filters. Each part transforms the patches again, which costs about half as much as one panel
+ * of filters. */
 static void divide(const shape *s, int64_t groups, int64_t threads, run *r) {
     const int64_t fewest = pysim_ceil_div(s->tile_panels, s->block_panels);
     int64_t least = INT64_MAX;
@@ -410,12 +411,12 @@ static void divide(const shape *s, int64_t groups, int64_t threads, run *r) {
         }
 }
 
-/* The input with stride 1. */
-static const char *dense_input(const pysim_job *job, const pysim_call *call) {
+/* The input of the convolution of stride 1. */
+static const char *stride_one_input(const pysim_job *job, const pysim_call *call) {
     if (job->shared_bytes == 0) return call->first;
     char *phases = call->workspace + (ALIGN - (uintptr_t)call->workspace % ALIGN) % ALIGN;
     const double start = call->profile ? pysim_now() : 0;
-    pysim_team(job->own.batch * job->own.height, call->threads, part_row, &(parting){job, call->first, phases});
+    pysim_parallel_for(job->own.batch * job->own.height, call->threads, split_row, &(phase_split){job, call->first, phases});
     if (call->profile) call->profile->pack_seconds += pysim_now() - start;
     return phases;
 }
@@ -423,9 +424,9 @@ static const char *dense_input(const pysim_job *job, const pysim_call *call) {
 static void run_winograd(pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
     const int64_t groups = job->problem->conv.groups;
-    run r = {job, call, &s, dense_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels), 1};
+    run r = {job, call, &s, stride_one_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels), 1};
     if (call->threads > 1) divide(&s, groups, call->threads, &r);
-    pysim_team(groups * r.blocks * r.parts, call->threads, run_block, &r);
+    pysim_parallel_for(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }
 
 const pysim_algorithm pysim_algorithm_winograd = {open_winograd, prepare_winograd, run_winograd, 1, 0, 1};

@@ -6,21 +6,21 @@
  *
  *   V = B^T d B of a patch,  U = G g G^T of a filter,  M = sum over channels of U V, element by element,  y = A^T M A
  *
- * so M is e^2 products (planes) of matrices. A micro-kernel makes them with filters along its lanes ("windows") and tiles as its broadcast
- * operand ("filters"): what lies in the workspace is
+ * M is e^2 matrix products, one per element of a patch ("plane"). The micro-kernel computes them with filters along its lanes (its "windows") and
+ * tiles broadcast (its "filters"). Layouts in the workspace:
  *
- *   patches  [panel of tiles][plane][channel][panel_tiles]     planes plane_pitch apart, of which the last elements are left free
- *            [panel of tiles][plane][tile][channel]            of an input in blocks, whose lanes are channels; tiles patch_pitch apart
+ *   patches  [panel of tiles][plane][channel][panel_tiles]     planes are plane_pitch apart, with free elements at the end
+ *            [panel of tiles][plane][tile][channel]            if the input is in channel blocks; tiles are patch_pitch apart
  *   sums     [tile][plane][filters]                            of a set; planes are sums_pitch apart, tiles tile_pitch */
 #ifndef PYSIM_WINOGRAD_H
 #define PYSIM_WINOGRAD_H
 #include "../loops.h"
 
 enum {
-    PYSIM_WINOGRAD_LARGEST = 6, /* m */
-    PYSIM_WINOGRAD_TAPS = 5,    /* r at most; e is at most LARGEST + 2 */
-    PYSIM_WINOGRAD_FREE = 16,   /* elements behind the last channel of a plane that a transform may overwrite */
-    PYSIM_WINOGRAD_PANEL = 16,  /* tiles of a panel at most: those of any registry row */
+    PYSIM_WINOGRAD_MAX_OUTPUTS = 6, /* m */
+    PYSIM_WINOGRAD_MAX_TAPS = 5,    /* largest r; e is at most LARGEST + 2 */
+    PYSIM_WINOGRAD_SLACK = 16,   /* elements behind the last channel of a plane that a transform may overwrite */
+    PYSIM_WINOGRAD_MAX_PANEL_TILES = 16,  /* largest number of tiles per panel of any registry row */
 };
 
 typedef struct {
@@ -30,26 +30,26 @@ typedef struct {
     int64_t tiles_h, tiles_w;          /* of one image */
     int64_t image_pitch, output_pitch; /* elements between images */
     int64_t panel_tiles, plane_pitch, patch_pitch, sums_pitch, tile_pitch;
-    int in_blocks, out_blocks;         /* input and output lie in blocks of as many channels as a vector has lanes */
-    const char *input;                 /* the group's first channel of the first image; output: the group's first filter */
+    int in_blocks, out_blocks;         /* input, output are in blocks of one vector of channels */
+    const char *input;                 /* first image, first channel of the group; output: first filter of the group */
     char *output;
-    const char *bias;                  /* of the group's first filter, or NULL */
+    const char *bias;                  /* first filter of the group, or NULL */
     pysim_bounds bounds;
-    pysim_finish finish;               /* of each filter's rows of a run of tiles */
+    pysim_finish finish;               /* applied to each filter's rows of a run of tiles */
 } pysim_winograd;
 
-/* Taps [row][column][width] of one channel; those beyond rows and columns are zero. */
+/* Taps [row][column][width] of one channel; taps beyond `rows` and `columns` are zero. */
 typedef struct {
     const void *first;
     int64_t rows, columns, row_pitch, column_pitch;
 } pysim_winograd_taps;
 
 typedef struct {
-    /* Patches of tiles [tile, tile + count), all channels, into one panel. */
+    /* Transforms the patches of tiles [tile, tile + count), all channels, into one panel. */
     void (*patches)(const pysim_winograd *w, int64_t tile, int64_t count, void *panel);
-    /* Filters of one channel, `width` of them, into planes to[plane][width] that lie to_plane apart. */
+    /* Transforms `width` filters of one channel into planes to[plane][width], to_plane elements apart. */
     void (*filters)(int64_t outputs, int64_t taps, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane);
-    /* Outputs of tiles [tile, tile + count) and filters [filter, filter + filters) from their sums. */
+    /* Transforms the sums of tiles [tile, tile + count) and filters [filter, filter + filters) into outputs. */
     void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *sums);
 } pysim_winograd_transforms;
 #endif

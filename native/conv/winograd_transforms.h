@@ -1,37 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Winograd's transforms in vectors; included once per vector type (see x86/vec_*.h for the names used).
+ * Winograd's transforms, a template over a vector type (the names of x86/vec_*.h).
  *
- * F(m x m, r x r): e = m + r - 1, Toom-Cook over the points 0, +-p (e/2 - 1 pairs) and infinity. With y = x^2, R(y) = prod (y - p^2) over
- * all pairs and Q_p(y) over all but p:
+ * F(m x m, r x r): e = m + r - 1, Toom-Cook at the points 0, +-p (e/2 - 1 pairs) and infinity. With y = x^2, R(y) = prod (y - p^2) over
+ * all pairs, and Q_p(y) the same product without p:
  *
  *   B^T  0: R on d0 d2 d4 ..   +-p: Q_p on d2 d4 .. +- p (Q_p on d1 d3 ..)   infinity: R on d1 d3 ..
  *   G    0: g0 / R(0)          +-p: sum (+-p)^i g_i / (2 p^2 Q_p(p^2))       infinity: g_(r-1)
  *   A^T  y_k = [k = 0] m_0 + sum p^k (m_+p + (-1)^k m_-p) + [k = m-1] m_infinity
  *
- * (Lavin and Gray, arXiv 1509.09308; Barabasz et al., arXiv 1803.10986, on points.) Pairs keep the sums of even and odd terms common.
- * B^T depends on e alone: kernels of 3, 4 and 5 taps share that of 6. For e = 4 all is whole numbers and halves. The points for 6 and 8 are
- * those of least error among those tried with F(4x4, 3x3) and F(6x6, 3x3) (docs/model.md).
+ * (Lavin and Gray, arXiv 1509.09308; Barabasz et al., arXiv 1803.10986, on points.) The two points of a pair share the sums of even and of odd
+ * terms. B^T depends on e alone, so kernels of 3, 4 and 5 taps share it for e = 6. For e = 4 all coefficients are integers and halves. The
+ * points for e = 6 and 8 had the least error among those tried with F(4x4, 3x3) and F(6x6, 3x3) (docs/model.md).
  *
- * patches  lanes hold pixels of a row for the columns' transform, then tiles: stride m parts the pixels, a tap m further is the next lane.
- * outputs  lanes hold filters; rows of pixels x filters are transposed block by block on their way out.
- * Of an input or output in blocks lanes hold channels all the way, and a tile is transformed by itself.
+ * patches  The column transform has pixels of a row in its lanes. The pixels are then separated by column modulo m, so that lanes hold tiles;
+ *          tap t + m of a tile is tap t of the next lane.
+ * outputs  Lanes hold filters; blocks of pixels x filters are transposed before the store.
+ * If input or output is in channel blocks, lanes hold channels throughout, and each tile is transformed by itself.
  *
- * PLANES_ALONE, where the includer defines it: its kernels take no blocks. */
+ * The includer defines PLANES_ALONE if its kernels do not take channel blocks. */
 #ifdef PLANES_ALONE
 enum { TAKES_BLOCKS = 0 };
 #else
 enum { TAKES_BLOCKS = 1 };
 #endif
 
-enum { MOST_EDGE = PYSIM_WINOGRAD_LARGEST + 2, PAIRS = MOST_EDGE / 2 - 1 };
-enum { PANEL_WIDTH = (PYSIM_WINOGRAD_PANEL + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
+enum { MAX_EDGE = PYSIM_WINOGRAD_MAX_OUTPUTS + 2, PAIRS = MAX_EDGE / 2 - 1 };
+enum { PANEL_WIDTH = (PYSIM_WINOGRAD_MAX_PANEL_TILES + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
 
 INLINE T point_of(const int e, const int pair) {
     const T points[PAIRS + 1][PAIRS] = {{0}, {1}, {0.75, 1.5}, {0.5, 1, 2}};
     return points[e / 2 - 1][pair];
 }
 
-/* Coefficient i of prod (y - p^2) over all pairs but `without` (-1: over all). */
+/* Coefficient i of prod (y - p^2) over all pairs but `without` (-1: over all pairs). */
 INLINE T coefficient(const int e, const int without, const int i) {
     T c[PAIRS + 1] = {1};
     int degree = 0;
@@ -47,7 +48,7 @@ INLINE T coefficient(const int e, const int without, const int i) {
     return c[i];
 }
 
-/* The polynomial on x[0], x[2], .. : its leading coefficient is 1. */
+/* That polynomial applied to x[0], x[2], ..; its leading coefficient is 1. */
 INLINE VEC polynomial(const int e, const int without, const VEC *x) {
     const int degree = e / 2 - 1 - (without >= 0);
     VEC sum = x[2 * degree];
@@ -57,7 +58,7 @@ INLINE VEC polynomial(const int e, const int without, const VEC *x) {
 }
 
 /* y = B^T x */
-INLINE void patch_transform(const int e, const VEC x[MOST_EDGE], VEC y[MOST_EDGE]) {
+INLINE void input_transform(const int e, const VEC x[MAX_EDGE], VEC y[MAX_EDGE]) {
     y[0] = polynomial(e, -1, x);
 #pragma GCC unroll 4
     for (int pair = 0; pair < e / 2 - 1; pair++) {
@@ -76,7 +77,7 @@ INLINE T power(const T p, const int k) {
 }
 
 /* y = G x */
-INLINE void filter_transform(const int e, const int r, const VEC x[PYSIM_WINOGRAD_TAPS], VEC y[MOST_EDGE]) {
+INLINE void filter_transform(const int e, const int r, const VEC x[PYSIM_WINOGRAD_MAX_TAPS], VEC y[MAX_EDGE]) {
     y[0] = v_mul(x[0], v_set1(1 / coefficient(e, -1, 0)));
 #pragma GCC unroll 4
     for (int pair = 0; pair < e / 2 - 1; pair++) {
@@ -97,7 +98,7 @@ INLINE void filter_transform(const int e, const int r, const VEC x[PYSIM_WINOGRA
 }
 
 /* y = A^T x */
-INLINE void sums_transform(const int e, const int m, const VEC x[MOST_EDGE], VEC y[PYSIM_WINOGRAD_LARGEST]) {
+INLINE void output_transform(const int e, const int m, const VEC x[MAX_EDGE], VEC y[PYSIM_WINOGRAD_MAX_OUTPUTS]) {
     VEC even[PAIRS], odd[PAIRS];
 #pragma GCC unroll 4
     for (int pair = 0; pair < e / 2 - 1; pair++) {
@@ -117,20 +118,20 @@ INLINE void sums_transform(const int e, const int m, const VEC x[MOST_EDGE], VEC
 
 /* ---- patches ---- */
 
-/* Tiles of a panel that lie in one row of tiles. Rows are those of the first one's patch in channel 0, `step` elements apart from channel to
- * channel; a row above or below the image is one of zeros. */
+/* Tiles of a panel that are in the same row of tiles. row[i] points to row i of the first tile's patch in channel 0, step[i] is the
+ * distance between channels; rows outside the image point to zeros. */
 typedef struct {
-    const T *row[MOST_EDGE];
-    int64_t step[MOST_EDGE], lane, vectors;
-    MASK load[PYSIM_WINOGRAD_LARGEST];
+    const T *row[MAX_EDGE];
+    int64_t step[MAX_EDGE], lane, vectors;
+    MASK load[PYSIM_WINOGRAD_MAX_OUTPUTS];
 } PATCH_RUN;
 
-static const T zeros[PYSIM_WINOGRAD_LARGEST * LANES];
-typedef T LINES[MOST_EDGE][PYSIM_WINOGRAD_LARGEST * LANES];
+static const T zeros[PYSIM_WINOGRAD_MAX_OUTPUTS * LANES];
+typedef T LINES[MAX_EDGE][PYSIM_WINOGRAD_MAX_OUTPUTS * LANES];
 
 static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, PATCH_RUN *run) {
     const int64_t m = w->outputs, e = m + w->taps - 1, per_image = w->tiles_h * w->tiles_w;
-    const int64_t most = LANES - (e - 1) / m; /* tiles whose taps stay within the lanes */
+    const int64_t most = LANES - (e - 1) / m; /* tiles whose taps fit into the lanes */
     int64_t runs = 0;
     for (int64_t lane = 0, n; lane < count; lane += n, runs++) {
         const int64_t t = tile + lane, column = t % w->tiles_w;
@@ -150,10 +151,11 @@ static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, P
     return runs;
 }
 
-/* Pixels of `vectors` (1 .. m) vectors by their column modulo m: part[column][tile]. Halves first where m is even; thirds one by one. */
-INLINE void part_pixels(const int m, const int vectors, const T *line, const GATHER *thirds, VEC part[PYSIM_WINOGRAD_LARGEST]) {
+/* Separates pixels by their column modulo m: part[column][tile]. If m is even, first into even and odd columns; thirds are gathered one
+ * by one. */
+INLINE void separate_pixels(const int m, const int vectors, const T *line, const GATHER *thirds, VEC part[PYSIM_WINOGRAD_MAX_OUTPUTS]) {
     const int halves = m % 2 ? 1 : 2;
-    VEC half[2][PYSIM_WINOGRAD_LARGEST / 2];
+    VEC half[2][PYSIM_WINOGRAD_MAX_OUTPUTS / 2];
 #pragma GCC unroll 3
     for (int v = 0; v < m / halves; v++) {
         const VEC low = halves * v < vectors ? v_load(line + halves * v * LANES) : v_zero();
@@ -171,39 +173,39 @@ INLINE void part_pixels(const int m, const int vectors, const T *line, const GAT
     }
 }
 
-/* One channel of a run, its columns transformed: line[row][pixel]. */
+/* Column transform of one channel of a run: line[row][pixel]. */
 INLINE void transform_columns(const int e, const int vectors, const PATCH_RUN *run, int64_t channel, LINES line) {
 #pragma GCC unroll 1
     for (int64_t v = 0; v < vectors; v++) {
         const MASK inside = run->load[v];
-        VEC x[MOST_EDGE], y[MOST_EDGE];
+        VEC x[MAX_EDGE], y[MAX_EDGE];
 #pragma GCC unroll 8
         for (int i = 0; i < e; i++) {
             const T *from = run->row[i] + channel * run->step[i] + v * LANES;
             __builtin_prefetch(from + AHEAD * run->step[i]);
             x[i] = v_load_mask(from, inside);
         }
-        patch_transform(e, x, y);
+        input_transform(e, x, y);
 #pragma GCC unroll 8
         for (int i = 0; i < e; i++) v_store(&line[i][v * LANES], y[i]);
     }
 }
 
-/* Taps of the run's tiles: x[tap][tile]. A tap m further is the next tile's. */
-INLINE void part_taps(const int m, const int r, const int vectors, const T *line, const GATHER *thirds, VEC x[MOST_EDGE]) {
-    part_pixels(m, vectors, line, thirds, x);
+/* Taps of the run's tiles: x[tap][tile]. Tap t + m is tap t of the next tile. */
+INLINE void separate_taps(const int m, const int r, const int vectors, const T *line, const GATHER *thirds, VEC x[MAX_EDGE]) {
+    separate_pixels(m, vectors, line, thirds, x);
 #pragma GCC unroll 4
     for (int tap = m; tap < m + r - 1; tap++) x[tap] = v_shift1(x[tap - m], v_zero());
 }
 
-INLINE void store_planes(const int e, const VEC x[MOST_EDGE], T *to, int64_t pitch) {
-    VEC y[MOST_EDGE];
-    patch_transform(e, x, y);
+INLINE void store_planes(const int e, const VEC x[MAX_EDGE], T *to, int64_t pitch) {
+    VEC y[MAX_EDGE];
+    input_transform(e, x, y);
 #pragma GCC unroll 8
     for (int j = 0; j < e; j++) v_store(to + j * pitch, y[j]);
 }
 
-/* A channel of a panel that is one run. */
+/* One channel of a panel that is a single run. */
 INLINE void single_run(const int m, const int r, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds, T *to,
                        int64_t pitch) {
     const int e = m + r - 1;
@@ -211,13 +213,13 @@ INLINE void single_run(const int m, const int r, const int vectors, const PATCH_
     transform_columns(e, vectors, run, channel, line);
 #pragma GCC unroll 1
     for (int i = 0; i < e; i++, to += e * pitch) {
-        VEC x[MOST_EDGE];
-        part_taps(m, r, vectors, line[i], thirds, x);
+        VEC x[MAX_EDGE];
+        separate_taps(m, r, vectors, line[i], thirds, x);
         store_planes(e, x, to, pitch);
     }
 }
 
-/* A channel of one run of several: taps to their lanes. */
+/* One channel of one run of several: stores taps to the run's lanes. */
 INLINE void gather_run(const int m, const int r, const int vectors, const PATCH_RUN *run, int64_t channel, const GATHER *thirds,
                        T (*d)[PANEL_WIDTH]) {
     const int e = m + r - 1;
@@ -225,19 +227,19 @@ INLINE void gather_run(const int m, const int r, const int vectors, const PATCH_
     transform_columns(e, vectors, run, channel, line);
 #pragma GCC unroll 1
     for (int i = 0; i < e; i++, d += e) {
-        VEC x[MOST_EDGE];
-        part_taps(m, r, vectors, line[i], thirds, x);
+        VEC x[MAX_EDGE];
+        separate_taps(m, r, vectors, line[i], thirds, x);
 #pragma GCC unroll 8
         for (int tap = 0; tap < e; tap++) v_store(&d[tap][run->lane], x[tap]);
     }
 }
 
-/* Rows of a channel of several runs, whose taps are in their lanes. */
+/* Row transform of one channel of several runs, whose taps are in their lanes. */
 INLINE void transform_rows(const int e, T (*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) {
 #pragma GCC unroll 1
     for (int i = 0; i < e; i++, to += e * pitch)
         for (int64_t lane = 0; lane < count; lane += LANES) {
-            VEC x[MOST_EDGE];
+            VEC x[MAX_EDGE];
 #pragma GCC unroll 8
             for (int j = 0; j < e; j++) x[j] = v_load(&d[i * e + j][lane]);
             store_planes(e, x, to + lane, pitch);
@@ -263,9 +265,9 @@ INLINE void several_runs(const int m, const int r, int64_t runs, const PATCH_RUN
 }
 
 INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
-    PATCH_RUN run[PYSIM_WINOGRAD_PANEL];
+    PATCH_RUN run[PYSIM_WINOGRAD_MAX_PANEL_TILES];
     GATHER thirds[3];
-    T d[MOST_EDGE * MOST_EDGE][PANEL_WIDTH] = {{0}};
+    T d[MAX_EDGE * MAX_EDGE][PANEL_WIDTH] = {{0}};
     const int64_t runs = find_runs(w, tile, count, run);
     for (int i = 0; i < 3; i++) thirds[i] = v_gather_plan(3, i);
     for (int64_t c = 0; c < w->channels; c++, panel += w->panel_tiles)
@@ -277,19 +279,19 @@ INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int6
             single_run(m, r, m, run, c, thirds, panel, w->plane_pitch);
 }
 
-/* Tiles of blocks of channels, lanes hold the channels: V of each, [plane][tile][channel]. */
+/* Input in channel blocks: lanes hold channels; writes V of each tile, [plane][tile][channel]. */
 INLINE void block_patch(const int e, const T *corner, int64_t row, int64_t y, int64_t x, const pysim_winograd *w, T *to) {
-    VEC half[MOST_EDGE][MOST_EDGE];
+    VEC half[MAX_EDGE][MAX_EDGE];
     const int inside = y >= 0 && x >= 0 && y + e <= w->height && x + e <= w->width;
 #pragma GCC unroll 8
     for (int j = 0; j < e; j++) {
-        VEC d[MOST_EDGE], z[MOST_EDGE];
+        VEC d[MAX_EDGE], z[MAX_EDGE];
 #pragma GCC unroll 8
         for (int i = 0; i < e; i++) {
             const int here = inside || ((uint64_t)(y + i) < (uint64_t)w->height && (uint64_t)(x + j) < (uint64_t)w->width);
             d[i] = here ? v_load(corner + i * row + j * LANES) : v_zero();
         }
-        patch_transform(e, d, z);
+        input_transform(e, d, z);
 #pragma GCC unroll 8
         for (int i = 0; i < e; i++) half[i][j] = z[i];
     }
@@ -315,10 +317,10 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
     const T *const taps = from->first;
     for (int64_t f = 0; f < width; f += LANES) {
         const MASK mask = v_lanes(0, width - f);
-        VEC half[MOST_EDGE][PYSIM_WINOGRAD_TAPS];
+        VEC half[MAX_EDGE][PYSIM_WINOGRAD_MAX_TAPS];
 #pragma GCC unroll 5
         for (int j = 0; j < r; j++) {
-            VEC x[PYSIM_WINOGRAD_TAPS], y[MOST_EDGE];
+            VEC x[PYSIM_WINOGRAD_MAX_TAPS], y[MAX_EDGE];
 #pragma GCC unroll 5
             for (int i = 0; i < r; i++) {
                 const T *tap = taps + i * from->row_pitch + j * from->column_pitch + f;
@@ -330,7 +332,7 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
         }
 #pragma GCC unroll 1 /* no slower, and compiled sooner */
         for (int i = 0; i < e; i++) {
-            VEC y[MOST_EDGE];
+            VEC y[MAX_EDGE];
             filter_transform(e, r, half[i], y);
 #pragma GCC unroll 8
             for (int j = 0; j < e; j++) v_store_mask(to + (i * e + j) * to_plane + f, y[j], mask);
@@ -340,34 +342,35 @@ INLINE void filters_body(const int m, const int r, const pysim_winograd_taps *fr
 
 /* ---- outputs ---- */
 
-enum { OUT_ROW = (OUT_TILES * PYSIM_WINOGRAD_LARGEST + LANES) * LANES };
-typedef T ROWS[PYSIM_WINOGRAD_LARGEST][OUT_ROW];
+enum { OUT_ROW = (OUT_TILES * PYSIM_WINOGRAD_MAX_OUTPUTS + LANES) * LANES };
+typedef T ROWS[PYSIM_WINOGRAD_MAX_OUTPUTS][OUT_ROW];
 
-/* One tile of LANES filters: y = A^T M A, bias and activation, to pixels of rows `row` elements apart, those below `rows` and `columns`. */
+/* Output transform of one tile and LANES filters: y = A^T M A, bias and clamp; writes the pixels below `rows` and `columns`, rows `row`
+ * elements apart. */
 INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC low, VEC high, T *to, int64_t row,
                         int64_t rows, int64_t columns) {
     const int e = m + r - 1;
-    VEC half[PYSIM_WINOGRAD_LARGEST][MOST_EDGE];
+    VEC half[PYSIM_WINOGRAD_MAX_OUTPUTS][MAX_EDGE];
 #pragma GCC unroll 8
     for (int j = 0; j < e; j++) {
-        VEC x[MOST_EDGE], y[PYSIM_WINOGRAD_LARGEST];
+        VEC x[MAX_EDGE], y[PYSIM_WINOGRAD_MAX_OUTPUTS];
 #pragma GCC unroll 8
         for (int i = 0; i < e; i++) x[i] = v_load(sums + (i * e + j) * pitch);
-        sums_transform(e, m, x, y);
+        output_transform(e, m, x, y);
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++) half[i][j] = y[i];
     }
 #pragma GCC unroll 6
     for (int i = 0; i < m; i++) {
-        VEC y[PYSIM_WINOGRAD_LARGEST];
-        sums_transform(e, m, half[i], y);
+        VEC y[PYSIM_WINOGRAD_MAX_OUTPUTS];
+        output_transform(e, m, half[i], y);
 #pragma GCC unroll 6
         for (int j = 0; j < m; j++)
             if (i < rows && j < columns) v_store(to + i * row + j * LANES, v_between(low, high, v_add(y[j], bias)));
     }
 }
 
-/* A row of `columns` pixels of `filters` filters to the output, LANES x LANES at a time. */
+/* Transposes a row of `columns` pixels x `filters` filters into the output, LANES x LANES elements at a time. */
 INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, int64_t pitch) {
     for (int64_t x = 0; x < columns; x += LANES) {
         const MASK mask = v_lanes(0, columns - x);
@@ -414,7 +417,7 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
     }
 }
 
-/* What is compiled, with constants: the forms of winograd.inc, and what their edges decide alone once for each edge. */
+/* Instances with constants: one per form of winograd.inc; block_patches, which depends on e alone, one per e. */
 static __attribute__((noinline)) void block_patches(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {
     switch (w->outputs + w->taps - 1) {
     case 4: patches_of_blocks(4, w, tile, count, panel); break;
@@ -422,7 +425,7 @@ static __attribute__((noinline)) void block_patches(const pysim_winograd *w, int
     default: patches_of_blocks(8, w, tile, count, panel); break;
     }
 }
-/* Each form in functions of its own: GCC compiles one of all forms for longer, and keeps more of it on the stack. */
+/* One function per form: GCC compiles a function of all forms for longer and spills more. */
 #define PYSIM_WINOGRAD_FORM(m, r)                                                                                                      \
     static __attribute__((noinline)) void patches_##m##_##r(const pysim_winograd *w, int64_t tile, int64_t count, T *panel) {          \
         patches_body(m, r, w, tile, count, panel);                                                                                     \

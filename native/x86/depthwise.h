@@ -1,39 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolutions of groups of few channels without packing; included once per vector type, after vec_*.h and the functions
- * v_strided, v_parts, transpose_parts and v_shifted (contract: native/kernel.h).
+ * Convolutions with few channels per group, without packing; included once per vector type, after vec_*.h and the functions v_strided,
+ * v_parts, transpose_parts and v_shifted (contract: native/kernel.h).
  *
- * rows    lanes hold neighbouring columns of a row of outputs, a tile is up to 8 (4) rows x 1 (several) filters. For each tap s every row
- *         of the input that the tile meets is loaded once, at the column of that tap, and multiplied into all rows of outputs that read it:
- *         ROWS + KR - 1 loads for KR ROWS multiply-adds at stride 1. KR kernel rows share loads so where that is a constant (3, 5, 7);
- *         else they are taken one after another. Edges of the image are masks and rows left out.
- * planes  lanes hold neighbouring groups of one channel each: planes are transposed to [row][column][lane], convolved with every lane in
- *         use however short the rows are, and transposed back. */
+ * rows    Lanes hold neighbouring output columns; a tile is up to 8 output rows x 1 filter, or 4 x several filters. For each tap s every input
+ *         row of the tile is loaded once, at that tap's column, and multiplied into all output rows that read it: ROWS + KR - 1 loads for
+ *         KR ROWS multiply-adds at stride 1. KR kernel rows share loads this way if KR is a constant (3, 5, 7); otherwise kernel rows are
+ *         processed one by one. Image edges are masked or skipped.
+ * planes  Lanes hold neighbouring groups of one channel each: planes are transposed to [row][column][lane], convolved with all lanes in use
+ *         however short the rows are, and transposed back. */
 
-enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL_ROWS: of tiles of several filters */
-/* Fewer rows are a corner of a tile of so many: a sum is a chain of multiply-adds, which leave room for those of the rows that are not there. */
-enum { LEAST_ROWS = 4, LEAST_SEVERAL = 3 };
+enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL_ROWS: for tiles of several filters */
+/* Fewest rows of a tile. Fewer output rows run as a tile of this many with rows skipped: the accumulators' latency leaves room for their
+ * multiply-adds. */
+enum { MIN_ROWS = 4, MIN_SEVERAL_ROWS = 3 };
 
-/* How the columns of one row of outputs lie in the input: next to each other; every second one; strides apart. */
+/* How neighbouring output columns map to the input: contiguous; every second column; `stride` apart. */
 enum { UNIT, PAIRS, STRIDED };
 
-/* What a tile may meet of the image's edges: nothing; columns that lie outside; rows, too. */
+/* Which image edges a tile may touch: none; left or right; all. */
 enum { INSIDE, COLUMNS, CORNER };
 
-/* A row of tiles: ROWS rows of outputs from the first to the last column. */
+/* A row of tiles: ROWS output rows, from the first to the last column. */
 typedef struct {
-    const T *x, *w, *bias; /* x: row y of the input, column -pad_left */
+    const T *x, *w, *bias; /* x: input row y, column -pad_left */
     T *out;
-    int64_t y;             /* the row that the first row of outputs reads first */
-    int64_t step;          /* rows of the input between loads */
-    int64_t out_pitch;     /* elements between rows of outputs */
-    int64_t q;             /* columns of outputs */
-    int64_t rows;          /* of outputs, at most ROWS; fewer in corners */
-    int64_t channels, kernel_h, kernel_w, stride, dilation_h, dilation, height, width, pad; /* the others are along columns */
-    int64_t out_filter;    /* elements between filters' outputs */
+    int64_t y;             /* first input row of the first output row */
+    int64_t step;          /* input rows between two loads */
+    int64_t out_pitch;     /* elements between output rows */
+    int64_t q;             /* output columns */
+    int64_t rows;          /* output rows, at most ROWS; fewer in corners */
+    int64_t channels, kernel_h, kernel_w, stride, dilation_h, dilation, height, width, pad; /* stride, dilation and pad: along columns */
+    int64_t out_filter;    /* elements between two filters' outputs */
     T low, high;           /* bounds of outputs */
 } TILES;
 
-/* Bit j: row y + j*step lies in the image. */
+/* Bit j: row y + j*step is inside the image. */
 INLINE uint32_t live_rows(int64_t y, int64_t step, int64_t height, const int rows) {
     uint32_t live = 0;
     if (step == 1) {
@@ -44,7 +45,7 @@ INLINE uint32_t live_rows(int64_t y, int64_t step, int64_t height, const int row
     return live;
 }
 
-/* Lanes whose column first + lane*stride lies in the row. */
+/* Lanes whose column first + lane*stride is inside the row. */
 INLINE MASK strided_lanes(int64_t first, int64_t stride, int64_t width, int64_t lanes) {
     const int64_t lo = first < 0 ? (stride - 1 - first) / stride : 0;
     const int64_t hi = first >= width ? 0 : (width - 1 - first) / stride + 1;
@@ -53,8 +54,8 @@ INLINE MASK strided_lanes(int64_t first, int64_t stride, int64_t width, int64_t 
 
 INLINE VEC load_lanes(const T *p, const int edge, MASK mask) { return v_kept(edge ? v_load_mask(p, mask) : v_load(p)); }
 
-/* acc[f][o] += w[f][r] x for the rows of outputs o that read row j of the input as their kernel row r. */
-INLINE void spread(const int KR, const int SH, const int ROWS, const int FILTERS, const int j, VEC x,
+/* acc[f][o] += w[f][r] x for all output rows o that read input row j as their kernel row r. */
+INLINE void accumulate(const int KR, const int SH, const int ROWS, const int FILTERS, const int j, VEC x,
                    VEC w[MAX_FILTERS][MAX_KR], VEC acc[MAX_FILTERS][MAX_ROWS]) {
 #pragma GCC unroll 8
     for (int o = 0; o < ROWS; o++) {
@@ -72,7 +73,8 @@ INLINE void broadcast(const int KR, const int FILTERS, const T *w, int64_t pitch
         for (int r = 0; r < KR; r++) to[f][r] = v_set1(w[f * pitch + r * taps]);
 }
 
-/* One tap of KR kernel rows, and where BOTH the next one; x: where lane 0 reads the first row for it, which is `column` of the image. */
+/* One tap of KR kernel rows, and if BOTH the next tap, too. x: the address that lane 0 reads in the first row; `column` is its image
+ * column. */
 INLINE void add_taps(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const int BOTH,
                      const TILES *t, const T *x, int64_t pitch, int64_t column, uint32_t live, const T *w, int64_t w_pitch,
                      int64_t w_row, VEC acc[MAX_FILTERS][MAX_ROWS]) {
@@ -86,22 +88,22 @@ INLINE void add_taps(const int KR, const int SH, const int ROWS, const int FILTE
     for (int j = 0; j < (ROWS - 1) * SH + KR; j++, x += pitch) {
         if (EDGE == CORNER && !(live >> j & 1)) continue;
         if (MODE == UNIT) {
-            spread(KR, SH, ROWS, FILTERS, j, load_lanes(x, EDGE, low), one, acc);
+            accumulate(KR, SH, ROWS, FILTERS, j, load_lanes(x, EDGE, low), one, acc);
         } else if (MODE == STRIDED) {
-            spread(KR, SH, ROWS, FILTERS, j, v_strided(x, t->stride, low), one, acc);
+            accumulate(KR, SH, ROWS, FILTERS, j, v_strided(x, t->stride, low), one, acc);
         } else {
             const VEC a = load_lanes(x, EDGE, low), b = load_lanes(x + LANES, EDGE, high);
-            spread(KR, SH, ROWS, FILTERS, j, v_kept(v_even(a, b)), one, acc);
-            if (BOTH) spread(KR, SH, ROWS, FILTERS, j, v_kept(v_odd(a, b)), other, acc);
+            accumulate(KR, SH, ROWS, FILTERS, j, v_kept(v_even(a, b)), one, acc);
+            if (BOTH) accumulate(KR, SH, ROWS, FILTERS, j, v_kept(v_odd(a, b)), other, acc);
         }
     }
 }
 
-/* All taps of 3 x 3 from few loads: other taps are neighbouring lanes. */
-INLINE void add_three(const int SH, const int ROWS, const int MODE, const int EDGE, const TILES *t, const T *x, int64_t pitch,
+/* All taps of 3 x 3 from few loads: the second and third tap are shifted lanes of the first. */
+INLINE void add_3x3(const int SH, const int ROWS, const int MODE, const int EDGE, const TILES *t, const T *x, int64_t pitch,
                       int64_t column, uint32_t live, const T *w, VEC acc[MAX_FILTERS][MAX_ROWS]) {
     const MASK low = v_lanes(-column, t->width - column), high = v_lanes(-column - LANES, t->width - column - LANES);
-    const int64_t behind = (MODE == PAIRS ? 2 : 1) * LANES; /* the lanes that follow the last one */
+    const int64_t behind = (MODE == PAIRS ? 2 : 1) * LANES; /* distance to the vector behind */
     const MASK next = v_lanes(-column - behind, pysim_min(MODE == PAIRS ? 1 : 2, t->width - column - behind));
     VEC weight[3][MAX_FILTERS][MAX_KR];
 #pragma GCC unroll 3
@@ -118,7 +120,7 @@ INLINE void add_three(const int SH, const int ROWS, const int MODE, const int ED
             taps[1] = v_shifted(a, after, 1), taps[2] = v_shifted(a, after, 2);
         }
 #pragma GCC unroll 3
-        for (int s = 0; s < 3; s++) spread(3, SH, ROWS, 1, j, v_kept(taps[s]), weight[s], acc);
+        for (int s = 0; s < 3; s++) accumulate(3, SH, ROWS, 1, j, v_kept(taps[s]), weight[s], acc);
     }
 }
 
@@ -129,7 +131,7 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
     const int64_t taps = KR > 1 ? KR : t->kernel_w, by = KR > 1 ? 1 : t->dilation;
     int64_t s = 0;
     if (KR == 3 && FILTERS == 1 && SHIFTS_ARE_CHEAP) {
-        add_three(SH, ROWS, MODE, EDGE, t, x, pitch, column, live, w, acc);
+        add_3x3(SH, ROWS, MODE, EDGE, t, x, pitch, column, live, w, acc);
         return;
     }
     if (MODE == PAIRS)
@@ -140,14 +142,14 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
         add_taps(KR, SH, ROWS, FILTERS, MODE, EDGE, 0, t, x + s * by, pitch, column + s * by, live, w + s, w_pitch, taps, acc);
 }
 
-/* Where addresses are checked, a tile is one function whose constants are variables: a hundred of them would compile for minutes. */
+/* Under AddressSanitizer a tile is one function with variables for its constants: a hundred instances would compile for minutes. */
 #ifdef __SANITIZE_ADDRESS__
 #define TILE static __attribute__((noinline)) void
 #else
 #define TILE INLINE void
 #endif
 
-/* One tile: ROWS rows x the vector of columns at q x FILTERS. */
+/* One tile: ROWS rows x one vector of columns at q x FILTERS. */
 TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, int64_t q) {
     const int64_t pitch = t->step * t->width, column = q * t->stride - t->pad;
     const int64_t taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * taps;
@@ -185,15 +187,15 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
     }
 }
 
-/* Tiles of the columns [begin, end), whatever they meet. */
+/* Tiles of the columns [begin, end) at any edge of the image. */
 INLINE void corner(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end) {
     for (int64_t q = begin; q < end; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, CORNER, t, q);
 }
 
-/* Those where all rows of the input lie in the image; inside the columns [begin, end) they read whole vectors. */
+/* Tiles whose input rows are all inside the image. Columns [begin, end) read whole vectors. */
 INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end,
                    void (*corner)(const TILES *t, int64_t begin, int64_t end)) {
-    if (MODE == STRIDED || (MASKS_ARE_FREE && MODE == UNIT && KR > 3)) { /* gathers, or five and more multiply-adds, hide a row's test */
+    if (MODE == STRIDED || (MASKS_ARE_FREE && MODE == UNIT && KR > 3)) { /* gathers, or five or more multiply-adds per load, hide a row's test */
         corner(t, 0, t->q);
         return;
     }
@@ -207,20 +209,20 @@ INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS
     corner(t, q, t->q);
 }
 
-#define TILES_OF(KR, SH, MODE, ROWS, FILTERS)                                                                             \
+#define TILES_OF(KR, SH, MODE, ROWS, FILTERS)                                                                                     \
     static __attribute__((noinline)) void corner_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
-        corner(KR, SH, ROWS, FILTERS, MODE, t, begin, end);                                                               \
-    }                                                                                                                     \
+        corner(KR, SH, ROWS, FILTERS, MODE, t, begin, end);                                                                       \
+    }                                                                                                                             \
     static __attribute__((noinline)) void middle_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
-        middle(KR, SH, ROWS, FILTERS, MODE, t, begin, end, corner_##KR##_##MODE##_##ROWS##x##FILTERS);                    \
+        middle(KR, SH, ROWS, FILTERS, MODE, t, begin, end, corner_##KR##_##MODE##_##ROWS##x##FILTERS);                            \
     }
 #define TILES_TO8(KR, SH, MODE)                                                     \
     TILES_OF(KR, SH, MODE, 4, 1) TILES_OF(KR, SH, MODE, 5, 1) TILES_OF(KR, SH, MODE, 6, 1) \
     TILES_OF(KR, SH, MODE, 7, 1) TILES_OF(KR, SH, MODE, 8, 1)
-#define NAME(KR, MODE, ROWS, FILTERS) {middle_##KR##_##MODE##_##ROWS##x##FILTERS, corner_##KR##_##MODE##_##ROWS##x##FILTERS}
-#define NAMES_TO8(KR, MODE) {NAME(KR, MODE, 4, 1), NAME(KR, MODE, 5, 1), NAME(KR, MODE, 6, 1), NAME(KR, MODE, 7, 1), NAME(KR, MODE, 8, 1)}
+#define TILE_PAIR(KR, MODE, ROWS, FILTERS) {middle_##KR##_##MODE##_##ROWS##x##FILTERS, corner_##KR##_##MODE##_##ROWS##x##FILTERS}
+#define TILE_PAIRS_TO8(KR, MODE) {TILE_PAIR(KR, MODE, 4, 1), TILE_PAIR(KR, MODE, 5, 1), TILE_PAIR(KR, MODE, 6, 1), TILE_PAIR(KR, MODE, 7, 1), TILE_PAIR(KR, MODE, 8, 1)}
 #define SEVERAL_TO4(KR, SH, MODE, FILTERS) TILES_OF(KR, SH, MODE, 3, FILTERS) TILES_OF(KR, SH, MODE, 4, FILTERS)
-#define SEVERAL_NAMES(KR, MODE, FILTERS) {NAME(KR, MODE, 3, FILTERS), NAME(KR, MODE, 4, FILTERS)}
+#define SEVERAL_PAIRS(KR, MODE, FILTERS) {TILE_PAIR(KR, MODE, 3, FILTERS), TILE_PAIR(KR, MODE, 4, FILTERS)}
 
 TILES_OF(1, 1, UNIT, 8, 1)
 TILES_OF(1, 1, PAIRS, 8, 1)
@@ -237,33 +239,33 @@ TILES_OF(1, 1, STRIDED, 4, SEVERAL)
 SEVERAL_TO4(3, 1, UNIT, SEVERAL)
 SEVERAL_TO4(3, 2, PAIRS, SEVERAL)
 
-/* Rows of tiles in the middle of the image and at its top or bottom; by how many kernel rows share loads (1, 3, 5, 7), how columns lie, and
- * rows of the tile: where none share loads, the most that it has. Corners leave out what is not there. */
-typedef void (*some_tiles[2])(const TILES *t, int64_t begin, int64_t end);
-static const some_tiles by_one[4][3][MAX_ROWS - LEAST_ROWS + 1] = {
-    {{NAME(1, UNIT, 8, 1)}, {NAME(1, PAIRS, 8, 1)}, {NAME(1, STRIDED, 8, 1)}},
-    {NAMES_TO8(3, UNIT), NAMES_TO8(3, PAIRS)},
-    {NAMES_TO8(5, UNIT), NAMES_TO8(5, PAIRS)},
-    {NAMES_TO8(7, UNIT), NAMES_TO8(7, PAIRS)},
+/* Instances for rows of tiles in the middle of the image and at its top or bottom, by the number of kernel rows that share loads (1, 3,
+ * 5, 7), the column mapping, and the rows of the tile (the largest tile only, if no rows share loads). Corners skip missing rows. */
+typedef void (*tile_functions[2])(const TILES *t, int64_t begin, int64_t end);
+static const tile_functions single_filter[4][3][MAX_ROWS - MIN_ROWS + 1] = {
+    {{TILE_PAIR(1, UNIT, 8, 1)}, {TILE_PAIR(1, PAIRS, 8, 1)}, {TILE_PAIR(1, STRIDED, 8, 1)}},
+    {TILE_PAIRS_TO8(3, UNIT), TILE_PAIRS_TO8(3, PAIRS)},
+    {TILE_PAIRS_TO8(5, UNIT), TILE_PAIRS_TO8(5, PAIRS)},
+    {TILE_PAIRS_TO8(7, UNIT), TILE_PAIRS_TO8(7, PAIRS)},
 };
-static const some_tiles by_several[2][3][SEVERAL_ROWS - LEAST_SEVERAL + 1] = {
-    {{NAME(1, UNIT, 4, SEVERAL)}, {NAME(1, PAIRS, 4, SEVERAL)}, {NAME(1, STRIDED, 4, SEVERAL)}},
-    {SEVERAL_NAMES(3, UNIT, SEVERAL), SEVERAL_NAMES(3, PAIRS, SEVERAL)},
+static const tile_functions several_filters[2][3][SEVERAL_ROWS - MIN_SEVERAL_ROWS + 1] = {
+    {{TILE_PAIR(1, UNIT, 4, SEVERAL)}, {TILE_PAIR(1, PAIRS, 4, SEVERAL)}, {TILE_PAIR(1, STRIDED, 4, SEVERAL)}},
+    {SEVERAL_PAIRS(3, UNIT, SEVERAL), SEVERAL_PAIRS(3, PAIRS, SEVERAL)},
 };
 
-static int mode_of(const pysim_conv *c) {
+static int column_mode(const pysim_conv *c) {
     if (c->stride_w == 1) return UNIT;
     return c->stride_w == 2 && c->dilation_w == 1 ? PAIRS : STRIDED;
 }
 
-/* Kernel rows that share loads: those of the kernels that have a table. */
+/* Number of kernel rows that share loads, for kernels listed in the table; else 1. */
 static int shared_rows(const pysim_conv *c) {
     const int square = c->kernel_h == c->kernel_w && c->stride_h == c->stride_w && c->dilation_w == 1;
     const int listed = c->stride_w == 1 || (c->stride_w == 2 && c->dilation_h == 1);
     return square && listed && (c->kernel_h == 3 || c->kernel_h == 5 || c->kernel_h == 7) ? (int)c->kernel_h : 1;
 }
 
-/* Lines that the next tiles touch; an address of no operand is no harm. */
+/* Prefetches lines for the next tiles; an address outside the operands does no harm. */
 static void fetch(const T *from, int64_t count) {
     for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 0, 3);
 }
@@ -271,16 +273,16 @@ static void fetch_for_stores(const T *from, int64_t count) {
     for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 1, 3);
 }
 
-/* Rows of outputs [begin, end) of each group, in tiles of up to `high` rows x `most` filters. With a dilation, rows that lie that far apart
- * read the same rows of the input: each such set, a phase, is a dense convolution. */
+/* Output rows [begin, end) of each group, in tiles of up to `high` rows x `most` filters. With a row dilation, output rows that far
+ * apart share input rows: each such set ("phase") is a dense convolution. */
 static void rows_body(int high, int most, const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out, int64_t groups,
                       int64_t begin, int64_t end) {
     const pysim_conv *c = of->conv;
-    const int mode = mode_of(c), shared = most > 1 && c->kernel_h > 3 ? 1 : shared_rows(c);
-    const some_tiles *const single = by_one[shared / 2][mode], *const several = by_several[most > 1 ? shared / 2 : 0][mode];
+    const int mode = column_mode(c), shared = most > 1 && c->kernel_h > 3 ? 1 : shared_rows(c);
+    const tile_functions *const single = single_filter[shared / 2][mode], *const several = several_filters[most > 1 ? shared / 2 : 0][mode];
     const int64_t phases = shared > 1 ? c->dilation_h : 1, size = of->channels * c->kernel_h * c->kernel_w;
     const int64_t plane = of->channels * c->height * c->width, reach = (c->kernel_h - 1) * c->dilation_h + 1;
-    /* the columns whose tiles read whole vectors */
+    /* columns whose tiles read whole vectors */
     const int64_t after = (mode == PAIRS ? (c->kernel_w - 1) / 2 * 2 + 2 * LANES : c->dilation_w * (c->kernel_w - 1) + LANES) - c->pad_left;
     const int64_t first = mode == STRIDED ? of->q : pysim_ceil_div(c->pad_left, c->stride_w);
     const int64_t last = c->width < after ? 0 : pysim_min(of->q - LANES, (c->width - after) / c->stride_w) + 1;
@@ -293,7 +295,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
         const int64_t least = rows / blocks, more = rows % blocks;
         for (int64_t item = 0, g = 0, block = 0, row = 0; item < groups * blocks; item++) {
             const int64_t p = begin + phase + row * phases;
-            const int64_t here = shared > 1 ? least + (block < more) : pysim_min(high, rows - row); /* whole tiles, where there is no other */
+            const int64_t here = shared > 1 ? least + (block < more) : pysim_min(high, rows - row); /* otherwise only whole tiles exist */
             const T *in = image + g * plane;
             t.rows = here;
             t.y = p * c->stride_h - c->pad_top;
@@ -307,8 +309,9 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
                 t.bias = bias ? bias + f : NULL;
                 t.out = out + (f * of->p + p) * of->q;
                 fetch_for_stores(t.out + here * phases * of->q, here * phases * of->q);
-                const int64_t fewest = width > 1 ? LEAST_SEVERAL : LEAST_ROWS;
-                const int64_t whole = shared > 1 ? pysim_max(fewest, here) : width > 1 ? SEVERAL_ROWS : MAX_ROWS; /* rows of the tiles that there are */
+                const int64_t fewest = width > 1 ? MIN_SEVERAL_ROWS : MIN_ROWS;
+                /* rows of the smallest tile that exists */
+                const int64_t whole = shared > 1 ? pysim_max(fewest, here) : width > 1 ? SEVERAL_ROWS : MAX_ROWS;
                 const int is_corner = at_edge || here < whole;
                 (width > 1 ? several : single)[shared > 1 ? whole - fewest : 0][is_corner](&t, is_corner ? 0 : first, is_corner ? of->q : last);
             }
@@ -320,8 +323,8 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
 
 /* ---- planes ---- */
 
-/* Rows p, p + ld, ... of LANES elements, transposed: their 128-bit parts are loaded where they belong, so that half of a transposition's
- * shuffles is left. */
+/* Loads rows p, p + ld, ... of LANES elements transposed: 128-bit parts are loaded to their final place, which saves half of the
+ * shuffles. */
 INLINE void load_transposed(const T *p, int64_t ld, VEC r[LANES]) {
 #pragma GCC unroll 8
     for (int part = 0; part < LANES; part += PART) {
@@ -332,7 +335,7 @@ INLINE void load_transposed(const T *p, int64_t ld, VEC r[LANES]) {
     }
 }
 
-/* The same of `rows` rows of `columns` elements, the rest zeros. */
+/* The same for `rows` rows of `columns` elements, padded with zeros. */
 INLINE void load_transposed_edge(const T *p, int64_t ld, int64_t rows, int64_t columns, VEC r[LANES]) {
     const MASK mask = v_lanes(0, columns);
     T block[LANES * LANES];
@@ -340,11 +343,11 @@ INLINE void load_transposed_edge(const T *p, int64_t ld, int64_t rows, int64_t c
     load_transposed(block, LANES, r);
 }
 
-/* Block `t` of `count` elements, moved back so that it is a whole one where there are that many. */
+/* Start of block `t` of `count` elements, moved back if needed so that the block is whole. */
 INLINE int64_t whole_block(int64_t t, int64_t count) { return count >= LANES ? pysim_min(t, count - LANES) : t; }
 
-/* in[lane][0..count) to out[0..count)[lane], after each `width` of them a gap of so many vectors, which stays as it is. */
-static void planes_in(const T *in, int64_t plane, int64_t lanes, int64_t count, int64_t width, int64_t gap, T *out) {
+/* Transposes in[lane][0..count) to out[0..count)[lane]; after every `width` columns a gap of `gap` vectors is left untouched. */
+static void planes_to_lanes(const T *in, int64_t plane, int64_t lanes, int64_t count, int64_t width, int64_t gap, T *out) {
     int64_t x = 0;
     T *to = out;
     for (int64_t block = 0; block < count; block += LANES) {
@@ -368,8 +371,9 @@ static void planes_in(const T *in, int64_t plane, int64_t lanes, int64_t count, 
     }
 }
 
-/* in[0..count)[lane] to out[lane][0..count), between bounds: here loads and shuffles leave the multipliers free. */
-static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count, pysim_bounds bounds, T *out) {
+/* Transposes in[0..count)[lane] to out[lane][0..count) and applies the bounds; this phase is limited by loads and shuffles, so the
+ * comparisons are free. */
+static void lanes_to_planes(const T *in, int64_t plane, int64_t lanes, int64_t count, pysim_bounds bounds, T *out) {
     const VEC low = v_set1((T)bounds.low), high = v_set1((T)bounds.high);
     for (int64_t block = 0; block < count; block += LANES) {
         const int64_t t = whole_block(block, count);
@@ -385,8 +389,8 @@ static void planes_out(const T *in, int64_t plane, int64_t lanes, int64_t count,
     }
 }
 
-/* COLUMNS outputs of a row from kernel rows [r0, r1), `x` at the first column of row r0. KW: taps of a row and SW: their stride, constants,
- * so that each column is loaded once for all outputs that read it; or 0. */
+/* COLUMNS outputs of a row from kernel rows [r0, r1); `x` is the first column of row r0. KW (taps of a row) and SW (stride) are
+ * constants, so that each column is loaded once for all outputs that read it; or 0. */
 TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
                         T *out) {
     VEC acc[MAX_FILTERS][MAX_ROWS];
@@ -399,7 +403,7 @@ TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, 
         for (int s = 0; s < KW; s++) weight[0][s] = v_kept(v_load(weights + s * LANES));
         if (KW) {
 #pragma GCC unroll 21
-            for (int i = 0; i < (COLUMNS - 1) * SW + KW; i++) spread(KW, SW, COLUMNS, 1, i, v_kept(v_load(x + i * LANES)), weight, acc);
+            for (int i = 0; i < (COLUMNS - 1) * SW + KW; i++) accumulate(KW, SW, COLUMNS, 1, i, v_kept(v_load(x + i * LANES)), weight, acc);
         }
         for (int64_t s = 0; !KW && s < t->kernel_w; s++) {
             const VEC one = v_load(weights + s * LANES);
@@ -411,7 +415,7 @@ TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, 
     for (int i = 0; i < COLUMNS; i++) v_store(out + i * LANES, acc[0][i]);
 }
 
-/* Rows of outputs of up to LANES groups of one channel and one filter; t->step: columns between the kernel's rows. */
+/* Output rows of up to LANES groups of one channel and one filter; t->step: elements between kernel rows, t->pad: the row stride. */
 INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) {
     const int64_t blocks = pysim_ceil_div(t->q, MAX_ROWS), least = t->q / blocks, more = t->q % blocks;
     int64_t y = t->y;
@@ -432,9 +436,9 @@ INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t colu
     }
 }
 
-#define PLANES_ROWS(KW, SW)                                                                                             \
+#define PLANES_ROWS(KW, SW)                                                                                                               \
     static __attribute__((noinline)) void planes_rows_##KW##_##SW(const TILES *t, int64_t columns, int64_t rows, const T *w, VEC start) { \
-        planes_rows(KW, SW, t, columns, rows, w, start);                                                                \
+        planes_rows(KW, SW, t, columns, rows, w, start);                                                                                  \
     }
 PLANES_ROWS(0, 1)
 PLANES_ROWS(3, 1)
@@ -444,8 +448,8 @@ PLANES_ROWS(5, 2)
 PLANES_ROWS(7, 1)
 PLANES_ROWS(7, 2)
 
-/* By taps of a row and their stride. */
-static void (*planes_rows_of(const pysim_conv *c))(const TILES *, int64_t, int64_t, const T *, VEC) {
+/* Selects the instance for the taps of a row and the stride. */
+static void (*select_planes_rows(const pysim_conv *c))(const TILES *, int64_t, int64_t, const T *, VEC) {
     if (c->dilation_w == 1 && (c->stride_w == 1 || c->stride_w == 2)) switch (c->kernel_w) {
         case 3: return c->stride_w == 1 ? planes_rows_3_1 : planes_rows_3_2;
         case 5: return c->stride_w == 1 ? planes_rows_5_1 : planes_rows_5_2;
@@ -459,27 +463,27 @@ static void (*planes_rows_of(const pysim_conv *c))(const TILES *, int64_t, int64
 static void planes_body(const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out, int64_t groups, T *workspace) {
     const pysim_conv *c = of->conv;
     const int64_t columns = pysim_direct_columns(of), taps = c->kernel_h * c->kernel_w, plane = c->height * c->width;
-    const int64_t kept = pysim_min(c->width, columns - c->pad_left); /* columns behind them are in no window */
+    const int64_t kept = pysim_min(c->width, columns - c->pad_left); /* columns behind these are in no window */
     T *in = (T *)(((uintptr_t)workspace + sizeof(VEC) - 1) / sizeof(VEC) * sizeof(VEC));
     T *w = in + c->height * columns * LANES, *to = w + taps * LANES;
     T sums[LANES];
     for (int64_t l = 0; l < LANES; l++) sums[l] = bias && l < groups ? bias[l] : (T)0;
-    planes_in(filters, taps, groups, taps, taps, 0, w);
+    planes_to_lanes(filters, taps, groups, taps, taps, 0, w);
     for (int64_t y = 0; y < c->height && (c->pad_left || columns > c->pad_left + c->width); y++) {
         T *row = in + y * columns * LANES;
         for (int64_t x = 0; x < pysim_min(columns, c->pad_left); x++) v_store(row + x * LANES, v_zero());
         for (int64_t x = c->pad_left + c->width; x < columns; x++) v_store(row + x * LANES, v_zero());
     }
     if (kept == c->width)
-        planes_in(image, plane, groups, plane, c->width, columns - c->width, in + c->pad_left * LANES);
+        planes_to_lanes(image, plane, groups, plane, c->width, columns - c->width, in + c->pad_left * LANES);
     else
         for (int64_t y = 0; kept > 0 && y < c->height; y++)
-            planes_in(image + y * c->width, plane, groups, kept, kept, 0, in + (y * columns + c->pad_left) * LANES);
+            planes_to_lanes(image + y * c->width, plane, groups, kept, kept, 0, in + (y * columns + c->pad_left) * LANES);
     const TILES t = {.x = in, .out = to, .y = -c->pad_top, .step = c->dilation_h * columns, .q = of->q, .kernel_h = c->kernel_h,
                      .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h, .dilation = c->dilation_w,
                      .height = c->height, .pad = c->stride_h};
-    planes_rows_of(c)(&t, columns, of->p, w, v_load(sums));
-    planes_out(to, of->p * of->q, groups, of->p * of->q, of->bounds, out);
+    select_planes_rows(c)(&t, columns, of->p, w, v_load(sums));
+    lanes_to_planes(to, of->p * of->q, groups, of->p * of->q, of->bounds, out);
 }
 
 #define DIRECT_ARGUMENTS                                                                                                     \

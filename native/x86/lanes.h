@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Micro-kernels with one operand along the vector lanes; included once per vector type (see vec_*.h for the names used).
+ * Micro-kernels with one operand along the vector lanes; included once per vector type (names: vec_*.h).
  *
  * win_body: x[v] = windows (NV vectors), one broadcast filter value at a time: NV*NF accumulators, NV loads + NF broadcasts for
- *           NV*NF multiply-adds a k step. Rows of the accumulators are rows of the output.
- * fil_body: the mirror image, filters along the lanes; the tile goes through the stack and is transposed on its way out.
+ *           NV*NF multiply-adds per k-iteration. Rows of accumulators are rows of the output.
+ * fil_body: the mirror image, filters along the lanes; the tile is stored to the stack and transposed from there.
  *
- * Accumulators needed to keep the FMA units busy: latency x units (4 x 1 on Zen 4 and one-unit Intel parts in 512 bit, 4 x 2 on
- * two-unit parts); the 24-28 used here leave the load ports, not the latency, as the next limit. */
+ * To keep the FMA units busy, latency x units accumulators are needed (4 x 1 on Zen 4 and one-unit Intel parts in 512 bit, 4 x 2 on
+ * two-unit parts). With the 24-28 used here, the load ports and not the latency are the next limit. */
 
 #include <float.h>
 
-/* Constant array bounds: with variable ones GCC keeps the accumulators in memory. */
+/* Constant array bounds: GCC keeps accumulators in memory if the bounds are variable. */
 enum { MAX_BROADCASTS = 14, MAX_VECTORS = 4 };
 
 typedef struct {
@@ -22,7 +22,7 @@ INLINE SCALE scale_of(const pysim_store *s) {
     return (SCALE){v_set1((T)s->alpha), v_set1((T)s->beta), v_set1((T)s->bounds.low), v_set1((T)s->bounds.high), s->old != NULL};
 }
 
-/* Whether results are the sums as they are, or added to what is there: all sets of channels of a product but the last. */
+/* Whether results are the plain sums, or sums added to C: every channel set of a product but the last. */
 INLINE int is_plain(const pysim_store *s) {
     return !s->bias_filters && !s->bias_windows && s->alpha >= 1 && s->alpha <= 1 && (!s->old || (s->beta >= 1 && s->beta <= 1)) &&
            s->bounds.low < -DBL_MAX && s->bounds.high > DBL_MAX;
@@ -38,18 +38,17 @@ INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole,
         v_store_mask(out, value, mask);
 }
 
-/* Rows of the lanes' operand that are asked for ahead of their use. Panels stream from wherever they lie, at up to 24 bytes a cycle, and
- * prefetchers of the hardware end at every page. Winograd's filters, milliseconds on one core of Zen 5, 8 -> 96 rows ahead: 512 -> 512, 7x7,
- * F(2x2): 0.99 -> 0.67; 256 -> 512, 10x10, F(4x4): 0.69 -> 0.46; 32 rows: 0.70, 0.50.
- * In place, rows lie a plane apart: no prefetcher follows them, and a core's window of instructions holds about ten. GFLOP/s of 1x1 layers
- * in place, 0 -> 8 rows ahead, 256 -> 64 channels, 56x56: 115 -> 160 on a Xeon server (2 MiB of L2, 300 of L3), 218 -> 221 on Zen 5;
- * 256 -> 128: 140 -> 159 and 188 -> 206.
- * What is asked for is where a vector ends: rows that begin within a line have one line more than vectors, which the tile before has read.
- * 575x1420x1515, rows of 5,680 bytes: 13.0 ms, and 12.1 so (Zen 5). */
+/* Prefetch distance, in rows of the operand along the lanes. Panels stream from any cache level at up to 24 bytes a cycle, and hardware
+ * prefetchers stop at page ends. Winograd's filters, milliseconds on one core of Zen 5, 8 -> 96 rows ahead: 512 -> 512, 7x7, F(2x2):
+ * 0.99 -> 0.67; 256 -> 512, 10x10, F(4x4): 0.69 -> 0.46; 32 rows: 0.70, 0.50. Rows read in place are a plane apart: no hardware
+ * prefetcher follows them, and the core's reorder window holds about ten. GFLOP/s of 1x1 layers in place, 0 -> 8 rows ahead, 256 -> 64
+ * channels, 56x56: 115 -> 160 on a Xeon server (2 MiB of L2, 300 of L3), 218 -> 221 on Zen 5; 256 -> 128: 140 -> 159 and 188 -> 206. The
+ * prefetched address is the end of each vector: a row that begins within a line has one line more than vectors, and the tile before has
+ * read the first. 575x1420x1515, rows of 5,680 bytes: 13.0 ms, and 12.1 so (Zen 5). */
 enum { PANEL_ROWS_AHEAD = 96, PLANES_AHEAD = 8 };
-/* Bytes of a way of L1 on x86: 64 sets of 64. Rows that lie a multiple of it apart share their sets, and what is asked for ahead pushes out what
- * the core's window has not read yet. Cycles over those of the multiply-adds, B in L2, tiles of 32x14, 48x9 and 64x6 (Zen 5, 12 ways), 8 -> 0
- * rows ahead, rows 12 KiB apart: 1.18 -> 0.99, 1.19 -> 0.99, 1.42 -> 1.01; 4 KiB: 1.09 -> 0.99, 1.09 -> 1.01, 1.37 -> 1.00. */
+/* Bytes of an L1 way on x86: 64 sets of 64. Rows a multiple of it apart map to the same sets, so prefetched rows evict rows not yet
+ * read. Cycles over the multiply-adds' cycles, B in L2, tiles of 32x14, 48x9 and 64x6 (Zen 5, 12 ways), 8 -> 0 rows ahead, rows 12 KiB
+ * apart: 1.18 -> 0.99, 1.19 -> 0.99, 1.42 -> 1.01; 4 KiB: 1.09 -> 0.99, 1.09 -> 1.01, 1.37 -> 1.00. */
 enum { L1_WAY = 4096 };
 
 INLINE int64_t ahead_of(int64_t pitch) {
@@ -57,9 +56,9 @@ INLINE int64_t ahead_of(int64_t pitch) {
     return pitch * (int64_t)sizeof(T) % L1_WAY == 0 ? 0 : pitch * PLANES_AHEAD;
 }
 
-/* The k loop of win_body; `masked` says whether the last vector of windows is read under a mask: on Intel's cores such a load takes a place of
- * a multiply-add, too. On a Granite Rapids loops without take 0.97 (32x14), 0.96 (48x9) and 1.0 (64x6) of the time, in pairs of steps 0.965, 0.95
- * and 0.94, panels in L1 or L2. */
+/* The k loop of win_body. `masked`: the last vector of windows is loaded under a mask. On Intel's cores such a load also takes a
+ * multiply-add's port: on a Granite Rapids loops without masks take 0.97 (32x14), 0.96 (48x9) and 1.0 (64x6) of the time, unrolled by
+ * two 0.965, 0.95 and 0.94, panels in L1 or L2. */
 INLINE void win_loop(const int nv, const int nf, const int masked, int64_t k, const T *f, int64_t f_pitch, const int64_t f_step, const T *w,
                      int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
     const int64_t ahead = ahead_of(w_pitch), f_ahead = f_step == 1 ? ahead_of(f_pitch) : 0;
@@ -82,7 +81,7 @@ INLINE void win_loop(const int nv, const int nf, const int masked, int64_t k, co
     }
 }
 
-/* Panels are filters of step 1: with the step a constant the places of the values are, too. */
+/* A panel has filter step 1; with a constant step the addresses of the values are constant offsets. */
 INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t f_pitch, int64_t f_step, const T *w, int64_t w_pitch, T *out,
                      int64_t out_pitch, int64_t nw, const pysim_store *store) {
     const MASK tail = v_lanes(0, nw - (nv - 1) * LANES);
@@ -102,7 +101,7 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
         win_loop(nv, nf, 0, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
     if (is_plain(store) && store->old) {
         const T *from = store->old;
-        __asm__("" : "+r"(out), "+r"(from)); /* lest GCC works out the places of all vectors for all ways, on the stack */
+        __asm__("" : "+r"(out), "+r"(from)); /* otherwise GCC precomputes the addresses of all vectors for all branches and spills them */
 #pragma GCC unroll 16
         for (int j = 0; j < nf; j++, out += out_pitch, from += out_pitch) {
 #pragma GCC unroll 4
@@ -128,7 +127,8 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
 #pragma GCC unroll 4
     for (int v = 0; v < nv; v++)
         bw[v] = !bias_w ? v_zero() : v < nv - 1 ? v_load(bias_w + v * LANES) : v_load_mask(bias_w + v * LANES, tail);
-    /* Step by step for all sums: a test for each of them takes GCC three times as long as all else of a tile. */
+    /* One step at a time for all accumulators: with a test per accumulator GCC compiles this part three times as long as the rest of a
+     * tile. */
 #pragma GCC unroll 16
     for (int j = 0; j < nf; j++)
 #pragma GCC unroll 4
@@ -150,7 +150,7 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
     }
 }
 
-/* The tile of a fil kernel, [nw][pitch] on the stack, to out[nf][nw]. */
+/* Stores a fil kernel's tile, [nw][pitch] on the stack, to out[nf][nw]. */
 static __attribute__((noinline)) void SUFFIX(finish_transposed)(const T *tile, int64_t pitch, T *out, int64_t out_pitch,
                                                                 int64_t nw, int64_t nf, const pysim_store *store) {
     const SCALE scale = scale_of(store);
@@ -206,8 +206,8 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
 #define ARGUMENTS int64_t k, const void *filters, BEHIND_FILTERS
 #define STRIDED_ARGUMENTS int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, BEHIND_FILTERS
 
-/* Each size of a tile, edges among them, runs with constant bounds. Of form win it is a function that all rows share: SIZES(M) is M(vectors,
- * filters) for each, ahead of the rows; of form fil a case of the row's own switch. */
+/* Every tile size, edges included, is an instance with constant bounds. For form win it is a function that all rows share: SIZES(M)
+ * expands M(vectors, filters) for each size, before the rows. For form fil it is a case of the row's own switch. */
 #define WIN(nv, nfc)                                                                                                \
     static void win_##nv##x##nfc(STRIDED_ARGUMENTS) {                                                               \
         (void)nf;                                                                                                   \
@@ -231,8 +231,8 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
         win_sizes[(nw + LANES - 1) / LANES][nf](k, filters, filter_pitch, filter_step, windows, window_pitch, out, out_pitch, nw, nf, store); \
     }                                                                                                                                         \
     void name(ARGUMENTS) { strided_##name(k, filters, filters_, 1, windows, window_pitch, out, out_pitch, nw, nf, store); }
-#define DEFINE_FIL(name, filters_, CASES) \
-    void name(ARGUMENTS) {                \
-        enum { F_ = filters_ };           \
+#define DEFINE_FIL(name, filters_, CASES)                     \
+    void name(ARGUMENTS) {                                    \
+        enum { F_ = filters_ };                               \
         switch ((nf + LANES - 1) / LANES * 16 + nw) { CASES } \
     }

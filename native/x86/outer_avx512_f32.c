@@ -53,15 +53,15 @@ INLINE void outer_body(const int groups_w, const int groups_f, int64_t k, const 
             const __m128 bias = _mm_add_ps(bw, _mm_set1_ps(bias_f ? bias_f[row] : 0.0f));
             __m128 value = _mm_fmadd_ps(_mm_loadu_ps(&lanes[i][row / 4][row % 4 * 4]), _mm_set1_ps((float)s->alpha), bias);
             if (old) value = _mm_fmadd_ps(_mm_maskz_loadu_ps(in[i], old + row * out_pitch + 4 * i), _mm_set1_ps((float)s->beta), value);
-            _mm_mask_storeu_ps(to, in[i], _mm_min_ps(high, _mm_max_ps(low, value))); /* the second operand where either is NaN */
+            _mm_mask_storeu_ps(to, in[i], _mm_min_ps(high, _mm_max_ps(low, value))); /* returns the second operand if either is NaN */
         }
 }
 
-#define DEFINE_OUTER(windows_, filters_)                                                                              \
+#define DEFINE_OUTER(windows_, filters_)                                                                             \
     void f32_outer_##windows_##x##filters_##__avx512(int64_t k, const void *filters, const void *windows,            \
-                                                     int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw,  \
-                                                     int64_t nf, const pysim_store *store) {                          \
-        outer_body(windows_ / 4, filters_ / 4, k, filters, windows, window_pitch, out, out_pitch, nw, nf, store);     \
+                                                     int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, \
+                                                     int64_t nf, const pysim_store *store) {                         \
+        outer_body(windows_ / 4, filters_ / 4, k, filters, windows, window_pitch, out, out_pitch, nw, nf, store);    \
     }
 DEFINE_OUTER(16, 4)
 DEFINE_OUTER(4, 16)

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Vector-based packing (SPEC of the layouts: native/kernel.h); included once per vector type.
+ * Vector-based packing (contract and layouts: native/kernel.h); included once per vector type.
  *
- * Stride 1: element (window j, tap s+1) is element (window j+1, tap s), so each row is loaded once and the register chain is
- * shifted down by one lane per tap: ceil((count + taps - 1)/LANES) loads instead of taps * ceil(count/LANES). Stores are the
- * bound: taps * ceil(count/LANES) of them, at 32 bytes a cycle on Zen 4.
- * Stride 2 to PHASES: `stride` vectors hold LANES windows of every phase (column mod stride); permutes part them, and each phase
+ * Stride 1: element (window j, tap s+1) is element (window j+1, tap s), so each row is loaded once and the chain of registers is
+ * shifted down by one lane per tap: ceil((count + taps - 1)/LANES) loads instead of taps * ceil(count/LANES). The limit is the stores:
+ * taps * ceil(count/LANES) of them, at 32 bytes a cycle on Zen 4.
+ * Stride 2 to PHASES: `stride` vectors hold LANES windows of every phase (column mod stride); permutes separate them, and each phase
  * is a stride-1 chain of its own. Other strides and dilations gather each tap by itself.
  * Masks stand for the padding and keep every read inside the row. */
 
 enum { MASK_TABLE = 128, CHAIN = 9, PHASES = 4 };
 
-/* Channels whose row is asked for ahead while rows are copied or parted by their phases: rows lie a plane or a row of a matrix apart, and a
- * channel takes little longer than its loads. Zen 5, 256 -> 512 channels, 56x56, 1x1 stride 2: 1.21 -> 0.98 ms; 256 -> 256, 28x28, 3x3
- * stride 2: 1.13 -> 1.05 (8 channels: 1.10 and 1.14). Columns of a 1024x1024 matrix from L3: 26 -> 15 cycles a vector. */
+/* Prefetch distance in channels while rows are copied or separated by phase: rows are a plane or a matrix row apart, and a channel takes
+ * little longer than its loads. Zen 5, 256 -> 512 channels, 56x56, 1x1 stride 2: 1.21 -> 0.98 ms; 256 -> 256, 28x28, 3x3 stride 2: 1.13
+ * -> 1.05 (8 channels: 1.10 and 1.14). Columns of a 1024x1024 matrix from L3: 26 -> 15 cycles a vector. */
 enum { CHANNELS_AHEAD = 16 };
 
-/* Lanes of the vector at `column` that lie in the row and below `needed`. */
+/* Lanes of the vector at `column` that are inside the row and below `needed`. */
 INLINE MASK lanes_in_row(int64_t column, int64_t width, int64_t needed) {
     return v_lanes(-column, pysim_min(width - column, needed));
 }
@@ -38,7 +38,7 @@ static void pack_scalar(const pysim_segment *s, T *dst) {
             }
 }
 
-/* One tap of stride 1: runs of rows as they are. */
+/* One tap, stride 1: copies runs of rows. */
 static void pack_rows(const pysim_segment *s, T *dst) {
     const int64_t chunks = pysim_ceil_div(s->count, LANES);
     const int64_t ahead = s->channels > CHANNELS_AHEAD ? CHANNELS_AHEAD * s->row_channel : 0;
@@ -81,7 +81,7 @@ static void pack_chain(const pysim_segment *s, T *dst) {
     }
 }
 
-/* One chain per phase; constant stride, so that plans and chains stay in registers. */
+/* One chain per phase. The stride is a constant, so that plans and chains stay in registers. */
 INLINE void phases_body(const int stride, const pysim_segment *s, T *dst) {
     const int64_t chunks = pysim_ceil_div(s->count, LANES), needed = (s->count - 1) * stride + s->taps;
     const int phases = (int)pysim_min(stride, s->taps);
@@ -185,12 +185,13 @@ static void pack_segment(const pysim_segment *s, T *dst) {
 
 #include "transpose.h"
 
-/* What a transposition asks for ahead: vectors of each row, and rows of the panel, whose lines it writes in parts. Panels of 14 rows of a
- * 1024x1024 matrix from L3 (Zen 5): 37 -> 15 cycles a vector; 35 with the former alone, 18 with the latter. */
+/* Prefetch distances of a transposition: LINES_AHEAD vectors along each source row, STEPS_AHEAD rows of the panel, whose lines are
+ * written in parts. Panels of 14 rows of a 1024x1024 matrix from L3 (Zen 5): 37 -> 15 cycles a vector; 35 with the former alone, 18 with
+ * the latter. */
 enum { LINES_AHEAD = 4, STEPS_AHEAD = 64 };
 
-/* A block of LANES rows, at src + row[l], and `depth` of k; `whole`: of LANES. The elements times zero are added to zeros[]. Not a part of the
- * loop: GCC computes the rows' places once for all blocks there, and keeps more of them than there are registers. */
+/* Transposes a block of LANES rows, at src + row[l], and `depth` of k; `whole`: all of LANES. Adds the elements times zero to zeros[].
+ * Not inlined: in the loop GCC would keep more row addresses than there are registers. */
 static __attribute__((noinline)) void transpose_block(const int whole, const int looks, const T *src, const int64_t row[LANES], int64_t rows, int64_t depth, int64_t pitch,
                             MASK keep, T *dst, VEC zeros[2]) {
     VEC r[LANES];
@@ -214,14 +215,14 @@ static __attribute__((noinline)) void transpose_block(const int whole, const int
         if (whole || l < depth) v_store_mask(dst + l * pitch, r[l], keep);
 }
 
-/* `looks`: whether any element is not finite. Zero times such a one is NaN, which sums keep: a multiply-add a vector. A block whose rows are
- * fewer than lanes, but fill the panel, reads its last one again for lanes that are not stored. */
+/* `looks`: report whether any element is not finite. Zero times such an element is NaN, and the sum keeps it: one multiply-add a vector.
+ * If a block has fewer rows than lanes but fills the panel, the spare lanes read its last row again and are not stored. */
 INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, T *dst) {
-    enum { WIDEST_PANEL = 64 };
+    enum { MAX_PANEL = 64 };
     VEC zeros[2] = {v_zero(), v_zero()};
-    int64_t row[WIDEST_PANEL];
-    const int full = rows == pitch && pitch <= WIDEST_PANEL;
-    for (int64_t i = 0; i < WIDEST_PANEL; i++) row[i] = pysim_min(i, rows - 1) * ld;
+    int64_t row[MAX_PANEL];
+    const int full = rows == pitch && pitch <= MAX_PANEL;
+    for (int64_t i = 0; i < MAX_PANEL; i++) row[i] = pysim_min(i, rows - 1) * ld;
     for (int64_t p = 0; p < k; p += LANES)
         for (int64_t i = 0; i < pitch; i += LANES) {
             const MASK keep = v_lanes(0, pitch - i);
@@ -234,11 +235,11 @@ INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t ro
     return looks && v_any_nan(v_add(zeros[0], zeros[1]));
 }
 
-#define DEFINE_PACKER(name)                                                                                            \
-    void name##_segment(const pysim_segment *s, void *dst) { pack_segment(s, dst); }                                   \
+#define DEFINE_PACKER(name)                                                                                                   \
+    void name##_segment(const pysim_segment *s, void *dst) { pack_segment(s, dst); }                                          \
     void name##_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite) { \
-        if (not_finite)                                                                                                \
-            *not_finite |= pack_transposed(1, src, ld, rows, k, pitch, dst);                                           \
-        else                                                                                                           \
-            pack_transposed(0, src, ld, rows, k, pitch, dst);                                                          \
+        if (not_finite)                                                                                                       \
+            *not_finite |= pack_transposed(1, src, ld, rows, k, pitch, dst);                                                  \
+        else                                                                                                                  \
+            pack_transposed(0, src, ld, rows, k, pitch, dst);                                                                 \
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What vec_avx2_*.h write alike: included there, after what vec.h asks for. */
+ * Functions common to vec_avx2_*.h; included there after the names that vec.h needs. */
 #include "vec.h"
 
-/* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
+/* b > a ? b : a, and NaN wins: max returns its second operand if either is NaN or both are zeros. */
 INLINE VEC v_larger(VEC a, VEC b) { return V(blendv)(V(max)(b, a), b, V(cmp)(b, b, _CMP_UNORD_Q)); }
 INLINE int v_any_nan(VEC v) { return V(movemask)(V(cmp)(v, v, _CMP_UNORD_Q)) != 0; }
 

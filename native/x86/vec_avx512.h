@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Masks of vec_avx512_*.h: included there, after what vec.h asks for and MASK. */
+ * Masks of vec_avx512_*.h; included there after MASK and the names that vec.h needs. */
 #include "vec.h"
 
 /* lanes lo <= l < hi; any lo and hi. */

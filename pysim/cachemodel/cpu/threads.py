@@ -48,7 +48,7 @@ from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 
-FEW_IMAGES = 4  # a thread, of native/conv/team.c
+FEW_IMAGES = 4  # a thread; MAX_UNEVEN_ITEMS of native/conv/thread_pool.c
 
 
 class Part(NamedTuple):
@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
 
 def parts_of_each(items: int, threads: int) -> int:
-    """`pysim_parts` of native/conv/team.c."""
+    """`pysim_split_count` of native/conv/thread_pool.c."""
     return threads // math.gcd(items, threads) if items < FEW_IMAGES * threads else 1
 
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Teams: the caller and workers of one pool take the items of a run. Each begins with its own share, the same in every run, so that its
- * caches know it, and then takes what is left of the others'. A run ends when its items are done, whoever did them: a worker that the
- * system lets wait, because other threads spin or compute there, holds up nothing that it has not begun.
+ * A thread pool. A run is a number of independent items. The calling thread is thread 0; workers are threads 1, 2, ... Each thread first takes
+ * its own share of the items, the same share in every run, so that its caches stay warm, and then items that are left in other threads' shares.
+ * A run ends when its items are done, whoever did them: a worker that the system does not schedule delays nothing that it has not begun.
  *
- * Several runs may be open at once. Worker i is thread i of any of them, and of one at a time; a run whose workers are busy elsewhere is
- * its caller's own work. A run is offered to each worker in a place of the worker's own, which it watches for a moment before it sleeps:
- * nothing is locked on the way, since sixteen threads that wait for one lock take longer than a layer does. A fork leaves the pool behind:
- * the child has one of its own. Where a thread cannot be had there are fewer, and the same bits later.
+ * Several runs may be open at once. Worker i is thread i of every run, and works on one run at a time; if its workers are busy elsewhere, a run
+ * is done by its caller alone. Each worker has an offer slot of its own; it spins on the slot for a moment before it sleeps. There is no
+ * lock on that path: sixteen threads waiting for one lock take longer than a layer. After fork() the child starts a new pool. If a thread
+ * cannot be created, the run has fewer threads and the same bits.
  *
- * Workers keep off the caller's CPU and off each other's (Linux). Otherwise the system wakes a worker on its caller's CPU where it takes an
- * idle CPU for a busy one, as in a virtual machine after a pause, and leaves both there for longer than a layer takes: on a Zen 5 with two
- * CPUs two threads then took as long as one. */
+ * Workers stay off the caller's CPU and off each other's (Linux). Otherwise the system may wake a worker on its caller's CPU while another CPU
+ * is idle, as in a virtual machine after a pause, and leave both there for longer than a layer takes: on a Zen 5 with two CPUs, two threads
+ * then took as long as one. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -24,10 +24,10 @@
 
 enum {
     MAX_THREADS = 1024,
-    FEW = 4,             /* items a thread: with more, one that is left over is of no weight */
-    LINE = 64,           /* bytes: what one thread writes shares none with another's */
-    WATCH_NS = 200000,   /* before who waits sleeps: longer than what lies between the layers of a network; waking takes 5 to 50 us */
-    PAUSES = 32,         /* between looks at the time */
+    MAX_UNEVEN_ITEMS = 4,             /* with this many items per thread, an uneven remainder hardly matters */
+    LINE = 64,           /* bytes of a cache line: no two threads write to the same line */
+    SPIN_NS = 200000,   /* spin time before sleeping: longer than the time between two layers of a network; waking a thread takes 5 to 50 us */
+    PAUSES = 32,         /* pause instructions between two reads of the clock */
 };
 
 typedef struct {
@@ -35,31 +35,31 @@ typedef struct {
     int32_t threads;
     pysim_item item;
     const void *context;
-    _Atomic int32_t pending; /* the caller, and every worker that was offered the run and has not left it */
+    _Atomic int32_t pending; /* the caller, and every worker that holds an offer of this run or works on it */
     struct {
         _Alignas(LINE) _Atomic int64_t next;
     } shares[MAX_THREADS];
 } run;
 
-/* What a worker is offered: nothing, a run, or nothing while it is in one. */
+/* Values of an offer slot besides the address of a run: no offer; working on a run. */
 #define IDLE ((uintptr_t)0)
 #define BUSY ((uintptr_t)1)
 
 static struct {
     _Alignas(LINE) _Atomic uintptr_t offer;
     _Atomic bool asleep;
-    _Atomic int32_t cpu; /* that it was seen on last; -1 where nobody can say */
+    _Atomic int32_t cpu; /* CPU on which it was seen last; -1: unknown */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t offered;
-} workers[MAX_THREADS]; /* the first is nobody: thread 0 is the caller */
+} workers[MAX_THREADS]; /* entry 0 is unused: thread 0 is the caller */
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t ended;         /* a run, whose caller sleeps */
-    _Atomic int32_t hired, callers_asleep;
+    pthread_cond_t ended;         /* signals the end of a run to sleeping callers */
+    _Atomic int32_t started, callers_asleep;
 #ifdef __linux__
-    cpu_set_t cpus; /* that the program had when it loaded the library */
+    cpu_set_t cpus; /* the program's CPUs when it loaded the library */
 #endif
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
 
@@ -91,29 +91,30 @@ static int32_t current_cpu(void) {
 #endif
 }
 
-/* Under pool.lock. Gives each worker CPUs of its own out of those that the caller may use, without the caller's: as many as there are for
- * each, so that the system can move a worker away from other programs. Where there are fewer than threads, all stay as they are. */
-static void place_workers(int32_t caller) {
+/* Requires pool.lock. Pins each worker to its own CPUs among those that the caller may use, without the caller's CPU; each worker gets
+ * several if there are enough, so that the system can move it away from other programs. If there are fewer CPUs than threads, nothing is
+ * pinned. */
+static void pin_workers(int32_t caller) {
 #ifdef __linux__
     cpu_set_t allowed, own;
     if (caller < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    const int32_t hired = pool.hired;
-    if (CPU_COUNT(&allowed) <= hired) allowed = pool.cpus; /* a caller that keeps to few CPUs does not mean its workers */
-    const int32_t each = (CPU_COUNT(&allowed) - (CPU_ISSET(caller, &allowed) != 0)) / pysim_max(hired, 1);
+    const int32_t started = pool.started;
+    if (CPU_COUNT(&allowed) <= started) allowed = pool.cpus; /* a caller pinned to few CPUs does not restrict its workers */
+    const int32_t each = (CPU_COUNT(&allowed) - (CPU_ISSET(caller, &allowed) != 0)) / pysim_max(started, 1);
     int32_t cpu = caller;
-    for (int32_t i = 1; i <= hired && each > 0; i++) {
+    for (int32_t i = 1; i <= started && each > 0; i++) {
         CPU_ZERO(&own);
         while (CPU_COUNT(&own) < each)
             if (CPU_ISSET(cpu = (cpu + 1) % CPU_SETSIZE, &allowed) && cpu != caller) CPU_SET(cpu, &own);
         pthread_setaffinity_np(workers[i].thread, sizeof own, &own);
-        atomic_store(&workers[i].cpu, -1); /* until it runs there */
+        atomic_store(&workers[i].cpu, -1); /* unknown until it runs there */
     }
 #else
     (void)caller;
 #endif
 }
 
-/* Lets others have this CPU, who may be those that are waited for. */
+/* Yields the CPU, perhaps to the very thread that is waited for. */
 static void pause_briefly(void) {
     for (int i = 0; i < PAUSES; i++) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -125,10 +126,10 @@ static void pause_briefly(void) {
     sched_yield();
 }
 
-/* A run that worker `self` is offered. */
+/* Waits for an offer to worker `self` and returns the run. */
 static run *await_offer(int64_t self) {
     _Atomic uintptr_t *offer = &workers[self].offer;
-    const int64_t end = nanoseconds() + WATCH_NS;
+    const int64_t end = nanoseconds() + SPIN_NS;
     while (atomic_load(offer) == IDLE && nanoseconds() < end) pause_briefly();
     if (atomic_load(offer) == IDLE) {
         atomic_store(&workers[self].cpu, current_cpu());
@@ -138,10 +139,10 @@ static run *await_offer(int64_t self) {
         atomic_store(&workers[self].asleep, false);
         pthread_mutex_unlock(&workers[self].lock);
     }
-    return (run *)atomic_load(offer); /* or nothing, if it was withdrawn meanwhile */
+    return (run *)atomic_load(offer); /* NULL if the offer was withdrawn meanwhile */
 }
 
-/* Worker `of` and those below it in a binary tree. Who is offered the run and awake, or waked, wakes those below himself. */
+/* Wakes worker `of`. Workers form a binary tree: a worker that holds the offer and is awake, or is woken, wakes its own children. */
 static void wake(const run *r, int64_t of) {
     if (of >= r->threads) return;
     if (atomic_load(&workers[of].offer) != (uintptr_t)r) {
@@ -154,12 +155,12 @@ static void wake(const run *r, int64_t of) {
     }
 }
 
-/* So many of a run's pending leave it; the run may be gone after. */
-static bool leave(run *r, int32_t leaving) {
+/* Removes `leaving` from the run's pending count; true if none is left. The run may no longer exist afterwards. */
+static bool release(run *r, int32_t leaving) {
     return atomic_fetch_sub(&r->pending, leaving) == leaving;
 }
 
-static void *work(void *number) {
+static void *worker_loop(void *number) {
     const int64_t self = (int64_t)(intptr_t)number;
     for (;;) {
         run *r = await_offer(self);
@@ -169,8 +170,8 @@ static void *work(void *number) {
         wake(r, 2 * self + 2);
         atomic_store(&workers[self].cpu, current_cpu());
         take_items(r, self);
-        atomic_store(&workers[self].offer, IDLE); /* before the caller goes on, whose next run is for the same workers */
-        if (leave(r, 1) && atomic_load(&pool.callers_asleep)) {
+        atomic_store(&workers[self].offer, IDLE); /* before the caller continues: its next run wants the same workers */
+        if (release(r, 1) && atomic_load(&pool.callers_asleep)) {
             pthread_mutex_lock(&pool.lock);
             pthread_cond_broadcast(&pool.ended);
             pthread_mutex_unlock(&pool.lock);
@@ -179,55 +180,56 @@ static void *work(void *number) {
     return NULL;
 }
 
-/* As many workers as a run wants, or as there can be; signals are for the program's own threads. */
-static void hire(int32_t wanted) {
+/* Starts workers until there are `wanted`, or as many as the system allows. Signals are blocked in them: they are for the program's own
+ * threads. */
+static void start_workers(int32_t wanted) {
     sigset_t all, before;
     pthread_attr_t detached;
-    if (atomic_load(&pool.hired) >= wanted || pthread_attr_init(&detached) != 0) return;
+    if (atomic_load(&pool.started) >= wanted || pthread_attr_init(&detached) != 0) return;
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
     pthread_mutex_lock(&pool.lock);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (int32_t next = pool.hired + 1; next <= wanted; atomic_store(&pool.hired, next++)) {
+    for (int32_t next = pool.started + 1; next <= wanted; atomic_store(&pool.started, next++)) {
         pthread_mutex_init(&workers[next].lock, NULL);
         pthread_cond_init(&workers[next].offered, NULL);
         atomic_init(&workers[next].cpu, -1);
-        if (pthread_create(&workers[next].thread, &detached, work, (void *)(intptr_t)next) != 0) break;
+        if (pthread_create(&workers[next].thread, &detached, worker_loop, (void *)(intptr_t)next) != 0) break;
     }
-    place_workers(current_cpu());
+    pin_workers(current_cpu());
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_mutex_unlock(&pool.lock);
     pthread_attr_destroy(&detached);
 }
 
 static void open_run(run *r) {
-    hire(r->threads - 1);
-    const int64_t last = pysim_min(r->threads - 1, atomic_load(&pool.hired));
+    start_workers(r->threads - 1);
+    const int64_t last = pysim_min(r->threads - 1, atomic_load(&pool.started));
     const int32_t caller = current_cpu();
-    bool met = false;
-    for (int64_t i = 1; i <= last; i++) met |= caller >= 0 && atomic_load(&workers[i].cpu) == caller;
-    if (met && pthread_mutex_trylock(&pool.lock) == 0) { /* else somebody places them now */
-        place_workers(caller);
+    bool collides = false;
+    for (int64_t i = 1; i <= last; i++) collides |= caller >= 0 && atomic_load(&workers[i].cpu) == caller;
+    if (collides && pthread_mutex_trylock(&pool.lock) == 0) { /* if the lock is taken, another thread is pinning them */
+        pin_workers(caller);
         pthread_mutex_unlock(&pool.lock);
     }
     for (int64_t i = 1; i <= last; i++) {
         uintptr_t idle = IDLE;
         atomic_fetch_add(&r->pending, 1);
-        if (!atomic_compare_exchange_strong(&workers[i].offer, &idle, (uintptr_t)r)) leave(r, 1);
+        if (!atomic_compare_exchange_strong(&workers[i].offer, &idle, (uintptr_t)r)) release(r, 1);
     }
     wake(r, 1);
     wake(r, 2);
 }
 
-/* Once the caller finds no item that is not taken: nobody joins any more, and those who did leave. */
+/* Called when all items are taken: withdraws the offers that nobody accepted and waits for the workers that did. */
 static void close_run(run *r) {
     int32_t leaving = 1;
     for (int64_t i = 1; i < r->threads; i++) {
         uintptr_t offered = (uintptr_t)r;
         leaving += atomic_compare_exchange_strong(&workers[i].offer, &offered, IDLE);
     }
-    if (leave(r, leaving)) return;
-    const int64_t end = nanoseconds() + WATCH_NS;
+    if (release(r, leaving)) return;
+    const int64_t end = nanoseconds() + SPIN_NS;
     while (atomic_load(&r->pending) && nanoseconds() < end) pause_briefly();
     if (!atomic_load(&r->pending)) return;
     pthread_mutex_lock(&pool.lock);
@@ -237,12 +239,12 @@ static void close_run(run *r) {
     pthread_mutex_unlock(&pool.lock);
 }
 
-void pysim_team(int64_t items, int32_t threads, pysim_item item, const void *context) {
+void pysim_parallel_for(int64_t items, int32_t threads, pysim_item item, const void *context) {
     if (pysim_min(threads, items) <= 1) {
         for (int64_t i = 0; i < items; i++) item(i, 0, context);
         return;
     }
-    run r; /* of its shares those that it has are set */
+    run r; /* only the shares in use are initialised */
     r.items = items, r.threads = (int32_t)pysim_min(threads, items), r.item = item, r.context = context;
     atomic_init(&r.pending, 1);
     for (int32_t i = 0; i < r.threads; i++) atomic_init(&r.shares[i].next, share(&r, i));
@@ -256,31 +258,31 @@ static void after_fork(void) { pthread_mutex_unlock(&pool.lock); }
 static void in_child(void) {
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.ended, NULL);
-    for (int32_t i = 1; i <= pool.hired; i++) {
+    for (int32_t i = 1; i <= pool.started; i++) {
         atomic_store(&workers[i].offer, IDLE);
         atomic_store(&workers[i].asleep, false);
     }
-    atomic_store(&pool.hired, 0);
+    atomic_store(&pool.started, 0);
     atomic_store(&pool.callers_asleep, 0);
 }
-__attribute__((constructor)) static void prepare_pool(void) {
+__attribute__((constructor)) static void create_pool(void) {
     pthread_atfork(before_fork, after_fork, in_child);
 #ifdef __linux__
     sched_getaffinity(0, sizeof pool.cpus, &pool.cpus);
 #endif
 }
 
-int64_t pysim_parts(int64_t items, int64_t threads) {
+int64_t pysim_split_count(int64_t items, int64_t threads) {
     int64_t divisor = threads, rest = items % threads;
     while (rest) {
         const int64_t next = divisor % rest;
         divisor = rest;
         rest = next;
     }
-    return items < FEW * threads ? threads / divisor : 1;
+    return items < MAX_UNEVEN_ITEMS * threads ? threads / divisor : 1;
 }
 
-pysim_status pysim_team_workspace(int64_t each, int32_t threads, int64_t *bytes) {
+pysim_status pysim_threads_workspace(int64_t each, int32_t threads, int64_t *bytes) {
     if (threads < 1 || threads > MAX_THREADS)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; it must lie in 1..%d", (int)threads, MAX_THREADS);
     if (__builtin_mul_overflow(each, threads, bytes)) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
