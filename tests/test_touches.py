@@ -73,7 +73,8 @@ def touching(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     flags = ["-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-w", f"-I{NATIVE}", "-c"]
     noting = ["-fsanitize=thread", "-Dmemcpy=pysim_touching_memcpy", "-Dmemset=pysim_touching_memset"]
     loops = [path for path in (*(NATIVE / "conv").glob("*.c"), NATIVE / "portable.c") if path.stem != "thread_pool"]
-    others = [*(path for path in NATIVE.glob("*.c") if path not in loops), NATIVE / "conv" / "thread_pool.c", NATIVE / "test" / "record_touches.c"]
+    others = [path for path in NATIVE.glob("*.c") if path not in loops]
+    others += [NATIVE / "conv" / "thread_pool.c", NATIVE / "test" / "record_touches.c"]
     if (NATIVE / "x86").exists() and os.uname().machine == "x86_64":
         others.append(NATIVE / "x86" / "probe_x86.c")
     for sources, more in ((loops, noting), (others, [])):

@@ -323,47 +323,55 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
 
 /* ---- planes ---- */
 
-/* Loads rows p, p + ld, ... of LANES elements transposed: 128-bit parts are loaded to their final place, which saves half of the
- * shuffles. */
+#include "../transpose.h"
+
+/* PART columns of LANES rows that are ld apart, transposed: 128-bit parts are loaded to their final place, which saves half of the shuffles. */
+INLINE void load_transposed_part(const T *p, int64_t ld, VEC r[PART]) {
+    VEC a[PART];
+#pragma GCC unroll 4
+    for (int i = 0; i < PART; i++) a[i] = v_parts(p + i * ld, PART * ld);
+    transpose_parts(a, r);
+}
+
 INLINE void load_transposed(const T *p, int64_t ld, VEC r[LANES]) {
 #pragma GCC unroll 8
-    for (int part = 0; part < LANES; part += PART) {
-        VEC a[PART];
-#pragma GCC unroll 4
-        for (int i = 0; i < PART; i++) a[i] = v_parts(p + i * ld + part, PART * ld);
-        transpose_parts(a, r + part);
-    }
+    for (int part = 0; part < LANES; part += PART) load_transposed_part(p + part, ld, r + part);
 }
 
 /* The same for `rows` rows of `columns` elements, padded with zeros. */
 INLINE void load_transposed_edge(const T *p, int64_t ld, int64_t rows, int64_t columns, VEC r[LANES]) {
     const MASK mask = v_lanes(0, columns);
-    T block[LANES * LANES];
-    for (int64_t l = 0; l < LANES; l++) v_store(block + l * LANES, l < rows ? v_load_mask(p + l * ld, mask) : v_zero());
-    load_transposed(block, LANES, r);
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) r[l] = l < rows ? v_load_mask(p + l * ld, mask) : v_zero();
+    transpose(r);
 }
 
-/* Start of block `t` of `count` elements, moved back if needed so that the block is whole. */
-INLINE int64_t whole_block(int64_t t, int64_t count) { return count >= LANES ? pysim_min(t, count - LANES) : t; }
+/* Columns are transposed in whole blocks of LANES, and the rest in parts, of which the last one is moved back so that it is whole. */
+INLINE int64_t columns_at(int64_t t, int64_t count) { return count - t >= LANES ? LANES : pysim_min(PART, count); }
 
 /* Transposes in[lane][0..count) to out[0..count)[lane]; after every `width` columns a gap of `gap` vectors is left untouched. */
 static void planes_to_lanes(const T *in, int64_t plane, int64_t lanes, int64_t count, int64_t width, int64_t gap, T *out) {
     int64_t x = 0;
     T *to = out;
-    for (int64_t block = 0; block < count; block += LANES) {
-        const int64_t t = whole_block(block, count);
+    for (int64_t begin = 0, n; begin < count; begin += n) {
+        n = columns_at(begin, count);
+        const int64_t t = pysim_min(begin, count - n);
         VEC r[LANES];
-        if (lanes == LANES && count >= LANES)
+        if (lanes < LANES || n < PART)
+            load_transposed_edge(in + t, plane, lanes, n, r);
+        else if (n < LANES) {
+            load_transposed_part(in + t, plane, r);
+#pragma GCC unroll 16
+            for (int l = PART; l < LANES; l++) r[l] = r[0]; /* not stored; GCC would warn */
+        } else
             load_transposed(in + t, plane, r);
-        else
-            load_transposed_edge(in + t, plane, lanes, count - t, r);
-        if (t != block || block == 0) {
+        if (t != begin || begin == 0) {
             x = gap ? t % width : 0;
             to = out + (t + (gap ? t / width * gap : 0)) * LANES;
         }
 #pragma GCC unroll 16
         for (int l = 0; l < LANES; l++) {
-            if (t + l >= count) break;
+            if (l >= n) break;
             v_store(to, r[l]);
             to += LANES;
             if (gap && ++x == width) x = 0, to += gap * LANES;
@@ -375,17 +383,29 @@ static void planes_to_lanes(const T *in, int64_t plane, int64_t lanes, int64_t c
  * comparisons are free. */
 static void lanes_to_planes(const T *in, int64_t plane, int64_t lanes, int64_t count, pysim_bounds bounds, T *out) {
     const VEC low = v_set1((T)bounds.low), high = v_set1((T)bounds.high);
-    for (int64_t block = 0; block < count; block += LANES) {
-        const int64_t t = whole_block(block, count);
-        const MASK mask = v_lanes(0, count - t);
+    for (int64_t begin = 0, n; begin < count; begin += n) {
+        n = columns_at(begin, count);
+        const int64_t t = pysim_min(begin, count - n);
+        T *to = out + t;
         VEC r[LANES];
-        if (count >= LANES)
-            load_transposed(in + t * LANES, LANES, r);
-        else
-            load_transposed_edge(in + t * LANES, LANES, count - t, LANES, r);
+        if (lanes < LANES || n < PART) {
+            const MASK mask = v_lanes(0, n);
+            load_transposed_edge(in + t * LANES, LANES, n, LANES, r);
 #pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++)
-            if (l < lanes) v_store_mask(out + l * plane + t, v_between(low, high, r[l]), mask);
+            for (int l = 0; l < LANES; l++)
+                if (l < lanes) v_store_mask(to + l * plane, v_between(low, high, r[l]), mask);
+        } else if (n < LANES) {
+            VEC a[PART];
+#pragma GCC unroll 4
+            for (int i = 0; i < PART; i++) a[i] = v_between(low, high, v_load(in + (t + i) * LANES));
+            transpose_parts(a, r);
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) v_store_part(to + l * plane, r[l % PART], l / PART);
+        } else {
+            load_transposed(in + t * LANES, LANES, r);
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) v_store(to + l * plane, v_between(low, high, r[l]));
+        }
     }
 }
 
@@ -466,8 +486,8 @@ static void planes_body(const pysim_direct *of, const T *image, const T *filters
     const int64_t kept = pysim_min(c->width, columns - c->pad_left); /* columns behind these are in no window */
     T *in = (T *)(((uintptr_t)workspace + sizeof(VEC) - 1) / sizeof(VEC) * sizeof(VEC));
     T *w = in + c->height * columns * LANES, *to = w + taps * LANES;
-    T sums[LANES];
-    for (int64_t l = 0; l < LANES; l++) sums[l] = bias && l < groups ? bias[l] : (T)0;
+    VEC start = v_zero();
+    if (bias) start = v_load_mask(bias, v_lanes(0, groups)); /* a branch: masked loads of NULL are microcode assists, 150 cycles on Zen 4 */
     planes_to_lanes(filters, taps, groups, taps, taps, 0, w);
     for (int64_t y = 0; y < c->height && (c->pad_left || columns > c->pad_left + c->width); y++) {
         T *row = in + y * columns * LANES;
@@ -482,7 +502,7 @@ static void planes_body(const pysim_direct *of, const T *image, const T *filters
     const TILES t = {.x = in, .out = to, .y = -c->pad_top, .step = c->dilation_h * columns, .q = of->q, .kernel_h = c->kernel_h,
                      .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h, .dilation = c->dilation_w,
                      .height = c->height, .pad = c->stride_h};
-    select_planes_rows(c)(&t, columns, of->p, w, v_load(sums));
+    select_planes_rows(c)(&t, columns, of->p, w, start);
     lanes_to_planes(to, of->p * of->q, groups, of->p * of->q, of->bounds, out);
 }
 

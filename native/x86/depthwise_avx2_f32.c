@@ -26,6 +26,7 @@ INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
     r[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(high), _mm256_castps_pd(high2)));
     r[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(high), _mm256_castps_pd(high2)));
 }
+INLINE void v_store_part(T *p, VEC v, const int part) { _mm_storeu_ps(p, part ? _mm256_extractf128_ps(v, 1) : _mm256_castps256_ps128(v)); }
 
 #define SEVERAL 2
 #include "depthwise.h"

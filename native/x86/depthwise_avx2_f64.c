@@ -21,6 +21,7 @@ INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
     r[0] = _mm256_unpacklo_pd(a[0], a[1]);
     r[1] = _mm256_unpackhi_pd(a[0], a[1]);
 }
+INLINE void v_store_part(T *p, VEC v, const int part) { _mm_storeu_pd(p, part ? _mm256_extractf128_pd(v, 1) : _mm256_castpd256_pd128(v)); }
 
 #define SEVERAL 2
 #include "depthwise.h"

@@ -29,6 +29,10 @@ INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
     r[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(high), _mm512_castps_pd(high2)));
     r[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(high), _mm512_castps_pd(high2)));
 }
+INLINE void v_store_part(T *p, VEC v, const int part) {
+    const __m128 parts[4] = {_mm512_castps512_ps128(v), _mm512_extractf32x4_ps(v, 1), _mm512_extractf32x4_ps(v, 2), _mm512_extractf32x4_ps(v, 3)};
+    _mm_storeu_ps(p, parts[part]);
+}
 
 #define SEVERAL 4
 #include "depthwise.h"

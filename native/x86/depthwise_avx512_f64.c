@@ -25,6 +25,10 @@ INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
     r[0] = _mm512_unpacklo_pd(a[0], a[1]);
     r[1] = _mm512_unpackhi_pd(a[0], a[1]);
 }
+INLINE void v_store_part(T *p, VEC v, const int part) {
+    const __m128d parts[4] = {_mm512_castpd512_pd128(v), _mm512_extractf64x2_pd(v, 1), _mm512_extractf64x2_pd(v, 2), _mm512_extractf64x2_pd(v, 3)};
+    _mm_storeu_pd(p, parts[part]);
+}
 
 #define SEVERAL 4
 #include "depthwise.h"

@@ -60,21 +60,12 @@ STRIP_BYTES = (1024, 2048, 4096, 8192, 16384)  # a strip of 3 KiB often spans tw
 AXPY_BLOCKS = (4, 8, 16, 32)  # rows of the matrix
 DOT_BLOCKS = (256, 512, 1024, 2048, 4096, 8192)  # columns; also all of them
 
-<<<<<<< HEAD
 MAX_TILE_VECTORS = 8  # of the matrix (native/conv/skinny_kernels.h)
 MAX_DOT_FEW = 4  # rows or columns of the few in a tile of `dot`
 OVERLAPPED = 0.4  # share of the compute of dot that transfers overlap with
-FEW_RUN = 16  # consecutive elements of k in the copy that `dot` reads (PYSIM_FEW_STEP)
+FEW_RUN = 16  # consecutive elements of k in the copy that `dot` reads (PYSIM_VECTOR_STEP)
 _MATRIX, _ACCUMULATORS = 2, 4  # places among the operands of `described`
 WIDE_BYTES = 64  # a vector of AVX-512, which has 32 registers
-=======
-WIDEST = 8  # vectors of the matrix in a tile (native/conv/skinny_kernels.h)
-MOST_DOT = 4  # of the few that a tile of `dot` takes
-COVERS = 0.4  # of computing (dot)
-FEW_STEP = 16  # elements of k that lie together in the copy that `dot` reads (PYSIM_VECTOR_STEP)
-_MATRIX, _SUMS = 2, 4  # of the operands of `described`
-WIDE_BYTES = 64  # of a vector of AVX-512, which has 32 of them
->>>>>>> 3a0f5217 (native: comments and names in plain words (thread_pool.c was team.c); machine code of all 1,061 functions identical (objdump))
 
 
 class Shape(NamedTuple):
