@@ -25,6 +25,7 @@ INLINE void v_store_part(T *p, VEC v, const int part) { _mm_storeu_pd(p, part ? 
 
 #define SEVERAL 2
 #include "depthwise.h"
+#include "depthwise_planes.h"
 
 DEFINE_ROWS(f64_rows_32x1__avx2, 8, 1)
 DEFINE_ROWS(f64_rows_16x2__avx2, 4, SEVERAL)

@@ -32,6 +32,7 @@ INLINE void v_store_part(T *p, VEC v, const int part) {
 
 #define SEVERAL 4
 #include "depthwise.h"
+#include "depthwise_planes.h"
 
 DEFINE_ROWS(f64_rows_64x1__avx512, 8, 1)
 DEFINE_ROWS(f64_rows_32x4__avx512, 4, SEVERAL)

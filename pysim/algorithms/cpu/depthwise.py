@@ -8,15 +8,17 @@ rows    Lanes hold columns of a row of outputs. A tile is some rows of outputs x
         kernel row is a loop of its own, with its own masks. Stride 2 loads two vectors for two taps and deinterleaves them by a shuffle
         each (AVX2: DEINTERLEAVE operations), larger strides gather lane by lane. AVX-512 makes the taps of 3x3 by shifting lanes.
         Kernel rows in the padding are left out. Plain C goes over a row of outputs once per tap.
-planes  Lanes hold groups. Blocks of L x L elements of input, weights and outputs are transposed before and after: L^2 / P loads of P
-        elements (16 bytes), merged into vectors, L log2(P) shuffles, L stores. A tile of up to 8 outputs of a row loads its columns once
-        for all taps (widths 3, 5, 7 and strides 1, 2), or a vector for each multiply-add.
+planes  Lanes hold groups. Input, weights and outputs of L groups are transposed before and after, P columns (16 bytes) at a time: L loads
+        of P elements, L - P merges into vectors, P log2(P) shuffles. The transposed planes are stored aligned, outputs in vectors of L
+        columns and the last columns of each group in parts of P. A tile of up to 8 outputs of a row loads its columns once for all taps
+        (widths 3, 5, 7 and strides 1, 2), or a vector for each multiply-add.
 blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are left out. Filters are prepared: [block][tap][group].
 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
-    kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts + transposition
-    store    vectors of outputs. Unless operands are blocks, rows begin anywhere in a line: a share (vector - element) / line of the
+    kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
+             + transposition: max(loads, shuffles and merges)
+    store    vectors of outputs and of transposed planes. Outputs that are not blocks begin anywhere in a line: a share (vector - element) / line of the
              vectors crosses into the next line, one access more.
     call     call_cycles per call of a block of L groups; SHORT_CALL of that per row of tiles
 
@@ -26,8 +28,8 @@ multiply-add that nothing overlaps.
 Whole rows of outputs are written one after another, so prefetchers bring their lines as in the probe of the write rate: they cost that rate
 and nothing else. `rows` overlaps no transfer with computing: its tiles load a few vectors of each input row when they need them.
 
-Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 lanes, `planes` all of them, for 8 transposed blocks
-of 16x16 per 16 groups. 144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x 4 tiles a group with 72 multiply-adds, 20 shuffles and 29
+Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 lanes, `planes` all of them; for 16
+groups it transposes 13 parts of 4 columns of the input, 3 of the weights and 13 of the outputs. 144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x 4 tiles a group with 72 multiply-adds, 20 shuffles and 29
 loads each. At 2 multiply-adds per cycle that is 46 cycles, where chains of 9 need 36, and 9 to start; 8 vectors are stored.
 """
 
@@ -79,18 +81,18 @@ class Work(NamedTuple):
     stores: float
     tiles: float = 0.0
     chain: float = 0.0  # multiply-adds of one accumulator in a tile
-    parts: float = 0.0  # loads of PART_BYTES, for transposition
+    parts: float = 0.0  # loads and stores of PART_BYTES, for transposition
     merges: float = 0.0  # of parts into vectors
     transposing: float = 0.0  # shuffles of the transposition
     calls: float = 1.0
-    aligned: bool = False  # no store crosses a line
+    aligned_stores: float = 0.0  # that cross no line
     rows: float = 0.0  # of tiles (blocks)
     taps: float = 0.0  # rows of outputs, once per tap (plain C)
     restarts: float = 0.0  # loops within a tile that start with an exposed load and multiply-add
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """Cycles of (kernel, store)."""
-        store = 1 / unit.stores_per_cycle.value if self.aligned else unit.store_cycles(SIZES[dtype], machine.line_bytes)
+        store = self.stores * unit.store_cycles(SIZES[dtype], machine.line_bytes) + self.aligned_stores / unit.stores_per_cycle.value
         latency, rate = unit.fma_latency_cycles.value, unit.rate(dtype)
         busy = (self.multiply_adds + self.shuffles) / rate
         chains = self.tiles * self.chain * latency
@@ -98,7 +100,7 @@ class Work(NamedTuple):
         tiles += (self.tiles + self.restarts) * (machine.levels[0].latency_cycles.value + latency)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
         tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
-        return tiles + self.parts / narrow + (self.transposing + MERGE * self.merges) / rate, self.stores * store
+        return tiles + max(self.parts / narrow, (self.transposing + MERGE * self.merges) / rate), store
 
 
 def shares_input_rows(w: Conv, kernel: Kernel) -> bool:
@@ -160,24 +162,25 @@ def planes_elements(w: Conv, lanes: int) -> int:
 
 def planes_work(w: Conv, kernel: Kernel) -> Work:
     """The form planes: a block of as many groups as lanes."""
-    lanes, size = kernel.lane_filters, w.element_bytes
-    part = PART_BYTES // size
-    blocks = sum(ceil_div(count, lanes) for count in (w.height * w.width, w.windows, w.taps))
+    lanes, part = kernel.lane_filters, PART_BYTES // w.element_bytes
+    read, (whole, rest) = (w.height * w.width, w.taps), divmod(w.windows, lanes)
+    transposed = sum(ceil_div(count, part) for count in read) + whole * lanes // part  # parts of `part` columns x all lanes
+    narrow = ceil_div(rest, part)  # parts of the last columns of the outputs, stored lane by lane
     multiply_adds, tiles = live_taps(w)[0] * w.kernel_w * w.out_w, ceil_div(w.out_w, kernel.windows)
     once = w.kernel_w in SHARED_WIDTHS and w.stride_w <= 2 and w.dilation_w == 1
     columns = (w.out_w - tiles) * w.stride_w + tiles * w.kernel_w if once else w.kernel_w * w.out_w
     loads = live_taps(w)[0] * (columns + w.kernel_w * tiles)
-    parts = blocks * lanes * lanes / part
     return Work(
         float(multiply_adds),
         0.0,
         float(loads),
-        float(blocks * lanes + w.windows),
+        float(whole * lanes),
         float(w.out_h * tiles),
         live_taps(w)[0] / w.out_h * w.kernel_w,
-        parts,
-        parts - blocks * lanes,
-        blocks * lanes * log2(part),
+        float(transposed * lanes + narrow * (part + lanes)),
+        float(transposed * (lanes - part)),
+        (transposed + narrow) * part * log2(part),
+        aligned_stores=float(sum(read) + w.windows),
     )
 
 
@@ -191,10 +194,10 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
         float(rows * taps),
         0.0,
         float(rows * (columns + w.kernel_w * tiles)),
-        float(w.windows),
+        0.0,
         float(w.out_h * tiles),
         rows * taps / w.windows,
-        aligned=True,
+        aligned_stores=float(w.windows),
         rows=float(w.out_h),
     )
 
