@@ -18,8 +18,8 @@ The in-core cost, from the machine's numbers alone, for every image and group (t
 
     kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
              + transposition: max(loads, shuffles and merges)
-    store    vectors of outputs and of transposed planes. Outputs that are not blocks begin anywhere in a line: a share (vector - element) / line of the
-             vectors crosses into the next line, one access more.
+    store    vectors of outputs and of transposed planes. Outputs that are not blocks begin anywhere in a line: a share
+             (vector - element) / line of the vectors crosses into the next line, one access more.
     call     call_cycles per call of a block of L groups; SHORT_CALL of that per row of tiles
 
 Each accumulator waits fma_latency for each of its multiply-adds, a chain that few rows do not hide. A tile starts with a load from L1 and a
@@ -28,9 +28,10 @@ multiply-add that nothing overlaps.
 Whole rows of outputs are written one after another, so prefetchers bring their lines as in the probe of the write rate: they cost that rate
 and nothing else. `rows` overlaps no transfer with computing: its tiles load a few vectors of each input row when they need them.
 
-Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 lanes, `planes` all of them; for 16
-groups it transposes 13 parts of 4 columns of the input, 3 of the weights and 13 of the outputs. 144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x 4 tiles a group with 72 multiply-adds, 20 shuffles and 29
-loads each. At 2 multiply-adds per cycle that is 46 cycles, where chains of 9 need 36, and 9 to start; 8 vectors are stored.
+Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 lanes, `planes` all of them; for 16 groups it
+transposes 13 parts of 4 columns of the input, 3 of the weights and 13 of the outputs. 144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x
+4 tiles a group with 72 multiply-adds, 20 shuffles and 29 loads each. At 2 multiply-adds per cycle that is 46 cycles, where chains of 9 need
+36, and 9 to start; 8 vectors are stored.
 """
 
 from collections.abc import Sequence
