@@ -7,8 +7,8 @@
 The main loop is the innermost loop with the most multiply-adds; of several, the shortest, which is the loop of whole tiles, not
 of edges. `share` is the share of FFMA in all instructions, which bounds an FP32 kernel, because a scheduler issues one instruction per
 cycle. `operands` counts the registers that an FFMA reads from the register file; a register that the previous FFMA kept in the same slot
-(.reuse) is not read again. An outer product needs at least 2, and two banks (even and odd registers) deliver one each per cycle. cuobjdump and nvdisasm come with CUDA (or
-from PyPI: nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm).
+(.reuse) is not read again. An outer product needs at least 2, and two banks (even and odd registers) deliver one each per cycle.
+cuobjdump and nvdisasm come with CUDA (or from PyPI: nvidia-cuda-cuobjdump, nvidia-cuda-nvdisasm).
 """
 
 import argparse
