@@ -234,8 +234,8 @@ def _share(inner: int, level: Level, cores: int) -> int:
 
 
 def all_at_once(probe: Callable[[], float], cpus: int, allowed: Collection[int] | None = None) -> list[float]:
-    """The probe's result in each of `cpus` threads started together. Each is pinned to a CPU of its own, as in native/conv/thread_pool.c, where
-    enough are `allowed` (default: those of the calling thread). Unpinned, two may share a CPU for longer than a probe takes."""
+    """The probe's result in each of `cpus` threads started together. Each is pinned to a CPU of its own, as in native/conv/thread_pool.c,
+    where enough are `allowed` (default: those of the calling thread). Unpinned, two may share a CPU for longer than a probe takes."""
     ready = threading.Barrier(cpus)
     places = sorted(usable() if allowed is None else allowed)
 
