@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Arguments of products and convolutions, looked at before anything is launched: what is wrong, where, and what would be right. */
+ * Checks the arguments of products and convolutions before any launch. Messages say what is wrong, where, and what would be right. */
 #include "abi/arguments.h"
 
 #include <cmath>

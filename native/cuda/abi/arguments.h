@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the products (abi/gemm.cu) and convolutions (abi/conv.cu) ask of their arguments alike, and how both are timed. */
+ * Argument checks and timing that products (abi/gemm.cu) and convolutions (abi/conv.cu) share. */
 #ifndef PYSIM_CUDA_ARGUMENTS_H
 #define PYSIM_CUDA_ARGUMENTS_H
 #include <initializer_list>
@@ -16,10 +16,10 @@ extern const DtypeFact dtypes[9]; /* by pysim_dtype */
 
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-/* Of the accumulators that partial sums are kept in. */
+/* Bytes of a partial sum. */
 inline int sum_bytes(int32_t dtype) { return dtype == PYSIM_F64 ? 8 : 4; }
 
-/* Whether sums of products of `dtype` may be stored as `result`. */
+/* Whether products of `dtype` can be stored as `result`. */
 pysim_status check_dtypes(int32_t dtype, int32_t result);
 pysim_status check_decomposition(int32_t decomposition, int32_t splits, int32_t along_n, int32_t group);
 pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e);
@@ -27,16 +27,17 @@ pysim_status check_prologue(const pysim_cuda_prologue *p);
 /* Bytes of one value of an epilogue's scale. */
 inline int scale_bytes(int32_t result) { return result == PYSIM_F64 ? 8 : 4; }
 
-/* Of a list, the first three must be there, and the first and the last (the workspace) are written: they overlap nothing. `element`: bytes that its base is a multiple of. */
+/* The first three entries must not be NULL. The first entry (the result) and the last (the workspace) are written and must not overlap others. `element`: required
+ * alignment in bytes. */
 struct Memory { const char *name; const void *data; int64_t bytes; int element; };
 pysim_status check_memory(std::initializer_list<Memory> all);
 pysim_status check_workspace(int64_t needed, const void *workspace, int64_t bytes);
 
-/* Streaming multiprocessors of the current device, which must have the capability that `kernel` needs (`exact`: no other), and for which this build
- * must have code of it (abi/code.cu); `below`: see gemm/rows.h. */
+/* Multiprocessors of the current device. Fails unless the device has the capability that `kernel` needs (`exact`: no other) and this build has its code for the
+ * device (abi/code.cu). below, replaced_on: see gemm/rows.h. */
 pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int below, int replaced_on, int *sms);
 
-/* Seconds of each of `samples` runs after `warmups` others, between two events. */
+/* Seconds of each of `samples` runs, between two events, after `warmups` untimed runs. */
 template <class Run> pysim_status time_runs(Run run, cudaStream_t stream, int32_t warmups, int32_t samples, double *seconds) {
     if (warmups < 0 || samples < 1 || !seconds)
         return fail(PYSIM_BAD_ARGUMENT, "warmups and samples are %d and %d; right is at least 0 and 1, and seconds not NULL", warmups, samples);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which kernels this build has for a device. PYSIM_GPU_ARCHS is meson's list of what the sources are compiled for, "90a:ptx80".
- * A driver takes machine code of the device's major number, of the highest minor number that is not above the device's; where there is none,
- * it translates the PTX of the highest capability that is not above the device's (CUDA C++ Programming Guide, "Binary Compatibility", "PTX
- * Compatibility"). Code for an `a` (90a) runs on that capability alone, and is all that the kernels on wgmma are compiled to. */
+ * Which kernels this build has for a device. PYSIM_GPU_ARCHS is Meson's list of architectures, "90a:ptx80". The driver selects machine code of the device's
+ * major capability with the highest minor not above the device's; otherwise it compiles the PTX of the highest capability not above the device's (CUDA
+ * C++ Programming Guide, "Binary Compatibility", "PTX Compatibility"). Code with an `a` suffix (90a) runs on that capability only; wgmma kernels have
+ * no other. */
 #include <cstdlib>
 #include <cstring>
 
@@ -12,7 +12,7 @@
 namespace pysim {
 namespace {
 #ifdef PYSIM_GPU_ARCHS
-/* body(capability, exact, ptx) for each of the list */
+/* Calls body(capability, exact, ptx) for each architecture. */
 template <class Body> void each_code(Body body) {
     for (const char *at = PYSIM_GPU_ARCHS; at; at = strchr(at, ':')) {
         at += *at == ':';
@@ -22,7 +22,7 @@ template <class Body> void each_code(Body body) {
         body(capability, *end == 'a', ptx);
     }
 }
-/* The capability that the code which a device runs was compiled for; 0: there is none. */
+/* The capability for which the code that a device runs was compiled; 0: none. */
 int code_for(int device) {
     int binary = 0, ptx = 0;
     each_code([&](int capability, bool exact, bool is_ptx) {
@@ -43,7 +43,7 @@ bool is_built(int, int, bool) { return true; }
 #endif
 }
 
-bool begins_early() {
+bool has_dependent_launch() {
     int device = 0, major = 0, minor = 0;
     const bool known = cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
                        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;

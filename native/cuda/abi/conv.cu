@@ -9,7 +9,7 @@
 namespace pysim {
 namespace {
 
-/* As pysim/registry/cuda.py numbers them. */
+/* In the order of pysim/registry/cuda.py. */
 const Registry<ConvRow> registry = {{direct_rows, depthwise_f32_rows, depthwise_f16_rows, depthwise_bf16_rows, im2col_rows, implicit_rows, im2win_rows,
                                      winograd_fused2_rows, winograd_unfused4_rows, winograd_fused4_rows, wgmma_conv_f16_rows, wgmma_conv_bf16_rows,
                                      wgmma_conv_tf32_rows, wgmma_conv_tf32x3_rows, conv_mma_rows, conv_mma_tf32x3_rows, grouped_rows}};
@@ -26,9 +26,9 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
         {"stride_w", s.stride_w, 1}, {"dilation_h", s.dilation_h, 1}, {"dilation_w", s.dilation_w, 1}, {"pad_top", s.pad_top, 0},
         {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0}};
     for (const auto &size : sizes)
-        if (size.value < size.least || size.value > most::CONV_SIZE)
+        if (size.value < size.least || size.value > limit::CONV_SIZE)
             return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it lies in %lld..%lld", size.name, (long long)size.value, (long long)size.least,
-                        (long long)most::CONV_SIZE);
+                        (long long)limit::CONV_SIZE);
     if (s.channels % s.groups || s.filters % s.groups)
         return fail(PYSIM_BAD_ARGUMENT, "%lld channels and %lld filters do not part into %lld groups", (long long)s.channels, (long long)s.filters, (long long)s.groups);
     const int64_t high = s.dilation_h * (s.kernel_h - 1) + 1, wide = s.dilation_w * (s.kernel_w - 1) + 1;
@@ -38,12 +38,12 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
     if ((unsigned)c->layout > 1) return fail(PYSIM_BAD_ARGUMENT, "layout is %d; it is 0 (NCHW) or 1 (NHWC)", c->layout);
     const int64_t p = outputs_of(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
     const int64_t q = outputs_of(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
-    const double limit = most::CONV_TENSOR; /* in double: the products may not fit */
+    const double limit = limit::CONV_TENSOR; /* in double: the products may overflow int64 */
     const struct { const char *name; double elements; } tensors[] = {
         {"input", (double)s.batch * (double)s.channels * (double)s.height * (double)s.width},
         {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_h * (double)s.kernel_w},
         {"output", (double)s.batch * (double)s.filters * (double)p * (double)q},
-        {"windows of all groups", (double)s.groups * ((double)s.batch * (double)p * (double)q + most::SPARE_WINDOWS)}};
+        {"windows of all groups", (double)s.groups * ((double)s.batch * (double)p * (double)q + limit::SPARE_WINDOWS)}};
     for (const auto &tensor : tensors)
         if (tensor.elements > limit)
             return fail(PYSIM_UNSUPPORTED, "the %s would have %.0f elements; the CUDA kernels take up to %.0f", tensor.name, tensor.elements, limit);
@@ -100,7 +100,7 @@ Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvR
     return to;
 }
 
-/* With what `e` says of the input. */
+/* With the prologue of `e`. */
 pysim_status conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvRow *row, const pysim_cuda_epilogue *e, Conv *to) {
     pysim_status status = check_epilogue(c->out_dtype, e);
     if (status == PYSIM_OK) status = check_prologue(e->prologue);
@@ -124,8 +124,8 @@ pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
     if (row.info.block_k && !row.info.makes_product) {
         const Grid grid(c.product, c.tile_m, c.tile_n, row.info.block_k);
         const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n;
-        if (tiles > most::TILES || (c.product.kind == PYSIM_SPLIT_K && tiles * c.product.splits > most::TILES))
-            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)most::TILES);
+        if (tiles > limit::TILES || (c.product.kind == PYSIM_SPLIT_K && tiles * c.product.splits > limit::TILES))
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)limit::TILES);
         if (c.product.kind == PYSIM_SPLIT_K && c.product.splits > grid.steps)
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", c.product.splits, grid.steps, row.info.block_k);
         if (c.product.kind == PYSIM_STREAM_K && c.product.splits > tiles * grid.steps)
@@ -226,4 +226,4 @@ const Operation convolutions = {[](int32_t kernel) { return is_available(registr
 
 int32_t pysim_cuda_conv_count(void) { return pysim::registry.count(); }
 
-pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out) { return pysim::registry.tell(index, out, __func__); }
+pysim_status pysim_cuda_conv_at(int32_t index, pysim_cuda_conv_info *out) { return pysim::registry.describe(index, out, __func__); }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The CUDA library's view of the device: its properties, memory, and errors as sentences. */
+ * Device properties, device memory, and error messages. */
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Products: check the arguments, re-lay out what the chosen kernel cannot take as it lies, launch.
+ * Products: check the arguments, convert the layout of operands that the kernel cannot read in place, launch.
  *
- * The workspace holds, each from a multiple of 256 bytes: A and B where re-laid-out, B's thirds, the tiles' flags, the partial sums. */
+ * The workspace holds, each aligned to 256 bytes: converted A, converted B or B's thirds, the tiles' flags, the partial sums. */
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +13,7 @@
 namespace pysim {
 namespace {
 
-/* As pysim/registry/cuda.py numbers them. */
+/* In the order of pysim/registry/cuda.py. */
 const Registry<GemmRow> registry = {{simt_f32_rows, simt_f64_rows, simt_f16_rows, simt_s8_rows, wmma_rows, mma_f64_rows, mma_rows, mma_tf32x3_rows,
                                      wgmma_f16_rows, wgmma_bf16_rows, wgmma_narrow_rows, wgmma_tf32x3_rows}};
 
@@ -21,7 +21,7 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
     const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
     for (const auto &size : sizes) {
         if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least 1", size.name, (long long)size.value);
-        const int64_t largest = size.name[0] == 'k' ? most::GEMM_K : most::GEMM_SIDE;
+        const int64_t largest = size.name[0] == 'k' ? limit::GEMM_K : limit::GEMM_SIDE;
         if (size.value > largest)
             return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %lld", size.name, (long long)size.value, (long long)largest);
     }
@@ -35,13 +35,12 @@ pysim_status check_gemm(const pysim_cuda_gemm *g) {
     return check_dtypes(g->dtype, g->c_dtype);
 }
 
-enum { LINE = 128 }; /* bytes, of L2 */
+enum { LINE = 128 }; /* bytes of an L2 line */
 
-/* Bytes from one row of a copy to the next: whole lines, where that adds less than a quarter, since a piece of a row that lies in two lines
- * is asked for twice. */
+/* Pitch of a converted operand in bytes: whole L2 lines if that adds less than a quarter, because a box row that crosses a line costs two requests. */
 int64_t pitch_of(int64_t bytes, int alignment) { return round_up(bytes, bytes >= 4 * LINE ? std::max(alignment, (int)LINE) : alignment); }
 
-/* One operand as the kernel will see it. `bytes` is what it takes in the workspace, 0 where it stays as it lies. */
+/* An operand as the kernel reads it. `bytes`: of its copy in the workspace; 0: read in place. */
 struct Operand {
     int64_t rows, columns, pitch, bytes;
     bool transpose, thirds;
@@ -59,7 +58,7 @@ Operand operand_of(const void *data, int64_t ld, bool k_last, bool k_major, int6
     return o;
 }
 
-/* B in thirds: rows of k, of whole eights, the first ones in the first `outer` of them. */
+/* B in thirds: 3 `outer` rows of k, padded to multiples of 8; the first thirds come first. */
 Operand thirds_of(bool k_last, int64_t outer, int64_t k) {
     const int64_t pitch = pitch_of(2 * k, 16) / 2;
     return {outer, k, pitch, round_up(3 * outer * pitch * 2, ALIGN), !k_last, true};
@@ -70,13 +69,13 @@ struct Workspace {
     int64_t flags, partials, total;
 };
 
-/* The product as a row computes it: C' = B' A' where of the operands A alone lies as the row wants its second one. */
+/* The product as the kernel computes it: C' = B' A' if the row needs a K-major B, and only A is K-major. */
 struct Computed {
     pysim_cuda_gemm g;
     const void *a, *b;
-    bool turned;
-    Computed(const Call &call, const GemmRow &row) : g(call.problem->gemm), a(call.first), b(call.second), turned(row.needs.k_major == 2 && !g.trans_a && !g.trans_b) {
-        if (!turned) return;
+    bool transposed;
+    Computed(const Call &call, const GemmRow &row) : g(call.problem->gemm), a(call.first), b(call.second), transposed(row.needs.k_major == 2 && !g.trans_a && !g.trans_b) {
+        if (!transposed) return;
         std::swap(a, b), std::swap(g.m, g.n), std::swap(g.lda, g.ldb);
         g.trans_a = g.trans_b = 1;
     }
@@ -88,11 +87,11 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     const int element = dtypes[g->dtype].bytes;
     Problem p = {};
     p.m = (int)g->m, p.n = (int)g->n, p.k = (int)g->k, p.kind = s->decomposition, p.splits = s->splits;
-    const int high = row.info.block_m * row.info.cluster_m, wide = row.info.block_n * row.info.cluster_n; /* a cluster's tile */
+    const int high = row.info.block_m * row.info.cluster_m, wide = row.info.block_n * row.info.cluster_n; /* tile of a cluster */
     const Grid grid(p, high, wide, row.info.block_k);
     const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;
-    if (tiles > most::TILES || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > most::TILES))
-        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)most::TILES);
+    if (tiles > limit::TILES || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > limit::TILES))
+        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)limit::TILES);
     if (s->decomposition == PYSIM_SPLIT_K && s->splits > grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", s->splits, grid.steps, row.info.block_k);
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
@@ -100,8 +99,8 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major == 1, g->m, g->k, element, row.needs);
     w->b = row.needs.thirds ? thirds_of(g->trans_b, g->n, g->k) : operand_of(b, g->ldb, g->trans_b, row.needs.k_major != 0, g->n, g->k, element, row.needs);
     for (const Operand *o : {&w->a, &w->b})
-        if (o->bytes && o->rows > most::RELAYOUT_ROWS)
-            return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)most::RELAYOUT_ROWS);
+        if (o->bytes && o->rows > limit::RELAYOUT_ROWS)
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)limit::RELAYOUT_ROWS);
     const int64_t slots = s->decomposition == PYSIM_SPLIT_K && s->splits <= row.reduces_in_cluster ? 0 : grid.slots(p);
     w->flags = slots ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
     w->partials = slots * high * wide * sum_bytes(g->dtype);
@@ -116,14 +115,14 @@ pysim_status check_schedule(const pysim_cuda_gemm *g, const pysim_cuda_schedule 
     return status == PYSIM_OK ? registry.find(s->kernel, g->dtype, row) : status;
 }
 
-/* Bytes from the first to the last element. */
+/* Bytes from the first to the end of the last element. */
 int64_t span(int64_t rows, int64_t columns, int64_t ld, int element) { return ((rows - 1) * ld + columns) * element; }
 
 pysim_status check_operands(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const void *a, const void *b, const void *c,
                             const void *workspace, int64_t workspace_bytes) {
     const int element = dtypes[g->dtype].bytes, result = dtypes[g->c_dtype].bytes;
     const int64_t lines = e->by_row ? g->m : g->n;
-    if (e->prologue) return fail(PYSIM_UNSUPPORTED, "a prologue is of a convolution's input; a product takes none");
+    if (e->prologue) return fail(PYSIM_UNSUPPORTED, "a product takes no prologue, only a convolution does");
     return check_memory({
         {"c", c, span(g->m, g->n, g->ldc, result), result},
         {"a", a, g->trans_a ? span(g->k, g->m, g->lda, element) : span(g->m, g->k, g->lda, element), element},
@@ -146,7 +145,7 @@ Problem problem_of(const pysim_cuda_gemm *g, const pysim_cuda_epilogue *e, const
     return p;
 }
 
-/* alpha = 0: the definition, which then reads neither A nor B; as many rows at a time as it takes. */
+/* alpha = 0: the reference kernel, which then reads neither A nor B; REFERENCE_ROWS rows at a time. */
 cudaError_t without_product(Problem p, int dtype, cudaStream_t stream) {
     const int m = p.m;
     cudaError_t error = cudaSuccess;
@@ -159,10 +158,10 @@ cudaError_t without_product(Problem p, int dtype, cudaStream_t stream) {
     return error;
 }
 
-/* Gives an operand that has to go to the workspace its place at *at, and says how it comes there. */
-Relayout take(const Operand &o, const void **data, int64_t *ld, char **at) {
+/* If an operand needs a copy: places it at *at in the workspace and returns the conversion. */
+LayoutConversion take(const Operand &o, const void **data, int64_t *ld, char **at) {
     if (!o.bytes) return {};
-    const Relayout copy = {*at, o.pitch, *data, *ld, o.rows, o.columns, o.transpose};
+    const LayoutConversion copy = {*at, o.pitch, *data, *ld, o.rows, o.columns, o.transpose};
     *data = *at;
     *ld = o.pitch;
     *at += o.bytes;
@@ -214,17 +213,17 @@ pysim_status run(const Call &call) {
     const int element = dtypes[g->dtype].bytes;
     const Computed of(call, *row);
     Problem p = problem_of(&of.g, e, of.a, of.b, call.result);
-    p.turned = of.turned;
+    p.transposed = of.transposed;
     p.kind = s->decomposition, p.splits = s->splits, p.along_n = s->along_n, p.group = s->group;
     char *at = (char *)round_up((int64_t)(uintptr_t)call.workspace, ALIGN);
     if (w.a.transpose) p.trans_a = 0;
     if (w.b.transpose) p.trans_b = 1;
-    const Relayout a = take(w.a, &p.a, &p.lda, &at), b = take(w.b, &p.b, &p.ldb, &at);
+    const LayoutConversion a = take(w.a, &p.a, &p.lda, &at), b = take(w.b, &p.b, &p.ldb, &at);
     if (w.flags) p.flags = (unsigned *)at, p.partials = at + w.flags;
     if (a.rows || b.rows || w.flags) {
         const PartsOf parts = !w.b.thirds ? PartsOf::NONE : p.trans_a ? PartsOf::THIRDS : PartsOf::THIRDS_INTERLEAVED;
-        status = check(relayout(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "re-layout of operands, flags of partial sums");
-        p.follows = begins_early();
+        status = check(convert_layouts(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "re-layout of operands, flags of partial sums");
+        p.follows = has_dependent_launch();
     }
     return status == PYSIM_OK ? check(row->launch(p, sms, call.stream), row->info.name) : status;
 }
@@ -245,4 +244,4 @@ const Operation products = {[](int32_t kernel) { return is_available(registry, k
 
 int32_t pysim_cuda_gemm_count(void) { return pysim::registry.count(); }
 
-pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) { return pysim::registry.tell(index, out, __func__); }
+pysim_status pysim_cuda_gemm_at(int32_t index, pysim_cuda_gemm_info *out) { return pysim::registry.describe(index, out, __func__); }

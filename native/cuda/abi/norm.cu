@@ -16,17 +16,17 @@ pysim_status check_norm(const pysim_cuda_norm *n) {
     if (!known(n->dtype) || !known(n->out_dtype) || (n->dtype != n->out_dtype && n->dtype != PYSIM_F32 && n->out_dtype != PYSIM_F32))
         return fail(PYSIM_UNSUPPORTED, "a norm of dtype %d cannot have the result type %d; both are f32, f16 or bf16, alike unless one is f32", n->dtype, n->out_dtype);
     if ((unsigned)n->relu > 1) return fail(PYSIM_BAD_ARGUMENT, "the norm's relu is %d; it is 0 or 1", n->relu);
-    if (n->rows < 1 || n->rows > most::NORM_ROWS)
-        return fail(PYSIM_BAD_ARGUMENT, "the norm has %lld rows; right are 1..%lld", (long long)n->rows, (long long)most::NORM_ROWS);
+    if (n->rows < 1 || n->rows > limit::NORM_ROWS)
+        return fail(PYSIM_BAD_ARGUMENT, "the norm has %lld rows; right are 1..%lld", (long long)n->rows, (long long)limit::NORM_ROWS);
     const int allowed = n->kind == PYSIM_NORM_ROWS ? 1 : PYSIM_CUDA_PARTS;
     if (n->parts < 1 || n->parts > allowed) return fail(PYSIM_BAD_ARGUMENT, "the norm is of %d parts; right are 1..%d", n->parts, allowed);
     int64_t all = 0;
     for (int i = 0; i < n->parts; i++) {
-        if (n->channels[i] < 1 || n->channels[i] > most::NORM_CHANNELS)
-            return fail(PYSIM_BAD_ARGUMENT, "part %d has %lld channels; right are 1..%lld", i, (long long)n->channels[i], (long long)most::NORM_CHANNELS);
+        if (n->channels[i] < 1 || n->channels[i] > limit::NORM_CHANNELS)
+            return fail(PYSIM_BAD_ARGUMENT, "part %d has %lld channels; right are 1..%lld", i, (long long)n->channels[i], (long long)limit::NORM_CHANNELS);
         all += n->channels[i];
     }
-    const int64_t limit = n->kind == PYSIM_NORM_ROWS ? most::NORM_ROW : most::NORM_CHANNELS;
+    const int64_t limit = n->kind == PYSIM_NORM_ROWS ? limit::NORM_ROW : limit::NORM_CHANNELS;
     if (all > limit) return fail(PYSIM_UNSUPPORTED, "a norm of %lld channels; up to %lld are normalised", (long long)all, (long long)limit);
     if (n->image_rows && (n->kind == PYSIM_NORM_ROWS || !n->scale || n->image_rows < 0 || n->rows % n->image_rows))
         return fail(PYSIM_BAD_ARGUMENT, "images of %lld rows; right is 0, or a part of the %lld rows of a norm by channels with a scale", (long long)n->image_rows, (long long)n->rows);
@@ -37,7 +37,7 @@ pysim_status check_norm(const pysim_cuda_norm *n) {
 
 bool begins_a_vector(const void *data, int64_t bytes) { return (uintptr_t)data % (uint64_t)bytes == 0; }
 
-/* What the kernel is told, and whether it may use whole vectors. */
+/* The kernel's arguments, and whether it can use vector accesses. */
 pysim_status arguments_of(const pysim_cuda_norm &n, const void *const *parts, void *result, Norm *to, bool *whole) {
     if (!parts) return fail(PYSIM_BAD_ARGUMENT, "the norm's parts are NULL");
     const int of = dtypes[n.dtype].bytes, out = dtypes[n.out_dtype].bytes, vector = norm_vector(n.dtype, n.out_dtype);

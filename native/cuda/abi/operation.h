@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the entries of all problems (abi/run.cu) ask of products (abi/gemm.cu) and of convolutions (abi/conv.cu). */
+ * The interface that products (abi/gemm.cu) and convolutions (abi/conv.cu) implement for the ABI's entries (abi/run.cu). */
 #ifndef PYSIM_CUDA_OPERATION_H
 #define PYSIM_CUDA_OPERATION_H
 #include <cuda_runtime.h>
@@ -8,7 +8,7 @@
 
 namespace pysim {
 
-/* The arguments of a run, as they were given. */
+/* The arguments of a run. */
 struct Call {
     const pysim_cuda_problem *problem;
     const pysim_cuda_schedule *schedule;
@@ -24,7 +24,7 @@ struct Operation {
     pysim_status (*attributes)(const pysim_cuda_problem *p, int32_t kernel, pysim_cuda_attributes *out);
     pysim_status (*workspace_bytes)(const Call &call, int64_t *bytes);
     pysim_status (*run)(const Call &call);
-    pysim_status (*reference)(const Call &call); /* obeys no schedule and needs no workspace */
+    pysim_status (*reference)(const Call &call); /* ignores schedule and workspace */
 };
 extern const Operation products, convolutions;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The rows of all families one after another, as the ABI numbers them. */
+ * The registry: all families' rows, numbered as in the ABI. */
 #ifndef PYSIM_CUDA_ABI_REGISTRY_H
 #define PYSIM_CUDA_ABI_REGISTRY_H
 #include "abi/arguments.h"
@@ -28,20 +28,20 @@ template <class Row> struct Registry {
     pysim_status find(int32_t index, int32_t dtype, const Row **out) const {
         const pysim_status status = find(index, out);
         if (status != PYSIM_OK || (*out)->info.dtype == dtype) return status;
-        const auto f32 = [](int32_t type) { return type == PYSIM_F32 || type == PYSIM_TF32X3; }; /* in memory alike: either's rows multiply both */
+        const auto f32 = [](int32_t type) { return type == PYSIM_F32 || type == PYSIM_TF32X3; }; /* both are f32 in memory, so rows of either type multiply both */
         if (f32((*out)->info.dtype) && f32(dtype)) return status;
         return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", (*out)->info.name, dtypes[dtype].name);
     }
-    template <class Info> pysim_status tell(int32_t index, Info *out, const char *asked) const {
+    template <class Info> pysim_status describe(int32_t index, Info *out, const char *caller) const {
         const Row *row = nullptr;
-        if (!out) return fail(PYSIM_BAD_ARGUMENT, "%s: out is NULL", asked);
+        if (!out) return fail(PYSIM_BAD_ARGUMENT, "%s: out is NULL", caller);
         const pysim_status status = find(index, &row);
         if (status == PYSIM_OK) *out = row->info;
         return status;
     }
 };
 
-/* Streaming multiprocessors of the current device, which must be able to run `row`. */
+/* Multiprocessors of the current device; fails unless it can run `row`. */
 template <class Row> pysim_status sms_for(const Row &row, int *sms) {
     const pysim_status status = sms_of(row.info.name, row.info.capability, row.exact_capability, row.below, row.replaced_on, sms);
     if (status == PYSIM_OK && !row.launch)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The ABI's entries for what a kernel needs, runs, references and times, the same for every problem. */
+ * The ABI's entries: availability, attributes, workspace, run, reference and timing, for every kind of problem. */
 #include "abi/arguments.h"
 #include "abi/operation.h"
 

@@ -40,7 +40,7 @@ struct Prologue {
     __host__ __device__ bool any() const { return scale || shift || relu; }
 };
 /* What it makes of an element of a channel, in an image whose scales begin at number `row` if images have their own. */
-__device__ inline float begun(const Prologue &p, float x, int row, int channel) {
+__device__ inline float with_prologue(const Prologue &p, float x, int row, int channel) {
     const float y = fmaf(x, p.scale ? __ldg(p.scale + (p.by_image ? row : 0) + channel) : 1.f, p.shift ? __ldg(p.shift + channel) : 0.f);
     return p.relu && y < 0 ? 0.f : y;
 }

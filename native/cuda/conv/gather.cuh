@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Windows on their way from device memory into shared memory: what Copy (mainloop/simt/copy.cuh) is to a matrix. Element (k, window) lies at
+ * Gathers convolution windows from device memory into shared memory, as Copy (mainloop/simt/copy.cuh) copies a matrix. Element (k, window) is at
  *
  *     base + origin + image i + group g + row p + column q  +  offset(k)        (i, p, q) = window; offset(k): tap k = (channel, r, s) in some order
  *
- * and is zero where tap and window meet outside the input. The first sum is a window's Place, the second a Tap; sums are taken modulo 2^32, so
- * that they are right where the element exists. Two ways to know a tap:
+ * and is zero if the tap of the window is outside the input. The first sum is the window's Place, the second the Tap. Sums are modulo 2^32, and correct
+ * wherever the element exists. Two representations of taps:
  *
- *   Divided  k is divided into channel, r and s where it is needed; a Place has the window's row and column of the input, and both are compared
- *            with its edges. No table, any kernel.
- *   Listed   a table in shared memory, made by each block, has for each (r, s) its offset and `bits`, one for r and one for s. A Place has the
- *            bits of the rows and columns that lie outside, so that one AND says whether an element exists. A thread goes through k in order
- *            and so knows (channel, tap) without dividing. kernel_h + kernel_w <= 31.
+ *   Divided  k is divided into channel, r and s on the fly; a Place has the window's row and column of the input, and both are compared with its
+ *            edges. No table, any kernel.
+ *   Listed   each block makes a table in shared memory with the offset of each (r, s) and two `bits`, one for r and one for s. A Place has the bits
+ *            of the rows and columns that are outside the input, so one AND tells whether an element exists. A thread visits k in order and so
+ *            knows (channel, tap) without dividing. kernel_h + kernel_w <= 31.
  *
- * and two ways to take windows:
+ * and two assignments of threads:
  *
- *   AcrossWindows  lanes along windows, a warp at one k: neighbours of an image lie side by side (NCHW)
- *   AlongTaps      lanes along k as Copy's with k contiguous, by 16 bytes where four taps lie in a row (NHWC; windows stored one after another)
+ *   AcrossWindows  lanes along windows, a warp at one k: neighbouring windows of an image are contiguous (NCHW)
+ *   AlongTaps      lanes along k as in Copy with k contiguous, 16 bytes at once if four taps are contiguous (NHWC; windows stored one after another)
  *
- * AcrossWindows: a thread's instructions for an element, Listed, are a load of its tap (one address for the warp: a wavefront), AND, address
- * (IMAD.WIDE), load, store, and a half to zero the register. 32 lanes store 32 neighbouring words, so its part of shared memory needs no swizzle: one wavefront a store. */
+ * AcrossWindows with Listed: per element a thread loads its tap (one address for the warp: one wavefront), ANDs, computes the address (IMAD.WIDE), loads
+ * and stores, and zeroes a register every second time. 32 lanes store 32 neighbouring words, so shared memory needs no swizzle: one wavefront a store. */
 #ifndef PYSIM_CUDA_CONV_GATHER_CUH
 #define PYSIM_CUDA_CONV_GATHER_CUH
 #include "conv/output.cuh"
@@ -38,7 +38,7 @@ enum {
     RUN = 32,            /* entries past the last tap: as many as a thread takes in a row, or a step may lie past the end */
 };
 
-/* The order of k: as filters lie, or as im2win has it: (channel, s, r) under NCHW, (s, r, channel) under NHWC. */
+/* The order of k: that of the filters in memory, or im2win's: (channel, s, r) under NCHW, (s, r, channel) under NHWC. */
 enum Order { AS_FILTERS, BY_COLUMNS };
 
 /* Elements of a tensor from one tap to the next: in channel, row and column of the kernel. */
@@ -64,7 +64,7 @@ struct Arguments {
     int vector;          /* 1: four taps from a multiple of four on lie in 16 aligned bytes, for every window */
 };
 
-/* Where a window starts, for both ways to know a tap. */
+/* A window's start, for both representations of taps. */
 __device__ inline int start_of(const Arguments &a, int group, int window, int &p, int &q) {
     int position;
     const int image = a.c.per_image.of(window, position);
@@ -249,11 +249,11 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
 class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, true> {
     using Base = simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, true>;
     using In = typename T::In;
-    enum { TURNS = Base::TURNS, DOWN = Base::DOWN, INNER = Base::INNER };
+    enum { PASSES = Base::PASSES, DOWN = Base::DOWN, INNER = Base::INNER };
     static_assert(T::K_PIECES == 1 && sizeof(In) >= 4, "a chunk is four bytes or more of one window");
 
     const Arguments &a;
-    typename Knows::Place place[TURNS];
+    typename Knows::Place place[PASSES];
     typename Knows::Walk at; /* this thread's first tap of the step that is loaded next */
     const bool all, vector;
 
@@ -264,35 +264,35 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
         : Base(of.base, 0, first, of.c.windows, begin, end, thread), a(of), at(of, begin + Base::inner_of(thread)),
           all(of.inside && first + EXTENT <= of.c.windows && (end - begin) % STEP == 0), vector(VECTOR && of.vector) {
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++)
-            place[turn] = Knows::place(of, group, Base::idle(thread, turn) ? -1 : first + Base::line_of(thread) + turn * DOWN);
+        for (int pass = 0; pass < PASSES; pass++)
+            place[pass] = Knows::place(of, group, Base::idle(thread, pass) ? -1 : first + Base::line_of(thread) + pass * DOWN);
     }
     __device__ bool whole() const { return all; }
 
     template <bool EDGE> __device__ void load(Staged &words, int thread) {
-        const auto there = [&](int turn, const typename Knows::Tap &tap) {
-            return EDGE ? Knows::exists(a, place[turn], tap) : !Base::idle(thread, turn);
+        const auto there = [&](int pass, const typename Knows::Tap &tap) {
+            return EDGE ? Knows::exists(a, place[pass], tap) : !Base::idle(thread, pass);
         };
         const int base = at.base(a);
-        const auto from = [&](int turn, const typename Knows::Tap &tap) { return (const In *)a.base + (unsigned)(place[turn].at + base + tap.offset); };
+        const auto from = [&](int pass, const typename Knows::Tap &tap) { return (const In *)a.base + (unsigned)(place[pass].at + base + tap.offset); };
         if (vector) {
             typename Knows::Tap tap[1];
             at.taps(a, tap);
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++) {
+            for (int pass = 0; pass < PASSES; pass++) {
                 uint4 v = {};
-                if (there(turn, tap[0])) v = *(const uint4 *)from(turn, tap[0]);
-                memcpy(words[turn], &v, 16);
+                if (there(pass, tap[0])) v = *(const uint4 *)from(pass, tap[0]);
+                memcpy(words[pass], &v, 16);
             }
         } else {
             typename Knows::Tap taps[INNER];
             at.taps(a, taps);
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++)
+            for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
                 for (int i = 0; i < INNER; i++) {
-                    const In v = there(turn, taps[i]) ? *from(turn, taps[i]) : In(0);
-                    memcpy((char *)words[turn] + i * sizeof(In), &v, sizeof(In));
+                    const In v = there(pass, taps[i]) ? *from(pass, taps[i]) : In(0);
+                    memcpy((char *)words[pass] + i * sizeof(In), &v, sizeof(In));
                 }
         }
         at.template advance<STEP>(a);
@@ -313,14 +313,14 @@ template <class Base> class Begun : public Base {
     __device__ void store(char *shared, typename Base::Staged &staged, int thread) {
         Base::each_line(staged, [&](int line, float *x, int count) {
             if (channel + line < end) /* zeros stay zeros */
-                for (int i = 0; i < count; i++) x[i] = begun(c.prologue, x[i], row, channel + line);
+                for (int i = 0; i < count; i++) x[i] = with_prologue(c.prologue, x[i], row, channel + line);
         });
         Base::store(shared, staged, thread);
         channel += Base::DEPTH;
     }
 };
 
-/* Where operands come from and sums go: a Source of mainloop/simt/kernel.cuh. The product's rows are filters under NCHW, windows under NHWC. */
+/* A Source of mainloop/simt/kernel.cuh. Rows of the product are filters under NCHW, windows under NHWC. */
 template <class S, bool NHWC, class Windows> struct Source {
     using Value = typename S::T::Value;
     const Arguments &g;
@@ -347,7 +347,7 @@ template <class S, bool NHWC, class Windows> struct Source {
     }
 };
 
-/* How a Source takes windows. */
+/* How a Source gathers windows. */
 template <class Knows> struct Across {
     static __device__ void prepare(const Arguments &a, int threads) { Knows::prepare(a, (int)threadIdx.x, threads); }
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
@@ -459,12 +459,12 @@ inline Arguments of_input(const Conv &c, const Prepared &own) {
     a.inside = inside(c), a.vector = c.nhwc && c.channels % vector_of(c) == 0 && (uintptr_t)c.in % 16 == 0;
     return a;
 }
-/* What Listed cannot gather from the input. */
+/* The reason why Listed cannot gather a problem, or NULL. */
 inline const char *refuses_listed(const Conv &c) {
-    static_assert(most::LISTED_TAPS == 31 && most::LISTED_IMAGE == 1 << 29 && most::TENSOR_TAPS == MOST_TAPS, "what the sentences say");
-    if (c.kernel_h + c.kernel_w > most::LISTED_TAPS) return "it takes kernels of up to 31 rows and columns together";
+    static_assert(limit::LISTED_TAPS == 31 && limit::LISTED_IMAGE == 1 << 29 && limit::TENSOR_TAPS == MOST_TAPS, "what the sentences say");
+    if (c.kernel_h + c.kernel_w > limit::LISTED_TAPS) return "it takes kernels of up to 31 rows and columns together";
     const double padded = ((double)c.height + c.pad_top + c.pad_bottom) * ((double)c.width + c.pad_left + c.pad_right);
-    return padded * (c.nhwc ? c.groups * c.channels : 1) > most::LISTED_IMAGE ? "it takes padded images of up to 2^29 elements" : nullptr;
+    return padded * (c.nhwc ? c.groups * c.channels : 1) > limit::LISTED_IMAGE ? "it takes padded images of up to 2^29 elements" : nullptr;
 }
 }
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Where the sums of a convolution's tile go. Rows and columns count from the product's first ones (conv/conv.h), whatever the group.
+ * Addresses of a convolution tile's outputs. Rows and columns count from the product's first ones (conv/conv.h), in every group.
  *
  *   NCHW  row = filter of the group, column = window: out + ((image all_filters + filter) P Q + position), image = window / (P Q),
- *         position = window mod (P Q). Windows that follow each other in an image do so in memory: lanes take windows in turn, four each where
- *         P Q is a multiple of 4 (such a run lies in one image, aligned as the tensor is), else one each, which still fills whole sectors.
+ *         position = window mod (P Q). Consecutive windows of an image are contiguous: lanes store four consecutive windows each if P Q is a multiple of 4
+ *         (they are then in one image and as aligned as the tensor), otherwise one each, which still fills whole sectors.
  *   NHWC  row = window, column = filter of the group: rows of all filters, from the group's first one.
  *
- * Worked number: P Q = 49, 512 filters: window 100 of filter 7 lies at ((2 512 + 7) 49 + 2). */
+ * Worked number: P Q = 49, 512 filters: window 100 of filter 7 is at ((2 512 + 7) 49 + 2). */
 #ifndef PYSIM_CUDA_CONV_OUTPUT_CUH
 #define PYSIM_CUDA_CONV_OUTPUT_CUH
 #include <type_traits>
@@ -39,8 +39,8 @@ template <class Acc, class Out, bool SMOOTH> class WindowRows {
     __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const { to.store(row - first, column, acc); }
 };
 
-/* NCHW; COUNT windows at once: 4 where `fours` says so, or 1. PLAIN: sums are only converted. That has code of its own, which is short: where k is
- * short too, as in a network's first layers, a block's way out is what the schedulers' instructions go to. */
+/* NCHW; COUNT windows at once: 4 if `fours`, otherwise 1. PLAIN: accumulators are only converted. PLAIN has its own, short code: where k is short, as in a network's
+ * first layers, the epilogue takes most of the instructions. */
 template <class Acc, class Out, int COUNT, bool PLAIN, bool SMOOTH = false> class FilterRows {
     using To = Epilogue<Acc, Out, SMOOTH>;
     const Conv &conv;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The definition of right on the device: a thread an output, products and sums in f64 (s8: in s64), one rounding at the end. It shares the
- * functions of epilogues.inc with the kernels and nothing else. */
+ * The reference on the device: one thread per output, products and sums in f64 (s8: in s64), one rounding at the end. It shares only the functions of
+ * epilogues.inc with the kernels. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>

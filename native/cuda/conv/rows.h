@@ -14,27 +14,27 @@ namespace rows {
 struct ConvColumns {
     Text algorithm, variant = "full";
     int dtype = f32;
-    Size block, warp, thread;   /* tiles, filters x windows, of a block with its step along k, of a warp (wgmma: a warpgroup), of a thread; 0: none */
-    Size cluster = {1, 1};      /* blocks of a cluster, filters x windows, which share what they load */
-    int stages = 0;             /* tiles that lie in shared memory at once */
-    int outputs = 1;            /* edge of the square of outputs that a window stands for */
-    int capability = 0;         /* at least, 10 major + minor */
-    int exact_capability = 0;   /* 1: this capability alone */
+    Size block, warp, thread;   /* tiles, filters x windows, of a block (k: of one k-iteration), of a warp (wgmma: a warpgroup), of a thread; 0: none */
+    Size cluster = {1, 1};      /* blocks of a cluster, filters x windows; they multicast what they share */
+    int stages = 0;             /* tiles in shared memory at once */
+    int outputs = 1;            /* Winograd: a window is a tile of outputs x outputs pixels */
+    int capability = 0;         /* lowest compute capability, 10 major + minor */
+    int exact_capability = 0;   /* 1: no other capability */
     int replaced_on = 0;        /* see gemm/rows.h */
-    int alignment = 1;          /* bytes that input and filters begin at multiples of; 1: elements */
+    int alignment = 1;          /* bytes: base addresses of input and filters are multiples of it; 1: of their elements */
     int makes_product = 0;      /* 1: the schedule names a row of gemm/ */
-    int fused = 0;              /* 1: one kernel does what others do in several: Winograd's transforms and products, im2win's tensor */
-    int staged = 0;             /* 1: Winograd's transforms and products are kernels of their own, for a chunk of windows at a time */
-    int keeps_tensor = 0;       /* 1: im2win's tensor lies in the workspace */
-    int reduces_in_cluster = 0; /* so many parts of split-K are reduced in a cluster, without workspace */
-    int folds = 0;              /* 1: squares of pixels are channels, whatever the kernel's size (conv/wgmma/operands.cu) */
+    int fused = 0;              /* 1: one kernel has all phases (Winograd's transforms and products, im2win's gather) */
+    int staged = 0;             /* 1: Winograd's transforms and products are separate kernels, run on one chunk of windows after another */
+    int keeps_tensor = 0;       /* 1: im2win's tensor is stored in the workspace */
+    int reduces_in_cluster = 0; /* see gemm/rows.h */
+    int folds = 0;              /* 1: space-to-depth: squares of pixels become channels, for any kernel size (conv/wgmma/operands.cu) */
     int pingpong = 0;           /* see gemm/rows.h */
     int promotion = 0;          /* see gemm/rows.h */
-    int prologue = 0;           /* 1: it takes a prologue (pysim_cuda.h), of the problems that it says itself */
-    int ablation = 0;           /* 1: it is there to show what it leaves out */
-    int finite = 0;             /* pysim_needs_finite: what must be, for a result as the definition has it. 1: the filters, where the problem is padded
-                                   (zeros are gathered for the padding and multiplied, and zero times infinity is NaN); 2: input and filters
-                                   (Winograd's transforms mix the elements of a patch) */
+    int prologue = 0;           /* 1: it accepts a prologue (pysim_cuda.h) on the problems that its `refuses` allows */
+    int ablation = 0;           /* 1: built only to measure what it leaves out */
+    int finite = 0;             /* pysim_needs_finite: operands that must be finite for the result of the definition. 1: the filters, if the problem is padded
+                                   (padding is multiplied as zeros, and zero times infinity is NaN); 2: input and filters (Winograd's transforms
+                                   mix the elements of a patch) */
 };
 
 struct ConvFunctions {
@@ -44,13 +44,13 @@ struct ConvFunctions {
     decltype(ConvRow::attributes) attributes;
     decltype(ConvRow::tile) tile = nullptr;
 };
-/* Those of a class; one that is not built has no kernels. */
+/* The functions of a class; a class that is not built has no kernels. */
 template <class Of, bool BUILT = true> constexpr ConvFunctions functions_of() {
     if constexpr (BUILT) return {Of::refuses, Of::own_bytes, Of::launch_row, Of::attributes};
     else return {Of::refuses, Of::own_bytes, nullptr, nullptr};
 }
 
-/* The row of a line whose functions are given. */
+/* The row of a line of the table. */
 inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
     ConvRow row = {"", {nullptr, c.algorithm.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n,
                         c.stages, c.outputs, c.makes_product, c.capability, c.finite, c.prologue}, c.exact_capability != 0,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What convolutions without tiles share: a thread has outputs of its own. Lanes go along what is contiguous in the output: columns under NCHW,
- * filters under NHWC. */
+ * Shared by convolutions without tiles, in which each thread computes its own outputs. Lanes run along the contiguous dimension of the output: columns
+ * under NCHW, filters under NHWC. */
 #ifndef PYSIM_CUDA_CONV_UNTILED_CUH
 #define PYSIM_CUDA_CONV_UNTILED_CUH
 #include "conv/rows.h"

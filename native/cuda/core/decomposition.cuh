@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which part of a product a thread block computes: data parallel, split-K or stream-K, in which order, and how partial sums meet.
+ * The decomposition of a product over thread blocks (data parallel, split-K, stream-K), its rasterisation order, and the fix-up that adds partial
+ * sums.
  *
- * C is cut into tiles_m x tiles_n tiles, k into steps of block_k. A walk numbers the tiles: bands of `group` tiles across the walk's
- * direction, so that blocks that run at once share rows of A and columns of B in L2.
- *   data parallel  item = tile; all steps
- *   split-K        item = part * tiles + tile; part s of S takes steps [s*steps/S, (s+1)*steps/S)
- *   stream-K       block g of G takes steps [g*T/G, (g+1)*T/G) of all T = tiles*steps, in the order of the walk; it may begin and end inside a tile
- * Blocks that compute a part of a tile leave their accumulators in the workspace and count up the tile's flag; the last to arrive sums
- * all parts in the order of k, so the bits do not depend on who that is.
+ * C has tiles_m x tiles_n tiles, k has `steps` k-iterations of block_k. The rasterisation numbers the tiles in bands `group` tiles wide, so that
+ * concurrent blocks share rows of A and columns of B in L2.
+ *   data parallel  item = tile; all k-iterations
+ *   split-K        item = part * tiles + tile; part s of S takes k-iterations [s*steps/S, (s+1)*steps/S)
+ *   stream-K       block g of G takes k-iterations [g*T/G, (g+1)*T/G) of all T = tiles*steps in rasterisation order; its range may begin and end inside
+ *                  a tile
+ * Fix-up: each block that computed a part of a tile stores its accumulators in the workspace and increments the tile's flag. The last block to
+ * arrive adds all parts in the order of k, so the bits do not depend on which block that is.
  *
  * Worked number: 3 x 5 tiles, along m, group 2: (0,0) (0,1) (1,0) (1,1) (2,0) (2,1) (0,2) ... (2,3) (0,4) (1,4) (2,4). */
 #ifndef PYSIM_CUDA_DECOMPOSITION_CUH
@@ -19,8 +21,7 @@ namespace pysim {
 
 __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-/* a / b of what is not negative. A multiprocessor divides in some 20 instructions that wait for one another, between one tile of a thread and its
- * next; what is smaller, or divided by 1, needs none. */
+/* a / b, both non-negative. The shortcuts matter: a division is some 20 dependent instructions between two tiles. */
 __device__ inline int quotient(int a, int b) { return a < b ? 0 : b == 1 ? a : (int)((unsigned)a / (unsigned)b); }
 
 /* total * part / parts, of `part` up to `parts`. */
@@ -31,9 +32,9 @@ __device__ inline int64_t share(int64_t total, int part, int parts) {
 
 struct Tile {
     int i, j;       /* tile row and column */
-    int begin, end; /* k steps */
-    int index;      /* of its flag */
-    int part, parts, slot; /* which part of the tile's sum this is; `slot` holds part 0 (stream-K: see Work::slot_of) */
+    int begin, end; /* k-iterations */
+    int index;      /* of the tile's flag */
+    int part, parts, slot; /* this is part `part` of `parts` of the tile; part 0 is stored in `slot` (stream-K: see Work::slot_of) */
 };
 
 struct Grid {
@@ -41,7 +42,7 @@ struct Grid {
     __host__ __device__ Grid(const Problem &p, int block_m, int block_n, int block_k)
         : tiles_m(ceil_div(p.m, block_m)), tiles_n(ceil_div(p.n, block_n)), steps(ceil_div(p.k, block_k)) {}
     __host__ __device__ int tiles() const { return tiles_m * tiles_n; }
-    /* Blocks that a launch without persistence needs. */
+    /* Work items: blocks of a launch that is not persistent. */
     __host__ __device__ int items(const Problem &p) const {
         return p.kind == PYSIM_STREAM_K ? p.splits : p.kind == PYSIM_SPLIT_K ? tiles() * p.splits : tiles();
     }
@@ -57,14 +58,14 @@ struct Grid {
     }
 };
 
-/* The tiles of block `block` of `blocks`: `for (Work w(...); w.next(t);)`. With as many blocks as items each has one turn, with fewer
- * (persistent kernels) several; every thread that walks it sees the same tiles. */
+/* Iterates over the tiles of block `block` of `blocks`: `for (Work w(...); w.next(t);)`. A block has one tile if there are as many blocks as items, else
+ * (persistent kernels) several. Every thread of a block sees the same tiles. */
 class Work {
     const Problem &p;
     const Grid grid;
     const int blocks;
     int item;
-    int64_t at, stop; /* stream-K: steps of all tiles */
+    int64_t at, stop; /* stream-K: k-iterations, counted over all tiles */
 
     __device__ int64_t first_step(int g) const { return share((int64_t)grid.tiles() * grid.steps, g, p.splits); }
     __device__ int block_of(int64_t step) const { /* the last g with first_step(g) <= step */
@@ -78,7 +79,7 @@ class Work {
     }
     __device__ bool next(Tile &t) {
         if (p.kind == PYSIM_STREAM_K) {
-            while (at >= stop) { /* with fewer blocks than shares, a block takes several */
+            while (at >= stop) { /* with fewer blocks than ranges, a block takes several ranges */
                 item += blocks;
                 if (item >= p.splits) return false;
                 at = first_step(item), stop = first_step(item + 1);
@@ -103,7 +104,7 @@ class Work {
         grid.place(p, t.index, t.i, t.j);
         return true;
     }
-    /* Where part `part` of a tile lies. A stream-K block leaves at most two: of the tile that it ends, and of the one that it begins. */
+    /* The slot of part `part` of a tile. A stream-K block stores at most two parts: of its first tile and of its last. */
     __device__ int64_t slot_of(const Tile &t, int part) const {
         if (p.kind != PYSIM_STREAM_K) return t.slot + part;
         const int g = t.slot + part;
@@ -111,11 +112,10 @@ class Work {
     }
 };
 
-/* Meets the other parts of a tile: true for the block that arrives last, whose `acc` then holds the whole sum. All `threads` threads of
- * the block's tile call it, `thread` being their number and sync() their barrier; `shared` is one int of shared memory. A tile with
- * one part passes through. */
+/* The fix-up of a tile: returns true in the block that arrives last, whose `acc` then holds the sum of all parts; a tile with one part returns true at
+ * once. All `threads` threads that hold the tile call it with their index `thread`; sync() is their barrier, `shared` one int of shared memory. */
 template <class Acc, int COUNT, class Sync>
-__device__ bool meet(const Problem &p, const Work &work, const Tile &t, Acc (&acc)[COUNT], int thread, int threads, int *shared, Sync sync) {
+__device__ bool reduce_parts(const Problem &p, const Work &work, const Tile &t, Acc (&acc)[COUNT], int thread, int threads, int *shared, Sync sync) {
     if (t.parts == 1) return true;
     const int64_t size = (int64_t)COUNT * threads;
     Acc *own = (Acc *)p.partials + work.slot_of(t, t.part) * size + thread;
@@ -123,11 +123,11 @@ __device__ bool meet(const Problem &p, const Work &work, const Tile &t, Acc (&ac
     for (int e = 0; e < COUNT; e++) own[e * threads] = acc[e];
     __threadfence();
     sync();
-    wait_for_previous(); /* flags are cleared */
+    wait_for_previous(); /* it clears the flags */
     if (thread == 0) *shared = atomicAdd(p.flags + t.index, 1u) == (unsigned)t.parts - 1;
     sync();
     const bool last = *shared;
-    sync(); /* before anyone writes *shared again */
+    sync(); /* *shared may be written again */
     if (!last) return false;
     __threadfence();
     for (int part = 0; part < t.parts; part++) {
@@ -136,7 +136,7 @@ __device__ bool meet(const Problem &p, const Work &work, const Tile &t, Acc (&ac
         for (int e = 0; e < COUNT; e++) {
             const Acc value = __ldcg(from + e * threads);
             acc[e] = part == 0 ? value : acc[e] + value;
-            if (e % 16 == 15) asm volatile("" ::: "memory"); /* not all loads at once: registers */
+            if (e % 16 == 15) asm volatile("" ::: "memory"); /* limits the loads in flight, and so registers */
         }
     }
     return true;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What happens to an accumulator on its way to C: f(alpha scale[column] acc + beta C + bias[column]), converted to C's type. The functions f are
- * the lines of epilogues.inc. Arithmetic is in f32 (f64 for f64, s32 for s32, where alpha and beta are whole numbers and there is no scale).
+ * The epilogue: C = f(alpha scale[column] acc + beta C + bias[column]), converted to C's type. epilogues.inc lists the activations f. Arithmetic is in
+ * f32 (f64 for f64; s32 for s32, where alpha and beta are whole numbers and there is no scale).
  *
- * Everything is chosen at run time, alike for all threads: a kernel has one way out whatever follows it, and one without arithmetic (`plain`). */
+ * All of it is chosen at run time by conditions that are uniform over the threads, so a kernel needs no instance per epilogue. The case without
+ * arithmetic (`plain`) has its own branch. */
 #ifndef PYSIM_CUDA_EPILOGUE_CUH
 #define PYSIM_CUDA_EPILOGUE_CUH
 #include <cuda_bf16.h>
@@ -12,27 +13,27 @@
 
 namespace pysim {
 
-/* What a type is computed in. */
+/* The type that an accumulator's epilogue computes in. */
 template <class Acc> struct Arithmetic { using type = float; };
 template <> struct Arithmetic<double> { using type = double; };
 template <> struct Arithmetic<int> { using type = int; };
 
-/* The functions that lines of epilogues.inc name. Those that keep whole numbers whole are two comparisons at most. */
+/* The functions that epilogues.inc names. Those up to `clamped` take at most two comparisons and map whole numbers to whole numbers. */
 enum Function { same, positive, clamped, logistic, normal, ramp };
 
-/* 1 / (1 + exp(-x)). In f32 within 2^-21 of it, as division by __fdividef is (2 units in the last place; 0 below 2^-126), which is no call. */
+/* 1 / (1 + exp(-x)). In f32 within 2^-21: __fdividef is inlined and within 2 units in the last place (0 below 2^-126). */
 __device__ inline float logistic_of(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
 __device__ inline double logistic_of(double x) { return 1 / (1 + exp(-x)); }
 
-/* How much of the normal distribution lies below x. */
+/* The normal cumulative distribution function. */
 __device__ inline float normal_of(float x) { return 0.5f + 0.5f * erff(x * 0.70710678118654752440f); }
 __device__ inline double normal_of(double x) { return 0.5 + 0.5 * erf(x * 0.70710678118654752440); }
 
-/* From 0 at -3 to 1 at 3. */
+/* Linear from 0 at -3 to 1 at 3. */
 template <class T> __device__ inline T ramp_of(T x) { return (x < T(-3) ? T(0) : x > T(3) ? T(6) : x + T(3)) * T(1.0 / 6); }
 
-/* times function(of) of N values, by a function that is more than comparisons: lines that share one have it once. Unrolled: in a loop over four values
- * at a time wgmma kernels were smaller by a sixth, and took up to 1.4 times as long on an H200 where stores are most of the work. */
+/* Applies times function(of) to N values for the smooth functions; activations that share a function share its code. Unrolled: a loop over four values
+ * at a time made wgmma kernels smaller by a sixth, but up to 1.4 times as slow where stores are most of the work (H200). */
 template <class T, int N> __device__ inline void activate_smoothly(int activation, Function function, T (&value)[N]) {
     T of[N] = {};
     const auto each = [&](auto make) {
@@ -68,7 +69,7 @@ __device__ inline Function function_of(int activation) {
 }
 __device__ inline bool is_smooth(Function function) { return function > clamped; }
 
-/* Of N values: one branch for all. */
+/* ReLU and clamp of N values, with one branch for all. */
 template <class T, int N> __device__ inline void bound(Function function, T (&value)[N], T low, T high) {
     if (function == positive)
 #pragma unroll
@@ -86,7 +87,7 @@ template <class T, int N> __device__ inline void activate(int activation, T (&va
     activate(function_of(activation), activation, value, low, high);
 }
 
-/* One value or a vector of them as memory sees it. */
+/* An unsigned type of BYTES bytes, for loads and stores. */
 template <int BYTES> struct Word;
 template <> struct Word<1> { using type = unsigned char; };
 template <> struct Word<2> { using type = unsigned short; };
@@ -96,19 +97,19 @@ template <> struct Word<16> { using type = uint4; };
 
 template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) Pack { T value[N]; };
 
-/* C as type `Out`, from accumulators of type `Acc`. SMOOTH: by whichever function; else by comparisons at most, which is short enough to be unrolled. */
+/* Stores accumulators of type `Acc` to C of type `Out`. SMOOTH: any activation; otherwise only ReLU and clamp, whose code is short enough to unroll. */
 template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
   public:
     using T = typename Arithmetic<Acc>::type;
-    enum { WIDE = 4 };                   /* columns that a caller with a choice stores at once */
-    enum { UNROLLED = SMOOTH ? 1 : 4 }; /* times that a caller's loop over rows stands there */
+    enum { WIDE = 4 };                  /* columns that a caller stores at once if it can */
+    enum { UNROLLED = SMOOTH ? 1 : 4 }; /* unroll factor of the caller's loop over rows */
     __device__ explicit Epilogue(const Problem &p)
         : c((Out *)p.c), bias((const Out *)p.bias), scale((const T *)p.scale), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha), beta((T)p.beta),
           low((T)p.low), high((T)p.high), activation(p.activation), by_row(p.by_row) {
         plain = alpha == T(1) && beta == T(0) && !bias && !scale && activation == 0;
         aligned = (unsigned)((unsigned long long)p.c | ((unsigned long long)p.ldc * sizeof(Out)));
     }
-    /* Columns [column, column + N) of one row; those outside C are left out. */
+    /* Stores columns [column, column + N) of one row; columns outside C are skipped. */
     template <int N> __device__ void store(int row, int column, const Acc (&acc)[N]) const {
         if (row < first_row || row >= m || column + N <= first_column || column >= n) return;
         Out *to = c + row * ldc + column;
@@ -137,8 +138,8 @@ template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
         store(row, column, one);
     }
 
-    /* What the type of C makes of sums, in place of what C had; bias and scale of sum i are those of line_of(i). One thing after another for all
-     * sums, so that each is asked for once and loads are on their way together. */
+    /* Replaces C's old values by results; accumulator i uses bias and scale of line_of(i). Each term is applied to all accumulators before the next
+     * term, so its loads are in flight together. */
     template <int N, class LineOf> __device__ void finish(const Acc (&acc)[N], Out (&value)[N], LineOf line_of) const {
         T x[N];
 #pragma unroll
@@ -157,7 +158,7 @@ template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
 #pragma unroll
         for (int i = 0; i < N; i++) value[i] = Out(x[i]);
     }
-    /* One sum. */
+    /* The same for one accumulator. */
     __device__ Out finish(Acc acc, T old, int line) const {
         if (plain) return Out(T(acc));
         const Acc one[1] = {acc};
@@ -171,7 +172,7 @@ template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
     const T *scale;
     int64_t ldc;
     int m, n;
-    int first_row = 0, first_column = 0; /* of C's, those that the caller stores */
+    int first_row = 0, first_column = 0; /* rows and columns before these are not stored */
     T alpha, beta, low, high;
     int activation;
     bool by_row;      /* bias and scale are of rows */
@@ -179,14 +180,14 @@ template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
     unsigned aligned; /* base and pitch of C in bytes, or-ed */
 };
 
-/* body(Epilogue) of results of one type, by the function that `p` names. */
+/* Calls body(Epilogue) for one result type, with SMOOTH as `p`'s activation needs it. */
 template <class Acc, class Out, class Body> __device__ inline void by_function(const Problem &p, Body body) {
     if constexpr (typename Arithmetic<Acc>::type(0.5) != 0)
         if (is_smooth(function_of(p.activation))) return body(Epilogue<Acc, Out, true>(p));
     body(Epilogue<Acc, Out, false>(p));
 }
 
-/* body(Epilogue) for the type of C that `p` names, among those that an accumulator of `Acc` may become. */
+/* Calls body(Epilogue) for the type of C that `p` names, among the result types of `Acc`. */
 template <class Acc, class Body> __device__ inline void with_epilogue(const Problem &p, Body body) {
     if constexpr (sizeof(Acc) == 8)
         body(Epilogue<Acc, double>(p));

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How kernels are started, and how they find the shared memory that they are started with: on a device, or on the CPU by
- * emulated/block.cpp. */
+ * Kernel launches and dynamic shared memory, on a device or emulated on the CPU (emulated/block.cpp). */
 #ifndef PYSIM_CUDA_LAUNCH_H
 #define PYSIM_CUDA_LAUNCH_H
 #include <cuda_runtime.h>
@@ -17,21 +16,21 @@
 
 namespace pysim {
 
-/* 10 major + minor of what device code is compiled for. A kernel that needs more is empty there, and abi/code.cu lets nobody launch it. */
+/* Compute capability of the device code, 10 major + minor. A kernel that needs a higher one has an empty body there, and abi/code.cu refuses to launch it. */
 #ifdef __CUDA_ARCH__
 constexpr int CODE_CAPABILITY = __CUDA_ARCH__ / 10;
 #else
 constexpr int CODE_CAPABILITY = 1 << 20; /* the host's pass, and emulated/ */
 #endif
 
-/* Whether rows that nothing is planned with are built, too: ablations, and those that others replace (gemm/rows.h). They take a fifth of the time. */
+/* Whether the build has rows that no plan uses: ablations and replaced rows (gemm/rows.h). They are a fifth of the compile time. */
 #if defined(PYSIM_ABLATIONS) || defined(PYSIM_EMULATED)
 constexpr bool ABLATIONS = true;
 #else
 constexpr bool ABLATIONS = false;
 #endif
 
-/* Whether device code has a kernel that needs a capability and that others replace, from `below` on and on `replaced_on` (gemm/rows.h; 0: nowhere). */
+/* Whether this device code has a kernel with these columns of gemm/rows.h. */
 __host__ __device__ constexpr bool has_kernel(int capability, int below, int replaced_on) {
     return CODE_CAPABILITY >= capability && (ABLATIONS || ((!below || CODE_CAPABILITY < below) && CODE_CAPABILITY != replaced_on));
 }
@@ -54,9 +53,9 @@ cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_
 #endif
 }
 
-/* Programmatic dependent launch (CUDA C++ Programming Guide): a kernel lets the next one of its stream begin, as far as that was launched so, which
- * then waits for all that was before it, but for its own preparations. */
-__device__ inline void let_next_begin() {
+/* Programmatic dependent launch (CUDA C++ Programming Guide): after launch_dependents() in all blocks, the next kernel of the stream may start if it
+ * was launched with LaunchOptions::early; that kernel calls wait_for_previous() before it touches memory that earlier kernels wrote. */
+__device__ inline void launch_dependents() {
 #ifdef __CUDA_ARCH__
     if constexpr (CODE_CAPABILITY >= 90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -67,10 +66,10 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
-/* Whether the code that the current device runs has these two: that of an older capability, which a driver has translated, does not wait (abi/code.cu). */
-bool begins_early();
+/* Whether the code that the current device runs has both calls. Code below 9.0, which the driver may have compiled from PTX, has none (abi/code.cu). */
+bool has_dependent_launch();
 
-/* `cluster` neighbouring blocks are a cluster; early: the kernel begins while the one before it ends. Emulated, neither is. */
+/* cluster: blocks of a cluster; early: the kernel may start before the previous one ends. Emulation ignores both. */
 struct LaunchOptions {
     int cluster = 1;
     bool early = false;
@@ -99,7 +98,7 @@ cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), di
     return launch(kernel, grid, threads, shared, stream, arguments...);
 }
 
-/* What the compiler made of a kernel, and how many blocks of so many threads and bytes of dynamic shared memory an SM holds. */
+/* A kernel's registers and memory, and its blocks per SM with `threads` threads and `shared` bytes of dynamic shared memory. */
 template <class Kernel> cudaError_t attributes_of(Kernel kernel, int threads, int shared, pysim_cuda_attributes *out) {
     cudaFuncAttributes found;
     cudaError_t error = cudaFuncGetAttributes(&found, kernel);

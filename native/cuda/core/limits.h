@@ -5,7 +5,7 @@
 #include <cstdint>
 
 namespace pysim {
-namespace most {
+namespace limit {
 #define PYSIM_LIMIT(name, value) constexpr int64_t name = value;
 #include "limits.inc"
 #undef PYSIM_LIMIT

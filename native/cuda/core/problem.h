@@ -18,15 +18,15 @@ struct Problem {
     int c_dtype;
     /* epilogue */
     double alpha, beta, low, high;
-    const void *bias, *scale; /* one value a column, or a row (`by_row`); scale is of what C is computed in */
+    const void *bias, *scale; /* one value per column, or per row (`by_row`); scale has the type that the epilogue computes in */
     int activation;
     /* decomposition */
     int kind, splits, along_n, group;
-    short follows;    /* 1: the launch before is of a kernel that lets this one begin early (core/launch.h) */
-    short by_row;     /* 1: bias and scale are of rows of C */
-    short turned;     /* 1: this is C' = B' A', and C lies in memory as ever: row i, column j of this at c[j ldc + i] */
+    short follows;    /* 1: the previous launch allows this kernel to start before it ends (programmatic dependent launch, core/launch.h) */
+    short by_row;     /* 1: bias and scale have one value per row of C */
+    short transposed; /* 1: the kernel computes C' = B' A'; its element (i, j) is stored at c[j ldc + i] */
     void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
-    unsigned *flags;  /* zeroed before the launch, or where it follows, by the one before */
+    unsigned *flags;  /* zeroed before the launch; if it `follows`, by the previous launch */
 };
 }
 #endif

@@ -16,8 +16,7 @@
 
 namespace pysim {
 
-/* cp.async: BYTES (4, 8, 16; 16 bypass L1) of shared memory, of which `bytes`, an even number, come from memory and the rest are zeros. Before 8.0 loads and
- * stores, which wait. */
+/* cp.async: fills BYTES (4, 8, 16; 16 bypass L1) of shared memory with `bytes` (even) bytes of memory, then zeros. Below 8.0: a synchronous load and store. */
 template <int BYTES> __device__ inline void copy_async(void *to, const void *from, int bytes) {
 #ifdef PYSIM_EMULATED
     emulated::copy_async(to, from, BYTES, bytes);
@@ -37,7 +36,7 @@ template <int BYTES> __device__ inline void copy_async(void *to, const void *fro
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(at), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
 #endif
 }
-/* The copies since the last commit are a group. */
+/* Closes a group of the copies since the last commit. */
 __device__ inline void commit_async() {
 #ifdef PYSIM_EMULATED
     emulated::commit_async();
@@ -45,7 +44,7 @@ __device__ inline void commit_async() {
     if constexpr (CODE_CAPABILITY >= 80) asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-/* This thread's groups but the last LEFT have come. */
+/* Waits until at most the last LEFT groups of this thread are pending. */
 template <int LEFT> __device__ inline void wait_async() {
 #ifdef PYSIM_EMULATED
     emulated::wait_async(LEFT);
@@ -54,7 +53,7 @@ template <int LEFT> __device__ inline void wait_async() {
 #endif
 }
 
-/* BYTES from shared memory in elements of UNIT (2, 4, 8), and to it in words; volatile keeps the assembler from joining neighbours. */
+/* Loads BYTES from shared memory in elements of UNIT (2, 4, 8) bytes; stores in words. volatile keeps ptxas from merging neighbouring accesses. */
 template <int BYTES, int UNIT> __device__ inline void load_volatile(void *to, const void *shared) {
 #ifdef PYSIM_EMULATED
     memcpy(to, shared, BYTES);
@@ -77,7 +76,7 @@ template <int BYTES> __device__ inline void store_volatile(void *shared, const u
 #endif
 }
 
-/* Where in shared memory something lies; emulated, the end of its address. */
+/* Address in shared memory; emulated: the low bits of the address. */
 __device__ inline uint32_t shared_address(const void *p) {
 #ifdef PYSIM_EMULATED
     return (uint32_t)(uintptr_t)p;
@@ -86,8 +85,8 @@ __device__ inline uint32_t shared_address(const void *p) {
 #endif
 }
 
-/* ldmatrix.x4: matrix i of four is the 8 rows of 16 bytes that lanes 8 i to 8 i + 7 point to. Lane T receives of each matrix the word T mod 4
- * of row T / 4; transposed, of elements of 16 bits: those of rows 2 (T mod 4) and the next, in column T / 4. */
+/* ldmatrix.x4: lanes 8 i to 8 i + 7 point to the 8 rows (16 bytes each) of matrix i of four. Lane T receives word T mod 4 of row T / 4 of each matrix;
+ * transposed (16-bit elements): the elements of rows 2 (T mod 4) and 2 (T mod 4) + 1 in column T / 4. */
 template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&r)[4], const void *row) {
 #ifdef PYSIM_EMULATED
     if ((uintptr_t)row % 16) emulated::fault("a row for ldmatrix at %p, which is not aligned to 16 bytes", row);
@@ -110,7 +109,7 @@ template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&r)[4]
 #endif
 }
 
-/* stmatrix.x4, ldmatrix's reverse: lane T has of matrix i, in r[i], what load_matrices would bring it (PTX ISA 7.8; sm_90). */
+/* stmatrix.x4, the reverse of load_matrices: lane T stores r[i] where load_matrices would read it from (PTX ISA 7.8; sm_90). */
 template <bool TRANSPOSED> __device__ inline void store_matrices(void *row, const unsigned (&r)[4]) {
 #ifdef PYSIM_EMULATED
     if ((uintptr_t)row % 16) emulated::fault("a row for stmatrix at %p, which is not aligned to 16 bytes", row);
@@ -123,14 +122,14 @@ template <bool TRANSPOSED> __device__ inline void store_matrices(void *row, cons
     });
 #else
     const unsigned to = shared_address(row);
-    if constexpr (CODE_CAPABILITY < 90) return; /* kernels that need it are empty */
+    if constexpr (CODE_CAPABILITY < 90) return; /* kernels that need it have no body there */
     else if constexpr (TRANSPOSED)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
     else asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
 #endif
 }
 
-/* Barrier `barrier` of the block, of so many threads. */
+/* Named barrier `barrier` of the block, for `threads` threads. */
 __device__ inline void sync_threads(int barrier, int threads) {
 #ifdef PYSIM_EMULATED
     emulated::wait_block(barrier, threads);
@@ -139,7 +138,7 @@ __device__ inline void sync_threads(int barrier, int threads) {
 #endif
 }
 
-/* The 128 bytes around an element into L2. */
+/* Prefetches the 128-byte line of an element into L2. */
 __device__ inline void fetch_line(const void *at) {
 #ifdef PYSIM_EMULATED
     (void)at;
@@ -148,7 +147,7 @@ __device__ inline void fetch_line(const void *at) {
 #endif
 }
 
-/* Loads and stores of what is `here`; else zeros come. The compiler makes branches, and several stores of a vector. */
+/* Predicated loads (zero unless `here`) and stores. From plain C++ the compiler makes branches, and splits vector stores. */
 #ifdef PYSIM_EMULATED
 template <int BYTES> struct Access {
     using Word = std::conditional_t<BYTES == 16, uint4, std::conditional_t<BYTES == 8, uint2, std::conditional_t<BYTES == 4, unsigned, unsigned short>>>;
@@ -218,7 +217,7 @@ __device__ inline unsigned round_tf32(unsigned x) {
 
 #ifdef PYSIM_EMULATED
 namespace emulated {
-/* The products of a word of each operand, one or two. */
+/* The one or two products of a word of each operand; returns their number. */
 inline int products(double (&to)[2], unsigned a, unsigned b, __half) {
     __half2 x, y;
     memcpy(&x, &a, 4), memcpy(&y, &b, 4);
@@ -232,7 +231,7 @@ inline int products(double (&to)[2], unsigned a, unsigned b, __nv_bfloat16) {
     return to[0] = (double)__uint_as_float(a << 16) * __uint_as_float(b << 16), to[1] = (double)__uint_as_float(a & high) * __uint_as_float(b & high), 2;
 }
 
-/* Terms as tensor cores add them, which cut off what is below the last bit of the largest, and then of the sum (Fasi et al., "Numerical behavior of
+/* Addition as tensor cores do it: terms are truncated below the last bit of the largest term, and then the sum is (Fasi et al., "Numerical behavior of
  * NVIDIA tensor cores", 2021). */
 struct Terms {
     double term[9];
@@ -251,7 +250,7 @@ struct Terms {
 };
 
 /* mma.m16n8k<16, 16, 8, 32>: a word holds 1, 2 or 4 of k. With g = lane / 4 and t = lane mod 4, word i of A is row g + 8 (i mod 2), words
- * t + 4 (i / 2) of k; word i of B column g, words t + 4 i of k; sum i row g + 8 (i / 2), column 2 t + i mod 2. Four words are added at once. */
+ * t + 4 (i / 2) of k; word i of B is column g, word t + 4 i of k; accumulator i is row g + 8 (i / 2), column 2 t + i mod 2. Four words of k are added at once. */
 template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b) {
     struct { unsigned a[4], b[2]; } gift = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     exchange(0xffffffffu, gift, [&](auto given) {
@@ -284,7 +283,7 @@ template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                        \
     }
 #endif
-/* c += a b: 16 x 8 sums of a warp; the last argument names the type (float: tf32). */
+/* c += a b: 16 x 8 accumulators of a warp; the type of the last argument selects the operands' type (float: tf32). */
 PYSIM_MMA(__half, float, "f", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
 PYSIM_MMA(__nv_bfloat16, float, "f", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32")
 PYSIM_MMA(float, float, "f", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32")

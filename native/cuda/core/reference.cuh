@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How the plain loops of products and convolutions read operands and write results: sums in float64, of s8 in whole numbers. */
+ * What the reference loops of products and convolutions share: loads and stores, and the epilogue, in f64 (s8: in whole numbers). */
 #ifndef PYSIM_CUDA_REFERENCE_CUH
 #define PYSIM_CUDA_REFERENCE_CUH
 
@@ -15,7 +15,7 @@ template <class Out> __device__ inline void put(Out *to, double x) { *to = Out((
 __device__ inline void put(double *to, double x) { *to = x; }
 __device__ inline void put(int *to, double x) { *to = (int)(unsigned)(long long)x; } /* wraps as s32 sums do; exact below 2^53 */
 
-/* f(alpha scale sum + beta old + bias), what the epilogue makes of one sum; bias and scale those of `line`. */
+/* The epilogue of one sum: f(alpha scale sum + beta old + bias), with bias and scale of `line`. */
 template <class Out> __device__ inline double finished(const Problem &p, double sum, const Out *old, int line) {
     double x[1] = {p.alpha * sum};
     if (p.scale) x[0] *= ((const typename Arithmetic<Out>::type *)p.scale)[line];

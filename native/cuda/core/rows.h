@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How the tables of kernels are read (gemm/<mainloop>.inc, conv/<algorithm>/rows.inc). A file is a family: one line PYSIM_CUDA_FAMILY with what
- * its rows have in common, and a line PYSIM_CUDA_ROW for each kernel. A column that a line does not name has its default (gemm/rows.h,
- * conv/rows.h); "" are texts, {} sizes. pysim/registry/cuda.py reads the same lines. In namespace pysim::rows,
+ * Reads the kernel tables (gemm/<mainloop>.inc, conv/<algorithm>/rows.inc). A file is a family: PYSIM_CUDA_FAMILY sets the columns that all its rows
+ * share, PYSIM_CUDA_ROW adds a kernel. A column that neither names keeps its default (gemm/rows.h, conv/rows.h). pysim/registry/cuda.py reads
+ * the same lines. In namespace pysim::rows,
  *
  *     using Columns = GemmColumns;
  *     #include "gemm/mma.inc"
  *     }; // of the table
  *
- * makes the array `lines` of constants, so that lines[i].block.m may be a template's argument, and table_of makes rows of them. */
+ * defines the constexpr array `lines`, so lines[i].block.m can be a template argument; table_of turns the lines into rows. */
 #ifndef PYSIM_CUDA_CORE_ROWS_H
 #define PYSIM_CUDA_CORE_ROWS_H
 #include <cstring>
@@ -24,18 +24,18 @@
 namespace pysim {
 namespace rows {
 
-using Text = std::string_view; /* of a literal, so that it ends with a zero */
+using Text = std::string_view; /* of a literal, so zero-terminated */
 enum { f32 = PYSIM_F32, f64 = PYSIM_F64, f16 = PYSIM_F16, bf16 = PYSIM_BF16, s8 = PYSIM_S8, tf32 = PYSIM_TF32, f8 = PYSIM_F8, tf32x3 = PYSIM_TF32X3 };
 struct Size { int m = 0, n = 0, k = 0; };
 }
 
-/* Rows of the library one after another; `name` is where info.name points. */
+/* A family's rows; row.info.name points to row.name. */
 template <class Row> struct Rows { const Row *rows; int count; };
 
 template <class Row, int MOST> struct Table {
     Row rows[MOST] = {};
     int count = 0;
-    /* make(line, add) for each line: add(row) or nothing */
+    /* Calls make(line, add) for each line; make calls add(row) at most once. */
     template <class Make, int... LINE> Table(Make make, std::integer_sequence<int, LINE...>) {
         (make(std::integral_constant<int, LINE>(), [&](const Row &row) {
              Row &own = rows[count++] = row;

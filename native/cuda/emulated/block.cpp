@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Runs a kernel on the CPU, block after block, one fiber for each CUDA thread that waits.
  *
- * A thread runs until it waits at a barrier or leaves; the last to arrive at a barrier runs on, the others when their turn comes.
- * Which thread goes first differs between blocks and launches (in order, backwards, shuffled), always in the same way. Before a block
- * begins, its shared memory is 0xff: NaN to floating point. So these show in wrong results: a barrier that is missing, since a thread then
- * reads what others have not written yet, or overwrites what they have not read; a missing wait for an asynchronous copy; use of what was
- * never written. A barrier that some thread does not reach ends the launch. So does a touch of an inaccessible page.
+ * A thread runs until it reaches a barrier or ends; the last to arrive at a barrier continues, the others when they are scheduled. The order of threads
+ * differs between blocks and launches (ascending, descending, shuffled), but is deterministic. Shared memory starts as 0xff, which is NaN. So
+ * these give wrong results: a missing barrier (a thread reads what others have not written yet, or overwrites what they have not read), a missing
+ * wait for an asynchronous copy, a read of memory that was never written. A barrier that some thread never reaches ends the launch; so does an
+ * access to an inaccessible page.
  *
- * What this cannot show: that memory is seen in another order than it was written, what happens where blocks or warps really run at once
- * (two threads between the same barriers run one after the other: a race shows only where one of the orders tried gives a wrong
- * result), and anything of speed. */
+ * Not covered: memory reordering, true concurrency of blocks and warps (threads between two barriers run one after the other, so a race shows only
+ * if one of the orders gives a wrong result), and speed. */
 #include "block.h"
 
 #include <link.h>
@@ -58,7 +57,7 @@ struct Context {
 
 struct Fiber {
     Context context;
-    bool begun;             /* it has a context to go on with */
+    bool started;             /* it has a context to go on with */
     int thread;             /* that it runs; -1: none */
     uint3 index;
     const Barrier *barrier; /* that it waits at, until its generation is another */
@@ -68,7 +67,7 @@ struct Fiber {
 };
 
 Launch now;
-int threads, next_thread; /* of the block, and how many have begun */
+int threads, next_thread; /* of the block, and how many have started */
 int order[MOST_THREADS];
 Barrier named[NAMED], warps[MOST_THREADS / 32], parts[MOST_THREADS]; /* whole warps; parts of warps, at their lowest lane */
 char warp_gifts[2][MOST_THREADS][EXCHANGED], part_gifts[MOST_THREADS][EXCHANGED];
@@ -89,7 +88,7 @@ uint3 index_of(int thread) {
 
 /* ---- fibers ---- */
 
-void leave(Context &from, Context &to) {
+void switch_to(Context &from, Context &to) {
 #ifdef PYSIM_ASAN
     __sanitizer_start_switch_fiber(&from.fake, to.stack, to.size);
 #else
@@ -111,7 +110,7 @@ void arrive(Context &at) {
 [[noreturn]] PYSIM_SWITCHES void jump(Context &to) { __builtin_longjmp(to.at, 1); }
 
 PYSIM_SWITCHES void to_scheduler() {
-    leave(current->context, scheduler);
+    switch_to(current->context, scheduler);
     if (!__builtin_setjmp(current->context.at)) jump(scheduler);
     arrive(current->context);
 }
@@ -135,7 +134,7 @@ void live() {
 }
 
 [[noreturn]] PYSIM_SWITCHES void begin(Fiber &fiber) {
-    fiber.begun = true;
+    fiber.started = true;
     ucontext_t first;
     getcontext(&first);
     first.uc_stack.ss_sp = (void *)fiber.context.stack;
@@ -148,7 +147,7 @@ void live() {
 
 PYSIM_SWITCHES void resume(Fiber &fiber) {
     threadIdx = fiber.index;
-    if (!fiber.begun) {
+    if (!fiber.started) {
         if (!fiber.context.stack) {
             fiber.context.stack = map_pages(STACK);
             if (!fiber.context.stack) fault("no memory for the stacks of threads");
@@ -157,9 +156,9 @@ PYSIM_SWITCHES void resume(Fiber &fiber) {
         ASAN_UNPOISON_MEMORY_REGION(fiber.context.stack, STACK);
     }
     current = &fiber;
-    leave(scheduler, fiber.context);
+    switch_to(scheduler, fiber.context);
     if (!__builtin_setjmp(scheduler.at)) {
-        if (fiber.begun) jump(fiber.context);
+        if (fiber.started) jump(fiber.context);
         begin(fiber);
     }
     arrive(scheduler);
@@ -281,7 +280,7 @@ void device(bool *done) {
         *done = true;
     } else {
         if (current) arrive(scheduler);
-        for (auto &fiber : fibers) fiber.begun = false, fiber.thread = -1; /* what they were at is lost */
+        for (auto &fiber : fibers) fiber.started = false, fiber.thread = -1; /* what they were at is lost */
     }
     current = nullptr;
     sigaction(SIGSEGV, &old_segv, nullptr);
@@ -298,7 +297,7 @@ void fault(const char *format, ...) {
     va_end(arguments);
     if (current) say(who, sizeof who, current->thread);
     snprintf(failure_text, sizeof failure_text, "block (%u,%u,%u)%s%s: %s", blockIdx.x, blockIdx.y, blockIdx.z, current ? " " : "", who, what);
-    if (current) leave(current->context, scheduler);
+    if (current) switch_to(current->context, scheduler);
     jump(aborted);
 }
 

@@ -19,7 +19,7 @@ const char *failure();
 
 char *dynamic_shared(); /* of the running block; it ends at an inaccessible page, or less than 128 bytes before it */
 
-/* Ends the launch with this sentence and where it happened. */
+/* Ends the launch with this message and its place. */
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fault(const char *format, ...);
 
 void wait_block(int id, int threads); /* bar.sync; threads 0: all of the block */

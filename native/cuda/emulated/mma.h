@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Stands in for CUDA's header of this name: nvcuda::wmma for 16 x 16 x 16 products of f16. Lane l holds elements 8 l to 8 l + 7 of each
- * matrix, counted along its rows; which lane holds what is nobody's business. */
+ * matrix, counted along its rows; kernels must not rely on that. */
 #ifndef PYSIM_CUDA_EMULATED_MMA_H
 #define PYSIM_CUDA_EMULATED_MMA_H
 #include "cuda_fp16.h"

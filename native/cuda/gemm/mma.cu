@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The mma.sync kernels of the types that are multiplied as they are. */
+ * The mma.sync kernels of types that need no split. */
 #include "gemm/mma.cuh"
 
 namespace pysim {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The rows of gemm/mma.inc, of some types; those of f64 are in gemm/mma_f64.cu. */
+ * The rows of gemm/mma.inc of the given types; gemm/mma_f64.cu has those of f64. */
 #include "gemm/rows.h"
 #include "mainloop/tensor/mma.cuh"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The f64 rows of gemm/mma.inc, which want TMA and registers that change hands (mainloop/tensor/mma_f64.cuh). */
+ * The f64 rows of gemm/mma.inc: they need TMA and setmaxnreg (mainloop/tensor/mma_f64.cuh). */
 #include "gemm/rows.h"
 #ifdef PYSIM_HOPPER
 #include "mainloop/tensor/mma_f64.cuh"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The definition of right on the device: a 16 x 16 tile a block, products and sums in f64 (s8: in s64), one rounding at the end. It
- * shares the functions of epilogues.inc with the kernels and nothing else. TF32 operands are multiplied as the f32 they are: the
- * kernels' rounding of them is part of the error that a check allows. */
+ * The reference on the device: a block computes 16 x 16 outputs, multiplies and adds in f64 (s8: in s64), and rounds once at the end. It shares
+ * only the functions of epilogues.inc with the kernels. TF32 operands are multiplied as f32: the kernels' rounding of them is part of the error
+ * that a check allows. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>

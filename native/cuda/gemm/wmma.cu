@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * GEMM on nvcuda::wmma: 16 x 16 x 16 tiles, f16 in, f32 or f16 (variant `half`) sums: the CUTLASS blog's first tensor-core rung. Which
- * thread holds which element is the compiler's secret, so fragments come and go through shared memory, and a warp loads each of them
- * again for every k step: (WM + WN) x 16 x 2 bytes for WM x WN x 16 multiply-adds.
+ * GEMM on nvcuda::wmma, 16 x 16 x 16: f16 operands, f32 or (variant `half`) f16 accumulators; the CUTLASS blog's first tensor-core version. wmma
+ * does not say which thread holds which element, so fragments are loaded from and stored to shared memory, and a warp loads all of them for
+ * every 16 of k: (WM + WN) x 16 x 2 bytes for WM x WN x 16 multiply-adds.
  *
  * Worked number: warps of 32 x 64 read 3 KiB for 32,768 multiply-adds; an SM multiplies 1,024 of them a cycle with mma.sync, so four
- * warps want 96 bytes a cycle of the 128 that shared memory has. Warps of 64 x 64 would want 64, but keep 128 sums a thread. */
+ * warps read 96 of the 128 bytes a cycle that shared memory gives. Warps of 64 x 64 read 64, but need 128 accumulators a thread. */
 #include <cuda_fp16.h>
 #include <mma.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 using namespace nvcuda;
 
-constexpr int WMMA_CAPABILITY = 75; /* where copies wait (core/ptx.cuh) */
+constexpr int WMMA_CAPABILITY = 75; /* below 8.0 the asynchronous copies of core/ptx.cuh are synchronous */
 
 template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int BELOW, int REPLACED_ON>
 __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) wmma_kernel(const __grid_constant__ Problem p) {
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
     constexpr int tiles_m = WM / 16, tiles_n = WN / 16, size = Sum::num_elements;
     if constexpr (!has_kernel(WMMA_CAPABILITY, BELOW, REPLACED_ON)) return;
     PYSIM_DYNAMIC_SHARED(shared);
-    __shared__ int meeting;
+    __shared__ int arrived;
     const int warp = threadIdx.x / 32, warp_row = warp / S::warps_n * WM, warp_column = warp % S::warps_n * WN;
     Work work(p, Grid(p, BM, BN, BK), blockIdx.x, gridDim.x);
     for (Tile t; work.next(t);) {
@@ -54,15 +54,15 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
                 for (int i = 0; i < tiles_m * tiles_n; i++)
                     wmma::mma_sync(sum[i / tiles_n][i % tiles_n], left[buffer][i / tiles_n], right[buffer][i % tiles_n], sum[i / tiles_n][i % tiles_n]);
             });
-        if (t.parts > 1) { /* element e of a fragment is the same output in every block, whichever that is */
+        if (t.parts > 1) { /* element e of a fragment is the same output in every block, though unknown which */
             Acc acc[tiles_m * tiles_n * size];
 #pragma unroll
             for (int e = 0; e < tiles_m * tiles_n * size; e++) acc[e] = sum[e / size / tiles_n][e / size % tiles_n].x[e % size];
-            if (!meet(p, work, t, acc, (int)threadIdx.x, S::threads, &meeting, [] { __syncthreads(); })) continue;
+            if (!reduce_parts(p, work, t, acc, (int)threadIdx.x, S::threads, &arrived, [] { __syncthreads(); })) continue;
 #pragma unroll
             for (int e = 0; e < tiles_m * tiles_n * size; e++) sum[e / size / tiles_n][e / size % tiles_n].x[e % size] = acc[e];
         }
-        __syncthreads(); /* the last stages are read */
+        __syncthreads(); /* every warp has read the last stages */
 #pragma unroll
         for (int i = 0; i < tiles_m; i++)
 #pragma unroll

@@ -35,9 +35,9 @@ const char *const name_of[DTYPES] = {"f32", "f64", "f16", "bf16", "s8", "s32", "
 
 /* Tiles of C of a row's clusters; where A alone has rows along k, rows of tf32 on wgmma compute C' = B' A'. */
 inline int64_t tiles_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
-    const bool turned = row.dtype == PYSIM_TF32 && !strcmp(row.family, "wgmma") && !g.trans_a && !g.trans_b;
+    const bool transposed = row.dtype == PYSIM_TF32 && !strcmp(row.family, "wgmma") && !g.trans_a && !g.trans_b;
     const auto pieces = [](int64_t size, int64_t piece) { return (size + piece - 1) / piece; };
-    return pieces(turned ? g.n : g.m, row.block_m * row.cluster_m) * pieces(turned ? g.m : g.n, row.block_n * row.cluster_n);
+    return pieces(transposed ? g.n : g.m, row.block_m * row.cluster_m) * pieces(transposed ? g.m : g.n, row.block_n * row.cluster_n);
 }
 
 __device__ double get(const void *data, int dtype, long long i) {

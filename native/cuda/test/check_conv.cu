@@ -20,13 +20,13 @@ struct Case {
     pysim_cuda_epilogue e;
     int offset_in, offset_weights, offset_out; /* elements that the base is off its alignment */
     bool exact, bias, scale, poisoned;
-    bool begun;        /* by a prologue: */
+    bool has_prologue;        /* by a prologue: */
     int by_image, relu, scales, shifts;
 };
 
 Buffer buffer_in, buffer_weights, buffer_out, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_factors, buffer_work, buffer_abs_in, buffer_abs_weights;
 Buffer buffer_scales, buffer_shifts, buffer_abs_scales, buffer_abs_shifts;
-long long cases, failures, refusals, begun_cases;
+long long cases, failures, refusals, prologue_cases;
 
 /* Draws: each number of the sequence once. */
 struct Draw {
@@ -57,7 +57,7 @@ void report(const Case &c, const pysim_cuda_conv_info &row, const char *what) {
            row.name, c.c.layout ? "nhwc" : "nchw", (long long)s.batch, (long long)s.groups, (long long)s.channels, (long long)s.height, (long long)s.width,
            (long long)s.filters, (long long)s.kernel_h, (long long)s.kernel_w, (long long)s.stride_h, (long long)s.stride_w, (long long)s.dilation_h,
            (long long)s.dilation_w, (long long)s.pad_top, (long long)s.pad_left, (long long)s.pad_bottom, (long long)s.pad_right, name_of[s.dtype],
-           name_of[c.c.out_dtype], c.offset_in, c.offset_weights, c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, (int)c.begun,
+           name_of[c.c.out_dtype], c.offset_in, c.offset_weights, c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, (int)c.has_prologue,
            c.scales, c.by_image, c.shifts, c.relu, c.e.activation, c.s.decomposition,
            c.s.splits, c.s.along_n, c.s.group, c.s.gemm, c.poisoned ? "poisoned" : c.exact ? "exact" : "random", what);
 }
@@ -103,18 +103,18 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     if (c.shifts) prologue.shift = buffer_shifts.place((size_t)s.channels * 4, 0, true);
     if (c.scales) each(scales, fill, (void *)prologue.scale, PYSIM_F32, 1, scales, scales, seed + 13, 2 * c.exact);
     if (c.shifts) each(s.channels, fill, (void *)prologue.shift, PYSIM_F32, 1, s.channels, s.channels, seed + 15, 2 * c.exact);
-    if (c.begun) c.e.prologue = &prologue;
+    if (c.has_prologue) c.e.prologue = &prologue;
     cases++;
     void *work = buffer_work.place((size_t)bytes, 0, true);
     need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
     const pysim_cuda_problem problem = pysim::problem_of(c.c);
     const pysim_status ran = pysim_cuda_run(&problem, &c.s, &c.e, in, weights, out, bytes ? work : nullptr, bytes, nullptr);
-    if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights || c.begun)) { /* a row may take operands on their alignment alone, or a prologue */
+    if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights || c.has_prologue)) { /* a row may take operands on their alignment alone, or a prologue */
         refusals++;
         return;
     }
     if (ran != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
-    begun_cases += c.begun;
+    prologue_cases += c.has_prologue;
     if (pysim_cuda_reference(&problem, &c.e, in, weights, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     double *scale = nullptr;
     if (!c.exact) { /* conv(|input|, |filters|), to f32's accuracy */
@@ -126,7 +126,7 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
         pysim_cuda_prologue largest = {nullptr, nullptr, c.by_image, 0}; /* of magnitudes */
         if (c.scales) largest.scale = buffer_abs_scales.at((size_t)scales * 4), each(scales, magnitude, (void *)largest.scale, prologue.scale, PYSIM_F32, scales);
         if (c.shifts) largest.shift = buffer_abs_shifts.at((size_t)s.channels * 4), each(s.channels, magnitude, (void *)largest.shift, prologue.shift, PYSIM_F32, s.channels);
-        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, c.begun ? &largest : nullptr};
+        const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, c.has_prologue ? &largest : nullptr};
         char *sums = (char *)buffer_sums.at((size_t)count_out * 8);
         if (pysim_cuda_reference(&all, &plain, abs_in, abs_weights, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)count_out * 8);
@@ -228,7 +228,7 @@ void check_row(int index, int wanted, unsigned seed, double most) {
             c.c = {shape_of(draw, row), layout, PYSIM_F32};
             pysim_conv &s = c.c.shape;
             if (row.takes_prologue && draw.below(2)) {
-                c.begun = true, c.scales = draw.below(4) > 0, c.by_image = c.scales && draw.below(2), c.shifts = draw.below(2), c.relu = draw.below(2) || !(c.scales || c.shifts);
+                c.has_prologue = true, c.scales = draw.below(4) > 0, c.by_image = c.scales && draw.below(2), c.shifts = draw.below(2), c.relu = draw.below(2) || !(c.scales || c.shifts);
                 if (!strcmp(row.family, "implicit")) /* which takes it of these alone */
                     s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = s.dilation_h = s.dilation_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
             }
@@ -297,10 +297,10 @@ int main(int argc, char **argv) {
             printf("skip %s\n", pysim_cuda_last_error());
             continue;
         }
-        const long long before = failures, ran = cases, begun = begun_cases;
+        const long long before = failures, ran = cases, prologues_before = prologue_cases;
         check_row(i, wanted, seed, most);
         if (cases == ran) printf("%s accepted no problem\n", row.name), failures++;
-        if (row.takes_prologue && begun_cases == begun) printf("%s took no prologue\n", row.name), failures++;
+        if (row.takes_prologue && prologue_cases == prologues_before) printf("%s took no prologue\n", row.name), failures++;
         rows++;
         printf("%s %s\n", failures == before ? "ok  " : "FAIL", row.name);
     }

@@ -17,13 +17,13 @@ using namespace pysim::hopper;
 /* C in planes: images of so many windows, lines of which lie side by side. */
 struct Planes { int plane; };
 
-template <Runs RUNS, class Use> __device__ void with_target_of(As<RUNS> as, const Problem &p, Planes planes, Use use) {
+template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, Planes planes, Use use) {
     const int plane = planes.plane;
-    const bool rows = as.rows(), by_line = !rows || p.by_row;
+    const bool rows = order.by_rows(), by_line = !rows || p.by_row;
     const int64_t pitch = rows ? p.ldc : plane;
     const int length = rows ? p.n : plane;
     const auto place = [=](int along, bool &here) {
-        if (as.rows()) return here = along < p.n, (int64_t)along;
+        if (order.by_rows()) return here = along < p.n, (int64_t)along;
         here = along < p.m;
         const int last = min(along, p.m - 1);
         return (int64_t)(last / plane) * p.n * plane + last % plane;
@@ -32,44 +32,44 @@ template <Runs RUNS, class Use> __device__ void with_target_of(As<RUNS> as, cons
 }
 
 /* ONE: strips are one program of both runs. */
-template <class S, Runs RUNS, bool ONE> __global__ void leave_tiles(Problem p, Planes planes, const typename S::Acc *sums) {
+template <class S, ResultOrder ORDER, bool ONE> __global__ void leave_tiles(Problem p, Planes planes, const typename S::Acc *sums) {
     if constexpr (CODE_CAPABILITY < 90) return; /* no stmatrix */
     using Acc = typename S::Acc;
     const int group = threadIdx.x / 128 % S::GROUPS, tiles_n = ceil_div(p.n, S::BLOCK_N), tiles = ceil_div(p.m, S::BLOCK_M) * tiles_n;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const int row = tile / tiles_n * S::BLOCK_M + group / (S::BLOCK_N / S::WARP_N) * S::WARP_M;
         const int column = tile % tiles_n * S::BLOCK_N + group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
-        Acc sum[S::PARTS][S::SUMS];
+        Acc acc[S::PARTS][S::ACCUMULATORS];
 #pragma unroll
         for (int part = 0; part < S::PARTS; part++)
 #pragma unroll
-            for (int i = 0; i < S::SUMS; i++) {
+            for (int i = 0; i < S::ACCUMULATORS; i++) {
                 const int r = row + part * 64 + row_of_thread() + i % 4 / 2 * 8, c = column + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                sum[part][i] = r < p.m && c < p.n ? sums[(int64_t)r * p.n + c] : Acc(77);
+                acc[part][i] = r < p.m && c < p.n ? sums[(int64_t)r * p.n + c] : Acc(77);
             }
-        const auto leave = [&](auto as, auto store) {
-            with_target_of(as, p, planes, [&](const auto &target) { store(as, way_of<S, true, Acc>(p, target, as.rows()), target); });
+        const auto store_by = [&](auto order, auto store) {
+            with_target_of(order, p, planes, [&](const auto &target) { store(order, store_path_of<S, true, Acc>(p, target, order.by_rows()), target); });
         };
-        leave(As<RUNS>(), [&](auto as, Way way, const auto &target) {
-            if (way != STRIPS) return store_directly<S, true>(as, way, p, target, row, column, sum);
-            if constexpr (!ONE) store_by_strips<S>(as, p, target, row, column, sum);
+        store_by(Order<ORDER>(), [&](auto order, StorePath path, const auto &target) {
+            if (path != STRIPS) return store_directly<S, true>(order, path, p, target, row, column, acc);
+            if constexpr (!ONE) store_by_strips<S>(order, p, target, row, column, acc);
         });
         if constexpr (ONE)
-            leave(As<EITHER>{RUNS == BY_ROWS}, [&](auto as, Way way, const auto &target) {
-                if (way == STRIPS) store_by_strips<S>(as, p, target, row, column, sum);
+            store_by(Order<EITHER>{ORDER == BY_ROWS}, [&](auto order, StorePath path, const auto &target) {
+                if (path == STRIPS) store_by_strips<S>(order, p, target, row, column, acc);
             });
     }
 }
 
 /* The definition, where Epilogue thinks of rows of C. */
-template <class Acc, Runs RUNS> __global__ void define(Problem p, Planes planes, const Acc *sums) {
+template <class Acc, ResultOrder ORDER> __global__ void define(Problem p, Planes planes, const Acc *sums) {
     with_epilogue<Acc>(p, [&](auto e) {
         for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < (int64_t)p.m * p.n; i += (int64_t)gridDim.x * blockDim.x) {
             const int r = (int)(i / p.n), c = (int)(i % p.n), plane = planes.plane;
-            auto &at = e.c[RUNS == BY_ROWS ? r * p.ldc + c : ((int64_t)(r / plane) * p.n + c) * plane + r % plane];
+            auto &at = e.c[ORDER == BY_ROWS ? r * p.ldc + c : ((int64_t)(r / plane) * p.n + c) * plane + r % plane];
             const Acc one[1] = {sums[i]};
             std::decay_t<decltype(at)> value[1] = {at};
-            e.finish(one, value, [&](int) { return RUNS == BY_ROWS && p.by_row ? r : c; });
+            e.finish(one, value, [&](int) { return ORDER == BY_ROWS && p.by_row ? r : c; });
             at = value[0];
         }
     });
@@ -78,7 +78,7 @@ template <class Acc, Runs RUNS> __global__ void define(Problem p, Planes planes,
 Buffer buffer_sums, buffer_c, buffer_want, buffer_old, buffer_bias, buffer_factors;
 long long cases, failures;
 
-template <class S, Runs RUNS, bool ONE> void run(unsigned seed, const char *name) {
+template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const char *name) {
     enum { HEAD = 1024 };
     using Acc = typename S::Acc;
     int types[3];
@@ -90,16 +90,16 @@ template <class S, Runs RUNS, bool ONE> void run(unsigned seed, const char *name
     const int result = bytes_of[p.c_dtype], wide = 16 / result;
     p.n = draw(2) ? 1 + draw(2 * S::BLOCK_N + 40) : draw(2) ? 8 * (1 + draw(S::BLOCK_N / 3)) : S::BLOCK_N * (1 + draw(3));
     Planes planes = {draw(3) ? wide * (1 + draw(20)) : 1 + draw(100)};
-    p.m = RUNS == BY_COLUMNS ? planes.plane * (1 + draw(2 * S::BLOCK_M / planes.plane + 2)) : 1 + draw(2 * S::BLOCK_M + 40);
-    p.ldc = RUNS == BY_COLUMNS ? 0 : draw(3) ? (p.n + wide - 1) / wide * wide + wide * draw(2) : p.n + draw(4);
-    if (RUNS == BY_ROWS && draw(2)) p.n = (int)(p.ldc - p.ldc % wide), p.ldc = p.n; /* whole vectors */
+    p.m = ORDER == BY_COLUMNS ? planes.plane * (1 + draw(2 * S::BLOCK_M / planes.plane + 2)) : 1 + draw(2 * S::BLOCK_M + 40);
+    p.ldc = ORDER == BY_COLUMNS ? 0 : draw(3) ? (p.n + wide - 1) / wide * wide + wide * draw(2) : p.n + draw(4);
+    if (ORDER == BY_ROWS && draw(2)) p.n = (int)(p.ldc - p.ldc % wide), p.ldc = p.n; /* whole vectors */
     const int offset = draw(8) ? 0 : 1;
     p.alpha = draw(2) ? 1 : -2, p.beta = draw(2) ? 0 : draw(2) ? 1 : -2;
     const bool whole = sizeof(Acc) == 4 && Acc(0.5f) == Acc(0);
-    p.by_row = (short)(RUNS == BY_ROWS && !draw(6)), p.activation = activation_of((unsigned)draw(1 << 16), whole);
+    p.by_row = (short)(ORDER == BY_ROWS && !draw(6)), p.activation = activation_of((unsigned)draw(1 << 16), whole);
     p.low = -1, p.high = 1;
-    const long long rows = RUNS == BY_ROWS ? p.m : p.m / planes.plane * (long long)p.n, length = RUNS == BY_ROWS ? p.n : planes.plane;
-    const long long pitch = RUNS == BY_ROWS ? p.ldc : planes.plane;
+    const long long rows = ORDER == BY_ROWS ? p.m : p.m / planes.plane * (long long)p.n, length = ORDER == BY_ROWS ? p.n : planes.plane;
+    const long long pitch = ORDER == BY_ROWS ? p.ldc : planes.plane;
     Acc *const sums = (Acc *)buffer_sums.at((size_t)p.m * p.n * 4);
     each((long long)p.m * p.n, fill, (void *)sums, whole ? PYSIM_S32 : PYSIM_F32, (long long)p.m, (long long)p.n, (long long)p.n, seed, 6);
     const long long lines = p.by_row ? p.m : p.n;
@@ -124,9 +124,9 @@ template <class S, Runs RUNS, bool ONE> void run(unsigned seed, const char *name
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     cases++;
     p.c = want;
-    each((long long)p.m * p.n, define<Acc, RUNS>, p, planes, (const Acc *)sums);
+    each((long long)p.m * p.n, define<Acc, ORDER>, p, planes, (const Acc *)sums);
     p.c = out;
-    const auto kernel = leave_tiles<S, RUNS, ONE>;
+    const auto kernel = leave_tiles<S, ORDER, ONE>;
     need(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES), "shared memory");
     need(pysim::launch(kernel, 2, 128 * S::GROUPS, S::SHARED_BYTES, nullptr, p, planes, (const Acc *)sums), name);
     const bool smooth = p.activation > 1 && p.activation != 3;
@@ -139,7 +139,7 @@ template <class S, Runs RUNS, bool ONE> void run(unsigned seed, const char *name
     const Verdict v = verdict_of(block, total, head, out, want, ones, p.c_dtype, rows, length, pitch, 0, name);
     if ((v.wrong || v.gaps) && ++failures <= 40)
         printf("FAIL %s %s %dx%d plane %d ldc %lld offset %d ->%s alpha %g beta %g bias %d scale %d by_row %d f %d: %llu wrong, the first at %lld of lines of %lld; %llu bytes outside\n",
-               name, RUNS == BY_ROWS ? "by rows" : "by columns", p.m, p.n, planes.plane, (long long)p.ldc, offset, name_of[p.c_dtype], p.alpha, p.beta, p.bias != nullptr,
+               name, ORDER == BY_ROWS ? "by rows" : "by columns", p.m, p.n, planes.plane, (long long)p.ldc, offset, name_of[p.c_dtype], p.alpha, p.beta, p.bias != nullptr,
                p.scale != nullptr, p.by_row, p.activation, v.wrong, v.first, length, v.gaps);
 }
 

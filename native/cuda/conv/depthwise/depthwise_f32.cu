@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolutions of few channels a group for f32, and for those of tf32, which lie as f32 and may be multiplied so. */
+ * Convolutions of few channels a group for f32, and for tf32, which is f32 in memory and is multiplied as f32. */
 #include "conv/depthwise/rows.cuh"
 
 namespace pysim {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution of few channels a group: a thread some rows of 1, 2 or 4 columns of outputs, of one filter (depthwise) or of FILTERS (grouped).
- * Sums are in f32, whatever the operands' type T.
+ * Convolution of few channels a group. A thread computes some rows of 1, 2 or 4 columns of outputs, of one filter (depthwise) or of FILTERS (grouped).
+ * Accumulators are f32 for every operand type T.
  *
- * A thread reads (ROWS - 1) stride_h + kernel_h rows of (columns - 1) stride_w + kernel_w elements, each once: 36 for 16 outputs of a 3 x 3
- * kernel of stride 1, where a thread an output reads 144; of several filters, as often for all of them together. Kernels of 3 x 3, 5 x 5 and 7 x 7
- * with strides of 1 and 2 keep a row and the weights in registers (kept_kernel). Where they are dilated, a thread's outputs are so many rows
- * apart that they share the rows of the input that each of them reads (apart_kernel); outputs that share few have a thread each. Of other kernels
- * as many columns as outputs need pass through registers while the taps of a row are gone through (passing_kernel). */
+ * A thread reads (ROWS - 1) stride_h + kernel_h rows of (columns - 1) stride_w + kernel_w elements, each once: 36 for 16 outputs of a 3 x 3 kernel of stride 1,
+ * where one thread per output reads 144; several filters share these loads. Kernels of 3 x 3, 5 x 5 and 7 x 7 with strides 1 and 2 keep a row and the
+ * weights in registers (kept_kernel). Dilated kernels assign a thread outputs that are a dilation apart, so that they share rows of the input
+ * (apart_kernel); outputs that share few rows have a thread each. For other kernels the columns that a thread needs move through registers while it
+ * iterates over the taps of a row (passing_kernel). */
 #ifndef PYSIM_CUDA_CONV_DEPTHWISE_CUH
 #define PYSIM_CUDA_CONV_DEPTHWISE_CUH
 #include <type_traits>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which of the kernels without tiles (kernel.cuh) computes what, and the rows of conv/depthwise/rows.inc, a type of operands at a time. */
+ * Chooses the kernel (kernel.cuh) for a problem, and defines the rows of conv/depthwise/rows.inc, one operand type at a time. */
 #include <numeric>
 
 #include "conv/depthwise/kernel.cuh"
@@ -84,8 +84,8 @@ template <class T> Chosen grouped_of(const Conv &c, int sms) {
 
 const char *not_depthwise(const Conv &c) { return c.channels == 1 ? nullptr : "it takes one channel a group"; }
 const char *not_grouped(const Conv &c) {
-    static_assert(most::GROUPED_CHANNELS == 16, "what the sentence says");
-    return c.filters > 1 && c.channels <= most::GROUPED_CHANNELS ? nullptr : "it takes up to 16 channels and several filters a group";
+    static_assert(limit::GROUPED_CHANNELS == 16, "what the sentence says");
+    return c.filters > 1 && c.channels <= limit::GROUPED_CHANNELS ? nullptr : "it takes up to 16 channels and several filters a group";
 }
 
 /* The rows whose operands are of type T in memory. */

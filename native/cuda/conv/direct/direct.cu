@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution by its definition: a thread an output. */
+ * Convolution by its definition: one thread per output. */
 #include "conv/untiled.cuh"
 
 namespace pysim {

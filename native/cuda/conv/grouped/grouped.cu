@@ -15,9 +15,9 @@ using Columns = ConvColumns;
 namespace {
 
 template <bool SINGLE> const char *refuses(const Conv &c) {
-    static_assert(most::GROUPED_TILE_CHANNELS == 64 && most::GROUPED_SINGLE_CHANNELS == 8, "what the sentences say");
-    if (c.filters == 1 || c.channels > most::GROUPED_TILE_CHANNELS) return "it takes up to 64 channels and several filters a group";
-    if (SINGLE && c.channels > most::GROUPED_SINGLE_CHANNELS) return "it takes up to 8 channels a group";
+    static_assert(limit::GROUPED_TILE_CHANNELS == 64 && limit::GROUPED_SINGLE_CHANNELS == 8, "what the sentences say");
+    if (c.filters == 1 || c.channels > limit::GROUPED_TILE_CHANNELS) return "it takes up to 64 channels and several filters a group";
+    if (SINGLE && c.channels > limit::GROUPED_SINGLE_CHANNELS) return "it takes up to 8 channels a group";
     return grouped::tiling_of(c, 1, SINGLE).shared ? nullptr : "a tile of its pixels and filters exceeds 96 KiB of shared memory";
 }
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution of few channels a group on mma.sync: m is windows, n filters, k taps and channels of one group alone, so nothing of another group
- * is multiplied.
+ * Convolution of few channels a group on mma.sync. m is windows, n is filters, k is taps and channels of one group only, so nothing of another group is
+ * multiplied.
  *
- * A block (tiles.h) brings the pixels that its windows touch to shared memory once, whatever the number of taps, and its filters. A lane's words of
- * an instruction's k may be any, so long as they are the same of both operands: 8 bytes, two words, of neighbouring channels of one tap. Four lanes
- * have four such units, of one tap or of several: 16 (tf32: 8) of k, of which none is wasted but in the last step. A warp takes 32 windows x 8 or 16
- * filters of a group at a time, whose sums pass through shared memory, so that outputs leave it side by side; or (`single`) 32 of the only group's, of
- * which a lane has neighbours: windows (NCHW) or filters (NHWC) may be in any order along an instruction's m and n.
+ * A block (tiles.h) loads the pixels of its windows to shared memory once for all taps, and its filters. The assignment of k to a lane's words is free if A and B
+ * agree: a lane has a unit of 8 bytes, two words, of neighbouring channels of one tap. Four lanes have four units, of one tap or of several: 16 (tf32: 8)
+ * of k, of which only the last k-iteration wastes some. A warp computes 32 windows x 8 or 16 filters of a group at a time; its accumulators pass through
+ * shared memory, so that stores are contiguous. With `single` it computes 32 filters of the only group and stores from registers: windows (NCHW) or
+ * filters (NHWC) are permuted along an instruction's m and n so that a lane has neighbours.
  *
- * Filters lie as they do in memory under NHWC, [filter][tap][channel]; what does not lie so, or not in whole units, is gathered by elements, or by
- * neighbours of a row of an image (NCHW), with zeros to whole units. Outside the image there are zeros.
+ * Filters in the NHWC order [filter][tap][channel] with whole units are copied; others are gathered by elements, or by neighbours of an image row (NCHW), and
+ * padded with zeros to whole units. Pixels outside the image are zeros.
  *
- * Worked number: 3 x 3 taps of 16 channels of f16: 9 steps of two loads of windows and two of filters, 8 bytes a lane each, and four of mma.sync. */
+ * Worked number: 3 x 3 taps of 16 channels of f16: 9 k-iterations of two loads of windows and two of filters, 8 bytes a lane each, and four mma.sync. */
 #ifndef PYSIM_CUDA_CONV_GROUPED_KERNEL_CUH
 #define PYSIM_CUDA_CONV_GROUPED_KERNEL_CUH
 #include "conv/grouped/tiles.h"
@@ -36,7 +36,7 @@ struct Grouped {
     Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_across, by_chunks, by_share;
 };
 
-/* Where a block's outputs lie: rectangle, groups, filters of each of them. */
+/* A block's outputs: rectangle of windows, groups, filters of each group. */
 struct Block {
     int image, p, q, group, groups, filter, filters; /* filter: of all, the first */
     __device__ Block(const Grouped &g, int part, int tile) {
@@ -193,20 +193,20 @@ template <class T> __device__ inline uint2 operand(const void *at) {
     return words;
 }
 
-/* Where a sum lies: filters, or windows under NCHW, side by side, as they are stored. */
+/* Index of an accumulator in shared memory: filters, or windows under NCHW, are contiguous. */
 template <bool NHWC> __device__ inline int sum_at(const Grouped &g, int window, int filter) {
     return NHWC ? window * SUM_PITCH + filter : filter * g.t.sum_row + window;
 }
 
-/* Of the words of a unit the first bytes alone: zero times infinity is NaN. */
+/* Masks a unit's last bytes: they could be infinite, and zero times infinity is NaN. */
 __device__ inline uint2 masked(uint2 words, int none) {
     const unsigned long long mask = none < UNIT ? ~0ull >> 8 * none : 0;
     return {words.x & (unsigned)mask, words.y & (unsigned)(mask >> 32)};
 }
 
-/* A warp's 32 windows by TILES x 8 filters of each group that is its turn: leave(group, first window, first filter, sums). */
-template <class T, int TILES, bool NHWC, bool SINGLE, class Leave>
-__device__ inline void multiply(const Grouped &g, const Block &b, const char *shared, const char *pixels, Leave leave) {
+/* A warp's 32 windows by TILES x 8 filters of each group that is its turn: store(group, first window, first filter, sums). */
+template <class T, int TILES, bool NHWC, bool SINGLE, class Store>
+__device__ inline void multiply(const Grouped &g, const Block &b, const char *shared, const char *pixels, Store store) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4;
     const int windows = g.t.high * g.t.wide;
     int first;
@@ -258,11 +258,11 @@ __device__ inline void multiply(const Grouped &g, const Block &b, const char *sh
         for (int s = 0; s < g.whole_steps; s++) step(s, std::false_type());
 #pragma unroll 1
         for (int s = g.whole_steps; s < g.t.steps; s++) step(s, std::true_type());
-        leave(group, first, n, sum);
+        store(group, first, n, sum);
     }
 }
 
-/* A warp's sums to shared memory. */
+/* Stores a warp's accumulators to shared memory. */
 template <int TILES, bool NHWC> __device__ inline void keep(const Grouped &g, const Block &b, float *sums, int group, int first, int n, const float (&sum)[2][TILES][4]) {
     const int lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4;
 #pragma unroll
@@ -302,13 +302,13 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
     };
     float of[TILES * 8];
     in_turns<TILES, NHWC>(sum, of);
-    static_assert(TILES == 4, "as many turns as windows of a lane, or as tiles of filters");
+    static_assert(TILES == 4, "one iteration per window of a lane, or per tile of filters");
 #pragma unroll 1
-    for (int turn = 0; turn < TILES; turn++) {
+    for (int tile = 0; tile < TILES; tile++) {
         int position;
         if constexpr (NHWC) {
             enum { WIDE = 16 / sizeof(T) };
-            if (place_of(first + turn * 8 + row, position)) {
+            if (place_of(first + tile * 8 + row, position)) {
 #pragma unroll
                 for (int v = 0; v < 8; v += WIDE) {
                     float acc[WIDE];
@@ -320,15 +320,15 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
         } else { /* in braces: nvcc 13 leaves out what follows a statement with a pragma that is not taken */
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int filter = n + filter_at<T, false>(turn, unit, half), line = b.filter + filter, window = first + row * 4;
+                const int filter = n + filter_at<T, false>(tile, unit, half), line = b.filter + filter, window = first + row * 4;
                 if (filter >= b.filters || window >= windows) continue;
                 Out *const of_filter = to.c + ((int64_t)b.image * c.groups * c.filters + line) * plane;
                 using Vector = Pack<Out, 4>;
                 Vector result = {};
-                const auto each = [&](auto pass) {
+                const auto each = [&](auto apply) {
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        if (place_of(window + i, position)) pass(of_filter[position], result.value[i]);
+                        if (place_of(window + i, position)) apply(of_filter[position], result.value[i]);
                 };
                 const bool inside = place_of(window, position);
                 Vector *const place = (Vector *)(of_filter + position);
@@ -380,7 +380,7 @@ template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Gr
     }
 }
 
-/* A block's rectangle by TILES of 8 filters, whose pixels are on their way. */
+/* Computes a block's rectangle by TILES of 8 filters; its pixels are being loaded. */
 template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_one(const Grouped &g, const Block &b, char *shared) {
     float *const sums = (float *)(shared + g.t.at_sums);
     wait_async<0>();
@@ -393,7 +393,7 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_on
     else store<false, 1, Out>(g, b, sums);
 }
 
-/* The same of one group, and the rectangles after it. */
+/* The same with one group, for this rectangle and the following ones. */
 template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_all(const Grouped &g, Block b, int part, int tile, char *shared) {
     for (int here = 0, next; tile < g.tiles; tile = next, here = g.t.tile - here) {
         wait_async<0>();

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How a convolution of few channels a group is cut into blocks (kernel.cuh), as pysim/algorithms/gpu/grouped.py cuts it, too.
+ * How a convolution of few channels a group is cut into blocks (kernel.cuh); pysim/algorithms/gpu/grouped.py computes the same.
  *
- * A block has a rectangle of windows of one image, WINDOWS at most, and as many groups as have FILTERS channels and filters, or FILTERS filters of
- * one. In shared memory lie, one after another: where each unit of k lies from a window's first (ints), the rectangle of pixels that its
- * windows touch, its filters, and sums. A unit is 8 bytes of channels of one tap, of which a step of an instruction's k has four.
+ * A block has a rectangle of up to WINDOWS windows of one image, and as many groups as have FILTERS channels and filters, or FILTERS filters of one group. Shared
+ * memory holds, in this order: the offset of each unit of k from a window's first pixel (ints), the rectangle of pixels that its windows use, its filters,
+ * and accumulators. A unit is 8 bytes of channels of one tap; an instruction's k has four units.
  *
- * `single`: one group, of all its filters if they fit, which a block keeps for one rectangle after another; the next one's pixels come to a second
- * place while these are multiplied. Sums leave from registers, so there are none in shared memory. Where a group has so few channels that those of
- * several taps of a row of the kernel fit a unit, it has those of `fold` taps, and pixels lie that many times.
+ * `single`: one group, with all its filters if they fit. A block keeps the filters for one rectangle after another; the next rectangle's pixels are loaded into a
+ * second buffer while these are multiplied. Results are stored from registers, so shared memory holds no accumulators. If a group has so few channels
+ * that several taps of a kernel row fit into a unit, a unit has `fold` taps, and pixels are stored that many times.
  *
  * Worked numbers: 32 groups of 4 channels at 56 x 56, f16: 8 groups, 8 x 8 windows, 10 x 10 pixels of 80 bytes, 32 filters of 96. One group of one
- * channel, 3 x 3 taps, f16, single: units of 3 taps, so a step has all of k. */
+ * channel, 3 x 3 taps, f16, single: units of 3 taps, so one k-iteration has all of k. */
 #ifndef PYSIM_CUDA_CONV_GROUPED_TILES_H
 #define PYSIM_CUDA_CONV_GROUPED_TILES_H
 #include <algorithm>
@@ -23,12 +23,12 @@
 namespace pysim {
 namespace grouped {
 
-enum { WINDOWS = (int)most::GROUPED_WINDOWS, FILTERS = (int)most::GROUPED_FILTERS };
-enum { SINGLE_WINDOWS = (int)most::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)most::GROUPED_SINGLE_FILTERS };
+enum { WINDOWS = (int)limit::GROUPED_WINDOWS, FILTERS = (int)limit::GROUPED_FILTERS };
+enum { SINGLE_WINDOWS = (int)limit::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)limit::GROUPED_SINGLE_FILTERS };
 enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, SECTOR = 32 /* bytes of memory */ };
 enum { BLOCKS = 4, SINGLE_BLOCKS = 3 }; /* that registers are left for on a multiprocessor */
 
-/* What a launch's blocks have in common. */
+/* The tiling of a launch. */
 struct Tiling {
     int single, fold;                   /* taps of a unit */
     int across, taps, units, steps;     /* taps, or folds of them, of a row of the kernel and of all; units of each; steps of all */
@@ -44,7 +44,7 @@ struct Tiling {
         tiles_h = ceil_div(c.out_h, high), tiles_w = ceil_div(c.out_w, wide);
         const int64_t down = (int64_t)(high - 1) * c.stride_h + (int64_t)(c.kernel_h - 1) * c.dilation_h + 1;
         const int64_t side = (int64_t)(wide - 1) * c.stride_w + (int64_t)(across - 1) * fold * c.dilation_w + 1;
-        if (down * side > most::GROUPED_SHARED / pitch) return false;
+        if (down * side > limit::GROUPED_SHARED / pitch) return false;
         rows = (int)down, columns = (int)side;
         at_windows = (int)round_up(steps * STEP_UNITS * (int)sizeof(int), 16);
         tile = (int)round_up(rows * columns * pitch, 16);
@@ -54,14 +54,14 @@ struct Tiling {
         sum_row = windows + 4;
         const int64_t all = sums + (single ? 0 : windows * SUM_PITCH * (int)sizeof(float));
         at_sums = (int)sums, shared = (int)all;
-        return all <= most::GROUPED_SHARED;
+        return all <= limit::GROUPED_SHARED;
     }
     int parts(const Conv &c) const { return groups > 1 ? ceil_div(c.groups, groups) : c.groups * ceil_div(c.filters, filters); }
     int64_t tiles(const Conv &c) const { return (int64_t)c.batch * tiles_h * tiles_w; }
     /* Blocks of a part: one of each rectangle, or (`single`) as many as run at once, if there are so many rectangles. */
     int64_t workers(const Conv &c, int sms) const {
         if (!single) return tiles(c);
-        const int held = std::min<int>(SINGLE_BLOCKS, (int)most::GROUPED_HELD / shared);
+        const int held = std::min<int>(SINGLE_BLOCKS, (int)limit::GROUPED_HELD / shared);
         return std::min(tiles(c), std::max<int64_t>(1, (int64_t)sms * held / parts(c)));
     }
 };
@@ -78,11 +78,11 @@ inline Tiling kept_of(const Conv &c, bool single) {
     t.across = ceil_div(c.kernel_w, t.fold);
     t.fold = ceil_div(c.kernel_w, t.across), t.taps = c.kernel_h * t.across;
     t.units = ceil_div(c.channels * t.fold, of_unit);
-    if ((int64_t)t.taps * t.units > most::GROUPED_SHARED / UNIT) return {};
+    if ((int64_t)t.taps * t.units > limit::GROUPED_SHARED / UNIT) return {};
     t.steps = ceil_div(t.taps * t.units, STEP_UNITS);
     t.filter_pitch = spread(t.steps * STEP_UNITS * UNIT, true);
     if (single) {
-        const int room = (int)most::GROUPED_SHARED / 2 / t.filter_pitch / ACROSS * ACROSS;
+        const int room = (int)limit::GROUPED_SHARED / 2 / t.filter_pitch / ACROSS * ACROSS;
         const int parts = ceil_div(c.filters, std::max<int>(ACROSS, std::min<int>(SINGLE_FILTERS, room)));
         t.groups = 1, t.slots = (int)round_up(ceil_div(c.filters, parts), ACROSS), t.filters = std::min(c.filters, t.slots);
         t.pitch = t.units == 1 ? UNIT : spread(t.units * UNIT, t.units >= STEP_UNITS && c.stride_w % 2);
@@ -95,7 +95,7 @@ inline Tiling kept_of(const Conv &c, bool single) {
     return t;
 }
 
-/* The tiling of `c` on so many multiprocessors; shared: 0 where there is none. */
+/* The tiling of `c` on `sms` multiprocessors; shared = 0: there is none. */
 inline Tiling tiling_of(const Conv &c, int sms, bool single) {
     Tiling t = kept_of(c, single), best = {};
     const int most = single ? (int)SINGLE_WINDOWS : (int)WINDOWS;

@@ -41,7 +41,7 @@ Columns columns_of(const Conv &c) {
     Columns m = {1, in_image, in_image, 0};
     if (c.nhwc) {
         m.pitch = c.pointwise() ? c.groups * c.channels : round_up(c.k * element, 16) / element;
-        const int64_t fit = c.pointwise() ? c.batch : most::COLUMNS_BYTES / (in_image * m.pitch * element), rows = most::GEMM_SIDE / in_image;
+        const int64_t fit = c.pointwise() ? c.batch : limit::COLUMNS_BYTES / (in_image * m.pitch * element), rows = limit::GEMM_SIDE / in_image;
         m.images = (int)std::max<int64_t>(1, std::min<int64_t>({fit, rows, c.batch}));
         m.windows = in_image * m.images;
     } else if (!c.pointwise()) {

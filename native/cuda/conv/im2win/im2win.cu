@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The im2win rows: tensor and filters are made in the workspace on every run (im2win.cuh), then
+ * The im2win rows. Each run makes the tensor and the filters in the workspace (im2win.cuh), then
  *
- *   variant full      algorithm 3 of arXiv 2306.14316 on the tiles of mainloop/simt/kernel.cuh: lanes along a window's slice, 16 bytes where slices are aligned
- *        no_prefetch, no_vector, no_micro   the same without the second stage, vector accesses, tiles of a thread: its ablation
- *        basic        algorithm 2: a thread an output
- *        fused        no tensor and no workspace: the tiles gather windows from the input, taps in the order of the filters as they lie
- */
+ *   variant full      algorithm 3 of arXiv 2306.14316 on mainloop/simt/kernel.cuh: lanes along a window's slice, 16 bytes at once if slices are aligned
+ *        no_prefetch, no_vector, no_micro   the same without the second stage, vector accesses, register tiles: its ablation
+ *        basic        algorithm 2: one thread per output
+ *        fused        no tensor and no workspace: windows are gathered from the input, taps in the order of the filters */
 #include "conv/im2win/im2win.cuh"
 
 #include "conv/rows.h"
@@ -39,7 +38,7 @@ template <int LINE> struct Row {
 
     static const char *refuses(const Conv &c) {
         if (FUSED) return gather::refuses_listed(c);
-        return (int64_t)c.kernel_h * c.kernel_w > most::TENSOR_TAPS ? "it takes kernels of up to 240 taps" : im2win::refuses(c);
+        return (int64_t)c.kernel_h * c.kernel_w > limit::TENSOR_TAPS ? "it takes kernels of up to 240 taps" : im2win::refuses(c);
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
         *bytes = FUSED ? 0 : gather::prepared(c, true).filters + tensor_of(c).elements * (int64_t)sizeof(float);

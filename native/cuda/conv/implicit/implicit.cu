@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Implicit matrix products: out[filter][window] = sum over k of filters[filter][k] in(k, window), windows gathered tile by tile (conv/gather.cuh)
- * and never stored.
+ * Implicit GEMM: out[filter][window] = sum over k of filters[filter][k] in(k, window). Windows are gathered tile by tile (conv/gather.cuh) and never stored.
  *
  *   variant full     each thread divides k into channel, row and column of the kernel: no workspace
- *           offsets  a table of these in each block's shared memory; filters with a pitch of whole vectors where k is none
+ *           offsets  each block has a table of these in shared memory; filters are copied to a pitch of whole vectors if k is none
  * A pointwise convolution of stride 1 without padding copies its windows as a matrix, in either variant. */
 #include "abi/arguments.h"
 #include "conv/gather.cuh"

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution as an implicit product on mma.sync (mainloop/tensor/mma.cuh): filters are its rows and windows its columns under NCHW, the other way
- * round under NHWC.
+ * Convolution as implicit GEMM on mma.sync (mainloop/tensor/mma.cuh). Rows of the product are filters, columns are windows under NCHW, the reverse under
+ * NHWC.
  *
  *     out[filter][window] = sum over taps (r, s) and channels c of weights[filter][r, s][c] in[n][p stride_h + r dilation_h - pad_top][q stride_w + ..][c]
  *
- * k runs over taps, and for each over channels, which lie together in whole 16 bytes (windows.h). A thread copies 16 bytes of a tap's channels of
- * a few windows to each stage by cp.async: it divides its k into tap and channel once a step, and compares each window's row and column with the
- * image's edges, outside which zeros come. So both operands have rows along k, whatever the layout. In planes rows of k are pixels as they lie.
+ * k runs over taps, and within a tap over channels, which are contiguous and padded to 16 bytes (windows.h). By cp.async a thread copies 16 bytes of a tap's
+ * channels for a few windows to each stage. It divides its k into tap and channel once a k-iteration and compares each window's row and column with the
+ * image's edges; outside it copies zeros. So both operands are K-major in either layout. Planes (NCHW, pointwise) are MN-major and read in place.
  *
- * Worked number: 128 windows by 32 of k of tf32x3, 256 threads: 4 copies a thread and step. */
+ * Worked number: 128 windows by 32 of k of tf32x3, 256 threads: 4 copies a thread and k-iteration. */
 #ifndef PYSIM_CUDA_CONV_MMA_KERNEL_CUH
 #define PYSIM_CUDA_CONV_MMA_KERNEL_CUH
 #include "abi/arguments.h"

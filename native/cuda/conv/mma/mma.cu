@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The convolutions on mma.sync of the types that are multiplied as they are. */
+ * The mma.sync convolutions of types that need no split. */
 #include "conv/mma/rows.cuh"
 
 namespace pysim {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The convolutions on mma.sync of f32 as six products of bf16. */
+ * The mma.sync convolutions of f32 by six bf16 products. */
 #include "conv/mma/rows.cuh"
 
 namespace pysim {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How the operands of the convolutions on mma.sync come to lie in whole 16 bytes of channels (windows.h). Under NHWC with such channels they lie so
- * already, as do filters of one tap; the windows of pointwise convolutions under NCHW are taken from their planes. What does not, conv/wgmma/
- * channels_last.cu copies into `own`: input, of a pointwise convolution the pixels that windows take and no others, then filters. */
+ * Layouts of the operands of mma.sync convolutions: channels padded to 16 bytes (windows.h). Under NHWC with such channels operands are used in place, as are
+ * filters of one tap; pointwise convolutions under NCHW read planes in place. conv/wgmma/channels_last.cu copies everything else into `own`: the input
+ * (for a pointwise convolution only the pixels that windows use), then the filters. */
 #include "abi/arguments.h"
 #include "conv/mma/windows.h"
 #include "conv/wgmma/wgmma.h"
@@ -37,8 +37,8 @@ bool planes(const Conv &c) {
 int64_t steps_of_k(const Conv &c) { return padded(c) * c.kernel_h * c.kernel_w; }
 
 const char *refuses(const Conv &c) {
-    static_assert(most::CONV_TENSOR == 1 << 30, "what the sentence says");
-    const int64_t most = most::CONV_TENSOR;
+    static_assert(limit::CONV_TENSOR == 1 << 30, "what the sentence says");
+    const int64_t most = limit::CONV_TENSOR;
     if (c.prologue.any() && !copies_input(c)) return "it takes a prologue only of an input that it copies";
     const bool fits = (!copies_input(c) || input_of(c) <= most) && (!copies_filters(c) || filters_of(c) <= most);
     return fits ? nullptr : "it copies operands of up to 2^30 elements, channels in whole 16 bytes";

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The rows of conv/mma/rows.inc, of some types. */
+ * The rows of conv/mma/rows.inc of the given types. */
 #include <climits>
 
 #include "conv/mma/kernel.cuh"

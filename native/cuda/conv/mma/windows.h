@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the convolutions on mma.sync need beside their kernels (kernel.cuh): how their operands come to lie (operands.cu). */
+ * The operand layouts of mma.sync convolutions (operands.cu), beside their kernels (kernel.cuh). */
 #ifndef PYSIM_CUDA_CONV_MMA_WINDOWS_H
 #define PYSIM_CUDA_CONV_MMA_WINDOWS_H
 #include "conv/conv.h"
@@ -16,12 +16,12 @@ struct Windows {
     Divisor per_tap, per_row; /* of k by channels, of taps by columns of the kernel */
 };
 
-/* Whether windows are the pixels of planes as they lie: under NCHW, of pointwise convolutions whose planes are whole 16 bytes. */
+/* Whether windows are read in place from planes: pointwise convolutions under NCHW whose planes are multiples of 16 bytes. */
 bool planes(const Conv &c);
 int64_t steps_of_k(const Conv &c); /* the product's k, padding and all */
 const char *refuses(const Conv &c);
 pysim_status own_bytes(const Conv &c, int64_t *bytes);
-/* What pysim_cuda_run was given, as the kernels take it; copies what they cannot take as it lies. */
+/* The arguments of pysim_cuda_run in the layout that the kernels need; enqueues copies of operands that need them. */
 pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
 }
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Copies a tensor so that each place's channels lie together, padded with zeros to whole 16 bytes, groups apart:
+ * Copies a tensor to channels last, channels padded with zeros to whole 16 bytes, groups apart:
  *
- *     to[group][image][row][before + x][padded] = from[image][group channels + channel][row][x]   or, where channels are last already,
+ *     to[group][image][row][before + x][padded] = from[image][group channels + channel][row][x]   or, if channels are last already,
  *                                                 from[image][row][x][group channels + channel]
  *
- * with zeros before and after a row, if it is to be padded; without the pixels that no window takes (Every); or folded, where a place has the channels of a square of them (Fold). A place is a
- * pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: both sides are touched along what is contiguous,
- * a thread has all its loads on their way at once, and writes 16 bytes. Where channels are last, places or channels few (taps, the first layer),
- * or rows padded, a thread gathers its 16 bytes by itself: what neighbours leave of a sector, L1 keeps. A prologue (pysim_cuda.h) is made on the way. */
+ * Optionally: zeros before and after each row; without the pixels that no window uses (Every); space-to-depth, where a place has the channels of a square of pixels
+ * (Fold). A place is a pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: reads and writes are coalesced, a
+ * thread has all its loads in flight at once and writes 16 bytes. If channels are last, places or channels few (taps, the first layer), or rows padded, a
+ * thread gathers its 16 bytes directly: L1 keeps the rest of a sector for its neighbours. A prologue (pysim_cuda.h) is applied on the way. */
 #include <algorithm>
 
 #include "conv/wgmma/wgmma.h"
@@ -32,11 +32,11 @@ __device__ inline int plane_of(const ChannelsLast &of) { return of.every.plane ?
 /* What the prologue makes of an element of a channel, counted from the first group's. */
 template <class T> __device__ inline T prologue_of(const ChannelsLast &of, T word, int image, int channel) {
     if constexpr (sizeof(T) == 4)
-        if (of.prologue.any()) return __float_as_uint(begun(of.prologue, __uint_as_float(word), image * of.groups * of.channels, channel));
+        if (of.prologue.any()) return __float_as_uint(with_prologue(of.prologue, __uint_as_float(word), image * of.groups * of.channels, channel));
     return word;
 }
 
-/* What copies, and by how many blocks; squares: so many places at a time, 0: by vectors. */
+/* The kernel of a copy and its blocks; squares: places copied at once through shared memory; 0: by vectors. */
 struct Job {
     ChannelsLast of;
     int squares;
@@ -105,7 +105,7 @@ template <class T> __device__ void copy_vectors(const ChannelsLast &of, unsigned
     *(Pack<T, VECTOR> *)((T *)of.to + (int64_t)index * VECTOR) = vector;
 }
 
-/* The same of a fold. */
+/* The same with space-to-depth. */
 template <class T> __device__ void copy_folded(const ChannelsLast &of, unsigned block) {
     constexpr int VECTOR = 16 / sizeof(T);
     const Fold &fold = of.fold;
@@ -134,7 +134,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) channels_last_kern
     const Job &job = first ? one : other;
     const unsigned block = first ? blockIdx.x : blockIdx.x - one.blocks;
     alignas(4) __shared__ T square[EDGE][PITCH<T>];
-    let_next_begin();
+    launch_dependents();
     if (job.of.fold.rows) copy_folded<T>(job.of, block);
     else if (job.squares == 1) copy_square<T, 1>(job.of, block, square);
     else if (job.squares) copy_square<T, PAIR<T>>(job.of, block, square);

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution as an implicit product on wgmma (mainloop/hopper/kernel.cuh): windows are rows of A, filters columns of B.
+ * Convolution as implicit GEMM on wgmma (mainloop/hopper/kernel.cuh): windows are rows of A, filters are columns of B.
  *
  *     out[window][filter] = sum over taps (r, s) and channels c of in[n][p stride_h + r dilation_h - pad_top][q stride_w + s dilation_w - pad_left][c]
  *                                                                  weights[filter][r, s][c],        window = (n, p, q)
  *
- * k runs over taps, and for each over blocks of channels: a row's ROW bytes, so that a stage is one block of one tap. TMA gathers: in
- * its im2col mode (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode") a copy names the first window's corner and the
- * tap's offset, and brings a block of channels of so many windows, walking along w, h and n inside the box of corners by the strides,
- * with zeros for what lies outside the image. Channels after the last are zeros in both operands. No instruction of a thread gathers.
+ * k runs over taps, and within a tap over blocks of channels, ROW bytes each, so a stage is one block of one tap. TMA gathers the windows in its im2col mode
+ * (CUDA driver API, cuTensorMapEncodeIm2col; PTX ISA 8.0, "im2col mode"): a copy names the first window's corner and the tap's offset, and loads a block
+ * of channels of consecutive windows along w, h and n, stepping by the strides inside the box of corners, with zeros outside the image. Channels beyond
+ * the last are zeros in both operands. Threads gather nothing.
  *
  * Limits of that mode on four dimensions: corners in -128..127, offsets in 0..255, strides up to 8.
  *
- * Planes (planes() of operands.cu): under NCHW a pointwise convolution's windows are a channel's pixels as they lie, so A is MN-major and nothing
- * is gathered: a box is 128 bytes of a channel's windows of one image, of as many channels as a stage has k. Windows are numbered as if images were
- * whole boxes.
+ * Planes (planes() of operands.cu): under NCHW a pointwise convolution's windows are the pixels of a channel, so A is MN-major and read in place. A box is 128
+ * bytes of windows of one image, for as many channels as a stage has k. Windows are numbered as if images were whole boxes.
  *
- * Worked number: 64 -> 64 channels of f16, 3 x 3: 9 taps of one block, 9 steps, as k = 576 is of 64. */
+ * Worked number: 64 -> 64 channels of f16, 3 x 3: 9 taps of one block, 9 k-iterations, as k = 576 is of 64. */
 #ifndef PYSIM_CUDA_CONV_WGMMA_CUH
 #define PYSIM_CUDA_CONV_WGMMA_CUH
 #include "conv/wgmma/wgmma.h"
@@ -24,7 +23,7 @@
 namespace pysim {
 namespace hopper {
 
-/* Windows and filters as the operands of a product, and how its results lie: told at run time, as in Matrices. */
+/* The `Operands` of a convolution (mainloop/hopper/kernel.cuh): windows and filters. Layouts are run-time values, as in Matrices. */
 struct Gathered {
     using Arguments = Windows;
     static constexpr bool RAGGED = false;
@@ -94,34 +93,34 @@ struct Gathered {
         }
     };
 
-    /* use(As, product, target, row) of what a tile's group has of C; ONE: of either run by one program. NHWC: rows of C. NCHW: neighbouring windows are
+    /* Calls use(Order, product, target, row) for the group of a tile; ONE: one instance for both orders. NHWC: rows of C. NCHW: neighbouring windows are
      * neighbours in memory. */
     template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const Tile &t, int row, Use use) {
         const Problem p = of_group<S>(c, t, row);
-        const auto by = [&](auto as) {
-            const bool rows = as.rows();
+        const auto by = [&](auto order) {
+            const bool rows = order.by_rows();
             const int plane = c.out_h * c.out_w, length = rows ? p.n : plane;
             const int64_t pitch = rows ? p.ldc : plane;
-            const auto place = [&, as](int along, bool &here) {
-                if (!as.rows()) return find(c, p.m, along, here);
+            const auto place = [&, order](int along, bool &here) {
+                if (!order.by_rows()) return find(c, p.m, along, here);
                 here = along < p.n;
                 return (int64_t)along;
             };
             const bool by_line = !rows;
-            use(as, p, Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))}, row);
+            use(order, p, Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))}, row);
         };
-        if constexpr (ONE && !FULL<S>) by(As<EITHER>{c.nhwc != 0});
-        else if (c.nhwc) by(As<BY_ROWS>());
-        else by(As<BY_COLUMNS>());
+        if constexpr (ONE && !FEW_REGISTERS<S>) by(Order<EITHER>{c.nhwc != 0});
+        else if (c.nhwc) by(Order<BY_ROWS>());
+        else by(Order<BY_COLUMNS>());
     }
 
     /* Of either layout by one program. */
-    template <class S, class Acc> static __device__ void store_meeting(const Windows &c, const Tile &t, const Meeting<S, Acc> &meeting, int row, int column) {
+    template <class S, class Acc> static __device__ void store_reduced(const Windows &c, const Tile &t, const ClusterReduction<S, Acc> &reduction, int row, int column) {
         const Problem p = of_group<S>(c, t, row);
-        const Behind<typename Arithmetic<Acc>::type> e(p);
+        const EpilogueTerms<typename Arithmetic<Acc>::type> e(p);
         const bool rows = c.nhwc, pairs = rows && in_whole_pairs(p);
         const int64_t pitch = rows ? p.ldc : c.out_h * c.out_w;
-        meeting.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
+        reduction.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
             bool exists[2] = {at_row < p.m, at_row + 8 < p.m};
             int64_t first[2] = {at_row, at_row + 8};
             if (!rows) first[0] = find(c, p.m, at_row, exists[0]), first[1] = find(c, p.m, at_row + 8, exists[1]);
@@ -167,7 +166,7 @@ inline CUtensorMapSwizzle swizzle_of(int row) {
     return row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
 }
 
-/* Corners: where the first and the last window of an image begin, from its first and last pixel. */
+/* Corners: start of the first and of the last window of an image, relative to its first and last pixel. */
 template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows &c) {
     const cuuint64_t pitch = (cuuint64_t)c.pitch * S::BYTES, row = (cuuint64_t)c.row * S::BYTES;
     const cuuint64_t sizes[] = {(cuuint64_t)c.depth, (cuuint64_t)c.width, (cuuint64_t)c.height, (cuuint64_t)c.images};
@@ -191,7 +190,7 @@ cudaError_t describe_3d(CUtensorMap *map, const void *data, const cuuint64_t (&s
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/* Pixels of a plane, channels and images as they lie. */
+/* Planes in place: pixels, channels, images. */
 template <class S> cudaError_t describe_planes(CUtensorMap *map, const Windows &c) {
     const cuuint64_t plane = (cuuint64_t)c.out_h * c.out_w, sizes[] = {plane, (cuuint64_t)c.channels, (cuuint64_t)c.batch};
     const cuuint64_t pitches[] = {plane * S::BYTES, plane * S::BYTES * c.channels};

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How the operands of the convolutions on wgmma come to lie as TMA takes them (kernel.cuh).
+ * Layouts of the operands of wgmma convolutions for TMA (kernel.cuh).
  *
- * Under NHWC with whole 16 bytes of channels they lie so already (in groups: with whole blocks of channels, or the last block would bring
- * the next group's), under NCHW those of most pointwise convolutions (planes). What does not, channels_last.cu copies into `own`: input, then filters.
+ * Under NHWC with channels of whole 16 bytes operands are used in place (with groups: if channels are whole blocks, otherwise the last block would load the next
+ * group's channels); under NCHW most pointwise convolutions are (planes). channels_last.cu copies everything else into `own`: input, then filters.
  *
- * Channels that fill no block waste most of each tap's step. A copy then has its rows padded, so that a row of taps is one run of
- * kernel_w C elements: pixels are described as having all these as channels, each reaching into the next ones, and the kernel has one
- * column. 3 channels of f16, padded to 8, with 7 x 7 taps are 7 steps of 56 (of 64) instead of 49 of 8. Where windows are further apart than a
- * pixel, a copy may fold: with stride 2, 2 x 2 pixels of 3 channels are one of 12, padded to 16, and 7 x 7 taps 4 x 4, 4 steps of 64.
+ * Few channels waste most of each tap's k-iteration. A copy then pads its rows so that a row of taps is one run of kernel_w C elements: a pixel is described
+ * as having all these as channels, overlapping the next pixels, and the kernel has one column. With 3 channels of f16, padded to 8, 7 x 7 taps are 7
+ * k-iterations of 56 (of 64) instead of 49 of 8. If the stride exceeds one, a copy may fold (space-to-depth): with stride 2, 2 x 2 pixels of 3 channels
+ * become one of 12, padded to 16, and 7 x 7 taps become 4 x 4: 4 k-iterations of 64.
  *
- * A pointwise convolution of larger stride takes few of the pixels: its copy has no others, and its windows lie side by side.
+ * A pointwise convolution of larger stride uses few of the pixels: its copy has only those, so its windows are contiguous.
  *
- * Filters that are taken in halves are split from where they lie, or from their copy, into `own` behind it. */
+ * Filters in halves are split from their place, or from their copy, into `own` behind it. */
 #include <climits>
 
 #include "abi/arguments.h"
@@ -124,18 +124,18 @@ const char *refuses(const Conv &c) {
     const int64_t high = (c.kernel_h - 1) * (int64_t)c.dilation_h, wide = (c.kernel_w - 1) * (int64_t)c.dilation_w;
     if (c.prologue.any() && !copied(c)) return "it takes a prologue only of an input that it copies";
     if (c.folds && !folded(c)) return "it takes a stride above 1 and few channels, which it copies";
-    static_assert(most::TMA_STRIDE == 8 && most::TMA_SPAN == 256 && most::TMA_CORNER == 128, "what the sentences say");
-    if (c.stride_h > most::TMA_STRIDE || c.stride_w > most::TMA_STRIDE) return "it takes strides of up to 8";
-    if (high >= most::TMA_SPAN || wide >= most::TMA_SPAN) return "it takes kernels that span up to 256 rows and columns";
-    if (c.pad_top > most::TMA_CORNER || c.pad_left > most::TMA_CORNER) return "it takes padding of up to 128";
+    static_assert(limit::TMA_STRIDE == 8 && limit::TMA_SPAN == 256 && limit::TMA_CORNER == 128, "what the sentences say");
+    if (c.stride_h > limit::TMA_STRIDE || c.stride_w > limit::TMA_STRIDE) return "it takes strides of up to 8";
+    if (high >= limit::TMA_SPAN || wide >= limit::TMA_SPAN) return "it takes kernels that span up to 256 rows and columns";
+    if (c.pad_top > limit::TMA_CORNER || c.pad_left > limit::TMA_CORNER) return "it takes padding of up to 128";
     for (const int64_t after : {c.pad_bottom - high, c.pad_right - wide})
-        if (after < -most::TMA_CORNER || after >= most::TMA_CORNER) return "its last window must begin at most 128 rows and columns before the input's end, or 127 after";
-    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > most::RELAYOUT_ROWS) return "it splits up to 4194240 taps of all filters into halves";
+        if (after < -limit::TMA_CORNER || after >= limit::TMA_CORNER) return "its last window must begin at most 128 rows and columns before the input's end, or 127 after";
+    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > limit::RELAYOUT_ROWS) return "it splits up to 4194240 taps of all filters into halves";
     return nullptr;
 }
 
 namespace {
-/* How the kernels are told of the operands, and the copies that make them so. */
+/* The kernels' description of the operands, and the copies that make them. */
 struct Operands { ChannelsLast input, filters; };
 Operands as_folded(const Conv &c, Windows &to) {
     const Folded of(c);
@@ -185,8 +185,8 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     if (status != PYSIM_OK || !c.halves) return status;
     const int channels = copies.filters.padded, taps = to.channels / channels * to.kernel_h * to.kernel_w;
     void *const halves = (char *)c.own + own.input + own.filters;
-    const Relayout copy = {halves, channels, to.weights, channels, (int64_t)c.groups * c.filters * taps, channels, false};
-    status = check(relayout({}, copy, sizeof(float), PartsOf::HALVES, nullptr, 0, stream), "halves of filters");
+    const LayoutConversion copy = {halves, channels, to.weights, channels, (int64_t)c.groups * c.filters * taps, channels, false};
+    status = check(convert_layouts({}, copy, sizeof(float), PartsOf::HALVES, nullptr, 0, stream), "halves of filters");
     to.weights = halves;
     return status;
 }

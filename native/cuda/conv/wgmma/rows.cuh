@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The rows of conv/wgmma/rows.inc, a type at a time. Windows are rows of the product, filters its columns. */
+ * The rows of conv/wgmma/rows.inc of one type. Windows are rows of the product, filters its columns. */
 #include <climits>
 
 #include "conv/rows.h"
@@ -45,7 +45,7 @@ template <int DTYPE> Rows<ConvRow> wgmma_rows() {
             using S = hopper::Shape<DTYPE, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion, c.pingpong != 0,
                                     c.block.k * hopper::Element<DTYPE>::BYTES>;
             static_assert(c.thread.n == 64 && c.thread.m == c.warp.m, "an instruction is as wide as its warpgroup's tile");
-            static_assert(c.reduces_in_cluster == S::NEAR, "as many parts as a cluster of blocks has room for");
+            static_assert(c.reduces_in_cluster == S::MAX_CLUSTER_PARTS, "as many parts as fit into a cluster");
             using Of = Wgmma<S, c.folds != 0>;
 #ifdef PYSIM_HOPPER
             add(row_of(c, {hopper::refuses, hopper::own_bytes, Of::launch, Of::attributes, Of::tile}));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the convolutions on wgmma need beside their kernels (kernel.cuh): their operands (operands.cu, channels_last.cu). */
+ * The operands of wgmma convolutions (operands.cu, channels_last.cu), beside their kernels (kernel.cuh). */
 #ifndef PYSIM_CUDA_CONV_WGMMA_H
 #define PYSIM_CUDA_CONV_WGMMA_H
 #include "conv/conv.h"
@@ -15,15 +15,15 @@ struct Windows : Conv {
     int images, depth, pitch, row, group_images, group_channels;
 };
 
-/* Steps of k. */
+/* k-iterations. */
 int64_t steps_of(const Conv &c);
-/* Whether windows are the pixels of planes as they lie; and those of an image, in whole boxes of TMA. */
+/* Whether windows are read in place from planes; and the windows of an image, rounded up to whole TMA boxes. */
 bool planes(const Conv &c);
 int windows_of_plane(const Conv &c);
-/* What TMA refuses, what the copies take, and the copies themselves. */
+/* The reason why TMA refuses a problem; the bytes of the copies; the copies. */
 const char *refuses(const Conv &c);
 pysim_status own_bytes(const Conv &c, int64_t *bytes);
-/* What pysim_cuda_run was given, as the kernels take it; copies what they cannot take as it lies. */
+/* The arguments of pysim_cuda_run in the layout that the kernels need; enqueues copies of operands that need them. */
 pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
 }
 
@@ -44,7 +44,7 @@ struct ChannelsLast {
     Fold fold = {}; /* no rows: none. Of one group; `before` pixels before the first square, `wide` squares a row */
     Prologue prologue = {}; /* of f32 */
 };
-/* Both at once. */
+/* Both copies in one launch. */
 cudaError_t channels_last(const ChannelsLast &one, const ChannelsLast &other, int element_bytes, cudaStream_t stream);
 
 /* Fails unless both operands of a convolution `on` such instructions begin at multiples of 16 bytes. */

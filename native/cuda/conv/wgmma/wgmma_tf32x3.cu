@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The convolutions on wgmma for f32 as three products of tf32: windows as they lie, filters in halves. */
+ * The convolutions on wgmma for f32 by three tf32 products: the input is split in the kernel, filters are split before. */
 #include "conv/wgmma/rows.cuh"
 
 namespace pysim {

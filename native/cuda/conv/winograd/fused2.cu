@@ -48,7 +48,7 @@ int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, F
 template <Form FORM> struct Fused2 {
     static const char *refuses(const Conv &c) {
         if (!is_3x3(c)) return PYSIM_NOT_3X3;
-        return pieces(c) >= most::TILES ? "it takes fewer filters and groups" : nullptr;
+        return pieces(c) >= limit::TILES ? "it takes fewer filters and groups" : nullptr;
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
         *bytes = pieces(c) * FILTER_BYTES;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * F(2x2, 3x3) in one kernel (equation: winograd.h), after openCNN (Castro et al., Mathematics 2021, 9(17), 2033).
  *
- *   block    64 filters x 32 tiles of 2x2 outputs; steps of 8 channels; all 16 planes' sums in registers, 128 a thread
+ *   block    64 filters x 32 tiles of 2x2 outputs; 8 channels a k-iteration; accumulators of all 16 planes in registers, 128 a thread
  *   warp     w multiplies planes w and w + 8: 64 x 32 each
  *   thread   8 filters x 8 tiles of both planes
  *
- * Per step a thread loads one patch of one channel, transforms it, and stores one word to each plane; the filters were transformed by a kernel
- * before and lie in the workspace as shared memory wants them, so they come by asynchronous copies of 16 bytes. Two stages: while one is
- * multiplied the next patch is on its way to registers and the next filters to the other stage.
+ * In each k-iteration a thread loads one patch of one channel, transforms it, and stores one word to each plane. An earlier kernel transformed the filters into
+ * the workspace, in the layout of shared memory, so asynchronous copies of 16 bytes load them. Two stages: while one is multiplied, the next patch is
+ * loaded into registers and the next filters into the other stage.
  *
  * In a stage plane p of channel c has its 64 filters, by slots (filter_of), at word (p 8 + c) 64 + slot, and its 32 tiles at word
  * (p 8 + c) 32 + (place ^ turn(c)). Lane l reads vectors (l mod 16) / 2 and 8 more of the 16 filter vectors, l mod 2 + 2 (l / 16) and 4 more of the
@@ -35,7 +35,7 @@ enum {
     STAGE_BYTES = FILTER_BYTES + PLANES * STEP * TILES * 4,
     SHARED_BYTES = 2 * STAGE_BYTES,
 };
-static_assert(2 * (int)PASSAGE_BYTES + 4 * FILTERS * TILES * 4 <= SHARED_BYTES, "the way out uses the stages");
+static_assert(2 * (int)STAGING_BYTES + 4 * FILTERS * TILES * 4 <= SHARED_BYTES, "the epilogue reuses the stages");
 
 /* The patches that one thread transforms: one tile, one channel of each step. */
 template <bool NHWC> class Patches {
@@ -108,11 +108,11 @@ __device__ inline void sum_planes(Patches<NHWC> patches, const char *filters, in
     };
     float patch[16], a[2][8], b[2][8];
     const auto read = [&](int to, const char *from, int unit) { /* unit: channel, then plane */
-        const int channel = unit / 2, turn = NHWC ? channel % 4 * 16 : 0, flip = NHWC ? channel / 4 : 0;
+        const int channel = unit / 2, pass = NHWC ? channel % 4 * 16 : 0, flip = NHWC ? channel / 4 : 0;
         const int line = unit % 2 * 8 * STEP + channel;
         read_16(a[to], from + base_a + line * (FILTERS * 4)), read_16(a[to] + 4, from + base_a + line * (FILTERS * 4) + 128);
-        read_16(b[to], from + FILTER_BYTES + (base_b ^ turn) + line * (TILES * 4) + flip * 64);
-        read_16(b[to] + 4, from + FILTER_BYTES + (base_b ^ turn) + line * (TILES * 4) + (1 - flip) * 64);
+        read_16(b[to], from + FILTER_BYTES + (base_b ^ pass) + line * (TILES * 4) + flip * 64);
+        read_16(b[to] + 4, from + FILTER_BYTES + (base_b ^ pass) + line * (TILES * 4) + (1 - flip) * 64);
     };
 
     fetch_filters(0);
@@ -182,11 +182,11 @@ template <Form FORM, bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fu
             float values[32];
 #pragma unroll
             for (int i = 0; i < 32; i++) values[i] = out[i / 4][i % 4];
-            whole = meet(p, work, t, values, threadIdx.x, THREADS, &now.last, [] { __syncthreads(); });
+            whole = reduce_parts(p, work, t, values, threadIdx.x, THREADS, &now.last, [] { __syncthreads(); });
 #pragma unroll
             for (int i = 0; i < 32; i++) out[i / 4][i % 4] = values[i];
         }
-        if (whole) store<FORM, NHWC>(c, group, first, filters * FILTERS, out, (float *)(shared + 2 * PASSAGE_BYTES));
+        if (whole) store<FORM, NHWC>(c, group, first, filters * FILTERS, out, (float *)(shared + 2 * STAGING_BYTES));
         __syncthreads();
     }
 }

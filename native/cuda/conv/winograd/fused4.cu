@@ -61,7 +61,7 @@ template <bool SINGLE, bool DRAINED> struct Row {
 
     static const char *refuses(const Conv &c) {
         if (!is_3x3(c)) return PYSIM_NOT_3X3;
-        return pieces(c) >= most::TILES ? "it takes fewer filters and groups" : nullptr;
+        return pieces(c) >= limit::TILES ? "it takes fewer filters and groups" : nullptr;
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
         *bytes = SINGLE ? 0 : pieces(c) * fused4::Transformed::BYTES;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * F(4x4, 3x3) in one kernel (equation: winograd.h, matrices: unfused4.cuh).
  *
- *   block    32 filters x 32 tiles of 4x4 outputs; steps of 8 channels; all 36 planes' sums in registers, 72 a thread
+ *   block    32 filters x 32 tiles of 4x4 outputs; 8 channels a k-iteration; accumulators of all 36 planes in registers, 72 a thread
  *   warp     w of 16 multiplies planes 2 w and 2 w + 1, each with half of its lanes, and a quarter of plane 32 + w / 4
- *   thread   8 filters x 8 tiles of one plane, and 8 sums of another: so that four warps fall to each scheduler. (18 warps of
- *            two planes each would be five on two of them, and five may have but 96 registers a thread.)
+ *   thread   8 filters x 8 tiles of one plane, and 8 accumulators of another: so each scheduler has four warps. (With 18 warps of two planes each, two
+ *            schedulers would have five, and then a thread has only 96 registers.)
  *
  * Two threads of a warp make a patch: the rows of B^T take the even rows of d to even sums and the odd ones to odd sums, first,
  *
@@ -19,8 +19,8 @@
  * w / 4 and w / 4 + 3, so that one waits for shared memory and shuffles while three multiply. Warps meet at two mbarriers a step (Stages), which
  * part them further than one barrier of the block does.
  *
- * Filters: form `fused` has them transformed by a kernel before and copies a step's to its stage in one bulk copy (Transformed); form `single`
- * transforms them in the block, too, and needs no workspace (Weights).
+ * Filters: with `fused` an earlier kernel transforms them, and one bulk copy loads those of a k-iteration (Transformed); with `single` the block transforms them,
+ * too, and needs no workspace (Weights).
  *
  * In a stage plane p of channel c has its 32 tiles at word p PITCH + c ROW, and after all tiles its 32 filters at word (p 8 + c) 32, or 36 (single).
  * Slots are tiles and lines filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8)
@@ -31,8 +31,8 @@
  *          or 30, those of the even rows and the odd, are 16 banks apart
  *   NHWC   and where an image has up to 4 tiles, so that their channels lie in few lines: 4 tiles of 4 channels, which ROW parts by 4 banks each
  *
- * On the way out all sums lie in shared memory at once, [plane][line][slot], so that a warp reads, transforms and stores one line: neighbouring
- * outputs of a row (NCHW), or filters (NHWC). Vectors of a line are turned, to part the stores of eight lanes. */
+ * In the epilogue all accumulators are in shared memory at once, [plane][line][slot], so a warp reads, transforms and stores one line: neighbouring outputs of
+ * a row (NCHW), or filters (NHWC). Vectors of a line are rotated to separate the stores of eight lanes. */
 #ifndef PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #include <new>
@@ -161,7 +161,7 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
     const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? 0 : (int)TILE_BYTES); };
     const auto kept = [](unsigned x) { return __shfl_xor_sync(0xffffffffu, (int)x, 0); }; /* else the assembler shifts and adds at each use */
     const int slots = kept(slots_at(main)), lines = kept(lines_at(main)), some_slots = kept(slots_at(quarter)), some_lines = kept(lines_at(quarter));
-    const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), turn = warp / 4; /* which the compiler then knows to be one for the warp */
+    const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), pass = warp / 4; /* which the compiler then knows to be one for the warp */
     float patch[12];
     std::conditional_t<Filters::DRAINS, Totals, NoTotals> totals(shared + 2 * STAGE_BYTES);
     const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
@@ -184,7 +184,7 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
     float first[12], outer[12]; /* no sums are kept yet: all of the first patch comes at once, and the second's inner rows */
     halves.load_inner(first, steps == 1), halves.load_outer(outer, steps == 1);
     if (steps > 1) halves.load_inner(patch, steps == 2);
-    filters.begun(shared, warp);
+    filters.with_prologue(shared, warp);
     halves.store_inner(shared, first);
 #pragma unroll
     for (int s = 6; s < 12; s++) outer[s] = first[s];
@@ -200,7 +200,7 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
 #pragma unroll 1
             for (; channels > 0; channels--) multiply(slots, lines), slots += SLOT_ROW * 4, lines += LINE_ROW * 4;
         };
-        some(turn + 1);
+        some(pass + 1);
         if (more) {
             stages.wait_free(i);
             filters.fetch(stages, shared, i + 1, steps, warp);
@@ -213,7 +213,7 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
             stages.full();
             if (i + 2 < steps) halves.load_inner(patch, i + 3 == steps);
         }
-        some(STEP / 2 - turn);
+        some(STEP / 2 - pass);
         if (i + 2 < steps) stages.read();
         if (more && totals.after(i, steps)) totals.drain(sum, rest);
     }
@@ -301,8 +301,8 @@ __device__ inline void store_words(const Conv &c, const Epilogue<float, float> &
     }
 }
 
-/* `meet` of two parts that the blocks of a cluster have, by way of the first one's shared memory: true there. */
-__device__ inline bool meet_near(const Tile &t, float (&out)[32], char *shared) {
+/* reduce_parts() for the two blocks of a cluster, through the first block's shared memory; returns true in the first block. */
+__device__ inline bool reduce_in_cluster(const Tile &t, float (&out)[32], char *shared) {
 #ifndef PYSIM_COPIES_BY_THREADS
     const unsigned at = thread_again() * 16;
     hopper::cluster_sync(); /* the first one has read its sums */
@@ -332,7 +332,7 @@ template <class Filters> constexpr int shared_bytes = 2 * (TILE_BYTES + (int)Fil
 
 template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THREADS, 1) void fused4_kernel(const __grid_constant__ Conv c) {
     if constexpr (CODE_CAPABILITY < Filters::CAPABILITY) return;
-    static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters>, "the way out uses the stages");
+    static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters>, "the epilogue reuses the stages");
     PYSIM_DYNAMIC_SHARED(shared);
     __shared__ struct { /* not in registers, which the loop needs */
         Tile tile;
@@ -343,16 +343,16 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
     } now;
     const Problem &p = c.product;
     Work &work = *(Work *)now.work;
-    const bool near = Filters::NEAR && p.kind == PYSIM_SPLIT_K && !p.partials; /* neighbouring blocks, a cluster, have the parts of a tile */
+    const bool in_cluster = Filters::CLUSTER_SPLIT && p.kind == PYSIM_SPLIT_K && !p.partials; /* neighbouring blocks, a cluster, have the parts of a tile */
     if (threadIdx.x == 0) {
         const Grid grid(p, SIDE, SIDE, STEP);
-        new (now.work) Work(p, grid, near ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : blockIdx.x, gridDim.x);
+        new (now.work) Work(p, grid, in_cluster ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : blockIdx.x, gridDim.x);
     }
     while (true) {
         if (thread_again() == 0) {
             now.valid = work.next(now.tile), Stages::begin(now.arrivals, Filters::COPIES);
 #ifdef PYSIM_COPIES_BY_THREADS
-            if (near) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(c.channels, STEP); /* no clusters: one block has all parts */
+            if (in_cluster) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(c.channels, STEP); /* no clusters: one block has all parts */
 #endif
         }
         __syncthreads();
@@ -381,8 +381,8 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
             const float *const from = (const float *)shared + swapped(thread % 32, thread / 32 + 16 * i);
             transform_out(out + 16 * i, [&](int p) { return from[p * PLANE]; });
         }
-        const auto far = [&] { return meet(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); }); };
-        if (near ? meet_near(t, out, shared) : far()) {
+        const auto in_workspace = [&] { return reduce_parts(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); }); };
+        if (in_cluster ? reduce_in_cluster(t, out, shared) : in_workspace()) {
             const Epilogue<float, float> epilogue(p);
             if (NHWC || by_fours(c)) {
                 if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the stages of fused F(4x4) (fused4.cuh) are, whose turn each is, and the two ways in which filters come to them. */
+ * The stages of fused F(4x4) (fused4.cuh), their barriers, and the two loaders of filters. */
 #ifndef PYSIM_CUDA_WINOGRAD_STAGES4_CUH
 #define PYSIM_CUDA_WINOGRAD_STAGES4_CUH
 #include "core/decomposition.cuh"
@@ -33,7 +33,7 @@ __device__ inline int forget(int x) {
     return x;
 }
 
-/* threadIdx.x, read where it is needed. */
+/* threadIdx.x, reread at each use. */
 __device__ inline unsigned thread_again() {
     unsigned x = threadIdx.x;
 #ifndef PYSIM_EMULATED
@@ -42,7 +42,7 @@ __device__ inline unsigned thread_again() {
     return x;
 }
 
-/* Whose turn each stage is: of a step it is full when all threads, and the filters' copies, have arrived; and free when all have read it. Two
+/* Which phase each stage is in: of a step it is full when all threads, and the filters' copies, have arrived; and free when all have read it. Two
  * mbarriers, so that warps wait for what they need alone; before compute capability 9.0 one barrier a step. */
 class Stages {
 #ifdef PYSIM_COPIES_BY_THREADS
@@ -99,11 +99,11 @@ class Transformed {
     const char *from; /* the next step's */
 
   public:
-    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, NEAR = 0, DRAINS = 0, CAPABILITY = 80 };
+    enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, CLUSTER_SPLIT = 0, DRAINS = 0, CAPABILITY = 80 };
     __device__ Transformed(const Conv &c, int group, int block, int begin, int)
         : from((const char *)c.own + (((int64_t)group * ceil_div(c.filters, SIDE) + block) * ceil_div(c.channels, STEP) + begin) * BYTES) {}
     __device__ void begin(const Stages &stages, char *shared, int, int warp) { fetch(stages, shared, 0, 0, warp); }
-    __device__ void begun(char *, int) const {}
+    __device__ void with_prologue(char *, int) const {}
     __device__ void fetch(const Stages &stages, char *shared, int step, int, int warp) {
         stages.copy(shared + step % 2 * (int)(TILE_BYTES + BYTES) + TILE_BYTES, from, BYTES, warp);
         from += BYTES;
@@ -111,7 +111,7 @@ class Transformed {
     __device__ void fill(char *, int, int) const {}
 };
 
-/* The same where sums are drained (Totals). */
+/* The same with drained accumulators (Totals). */
 struct Drained : Transformed {
     enum { SHARED_BYTES = 64 * THREADS * 2, DRAINS = 1, CAPABILITY = 90 };
     using Transformed::Transformed;
@@ -165,7 +165,7 @@ class Totals {
     }
 };
 
-/* Where nothing is. */
+/* Without draining. */
 struct NoTotals {
     __device__ explicit NoTotals(char *) {}
     static __device__ bool after(int, int) { return false; }
@@ -205,7 +205,7 @@ template <bool NHWC> class Weights {
     }
 
   public:
-    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, NEAR = 1, DRAINS = 0, CAPABILITY = 90 };
+    enum { ROW = SIDE + 4, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 2 * SIDE * WORDS * 4, COPIES = 0, CLUSTER_SPLIT = 1, DRAINS = 0, CAPABILITY = 90 };
     __device__ Weights(const Conv &conv, int group, int block, int begin, int end) : c(conv) {
         const unsigned word = threadIdx.x % 16;
         const int filter = block * SIDE + (int)line_of(threadIdx.x);
@@ -217,7 +217,7 @@ template <bool NHWC> class Weights {
         copy(shared, 0, steps == 1);
         if (steps > 1) copy(shared, 1, steps == 2);
     }
-    __device__ void begun(char *shared, int warp) const {
+    __device__ void with_prologue(char *shared, int warp) const {
         wait_async<0>();
         __syncthreads();
         fill(shared, 0, warp);

@@ -21,7 +21,7 @@
 namespace pysim {
 namespace winograd {
 
-enum { PASSAGE_BYTES = 64 * 1024 / 2 }; /* see `compact`; the padded forms use up to 40 KiB and need not two */
+enum { STAGING_BYTES = 64 * 1024 / 2 }; /* see `compact`; the padded forms use up to 40 KiB and need not two */
 
 /* What a thread reads in one round: the tile and the filter of the block, and the word of its plane 0. */
 struct Seen { int tile, filter, word; };
@@ -73,7 +73,7 @@ template <Form FORM, bool NHWC> __device__ inline void pass(float (&out)[8][4], 
     const int thread = threadIdx.x;
 #pragma unroll
     for (int round = 0; round < 4; round++) {
-        float *buffer = shared + (FORM == compact ? round % 2 * (PASSAGE_BYTES / 4) : 0);
+        float *buffer = shared + (FORM == compact ? round % 2 * (STAGING_BYTES / 4) : 0);
         if (FORM != compact && round > 0) __syncthreads(); /* all have read the round before */
         put<FORM>(buffer, sum, round, thread);
         __syncthreads();

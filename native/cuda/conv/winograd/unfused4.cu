@@ -81,7 +81,7 @@ template <int LINE> struct Row {
         if (c.product.splits > 1 && c.product.splits > ceil_div(c.windows, BW)) return "splits is more than there are chunks of whole tiles";
         const Chunk s = chunk_of(c, BW);
         const int64_t tiles = (int64_t)LARGE * c.groups * s.blocks;
-        return tiles * BW > most::TILES || tiles * ceil_div(c.filters, BF) > most::TILES ? "it takes fewer groups" : nullptr;
+        return tiles * BW > limit::TILES || tiles * ceil_div(c.filters, BF) > limit::TILES ? "it takes fewer groups" : nullptr;
     }
     static pysim_status own_bytes(const Conv &c, int64_t *bytes) {
         const Sizes sizes = sizes_of(c, chunk_of(c, BW));

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The way to C of most tiles (epilogue.cuh): a slice of 32 columns at a time, all that is computed where sums are. */
+ * The store path of most tiles (epilogue.cuh): arithmetic on the accumulators in place, a slice of 32 columns at a time. */
 #ifndef PYSIM_CUDA_WGMMA_DIRECT_CUH
 #define PYSIM_CUDA_WGMMA_DIRECT_CUH
-#include "mainloop/hopper/passage.cuh"
+#include "mainloop/hopper/staging.cuh"
 
 namespace pysim {
 namespace hopper {
 
-/* Two results as a word, and what bounds them, or one: a NaN stays. */
+/* Two results packed into a word; at_least, at_most: max and min that keep NaN. */
 template <class Out> struct Pair;
 template <> struct Pair<__half> {
     using type = __half2;
@@ -35,7 +35,7 @@ __device__ inline int at_most(int x, int high) { return min(x, high); }
 template <class Two> __device__ inline Two at_least(Two x, Two low) { return __hmax2_nan(x, low); }
 template <class Two> __device__ inline Two at_most(Two x, Two high) { return __hmin2_nan(x, high); }
 
-/* So many of a slice's values at a time, which then go behind the others: a part of the program, and of the registers. */
+/* Applies a smooth activation to COUNT of a slice's 16 values at a time and rotates the slice: less code and fewer registers than all at once. */
 template <int COUNT, class T> __device__ __forceinline__ void activate_by(int activation, Function function, T (&x)[16]) {
 #pragma unroll 1
     for (int part = 0; part < 16 / COUNT; part++) {
@@ -50,39 +50,39 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
     }
 }
 
-/* The way of most tiles: C of the usual type in whole vectors of 16 bytes, or columns of it that begin or end anywhere, or (RAGGED) rows of two-byte
- * results that do, with bias of columns behind the sums. All that is computed is computed where sums are, and results change threads as they are stored,
- * a slice of 64 rows x 32 columns at a time: words of two results by stmatrix, so that a thread then has 16 bytes of a line; of 4 bytes those of rows
- * leave as they are, four threads 32 bytes.
+/* Stores C of the usual type: in aligned vectors of 16 bytes, or unaligned BY_COLUMNS, or (RAGGED) unaligned rows of two-byte results; with a bias per column.
+ * The epilogue is computed on the accumulators in place, and results change threads as they are stored, a slice of 64 rows x 32 columns at a time.
+ * Two-byte results go through stmatrix in words of two, after which a thread has 16 contiguous bytes. Four-byte results BY_ROWS are stored without an
+ * exchange, 32 bytes by four threads.
  *
- * ALL: functions and what C had, too, in loops that are rolled, so that there is one program of them. What C had comes in by the way that results leave,
- * the other way round: a thread asks for the vectors ahead that it will store, and lays them where it will take results from. Nobody else has to
- * do with those places between its taking one piece's results and the next barrier, and what then lies there a thread reads where it will put its results:
- * so what comes in costs no barrier. */
-template <class S, class Out, bool ALL, bool RAGGED, Runs RUNS, class Acc, class T, class Place, class Pitch>
-__device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, const Target<Place, Pitch> &c, int row, int column, int columns, const Acc (&sum)[S::PARTS][S::SUMS]) {
+ * ALL: also smooth activations and beta C, in rolled loops, so that their code exists once. The old C takes the stores' route backwards: a thread loads the
+ * vectors ahead that it will store, and stages them in the slots from which it will read its results. No other thread touches those slots between
+ * the reads of one piece and the next barrier, and afterwards each thread reads the old values from where it will write its results. So the
+ * old C costs no barrier. */
+template <class S, class Out, bool ALL, bool RAGGED, ResultOrder ORDER, class Acc, class T, class Place, class Pitch>
+__device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueTerms<T> &e, const Target<Place, Pitch> &c, int row, int column, int columns, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
     constexpr bool NARROW = sizeof(Out) == 2;
-    constexpr int SLICES = S::SUMS / 16, VECTOR = 16 / sizeof(Out), WINDOWS = 64 / VECTOR; /* vectors of a column */
+    constexpr int SLICES = S::ACCUMULATORS / 16, VECTOR = 16 / sizeof(Out), WINDOWS = 64 / VECTOR; /* vectors of a column */
     [[maybe_unused]] constexpr int UNROLLED = ALL ? 1 : 16;
-    constexpr bool FULL = hopper::FULL<S>; /* what goes to memory costs more than waiting */
+    constexpr bool FEW_REGISTERS = hopper::FEW_REGISTERS<S>; /* spills cost more than waiting for loads */
     constexpr int ROWS_PITCH = 32, COLUMNS_PITCH = 64 + VECTOR; /* results */
-    static_assert(!RAGGED || (RUNS == BY_ROWS && NARROW && !ALL), "what has no better way");
-    static_assert(RUNS != EITHER, "each run has a program of its own");
-    static_assert(16 * ROWS_PITCH * 2 <= Passage<S>::ROWS_TURN && 32 * COLUMNS_PITCH * 2 <= Passage<S>::COLUMNS_TURN, "a piece of two-byte results");
+    static_assert(!RAGGED || (ORDER == BY_ROWS && NARROW && !ALL), "other results have a better path");
+    static_assert(ORDER != EITHER, "each order has its own instance");
+    static_assert(16 * ROWS_PITCH * 2 <= Staging<S>::ROWS_BUFFER && 32 * COLUMNS_PITCH * 2 <= Staging<S>::COLUMNS_BUFFER, "a piece of two-byte results");
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
     const bool arithmetic = e.bias || e.alpha != T(1), bounded = e.function == positive || e.function == clamped, capped = e.function == clamped;
     const auto residual = [&] {
-        if constexpr (ALL) return anew(e.beta != T(0)) != 0;
+        if constexpr (ALL) return opaque(e.beta != T(0)) != 0;
         else return false;
     };
     [[maybe_unused]] const bool smooth = ALL && is_smooth(e.function);
     const T low = e.function == positive ? T(0) : e.low;
     const int first_column = column + lane % 4 * 2, count = min(SLICES, ceil_div(columns - column, 32));
-    using Word = typename pysim::Word<2 * sizeof(Out)>::type; /* two of bias, as they lie: the compiler else takes halves apart */
+    using Word = typename pysim::Word<2 * sizeof(Out)>::type; /* two values of the bias, packed: the compiler would unpack them */
     const auto value = [](const Word &word, int i) { return T(((const Pack<Out, 2> *)&word)->value[i]); };
     Word bias[4];
     const Out *const first_bias = (const Out *)e.bias + first_column;
-    const auto ask = [&](int slice) {
+    const auto load_bias = [&](int slice) {
 #pragma unroll
         for (int j = 0; j < 4; j++) bias[j] = Access<sizeof(Word)>::load(first_bias + 32 * slice + 8 * j, e.bias && first_column + 32 * slice + 8 * j < columns);
     };
@@ -90,9 +90,9 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
     for (int part = 0; part < S::PARTS; part++) {
         /* A piece is what one of two places has, all columns of a slice, or of 4 bytes half of them. Of a thread's vectors: rows: 8 apart, columns
          * from `at` on; else columns 128 / WINDOWS apart */
-        const bool rows = as.rows();
-        const int turn = Passage<S>::turn(rows) / (int)sizeof(Out), pitch = rows ? ROWS_PITCH : COLUMNS_PITCH;
-        Out *const own = (Out *)Passage<S>::own(rows);
+        const bool rows = order.by_rows();
+        const int buffer = Staging<S>::buffer_bytes(rows) / (int)sizeof(Out), pitch = rows ? ROWS_PITCH : COLUMNS_PITCH;
+        Out *const own = (Out *)Staging<S>::own(rows);
         const int step = rows ? 8 : 128 / WINDOWS, piece_columns = NARROW || rows ? 32 : 16, piece_lines = rows ? 0 : piece_columns, piece_along = rows ? 32 : 0;
         const int line = rows ? row + 64 * part + 16 * warp + lane / 4 : column + thread / WINDOWS;
         const int at = rows ? column + lane % 4 * (NARROW ? VECTOR : 2) : row + 64 * part + thread % WINDOWS * VECTOR;
@@ -101,10 +101,10 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
         const auto exists = [&](int piece, int i) { return (rows ? at + 32 * piece < c.length : here) && line + step * i + piece_lines * piece < c.lines; };
         const auto place = [&](int piece, int i) { return to + (int64_t)(step * i + piece_lines * piece) * c.pitch + piece_along * piece; };
         Out *const first_slot = own + (rows ? lane / 4 * ROWS_PITCH + (lane % 4 ^ lane / 8) * VECTOR : thread / WINDOWS * COLUMNS_PITCH + thread % WINDOWS * VECTOR);
-        const auto slot = [&](int piece, int i) { return (uint4 *)(first_slot + piece % 2 * turn + step * i * pitch); };
-        /* What C had of the piece after those that lie there: two vectors, or, of rows of 4 bytes, of which a thread has pairs, those of a slice as x has
-         * them (FULL: of one h, and not ahead). */
-        [[maybe_unused]] uint2 before[NARROW || FULL ? 4 : 8];
+        const auto slot = [&](int piece, int i) { return (uint4 *)(first_slot + piece % 2 * buffer + step * i * pitch); };
+        /* Old values of C of the piece after the staged ones: two vectors; for four-byte results BY_ROWS the pairs of a slice in the order of x (FEW_REGISTERS: of
+         * one h, and not ahead). */
+        [[maybe_unused]] uint2 before[NARROW || FEW_REGISTERS ? 4 : 8];
         const auto fetch = [&](int piece, uint2 *into) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -112,21 +112,21 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
                 into[2 * i] = {vector.x, vector.y}, into[2 * i + 1] = {vector.z, vector.w};
             }
         };
-        const auto lay = [&](const uint2 *of, int piece) {
+        const auto stage = [&](const uint2 *of, int piece) {
 #pragma unroll
             for (int i = 0; i < 2; i++) *slot(piece, i) = {of[2 * i].x, of[2 * i].y, of[2 * i + 1].x, of[2 * i + 1].y};
         };
-        const auto bring_first = [&] {
+        const auto load_first = [&] {
             uint2 other[4];
             fetch(0, before), fetch(1, other);
-            lay(before, 0), lay(other, 1);
+            stage(before, 0), stage(other, 1);
             fetch(2, before);
         };
-        /* Rows that begin anywhere: a row by all lanes, 32 neighbours. */
-        [[maybe_unused]] const auto leave_row_by_row = [&](int piece) {
+        /* Unaligned rows: all lanes store 32 neighbours of one row. */
+        [[maybe_unused]] const auto store_row_by_row = [&](int piece) {
             bool there;
             const int first = row + 64 * part + 16 * warp;
-            const Out *const from = own + piece % 2 * turn + lane % VECTOR;
+            const Out *const from = own + piece % 2 * buffer + lane % VECTOR;
             Out *const lies = (Out *)e.c + c.place(column + lane, there) + (int64_t)first * c.pitch + 32 * piece;
             const bool inside = column + 32 * piece + lane < c.length;
 #pragma unroll
@@ -135,14 +135,14 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
                 Access<sizeof(Out)>::store(lies + (int64_t)r * c.pitch, value, inside && first + r < c.lines);
             }
         };
-        /* Results of a piece, which all have put, to C. */
-        const auto leave = [&](int piece) {
+        /* Stores a piece after the barrier behind its writes. */
+        const auto store_piece = [&](int piece) {
             if constexpr (RAGGED) {
-                leave_row_by_row(piece);
-            } else if (!as.rows() && !anew(c.direct)) { /* columns of C that begin or end anywhere: each element by a thread of its own */
+                store_row_by_row(piece);
+            } else if (!order.by_rows() && !opaque(c.direct)) { /* unaligned columns of C: element by element */
                 bool there;
                 const int of = thread / 64, window = thread % 64, first = piece_columns * piece;
-                const Out *const from = own + piece % 2 * turn;
+                const Out *const from = own + piece % 2 * buffer;
                 Out *const lies = (Out *)e.c + c.place(row + 64 * part + window, there) + (int64_t)(column + first + of) * c.pitch;
 #pragma unroll
                 for (int i = 0; i < (NARROW ? 32 : 16); i += 2)
@@ -152,7 +152,7 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
                 for (int i = 0; i < 2; i++) Access<16>::store(place(piece, i), *slot(piece, i), exists(piece, i));
             }
         };
-        /* What follows the sums of a slice but bounds; add(x): what C had */
+        /* The epilogue of a slice except ReLU and clamp; add(x) adds beta C */
         const auto finish = [&](int slice, T (&x)[16], auto add) {
             const auto take = [&](const Acc *from) {
 #pragma unroll
@@ -161,32 +161,32 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
             if constexpr (ALL)
                 with_number<S::SLICES>(part * SLICES + slice, [&](auto number) {
                     constexpr int N = decltype(number)::value;
-                    take(&sum[N / SLICES][N % SLICES * 16]);
+                    take(&acc[N / SLICES][N % SLICES * 16]);
                 });
-            else take(&sum[part][16 * slice]);
-            if (anew(arithmetic))
+            else take(&acc[part][16 * slice]);
+            if (opaque(arithmetic))
 #pragma unroll
                 for (int i = 0; i < 16; i++) x[i] = e.alpha * x[i] + value(bias[i / 4], i % 2);
-            if (slice + 1 < SLICES) ask(slice + 1);
+            if (slice + 1 < SLICES) load_bias(slice + 1);
             if constexpr (ALL) {
                 if (residual()) add(x);
                 if constexpr (T(0.5) != T(0))
-                    if (anew(smooth)) activate_by<FULL ? 4 : 8>(e.activation, e.function, x);
+                    if (opaque(smooth)) activate_by<FEW_REGISTERS ? 4 : 8>(e.activation, e.function, x);
             }
         };
-        ask(0);
+        load_bias(0);
         if constexpr (NARROW) {
             using Two = typename Pair<Out>::type;
             const Two least = Pair<Out>::of(low, low), most = Pair<Out>::of(e.high, e.high);
             Out *const first_matrix = own + (rows ? lane % 8 * ROWS_PITCH + (lane / 8 ^ lane % 8 / 2) * VECTOR : lane * COLUMNS_PITCH + 16 * warp);
-            const auto matrices = [&](int slice, int h) { return first_matrix + slice % 2 * turn + h * (rows ? 8 * ROWS_PITCH : 8); };
+            const auto matrices = [&](int slice, int h) { return first_matrix + slice % 2 * buffer + h * (rows ? 8 * ROWS_PITCH : 8); };
             const auto put = [&](int slice) {
                 T x[16];
                 finish(slice, x, [&](T (&x)[16]) {
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         unsigned old[4];
-                        if (as.rows()) load_matrices<false>(old, matrices(slice, h));
+                        if (order.by_rows()) load_matrices<false>(old, matrices(slice, h));
                         else load_matrices<true>(old, matrices(slice, h));
 #pragma unroll
                         for (int i = 0; i < 8; i++) x[i / 2 * 4 + 2 * h + i % 2] += e.beta * value(old[i / 2], i % 2);
@@ -195,29 +195,29 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
                 Two word[8]; /* 2j + h */
 #pragma unroll
                 for (int i = 0; i < 8; i++) word[i] = Pair<Out>::of(x[2 * i], x[2 * i + 1]);
-                if (anew(bounded))
+                if (opaque(bounded))
 #pragma unroll
                     for (int i = 0; i < 8; i++) word[i] = at_least(word[i], least);
-                if (anew(capped))
+                if (opaque(capped))
 #pragma unroll
                     for (int i = 0; i < 8; i++) word[i] = at_most(word[i], most);
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const unsigned of[4] = {*(unsigned *)&word[h], *(unsigned *)&word[2 + h], *(unsigned *)&word[4 + h], *(unsigned *)&word[6 + h]};
-                    if (as.rows()) store_matrices<false>(matrices(slice, h), of);
+                    if (order.by_rows()) store_matrices<false>(matrices(slice, h), of);
                     else store_matrices<true>(matrices(slice, h), of);
                 }
             };
-            const auto sync = [&] { Strip{as.rows()}.sync(); };
-            if (residual()) bring_first(), sync();
+            const auto sync = [&] { Strip{order.by_rows()}.sync(); };
+            if (residual()) load_first(), sync();
             if (column < columns) put(0);
 #pragma unroll UNROLLED
             for (int slice = 0; slice < (ALL ? count : SLICES); slice++)
                 if (ALL || column + 32 * slice < columns) {
                     sync();
                     if (slice + 1 < (ALL ? count : SLICES)) put(slice + 1);
-                    leave(slice);
-                    if (residual()) lay(before, slice + 2), fetch(slice + 3, before);
+                    store_piece(slice);
+                    if (residual()) stage(before, slice + 2), fetch(slice + 3, before);
                 }
             if (count % 2) sync();
         } else {
@@ -225,44 +225,44 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
             const auto pair = [&](int slice, int i) { return to + i % 2 * 8 * c.pitch + 32 * slice + i / 2 * 8; };
             const auto fetch_pairs = [&](int slice, int first) {
 #pragma unroll
-                for (int i = 0; i < 8; i += FULL ? 2 : 1) before[FULL ? i / 2 : i] = Access<8>::load(pair(slice, first + i), slice < count && there(slice, first + i));
+                for (int i = 0; i < 8; i += FEW_REGISTERS ? 2 : 1) before[FEW_REGISTERS ? i / 2 : i] = Access<8>::load(pair(slice, first + i), slice < count && there(slice, first + i));
             };
             const auto add = [&](int slice, T (&x)[16]) {
-                if (as.rows()) {
+                if (order.by_rows()) {
 #pragma unroll
-                    for (int h = 0; h < (FULL ? 2 : 1); h++) {
-                        if (FULL) fetch_pairs(slice, h);
+                    for (int h = 0; h < (FEW_REGISTERS ? 2 : 1); h++) {
+                        if (FEW_REGISTERS) fetch_pairs(slice, h);
 #pragma unroll
-                        for (int i = 0; i < (FULL ? 8 : 16); i++) x[FULL ? i / 2 * 4 + 2 * h + i % 2 : i] += e.beta * value(before[i / 2], i % 2);
-                        if (!FULL) fetch_pairs(slice + 1, 0);
+                        for (int i = 0; i < (FEW_REGISTERS ? 8 : 16); i++) x[FEW_REGISTERS ? i / 2 * 4 + 2 * h + i % 2 : i] += e.beta * value(before[i / 2], i % 2);
+                        if (!FEW_REGISTERS) fetch_pairs(slice + 1, 0);
                     }
                 } else {
                     Strip{false}.sync();
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         T old[STRIP];
-                        Strip::get(old, own + half * turn);
+                        Strip::get(old, own + half * buffer);
 #pragma unroll
                         for (int i = 0; i < STRIP; i++) x[STRIP * half + i] += e.beta * old[i];
                     }
                 }
             };
             if (residual()) {
-                if (!as.rows()) bring_first();
-                else if (!FULL) fetch_pairs(0, 0);
+                if (!order.by_rows()) load_first();
+                else if (!FEW_REGISTERS) fetch_pairs(0, 0);
             }
 #pragma unroll UNROLLED
             for (int slice = 0; slice < (ALL ? count : SLICES); slice++)
                 if (ALL || column + 32 * slice < columns) {
                     T x[16];
                     finish(slice, x, [&](T (&x)[16]) { add(slice, x); });
-                    if (anew(bounded))
+                    if (opaque(bounded))
 #pragma unroll
                         for (int i = 0; i < 16; i++) x[i] = at_least(x[i], low);
-                    if (anew(capped))
+                    if (opaque(capped))
 #pragma unroll
                         for (int i = 0; i < 16; i++) x[i] = at_most(x[i], e.high);
-                    if (as.rows()) {
+                    if (order.by_rows()) {
 #pragma unroll
                         for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -276,10 +276,10 @@ __device__ __forceinline__ void store_direct(As<RUNS> as, const Behind<T> &e, co
                             T v[STRIP];
 #pragma unroll
                             for (int i = 0; i < STRIP; i++) v[i] = x[STRIP * half + i];
-                            Strip{false}.put(own + half * turn, v);
+                            Strip{false}.put(own + half * buffer, v);
                             Strip{false}.sync();
-                            leave(2 * slice + half);
-                            if (residual()) lay(before, half), fetch(2 * slice + 3 + half, before);
+                            store_piece(2 * slice + half);
+                            if (residual()) stage(before, half), fetch(2 * slice + 3 + half, before);
                         }
                     }
                 }

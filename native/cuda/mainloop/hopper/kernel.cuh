@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Hopper's GEMM: C = f(alpha op(A) op(B) + beta C + bias) with wgmma, tiles brought by TMA.
+ * GEMM on Hopper: C = f(alpha op(A) op(B) + beta C + bias) with wgmma and TMA.
  *
- * One block per multiprocessor stays for the whole product (grid = multiprocessors) and walks its tiles. A block is
- *   one producer thread    keeps STAGES tiles of A and B in flight: waits until a stage is empty, announces its bytes, starts the
- *                          copies
- *   consumer warpgroups    each multiplies its WARP_M x WARP_N part of the tile out of shared memory into registers; the next
- *                          tile's loads are under way while they write theirs, and its products where two sets take turns (PINGPONG)
- * The blocks of a cluster work on neighbouring tiles in step: those in one column share B, those in one row share A; each loads
- * its part of what is shared and multicasts it. A stage is ROW bytes of k, BLOCK_K elements: 128, whatever the type, but of
- * convolutions that have fewer channels.
+ * Persistent: the grid has one block per multiprocessor, and each block iterates over its tiles. A block has
+ *   one producer thread    keeps STAGES tiles of A and B in flight: waits for an empty stage, announces its bytes, starts the copies
+ *   consumer warpgroups    each multiplies its WARP_M x WARP_N part of the tile from shared memory into registers. The loads of the next tile
+ *                          overlap the epilogue; with PINGPONG its products do, too
+ * The blocks of a cluster compute neighbouring tiles in lockstep. Blocks in one column share B, blocks in one row share A; each loads its share
+ * and multicasts it. A stage has ROW bytes of k, BLOCK_K elements: 128 for every type, less for convolutions of few channels.
  *
- * All of it is one function (__forceinline__): ptxas would wait for each wgmma where accumulators pass from one to another.
+ * Everything is inlined into one function (__forceinline__): ptxas waits for each wgmma if accumulators cross a call.
  *
- * What is multiplied is a type, `Operands`: Matrices here, the windows and filters of a convolution in conv/wgmma/kernel.cuh. It names the
- * kernel's arguments, finds the product among them, starts the copies of a stage and stores tiles.
+ * The template parameter `Operands` is Matrices (below), or the windows and filters of a convolution (conv/wgmma/kernel.cuh). It defines the kernel's
+ * arguments, extracts the product from them, starts the copies of a stage and stores tiles.
  *
  * Worked number: 128x256x64 of f16, 4 stages, cluster 2x1: a stage is (128 + 256) * 128 = 48 KiB, of which a block loads
  * 16 + 16 KiB; two consumers multiply 64x256x64 each in 4 instructions of 128 cycles at 512 multiply-adds per cycle in each of 4
- * tensor cores: 1024 cycles for both, that is 32 bytes per cycle and multiprocessor from L2. Sums take 64*256/128 = 128 registers. */
+ * tensor cores: 1024 cycles for both, so 32 bytes per cycle and multiprocessor from L2. Accumulators take 64*256/128 = 128 registers. */
 #ifndef PYSIM_CUDA_WGMMA_CUH
 #define PYSIM_CUDA_WGMMA_CUH
 #include <cuda.h>
@@ -35,7 +33,7 @@
 namespace pysim {
 namespace hopper {
 
-/* Where a block stands in its ring of stages. */
+/* A position in the ring of stages. */
 struct Ring {
     int stage = 0, parity = 0;
     template <int STAGES> __device__ void advance() {
@@ -48,18 +46,18 @@ struct Ring {
     }
 };
 
-/* Shared memory of a block. */
+/* Shared memory addresses of a block. */
 template <class S> struct Stages {
     uint32_t data, barriers;
     __device__ uint32_t a(int stage) const { return data + stage * S::STAGE_BYTES; }
     __device__ uint32_t b(int stage) const { return data + stage * S::STAGE_BYTES + S::A_BYTES; }
     __device__ uint32_t full(int stage) const { return barriers + 16 * stage; }
     __device__ uint32_t empty(int stage) const { return barriers + 16 * stage + 8; }
-    /* Where a set says that its last products of a tile are under way. */
+    /* The barrier at which a set signals that it has issued the last products of a tile. */
     __device__ uint32_t multiplied(int set) const { return barriers + 16 * S::STAGES + 16 * set + 8; }
 };
 
-/* One operand's share of a stage: EXTENT rows of m (or n) from `first`, 128 bytes of k from element k, to every block in `blocks`. */
+/* Loads one operand's share of a stage: EXTENT rows of m (or n) from `first`, 128 bytes of k from element k; MULTICAST to the blocks in the mask `blocks`. */
 template <class S, int MN_MAJOR, int EXTENT, bool MULTICAST>
 __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int first, int k, uint16_t blocks) {
 #pragma unroll
@@ -71,21 +69,21 @@ __device__ inline void load(uint32_t to, const CUtensorMap *map, uint32_t barrie
     }
 }
 
-/* Rows of the boxes of a K-major operand that has `rows` in all: where those are fewer than a tile's the box has no more, but for whole atoms of eight,
- * because filling what lies outside takes longer than loading. What then is in the rest of a stage gets into no number of C. */
+/* Rows of the TMA boxes of a K-major operand with `rows` rows. If a tile has more rows than the operand, the box is cut to whole atoms of eight rows,
+ * because TMA fills out-of-bounds rows more slowly than it loads. The stale rest of the stage affects no element of C. */
 template <int SHARE> __host__ __device__ inline int box_rows(int rows, bool whole) {
     const int atoms = (rows + 7) / 8 * 8;
     return whole || atoms > SHARE ? SHARE : atoms;
 }
 
-/* The operands of C = op(A) op(B). How they lie is told at run time: only what loads and what multiplies is there for each way. */
+/* The operands of C = op(A) op(B). Their layouts are run-time values; only the loads and the products have code per layout. */
 struct Matrices {
     using Arguments = Problem;
-    static constexpr bool RAGGED = true; /* not of convolutions, whose rows seldom are, and whose kernels are the largest */
+    static constexpr bool RAGGED = true; /* not for convolutions: their rows are seldom ragged, and their kernels are the largest */
     static __device__ const Problem &product(const Problem &p) { return p; }
-    static __device__ bool b_is_one(const Problem &) { return false; } /* nobody measured what it gives them */
+    static __device__ bool b_is_one(const Problem &) { return false; } /* not measured for products */
 
-    /* take(A, B), 1 where it is MN-major: one of those ways that a type's operands may lie. */
+    /* Calls take(A, B), each 1 if MN-major, for the layouts that the type allows. */
     template <class S, class Take> static __device__ void with_majors(const Problem &p, Take take) {
         constexpr std::integral_constant<int, 0> K;
         constexpr std::integral_constant<int, 1> MN;
@@ -97,12 +95,12 @@ struct Matrices {
     template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, p.trans_a || S::CLUSTER_N > 1 || S::Element::SPLIT > 0); }
     template <class S> static __host__ __device__ int box_b(const Problem &p) { return box_rows<S::B_SHARE>(p.n, !p.trans_b || S::CLUSTER_M > 1 || S::Element::SPLIT > 0); }
 
-    /* A block's shares of a tile, step after step: rows from m, columns from n. */
+    /* A block's shares of a tile for each k-iteration: rows from m, columns from n. */
     template <class S> struct Shares {
         const Problem &p;
         int m, n;
         __device__ Shares(const Problem &p, int m, int n, int) : p(p), m(m), n(n) {}
-        /* What a stage has of each operand. */
+        /* Bytes of each operand in a stage. */
         static __device__ int bytes_a(const Problem &p) { return S::A_BYTES / S::A_SHARE * box_a<S>(p); }
         static __device__ int bytes_b(const Problem &p) { return S::B_BYTES / S::B_SHARE * box_b<S>(p); }
         __device__ void load_a(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
@@ -110,7 +108,7 @@ struct Matrices {
         }
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
 #pragma unroll
-            for (int i = 0; i <= S::Element::SPLIT; i++) /* of B's thirds those of all columns, then the next ones */
+            for (int i = 0; i <= S::Element::SPLIT; i++) /* B's thirds: the first thirds of all columns, then the second, then the third */
                 with_majors<S>(p, [&](auto, auto b) {
                     load<S, decltype(b)::value, S::B_SHARE, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * p.n + n, step * S::BLOCK_K, blocks);
                 });
@@ -118,27 +116,27 @@ struct Matrices {
         __device__ void next() {}
     };
 
-    /* use(As, product, target, row) of a tile whose first row this is; ONE: of either run by one program, where there are such. */
+    /* Calls use(Order, product, target, row) for a tile with first row `row`; ONE: one instance for both orders of results, where both exist. */
     template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const Tile &, int row, Use use) {
-        hopper::with_target<S>(p, [&](auto as, const auto &target) { use(as, p, target, row); });
+        hopper::with_target<S>(p, [&](auto order, const auto &target) { use(order, p, target, row); });
     }
-    template <class S, class Acc> static __device__ void store_meeting(const Problem &p, const Tile &, const Meeting<S, Acc> &meeting, int row, int column) {
-        hopper::store_meeting(p, meeting, row, column);
+    template <class S, class Acc> static __device__ void store_reduced(const Problem &p, const Tile &, const ClusterReduction<S, Acc> &reduction, int row, int column) {
+        hopper::store_reduced(p, reduction, row, column);
     }
 };
 
-/* Where a block stands: which share of the work is its cluster's, which of the launch's cluster are this part's, and where in its own it is. */
+/* A block's position: its cluster's share of the work, its split-K part within the launch's cluster, its rank within the row's cluster. */
 template <class S> struct Place {
     int share, part = 0, rank = 0, rank_m, rank_n;
-    __device__ Place(const Problem &p, bool near) : share((int)blockIdx.x / S::BLOCKS) {
-        if (near) {
+    __device__ Place(const Problem &p, bool cluster_split) : share((int)blockIdx.x / S::BLOCKS) {
+        if (cluster_split) {
             part = share % p.splits;
             share = part * ((int)gridDim.x / S::BLOCKS / p.splits) + share / p.splits;
         }
         if (S::BLOCKS > 1) rank = (int)blockIdx.x % S::BLOCKS;
         rank_m = rank / S::CLUSTER_N, rank_n = rank % S::CLUSTER_N;
     }
-    /* The block in the launch's cluster that is at this place in the row's own. */
+    /* Rank, in the launch's cluster, of the block at (m, n) of the row's cluster. */
     __device__ int block(int m, int n) const { return part * S::BLOCKS + m * S::CLUSTER_N + n; }
 };
 
@@ -146,15 +144,15 @@ template <class S, class Operands>
 __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
                                const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place) {
     const int rank_m = place.rank_m, rank_n = place.rank_n;
-    const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << place.block(rank_m, 0)); /* blocks with this rank_m: they share A */
+    const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << place.block(rank_m, 0)); /* multicast mask of A: blocks with this rank_m */
     uint16_t column = 0;                                                                    /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << place.block(i, rank_n));
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
     Work work(Operands::product(arguments), grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
-    /* one column of tiles whose steps return to the same stages has the same B there each time: it stays */
+    /* with one column of tiles whose k-iterations reuse the same stages, each stage keeps its B */
     const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
-    int loads = 0; /* of B, until each stage has its own */
+    int loads = 0; /* of B, until each stage holds its part */
     const int bytes_a = Operands::template Shares<S>::bytes_a(arguments), bytes_b = Operands::template Shares<S>::bytes_b(arguments);
     for (Tile t; work.next(t);) {
         const int m = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + share_a, n = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + share_b;
@@ -170,33 +168,33 @@ __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorM
     }
 }
 
-/* An operand of a stage: MN-major its rows have 128 bytes of m (or n), whatever a stage has of k. */
+/* The matrix descriptor of an operand in a stage. Rows of an MN-major operand have 128 bytes of m (or n) for any ROW. */
 template <class S, int MN_MAJOR> __device__ inline uint64_t matrix_of(uint32_t address) {
     if constexpr (MN_MAJOR || S::ROW == 128) return matrix(address, 8192);
     else return matrix_of_rows<S::ROW>(address);
 }
 
-/* The products of one stage, as one group. a(bytes) and b(bytes): descriptors of what lies so far from where this warpgroup's rows of the tiles begin. */
+/* Issues the products of one stage as one wgmma group. a(bytes), b(bytes): descriptors at an offset from the start of this warpgroup's rows. */
 template <class S, int TA, int TB, class OfA, class OfB>
-__device__ __forceinline__ void multiply(typename S::Acc (&sum)[S::PARTS][S::SUMS], OfA a, OfB b) {
-    /* 32 bytes of k: along a K-major row, or 16 rows of an MN-major one */
+__device__ __forceinline__ void multiply(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], OfA a, OfB b) {
+    /* bytes to the next 32 bytes of k: along a K-major row, or 16 rows of an MN-major operand */
     constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
     mma_fence();
 #pragma unroll
     for (int k = 0; k < S::ROW / 32; k++)
 #pragma unroll
-        for (int part = 0; part < S::PARTS; part++) Product<S::DTYPE>::template add<TA, TB>(sum[part], a(part * 64 * S::ROW + k * NEXT_A), b(k * NEXT_B));
+        for (int part = 0; part < S::PARTS; part++) Product<S::DTYPE>::template add<TA, TB>(acc[part], a(part * 64 * S::ROW + k * NEXT_A), b(k * NEXT_B));
     mma_commit();
 }
 
-/* `sum` += the products of the stages that follow in the ring, `steps` of them; `row` and `column`: where this warpgroup's part of the tile
- * begins. release(stage) gives one back; last() is called when the last products are under way.
+/* acc += the products of the next `steps` stages of the ring. `row`, `column`: start of this warpgroup's part of the tile. release(stage) returns a stage to
+ * the producer; last() is called after the last products were issued.
  *
- * Where one instruction's tile is all of the warpgroup's, the stage is told by one lane, and what it adds to descriptors is added up in uniform registers:
- * a step of 64x64x64 takes 50 instructions instead of 80, and 2048 -> 512 channels at 7x7, batch 32, f16, 11.3 us instead of 12.7 on an H200. Of
- * several instructions at a time each waited for its own registers: 256 windows of 32 filters took up to 1.34 times as long. */
+ * If a warpgroup's tile is one instruction (PARTS 1), the stage index is broadcast from lane 0, so that descriptors are computed in uniform registers: a
+ * k-iteration of 64x64x64 takes 50 instructions instead of 80, and 2048 -> 512 channels at 7x7, batch 32, f16, 11.3 us instead of 12.7 (H200). With
+ * several instructions each waited for its uniform registers: 256 windows of 32 filters took up to 1.34 times as long. */
 template <class S, int TA, int TB, class Release, class Last>
-__device__ __forceinline__ void accumulate(typename S::Acc (&sum)[S::PARTS][S::SUMS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
+__device__ __forceinline__ void accumulate(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
                                   Release release, Last last) {
     const uint64_t first_a = matrix_of<S, TA>(shared.a(0) + row * S::ROW), first_b = matrix_of<S, TB>(shared.b(0) + column * S::ROW);
     const uint64_t high_a = matrix_of<S, TA>(0) >> 32 << 32, high_b = matrix_of<S, TB>(0) >> 32 << 32;
@@ -205,13 +203,13 @@ __device__ __forceinline__ void accumulate(typename S::Acc (&sum)[S::PARTS][S::S
         if constexpr (S::PARTS == 1) {
             const unsigned at = __shfl_sync(~0u, ring.stage, 0) * (S::STAGE_BYTES / 16), a = (unsigned)first_a + at, b = (unsigned)first_b + at;
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB>(sum, [&](int bytes) { return high_a | (a + bytes / 16); }, [&](int bytes) { return high_b | (b + bytes / 16); });
+            multiply<S, TA, TB>(acc, [&](int bytes) { return high_a | (a + bytes / 16); }, [&](int bytes) { return high_b | (b + bytes / 16); });
         } else {
             const uint32_t a = shared.a(ring.stage) + row * S::ROW, b = shared.b(ring.stage) + column * S::ROW;
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB>(sum, [&](int bytes) { return matrix_of<S, TA>(a + bytes); }, [&](int bytes) { return matrix_of<S, TB>(b + bytes); });
+            multiply<S, TA, TB>(acc, [&](int bytes) { return matrix_of<S, TA>(a + bytes); }, [&](int bytes) { return matrix_of<S, TB>(b + bytes); });
         }
-        mma_wait<1>(); /* one group stays in flight; the one before is done with its stage, which is what lets it be given back */
+        mma_wait<1>(); /* one group stays in flight; the group before it has finished, so its stage can be released */
         if (before >= 0) release(before);
         before = ring.stage;
     }
@@ -222,83 +220,83 @@ __device__ __forceinline__ void accumulate(typename S::Acc (&sum)[S::PARTS][S::S
 
 template <class S, class Operands>
 __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place,
-                               bool near) {
+                               bool cluster_split) {
     using Acc = typename S::Acc;
     const Problem &p = Operands::product(arguments);
-    /* of a warpgroup, told by one lane: the compiler then knows that it is, and computes what follows from it once a warp */
+    /* broadcast from lane 0, so that the compiler knows it is uniform over the warp */
     const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0), set = warpgroup / S::GROUPS, group = warpgroup % S::GROUPS;
     const int thread = (int)threadIdx.x % (128 * S::GROUPS), lane = thread % 32;
     const int rank_m = place.rank_m, rank_n = place.rank_n;
     const int row = group / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = group % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
-    /* A stage is free for a block's producer when all blocks that it writes to have read it: one arrival per warp and such block.
-     * Lane l tells the l-th block that writes here: those of this row, then the others of this column. */
+    /* A producer may refill a stage when all blocks that it multicasts to have read it: one arrival per warp of each of them. Lane l signals the l-th
+     * block that writes to this one: the blocks of its row, then the others of its column. */
     const int other = lane - S::CLUSTER_N;
-    const int waiter = other < 0 ? place.block(rank_m, lane) : place.block(other + (other >= rank_m), rank_n);
-    /* each block of a cluster has flags and partial sums of its own */
+    const int arrives_at = other < 0 ? place.block(rank_m, lane) : place.block(other + (other >= rank_m), rank_n);
+    /* each block of a cluster has its own flags and partial sums */
     unsigned *const tile_flags = p.flags + place.rank * grid.tiles();
     const Partials<S, Acc> partials(p, place.rank * grid.slots(p), thread);
-    const bool tells = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
+    const bool signals = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
     Work work(p, grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
-    int number = -1; /* of the block's tiles */
+    int number = -1; /* index of the tile among the block's */
     for (Tile t; work.next(t);) {
         if constexpr (S::SETS > 1) {
             if (++number % S::SETS != set) {
                 ring.advance<S::STAGES>(t.end - t.begin);
                 continue;
             }
-            /* stages are the other's until its last products are under way: their barriers are a phase behind, or two */
+            /* the other set uses the stages until it has issued its last products; until then their barriers are a phase or two behind */
             if (number) barrier_wait(shared.multiplied((number - 1) % S::SETS), (number - 1) / S::SETS % 2);
         }
-        Acc sum[S::PARTS][S::SUMS] = {};
+        Acc acc[S::PARTS][S::ACCUMULATORS] = {};
         const auto release = [&](int stage) {
             if constexpr (S::BLOCKS == 1) {
                 if (lane == 0) barrier_arrive(shared.empty(stage));
-            } else if (tells) barrier_arrive_at(shared.empty(stage), waiter);
+            } else if (signals) barrier_arrive_at(shared.empty(stage), arrives_at);
         };
         const auto last = [&] {
             if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
         };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
-        Way way;
-        const auto tell_way = [&] {
+        StorePath path;
+        const auto choose_path = [&] {
             Operands::template with_target<S, true>(arguments, t, first_row,
-                                                    [&](auto as, const Problem &of, const auto &target, int) { way = way_of<S, Operands::RAGGED, Acc>(of, target, as.rows()); });
+                                                    [&](auto order, const Problem &of, const auto &target, int) { path = store_path_of<S, Operands::RAGGED, Acc>(of, target, order.by_rows()); });
         };
-        if constexpr (!FULL<S>) tell_way(); /* while operands come; others have no register for it */
-        if (p.beta != 0 && !near)
-            Operands::template with_target<S, true>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
-                fetch_before<S>(as, of, target, first, first_column);
+        if constexpr (!FEW_REGISTERS<S>) choose_path(); /* overlaps the first loads; kernels with few registers choose after the products */
+        if (p.beta != 0 && !cluster_split)
+            Operands::template with_target<S, true>(arguments, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+                fetch_before<S>(order, of, target, first, first_column);
             });
         const int steps = t.end - t.begin;
         Operands::template with_majors<S>(arguments, [&](auto a, auto b) {
             constexpr int TA = decltype(a)::value; /* 1: MN-major */
             if constexpr (S::DTYPE == BF16X6) {
-                accumulate_split<S, Thirds, TA>(sum[0], shared, ring, steps, row, column, release);
-                mend_thirds<S, TA>(p, sum[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
-            } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Halves, TA>(sum[0], shared, ring, steps, row, column, release);
-            else if constexpr (TA && !S::Element::MN_MAJOR) accumulate_turned<S>(sum, shared, ring, steps, row, column, release), last();
-            else accumulate<S, TA, decltype(b)::value>(sum, shared, ring, steps, row, column, release, last);
+                accumulate_split<S, Thirds, TA>(acc[0], shared, ring, steps, row, column, release);
+                recompute_nonfinite_thirds<S, TA>(p, acc[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
+            } else if constexpr (S::Element::SPLIT > 0) accumulate_split<S, Halves, TA>(acc[0], shared, ring, steps, row, column, release);
+            else if constexpr (TA && !S::Element::MN_MAJOR) accumulate_mn_major<S>(acc, shared, ring, steps, row, column, release), last();
+            else accumulate<S, TA, decltype(b)::value>(acc, shared, ring, steps, row, column, release, last);
         });
-        if (near) {
-            const Meeting<S, Acc> meeting(shared.data, place.part, p.splits, thread);
-            meeting.leave(sum);
-            Operands::store_meeting(arguments, t, meeting, first_row, first_column);
+        if (cluster_split) {
+            const ClusterReduction<S, Acc> reduction(shared.data, place.part, p.splits, thread);
+            reduction.exchange(acc);
+            Operands::store_reduced(arguments, t, reduction, first_row, first_column);
             return;
         }
         if (t.parts > 1) {
             const auto sync = [&] { sync_threads(1 + set, 128 * S::GROUPS); };
-            if (!partials.leave(work.slot_of(t, t.part), sum, tile_flags + t.index, t.parts, thread, flag + 4 * set, sync)) continue;
-            partials.add_up(work, t, sum);
+            if (!partials.publish(work.slot_of(t, t.part), acc, tile_flags + t.index, t.parts, thread, flag + 4 * set, sync)) continue;
+            partials.sum_parts(work, t, acc);
         }
-        if constexpr (FULL<S>) tell_way();
-        if (way == STRIPS)
-            Operands::template with_target<S, true>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
-                store_by_strips<S>(as, of, target, first, first_column, sum);
+        if constexpr (FEW_REGISTERS<S>) choose_path();
+        if (path == STRIPS)
+            Operands::template with_target<S, true>(arguments, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+                store_by_strips<S>(order, of, target, first, first_column, acc);
             });
         else
-            Operands::template with_target<S, false>(arguments, t, first_row, [&](auto as, const Problem &of, const auto &target, int first) {
-                store_directly<S, Operands::RAGGED>(as, way, of, target, first, first_column, sum);
+            Operands::template with_target<S, false>(arguments, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+                store_directly<S, Operands::RAGGED>(order, path, of, target, first, first_column, acc);
             });
     }
 }
@@ -312,8 +310,8 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
     shared.barriers = shared.data + S::STAGES * S::STAGE_BYTES;
     int *flag = (int *)(memory + (shared.barriers + 16 * S::STAGES - shared_address(memory)));
-    const bool near = is_near(Operands::product(arguments)); /* the launch's cluster has a row's own for each part of a tile */
-    const Place<S> place(Operands::product(arguments), near);
+    const bool cluster_split = is_cluster_split_k(Operands::product(arguments)); /* the launch's cluster has one cluster of the row's shape per split-K part */
+    const Place<S> place(Operands::product(arguments), cluster_split);
     if (threadIdx.x == 0) {
         tensor_prefetch(&map_a);
         tensor_prefetch(&map_b);
@@ -328,20 +326,20 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     else __syncthreads();
     wait_for_previous();
 
-    /* the decomposition deals with clusters */
+    /* the decomposition distributes clusters' tiles */
     const Grid grid(Operands::product(arguments), S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     if (threadIdx.x >= 128 * S::CONSUMERS) {
         if (S::HANDS_OVER) registers_down<S::PRODUCER_REGISTERS>();
         if (threadIdx.x == 128 * S::CONSUMERS) produce<S, Operands>(shared, &map_a, &map_b, arguments, grid, place);
     } else {
         if (S::HANDS_OVER) registers_up<S::CONSUMER_REGISTERS>();
-        consume<S, Operands>(shared, flag, arguments, grid, place, near);
+        consume<S, Operands>(shared, flag, arguments, grid, place, cluster_split);
     }
-    /* nobody leaves while others may still signal or fill its shared memory; where parts met, nobody does any more */
-    if (S::BLOCKS > 1 && !near) cluster_sync();
+    /* a block must not exit while others may signal its barriers or write its shared memory; after a cluster reduction nobody does */
+    if (S::BLOCKS > 1 && !cluster_split) cluster_sync();
 }
 
-/* A function of the driver, asked of it at run time: nothing links it. */
+/* A driver function, looked up at run time, so that the library needs no driver to load. */
 template <class Function> struct DriverFunction {
     Function call = nullptr;
     cudaError_t error;
@@ -361,8 +359,7 @@ inline const DriverFunction<Encode> &encoder() {
     return once;
 }
 
-/* As TFLOAT32 TMA rounds f32 to the nearest tf32 on the way (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); as FLOAT32
- * wgmma would cut bits off. */
+/* TFLOAT32 makes TMA round f32 to the nearest tf32 (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); with FLOAT32 wgmma would truncate. */
 template <class S> constexpr CUtensorMapDataType map_type() {
     return S::DTYPE == PYSIM_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
            : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -372,8 +369,8 @@ template <class S> constexpr CUtensorMapDataType map_type() {
                                     : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-/* The operand as TMA sees it: rows of `inner` elements, `outer` of them; boxes of 128 bytes x `box`, or of B's thirds 64. L2 is promoted a line at a time: where a
- * row of a box lies in two, promotions to 256 bytes ask for up to four, and 640x6984x9296 tn of f16 takes 1.13 times as long on an H200. */
+/* Encodes the tensor map of an operand: `outer` rows of `inner` elements, boxes of 128 bytes (thirds of B: 64) x `box` rows. L2 promotion is 128 bytes: where a
+ * box row crosses a line, promotion to 256 bytes fetches up to four lines, and 640x6984x9296 tn of f16 takes 1.13 times as long (H200). */
 template <class S>
 cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box, bool thirds = false) {
     const int bytes = thirds ? 2 : S::BYTES;
@@ -391,16 +388,16 @@ template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel
     return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
 }
 
-/* `early`: it begins while the kernel before it ends, as where the problem follows its own copies. */
+/* `early`: the kernel may start before the previous one ends, as it does after its own layout conversion. */
 template <class S, class Arguments>
 cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, const Arguments &arguments, const Problem &p, int sms,
                   cudaStream_t stream, bool early = false) {
     const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
-    const bool near = is_near(p);
-    const int clusters = near || grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
-    return launch_with({near ? p.splits * S::BLOCKS : S::BLOCKS, p.follows || early}, kernel, clusters * S::BLOCKS, S::THREADS, S::SHARED_BYTES, stream, a, b, arguments);
+    const bool cluster_split = is_cluster_split_k(p);
+    const int clusters = cluster_split || grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
+    return launch_with({cluster_split ? p.splits * S::BLOCKS : S::BLOCKS, p.follows || early}, kernel, clusters * S::BLOCKS, S::THREADS, S::SHARED_BYTES, stream, a, b, arguments);
 }
 
 template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out) {

@@ -18,9 +18,9 @@ __device__ inline uint64_t matrix(uint32_t address, uint32_t stride) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)(stride >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-/* The same of K-major rows of ROW bytes, swizzled so: atoms of 8 rows. */
+/* The same for K-major rows of ROW bytes with a swizzle of ROW bytes; atoms of 8 rows. */
 template <int ROW> __device__ inline uint64_t matrix_of_rows(uint32_t address) {
-    static_assert(ROW == 128 || ROW == 64, "of TMA's swizzles those that rows have");
+    static_assert(ROW == 128 || ROW == 64, "a swizzle of TMA");
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW >> 4) << 32 | (uint64_t)(ROW == 128 ? 1 : 2) << 62;
 }
 
@@ -55,7 +55,7 @@ template <int DTYPE> struct Product;
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B TAIL ";"                    \
                      : PYSIM_D##REGISTERS(C, 0) : "l"(a), "l"(b) __VA_ARGS__);                                                       \
     }
-/* operands: D is always added to (kernels start from zeros), factors are not negated */
+/* D is always accumulated (kernels start from zeros); operands are not negated */
 #define PYSIM_MMAS(SHAPE, C, T16, T32, T48, T64, T96, T128, ...)                                                                     \
     PYSIM_MMA(32, SHAPE, 16, C, "%16", "%17", T16, __VA_ARGS__)                                                                      \
     PYSIM_MMA(64, SHAPE, 32, C, "%32", "%33", T32, __VA_ARGS__)                                                                      \
@@ -87,8 +87,8 @@ template <> struct Product<PYSIM_F8> {
     PYSIM_MMAS("k32.f32.e4m3.e4m3", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
 };
 
-/* A in registers: lane l of warp w has of rows 16 w + l / 4 and that + 8, at position l % 4 of k, a[0] and a[1], at position l % 4 + 4, a[2] and
- * a[3]; of two-byte types, of which a register has two, at positions 2 (l % 4) and those + 8. Unless `kept`, D starts from zeros. */
+/* A in registers: lane l of warp w holds rows r = 16 w + l / 4 and r + 8: a[0], a[1] at position l % 4 of k, a[2], a[3] at l % 4 + 4. Of two-byte types a
+ * register holds two elements, at positions 2 (l % 4), + 1, and the same + 8. Unless `kept`, D starts from zeros. */
 #define PYSIM_MMA_A(N, TYPES, REGISTERS, A, B, KEPT, TAIL)                                                                                        \
     __device__ static inline void add(Acc(&d)[REGISTERS], const unsigned(&a)[4], uint64_t b, int kept) {                             \
         asm volatile("{\n.reg .pred kept;\nsetp.ne.b32 kept, " KEPT ", 0;\n"                                                         \

@@ -7,16 +7,17 @@
 namespace pysim {
 namespace hopper {
 
-/* f32 as six products of bf16 thirds (thirds.cuh), beside the types of pysim.h. */
+/* A type beside those of pysim.h: f32 by six products of bf16 thirds (thirds.cuh). */
 enum { BF16X6 = 16 };
 
-/* Parts of split-K meet without workspace in a cluster, one part to a block or to a row's own cluster, of so many blocks at most: what every machine with
- * clusters runs. Large ones leave multiprocessors idle (a machine's file has how many run at once). */
-enum { MOST_BLOCKS = 8 };
-__host__ __device__ inline bool is_near(const Problem &p) { return p.kind == PYSIM_SPLIT_K && !p.partials; }
+/* Cluster split-K: the split-K parts of a tile run in one cluster, which reduces them without workspace. Each part is computed by one block, or by a cluster
+ * of the row's own shape. All GPUs with clusters run clusters of up to 8 blocks; large ones leave multiprocessors idle (machine files say how many
+ * clusters run at once). */
+enum { MAX_CLUSTER_BLOCKS = 8 };
+__host__ __device__ inline bool is_cluster_split_k(const Problem &p) { return p.kind == PYSIM_SPLIT_K && !p.partials; }
 
-/* How a type is multiplied. Shared memory holds 128 bytes of k of each operand a stage, or fewer (Shape::ROW); one instruction takes 32. SPLIT: so many numbers beside the
- * first stand for an element: of B they are made ahead, of A in registers (split.cuh, thirds.cuh). */
+/* How a type is multiplied. A stage holds 128 bytes of k of each operand (Shape::ROW may be less); an instruction takes 32. MN_MAJOR: operands may be
+ * MN-major. SPLIT: an element is represented by 1 + SPLIT numbers; B is split before the launch, A in registers (split.cuh, thirds.cuh). */
 template <int DTYPE> struct Element;
 template <> struct Element<PYSIM_F16> { enum { BYTES = 2, MN_MAJOR = 1, SPLIT = 0 }; using Acc = float; };
 template <> struct Element<PYSIM_BF16> { enum { BYTES = 2, MN_MAJOR = 1, SPLIT = 0 }; using Acc = float; };
@@ -26,31 +27,31 @@ template <> struct Element<PYSIM_F8> { enum { BYTES = 1, MN_MAJOR = 0, SPLIT = 0
 template <> struct Element<PYSIM_TF32X3> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 1 }; using Acc = float; };
 template <> struct Element<BF16X6> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 2 }; using Acc = float; };
 
-/* The tiles of a row. ROW: bytes of k of a stage, as wide as TMA and wgmma swizzle. PROMOTION: of so many k the accumulators are added to sums in f32; 0: they are the sums. PINGPONG: two sets of warpgroups take a
- * block's tiles in turn, so that one multiplies while the other's results leave. */
+/* The tiles of a row. ROW: bytes of k in a stage, the width of TMA's and wgmma's swizzle. PROMOTION: k after which tensor-core accumulators are added to f32
+ * registers; 0: never. PINGPONG: two sets of warpgroups alternate over a block's tiles, so that one multiplies while the other stores. */
 template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0, bool PINGPONG_ = false, int ROW_ = 128>
 struct Shape {
     static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
                          CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_;
     using Element = hopper::Element<DTYPE>;
     using Acc = typename Element::Acc;
-    static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N, NEAR = MOST_BLOCKS / BLOCKS;
-    /* warpgroups that multiply a tile, and all that multiply */
+    static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N, MAX_CLUSTER_PARTS = MAX_CLUSTER_BLOCKS / BLOCKS;
+    /* warpgroups that multiply one tile; all that multiply */
     static constexpr int GROUPS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), CONSUMERS = GROUPS * SETS, THREADS = 128 * (CONSUMERS + 1);
-    /* producers and consumers start with equal registers; large tiles need the producer's */
+    /* all warpgroups start with equal registers; with large tiles the producer hands most of its own over (setmaxnreg) */
     static constexpr bool HANDS_OVER = CONSUMERS == 2 && WARP_M * WARP_N >= 64 * 128;
     static constexpr int CONSUMER_REGISTERS = Element::SPLIT > 0 ? 232 : 224, PRODUCER_REGISTERS = Element::SPLIT > 0 ? 40 : 56;
-    /* instructions along m, each one's registers, and how many times 16 those are in all */
-    static constexpr int PARTS = WARP_M / 64, SUMS = WARP_N / 2, SLICES = PARTS * SUMS / 16;
-    static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : ROW; /* bytes of k of one column of B, each number of its elements */
+    /* instructions along m; accumulators of each; slices of 16 accumulators in all */
+    static constexpr int PARTS = WARP_M / 64, ACCUMULATORS = WARP_N / 2, SLICES = PARTS * ACCUMULATORS / 16;
+    static constexpr int B_ROW = Element::SPLIT == 2 ? 64 : ROW; /* bytes of k of one column of B, per number of an element */
     static constexpr int A_BYTES = BLOCK_M * ROW, B_BYTES = BLOCK_N * B_ROW * (1 + Element::SPLIT), STAGE_BYTES = A_BYTES + B_BYTES;
-    /* what one block loads of a tile that the cluster shares */
+    /* rows that one block loads of an operand tile that the cluster shares */
     static constexpr int A_SHARE = BLOCK_M / CLUSTER_N, B_SHARE = BLOCK_N / CLUSTER_M;
-    /* stages, barriers, each set's flag and barrier, each warpgroup's strips of results (epilogue.cuh), room to align */
-    static constexpr int PASSAGE_BYTES = 4 * 16 * 40 * 4, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16 * SETS;
-    static constexpr int SHARED_BYTES = PASSAGES + CONSUMERS * PASSAGE_BYTES + 1024;
+    /* shared memory: stages, barriers, a flag and a barrier per set, a staging buffer per warpgroup (staging.cuh), alignment */
+    static constexpr int STAGING_BYTES = 4 * 16 * 40 * 4, STAGING_OFFSET = STAGES * (STAGE_BYTES + 16) + 16 * SETS;
+    static constexpr int SHARED_BYTES = STAGING_OFFSET + CONSUMERS * STAGING_BYTES + 1024;
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
-    static_assert(ROW == 128 || (ROW == 64 && BYTES == 2), "swizzles of rows; what is read into registers has rows of 128 bytes");
+    static_assert(ROW == 128 || (ROW == 64 && BYTES == 2), "the swizzles that exist; operands read into registers need rows of 128 bytes");
     static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
     static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Products of f32 as six of bf16 (core/split.cuh), which take as long as three of tf32: x and y in thirds, without x2 y3, x3 y2 and x3 y3. B comes
- * in thirds, three tiles in every stage: they were made ahead. A comes as it is: a warpgroup reads its rows of a stage into registers, in the order
- * that wgmma takes them from there, and splits them while its last products are still under way. So A may lie either way.
+ * f32 products as six bf16 products (core/split.cuh), which take as long as three of tf32: x and y are split into thirds, and x2 y3, x3 y2, x3 y3 are
+ * dropped. B is split before the launch: a stage holds three tiles of B. A is split here: a warpgroup loads its rows of a stage into registers, in
+ * the order in which wgmma takes A from registers, and splits them while the previous products run. So A may have either layout.
  *
- * Tensor cores cut bits off whatever is added: of PROMOTION of k the small products come first, the first thirds of A waiting in registers, and then
- * the large ones; and after them the accumulators are added to sums in registers and start from zeros.
+ * Tensor cores truncate when they accumulate. Therefore, within PROMOTION of k, the small products come first (the first thirds of A wait in
+ * registers), then the large ones; then the accumulators are added to f32 registers and restart from zero.
  *
  * Worked number: 128x128x32, 5 stages: a stage is 16 + 24 KiB; its six products take 6 * 128 * 128 * 32 / 2048 = 1536 cycles, so 27 bytes per cycle
- * and multiprocessor from L2. Registers: 64 accumulators, 64 sums, 24 of A's thirds. */
+ * and multiprocessor from L2. Registers: 64 accumulators, 64 sums, 24 thirds of A. */
 #ifndef PYSIM_CUDA_HOPPER_THIRDS_CUH
 #define PYSIM_CUDA_HOPPER_THIRDS_CUH
 #include "mainloop/hopper/split.cuh"
@@ -15,19 +15,19 @@
 namespace pysim {
 namespace hopper {
 
-/* What a thread keeps of a stage until the large products: the first thirds of its elements of A. */
+/* What a thread keeps of a stage until the large products: the first thirds of A. */
 template <class S> struct Thirds {
     enum { COLUMN_BYTES = 64, THIRD = S::B_BYTES / 3, GROUPS = S::BLOCK_K / 16 /* instructions along k */ };
     using Mma = Product<BF16X6>;
     unsigned first[GROUPS][4];
 
-    /* As those of Halves (split.cuh). */
-    template <class OfA> __device__ void add_small(float (&part)[S::SUMS], const OfA &of_a, uint32_t a, uint32_t b, int more) {
+    /* The same interface as Halves (split.cuh). */
+    template <class OfA> __device__ void add_small(float (&part)[S::ACCUMULATORS], const OfA &of_a, uint32_t a, uint32_t b, int more) {
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
             unsigned second[4], third[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) { /* rows below, k to the right */
+            for (int i = 0; i < 4; i++) { /* i % 2: row, i / 2: k */
                 float x[2];
 #pragma unroll
                 for (int e = 0; e < 2; e++) x[e] = __uint_as_float(of_a.load(a, 2 * group + i / 2, i % 2 + 2 * e));
@@ -42,18 +42,18 @@ template <class S> struct Thirds {
             Mma::add(part, large, k2, 1);
             Mma::add(part, second, k, 1);
             mma_commit();
-            mma_wait<1>(); /* those before are done with their registers */
+            mma_wait<1>(); /* the previous group has read its registers */
         }
     }
-    __device__ void add_large(float (&part)[S::SUMS], uint32_t b) const {
+    __device__ void add_large(float (&part)[S::ACCUMULATORS], uint32_t b) const {
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) Mma::add(part, first[group], matrix_of_rows<64>(b + group * 32), 1);
     }
 };
 
-/* Sums that are not finite become those of multiply-adds in the order of k, of steps [begin, end); `row` and `column`: the thread's first of C. */
-template <class S, int TA> __device__ __forceinline__ void mend_thirds(const Problem &p, float (&sum)[S::SUMS], int row, int column, int begin, int end) {
-    mend(sum, [&](int which) {
+/* Recomputes accumulators that are not finite by FP32 multiply-adds in the order of k, over k-iterations [begin, end). `row`, `column`: the thread's first in C. */
+template <class S, int TA> __device__ __forceinline__ void recompute_nonfinite_thirds(const Problem &p, float (&acc)[S::ACCUMULATORS], int row, int column, int begin, int end) {
+    recompute_nonfinite(acc, [&](int which) {
         const int m = row + which / 2 % 2 * 8, n = column + which / 4 * 8 + which % 2;
         float value = 0;
         if (m >= p.m || n >= p.n) return value;

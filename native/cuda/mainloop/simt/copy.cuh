@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How a k step of one operand gets from device memory into shared memory, whichever way it lies in device memory.
+ * Copies one k-iteration of an operand from device memory into shared memory, for either layout in device memory.
  *
- * In shared memory a unit (one element; for s8 four of k) stands at
+ * In shared memory a unit (one element; for s8 four of k) is at
  *     byte(k, x) = ((k EXTENT + x) sizeof(Unit)) ^ swizzle(k),   swizzle(k) = (k / K_UNITS mod LINES) 128 / LINES
- * x being its row of A or column of B. The threads take chunks of 16 bytes:
- *   k contiguous         LINES chunks fill a row's block_k, so a warp holds 32/LINES rows, and stores each k of a chunk on its own: lanes that
- *                        differ in k by K_UNITS would meet in the same banks, as EXTENT is a multiple of the banks; the swizzle parts them
- *   outputs contiguous   the chunk is stored as it is, 16 bytes; the swizzle moves 16-byte pieces within 128 bytes, which costs nothing
+ * with x its row of A or column of B. Threads copy chunks of 16 bytes:
+ *   k contiguous         LINES chunks fill a row's block_k, so a warp holds 32/LINES rows and stores each k of a chunk separately. Lanes whose k differ
+ *                        by K_UNITS would conflict, as EXTENT is a multiple of the banks; the swizzle separates them
+ *   outputs contiguous   the chunk is stored as 16 bytes; the swizzle moves 16-byte pieces within 128 bytes, which costs nothing
  * Fragments are read with the same xor, a constant for each k of the unrolled loop. pysim/cachemodel/shared_memory/gemm_shared.py has the same formulas.
  *
  * Worked number, f32, block 128x128x16: LINES = 4, swizzle = 0, 32, 64, 96 bytes for k = 0-3, 4-7, 8-11, 12-15. */
@@ -17,8 +17,8 @@
 namespace pysim {
 namespace simt {
 
-/* An operand of EXTENT outputs by STEP elements of k, moved by THREADS threads. K_INNER: k is contiguous in device memory; VECTOR: by vectors;
- * SWIZZLED: without bank conflicts. */
+/* An operand tile of EXTENT outputs x STEP elements of k, copied by THREADS threads. K_INNER: k is contiguous in device memory; VECTOR: vector accesses;
+ * SWIZZLED: with the swizzle. */
 template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED, bool K_INNER> class Copy {
   protected:
     using In = typename T::In;
@@ -26,7 +26,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     enum {
         LINES = STEP / T::DEPTH / T::K_UNITS,
         CHUNKS = EXTENT * STEP * (int)sizeof(In) / 16,
-        TURNS = (CHUNKS + THREADS - 1) / THREADS,
+        PASSES = (CHUNKS + THREADS - 1) / THREADS,
     };
     static_assert(LINES >= 1 && LINES <= 8, "block_k: 1 to 8 chunks");
     static_assert(T::K_UNITS * EXTENT * sizeof(Unit) >= 128, "the swizzle needs 128 bytes of the same k / K_UNITS");
@@ -36,42 +36,42 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         PIECE_BYTES = 16 / PIECES,
         INNER = PIECE_BYTES / (int)sizeof(In),
         ACROSS = (K_INNER ? STEP : EXTENT) / INNER,
-        DOWN = THREADS / ACROSS * PIECES, /* lines from one turn to the next */
+        DOWN = THREADS / ACROSS * PIECES, /* lines from one pass to the next */
     };
     static_assert(THREADS % ACROSS == 0, "a thread keeps its place along the contiguous dimension");
 
-    const In *at; /* this thread's first element of the step that is loaded next */
+    const In *at; /* this thread's first element of the next k-iteration */
     const int64_t ld;
     const int64_t step;
-    const int outputs; /* from the block's first one */
-    int left;          /* elements of k from the step's first one */
+    const int outputs; /* remaining outputs, from the block's first */
+    int left;          /* remaining k, from the next k-iteration's first */
     const bool aligned, inside;
 
     static __device__ int line_of(int thread) { return thread / ACROSS * PIECES; }
-    static __device__ bool idle(int thread, int turn) { return CHUNKS % THREADS && turn * THREADS + thread >= CHUNKS; }
+    static __device__ bool idle(int thread, int pass) { return CHUNKS % THREADS && pass * THREADS + thread >= CHUNKS; }
 
   public:
     enum { BYTES = EXTENT * STEP / T::DEPTH * (int)sizeof(Unit) };
-    using Staged = unsigned[TURNS][4];
+    using Staged = unsigned[PASSES][4];
 
     enum { DEPTH = STEP, PITCH = EXTENT };
-    /* Elements by line, counted from the thread's first: each(line, its elements, their number). */
+    /* Calls each(line, elements, count) for the thread's elements; lines are relative to its first. */
     static __device__ int first_line(int thread) { return line_of(thread); }
     template <class Each> static __device__ void each_line(Staged &words, Each each) {
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++) {
+        for (int pass = 0; pass < PASSES; pass++) {
             In elements[INNER];
-            memcpy(elements, words[turn], sizeof elements);
-            each(turn * DOWN, elements, INNER);
-            memcpy(words[turn], elements, sizeof elements);
+            memcpy(elements, words[pass], sizeof elements);
+            each(pass * DOWN, elements, INNER);
+            memcpy(words[pass], elements, sizeof elements);
         }
     }
-    /* The thread's place along the contiguous dimension. */
+    /* The thread's first element along the contiguous dimension. */
     static __device__ int inner_of(int thread) { return thread % ACROSS * INNER; }
     static __device__ constexpr int swizzle(int k) { return SWIZZLED ? k / T::K_UNITS % LINES * (128 / LINES) : 0; }
     static __device__ int byte(int k, int x) { return ((k * EXTENT + x) * (int)sizeof(Unit)) ^ swizzle(k); }
 
-    /* `limit` outputs in all, `first` the block's first one; k from `begin` to `end`. */
+    /* `limit`: outputs of the operand; `first`: the block's first output; k in [begin, end). */
     __device__ Copy(const void *data, int64_t pitch, int first, int limit, int begin, int end, int thread)
         : at((const In *)data), ld(pitch), step(K_INNER ? STEP : STEP * pitch), outputs(limit - first), left(end - begin),
           aligned(VECTOR && ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In)) | (K_INNER ? 0 : first * sizeof(In))) % PIECE_BYTES == 0), inside(first + EXTENT <= limit) {
@@ -79,13 +79,13 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         at += line * ld + inner;
     }
 
-    /* True where every step can be taken by vectors and without a look at the operand's edges: then loads may be told so (EDGE false). */
+    /* Whether all k-iterations can use vectors without bounds checks (EDGE = false). */
     __device__ bool whole() const { return aligned && inside && left % STEP == 0; }
-    /* Elsewhere single elements come faster by Singles. */
+    /* Whether vectors can be used; otherwise Singles is faster. */
     __device__ bool by_vectors() const { return aligned; }
-    /* Whether all its outputs are there. */
+    /* Whether all its outputs exist. */
     __device__ bool fits() const { return inside; }
-    /* Whether the last of the steps is shorter than others, and what loads that one of `steps`. */
+    /* Whether the last k-iteration is shorter; rest(steps) loads that one. */
     __device__ bool has_rest() const { return left % STEP != 0; }
     __device__ Copy rest(int steps) const {
         Copy last = *this;
@@ -93,7 +93,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         return last;
     }
 
-    /* The next step into registers, zeros outside the operand. */
+    /* Loads the next k-iteration into registers, zeros outside the operand. */
     template <bool EDGE> __device__ void load(Staged &words, int thread) {
         if (!EDGE || (aligned && inside && left >= STEP)) load_whole(words, thread);
         else load_edge(words, thread);
@@ -103,19 +103,19 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     __device__ void store(char *shared, Staged &words, int thread) const {
         enum { EACH = 16 / T::K_UNITS }; /* bytes of one k of a chunk with k contiguous */
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++) {
-            if (idle(thread, turn)) continue;
-            T::template units<K_INNER>(words[turn]);
+        for (int pass = 0; pass < PASSES; pass++) {
+            if (idle(thread, pass)) continue;
+            T::template units<K_INNER>(words[pass]);
             if constexpr (K_INNER) {
 #pragma unroll
-                for (int i = 0; i < T::K_UNITS; i++) to_shared<EACH, VECTOR>(shared + place_of(thread, turn, i), words[turn] + i * EACH / 4);
+                for (int i = 0; i < T::K_UNITS; i++) to_shared<EACH, VECTOR>(shared + place_of(thread, pass, i), words[pass] + i * EACH / 4);
             } else {
-                to_shared<16, VECTOR>(shared + place_of(thread, turn, 0), words[turn]);
+                to_shared<16, VECTOR>(shared + place_of(thread, pass, 0), words[pass]);
             }
         }
     }
 
-    /* The next step straight into shared memory, asynchronously. */
+    /* Copies the next k-iteration into shared memory asynchronously. */
     template <bool EDGE> __device__ void load_async(char *shared, int thread) {
         static_assert(sizeof(In) == sizeof(Unit) && sizeof(In) >= 4, "asynchronous copies move 4, 8 or 16 bytes and do not rearrange");
         if (EDGE) async_turns<false>(shared, hide(thread));
@@ -125,22 +125,22 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
 
   private:
     __device__ void advance() { at += step, left -= STEP; }
-    /* How many elements of this thread's piece `line` exist, counted from its first: INNER or more where all do. */
+    /* Number of existing elements of this thread's piece of `line`; INNER or more if all exist. */
     __device__ int there(int thread, int line) const {
         const bool exists = line_of(thread) + line < (K_INNER ? outputs : left);
         return exists ? (K_INNER ? left : outputs) - inner_of(thread) : 0;
     }
 
-    /* Not through __ldg: the compiler may move such a load past barriers, and moves it to where its registers are needed, too late. */
+    /* Not __ldg: the compiler may move such a load past barriers, and sinks it to its use, too late. */
     __device__ void load_whole(Staged &words, int thread) const {
         using Vector = typename Word<PIECE_BYTES>::type;
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++)
+        for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
             for (int piece = 0; piece < PIECES; piece++)
-                if (!idle(thread, turn)) {
-                    const Vector v = *(const Vector *)(at + (int64_t)(turn * DOWN + piece) * ld);
-                    memcpy(words[turn] + piece * PIECE_BYTES / 4, &v, PIECE_BYTES);
+                if (!idle(thread, pass)) {
+                    const Vector v = *(const Vector *)(at + (int64_t)(pass * DOWN + piece) * ld);
+                    memcpy(words[pass] + piece * PIECE_BYTES / 4, &v, PIECE_BYTES);
                 }
     }
 
@@ -148,10 +148,10 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         using Vector = typename Word<PIECE_BYTES>::type;
         const int thread = hide(real_thread);
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++)
+        for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
             for (int piece = 0; piece < PIECES; piece++) {
-                const int line = turn * DOWN + piece, count = idle(thread, turn) ? 0 : there(thread, line);
+                const int line = pass * DOWN + piece, count = idle(thread, pass) ? 0 : there(thread, line);
                 const In *from = at + (int64_t)line * ld;
                 alignas(16) In part[INNER];
                 if (aligned && count >= INNER) {
@@ -161,20 +161,20 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
 #pragma unroll
                     for (int i = 0; i < INNER; i++) part[i] = i < count ? __ldg(from + i) : In(0);
                 }
-                memcpy(words[turn] + piece * PIECE_BYTES / 4, part, PIECE_BYTES);
+                memcpy(words[pass] + piece * PIECE_BYTES / 4, part, PIECE_BYTES);
             }
     }
 
-    /* Where this thread's chunk of a turn goes, and with k contiguous its unit `i` of k. */
-    static __device__ int place_of(int thread, int turn, int i) {
+    /* Shared offset of this thread's chunk of a pass; with k contiguous, of its unit `i` of k. */
+    static __device__ int place_of(int thread, int pass, int i) {
         constexpr int pitch = EXTENT * (int)sizeof(Unit), down = DOWN * (int)sizeof(Unit);
         const int inner = inner_of(thread), line = line_of(thread);
-        if constexpr (K_INNER && (down & (down - 1)) == 0 && pitch % 128 == 0) /* lines from 0 to DOWN, and turns of them, have no bit in common */
-            return inner / T::DEPTH * pitch + ((line * (int)sizeof(Unit) ^ swizzle(inner / T::DEPTH)) ^ (turn * down & 127)) + (turn * down & ~127) + i * pitch;
+        if constexpr (K_INNER && (down & (down - 1)) == 0 && pitch % 128 == 0) /* a line below DOWN and a pass's offset share no bits */
+            return inner / T::DEPTH * pitch + ((line * (int)sizeof(Unit) ^ swizzle(inner / T::DEPTH)) ^ (pass * down & 127)) + (pass * down & ~127) + i * pitch;
         else if constexpr (K_INNER)
-            return byte(inner / T::DEPTH + i, line + turn * DOWN);
+            return byte(inner / T::DEPTH + i, line + pass * DOWN);
         else
-            return byte((line + turn * DOWN) / T::DEPTH, inner);
+            return byte((line + pass * DOWN) / T::DEPTH, inner);
     }
 
     template <int COUNT> static __device__ void fetch(char *shared, const void *from, bool exists) {
@@ -183,16 +183,16 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
 
     template <bool WHOLE> __device__ void async_turns(char *shared, int thread) const {
 #pragma unroll
-        for (int turn = 0; turn < TURNS; turn++) {
-            if (idle(thread, turn)) continue;
-            const int line = turn * DOWN, count = WHOLE ? (int)INNER : there(thread, line);
+        for (int pass = 0; pass < PASSES; pass++) {
+            if (idle(thread, pass)) continue;
+            const int line = pass * DOWN, count = WHOLE ? (int)INNER : there(thread, line);
             const In *from = at + (int64_t)line * ld;
             if (!K_INNER && (WHOLE || (aligned && count >= INNER))) {
-                fetch<16>(shared + place_of(thread, turn, 0), from, true);
+                fetch<16>(shared + place_of(thread, pass, 0), from, true);
             } else {
 #pragma unroll
                 for (int i = 0; i < INNER; i++) {
-                    const int to = K_INNER ? place_of(thread, turn, i) : place_of(thread, turn, 0) + i * (int)sizeof(In);
+                    const int to = K_INNER ? place_of(thread, pass, i) : place_of(thread, pass, 0) + i * (int)sizeof(In);
                     fetch<sizeof(In)>(shared + to, i < count ? from + i : at, i < count);
                 }
             }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the types of the SIMT kernels differ in: how elements become the units that one multiply takes along k, how a chunk of 16
- * bytes from device memory is turned into units, and the multiply itself.
+ * The types of the SIMT kernels: the unit that one multiply takes along k, the conversion of a 16-byte chunk of device memory into units, and the
+ * multiply.
  *
  *   dtype  unit             one multiply                    chunk, k contiguous     chunk, rows or columns contiguous
  *   f32    1 element        FFMA  f32 += f32 f32            1 row  x 4 k            1 k x 4
@@ -8,7 +8,7 @@
  *   f16    1 element        HFMA2 2 f16 += f16 (2 f16)      2 rows x 4 k, paired    1 k x 8
  *   s8     4 elements of k  dp4a  s32 += 4 s8 . 4 s8        1 row  x 16 k           4 k x 4, bytes transposed
  *
- * f16 sums stay f16, as in the HGEMM of CUTLASS's blog: the fast rate, and an error of up to k 2^-11 |A||B|. */
+ * f16 accumulators stay f16, as in the HGEMM of CUTLASS's blog: the fast rate, and an error of up to k 2^-11 |A||B|. */
 #ifndef PYSIM_CUDA_SIMT_TYPES_CUH
 #define PYSIM_CUDA_SIMT_TYPES_CUH
 #include <cstring>
@@ -20,34 +20,34 @@ namespace pysim {
 namespace simt {
 
 /* Members of a type:
- *   In, Unit, Sum (of PACK neighbouring columns), Value (a sum on its way out)
+ *   In, Unit, Acc (PACK neighbouring columns), Value (an accumulator in the epilogue)
  *   DEPTH     elements of k in a unit
- *   K_PIECES, OUT_PIECES  lines that a chunk takes its bytes from: 16/PIECES of each; K: k contiguous, OUT: outputs contiguous
- *   K_UNITS   units along k of a chunk with k contiguous; each is stored on its own, with those of the chunk's rows
- *   units()   chunk -> words as they are stored; one multiply: multiply() */
+ *   K_PIECES, OUT_PIECES  lines that a chunk spans, 16/PIECES bytes of each, if k (K) or outputs (OUT) are contiguous
+ *   K_UNITS   units along k of a chunk with k contiguous; each is stored separately
+ *   units()   converts a chunk into the words that are stored; multiply() is one multiply */
 struct OneUnit {
     enum { DEPTH = 1, PACK = 1, K_PIECES = 1, OUT_PIECES = 1 };
     template <bool K_INNER> static __device__ void units(unsigned (&)[4]) {}
 };
 
 struct F32 : OneUnit {
-    using In = float; using Unit = float; using Sum = float; using Value = float;
+    using In = float; using Unit = float; using Acc = float; using Value = float;
     enum { K_UNITS = 4, DTYPE = PYSIM_F32 };
-    static __device__ void multiply(Sum &sum, Unit a, Sum b) { sum = fmaf(a, b, sum); }
-    static __device__ Value value(Sum sum, int) { return sum; }
-    static __device__ Sum sum_of(const Value *value) { return *value; }
+    static __device__ void multiply(Acc &acc, Unit a, Acc b) { acc = fmaf(a, b, acc); }
+    static __device__ Value value(Acc acc, int) { return acc; }
+    static __device__ Acc acc_of(const Value *value) { return *value; }
 };
 
 struct F64 : OneUnit {
-    using In = double; using Unit = double; using Sum = double; using Value = double;
+    using In = double; using Unit = double; using Acc = double; using Value = double;
     enum { K_UNITS = 2, DTYPE = PYSIM_F64 };
-    static __device__ void multiply(Sum &sum, Unit a, Sum b) { sum = fma(a, b, sum); }
-    static __device__ Value value(Sum sum, int) { return sum; }
-    static __device__ Sum sum_of(const Value *value) { return *value; }
+    static __device__ void multiply(Acc &acc, Unit a, Acc b) { acc = fma(a, b, acc); }
+    static __device__ Value value(Acc acc, int) { return acc; }
+    static __device__ Acc acc_of(const Value *value) { return *value; }
 };
 
 struct F16 {
-    using In = __half; using Unit = __half; using Sum = __half2; using Value = float;
+    using In = __half; using Unit = __half; using Acc = __half2; using Value = float;
     enum { DEPTH = 1, PACK = 2, K_PIECES = 2, OUT_PIECES = 1, K_UNITS = 4, DTYPE = PYSIM_F16 };
     template <bool K_INNER> static __device__ void units(unsigned (&w)[4]) {
         if (!K_INNER) return; /* rows r, r + 1 of 4 k each -> for each k, a pair of rows */
@@ -55,13 +55,13 @@ struct F16 {
         w[0] = __byte_perm(a, c, 0x5410), w[1] = __byte_perm(a, c, 0x7632);
         w[2] = __byte_perm(b, d, 0x5410), w[3] = __byte_perm(b, d, 0x7632);
     }
-    static __device__ void multiply(Sum &sum, Unit a, Sum b) { sum = __hfma2(__half2half2(a), b, sum); }
-    static __device__ Value value(Sum sum, int i) { return i ? __high2float(sum) : __low2float(sum); }
-    static __device__ Sum sum_of(const Value *value) { return __floats2half2_rn(value[0], value[1]); }
+    static __device__ void multiply(Acc &acc, Unit a, Acc b) { acc = __hfma2(__half2half2(a), b, acc); }
+    static __device__ Value value(Acc acc, int i) { return i ? __high2float(acc) : __low2float(acc); }
+    static __device__ Acc acc_of(const Value *value) { return __floats2half2_rn(value[0], value[1]); }
 };
 
 struct S8 {
-    using In = signed char; using Unit = int; using Sum = int; using Value = int;
+    using In = signed char; using Unit = int; using Acc = int; using Value = int;
     enum { DEPTH = 4, PACK = 1, K_PIECES = 1, OUT_PIECES = 4, K_UNITS = 4, DTYPE = PYSIM_S8 };
     template <bool K_INNER> static __device__ void units(unsigned (&w)[4]) {
         if (K_INNER) return; /* 4 k of 4 outputs each -> for each output, its 4 k: a transpose of 4 x 4 bytes */
@@ -70,19 +70,18 @@ struct S8 {
         w[0] = __byte_perm(a, b, 0x5410), w[1] = __byte_perm(a, b, 0x7632);
         w[2] = __byte_perm(c, d, 0x5410), w[3] = __byte_perm(c, d, 0x7632);
     }
-    static __device__ void multiply(Sum &sum, Unit a, Sum b) { sum = __dp4a(a, b, sum); }
-    static __device__ Value value(Sum sum, int) { return sum; }
-    static __device__ Sum sum_of(const Value *value) { return *value; }
+    static __device__ void multiply(Acc &acc, Unit a, Acc b) { acc = __dp4a(a, b, acc); }
+    static __device__ Value value(Acc acc, int) { return acc; }
+    static __device__ Acc acc_of(const Value *value) { return *value; }
 };
 
-/* The same number, of which the compiler does not know it: what follows from it is computed where it is used, not held in registers. */
+/* Hides a value from the compiler, so that expressions of it are recomputed where they are used instead of held in registers. */
 __device__ inline int hide(int thread) {
     asm volatile("" : "+r"(thread));
     return thread;
 }
 
-/* BYTES from or to shared memory at once, or unit by unit for the kernels without vector accesses; volatile keeps the
- * assembler from joining those again. */
+/* Loads or stores BYTES of shared memory as one vector, or unit by unit in kernels without vector accesses; volatile keeps ptxas from merging those. */
 template <int BYTES, bool VECTOR, int UNIT> __device__ inline void from_shared(void *to, const void *from) {
     if constexpr (VECTOR) {
         *(typename Word<BYTES>::type *)to = *(const typename Word<BYTES>::type *)from;

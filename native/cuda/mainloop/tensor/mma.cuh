@@ -25,13 +25,13 @@
 namespace pysim {
 namespace mma_sync {
 
-/* A row: types, tiles; PROMOTION: 0, or of so many k the accumulators of six products of thirds are added to the sums, those of an instruction of bf16.
- * float stands for tf32, whose operands are rounded to nearest, as cuBLAS does, where they leave shared memory. */
+/* A row. PROMOTION: 0, or (tf32x3) the k of a bf16 instruction, after which the six products of thirds are added to the accumulators. `float` means tf32: operands
+ * are rounded to nearest, as in cuBLAS, when they are loaded from shared memory. */
 template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON = 0> struct Row {
     using In = In_;
     using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
     enum { BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, PROMOTION = PROMOTION_ };
-    enum { K = PROMOTION ? PROMOTION : 32 / (int)sizeof(In), TILES_M = WM / 16, TILES_N = WN / 8, SUMS = TILES_M * TILES_N * 4, THREADS = 32 * (BM / WM) * (BN / WN) };
+    enum { K = PROMOTION ? PROMOTION : 32 / (int)sizeof(In), TILES_M = WM / 16, TILES_N = WN / 8, ACCUMULATORS = TILES_M * TILES_N * 4, THREADS = 32 * (BM / WM) * (BN / WN) };
     static constexpr bool BUILT = has_kernel(CAPABILITY, 0, REPLACED_ON);
     static constexpr bool K_MAJOR = sizeof(In) == 1;
     template <bool TA, bool TB> using Shape = pysim::Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB, PROMOTION>;
@@ -40,7 +40,7 @@ template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, i
     static_assert(BK % K == 0, "a step has whole instructions");
 };
 
-/* What a warp multiplies in one k step of the instruction. */
+/* A warp's fragments for one instruction's k. */
 template <class R, class S> struct Fragments {
     using In = typename R::In;
     unsigned a[R::TILES_M][4], b[R::TILES_N / 2][4]; /* b: two tiles of columns by one ldmatrix */
@@ -74,24 +74,24 @@ template <class R, class S> struct Fragments {
     }
 };
 
-/* sum += the products of fragments. */
-template <class R, class S> __device__ inline void multiply(typename R::Acc (&sum)[R::SUMS], const Fragments<R, S> &f) {
+/* acc += the products of fragments. */
+template <class R, class S> __device__ inline void multiply(typename R::Acc (&acc)[R::ACCUMULATORS], const Fragments<R, S> &f) {
 #pragma unroll
     for (int i = 0; i < R::TILES_M * R::TILES_N; i++) {
         const int row = i / R::TILES_N, column = i % R::TILES_N;
-        mma(*(typename R::Acc(*)[4])(sum + i * 4), f.a[row], f.b[column / 2] + column % 2 * 2, typename R::In());
+        mma(*(typename R::Acc(*)[4])(acc + i * 4), f.a[row], f.b[column / 2] + column % 2 * 2, typename R::In());
     }
 }
 
-/* The tiles of one block. A Source says where their operands come from and where the sums go:
- *   left(t), right(t)             what copies block row t.i of A and block column t.j of B (Copies)
- *   again(t, row, column)         of thirds: an output of the block's tile as FP32's own multiply-adds make it, of its steps
- *   store<Sums>(t, shared)        the block's tile of sums, in shared memory, on its way out */
+/* Computes the tiles of one block. A Source provides
+ *   left(t), right(t)             the copiers of block row t.i of A and block column t.j of B (Copies)
+ *   again(t, row, column)         tf32x3: one output over the tile's k-iterations by FP32 multiply-adds
+ *   store<Sums>(t, shared)        the epilogue of a tile of accumulators in shared memory */
 template <class R, class S, class Source> __device__ inline void multiply_tiles(const Problem &p, const Source &source) {
     using Acc = typename R::Acc;
     using Sums = SharedSums<Acc, R::BM, R::BN, R::THREADS>;
     PYSIM_DYNAMIC_SHARED(shared);
-    /* Where the block stands: not in registers, which the loop needs. */
+    /* The block's state is in shared memory, because the loop needs the registers. */
     __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now;
     Work &work = *(Work *)now.work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -102,21 +102,21 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
         __syncthreads();
         if (!now.valid) return;
         const Tile &t = now.tile;
-        Acc sum[R::SUMS] = {};
+        Acc acc[R::ACCUMULATORS] = {};
         using Part = Fragments<R, S>;
         if constexpr (R::PROMOTION == 0) {
             Part f[S::buffers];
             pipeline<S, R::K>(
                 source.left(t), source.right(t), t, shared,
                 [&](char *stage, int k0, int buffer) { f[buffer].load(stage, stage + S::A::bytes, warp_row, warp_column, k0); },
-                [&](int, int buffer) { multiply(sum, f[buffer]); });
+                [&](int, int buffer) { multiply(acc, f[buffer]); });
         } else {
             char *at;
             pipeline<S, R::K>(
                 source.left(t), source.right(t), t, shared, [&](char *stage, int, int) { at = stage; },
                 [&](int k0, int) {
                     multiply_thirds<R::TILES_M, R::TILES_N / 2>(
-                        sum,
+                        acc,
                         [&](int tile, int half, unsigned(&words)[4]) {
                             Part::template load<typename S::A, S::a_k_last, true>(words, at, warp_row + tile * 16, k0 + half * 8);
                         },
@@ -124,17 +124,17 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
                             Part::template load<typename S::B, S::b_k_last, false>(words, at + S::A::bytes, warp_column + pair * 16, k0 + half * 8);
                         });
                 });
-            mend(sum, [&](int which) {
+            recompute_nonfinite(acc, [&](int which) {
                 return source.again(t, t.i * R::BM + warp_row + which / 4 / R::TILES_N * 16 + lane / 4 + which / 2 % 2 * 8,
                                     t.j * R::BN + warp_column + which / 4 % R::TILES_N * 8 + lane % 4 * 2 + which % 2);
             });
         }
-        if (!meet(p, work, t, sum, (int)threadIdx.x, R::THREADS, &now.last, [] { __syncthreads(); })) continue;
-        __syncthreads(); /* the last stages are read */
+        if (!reduce_parts(p, work, t, acc, (int)threadIdx.x, R::THREADS, &now.last, [] { __syncthreads(); })) continue;
+        __syncthreads(); /* every warp has read the last stages */
 #pragma unroll
-        for (int i = 0; i < R::SUMS / 2; i++) { /* rows lane/4 and lane/4 + 8 of a fragment, two columns each */
+        for (int i = 0; i < R::ACCUMULATORS / 2; i++) { /* rows lane/4 and lane/4 + 8 of a fragment, two columns each */
             const int row = warp_row + i / 2 / R::TILES_N * 16 + lane / 4 + i % 2 * 8, column = warp_column + i / 2 % R::TILES_N * 8 + lane % 4 * 2;
-            *(Pack<Acc, 2> *)Sums::at(shared, row, column) = {sum[2 * i], sum[2 * i + 1]};
+            *(Pack<Acc, 2> *)Sums::at(shared, row, column) = {acc[2 * i], acc[2 * i + 1]};
         }
         __syncthreads();
         source.template store<Sums>(t, shared);
@@ -142,7 +142,7 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
     }
 }
 
-/* A product's operands lie in memory as matrices. */
+/* The operands of a product. */
 template <class S> struct Product : Matrices<S> {
     using Matrices<S>::p;
     __device__ float again(const Tile &t, int row, int column) const {
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(R::THREADS, R::template Shape<TA, TB>::blocks)
     if constexpr (R::BUILT) multiply_tiles<R, S>(p, Product<S>{{p}});
 }
 
-/* f(kernel, its shared bytes) for the layout of `p`; types that need rows along k have one. */
+/* Calls f(kernel, its shared bytes) for the layout of `p`; K-major-only types have one. */
 template <class R, class F> cudaError_t choose(const Problem &p, F f) {
     using Sums = SharedSums<typename R::Acc, R::BM, R::BN, R::THREADS>;
 #define LAYOUT(ta, tb) f(mma_kernel<R, ta, tb>, std::max(R::template Shape<ta, tb>::shared, Sums::bytes))

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
- * f64 GEMM on mma.sync (m16n8k8), warp-specialised: one producer thread keeps STAGES tiles of A and B in flight with the tensor copy
- * engine (all 128 do by cp.async what of them it cannot copy: rows that begin at no multiple of 16 bytes), every other warp multiplies its WARP_M x WARP_N part of the block's tile. Consumers wait for nothing but an mbarrier a stage,
- * so they drift apart, and the next stage's first fragments are fetched under the last products of this one: the multiplier of an
- * SM's quarter, busy for 32 cycles with one instruction, always finds the next.
+ * f64 GEMM on mma.sync (m16n8k8), warp-specialised. One producer thread keeps STAGES tiles of A and B in flight by TMA; for operands that TMA cannot
+ * copy (rows not aligned to 16 bytes) all 128 producer threads use cp.async. Every other warp multiplies its WARP_M x WARP_N part of the block's
+ * tile. Consumers wait only for one mbarrier a stage, so they drift apart, and the first fragments of the next stage are loaded under the last products
+ * of this one: the multiplier of an SM quarter, busy for 32 cycles per instruction, never waits.
  *
- * A stage is 16 elements of k: 128 bytes. Where rows of memory run along k it is 128-byte rows, one for each m (n); else it is boxes
- * of 16 k rows of 128 bytes, which are 16 elements of m (n). TMA exchanges 16-byte chunks: chunk c of row r lies at
- * c ^ (r mod 8). Which row of A an instruction calls its row is free, as long as the sums say the same, and so is which k: lane
- * 4 g + t takes rows (columns) 2 g and 2 g + 1 of 16, and k = 2 t + (e ^ t / 2) of 8 for e = 0, 1. Then no two lanes of a wavefront meet
- * in a bank, whichever way the operand lies. Two rows are neighbours in registers, as the instruction wants them; two columns are
- * not, so where B lies along n a lane takes columns g and g + 8 one by one, which is without conflicts too, rather than move them.
+ * A stage is 16 elements of k: 128 bytes. A K-major operand has one 128-byte row for each m (n); an MN-major one has boxes of 16 rows of k, 128 bytes each,
+ * which are 16 elements of m (n). TMA swizzles 16-byte chunks: chunk c of row r is at c ^ (r mod 8). The assignment of matrix rows and of k to an
+ * instruction's rows and k is free, as long as A, B and C agree: lane 4 g + t takes rows (columns) 2 g and 2 g + 1 of 16, and k = 2 t + (e ^ t / 2) of 8
+ * for e = 0, 1. Then loads have no bank conflicts in either layout. Two rows are neighbouring registers, as the instruction needs; two columns are
+ * not, so if B is MN-major a lane loads columns g and g + 8 separately, also without conflicts.
  *
  * Worked number: 128x128 with 8 warps of 64x32, k 8: a warp reads (64 + 32) * 8 * 8 bytes = 6 KiB for 16 instructions of 32 cycles; two
  * warps a quarter: 48 KiB in 1024 cycles, of 128 KiB that shared memory could give. From L2: 256 * 8 bytes for 128 * 128 / 128 cycles
@@ -30,15 +29,15 @@ using namespace hopper;
 template <int BM, int BN, int BK, int WM, int WN, int STAGES_> struct Shape {
     static constexpr int DTYPE = PYSIM_F64, BYTES = 8, BLOCK_M = BM, BLOCK_N = BN, BLOCK_K = BK, WARP_M = WM, WARP_N = WN, STAGES = STAGES_;
     static constexpr int WARPS = (BM / WM) * (BN / WN), THREADS = 32 * WARPS + 128; /* the last warpgroup is the producer's */
-    static constexpr int A_BYTES = BM * 128, STAGE_BYTES = (BM + BN) * 128, PASSAGES = STAGES * (STAGE_BYTES + 16) + 16;
-    /* of a warp, where eight rows of its results pass on their way: pairs of four rows in different banks */
-    static constexpr int PASSAGE_PITCH = WN + 4, PASSAGE_BYTES = 8 * PASSAGE_PITCH * BYTES, SHARED_BYTES = 1024 + PASSAGES + WARPS * PASSAGE_BYTES;
-    static constexpr int BLOCKS = 8 / WARPS; /* an SM: two warps a quarter */
-    /* registers, which producers and consumers start with equal numbers of: the producer's go to sums */
+    static constexpr int A_BYTES = BM * 128, STAGE_BYTES = (BM + BN) * 128, STAGING_OFFSET = STAGES * (STAGE_BYTES + 16) + 16;
+    /* a warp's staging buffer for eight rows of results; pairs of four rows are in different banks */
+    static constexpr int STAGING_PITCH = WN + 4, STAGING_BYTES = 8 * STAGING_PITCH * BYTES, SHARED_BYTES = 1024 + STAGING_OFFSET + WARPS * STAGING_BYTES;
+    static constexpr int BLOCKS = 8 / WARPS; /* per SM: two warps a quarter */
+    /* all warps start with equal registers; the producer hands its own over for accumulators */
     static constexpr bool HANDS_OVER = WM * WN >= 32 * 32;
     static constexpr int UP = WARPS == 8 ? 232 : 216, DOWN = 40;
     static_assert(BK * BYTES == 128, "a stage is 128 bytes of k");
-    static_assert(BM * BN * BYTES <= STAGES * STAGE_BYTES, "sums that meet in a cluster lie where the stages were");
+    static_assert(BM * BN * BYTES <= STAGES * STAGE_BYTES, "a cluster reduction stores accumulators over the stages");
     static_assert(WARPS == 8 || WARPS == 4, "setmaxnreg is for whole warpgroups");
     static_assert(BM % WM == 0 && BN % WN == 0 && WM % 16 == 0 && WN % 16 == 0, "warps tile the block, 16 x 16 sums tile warps");
 };
@@ -48,7 +47,7 @@ __device__ inline void multiply(double (&c)[4], const double (&a)[4], const doub
                  : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3]) : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 }
 
-/* Eight bytes, or zeros where they do not exist; all copies of a thread so far count towards `barrier` as one arrival. */
+/* Copies eight bytes, or zeros unless they exist; all copies of a thread so far count towards `barrier` as one arrival. */
 __device__ inline void copy_eight(uint32_t to, const void *from, bool exists) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(exists ? 8 : 0) : "memory");
 }
@@ -90,7 +89,7 @@ template <int EXTENT, bool K_LAST> __device__ inline void bring(uint32_t to, con
         for (int part = 0; part < EXTENT / 16; part++) tensor_load(to + part * 2048, map, barrier, first + part * 16, k);
 }
 
-/* The same by the producer's threads, element by element, where TMA cannot: sixteen of them take 128 bytes of a row of memory, eight rows are a turn. */
+/* The same by the producer's threads, element by element, where TMA cannot: sixteen of them take 128 bytes of a row of memory, eight rows are a pass. */
 template <int EXTENT, bool K_LAST>
 __device__ inline void bring_elements(uint32_t to, const void *data, int64_t pitch, int first, int limit, int k, int k_end) {
     const int thread = threadIdx.x % 128, inner = thread % 16, line = thread / 16;
@@ -100,7 +99,7 @@ __device__ inline void bring_elements(uint32_t to, const void *data, int64_t pit
     if constexpr (K_LAST) {
         const int rows = across < k_end ? limit - down : 0;
 #pragma unroll 4
-        for (int turn = 0; turn < EXTENT / 8; turn++, from += 8 * pitch) copy_eight(to + turn * 1024, from, turn * 8 < rows);
+        for (int pass = 0; pass < EXTENT / 8; pass++, from += 8 * pitch) copy_eight(to + pass * 1024, from, pass * 8 < rows);
     } else {
         const int columns = limit - across;
 #pragma unroll 4
@@ -111,12 +110,12 @@ __device__ inline void bring_elements(uint32_t to, const void *data, int64_t pit
     }
 }
 
-/* Which share of the work a block has: the parts of a tile that meet in a cluster are neighbours. */
+/* A block's share of the work: the blocks of a cluster compute the parts of one tile. */
 __device__ inline int share_of(const Problem &p, const Grid &grid) {
-    return is_near(p) ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : (int)blockIdx.x;
+    return is_cluster_split_k(p) ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : (int)blockIdx.x;
 }
 
-/* The stages of a block, step after step: by one thread, or where an operand comes by elements (not whole) by all 128. */
+/* Fills the stages of a block, by one thread, or by all 128 if an operand is copied element by element (not whole). */
 template <class S, bool TA, bool TB, bool WHOLE>
 __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p) {
     const bool whole_a = WHOLE || is_aligned(p.a, p.lda), whole_b = WHOLE || is_aligned(p.b, p.ldb);
@@ -139,26 +138,26 @@ __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a
         }
 }
 
-/* Leaves a part's sums where its stages were, for the cluster's other blocks. */
-template <class S, int COUNT> __device__ inline void meet_near(uint32_t data, const double (&sum)[COUNT]) {
-    sync_threads(1, 32 * S::WARPS); /* all stages are read */
+/* Stores a part's accumulators over its stages, for the other blocks of the cluster. */
+template <class S, int COUNT> __device__ inline void reduce_in_cluster(uint32_t data, const double (&acc)[COUNT]) {
+    sync_threads(1, 32 * S::WARPS); /* every warp has read all stages */
 #pragma unroll
     for (int e = 0; e < COUNT; e++)
-        asm volatile("st.shared.f64 [%0], %1;" ::"r"(data + (e * 32 * S::WARPS + threadIdx.x) * 8), "d"(sum[e]) : "memory");
+        asm volatile("st.shared.f64 [%0], %1;" ::"r"(data + (e * 32 * S::WARPS + threadIdx.x) * 8), "d"(acc[e]) : "memory");
     cluster_sync();
 }
-/* One of a thread's sums, of all parts. */
+/* The sum of one accumulator over all parts. */
 template <class S> __device__ inline double sum_near(const Problem &p, uint32_t data, int which) {
     const uint32_t own = data + (which * 32 * S::WARPS + threadIdx.x) * 8;
-    double sum = 0, value[MOST_BLOCKS];
+    double acc = 0, value[MAX_CLUSTER_BLOCKS];
 #pragma unroll
-    for (int part = 0; part < MOST_BLOCKS; part++) {
+    for (int part = 0; part < MAX_CLUSTER_BLOCKS; part++) {
         value[part] = 0;
         if (part < p.splits) asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value[part]) : "r"(address_at(own, part)) : "memory");
     }
 #pragma unroll
-    for (int part = 0; part < MOST_BLOCKS; part++) sum += value[part];
-    return sum;
+    for (int part = 0; part < MAX_CLUSTER_BLOCKS; part++) acc += value[part];
+    return acc;
 }
 
 template <class S, bool TA, bool TB> __device__ inline void consume(const Stages<S> &shared, int *flag, const Problem &p) {
@@ -172,7 +171,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
     Work work(p, grid, share_of(p, grid), gridDim.x);
     Ring ring;
     for (Tile t; work.next(t);) {
-        double sum[TILES_M * ROW] = {}, a[2][2][2], b[2][TILES_N / 2][2][2];
+        double acc[TILES_M * ROW] = {}, a[2][2][2], b[2][TILES_N / 2][2][2];
         barrier_wait(shared.full(ring.stage), ring.parity);
         uint32_t stage = shared.a(ring.stage), read = 0; /* the barrier of the stage that is read to its end */
         A::load(a[0], stage + origin_a, 0, 0);
@@ -203,7 +202,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
                     for (int j = 0; j < TILES_N; j++) {
                         const double left[4] = {a[now][0][0], a[now][0][1], a[now][1][0], a[now][1][1]};
                         const double right[2] = {b[half][j / 2][0][j % 2], b[half][j / 2][1][j % 2]};
-                        multiply(*(double(*)[4])(sum + i * ROW + j * 4), left, right);
+                        multiply(*(double(*)[4])(acc + i * ROW + j * 4), left, right);
                     }
                     if (half == 1 && i == TILES_M - 1) { /* safe by these products: the first of them waits for the last fragments */
                         __syncwarp();
@@ -213,22 +212,22 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
         }
         const Epilogue<double, double> epilogue(p);
         /* Pair q of a row of tiles: [pair of tiles][row][pair of columns][column] */
-        const auto sum_of = [](int e) { return e / 8 * 8 + e / 4 % 2 * 2 + (TB ? e % 2 * 4 + e / 2 % 2 : e / 2 % 2 * 4 + e % 2); };
+        const auto acc_of = [](int e) { return e / 8 * 8 + e / 4 % 2 * 2 + (TB ? e % 2 * 4 + e / 2 % 2 : e / 2 % 2 * 4 + e % 2); };
         const auto column_of = [](int q) { return q / 4 * 16 + q % 2 * (TB ? 2 : 8); };
-        if (is_near(p)) {
+        if (is_cluster_split_k(p)) {
             const int row0 = t.i * S::BLOCK_M + row + lane / 4 * 2, column0 = t.j * S::BLOCK_N + column + lane % 4 * (TB ? 4 : 2);
-            meet_near<S>(shared.data, sum);
+            reduce_in_cluster<S>(shared.data, acc);
 #pragma unroll 1
             for (int pair = t.part; pair < TILES_M * ROW / 2; pair += p.splits) {
                 const int i = pair / (ROW / 2), q = pair % (ROW / 2);
-                const double values[2] = {sum_near<S>(p, shared.data, i * ROW + sum_of(2 * q)), sum_near<S>(p, shared.data, i * ROW + sum_of(2 * q + 1))};
+                const double values[2] = {sum_near<S>(p, shared.data, i * ROW + acc_of(2 * q)), sum_near<S>(p, shared.data, i * ROW + acc_of(2 * q + 1))};
                 epilogue.store(row0 + i * 16 + q / 2 % 2, column0 + column_of(q), values);
             }
-            cluster_sync(); /* nobody leaves while others read */
+            cluster_sync(); /* a block must not exit while others read its shared memory */
             return;
         }
-        if (!meet(p, work, t, sum, (int)threadIdx.x, 32 * S::WARPS, flag, [] { sync_threads(1, 32 * S::WARPS); })) continue;
-        double *const passage = (double *)((char *)flag + 16 + warp * S::PASSAGE_BYTES);
+        if (!reduce_parts(p, work, t, acc, (int)threadIdx.x, 32 * S::WARPS, flag, [] { sync_threads(1, 32 * S::WARPS); })) continue;
+        double *const staging = (double *)((char *)flag + 16 + warp * S::STAGING_BYTES);
 #pragma unroll 1
         for (int i = 0; i < TILES_M; i++) {
 #pragma unroll
@@ -237,23 +236,23 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
 #pragma unroll
                 for (int pair = 0; pair < TILES_N; pair++) {
                     const int q = pair / 2 * 4 + odd * 2 + pair % 2;
-                    *(double2 *)(passage + lane / 4 * S::PASSAGE_PITCH + lane % 4 * (TB ? 4 : 2) + column_of(q)) = {sum[sum_of(2 * q)], sum[sum_of(2 * q + 1)]};
+                    *(double2 *)(staging + lane / 4 * S::STAGING_PITCH + lane % 4 * (TB ? 4 : 2) + column_of(q)) = {acc[acc_of(2 * q)], acc[acc_of(2 * q + 1)]};
                 }
                 __syncwarp();
-                const auto leave = [&](int turn) {
-                    const int down = turn * (32 / S::WARP_N) + lane / S::WARP_N, across = lane % S::WARP_N;
-                    epilogue.store(t.i * S::BLOCK_M + row + i * 16 + 2 * down + odd, t.j * S::BLOCK_N + column + across, passage[down * S::PASSAGE_PITCH + across]);
+                const auto store_rows = [&](int pass) {
+                    const int down = pass * (32 / S::WARP_N) + lane / S::WARP_N, across = lane % S::WARP_N;
+                    epilogue.store(t.i * S::BLOCK_M + row + i * 16 + 2 * down + odd, t.j * S::BLOCK_N + column + across, staging[down * S::STAGING_PITCH + across]);
                 };
-                constexpr int TURNS = S::WARP_N / 4;
+                constexpr int PASSES = S::WARP_N / 4;
                 if (epilogue.plain)
 #pragma unroll
-                    for (int turn = 0; turn < TURNS; turn++) leave(turn);
+                    for (int pass = 0; pass < PASSES; pass++) store_rows(pass);
                 else
 #pragma unroll 1
-                    for (int turn = 0; turn < TURNS; turn++) leave(turn);
+                    for (int pass = 0; pass < PASSES; pass++) store_rows(pass);
             }
 #pragma unroll
-            for (int e = 0; e < TILES_M * ROW - ROW; e++) sum[e] = sum[e + ROW];
+            for (int e = 0; e < TILES_M * ROW - ROW; e++) acc[e] = acc[e + ROW];
         }
     }
     wait_for_previous();
@@ -307,8 +306,8 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
             error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, BN) : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, BK);
         if (error == cudaSuccess) error = prepare<S>(layout(p));
         if (error != cudaSuccess) return error;
-        const int items = Grid(p, BM, BN, BK).items(p), blocks = is_near(p) ? items : std::min(items, sms * S::BLOCKS); /* they stay */
-        return launch_with({is_near(p) ? p.splits : 1, p.follows != 0}, layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
+        const int items = Grid(p, BM, BN, BK).items(p), blocks = is_cluster_split_k(p) ? items : std::min(items, sms * S::BLOCKS); /* they stay */
+        return launch_with({is_cluster_split_k(p) ? p.splits : 1, p.follows != 0}, layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
     }
     static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
         return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);

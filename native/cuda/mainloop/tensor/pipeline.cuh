@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the warp-level tensor-core kernels (mma.cu, wmma.cu) share: tiles of A and B as they lie in memory come into shared memory by
- * 16-byte cp.async, `STAGES` k steps deep, with rows padded. Rows that begin anywhere come element by element, neighbouring lanes neighbouring elements:
- * those of 4 bytes by cp.async, too, others by loads and stores, which wait, or, where a thread has few, are held while it multiplies.
+ * The pipeline that the warp-level tensor-core kernels (mma, wmma) share: tiles of A and B are copied in their layout in memory to padded rows of shared
+ * memory by 16-byte cp.async, `STAGES` k-iterations deep. Unaligned rows are copied element by element, neighbouring lanes neighbouring elements:
+ * elements of 4 bytes by cp.async, smaller ones by loads and stores, synchronously, or, if a thread has few, held in registers while it multiplies.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
@@ -37,39 +37,39 @@ template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
  * begin at multiples of 16 bytes. */
 template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = false> class Copies {
     static constexpr int element = sizeof(In), row_step = THREADS / Tile::chunks, PIECES = 16 / element; /* elements of 16 bytes */
-    static constexpr int TURNS = (Tile::rows + row_step - 1) / row_step;
+    static constexpr int PASSES = (Tile::rows + row_step - 1) / row_step;
     static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
     const char *origin;
     int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
     int rows_left, bytes_left, offset;
     bool ragged;
 
-    __device__ static bool is_idle(int turn) { return Tile::rows % row_step && turn * row_step + (int)threadIdx.x / Tile::chunks >= Tile::rows; }
+    __device__ static bool is_idle(int pass) { return Tile::rows % row_step && pass * row_step + (int)threadIdx.x / Tile::chunks >= Tile::rows; }
 
   public:
     /* Whether a step's single elements are so few of a thread that it holds them all while it multiplies; and those. */
-    static constexpr bool FEW = element < 4 && !ALIGNED && TURNS * PIECES <= 16;
+    static constexpr bool FEW = element < 4 && !ALIGNED && PASSES * PIECES <= 16;
     using Element = typename Word<element>::type;
     struct Held {
-        Element some[FEW ? TURNS : 1][PIECES];
+        Element some[FEW ? PASSES : 1][PIECES];
     };
     __device__ void ask(Held &held, char *base, int step) const {
         if (!ragged) return start(base, step);
         const char *const from = origin + step * k_pitch;
         const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = bytes_left - (K_LAST ? step * K * element : 0);
 #pragma unroll
-        for (int i = 0; i < TURNS * PIECES; i++) {
-            const int turn = i / PIECES, there = i % PIECES * Tile::chunks * element;
-            const bool exists = !is_idle(turn) && turn * row_step < rows && there < bytes;
-            held.some[turn][i % PIECES] = exists ? *(const Element *)(from + turn * row_step * pitch + there) : Element(0);
+        for (int i = 0; i < PASSES * PIECES; i++) {
+            const int pass = i / PIECES, there = i % PIECES * Tile::chunks * element;
+            const bool exists = !is_idle(pass) && pass * row_step < rows && there < bytes;
+            held.some[pass][i % PIECES] = exists ? *(const Element *)(from + pass * row_step * pitch + there) : Element(0);
         }
     }
     __device__ void put(const Held &held, char *base) const {
         if (!ragged) return;
 #pragma unroll
-        for (int i = 0; i < TURNS * PIECES; i++) {
-            const int turn = i / PIECES, there = i % PIECES * Tile::chunks * element;
-            if (!is_idle(turn)) *(Element *)(base + offset + turn * row_step * Tile::pitch + there) = held.some[turn][i % PIECES];
+        for (int i = 0; i < PASSES * PIECES; i++) {
+            const int pass = i / PIECES, there = i % PIECES * Tile::chunks * element;
+            if (!is_idle(pass)) *(Element *)(base + offset + pass * row_step * Tile::pitch + there) = held.some[pass][i % PIECES];
         }
     }
 
@@ -90,35 +90,35 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
         if (ALIGNED || !ragged) {
             const int piece = max(0, min(16, bytes));
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++) {
-                if (is_idle(turn)) break;
-                copy_async<16>(base + offset + turn * row_step * Tile::pitch, from, turn * row_step < rows ? piece : 0);
+            for (int pass = 0; pass < PASSES; pass++) {
+                if (is_idle(pass)) break;
+                copy_async<16>(base + offset + pass * row_step * Tile::pitch, from, pass * row_step < rows ? piece : 0);
                 from += row_step * pitch;
             }
         } else if constexpr (element == 4) {
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++)
+            for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
                 for (int word = 0; word < PIECES; word++) {
                     const int there = word * Tile::chunks * element;
-                    if (!is_idle(turn))
-                        copy_async<4>(base + offset + turn * row_step * Tile::pitch + there, from + turn * row_step * pitch + there, turn * row_step < rows && there < bytes ? 4 : 0);
+                    if (!is_idle(pass))
+                        copy_async<4>(base + offset + pass * row_step * Tile::pitch + there, from + pass * row_step * pitch + there, pass * row_step < rows && there < bytes ? 4 : 0);
                 }
         } else {
-            constexpr int AT_ONCE = TURNS < 32 / PIECES ? TURNS : 32 / PIECES, NEXT = Tile::chunks * element;
+            constexpr int AT_ONCE = PASSES < 32 / PIECES ? PASSES : 32 / PIECES, NEXT = Tile::chunks * element;
 #pragma unroll 1
-            for (int first = 0; first < TURNS; first += AT_ONCE) {
+            for (int first = 0; first < PASSES; first += AT_ONCE) {
                 Element some[AT_ONCE][PIECES]; /* all asked for before any is stored: a step waits for few of them one after the other */
 #pragma unroll
                 for (int i = 0; i < AT_ONCE * PIECES; i++) {
-                    const int turn = first + i / PIECES, there = i % PIECES * NEXT;
-                    const bool exists = !is_idle(turn) && turn * row_step < rows && there < bytes;
-                    some[i / PIECES][i % PIECES] = exists ? *(const Element *)(from + turn * row_step * pitch + there) : Element(0);
+                    const int pass = first + i / PIECES, there = i % PIECES * NEXT;
+                    const bool exists = !is_idle(pass) && pass * row_step < rows && there < bytes;
+                    some[i / PIECES][i % PIECES] = exists ? *(const Element *)(from + pass * row_step * pitch + there) : Element(0);
                 }
 #pragma unroll
                 for (int i = 0; i < AT_ONCE * PIECES; i++) {
-                    const int turn = first + i / PIECES;
-                    if (turn < TURNS && !is_idle(turn)) *(Element *)(base + offset + turn * row_step * Tile::pitch + i % PIECES * NEXT) = some[i / PIECES][i % PIECES];
+                    const int pass = first + i / PIECES;
+                    if (pass < PASSES && !is_idle(pass)) *(Element *)(base + offset + pass * row_step * Tile::pitch + i % PIECES * NEXT) = some[i / PIECES][i % PIECES];
                 }
             }
         }
@@ -129,7 +129,7 @@ template <class> constexpr bool FEW = false; /* of what copies something else th
 template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED>
 constexpr bool FEW<Copies<In, Tile, K, K_LAST, THREADS, ALIGNED>> = Copies<In, Tile, K, K_LAST, THREADS, ALIGNED>::FEW;
 
-/* A kernel's shapes; derived numbers in one place. */
+/* Compile-time constants of a row. */
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int PROMOTION = 0> struct Shape {
     using A = SharedTile<In, BM, BK, !TA>;
     using B = SharedTile<In, BN, BK, TB>;
@@ -192,9 +192,9 @@ __device__ inline void pipeline_held(const Left &left, const Right &right, int b
     wait_async<0>();
 }
 
-/* Multiplies the k steps of a tile, whose operands `left` and `right` copy, STAGES - 1 steps ahead. A step is BK / K instructions deep:
- * fetch(stage, k0, buffer) loads fragments, multiply(k0, buffer) uses them. Kernels with few warps (`buffers` 2) fetch one instruction ahead, across the
- * barrier too. */
+/* Runs the k-iterations of a tile; `left` and `right` copy its operands STAGES - 1 iterations ahead. An iteration has BK / K instructions along k:
+ * fetch(stage, k0, buffer) loads fragments, multiply(k0, buffer) uses them. Kernels with few warps (`buffers` = 2) fetch one instruction ahead, also across
+ * the barrier. */
 template <class S, int K, class Left, class Right, class Fetch, class Multiply>
 __device__ void pipeline(const Left &left, const Right &right, const Tile &t, char *shared, Fetch fetch, Multiply multiply) {
     constexpr int BK = S::block_k, STAGES = S::stages;
@@ -246,8 +246,8 @@ __device__ void pipeline(const Left &left, const Right &right, const Tile &t, ch
     }
 }
 
-/* The block's tile of sums on its way out: fragments go to shared memory, whole rows leave it, so that stores are coalesced and the
- * epilogue's code stands once in a loop that is not unrolled. The pitch puts the 4 rows of a half-warp's pairs on different banks. */
+/* Stores the block's tile: fragments go to shared memory and are stored from there in whole rows, so that stores are coalesced, and the epilogue's code exists
+ * once, in a rolled loop. The pitch puts the 4 rows of a half-warp's pairs into different banks. */
 template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     static constexpr int pitch = BN + 8, bytes = BM * pitch * (int)sizeof(Acc), vector = 16 / sizeof(Acc) < 4 ? 16 / sizeof(Acc) : 4;
     __device__ static Acc *at(char *base, int row, int column) { return (Acc *)base + row * pitch + column; }
@@ -268,7 +268,7 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     }
 };
 
-/* Host side: launches `kernel` with its dynamic shared memory. */
+/* Launches `kernel` with its dynamic shared memory. */
 template <class Kernel, class Arguments> cudaError_t start(Kernel kernel, const Arguments &p, int blocks, int threads, int shared, cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error != cudaSuccess) return error;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Products of f32 as six of bf16 thirds (core/split.cuh) on mma.sync: a warp splits its fragments when they are multiplied, so both operands may
- * lie either way and nothing is made ahead.
+ * f32 products as six bf16 products of thirds (core/split.cuh) on mma.sync. A warp splits its fragments just before it multiplies them, so both operands may
+ * have either layout, and nothing is split before the launch.
  *
- * Tensor cores cut bits off whatever is added. So of each instruction's k the product of the first thirds, which is exact but for what its own sum
- * loses, and the five smaller ones each begin at zero; FP32's additions, which round, put them together and onto the sums: one product that outweighs
- * all others is as good as a multiply-add's. A row of tiles is finished before the next begins, so that only its accumulators are kept beside the sums.
+ * Tensor cores truncate when they accumulate. So for each instruction's k the product of the first thirds, which is exact except for its own
+ * accumulation, and the five smaller products each start from zero; FP32 additions, which round, add them to each other and to the accumulators.
+ * A product that outweighs all others is then as accurate as by a multiply-add. A row of tiles is finished before the next, so only one row's partial
+ * products are live.
  *
- * Worked number: warps of 64x32 read, of sixteen k, 1,536 elements, 48 a thread, and make 408 instructions of thirds, 96 of mma.sync, and 128
+ * Worked number: for sixteen k, warps of 64x32 read 1,536 elements, 48 a thread, and issue 408 instructions to split them, 96 mma.sync, and 128
  * additions. */
 #ifndef PYSIM_CUDA_TENSOR_SPLIT_CUH
 #define PYSIM_CUDA_TENSOR_SPLIT_CUH
@@ -16,12 +17,12 @@
 namespace pysim {
 namespace mma_sync {
 
-/* `sum` += the products of sixteen k of TILES tiles of rows and PAIRS of two of columns. load_a(tile, half, words) and load_b(pair, half, words)
+/* `acc` += the products of sixteen k of TILES tiles of rows and PAIRS of two of columns. load_a(tile, half, words) and load_b(pair, half, words)
  * bring the fragments of eight of them, as tf32's instruction takes them. Of those a lane has elements t and t + 4, which are the two that an
  * instruction of bf16 has beside one another: of A and B alike. */
-template <int TILES, int PAIRS, int SUMS, class LoadA, class LoadB>
-__device__ inline void multiply_thirds(float (&sum)[SUMS], LoadA load_a, LoadB load_b) {
-    constexpr int ROW = SUMS / TILES, COLUMNS = 2 * PAIRS; /* sums of a tile of rows: four of each tile of columns */
+template <int TILES, int PAIRS, int ACCUMULATORS, class LoadA, class LoadB>
+__device__ inline void multiply_thirds(float (&acc)[ACCUMULATORS], LoadA load_a, LoadB load_b) {
+    constexpr int ROW = ACCUMULATORS / TILES, COLUMNS = 2 * PAIRS; /* sums of a tile of rows: four of each tile of columns */
     static_assert(ROW == 4 * COLUMNS, "two tiles a pair");
     const auto split = [](unsigned one, unsigned other, unsigned &first, unsigned &second, unsigned &third) {
         const float x[2] = {__uint_as_float(one), __uint_as_float(other)};
@@ -59,7 +60,7 @@ __device__ inline void multiply_thirds(float (&sum)[SUMS], LoadA load_a, LoadB l
         };
         add(small, 2, 0), add(small, 0, 2), add(small, 1, 1), add(small, 0, 1), add(small, 1, 0), add(large, 0, 0);
 #pragma unroll
-        for (int e = 0; e < ROW; e++) sum[row * ROW + e] += large[e / 4][e % 4] + small[e / 4][e % 4];
+        for (int e = 0; e < ROW; e++) acc[row * ROW + e] += large[e / 4][e % 4] + small[e / 4][e % 4];
     }
 }
 }

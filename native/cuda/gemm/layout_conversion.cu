@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Copies operands into the form that a kernel can take: transposed, or with a pitch and base that its loads need, or in thirds. Tiles pass through
- * shared memory, so that both sides are touched in whole rows; bytes read and written are the operand's, once each. Elements of 1 and 2
- * bytes are transposed four and two rows at a time in registers, so that every access is a word. One launch copies both operands, and clears the
- * flags of partial sums: a launch costs more than copying a small operand. The product's kernel may begin meanwhile (core/launch.h). */
+ * Layout conversion: copies operands transposed, with the pitch and alignment that a kernel needs, or split into halves or thirds. Tiles pass through shared
+ * memory, so that reads and writes are coalesced; each byte is read and written once. Elements of 1 and 2 bytes are transposed four and two rows at
+ * a time in registers, so that every access is a word. One launch copies both operands and clears the flags of partial sums, because a launch costs
+ * more than copying a small operand. The product's kernel may start meanwhile (core/launch.h). */
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -17,21 +17,21 @@ namespace {
 
 enum { EDGE = 64, ROWS = 8 }; /* 32 x 8 threads */
 
-/* Where an element goes: `source` is the column of `from` that comes to lie in a column of `to`. */
+/* Stores an element; source(column) is the column of `from` that `to` has there. */
 template <class T> struct Copy {
     T *to;
     int64_t pitch;
     __device__ int64_t source(int64_t column) const { return column; }
     __device__ void put(int64_t row, int64_t column, T value) const { to[row * pitch + column] = value; }
 };
-/* Its halves, lo `rows` rows below hi. */
+/* Stores its halves, lo `rows` rows below hi. */
 struct Halves {
     unsigned *to;
     int64_t pitch, rows;
     __device__ int64_t source(int64_t column) const { return column; }
     __device__ void put(int64_t row, int64_t column, unsigned value) const { split_tf32(value, to[row * pitch + column], to[(rows + row) * pitch + column]); }
 };
-/* Its thirds, each kind `rows` rows below the one before. */
+/* Stores its thirds, each kind `rows` rows below the one before. */
 template <bool INTERLEAVED> struct Thirds {
     unsigned short *to;
     int64_t pitch, rows;
@@ -43,13 +43,13 @@ template <bool INTERLEAVED> struct Thirds {
     }
 };
 
-/* A square of `to` by a block, `row0` and `column0` its first. */
+/* A block copies a square of `to` that begins at (row0, column0). */
 template <class T, class To>
 __device__ void copy_square(const To &to, const T *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, int64_t row0, int64_t column0) {
-    /* a row of odd length in words keeps the transposed reads off each other's banks */
+    /* rows of an odd number of words: transposed reads have no bank conflicts */
     __shared__ T tile[EDGE][EDGE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
     const int x = threadIdx.x, y = threadIdx.y;
-    T value[EDGE / ROWS][EDGE / 32]; /* all loads before the first store: none waits for another */
+    T value[EDGE / ROWS][EDGE / 32]; /* all loads are in flight before the first store */
 #pragma unroll
     for (int r = 0; r < EDGE / ROWS; r++)
 #pragma unroll
@@ -73,7 +73,7 @@ __device__ void copy_square(const To &to, const T *from, int64_t from_pitch, int
         }
 }
 
-/* N elements of one row as a word; those beyond `left` are zero, and not read. */
+/* N elements of a row as a word; elements from `left` on are zeros and are not read. */
 template <class T> __device__ unsigned word_of(const T *from, int64_t left) {
     constexpr int N = 4 / sizeof(T);
     if (left >= N) return *(const unsigned *)from;
@@ -122,14 +122,14 @@ __device__ void transpose_square(T *to, int64_t to_pitch, const T *from, int64_t
     }
 }
 
-/* An operand's part of a launch: squares of `edge`, `wide` of them beside one another. */
+/* An operand's part of a launch: squares of edge x edge elements, `wide` of them across. */
 template <class T, class To> struct Piece {
     To to;
     const T *from;
     int64_t from_pitch, rows, columns;
     int edge, wide, blocks;
     bool transpose;
-    explicit Piece(const Relayout &r) : from((const T *)r.from), from_pitch(r.from_pitch), rows(r.rows), columns(r.columns), edge(EDGE), transpose(r.transpose) {
+    explicit Piece(const LayoutConversion &r) : from((const T *)r.from), from_pitch(r.from_pitch), rows(r.rows), columns(r.columns), edge(EDGE), transpose(r.transpose) {
         to.to = (decltype(to.to))r.to, to.pitch = r.to_pitch;
         if constexpr (!std::is_same<To, Copy<T>>::value) to.rows = r.rows;
         else if (sizeof(T) < 4 && transpose && ((uintptr_t)from | (uintptr_t)(from_pitch * (int64_t)sizeof(T))) % 4 == 0) edge = 128 / sizeof(T);
@@ -143,8 +143,8 @@ template <class T, class To> struct Piece {
     }
 };
 
-template <class A, class B> __global__ void __launch_bounds__(256) relayout_kernel(A a, B b, unsigned *flags, int count) {
-    let_next_begin();
+template <class A, class B> __global__ void __launch_bounds__(256) layout_conversion_kernel(A a, B b, unsigned *flags, int count) {
+    launch_dependents();
     const int block = (int)blockIdx.x;
     if (block == 0)
         for (int i = threadIdx.y * 32 + threadIdx.x; i < count; i += 256) flags[i] = 0;
@@ -152,18 +152,18 @@ template <class A, class B> __global__ void __launch_bounds__(256) relayout_kern
     else if (block < a.blocks + b.blocks) b.copy(block - a.blocks);
 }
 
-template <class T, class ToB> cudaError_t start(const Relayout &a, const Relayout &b, unsigned *flags, int count, cudaStream_t stream) {
+template <class T, class ToB> cudaError_t start(const LayoutConversion &a, const LayoutConversion &b, unsigned *flags, int count, cudaStream_t stream) {
     const Piece<T, Copy<T>> first(a);
     const Piece<T, ToB> second(b);
-    /* products want all of shared memory, and an SM that has to divide its own anew waits until it is empty */
-    static const cudaError_t divided = cudaFuncSetAttribute(relayout_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    /* GEMM kernels use all of shared memory; with another carveout an SM would first drain to repartition */
+    static const cudaError_t divided = cudaFuncSetAttribute(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (divided != cudaSuccess) return divided;
-    return launch(relayout_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)std::max(1, first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first,
+    return launch(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)std::max(1, first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first,
                   second, flags, count);
 }
 }
 
-cudaError_t relayout(const Relayout &a, const Relayout &b, int element_bytes, PartsOf parts, unsigned *flags, int count, cudaStream_t stream) {
+cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b, int element_bytes, PartsOf parts, unsigned *flags, int count, cudaStream_t stream) {
     switch (parts) {
     case PartsOf::HALVES: return start<unsigned, Halves>(a, b, flags, count, stream);
     case PartsOf::THIRDS: return start<unsigned, Thirds<false>>(a, b, flags, count, stream);
