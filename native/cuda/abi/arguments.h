@@ -27,14 +27,14 @@ pysim_status check_prologue(const pysim_cuda_prologue *p);
 /* Bytes of one value of an epilogue's scale. */
 inline int scale_bytes(int32_t result) { return result == PYSIM_F64 ? 8 : 4; }
 
-/* The first three entries must not be NULL. The first entry (the result) and the last (the workspace) are written and must not overlap others. `element`: required
- * alignment in bytes. */
+/* The first three entries must not be NULL. The first entry (the result) and the last (the workspace) are written and must not overlap others.
+ * `element`: required alignment in bytes. */
 struct Memory { const char *name; const void *data; int64_t bytes; int element; };
 pysim_status check_memory(std::initializer_list<Memory> all);
 pysim_status check_workspace(int64_t needed, const void *workspace, int64_t bytes);
 
-/* Multiprocessors of the current device. Fails unless the device has the capability that `kernel` needs (`exact`: no other) and this build has its code for the
- * device (abi/code.cu). below, replaced_on: see gemm/rows.h. */
+/* Multiprocessors of the current device. Fails unless the device has the capability that `kernel` needs (`exact`: no other) and this build has its code
+ * for the device (abi/code.cu). below, replaced_on: see gemm/rows.h. */
 pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int below, int replaced_on, int *sms);
 
 /* Seconds of each of `samples` runs, between two events, after `warmups` untimed runs. */

@@ -39,8 +39,8 @@ template <class Acc, class Out, bool SMOOTH> class WindowRows {
     __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const { to.store(row - first, column, acc); }
 };
 
-/* NCHW; COUNT windows at once: 4 if `fours`, otherwise 1. PLAIN: accumulators are only converted. PLAIN has its own, short code: where k is short, as in a network's
- * first layers, the epilogue takes most of the instructions. */
+/* NCHW; COUNT windows at once: 4 if `fours`, otherwise 1. PLAIN: accumulators are only converted. PLAIN has its own, short code: where k is short, as
+ * in a network's first layers, the epilogue takes most of the instructions. */
 template <class Acc, class Out, int COUNT, bool PLAIN, bool SMOOTH = false> class FilterRows {
     using To = Epilogue<Acc, Out, SMOOTH>;
     const Conv &conv;

@@ -16,7 +16,8 @@
 
 namespace pysim {
 
-/* cp.async: fills BYTES (4, 8, 16; 16 bypass L1) of shared memory with `bytes` (even) bytes of memory, then zeros. Below 8.0: a synchronous load and store. */
+/* cp.async: fills BYTES (4, 8, 16; 16 bypass L1) of shared memory with `bytes` (even) bytes of memory, then zeros. Below 8.0: a synchronous load and
+ * store. */
 template <int BYTES> __device__ inline void copy_async(void *to, const void *from, int bytes) {
 #ifdef PYSIM_EMULATED
     emulated::copy_async(to, from, BYTES, bytes);
@@ -249,8 +250,8 @@ struct Terms {
     }
 };
 
-/* mma.m16n8k<16, 16, 8, 32>: a word holds 1, 2 or 4 of k. With g = lane / 4 and t = lane mod 4, word i of A is row g + 8 (i mod 2), words
- * t + 4 (i / 2) of k; word i of B is column g, word t + 4 i of k; accumulator i is row g + 8 (i / 2), column 2 t + i mod 2. Four words of k are added at once. */
+/* mma.m16n8k<16, 16, 8, 32>: a word holds 1, 2 or 4 of k. With g = lane / 4 and t = lane mod 4, word i of A is row g + 8 (i mod 2), words t + 4 (i / 2)
+ * of k; word i of B is column g, word t + 4 i of k; accumulator i is row g + 8 (i / 2), column 2 t + i mod 2. Four words of k are added at once. */
 template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b) {
     struct { unsigned a[4], b[2]; } gift = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     exchange(0xffffffffu, gift, [&](auto given) {

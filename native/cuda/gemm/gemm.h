@@ -41,8 +41,8 @@ struct LayoutConversion {
     int64_t from_pitch, rows, columns;
     bool transpose;
 };
-/* The form of B's copy: halves or thirds (core/split.cuh), each kind in `rows` rows, one kind after the other. INTERLEAVED: every eight columns are in the order
- * in which A's k is read; the pitch is a multiple of 8. */
+/* The form of B's copy: halves or thirds (core/split.cuh), each kind in `rows` rows, one kind after the other. INTERLEAVED: every eight columns are in
+ * the order in which A's k is read; the pitch is a multiple of 8. */
 enum class PartsOf { NONE, HALVES, THIRDS, THIRDS_INTERLEAVED };
 /* Copies A and B (elements of 1, 2, 4 or 8 bytes) and clears `count` flags, in one launch. */
 cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b, int element_bytes, PartsOf parts, unsigned *flags, int count, cudaStream_t stream);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Norms between products, each element read once and written once (pysim_cuda.h, pysim_cuda_norm).
  *
- * By channels: a thread has one vector of channels in all of its rows, so it looks up its part of the concatenation and its parameters once, and has the loads
- * of several rows in flight. By rows: 1 to 256 threads hold a row in registers; the mean is computed first, then the mean square of differences from
- * it, so nothing cancels.
+ * By channels: a thread has one vector of channels in all of its rows, so it looks up its part of the concatenation and its parameters once, and has
+ * the loads of several rows in flight. By rows: 1 to 256 threads hold a row in registers; the mean is computed first, then the mean square of
+ * differences from it, so nothing cancels.
  *
  * Worked number: 100352 rows of 256 channels in f16 are 51.4 MB in and as many out, 21.4 us at the 4.8 TB/s of an H200's memory. */
 #include "norm/norm.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Every row of conv/ against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups,
- * epilogues and decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; the first or last byte of
- * input, filters, bias and workspace is the first or last of an allocation; small whole numbers must come out bit for bit, random ones within a
- * bound; rows that take prologues have one in every other problem. In every other problem infinities and a NaN stand among those operands that the row lets be so (`needs_finite`), and must come out where the
- * definition has them.
+ * Every row of conv/ against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups, epilogues and
+ * decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; the first or last byte of input, filters, bias
+ * and workspace is the first or last of an allocation; small whole numbers must come out bit for bit, random ones within a bound; rows that take
+ * prologues have one in every other problem. In every other problem infinities and a NaN stand among those operands that the row lets be so
+ * (`needs_finite`), and must come out where the definition has them.
  *
  *   check_conv [--kernel SUBSTRING] [--cases N] [--seed N] [--most N]     --cases: accepted problems a row and layout (default 60); --most: of
  *   N million multiply-adds at most, for the emulation (emulated/), where the definition's take most of the time; exit 1 where one case

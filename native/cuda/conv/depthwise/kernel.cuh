@@ -2,9 +2,9 @@
  * Convolution of few channels a group. A thread computes some rows of 1, 2 or 4 columns of outputs, of one filter (depthwise) or of FILTERS (grouped).
  * Accumulators are f32 for every operand type T.
  *
- * A thread reads (ROWS - 1) stride_h + kernel_h rows of (columns - 1) stride_w + kernel_w elements, each once: 36 for 16 outputs of a 3 x 3 kernel of stride 1,
- * where one thread per output reads 144; several filters share these loads. Kernels of 3 x 3, 5 x 5 and 7 x 7 with strides 1 and 2 keep a row and the
- * weights in registers (kept_kernel). Dilated kernels assign a thread outputs that are a dilation apart, so that they share rows of the input
+ * A thread reads (ROWS - 1) stride_h + kernel_h rows of (columns - 1) stride_w + kernel_w elements, each once: 36 for 16 outputs of a 3 x 3 kernel of
+ * stride 1, where one thread per output reads 144; several filters share these loads. Kernels of 3 x 3, 5 x 5 and 7 x 7 with strides 1 and 2 keep a row
+ * and the weights in registers (kept_kernel). Dilated kernels assign a thread outputs that are a dilation apart, so that they share rows of the input
  * (apart_kernel); outputs that share few rows have a thread each. For other kernels the columns that a thread needs move through registers while it
  * iterates over the taps of a row (passing_kernel). */
 #ifndef PYSIM_CUDA_CONV_DEPTHWISE_CUH
@@ -25,8 +25,8 @@ template <class T, class Body> __device__ inline void with_output(const Problem 
     body(Epilogue<float, float>(p));
 }
 
-/* Stores a thread's rows of outputs: of N sums each, until there(i) says no; put(i, results) stores row i, whose outputs were old(i, e), with bias and scale of
- * line_of(e). What follows the sums stands there once, in a loop that is rolled: rows pass by, for registers have no addresses. */
+/* Stores a thread's rows of outputs: of N sums each, until there(i) says no; put(i, results) stores row i, whose outputs were old(i, e), with bias and
+ * scale of line_of(e). What follows the sums stands there once, in a loop that is rolled: rows pass by, for registers have no addresses. */
 template <class Out, int HIGH, int N, class There, class Old, class LineOf, class Put>
 __device__ inline void store_rows(const Epilogue<float, Out> &epilogue, float (&sum)[HIGH][N], There there, Old old, LineOf line_of, Put put) {
     Out results[N];

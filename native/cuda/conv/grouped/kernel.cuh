@@ -2,11 +2,11 @@
  * Convolution of few channels a group on mma.sync. m is windows, n is filters, k is taps and channels of one group only, so nothing of another group is
  * multiplied.
  *
- * A block (tiles.h) loads the pixels of its windows to shared memory once for all taps, and its filters. The assignment of k to a lane's words is free if A and B
- * agree: a lane has a unit of 8 bytes, two words, of neighbouring channels of one tap. Four lanes have four units, of one tap or of several: 16 (tf32: 8)
- * of k, of which only the last k-iteration wastes some. A warp computes 32 windows x 8 or 16 filters of a group at a time; its accumulators pass through
- * shared memory, so that stores are contiguous. With `single` it computes 32 filters of the only group and stores from registers: windows (NCHW) or
- * filters (NHWC) are permuted along an instruction's m and n so that a lane has neighbours.
+ * A block (tiles.h) loads the pixels of its windows to shared memory once for all taps, and its filters. The assignment of k to a lane's words is free
+ * if A and B agree: a lane has a unit of 8 bytes, two words, of neighbouring channels of one tap. Four lanes have four units, of one tap or of several:
+ * 16 (tf32: 8) of k, of which only the last k-iteration wastes some. A warp computes 32 windows x 8 or 16 filters of a group at a time; its
+ * accumulators pass through shared memory, so that stores are contiguous. With `single` it computes 32 filters of the only group and stores from
+ * registers: windows (NCHW) or filters (NHWC) are permuted along an instruction's m and n so that a lane has neighbours.
  *
  * Filters in the NHWC order [filter][tap][channel] with whole units are copied; others are gathered by elements, or by neighbours of an image row (NCHW), and
  * padded with zeros to whole units. Pixels outside the image are zeros.
@@ -132,7 +132,8 @@ template <class T> __device__ inline void stage_vectors(const Grouped &g, const 
 }
 
 /* The same by elements, those of several columns if taps are FOLDed, or PIECE neighbours of a row of each channel of a unit (NCHW), of which so many
- * units are made. Pieces lie at multiples of their size, so that one is in the image or is not; the first and last of a row of the tile may begin before it and end after it. */
+ * units are made. Pieces lie at multiples of their size, so that one is in the image or is not; the first and last of a row of the tile may begin
+ * before it and end after it. */
 template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
     enum { OF = UNIT / sizeof(T), AT_ONCE = PIECE == 4 ? 2 : 4 }; /* units, or pieces of them, of a thread that are on their way together */
     const Conv &c = g.c;

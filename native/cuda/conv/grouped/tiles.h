@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How a convolution of few channels a group is cut into blocks (kernel.cuh); pysim/algorithms/gpu/grouped.py computes the same.
  *
- * A block has a rectangle of up to WINDOWS windows of one image, and as many groups as have FILTERS channels and filters, or FILTERS filters of one group. Shared
- * memory holds, in this order: the offset of each unit of k from a window's first pixel (ints), the rectangle of pixels that its windows use, its filters,
- * and accumulators. A unit is 8 bytes of channels of one tap; an instruction's k has four units.
+ * A block has a rectangle of up to WINDOWS windows of one image, and as many groups as have FILTERS channels and filters, or FILTERS filters of one
+ * group. Shared memory holds, in this order: the offset of each unit of k from a window's first pixel (ints), the rectangle of pixels that its windows
+ * use, its filters, and accumulators. A unit is 8 bytes of channels of one tap; an instruction's k has four units.
  *
- * `single`: one group, with all its filters if they fit. A block keeps the filters for one rectangle after another; the next rectangle's pixels are loaded into a
- * second buffer while these are multiplied. Results are stored from registers, so shared memory holds no accumulators. If a group has so few channels
- * that several taps of a kernel row fit into a unit, a unit has `fold` taps, and pixels are stored that many times.
+ * `single`: one group, with all its filters if they fit. A block keeps the filters for one rectangle after another; the next rectangle's pixels are
+ * loaded into a second buffer while these are multiplied. Results are stored from registers, so shared memory holds no accumulators. If a group has so
+ * few channels that several taps of a kernel row fit into a unit, a unit has `fold` taps, and pixels are stored that many times.
  *
  * Worked numbers: 32 groups of 4 channels at 56 x 56, f16: 8 groups, 8 x 8 windows, 10 x 10 pixels of 80 bytes, 32 filters of 96. One group of one
  * channel, 3 x 3 taps, f16, single: units of 3 taps, so one k-iteration has all of k. */

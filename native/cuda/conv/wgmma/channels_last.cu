@@ -4,10 +4,11 @@
  *     to[group][image][row][before + x][padded] = from[image][group channels + channel][row][x]   or, if channels are last already,
  *                                                 from[image][row][x][group channels + channel]
  *
- * Optionally: zeros before and after each row; without the pixels that no window uses (Every); space-to-depth, where a place has the channels of a square of pixels
- * (Fold). A place is a pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: reads and writes are coalesced, a
- * thread has all its loads in flight at once and writes 16 bytes. If channels are last, places or channels few (taps, the first layer), or rows padded, a
- * thread gathers its 16 bytes directly: L1 keeps the rest of a sector for its neighbours. A prologue (pysim_cuda.h) is applied on the way. */
+ * Optionally: zeros before and after each row; without the pixels that no window uses (Every); space-to-depth, where a place has the channels of a
+ * square of pixels (Fold). A place is a pixel, or a filter's tap. Images pass through shared memory in squares of places x channels: reads and writes
+ * are coalesced, a thread has all its loads in flight at once and writes 16 bytes. If channels are last, places or channels few (taps, the first
+ * layer), or rows padded, a thread gathers its 16 bytes directly: L1 keeps the rest of a sector for its neighbours. A prologue (pysim_cuda.h) is
+ * applied on the way. */
 #include <algorithm>
 
 #include "conv/wgmma/wgmma.h"

@@ -11,8 +11,8 @@
  *
  * Limits of that mode on four dimensions: corners in -128..127, offsets in 0..255, strides up to 8.
  *
- * Planes (planes() of operands.cu): under NCHW a pointwise convolution's windows are the pixels of a channel, so A is MN-major and read in place. A box is 128
- * bytes of windows of one image, for as many channels as a stage has k. Windows are numbered as if images were whole boxes.
+ * Planes (planes() of operands.cu): under NCHW a pointwise convolution's windows are the pixels of a channel, so A is MN-major and read in place. A box
+ * is 128 bytes of windows of one image, for as many channels as a stage has k. Windows are numbered as if images were whole boxes.
  *
  * Worked number: 64 -> 64 channels of f16, 3 x 3: 9 taps of one block, 9 k-iterations, as k = 576 is of 64. */
 #ifndef PYSIM_CUDA_CONV_WGMMA_CUH

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Layouts of the operands of wgmma convolutions for TMA (kernel.cuh).
  *
- * Under NHWC with channels of whole 16 bytes operands are used in place (with groups: if channels are whole blocks, otherwise the last block would load the next
- * group's channels); under NCHW most pointwise convolutions are (planes). channels_last.cu copies everything else into `own`: input, then filters.
+ * Under NHWC with channels of whole 16 bytes operands are used in place (with groups: if channels are whole blocks, otherwise the last block would load
+ * the next group's channels); under NCHW most pointwise convolutions are (planes). channels_last.cu copies everything else into `own`: input, then
+ * filters.
  *
  * Few channels waste most of each tap's k-iteration. A copy then pads its rows so that a row of taps is one run of kernel_w C elements: a pixel is described
  * as having all these as channels, overlapping the next pixels, and the kernel has one column. With 3 channels of f16, padded to 8, 7 x 7 taps are 7

@@ -5,9 +5,9 @@
  *   warp     w multiplies planes w and w + 8: 64 x 32 each
  *   thread   8 filters x 8 tiles of both planes
  *
- * In each k-iteration a thread loads one patch of one channel, transforms it, and stores one word to each plane. An earlier kernel transformed the filters into
- * the workspace, in the layout of shared memory, so asynchronous copies of 16 bytes load them. Two stages: while one is multiplied, the next patch is
- * loaded into registers and the next filters into the other stage.
+ * In each k-iteration a thread loads one patch of one channel, transforms it, and stores one word to each plane. An earlier kernel transformed the
+ * filters into the workspace, in the layout of shared memory, so asynchronous copies of 16 bytes load them. Two stages: while one is multiplied, the
+ * next patch is loaded into registers and the next filters into the other stage.
  *
  * In a stage plane p of channel c has its 64 filters, by slots (filter_of), at word (p 8 + c) 64 + slot, and its 32 tiles at word
  * (p 8 + c) 32 + (place ^ turn(c)). Lane l reads vectors (l mod 16) / 2 and 8 more of the 16 filter vectors, l mod 2 + 2 (l / 16) and 4 more of the

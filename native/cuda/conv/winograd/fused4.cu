@@ -51,8 +51,8 @@ template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fuse
 /* Blocks of the filter transform. */
 int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, fused4::SIDE) * ceil_div(c.channels, STEP); }
 
-/* DRAINED: sums are drained (fused4_pipeline.cuh). SINGLE: without a filter transform of its own, and parts of split-K are reduced in a cluster of two: two blocks lie on the multiprocessors of one
- * TPC, and clusters of three and more leave some idle. */
+/* DRAINED: sums are drained (fused4_pipeline.cuh). SINGLE: without a filter transform of its own, and parts of split-K are reduced in a cluster of two:
+ * two blocks lie on the multiprocessors of one TPC, and clusters of three and more leave some idle. */
 template <bool SINGLE, bool DRAINED> struct Row {
     using Before = std::conditional_t<DRAINED, fused4::Drained, fused4::Transformed>;
     template <bool NHWC> using Filters = std::conditional_t<SINGLE, fused4::Weights<NHWC>, Before>;

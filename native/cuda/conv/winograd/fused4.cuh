@@ -19,20 +19,20 @@
  * w / 4 and w / 4 + 3, so that one waits for shared memory and shuffles while three multiply. Warps meet at two mbarriers a step (Stages), which
  * part them further than one barrier of the block does.
  *
- * Filters: with `fused` an earlier kernel transforms them, and one bulk copy loads those of a k-iteration (Transformed); with `single` the block transforms them,
- * too, and needs no workspace (Weights).
+ * Filters: with `fused` an earlier kernel transforms them, and one bulk copy loads those of a k-iteration (Transformed); with `single` the block
+ * transforms them, too, and needs no workspace (Weights).
  *
  * In a stage plane p of channel c has its 32 tiles at word p PITCH + c ROW, and after all tiles its 32 filters at word (p 8 + c) 32, or 36 (single).
- * Slots are tiles and lines filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8)
- * and four more, and lines' vectors l mod 2 + 2 (l / 4 mod 2) and four more: two of four neighbours share each, so a 16-byte load takes 2
- * wavefronts (pysim/cachemodel/shared_memory/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the
+ * Slots are tiles and lines filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8) and
+ * four more, and lines' vectors l mod 2 + 2 (l / 4 mod 2) and four more: two of four neighbours share each, so a 16-byte load takes 2 wavefronts
+ * (pysim/cachemodel/shared_memory/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the
  * pair l mod 2 + 2 (l / 4 mod 4) of lines: 2 wavefronts and 1. Stores of patches take 1:
  *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
  *          or 30, those of the even rows and the odd, are 16 banks apart
  *   NHWC   and where an image has up to 4 tiles, so that their channels lie in few lines: 4 tiles of 4 channels, which ROW parts by 4 banks each
  *
- * In the epilogue all accumulators are in shared memory at once, [plane][line][slot], so a warp reads, transforms and stores one line: neighbouring outputs of
- * a row (NCHW), or filters (NHWC). Vectors of a line are rotated to separate the stores of eight lanes. */
+ * In the epilogue all accumulators are in shared memory at once, [plane][line][slot], so a warp reads, transforms and stores one line: neighbouring
+ * outputs of a row (NCHW), or filters (NHWC). Vectors of a line are rotated to separate the stores of eight lanes. */
 #ifndef PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #include <new>

@@ -50,10 +50,10 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
     }
 }
 
-/* Stores C of the usual type: in aligned vectors of 16 bytes, or unaligned BY_COLUMNS, or (RAGGED) unaligned rows of two-byte results; with a bias per column.
- * The epilogue is computed on the accumulators in place, and results change threads as they are stored, a slice of 64 rows x 32 columns at a time.
- * Two-byte results go through stmatrix in words of two, after which a thread has 16 contiguous bytes. Four-byte results BY_ROWS are stored without an
- * exchange, 32 bytes by four threads.
+/* Stores C of the usual type: in aligned vectors of 16 bytes, or unaligned BY_COLUMNS, or (RAGGED) unaligned rows of two-byte results; with a bias per
+ * column. The epilogue is computed on the accumulators in place, and results change threads as they are stored, a slice of 64 rows x 32 columns at a
+ * time. Two-byte results go through stmatrix in words of two, after which a thread has 16 contiguous bytes. Four-byte results BY_ROWS are stored
+ * without an exchange, 32 bytes by four threads.
  *
  * ALL: also smooth activations and beta C, in rolled loops, so that their code exists once. The old C takes the stores' route backwards: a thread loads the
  * vectors ahead that it will store, and stages them in the slots from which it will read its results. No other thread touches those slots between
@@ -102,8 +102,8 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
         const auto place = [&](int piece, int i) { return to + (int64_t)(step * i + piece_lines * piece) * c.pitch + piece_along * piece; };
         Out *const first_slot = own + (rows ? lane / 4 * ROWS_PITCH + (lane % 4 ^ lane / 8) * VECTOR : thread / WINDOWS * COLUMNS_PITCH + thread % WINDOWS * VECTOR);
         const auto slot = [&](int piece, int i) { return (uint4 *)(first_slot + piece % 2 * buffer + step * i * pitch); };
-        /* Old values of C of the piece after the staged ones: two vectors; for four-byte results BY_ROWS the pairs of a slice in the order of x (FEW_REGISTERS: of
-         * one h, and not ahead). */
+        /* Old values of C of the piece after the staged ones: two vectors; for four-byte results BY_ROWS the pairs of a slice in the order of x
+         * (FEW_REGISTERS: of one h, and not ahead). */
         [[maybe_unused]] uint2 before[NARROW || FEW_REGISTERS ? 4 : 8];
         const auto fetch = [&](int piece, uint2 *into) {
 #pragma unroll

@@ -369,8 +369,8 @@ template <class S> constexpr CUtensorMapDataType map_type() {
                                     : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
-/* Encodes the tensor map of an operand: `outer` rows of `inner` elements, boxes of 128 bytes (thirds of B: 64) x `box` rows. L2 promotion is 128 bytes: where a
- * box row crosses a line, promotion to 256 bytes fetches up to four lines, and 640x6984x9296 tn of f16 takes 1.13 times as long (H200). */
+/* Encodes the tensor map of an operand: `outer` rows of `inner` elements, boxes of 128 bytes (thirds of B: 64) x `box` rows. L2 promotion is 128 bytes:
+ * where a box row crosses a line, promotion to 256 bytes fetches up to four lines, and 640x6984x9296 tn of f16 takes 1.13 times as long (H200). */
 template <class S>
 cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inner, int outer, int64_t pitch, int box, bool thirds = false) {
     const int bytes = thirds ? 2 : S::BYTES;

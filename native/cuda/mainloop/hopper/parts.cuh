@@ -60,8 +60,8 @@ template <class S, class Acc> struct Partials {
     }
 };
 
-/* The cluster reduction: block b of `parts` reduces vectors b, b + parts, ... of each thread. All blocks write these vectors into the stages of block b, which
- * are free by then, ordered by part. Distributed shared memory moves few bytes a cycle, so the blocks share the traffic evenly. */
+/* The cluster reduction: block b of `parts` reduces vectors b, b + parts, ... of each thread. All blocks write these vectors into the stages of block
+ * b, which are free by then, ordered by part. Distributed shared memory moves few bytes a cycle, so the blocks share the traffic evenly. */
 template <class S, class Acc> struct ClusterReduction {
     int part, parts;
     uint32_t stages; /* of this thread */

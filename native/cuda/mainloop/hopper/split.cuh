@@ -105,7 +105,8 @@ __device__ __forceinline__ void promote(float (&acc)[S::ACCUMULATORS], const OfA
     for (int i = 0; i < S::ACCUMULATORS; i++) acc[i] += part[i];
 }
 
-/* acc += the products of the next `steps` stages of the ring. `row`, `column`: start of this warpgroup's part of the tile. Kept: Halves, or Thirds (thirds.cuh). */
+/* acc += the products of the next `steps` stages of the ring. `row`, `column`: start of this warpgroup's part of the tile. Kept: Halves, or Thirds
+ * (thirds.cuh). */
 template <class S, template <class> class Kept, int TA, class Ring, class Stages, class Release>
 __device__ __forceinline__ void accumulate_split(float (&acc)[S::ACCUMULATORS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
     constexpr int TOGETHER = S::PROMOTION / S::BLOCK_K;

@@ -15,8 +15,8 @@ __device__ inline int opaque(int now) {
     return now;
 }
 
-/* Whether rows or columns of the tile are contiguous in C. EITHER: known at run time, re-read in each iteration, so that one instance serves both; but not in kernels
- * with FEW_REGISTERS, which would spill. */
+/* Whether rows or columns of the tile are contiguous in C. EITHER: known at run time, re-read in each iteration, so that one instance serves both; but
+ * not in kernels with FEW_REGISTERS, which would spill. */
 enum ResultOrder { BY_ROWS, BY_COLUMNS, EITHER };
 template <ResultOrder ORDER> struct Order {
     static constexpr ResultOrder runs = ORDER;
@@ -91,8 +91,8 @@ template <class Acc> struct DefaultResult<PYSIM_F8, Acc> : DefaultResult<PYSIM_F
 /* Whether accumulators leave few registers for results of 4 bytes. */
 template <class S> constexpr bool FEW_REGISTERS = sizeof(typename DefaultResult<S::DTYPE, typename S::Acc>::type) == 4 && S::PARTS * S::ACCUMULATORS >= 96;
 
-/* C under a tile, as `lines` lines of `length` elements: element `along` of line l is C[place(along, here) + l pitch], and exists if `here`. Bias and scale have
- * one value per line (`by_line`) or per element. `vectors`: C is made of aligned vectors of four elements; `direct`: of 16 bytes. */
+/* C under a tile, as `lines` lines of `length` elements: element `along` of line l is C[place(along, here) + l pitch], and exists if `here`. Bias and
+ * scale have one value per line (`by_line`) or per element. `vectors`: C is made of aligned vectors of four elements; `direct`: of 16 bytes. */
 template <class Place, class Pitch> struct Target {
     Place place;
     Pitch pitch;

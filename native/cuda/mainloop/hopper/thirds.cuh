@@ -51,7 +51,8 @@ template <class S> struct Thirds {
     }
 };
 
-/* Recomputes accumulators that are not finite by FP32 multiply-adds in the order of k, over k-iterations [begin, end). `row`, `column`: the thread's first in C. */
+/* Recomputes accumulators that are not finite by FP32 multiply-adds in the order of k, over k-iterations [begin, end). `row`, `column`: the thread's
+ * first in C. */
 template <class S, int TA> __device__ __forceinline__ void recompute_nonfinite_thirds(const Problem &p, float (&acc)[S::ACCUMULATORS], int row, int column, int begin, int end) {
     recompute_nonfinite(acc, [&](int which) {
         const int m = row + which / 2 % 2 * 8, n = column + which / 4 * 8 + which % 2;

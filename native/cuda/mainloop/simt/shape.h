@@ -10,8 +10,8 @@ namespace simt {
 
 enum Form { full, scalar, unpadded };
 
-/* Blocks of `threads` threads per multiprocessor at `registers` registers a thread. Each of the 4 schedulers has 512 registers per lane, allocated per warp in
- * units of eight. */
+/* Blocks of `threads` threads per multiprocessor at `registers` registers a thread. Each of the 4 schedulers has 512 registers per lane, allocated per
+ * warp in units of eight. */
 constexpr int blocks_of(int registers, int threads) {
     const int blocks = 4 * (512 / (registers > 255 ? 256 : (registers + 7) / 8 * 8)) / (threads / 32);
     return blocks < 1 ? 1 : blocks > 16 ? 16 : blocks;

@@ -25,8 +25,8 @@
 namespace pysim {
 namespace mma_sync {
 
-/* A row. PROMOTION: 0, or (tf32x3) the k of a bf16 instruction, after which the six products of thirds are added to the accumulators. `float` means tf32: operands
- * are rounded to nearest, as in cuBLAS, when they are loaded from shared memory. */
+/* A row. PROMOTION: 0, or (tf32x3) the k of a bf16 instruction, after which the six products of thirds are added to the accumulators. `float` means
+ * tf32: operands are rounded to nearest, as in cuBLAS, when they are loaded from shared memory. */
 template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, int PROMOTION_, int REPLACED_ON = 0> struct Row {
     using In = In_;
     using Acc = std::conditional_t<sizeof(In) == 1, int, float>;

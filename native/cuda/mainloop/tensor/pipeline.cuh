@@ -246,8 +246,8 @@ __device__ void pipeline(const Left &left, const Right &right, const Tile &t, ch
     }
 }
 
-/* Stores the block's tile: fragments go to shared memory and are stored from there in whole rows, so that stores are coalesced, and the epilogue's code exists
- * once, in a rolled loop. The pitch puts the 4 rows of a half-warp's pairs into different banks. */
+/* Stores the block's tile: fragments go to shared memory and are stored from there in whole rows, so that stores are coalesced, and the epilogue's code
+ * exists once, in a rolled loop. The pitch puts the 4 rows of a half-warp's pairs into different banks. */
 template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     static constexpr int pitch = BN + 8, bytes = BM * pitch * (int)sizeof(Acc), vector = 16 / sizeof(Acc) < 4 ? 16 / sizeof(Acc) : 4;
     __device__ static Acc *at(char *base, int row, int column) { return (Acc *)base + row * pitch + column; }
