@@ -45,9 +45,9 @@ def predict(gpu: Gpu, kernels: Sequence[tuple[Threads, Attributes, GpuFamily]], 
     memory_bytes = touched * (l2_miss_share(gpu, touched) if hot else 1.0)
     l2 = requested / np.minimum(gpu.l2_bytes_per_second.value / gpu.clock_hz, active * gpu.port_bytes_per_cycle.value)
     memory = memory_bytes / np.minimum(gpu.memory_bytes_per_second.value / gpu.clock_hz, active * gpu.memory_port_bytes_per_cycle.value)
-    waves, others = np.zeros((2, len(WAVE_TERMS), len(kernels))), np.zeros((len(TERMS) - len(WAVE_TERMS), len(kernels)))
-    waves[0] = np.max(loop, axis=0) / efficiency, np.zeros_like(warps), l2, memory
-    others[TERMS.index("launch") - len(WAVE_TERMS)] = launch * gpu.clock_hz
+    waves = np.array([[np.max(loop, axis=0) / efficiency, 0 * warps, l2, memory]])
+    others = np.zeros((len(TERMS) - len(WAVE_TERMS), len(kernels)))
+    others[-1] = launch * gpu.clock_hz
     bound = LOOP_BOUNDS.index("shared") + np.argmax(loop, axis=0)
     traffic = np.stack([warps * wavefronts, loop[0], requested, memory_bytes])
     return Prediction(wave_cycles(waves) + others.sum(axis=0), waves, others, bound, traffic, {})

@@ -230,27 +230,27 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[
     stream, along_n = table.kind == STREAM_K, table.along_n.astype(bool)
     partial = np.where((table.kind == SPLIT_K) & ~in_cluster, facts["items"], np.where(stream, 2 * table.splits, 0))
     partial = partial * c.tile_m * c.tile_n * c.accumulator_bytes
-    # the rasterisation runs along panels of the fast operand
-    fast, slow = np.where(along_n, c.bytes_b, c.bytes_a), np.where(along_n, c.bytes_a, c.bytes_b)
-    n_fast = np.where(along_n, facts["tiles_n"], facts["tiles_m"])
-    n_slow = np.where(along_n, facts["tiles_m"], facts["tiles_n"])
+
+    def ordered(of_a: Any, of_b: Any) -> tuple[Array, Array]:  # fast, slow: the rasterisation runs along panels of the fast operand
+        return np.where(along_n, of_b, of_a), np.where(along_n, of_a, of_b)
+
+    fast, slow = ordered(c.bytes_a, c.bytes_b)
+    n_fast, n_slow = ordered(facts["tiles_m"], facts["tiles_n"])
     at_once = np.minimum(facts["tiles"], facts["slots"])
     share = np.where(stream, facts["tiles"] * facts["all_iterations"] / table.splits, 0)
     group = np.minimum(table.group, n_slow)
     reads = sharing(gpu, Rasterisation(fast, slow, n_fast, n_slow, group, at_once, facts["all_iterations"], share))
-    requested_fast = np.where(along_n, c.requested_bytes_b, c.requested_bytes_a) * n_slow
-    requested_slow = np.where(along_n, c.requested_bytes_a, c.requested_bytes_b) * n_fast
+    requested_fast, requested_slow = ordered(c.requested_bytes_a * facts["tiles_n"], c.requested_bytes_b * facts["tiles_m"])
     requested = requested_fast + requested_slow
     repeat = gpu.model.repeat_share.value
-    lines = (np.where(along_n, c.lines_b, c.lines_a), np.where(along_n, c.lines_a, c.lines_b))
-    sides = [*zip((requested_fast, requested_slow), lines, reads[:2], strict=True)]
-    served = sum(asked * (1 + SPLIT_LINE_COST * (of - 1)) * (repeat + (1 - repeat) * alone) for asked, of, alone in sides)
-    split_lines = sum(asked * (of - 1) for asked, of, _ in sides)
+    sides = [*zip((requested_fast, requested_slow), ordered(c.lines_a, c.lines_b), reads[:2], strict=True)]
+    served = sum(size * (1 + SPLIT_LINE_COST * (lines - 1)) * (repeat + (1 - repeat) * alone) for size, lines, alone in sides)
+    split_lines = sum(size * (lines - 1) for size, lines, _ in sides)
     # TMA fills the parts of boxes outside an operand, which takes as long as the parts inside
     m = np.where(facts["tiles_m"] > 1, facts["tiles_m"] * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
     n = np.where(facts["tiles_n"] > 1, facts["tiles_n"] * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
     boxes = (m * facts["tiles_n"] + c.b_parts * n * facts["tiles_m"]) * (facts["all_iterations"] * c.block_k) * c.element_bytes
-    outside = np.where(c.producer > 0, np.maximum(0, boxes - requested_fast - requested_slow), 0)
+    outside = np.where(c.producer > 0, np.maximum(0, boxes - requested), 0)
     facts["l2_bytes"] = requested + outside + c.bytes_c + 2 * partial
     facts["port_bytes"] = facts["l2_bytes"] + split_lines
     facts["written"] = c.bytes_c * (1 + PARTIAL_SECTOR_COST * (c.sectors - 1))  # as bytes of whole sectors
