@@ -148,8 +148,8 @@ def copied(rows: int, columns: int, size: int, alignment: int = VECTOR_BYTES) ->
     return Copied(rows, columns, round_up(columns * size, LINE_BYTES if columns * size >= 4 * LINE_BYTES else alignment))
 
 
-def copies(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) -> Iterator[Copied]:
-    """The copies of the operands that a kernel cannot read as stored; B's thirds are always a copy."""
+def operands(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) -> Iterator[tuple[Copied | None, int]]:
+    """A and B as a kernel reads them: the copy, None where it reads it as stored; the pitch in bytes. B's thirds are a copy."""
     transposed = computed(problem, kernel)
     if transposed is not problem:
         placement, problem = (placement[0][::-1], placement[1][::-1]) if placement else None, transposed
@@ -159,23 +159,17 @@ def copies(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) -> I
         (problem.trans_b, kernel.k_major > 0, problem.n, kernel.tiles.parts > 1),
     )
     for (k_last, k_major, outer, in_parts), pitch, aligned in zip(sides, *(placement or (pitches(problem), (True, True))), strict=True):
+        copy = None
         if in_parts:
-            yield Copied(outer, problem.k, 3 * copied(outer, problem.k, THIRD_BYTES).pitch)
+            copy = Copied(outer, problem.k, 3 * copied(outer, problem.k, THIRD_BYTES).pitch)
         elif (k_major and not k_last) or pitch * size % alignment or (alignment > size and not aligned):
-            yield copied(*((outer, problem.k) if k_last or k_major else (problem.k, outer)), size, max(VECTOR_BYTES, alignment))
+            copy = copied(*((outer, problem.k) if k_last or k_major else (problem.k, outer)), size, max(VECTOR_BYTES, alignment))
+        yield copy, copy.pitch if copy else pitch * size
 
 
-def box_lines(problem: Gemm, kernel: GemmKernel) -> tuple[float, float]:
-    """L2 lines that a TMA box row of A and of B touches, as the kernel reads them."""
-    problem, size = computed(problem, kernel), problem.element_bytes
-    sides = ((not problem.trans_a, kernel.k_major == 1, problem.m), (problem.trans_b, kernel.k_major > 0, problem.n))
-    lines = []
-    for (k_last, k_major, outer), elements in zip(sides, pitches(problem), strict=True):
-        pitch = elements * size
-        if (k_major and not k_last) or pitch % kernel.alignment:
-            pitch = copied(*((outer, problem.k) if k_last or k_major else (problem.k, outer)), size, kernel.alignment).pitch
-        lines.append(lines_of_row(pitch))
-    return lines[0], lines[1]
+def copies(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) -> Iterator[Copied]:
+    """The copies of the operands that a kernel cannot read as stored."""
+    return (copy for copy, _ in operands(problem, kernel, placement) if copy)
 
 
 def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
@@ -217,8 +211,8 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
             gpu, own, tiles, kernel.families, attributes, attributes.efficiency, a_in_registers=kernel.k_major > 1 and own.trans_a
         )
         if tiles.producer:
-            lines = box_lines(problem, kernel)
-            columns = columns._replace(lines_a=lines[0], lines_b=lines[1])
+            lines_a, lines_b = (lines_of_row(pitch) for _, pitch in operands(problem, kernel))
+            columns = columns._replace(lines_a=lines_a, lines_b=lines_b)
         if tiles.by_warpgroups and not tiles.promotion:  # boxes along k shrink to the rows that there are, except multicast ones
             shrinks = (
                 tiles.cluster_columns == 1 and (kernel.k_major == 1 or not own.trans_a),
