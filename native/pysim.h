@@ -22,15 +22,15 @@ enum { PYSIM_ABI_VERSION = 3 };
 
 typedef enum {
     PYSIM_OK = 0,
-    PYSIM_BAD_ARGUMENT = 1,  /* a value that no machine could run; the message names it */
-    PYSIM_UNSUPPORTED = 2,   /* legal, but not for this kernel, dtype or CPU */
+    PYSIM_BAD_ARGUMENT = 1,  /* an invalid value; the message names it */
+    PYSIM_UNSUPPORTED = 2,   /* valid, but not for this kernel, dtype or CPU */
     PYSIM_OVERFLOW = 3,      /* a product of dimensions exceeds int64_t */
     PYSIM_OUT_OF_MEMORY = 4,
     PYSIM_DEVICE = 5,        /* the CUDA driver or runtime refused; the message has its words */
 } pysim_status;
 
-/* Elements. Input and filters, A and B, have the problem's dtype; on a CPU output and bias, C, have its result: f32 -> f32, f64 -> f64,
- * bf16 -> f32, s8 -> s32, on a GPU what pysim_cuda_gemm says. An s8 result is exact modulo 2^32. */
+/* Elements. Input and filters, A and B, have the problem's dtype. On a CPU output and bias, C, have its result type: f32 -> f32, f64 ->
+ * f64, bf16 -> f32, s8 -> s32; on a GPU see pysim_cuda_gemm. An s8 result is exact modulo 2^32. */
 typedef enum {
     PYSIM_F32 = 0,
     PYSIM_F64 = 1,
@@ -60,7 +60,7 @@ typedef struct {
     int64_t stride_h, stride_w, dilation_h, dilation_w;
     int64_t pad_top, pad_left, pad_bottom, pad_right;
     int32_t dtype;
-    int32_t input_block, output_block; /* channels in a block of the input, filters in one of the output (and a residual); 0 and 1: planes */
+    int32_t input_block, output_block; /* channels per block of the input; filters per block of the output (and a residual); 0 and 1: planes */
 } pysim_conv;
 
 /* C[m][n] = alpha op(A)[m][k] op(B)[k][n] + beta C (+ bias[n], activation), row-major; ld* in elements. */
@@ -73,14 +73,14 @@ typedef struct {
 
 typedef enum { PYSIM_CONV = 0, PYSIM_GEMM = 1 } pysim_problem_kind;
 typedef struct {
-    int32_t kind; /* pysim_problem_kind: which of the two is meant */
+    int32_t kind; /* pysim_problem_kind: which of the two is used */
     union {
         pysim_conv conv;
         pysim_gemm gemm;
     };
 } pysim_problem;
 
-/* What a run obeys, field by field. A GEMM is the 1x1 case: windows = columns of C, filters = rows, channels = k. */
+/* The schedule of a run, obeyed field by field. A GEMM is the 1x1 case: windows = columns of C, filters = rows, channels = k. */
 typedef struct {
     int32_t algorithm;  /* line of native/algorithms.inc */
     int32_t kernel;     /* registry index */
@@ -91,14 +91,14 @@ typedef struct {
     int64_t channels;   /* N_c of a channel set, 1..C/groups */
     int64_t k2;         /* streamed tiles of one L2 set */
     int64_t k3;         /* stationary tiles of one L3 set */
-    int64_t outputs;    /* edge of a transformed tile's outputs, m of F(m x m, 3x3); other algorithms do not read it */
+    int64_t outputs;    /* m of F(m x m, r x r); only winograd reads it */
 } pysim_schedule;
 
 typedef struct {
-    double alpha, beta;  /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out, what it would read is not read */
+    double alpha, beta;  /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out and its operand is not read */
     const void *bias;    /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
     int32_t activation;  /* pysim_activation; s8 has those two */
-    const void *residual; /* of a convolution, not s8: NULL, or what is added before the activation. It lies as the output does, apart from it */
+    const void *residual; /* convolution, not s8: NULL, or added before the activation; in the output's layout, not overlapping it */
     double low, high;    /* of the activation clamp: low <= high */
 } pysim_epilogue;
 
@@ -113,7 +113,7 @@ typedef struct {
     const char *name, *target, *form;
     int32_t dtype;
     int32_t windows, filters;           /* block of one call */
-    int32_t lane_windows, lane_filters; /* windows x filters that one multiply-add instruction covers */
+    int32_t lane_windows, lane_filters; /* windows x filters covered by one multiply-add instruction */
     int32_t available;                  /* this CPU can run it */
 } pysim_kernel_info;
 
@@ -125,9 +125,8 @@ pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out);
 
 pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q);
 
-/* The second operand of a run (filters, B) is what pysim_prepare makes of the weights under the same problem and schedule, or the weights
- * themselves where pysim_prepared_bytes says 0. Behind packed filters lies a mark: whether the problem is padded and any weight is not
- * finite. */
+/* The second operand of a run (filters, B) is the result of pysim_prepare under the same problem and schedule, or the weights themselves
+ * if pysim_prepared_bytes says 0. Packed filters end with a mark: whether the problem is padded and any weight is not finite. */
 enum { PYSIM_PACKED_MARK_BYTES = 8 };
 pysim_status pysim_prepared_bytes(const pysim_problem *p, const pysim_schedule *s, int64_t *bytes);
 pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, const void *weights, void *prepared, int64_t prepared_bytes);
@@ -158,11 +157,11 @@ typedef struct {
     int64_t pad_top, pad_left, pad_bottom, pad_right;
     int32_t largest, count_padding;
     int32_t dtype;
-    int32_t block; /* planes in a block, whose elements lie together ([planes/block][height][width][block]); 0 and 1: planes */
+    int32_t block; /* planes per block ([planes/block][height][width][block]); 0 and 1: planes */
 } pysim_pool;
 pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y);
 
-/* Planes of `size` elements into blocks of planes, or back: [planes/block][block][size] and [planes/block][size][block]. */
+/* Layout conversion of planes of `size` elements: [planes/block][block][size] to [planes/block][size][block], or back. */
 typedef struct {
     int64_t planes, size;
     int32_t block, to_planes;
@@ -170,8 +169,8 @@ typedef struct {
 } pysim_reorder;
 pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y);
 
-/* y[i][j]... = x[i][j]... for up to 6 axes, along each of which elements lie `from` apart in x and `to` in y: axes in another order, pieces,
- * parts of a whole. Where `from` is 0 an element is read again and again; no two go to one place. */
+/* y[i][j]... = x[i][j]... for up to 6 axes, with strides `from` in x and `to` in y: permuted axes, slices, parts of a whole. Stride 0 in
+ * `from` repeats an element; no two elements may go to one place. */
 typedef struct {
     int64_t sizes[6], from[6], to[6];
     int32_t axes;
@@ -179,8 +178,8 @@ typedef struct {
 } pysim_copy;
 pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y);
 
-/* y = act(a op b) for up to 6 axes, along each of which elements lie `a_steps` apart in a, `b_steps` in b; 0: an element is read again and
- * again. y is dense, and may be an operand that is. Of the epilogue activation and bounds are read. */
+/* y = act(a op b) for up to 6 axes, with strides `a_steps` in a and `b_steps` in b; stride 0 repeats an element. y is dense, and may be
+ * an operand that is dense. Of the epilogue, activation and bounds are read. */
 typedef enum { PYSIM_ADD = 0, PYSIM_SUBTRACT = 1, PYSIM_MULTIPLY = 2, PYSIM_DIVIDE = 3 } pysim_pair_kind;
 typedef struct {
     int64_t sizes[6], a_steps[6], b_steps[6];
@@ -204,17 +203,17 @@ typedef struct {
 } pysim_rows;
 pysim_status pysim_run_rows(const pysim_rows *r, const void *x, const void *scale, const void *shift, void *y);
 
-/* y[o][i][n] = x[o][at[i]][n] of x[outer][size][inner] and y[outer][count][inner]: rows of a table, pixels beside each other. Or, where
- * `shares` of dtype are given, the sum over `taps` of shares[t count + i] x[o][at[t count + i]][n]: what lies between some. at[i] < 0 counts
- * from the end; what is in no row is refused before anything is written. */
+/* Gather: y[o][i][n] = x[o][at[i]][n] of x[outer][size][inner] and y[outer][count][inner]. If `shares` of dtype are given,
+ * interpolation: the sum over `taps` of shares[t count + i] x[o][at[t count + i]][n]. at[i] < 0 counts from the end; an index outside is
+ * refused before anything is written. */
 typedef struct {
     int64_t outer, size, inner, count, taps;
     int32_t dtype;
 } pysim_take;
 pysim_status pysim_run_take(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y);
 
-/* The same product of many matrices, for up to 4 axes along each of which they lie so many elements apart; where a step of A or B is 0 one is
- * read again and again. No two results share an element. */
+/* A batch of equal products along up to 4 axes, with strides in elements for each; stride 0 of A or B repeats the matrix. No two results
+ * share an element. */
 typedef struct {
     const pysim_problem *of; /* a product */
     int64_t counts[4], a_steps[4], b_steps[4], c_steps[4];
@@ -223,7 +222,7 @@ typedef struct {
 pysim_status pysim_run_products(const pysim_products *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *a,
                                 const void *b, void *c, void *workspace, int64_t workspace_bytes);
 
-/* Calls of pysim_run, pysim_run_map and the others one after another: the operators of a network in one call. */
+/* A sequence of calls of pysim_run, pysim_run_map and the others: the operators of a network in one call. */
 typedef enum {
     PYSIM_STEP_RUN = 0,
     PYSIM_STEP_MAP = 1,
@@ -236,7 +235,7 @@ typedef enum {
     PYSIM_STEP_PRODUCTS = 8
 } pysim_step_kind;
 typedef struct {
-    int32_t kind, threads;              /* which function; threads, schedule and workspace are of PYSIM_STEP_RUN and _PRODUCTS alone */
+    int32_t kind, threads;              /* which function; threads, schedule and workspace: PYSIM_STEP_RUN and _PRODUCTS only */
     const void *of;                     /* pysim_problem, pysim_map and so on */
     const pysim_schedule *schedule;
     const pysim_epilogue *epilogue;     /* of a run, products, a map and a pair */
@@ -244,18 +243,18 @@ typedef struct {
     void *result, *workspace;
     int64_t workspace_bytes;
 } pysim_step;
-/* Until one fails: its status, and its sentence for pysim_last_error. */
+/* Stops at the first call that fails, with its status and pysim_last_error(). */
 pysim_status pysim_run_steps(const pysim_step *steps, int64_t count);
 
 /* The baseline's data movement: columns[channels*kernel_h*kernel_w][P*Q] of one image of one group (channels = C/groups). */
 pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns);
 
-/* Probes of the CPU that runs this. target is a registry target that is available. */
+/* Probes of the running CPU. target is a registry target that is available. */
 pysim_status pysim_probe_clock(double *hertz);
 pysim_status pysim_probe_fma(const char *target, int32_t dtype, double *instructions_per_second);
 pysim_status pysim_probe_read(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
 pysim_status pysim_probe_write(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
-/* A load that waits for the one before, over the buffer's lines in a random order. The buffer is aligned to 8 and has two lines or more. */
+/* Load latency: a pointer chase over the buffer's lines in random order. The buffer is aligned to 8 and has two lines or more. */
 pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_load);
 
 /* Exact cache simulation. A hierarchy is `levels` caches, L1 first, seen by `cores` cores; its whole state lies in one buffer of
@@ -276,10 +275,10 @@ typedef struct {
     int32_t policy;             /* pysim_cache_policy; PLRU needs ways = 1, 2, 4 .. 64 */
     int32_t inclusion;          /* pysim_cache_inclusion, towards the levels inside; the first level is non-inclusive */
     int32_t write_back;         /* 0: write-through */
-    int32_t write_allocate;     /* 0: a store that misses goes on without leaving a line */
+    int32_t write_allocate;     /* 0: a store miss does not allocate */
     int32_t fetch_on_writeback; /* 0: a write-back that covers a whole line allocates it without reading the next level */
     int32_t prefetch;           /* pysim_cache_prefetch */
-    int32_t prefetch_degree;    /* lines per event, 1..PYSIM_CACHE_DEGREE; not read where prefetch is NONE */
+    int32_t prefetch_degree;    /* lines per event, 1..PYSIM_CACHE_DEGREE; not read if prefetch is NONE */
     int32_t shared;             /* 0: each core has its own; a shared level may not lie inside a private one */
 } pysim_cache_level;
 
@@ -321,7 +320,7 @@ typedef struct {
     int64_t filters;   /* packed panels; A of a product */
     int64_t output;    /* C of a product */
     int64_t workspace;
-    int64_t columns;   /* what im2col writes, and B of a product where input is 0 */
+    int64_t columns;   /* im2col's output, and B of a product if input is 0 */
 } pysim_trace_bases;
 typedef void (*pysim_trace_sink)(void *context, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write,
                                  const uint8_t *tags);
@@ -330,7 +329,7 @@ pysim_status pysim_trace(const pysim_problem *p, const pysim_schedule *s, const 
                          void *context);
 /* One image of one group, as pysim_im2col. */
 pysim_status pysim_im2col_trace(const pysim_conv *c, const pysim_trace_bases *at, pysim_trace_sink sink, void *context);
-/* The same into a cache state; adds the accesses to *accesses. */
+/* Feeds the accesses into a cache state; adds their number to *accesses. */
 pysim_status pysim_simulate(const pysim_problem *p, const pysim_schedule *s, const pysim_trace_bases *at, void *cache_state,
                             int64_t *accesses);
 pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses);

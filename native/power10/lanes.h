@@ -58,7 +58,7 @@ INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole,
         v_store_first(out, (BYTES)value, bytes);
 }
 
-/* A tile of [FILTERS][WINDOWS] sums on its way out through everything that a store may ask for. */
+/* Stores a tile of [FILTERS][WINDOWS] sums with the full epilogue. */
 static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t out_pitch, int64_t nw, int64_t nf,
                                                   const pysim_store *store) {
     const SCALE scale = scale_of(store);
@@ -73,8 +73,8 @@ static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t
     }
 }
 
-/* Sums that leave as they are go straight to the output, others by way of the stack: what a store asks for is then asked once, not in
- * every row of every shape. */
+/* Plain sums are stored directly, others through the stack, so that the epilogue is one function instead of code in every row of every
+ * shape. */
 INLINE void finish(const int gf, const int gw, const int whole, const int chains, TILE *tile, T *out, int64_t out_pitch, int64_t nw,
                    int64_t nf, const pysim_store *store) {
     const int bounded = store->bounds.low > LOWEST || store->bounds.high < HIGHEST;
@@ -118,7 +118,7 @@ INLINE void clear(TILE *tile, const int begin, const int end) {
     for (int i = begin; i < end; i++) __builtin_mma_xxsetaccz(&tile->at[i]);
 }
 
-/* Rows of both panels and their windows, padded by zeros to one step. */
+/* Rows of both panels, padded by zeros to one step. */
 INLINE void copy_rows(int64_t rows, const E *f, const E *w, int64_t w_pitch, int64_t nw, E *last_f, E *last_w) {
     memset(last_f, 0, RANK * FILTERS * sizeof(E));
     memset(last_w, 0, RANK * WINDOWS * sizeof(E));
@@ -126,8 +126,8 @@ INLINE void copy_rows(int64_t rows, const E *f, const E *w, int64_t w_pitch, int
     for (int64_t r = 0; r < rows; r++, w += w_pitch, last_w += WINDOWS) memcpy(last_w, w, (size_t)nw * sizeof(E));
 }
 
-/* tile = the product of k rows of both panels. The rest that fills no whole round comes first and goes to chain 0, before the other
- * chains live (Clang 22 would keep those in memory); step s of the rounds goes to chain s mod chains. */
+/* tile = the product of k rows of both panels. The remainder of k comes first and goes to chain 0, before the other chains are live
+ * (Clang 22 would keep those in memory); step s of the full rounds goes to chain s mod chains. */
 INLINE void k_loop(const int gf, const int gw, const int whole, const int chains, TILE *tile, int64_t k, const E *f, const E *w,
                    int64_t w_pitch, int64_t nw) {
     enum { MOST_AHEAD = 2 };
@@ -169,8 +169,8 @@ INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E
     finish(gf, gw, whole, chains, &tile, out, out_pitch, nw, nf, store);
 }
 
-/* One switch case per shape, so that every loop runs with constant bounds: gw groups of windows, the last one in part; WHOLE rows of
- * windows in place; or PACKED, where the offsets are constants too. */
+/* One switch case per shape, so that all loops have constant bounds: gw groups of windows, the last one partial; WHOLE rows of windows
+ * in place; or PACKED, with constant offsets. */
 enum { WHOLE = GROUPS_W + 1, PACKED };
 #define MMA(gf, gw, whole, pitch, shape) \
     case (gf) * 8 + (shape): body(gf, gw, whole, k, filters, windows, pitch, out, out_pitch, nw, nf, store); break;

@@ -10,7 +10,7 @@
 
 enum { BYTES_IN = 16, RAW = 64, CHUNKS = RAW / 2 };
 
-/* `count` lanes down, at most all of one vector: lane i of the result is lane i + count of low and high, one after the other. */
+/* Shifts down by `count` lanes, at most one vector: lane i of the result is lane i + count of the concatenation of low and high. */
 INLINE BYTES shift_lanes(const int size, const int count, BYTES low, BYTES high) {
     switch (count * size) {
 #define SHIFT(bytes) case bytes: return vec_sld(high, low, 16 - bytes);
@@ -56,10 +56,10 @@ typedef struct {
     int64_t channels, width, first, stride, taps, count;
 } chain;
 
-/* How a vector of adjacent columns is read where some of them leave [0, width). */
+/* How to load a vector of adjacent columns of which some are outside [0, width). */
 typedef struct {
     int64_t offset, bytes; /* what exists, from the row's start */
-    BYTES shift;           /* the bits it moves up by, as vslo takes them */
+    BYTES shift;           /* shift in bits, as vslo takes it */
 } place;
 
 INLINE int64_t clamp(int64_t x, int64_t most) { return pysim_max(0, pysim_min(x, most)); }
@@ -80,7 +80,7 @@ INLINE BYTES gather(const int size, const chain *c, const char *row, int64_t e) 
     return v;
 }
 
-/* Vector v of a chain: inside the row (`edge` 0), or by its places. */
+/* Vector v of a chain; `edge` 0: inside the row, 1: partly outside. */
 INLINE BYTES load(const int size, const int edge, const int64_t stride, const chain *c, const char *row, const place *at, int64_t v) {
     const int64_t lanes = BYTES_IN / size;
     if (stride > 2) return gather(size, c, row, v * lanes);
@@ -192,7 +192,7 @@ INLINE void pack_segment(const int size, void (*pack)(const chain *), const pysi
         pack_chains(size, pack, s, dst, s->taps, s->dilation);
 }
 
-/* Where an element is infinite or NaN, its exponent of ones and one more in the last place carry into the sign. */
+/* An infinite or NaN element has an exponent of ones; adding one in the last place carries into the sign. */
 INLINE BYTES carry_of(const int size, BYTES v) {
     switch (size) {
     case 2: return (BYTES)(((vector unsigned short)v & 0x7F80) + 0x80);

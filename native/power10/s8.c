@@ -38,7 +38,7 @@ INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, cons
     for (int r = 0; r < RANK; r++, w += w_pitch) row[r] = (whole ? v_load(w) : v_load_first(w, nw)) ^ flip;
     BYTES high01 = vec_mergeh(row[0], row[1]), high23 = vec_mergeh(row[2], row[3]);
     BYTES low01 = vec_mergel(row[0], row[1]), low23 = vec_mergel(row[2], row[3]);
-    /* Clang would make one permutation of both levels, and that out of a permute for every byte or two. */
+    /* Clang would merge both levels into one permutation, and build that from a permute per byte or two. */
     __asm__("" : "+v"(high01), "+v"(high23), "+v"(low01), "+v"(low23));
     merge(x->w, high01, high23);
     merge(x->w + 2, low01, low23);

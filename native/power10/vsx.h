@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The words that the POWER10 kernels and packers share: VSX loads and stores of whole and of partial vectors, and MMA accumulators.
+ * Shared by the POWER10 kernels and packing: VSX loads and stores of full and partial vectors, and MMA accumulators.
+ *
  * Register order is the compiler's: lane 0 of a vector, row 0 of an accumulator and half 0 of a pair are the lowest addresses. */
 #ifndef PYSIM_POWER10_VSX_H
 #define PYSIM_POWER10_VSX_H
 #ifndef __clang__
-/* Before registers are assigned, GCC's scheduler stretches the lives of accumulators until some are moved, and GCC 12 then lost the
- * xxmtacc behind a move: a multiply into an accumulator that is not primed, which QEMU forgives and the ISA does not. */
+/* GCC's scheduler before register allocation extends the lives of accumulators until some are moved, and GCC 12 then lost the xxmtacc
+ * after a move: a multiply into an accumulator that is not primed, which QEMU forgives and the ISA does not. */
 #pragma GCC optimize("no-schedule-insns")
 #endif
 #include <altivec.h>
@@ -17,7 +18,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-typedef vector unsigned char BYTES; /* what the MMA and pair instructions take, whatever the elements are */
+typedef vector unsigned char BYTES; /* operand type of the MMA and pair instructions, whatever the elements are */
 
 /* Neither needs alignment. The first `bytes` (0..16) of a vector: lxvl and stxvl touch nothing beyond, the other lanes are zero. */
 INLINE BYTES v_load(const void *p) { return vec_xl(0, (const unsigned char *)p); }
@@ -52,8 +53,8 @@ INLINE void v_store_first(void *p, BYTES v, int64_t bytes) { vec_xst_len(v, (uns
     __asm__ volatile(#instruction " %A0,%x1,%x2+%3" : "+d"(acc) : "v"(a), "v"(b), "n"(1 - (j)))
 #endif
 
-/* At the end of a step of many instructions: GCC would gather the loads and merges of a whole round before its multiplies, which then
- * fill the window of instructions in flight alone (llvm-mca: bf16 1.28 multiplies a cycle, and 1.41 with steps apart). */
+/* At the end of a step of many instructions: otherwise GCC gathers the loads and merges of a whole round before its multiplies, and they
+ * alone fill the window of instructions in flight (llvm-mca: bf16 1.28 multiplies a cycle, and 1.41 with steps apart). */
 #define KEEP_STEPS_APART __asm__ volatile("")
 
 /* All of the matrix unit: 8 accumulators of 512 bits; VSR 32 to 63 stay free for operands. */

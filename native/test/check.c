@@ -101,7 +101,7 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Runs in a child; its counts stay in shared memory whatever becomes of it. */
+/* Runs in a child process; its counts stay in shared memory even if it crashes. */
 static void run_section(const char *name, void (*alone)(void), int32_t kernel, const pysim_kernel_info *row) {
     const double started = seconds();
     int status = 0;
@@ -233,7 +233,7 @@ int main(int argc, char **argv) {
             return usage("unknown option", option);
         }
     }
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a child that dies must not take its last lines with it */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* a child that crashes must not lose its last lines */
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
         perror("check: shared memory");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The sections that check no kernel: the check program's own means, the registry table, the reference, and the probes. */
+ * Sections that check no kernel: the check program itself, the registry table, the reference, and the probes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include "check.h"
 
-/* ---- checks: the means of this program do see what they are for ---- */
+/* ---- checks: this program detects what it is meant to detect ---- */
 
 /* 1 when touching the byte at `offset` of a guarded buffer of 100 bytes ends the process. */
 static int faults(guard_side side, ptrdiff_t offset) {

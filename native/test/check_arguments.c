@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Bad arguments. Each call starts from one that works and has one thing wrong; it must return the right status, say what is
- * wrong, and leave every operand as it was. */
+ * Bad arguments. Each case changes one thing in a valid call; the call must return the right status, name the error, and leave every operand
+ * unchanged. */
 #include <math.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 
 enum { REGION = 1 << 16 };
 
-/* One call's arguments; the functions below pass on what they need. */
+/* One call's arguments; the functions below pass the ones they need. */
 typedef struct {
     pysim_problem of;
     pysim_schedule s;
@@ -112,7 +112,7 @@ static void good(int32_t f, call *x) {
     check_fill(pool, PYSIM_F32, sizeof pool / sizeof(float), FILL_EXACT, &random);
 }
 
-/* Calls function f and looks at what it says; `word` must stand in the message. */
+/* Calls function f and checks its message, which must contain `word`. */
 static void refuse(int32_t f, call *x, pysim_status want, const char *word) {
     char before[512], after[512];
     pysim_kernel_info row;
@@ -132,7 +132,7 @@ static void refuse(int32_t f, call *x, pysim_status want, const char *word) {
 
 /* ---- one field at a time ---- */
 
-typedef enum { I32, I64, F64, POINTER, SHIFT } kind; /* SHIFT: the pointer, moved by so many bytes */
+typedef enum { I32, I64, F64, POINTER, SHIFT } kind; /* SHIFT: the pointer plus a number of bytes */
 
 static void set(call *x, size_t offset, kind of, int64_t value) {
     char *field = (char *)x + offset;

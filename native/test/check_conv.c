@@ -184,7 +184,7 @@ static void make_winograd(conv_case *k, int32_t index, const unsigned char *leve
     if (index % 3 == 1) make_winograd_blocks(k, level, row);
 }
 
-/* Whether the row is one that Winograd's products run on: transforms of its target and dtype, panels that are not too wide. */
+/* Whether Winograd's products can run on this row: transforms exist for its target and dtype, and its panels are not too wide. */
 static int has_winograd(const pysim_kernel_info *row) {
     static const char *const transforms[] = {
 #define PYSIM_WINOGRAD(target, dtype) #target " " #dtype,
@@ -231,7 +231,7 @@ static void describe(const conv_case *k, const char *what, int64_t i, const void
                check_get(want, k->result, i));
 }
 
-/* Every third filter is negated and has a negative bias, so that a ReLU has something to cut and something to keep. */
+/* Every third filter is negated and has a negative bias, so that a ReLU cuts some results and keeps others. */
 static void set_signs(const conv_case *k, void *filters, void *bias) {
     const int64_t size = k->filters / k->c.filters;
     for (int64_t i = 0; i < k->filters; i++)
@@ -279,7 +279,7 @@ static void expect_bound(conv_case *k, const pysim_epilogue *given) {
     if (check_conv_reference(&k->c, &e, input, filters, bound) != PYSIM_OK) check_fail("pysim_reference: %s", pysim_last_error());
 }
 
-/* Where patches are transformed, which mixes windows: the bound of the largest elements, everywhere. */
+/* Transforms mix windows: uses the bound of the largest elements for all results. */
 static void mix_bound(const conv_case *k, const pysim_epilogue *e) {
     if (k->s.algorithm != CHECK_winograd) return;
     const int64_t taps = forms[k->form].taps * forms[k->form].taps * k->c.stride_h * k->c.stride_w; /* of all phases, zeros among them */
@@ -437,7 +437,7 @@ static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     }
 }
 
-/* A case of blocks once more, as planes that are brought into blocks. */
+/* A case of channel blocks again, on planes by the algorithm `blocked`. */
 static void by_way_of_blocks(conv_case *k, guard_side side) {
     if (k->s.algorithm != CHECK_direct_nchwc || k->c.input_block <= 1) return;
     const int32_t block = k->c.input_block;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Fills, comparison and the other things that the checks do to arrays. */
+ * Fills, comparison and other array operations of the checks. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>

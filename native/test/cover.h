@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Covering arrays: few combinations of settings in which every pair of settings meets. */
+ * Covering arrays: few combinations of settings that contain every pair of settings. */
 #ifndef PYSIM_TEST_COVER_H
 #define PYSIM_TEST_COVER_H
 #include <stdint.h>

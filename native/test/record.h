@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What kernels execute, written down. portable.c includes this in place of its plain loads and stores where PYSIM_RECORD is
- * defined; record_vector.h uses it for the vector kernels. */
+ * Records the accesses that kernels execute. portable.c includes this instead of its plain loads and stores if PYSIM_RECORD is defined;
+ * record_vector.h uses it for the vector kernels. */
 #ifndef PYSIM_TEST_RECORD_H
 #define PYSIM_TEST_RECORD_H
 #include <stdint.h>

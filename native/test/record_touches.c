@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What every load and store of instrumented code touches, whatever algorithm it is of: compilers call these functions ahead of each access
- * under -fsanitize=thread, whose own library is not linked. Copies and clears by the C library are called by names of ours. */
+ * Records every load and store of instrumented code of any algorithm: with -fsanitize=thread compilers call these functions before each access; the
+ * sanitizer's own library is not linked. memcpy and memset are renamed to functions here. */
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A vector type for x86/lanes.h and x86/pack.h in plain C that writes its loads and stores down: the vector kernels' own source then
- * says what they touch, on any CPU. The includer defines T, LANES and SUFFIX. A masked access is one of its active lanes. */
+ * A vector type in plain C for x86/lanes.h and x86/pack.h that records its loads and stores: the vector kernels' own source then shows its accesses on
+ * any CPU. The includer defines T, LANES and SUFFIX. A masked access covers its active lanes. */
 #include "record.h"
 
 typedef struct {

@@ -86,7 +86,7 @@ static int refuse(const char *format, ...) {
     return 0;
 }
 
-/* Maps the whole file, anew where the parent has changed its size. */
+/* Maps the whole file, again if the parent changed its size. */
 static int map_file(void) {
     struct stat file;
     if (fstat(shared.fd, &file) != 0) return refuse("the shared memory is no open file: %s", strerror(errno));
