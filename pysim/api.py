@@ -2,8 +2,8 @@
 """The Python functions: a convolution or product is planned once per shape and machine, then runs that plan.
 
 From the second call on, what calls that look alike have in common is not made again: `_ready` keeps it by the call's signature, which is
-all but where the arrays lie (shapes and types, parameters, threads, machine, plan); `pysim.runtime.cuda_call.kept` likewise for arrays on a
-GPU. What can differ between such calls (bias, activation, out, memory) is checked in each.
+all but where the arrays lie (shapes and types, parameters, threads, machine, plan); `pysim.runtime.cuda_call.cache` likewise for arrays on
+a GPU. What can differ between such calls (bias, activation, out, memory) is checked in each.
 """
 
 import os

@@ -104,6 +104,6 @@ def host_device(monkeypatch):
     monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
     monkeypatch.setattr(cuda, "devices", lambda: (here,))
     monkeypatch.setattr(cuda, "DeviceArray", HostArray)
-    monkeypatch.setattr(cuda_call, "kept", LruCache(8))
+    monkeypatch.setattr(cuda_call, "cache", LruCache(8))
     monkeypatch.setattr(api, "_choosers", LruCache(8))
     return lib

@@ -298,7 +298,7 @@ def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypa
     x = arrays.Matrix(4096 + 2, (1, 64, 8, 8), (4096, 1, 512, 64), "f16", 0, None, None)
     filters = arrays.Matrix(8192, (64, 64, 1, 1), (64, 1, 64, 64), "f16", 0, None, None)
     for row in (ROW, next(one for one in conv_kernels() if one.algorithm == "im2col" and one.dtype == "f16")):
-        ready = cuda_call.Ready(Launch(), ("x", "w"), (1, 8, 8, 64), "f16", None, True, alignment=row.alignment)
+        ready = cuda_call.PreparedCall(Launch(), ("x", "w"), (1, 8, 8, 64), "f16", None, True, alignment=row.alignment)
         cuda_call._launch(ready, {"x": x, "w": filters}, 1 << 21, 0, None)
     assert launched == [(1 << 20, 8192, 1 << 21), (4096 + 2, 8192, 1 << 21)]
     assert copies == [(1 << 20, 4096 + 2, 2 * 64 * 64, "PYSIM_ON_DEVICE", 0)]

@@ -70,7 +70,7 @@ def workspaces(torch, host_device, monkeypatch) -> Any:  # noqa: F811
     def call(stream: int, nbytes: int = 64) -> int:
         if bytes_of["bytes"] != nbytes:
             bytes_of["bytes"] = nbytes
-            cuda_call.kept.clear()
+            cuda_call.cache.clear()
         torch.stream = stream
         pysim.conv2d(x, w)
         return told.pop()
@@ -158,7 +158,7 @@ def test_a_plan_says_how_what_no_array_holds_is_multiplied(dtype, workspaces, mo
 
     launched, struct = [], cuda.problem_struct
     monkeypatch.setattr(cuda, "problem_struct", lambda of, *more: launched.append(of.text) or struct(as_f32(of), *more))
-    cuda_call.kept.clear()
+    cuda_call.cache.clear()
     for text, (first, second), call in (
         ("conv:mb1ic4ih9oc6kh3", (IMAGE, FILTERS), pysim.conv2d),
         ("gemm:4x4x4", (SQUARE, SQUARE), pysim.gemm),

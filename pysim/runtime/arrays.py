@@ -210,7 +210,7 @@ class Library:
         """Whether memory that is made now may serve later work of its stream, too, as no other stream gets it before that is done."""
         return False
 
-    def relaid(self, x: Any, channels_last: bool) -> Any | None:
+    def with_layout(self, x: Any, channels_last: bool) -> Any | None:
         """A copy of a four-dimensional array, on its current stream, that lies densely N C H W or channels last; None where the library is
         not known to make one."""
         return None
@@ -258,7 +258,7 @@ class _Torch(Library):
         """A graph that is being captured has memory of its own, and may be replayed on any stream."""
         return self._is_capturing is not None and not self._is_capturing()
 
-    def relaid(self, x: Any, channels_last: bool) -> Any | None:
+    def with_layout(self, x: Any, channels_last: bool) -> Any | None:
         lies = self._module.channels_last if channels_last else self._module.contiguous_format
         return x.detach().contiguous(memory_format=lies)
 
@@ -281,7 +281,7 @@ class _Cupy(Library):
         name = _NAMES[dtype]
         return None if name in ("bfloat16", "float8_e4m3fn") else partial(self._module.empty, shape, dtype=name)
 
-    def relaid(self, x: Any, channels_last: bool) -> Any | None:
+    def with_layout(self, x: Any, channels_last: bool) -> Any | None:
         dense = self._module.ascontiguousarray
         return self.channels_second(dense(x.transpose(0, 2, 3, 1))) if channels_last else dense(x)
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on the CPU: launches of products and convolutions, and the workspaces that calls borrow.
+"""Launches of products and convolutions on the CPU, and the workspaces that calls borrow.
 
-A Launch is all that calls of one problem under one schedule have in common: structs and sizes, no array. A call borrows its workspace,
-so any number of threads may call one at once; a prepared convolution adds filters that are prepared already.
-Nothing of the caller's is written before all is checked.
+A Launch has the structs and sizes of one problem under one schedule, and no arrays. A call borrows its workspace, so any number of threads
+may use one launch. A prepared convolution adds prepared filters. Nothing of the caller's is written before everything is checked.
 """
 
 from collections.abc import Callable
@@ -40,19 +39,19 @@ from pysim.runtime.cpu import (
 )
 from pysim.runtime.steps import Step
 
-_IDLE_BYTES = 256 << 20  # of workspaces between calls
-_ndarray = np.ndarray  # found in half the time
+_IDLE_BYTES = 256 << 20  # of workspaces kept between calls
+_ndarray = np.ndarray  # a global is looked up in half the time
 
 
 class Workspaces:
-    """Buffers that calls borrow. One is of one call at a time, and of those that lie idle about `idle_bytes` are kept."""
+    """Buffers that calls borrow. About `idle_bytes` of returned buffers are kept."""
 
     def __init__(self, idle_bytes: int) -> None:
         self.idle_bytes = idle_bytes
-        self._idle: list[Any] = []  # the last one given back is the first one taken: it is the warmest
+        self._idle: list[Any] = []  # a stack: the buffer returned last is the warmest in the caches
 
     def take(self, nbytes: int) -> Any:
-        """A buffer of at least so many bytes, as cffi points to it."""
+        """A cffi buffer of at least `nbytes`."""
         try:
             buffer = self._idle.pop()
         except IndexError:
@@ -72,9 +71,9 @@ _workspaces = Workspaces(_IDLE_BYTES)
 
 
 class Launch:
-    """What calls of one problem under one schedule have in common: structs, operands' shapes, and the bytes that they need.
+    """A problem under a schedule: structs, shapes of the operands, sizes of workspace and prepared weights.
 
-    `prepared_bytes` is of what a run reads in the place of the weights, 0 where it reads them as they are; `names` are the operands'.
+    `prepared_bytes`: size of the prepared weights; 0 if a run reads the weights themselves. `names`: of the operands, for messages.
     """
 
     names: tuple[str, str]
@@ -105,7 +104,7 @@ class Launch:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the first operand and of the result."""
+        """The shapes of the first operand and of the result."""
         return self._first_shape, self._out_shape
 
     def output(self, out: Any) -> Array:
@@ -132,38 +131,38 @@ class Launch:
         return None if bias is None else addend(bias, "bias", (count,), self.workload.dtype)
 
     def epilogue(self, bias: Any, activation: Activation, residual: Any = None) -> Any:
-        """What follows the sums. A residual is added before the activation; it is read where it lies."""
+        """The epilogue struct. A residual is added before the activation, and read without a copy."""
         if residual is not None:
             residual = addend(residual, "residual", self._out_shape, self.workload.dtype)
         return epilogue_struct(1.0, 0.0, self.bias(bias), activation, residual)
 
     def prepare(self, weights: Any, prepared: Any) -> Any:
-        """Prepares dense weights in a buffer, both by pointer, and gives that."""
+        """Prepares dense weights in the buffer `prepared`, both cffi pointers; returns the buffer."""
         check(self._native_prepare(self._problem, self._schedule, weights, prepared, self.prepared_bytes), self.executor)
         return prepared
 
     def apply(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
-        """The convolution or product with prepared weights, by pointer."""
+        """The convolution or product with prepared weights, a cffi pointer."""
         if profile is None and self.run_at_once(x, prepared, epilogue, out):
             return out
         dense, y = self.first(x), self.output(out)
         if out is not None and dense is not x:
             check_apart(y, **{self.names[0]: x})
         if status := self._run(epilogue, dense, prepared, y, profile):
-            check_apart(y, **{self.names[0]: x})  # as the library does, which knows no names
+            check_apart(y, **{self.names[0]: x})  # the library refuses overlaps, too, but does not know the names
             check(status, self.executor)
         return y
 
     def step(self, x: Array, prepared: Any, epilogue: Any, y: Array, workspace: Array) -> Step:
-        """`apply`, bound to dense arrays."""
+        """`apply` as a step on these dense arrays."""
         pointer = self._ffi.from_buffer
         operands = {"first": pointer(self.first(x)), "second": prepared, "result": pointer(self.output(y))}
         room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
         return Step("RUN", of=self._problem, schedule=self._schedule, epilogue=epilogue, threads=self.threads, **operands, **room)
 
     def run_at_once(self, first: Any, second: Any, epilogue: Any, y: Any) -> bool:
-        """`first`, `output` and `_run` in one, `second` by pointer or as an array whose shape is right, where arrays are as the library
-        takes them: calls of small problems are little else. False: nothing was done, and the long way does it or says what is wrong."""
+        """The fast path for arrays that need no conversion; small problems take little longer than its checks. `second`: a cffi pointer or
+        an array of the right shape. False: nothing was done, and the general path must run or raise."""
         if not (
             type(first) is type(y) is _ndarray
             and first.dtype is self._dtype
@@ -180,14 +179,14 @@ class Launch:
             status = self._native(
                 self._problem, self._schedule, epilogue, self.threads, pointer(first), second, pointer(y), work, size, self._null
             )
-        except ValueError:  # an array has gaps
+        except ValueError:  # an array is not contiguous
             return False
         finally:
             _workspaces.give(work)
         return not status
 
     def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> int:
-        """The native call in a borrowed workspace; `second` by pointer. Its status."""
+        """The status of the native call in a borrowed workspace; `second`: a cffi pointer."""
         pointer, work = self._pointer, _workspaces.take(self.workspace_bytes)
         try:
             status: int = self._native(
@@ -200,7 +199,7 @@ class Launch:
 
 
 class ConvLaunch(Launch):
-    """y = act(conv(x, w) + bias + residual): filters are prepared in each call."""
+    """y = act(conv(x, w) + bias + residual); every call prepares the filters."""
 
     names = ("x", "w")
 
@@ -227,8 +226,8 @@ class ConvLaunch(Launch):
 
 
 class Prepared:
-    """A convolution with its filters prepared, `y = conv(x, out=None)`, input and output in a layout; or a product with its B,
-    `c = product(a, out=None)`. It keeps no array that it was given, and any number of threads may call it at once."""
+    """A convolution with prepared filters, `y = conv(x, out=None)`, or a product with a prepared B, `c = product(a, out=None)`. It keeps no
+    array of the caller's, and any number of threads may call it."""
 
     def __init__(
         self,
@@ -241,8 +240,8 @@ class Prepared:
         executor: Executor = LOCAL,
         layout: Layout = "nchw",
     ) -> None:
-        asked = schedule, threads, executor
-        launch = ConvLaunch(workload, *asked, layout) if isinstance(workload, Conv) else GemmLaunch(workload, *asked)
+        options = schedule, threads, executor
+        launch = ConvLaunch(workload, *options, layout) if isinstance(workload, Conv) else GemmLaunch(workload, *options)
         self._launch: Launch = launch
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
         self.workspace_bytes = launch.workspace_bytes
@@ -252,9 +251,9 @@ class Prepared:
         if size := launch.prepared_bytes:
             self._prepared = launch.prepare(pointer(dense), pointer(aligned(size, np.uint8)))
         else:
-            kept = aligned(dense.shape, dense.dtype)  # rows that begin on lines are read faster
-            kept[...] = dense
-            self._prepared = pointer(kept)
+            copy = aligned(dense.shape, dense.dtype)  # rows that begin on cache lines are read faster
+            copy[...] = dense
+            self._prepared = pointer(copy)
 
     def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Any:
         """`residual`, of the result's shape, is added before the activation. The result is `out`, or a new array of the kind that x is."""
@@ -273,11 +272,11 @@ class Prepared:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of what is read and of the result."""
+        """The shapes of the input and of the result."""
         return self._launch.shapes
 
     def step(self, x: Array, out: Array, workspace: Array, residual: Any = None) -> Step:
-        """A call with these arrays, of the operands' dtypes and sizes, and so much workspace, that is made again and again."""
+        """A repeatable call on these arrays, whose dtypes and sizes are the operands', with this workspace."""
         epilogue = self._epilogue if residual is None else self._launch.epilogue(self._bias, self._activation, residual)
         return self._launch.step(x, self._prepared, epilogue, out, workspace)
 
@@ -293,7 +292,7 @@ def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
 
 
 class GemmLaunch(Launch):
-    """C = act(alpha op(A) op(B) + beta C + bias), dense row-major operands, bias per column of C."""
+    """C = act(alpha op(A) op(B) + beta C + bias); dense row-major operands, one bias per column of C."""
 
     names = ("a", "b")
 
@@ -313,7 +312,7 @@ class GemmLaunch(Launch):
         activation: Activation = None,
         out: Any = None,
     ) -> Array:
-        """`c` is read, not written, unless it is `out`."""
+        """`c` is only read, unless it is also `out`."""
         if c is None and beta != 0:
             raise OperandError(f"beta is {beta}, so c must be given")
         if (
@@ -327,7 +326,7 @@ class GemmLaunch(Launch):
         dtype = self.workload.dtype
         if out is not None:
             check_apart(y, a=a, b=b, bias=bias)
-        # C goes where the result will lie only when nothing can be refused any more
+        # copy C to the result only after every check
         added = None if c is None else addend(c, "c", self._out_shape, dtype)
         into = y
         if beta != 0 and added is not None and not _same(added, y):
@@ -341,12 +340,12 @@ class GemmLaunch(Launch):
         return y
 
     def multiply_at_once(self, a: Any, b: Any, y: Any, epilogue: Any) -> bool:
-        """`run_at_once` of a B as it is."""
+        """`run_at_once` with a B that needs no preparation."""
         right = type(b) is _ndarray and b.dtype is self._dtype and b.shape == self._second_shape and not self.prepared_bytes
         return right and self.run_at_once(a, b, epilogue, y)
 
     def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
-        """The product into y, whose values are C."""
+        """The product; y contains C and receives the result."""
         left, second = self.first(a), self._pointer(self.second(b))
         if not self.prepared_bytes:
             if status := self._run(epilogue, left, second, y, profile):
@@ -360,12 +359,12 @@ class GemmLaunch(Launch):
 
 
 def _same(x: Array, y: Array) -> bool:
-    """Whether two dense arrays of one shape lie in one place."""
+    """Whether two dense arrays of one shape begin at the same address."""
     return x is y or x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
 
 
 class PreparedGemm:
-    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`, where c is read and written."""
+    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`; c is updated in place."""
 
     def __init__(
         self,
@@ -386,12 +385,11 @@ class PreparedGemm:
 
     @property
     def prepares(self) -> bool:
-        """Whether each call prepares B."""
+        """Whether every call prepares B."""
         return self._launch.prepared_bytes > 0
 
     def step(self, a: Array, b: Array, c: Array, workspace: Array) -> Step:
-        """A call with these arrays, dense and of the operands' dtypes, and so much workspace, that is made again and again; not of a
-        product that prepares B."""
+        """A repeatable call on these dense arrays of the operands' dtypes, with this workspace; not for a product that prepares B."""
         return self._launch.step(a, library()[0].from_buffer(self._launch.second(b)), self._epilogue, c, workspace)
 
     def profile(self, a: Any, b: Any, c: Any = None) -> dict[str, float]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on arrays, of products and convolutions alike: how the arrays lie, what is ready for such a call, memory, and the launch.
+"""Calls of products and convolutions on arrays: their layouts, the launch prepared for these (`PreparedCall`), memory, launching.
 
-Work goes to the stream of the first array and is not waited for, but where the arrays are NumPy's: they are copied to the device and the
-result back. What calls on arrays that lie alike have in common is made once (`Ready`).
+Work goes to the stream of the first array and is not waited for. NumPy arrays are copied to the device and the result back. A launch is
+prepared once for arrays of the same layouts.
 """
 
 import threading
@@ -19,56 +19,56 @@ from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import SIZES, Matrix
 from pysim.runtime.cuda import Array
 
-ALIGNMENT_BYTES = 256  # bytes: what PyTorch's and CUDA's allocations begin at, and more than any kernel asks for
-KEPT_BYTES = 8 << 20  # of a workspace that is kept for a stream; a launch that needs a larger one takes longer than an allocation
+ALIGNMENT_BYTES = 256  # of PyTorch's and CUDA's allocations; no kernel needs more
+KEPT_BYTES = 8 << 20  # largest workspace kept for a stream; launches that need more take longer than an allocation
 PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
-STREAMS = 8  # that a thread's workspaces are kept for
+STREAMS = 8  # streams for which a thread keeps a workspace
 
 
-class Ready(NamedTuple):
-    """What calls on arrays that lie alike have in common."""
+class PreparedCall(NamedTuple):
+    """A launch prepared for arrays of given layouts."""
 
     launch: cuda.Launch
-    operands: tuple[str, str]  # the arguments that are the launch's first and second operand
-    shape: tuple[int, ...]  # of the result, as it lies
+    operands: tuple[str, str]  # the names of its first and second operand
+    shape: tuple[int, ...]  # of the result, in the order of its memory
     result: str
     epilogue: Any  # without bias
-    channels_last: bool = False  # so lies the result
-    relays: bool = False  # the second operand lies otherwise than the launch has it
-    alignment: int = 1  # bytes at multiples of which operands must begin: others are copied
+    channels_last: bool = False  # layout of the result
+    converts_second: bool = False  # the second operand must be converted to the layout of the first
+    alignment: int = 1  # of operands in bytes; unaligned ones are copied
 
 
-# of arrays as they lie, by the names of their arguments, what is asked beside them, and how out lies
-Make = Callable[[dict[str, Matrix], Any, Matrix | None], Ready]
-Order = Callable[[Array], tuple[int, ...]]  # the axes of a host array as they will lie on the device
+# (the arrays by the names of their arguments, options, out) -> the prepared launch
+Prepare = Callable[[dict[str, Matrix], Any, Matrix | None], PreparedCall]
+Order = Callable[[Array], tuple[int, ...]]  # the order of a host array's axes in its copy on the device
 
 
-class _Kept(NamedTuple):
-    """What is ready, and what depends on whose arrays they are."""
+class _Entry(NamedTuple):
+    """A prepared launch, and what depends on the library of the arrays."""
 
-    ready: Ready
-    make: Callable[[], Any] | None  # the result
-    nbytes: dict[str, int]  # that operands span
-
-
-kept: LruCache[_Kept] = LruCache(256)  # what is asked and how the arrays lie -> what is ready for it
+    ready: PreparedCall
+    allocate: Callable[[], Any] | None  # allocates the result; None: the library of the arrays cannot
+    nbytes: dict[str, int]  # spanned by each array
 
 
-def call(make_ready: Make, given: dict[str, Any], options: Hashable, order: Order) -> Any:
-    """What `make_ready` makes ready, on the arrays that are given by name, in `out` or a new array of the kind that the first one is."""
+cache: LruCache[_Entry] = LruCache(256)  # by options and layouts of the arrays
+
+
+def call(prepare: Prepare, given: dict[str, Any], options: Hashable, order: Order) -> Any:
+    """The launch of `prepare` on the arrays given by name; the result is `out` or a new array of the first one's library."""
     first = next(iter(given.values()))
     library = arrays.library_of(type(first))
     if not library.is_cuda(first):
         _check_place(given)
-        return _from_host(make_ready, given, options, order)
+        return _from_host(prepare, given, options, order)
     if len(cuda.devices()) == 1:
-        return _on_device(make_ready, given, options, library, first)
+        return _on_device(prepare, given, options, library, first)
     with library.on_device(first):
-        return _on_device(make_ready, given, options, library, first)
+        return _on_device(prepare, given, options, library, first)
 
 
 def _check_place(given: dict[str, Any]) -> None:
-    """OperandError where some arrays lie on a GPU and some in host memory."""
+    """OperandError if some arrays are on a GPU and some in host memory."""
     places = {name: arrays.is_cuda(x) for name, x in given.items() if x is not None}
     here = [name for name, on in places.items() if on]
     there = [name for name, on in places.items() if not on]
@@ -76,28 +76,28 @@ def _check_place(given: dict[str, Any]) -> None:
         raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; they must lie in one place")
 
 
-def _on_device(make_ready: Make, given: dict[str, Any], options: Hashable, library: arrays.Library, first: Any) -> Any:
+def _on_device(prepare: Prepare, given: dict[str, Any], options: Hashable, library: arrays.Library, first: Any) -> Any:
     stream = library.stream(first)
     seen = {name: arrays.view(x, name, stream) for name, x in given.items() if x is not None}
-    lies: list[Any] = [make_ready, options, type(first)]
+    key_parts: list[Any] = [prepare, options, type(first)]
     for name, x in seen.items():
         if x.stream is not None and x.stream != stream:
             cuda.synchronize(x.stream)
-        lies.append((name, x.shape, x.strides, x.dtype, x.device, x.pointer % ALIGNMENT_BYTES))
-    target, key = seen.pop("out", None), tuple(lies)
-    one = kept.get(key)
-    if one is None:
+        key_parts.append((name, x.shape, x.strides, x.dtype, x.device, x.pointer % ALIGNMENT_BYTES))
+    target, key = seen.pop("out", None), tuple(key_parts)
+    entry = cache.get(key)
+    if entry is None:
         _check_devices(given, seen, target)
-        one = kept.put(key, _keep(make_ready, seen, options, target, library, first))
-    ready = one.ready
+        entry = cache.put(key, _entry(prepare, seen, options, target, library, first))
+    ready = entry.ready
     if target is not None:
         out, pointer = given["out"], target.pointer
-        _check_apart(target, seen, one.nbytes)
+        _check_apart(target, seen, entry.nbytes)
     else:
-        out, pointer = _result(one, library, stream)
-    if ready.relays:
+        out, pointer = _result(entry, library, stream)
+    if ready.converts_second:
         name = ready.operands[1]
-        copied = library.relaid(given[name], ready.channels_last)
+        copied = library.with_layout(given[name], ready.channels_last)
         if copied is None:
             layout = "NHWC" if ready.channels_last else "NCHW"
             strides = seen[name].strides
@@ -106,34 +106,34 @@ def _on_device(make_ready: Make, given: dict[str, Any], options: Hashable, libra
             )
         seen[name] = arrays.view(copied, name, stream)
     if "c" in seen:
-        _put(seen["c"], pointer, target.strides if target else arrays.dense(ready.shape), stream)
+        _copy_c(seen["c"], pointer, target.strides if target else arrays.dense(ready.shape), stream)
     _launch(ready, seen, pointer, stream, (library, first, seen[ready.operands[0]].device))
     return out
 
 
 def _check_devices(given: dict[str, Any], seen: dict[str, Matrix], target: Matrix | None) -> None:
-    """OperandError where arrays lie on several devices."""
+    """OperandError if the arrays are on several devices."""
     devices = {name: x.device for name, x in seen.items()} | ({"out": target.device} if target else {})
     if len(set(devices.values())) > 1:
         _check_place(given)
         raise OperandError(f"the arrays lie on devices {', '.join(f'{name}: {on}' for name, on in devices.items())}; one is needed")
 
 
-def _keep(make_ready: Make, seen: dict[str, Matrix], options: Any, target: Matrix | None, library: arrays.Library, first: Any) -> _Kept:
-    ready = make_ready(seen, options, target)
+def _entry(prepare: Prepare, seen: dict[str, Matrix], options: Any, target: Matrix | None, library: arrays.Library, first: Any) -> _Entry:
+    ready = prepare(seen, options, target)
     sizes = {name: x.nbytes for name, x in seen.items()} | ({"out": target.nbytes} if target else {})
-    return _Kept(ready, library.maker(first, ready.shape, ready.result), sizes)
+    return _Entry(ready, library.maker(first, ready.shape, ready.result), sizes)
 
 
-def _result(one: _Kept, library: arrays.Library, stream: int) -> tuple[Any, int]:
-    """A new array for the result, and where it lies."""
-    ready = one.ready
-    if one.make is None:
+def _result(entry: _Entry, library: arrays.Library, stream: int) -> tuple[Any, int]:
+    """A new array for the result, and its address."""
+    ready = entry.ready
+    if entry.allocate is None:
         if ready.channels_last:
             raise OperandError("the result cannot be made here to lie channels last; pass out")
         own = cuda.DeviceArray(ready.shape, ready.result)
         return own, own.pointer
-    out = one.make()
+    out = entry.allocate()
     pointer = library.pointer(out, stream)
     return library.channels_second(out) if ready.channels_last else out, pointer
 
@@ -145,8 +145,8 @@ def _check_apart(out: Matrix, seen: dict[str, Matrix], nbytes: dict[str, int]) -
             raise OperandError(f"out overlaps {name}, which is read while it is written")
 
 
-def _put(c: Matrix, result: int, strides: tuple[int, ...], stream: int) -> None:
-    """Copies c, which is read, into the result, where it is added to."""
+def _copy_c(c: Matrix, result: int, strides: tuple[int, ...], stream: int) -> None:
+    """Copies c into the result, to which the launch adds."""
     if (c.pointer, c.strides) == (result, strides):
         return
     dense = int(np.prod(c.shape)) * SIZES[c.dtype]
@@ -156,19 +156,21 @@ def _put(c: Matrix, result: int, strides: tuple[int, ...], stream: int) -> None:
     cuda.copy(result, c.pointer, dense, "PYSIM_ON_DEVICE", stream)
 
 
-def _launch(ready: Ready, seen: dict[str, Matrix], result: int, stream: int, place: tuple[arrays.Library, Any, int | None] | None) -> None:
-    """Puts what is ready on the stream, with memory beside the arrays of `place`: their library, one of them, and their device."""
+def _launch(
+    ready: PreparedCall, seen: dict[str, Matrix], result: int, stream: int, place: tuple[arrays.Library, Any, int | None] | None
+) -> None:
+    """Launches on the stream, with a workspace from `place`: the arrays' library, one of them, their device."""
     first, second = seen[ready.operands[0]], seen[ready.operands[1]]
     if ready.alignment > 1:
         first, second = _aligned(first, ready.alignment, stream), _aligned(second, ready.alignment, stream)
-    _owner, work = workspace(ready.launch.workspace_bytes, stream, place)  # owned until the work is on the stream
+    _owner, work = workspace(ready.launch.workspace_bytes, stream, place)  # kept until the work is on the stream
     bias = seen.get("bias")
     epilogue = ready.epilogue if bias is None else _with_bias(ready.epilogue, bias.pointer)
     ready.launch.run(first.pointer, second.pointer, result, work, epilogue, stream)
 
 
 def _aligned(x: Matrix, alignment: int, stream: int) -> Matrix:
-    """An operand, or a copy that begins where the copy engine can read it, which waits for the stream."""
+    """An operand, or an aligned copy, as TMA requires; copying waits for the stream."""
     if x.pointer % alignment == 0:
         return x
     memory = cuda.DeviceArray((x.nbytes,), "u8")
@@ -178,7 +180,7 @@ def _aligned(x: Matrix, alignment: int, stream: int) -> Matrix:
 
 @lru_cache(maxsize=1024)
 def _with_bias(epilogue: Any, bias: int) -> Any:
-    """A copy that has a bias, by pointer; nobody changes either, so calls of all threads share them."""
+    """A copy of an epilogue with a bias. Nothing changes either struct, so all threads share them."""
     ffi, _ = cuda.library()
     own = ffi.new("pysim_cuda_epilogue *", epilogue[0])
     own.bias = ffi.cast("void *", bias)
@@ -186,8 +188,8 @@ def _with_bias(epilogue: Any, bias: int) -> Any:
 
 
 class _Workspaces(threading.local):
-    """Of one thread: its work on a stream is done in order, so it may be all in one piece of memory. Work of two threads on one stream is
-    not: a launch is several kernels."""
+    """The workspaces of one thread, one per stream. A thread's launches on a stream run in order and may share it; the kernels of two
+    threads' launches on one stream may interleave."""
 
     def __init__(self) -> None:
         self.of_stream: LruCache[tuple[int, Any, int]] = LruCache(STREAMS)  # device and stream -> bytes, array, pointer
@@ -197,7 +199,7 @@ _workspaces = _Workspaces()
 
 
 def workspace(size: int, stream: int, place: tuple[arrays.Library, Any, int | None] | None) -> tuple[Any, int]:
-    """So many bytes on the device, by the arrays' own library if it can, as (owner, pointer)."""
+    """Device memory of this size, from the arrays' own library if it can allocate: (owner, address)."""
     if not size:
         return None, 0
     if place is None:
@@ -218,25 +220,25 @@ def workspace(size: int, stream: int, place: tuple[arrays.Library, Any, int | No
 
 
 def forget_workspaces() -> None:
-    """Lets go of what this thread keeps to work in."""
+    """Frees the workspaces of this thread."""
     _workspaces.of_stream.clear()
 
 
 # Host arrays
 
 
-def _from_host(make_ready: Make, given: dict[str, Any], options: Hashable, order: Order) -> Any:
-    """Copies what is given to the device, computes there, and copies the result back."""
+def _from_host(prepare: Prepare, given: dict[str, Any], options: Hashable, order: Order) -> Any:
+    """Copies the arrays to the device, computes there, and copies the result back."""
     host = {name: np.asarray(x) for name, x in given.items() if x is not None}
     out = host.pop("out", None)
-    seen = {name: _sent(x, name, order(x)) for name, x in host.items()}
-    ready = make_ready(seen, options, None)
-    if ready.relays:  # the first lies either way, and the other as it does not: here in the order that is computed in
+    seen = {name: _to_device(x, name, order(x)) for name, x in host.items()}
+    ready = prepare(seen, options, None)
+    if ready.converts_second:  # send the second operand again, in the layout of the launch
         name = ready.operands[1]
-        seen[name] = _sent(host[name], name, PERMUTED if ready.channels_last else (0, 1, 2, 3))
+        seen[name] = _to_device(host[name], name, PERMUTED if ready.channels_last else (0, 1, 2, 3))
     target = cuda.DeviceArray(ready.shape, ready.result)
     if "c" in seen:
-        _put(seen["c"], target.pointer, arrays.dense(ready.shape), 0)
+        _copy_c(seen["c"], target.pointer, arrays.dense(ready.shape), 0)
     _launch(ready, seen, target.pointer, 0, None)
     kinds = {arrays.DTYPES[x.dtype.name]: x.dtype for x in host.values()}
     names = {ours: theirs for theirs, ours in arrays.DTYPES.items()}
@@ -250,8 +252,8 @@ def _from_host(make_ready: Make, given: dict[str, Any], options: Hashable, order
     return given["out"]
 
 
-def _sent(x: Array, name: str, order: tuple[int, ...]) -> Matrix:
-    """A host array on the device, dense, its axes in an order."""
+def _to_device(x: Array, name: str, order: tuple[int, ...]) -> Matrix:
+    """A dense copy of a host array on the device, its axes in this order."""
     seen = arrays.view(x, name)
     lies = np.ascontiguousarray(x.transpose(order))
     memory = cuda.DeviceArray(lies.shape, seen.dtype).fill(lies)
@@ -260,17 +262,17 @@ def _sent(x: Array, name: str, order: tuple[int, ...]) -> Matrix:
     return msgspec.structs.replace(seen, pointer=memory.pointer, strides=lying, device=0, owner=memory)
 
 
-# What both ask of operands
+# Checks of operands
 
 
-# How the elements of an array are multiplied where nobody says, and how else they may be
+# Element type of an array -> the types in which it may be multiplied, the default first
 MULTIPLIED = {
     "f32": ("f32", "tf32", "tf32x3"), "f64": ("f64",), "f16": ("f16",), "bf16": ("bf16",), "s8": ("s8",), "f8": ("f8",), "u8": ("f8",),
 }  # fmt: skip
 
 
 def multiplied(first: Matrix, second: Matrix, dtype: str | None, names: tuple[str, str]) -> str:
-    """How two operands are multiplied."""
+    """The type in which two operands are multiplied."""
     if first.dtype != second.dtype:
         raise OperandError(f"{names[0]} is {first.dtype} and {names[1]} is {second.dtype}; both must be of one type")
     known: tuple[str, ...] = MULTIPLIED.get(first.dtype, ())
@@ -288,7 +290,7 @@ def check_result(what: str, dtype: str, result: str) -> None:
 
 
 def check_bias(bias: Matrix | None, count: int, each: str, result: str) -> None:
-    """One contiguous value of the result's type for each column or filter."""
+    """OperandError unless bias is None or has one contiguous value of the result's type for each column or filter."""
     if bias is None:
         return
     if bias.shape != (count,) or (count > 1 and bias.strides != (1,)):

@@ -20,7 +20,7 @@ from pysim.registry.cuda import CONV_LAYOUTS, conv_kernel
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import Matrix
 from pysim.runtime.cuda import Activation, Array
-from pysim.runtime.cuda_call import PERMUTED, Ready, call, check_bias, check_result, multiplied
+from pysim.runtime.cuda_call import PERMUTED, PreparedCall, call, check_bias, check_result, multiplied
 
 Describe = Callable[[tuple[int, ...], tuple[int, ...], str], Conv]
 Chooser = Callable[[Conv, str], GpuSchedule]
@@ -76,7 +76,7 @@ def _layouts(x: Matrix) -> list[str]:
     return [layout for layout in CONV_LAYOUTS if lies(x, layout)]
 
 
-def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | None) -> Ready:
+def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | None) -> PreparedCall:
     """Checks how arrays lie, and chooses the schedule of their convolution in the layout that x and out have."""
     x, w = seen["x"], seen["w"]
     layouts = _layouts_of(x, target)
@@ -92,14 +92,14 @@ def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | Non
         raise OperandError(f"out must be of shape {shape} and lie {layout.upper()} as x does; it has {have}")
     last = layout == "nhwc"
     row = conv_kernel(schedule.kernel)
-    return Ready(
+    return PreparedCall(
         launch=cuda.Launch(problem, schedule, result=result, layout=layout),
         operands=("x", "w"),
         shape=tuple(shape[axis] for axis in PERMUTED) if last else shape,
         result=result,
         epilogue=cuda.epilogue_struct(1.0, 0.0, 0, options.activation),
         channels_last=last,
-        relays=not lies(w, layout),
+        converts_second=not lies(w, layout),
         alignment=row.alignment if row else 1,
     )
 

@@ -10,7 +10,7 @@ from pysim.record.schedule import GpuSchedule
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import Matrix
 from pysim.runtime.cuda import Activation, Array
-from pysim.runtime.cuda_call import Ready, call, check_bias, check_result, multiplied
+from pysim.runtime.cuda_call import PreparedCall, call, check_bias, check_result, multiplied
 
 Chooser = Callable[[Gemm], GpuSchedule]
 
@@ -58,7 +58,7 @@ def _order(x: Array) -> tuple[int, ...]:
     return (1, 0) if turned else tuple(range(x.ndim))
 
 
-def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | None) -> Ready:
+def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | None) -> PreparedCall:
     """Checks how operands lie, and chooses the schedule of their product; C^T = op(B)^T op(A)^T where out lies column-major."""
     a, b, c = _contiguous(seen["a"], "a"), _contiguous(seen["b"], "b"), seen.get("c")
     how = multiplied(a, b, options.dtype, ("a", "b"))
@@ -87,7 +87,7 @@ def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | Non
     epilogue = cuda.epilogue_struct(options.alpha, options.beta, 0, options.activation)
     first, second = (seen[name].pointer for name in names)
     launch = cuda.Launch(workload, options.choose(workload), result=result, pitches=pitches, first=first, second=second)
-    return Ready(launch, names, (m, n), result, epilogue)
+    return PreparedCall(launch, names, (m, n), result, epilogue)
 
 
 def _layout_of_result(target: Matrix | None, shape: tuple[int, int]) -> arrays.Layout:

@@ -50,5 +50,5 @@ def _shape(w: Workload) -> tuple[int, ...]:
 def _kept(array: Any, channels_last: bool) -> Any:
     if not arrays.is_cuda(array):
         return np.array(array)
-    converted = arrays.library_of(type(array)).relaid(array, channels_last) if len(array.shape) == 4 else None
+    converted = arrays.library_of(type(array)).with_layout(array, channels_last) if len(array.shape) == 4 else None
     return array if converted is None else converted

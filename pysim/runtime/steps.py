@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native calls whose arrays are bound once, and chains of them that are one call: between them nothing of Python runs."""
+"""Native calls bound to their arrays, and chains of them that run as one native call, without Python between them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,25 +8,25 @@ from pysim.runtime.cpu import check, library
 
 
 class Step:
-    """A call of pysim_run or of an operator between convolutions, ready to be made; it keeps what its pointers point to."""
+    """A call of pysim_run or of another native operator, bound to its arrays, which it keeps alive."""
 
     def __init__(self, kind: str, **fields: Any) -> None:
         ffi, lib = library()
-        given = {name: value for name, value in fields.items() if value is not None}
-        self.struct = ffi.new("pysim_step *", {"kind": getattr(lib, f"PYSIM_STEP_{kind}"), **given})
-        self._kept = given
+        present = {name: value for name, value in fields.items() if value is not None}
+        self.struct = ffi.new("pysim_step *", {"kind": getattr(lib, f"PYSIM_STEP_{kind}"), **present})
+        self._keep_alive = present
         self._native = lib.pysim_run_steps
 
     def keep(self, *arrays: Any) -> None:
-        """Arrays that pointers were made of which keep nothing."""
-        self._kept |= {f"array {at}": array for at, array in enumerate(arrays)}
+        """Keeps arrays alive whose pointers do not."""
+        self._keep_alive |= {f"array {at}": array for at, array in enumerate(arrays)}
 
     def __call__(self) -> None:
         check(self._native(self.struct, 1))
 
 
 class Chain:
-    """Steps one after another as one native call."""
+    """Consecutive steps as one native call."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         ffi, lib = library()
