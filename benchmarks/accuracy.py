@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How accurate every kernel and every peer is: the largest error over the result's root mean square, against float64, beside what is
-stated.
+"""The accuracy of every kernel and peer: the largest error against float64 over the result's root mean square, beside the stated one.
 
     python benchmarks/accuracy.py [-m host|cuda|NAME] [PROBLEM...] > benchmarks/data/accuracy-<machine>.jsonl
 
 Operands are uniform in [-1, 1) and in [0, 1), in the problem's type; the reference is `pysim.check.reference` in float64 on the same
-operands (of f64 in x86's 80 bits), of every result. Each kernel runs the best plan that it has. A line a kernel (or a peer's algorithm)
-and fill: {"machine", "problem", "low", "algorithm", "kernel", "error", "stated"}; of a peer `algorithm` is its name, and nothing is stated.
-tests/test_accuracy.py holds what is stated to every line of the data.
+operands (for f64 in x86's 80 bits), for every result element. Each kernel runs its best plan. The output has a line per kernel (or peer
+algorithm) and fill: {"machine", "problem", "low", "algorithm", "kernel", "error", "stated"}; for a peer `algorithm` is its name and nothing
+is stated. tests/test_accuracy.py compares the stated errors with every line of the data.
 """
 
 import argparse
@@ -52,7 +51,7 @@ def error_of(got: Any, want: Any) -> float:
     return float(np.abs(got.astype(want.dtype) - want).max() / np.sqrt(np.mean(want**2)))
 
 
-def contenders(workload: Workload, on: Any, bench: Bench) -> Iterator[tuple[str, str, float | None, Any]]:
+def candidates(workload: Workload, on: Any, bench: Bench) -> Iterator[tuple[str, str, float | None, Any]]:
     """(algorithm, kernel, what it states, how it is made of operands), of the best plan of each kernel and of each peer's algorithms."""
     first: dict[tuple[str, str], Plan] = {}
     for plan in planner.plans(workload, on, top=100_000):
@@ -78,7 +77,7 @@ def lines(text: str, on: Any) -> Iterator[dict[str, Any]]:
                 array[...] = values
             else:
                 array.fill(values)
-        for algorithm, kernel, stated, make in contenders(workload, on, bench):
+        for algorithm, kernel, stated, make in candidates(workload, on, bench):
             try:
                 error = error_of(numbers(bench.result(make(operands), operands)), want)
             except Exception as why:  # others' code, and what they refuse

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accesses a second of the cache simulator on a packed-tile trace (zen4, three levels), beside pycachesim where it is installed.
 
-The trace is what an AVX-512 micro-kernel of 32 windows x 14 filters touches on packed operands: a k step reads two vectors of
+The trace has the accesses of an AVX-512 micro-kernel of 32 windows x 14 filters on packed operands: a k-iteration reads two vectors of
 the input tile and broadcasts 14 filter values; a call ends by reading and writing its 14 x 2 output vectors. Filter tiles
 stream past each input tile (input-stationary). Both simulators get the same accesses in the same order and in their cheapest
-form: arrays here, lists of Python integers in runs of loads and of stores there; emptying the caches is not timed. Samples are
+form: arrays for ours, lists of Python integers in runs of loads and of stores for the other; emptying the caches is not timed. Samples are
 interleaved.
 
     python benchmarks/cache_speed.py [-n samples] [-o file.json]

@@ -5,8 +5,8 @@
 
     python benchmarks/call_overhead.py
 
-Each is the least of several means over many calls: on a computer that others use, only the least is the call's own. On a GPU, where
-PyTorch is installed, the time is the host's until the work is on the stream; the problems are so small that the device keeps up.
+Each time is the least of several means over many calls, since on a shared computer only the least is undisturbed. On a GPU, with PyTorch
+installed, it is the host's time to enqueue the work; the problems are small enough for the device to keep up.
 """
 
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torchvision's models as ONNX files with seeded random weights: python benchmarks/export_onnx.py -o FOLDER resnet50 vgg16 ...
 
-For machines where benchmarks/models.py measures; needs torch, torchvision and onnx. BatchNorm has the statistics that a new model has.
+Input of benchmarks/models.py on other machines; needs torch, torchvision and onnx. BatchNorm has the initial statistics of a new model.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole networks on this computer's CPU beside ONNX Runtime, interleaved in one run: python benchmarks/models.py -o FILE MODEL.onnx...
 
-A first JSON line says where and with what it was measured; then one a model, as `pysim compare MODEL --peers --json` has under "models".
-Times are CPU times of calls that took turns. On a shared machine only ratios are a claim. Models: the onnx package's light ones, and
+The first JSON line has machine and versions; then one line per model, as under "models" of `pysim compare MODEL --peers --json`. Times are
+CPU times of interleaved calls; on a shared machine only their ratios are meaningful. Models: the light ones of the onnx package, and
 torchvision's (benchmarks/export_onnx.py).
 """
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of samples of each contender")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of samples of each candidate")
     given = parser.parse_args()
     on = host.runnable("host")
     print(f"{on.description}, {platform.python_implementation()} {platform.python_version()}, {given.threads} threads")

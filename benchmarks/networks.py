@@ -4,10 +4,10 @@
     python benchmarks/networks.py -o FILE [NETWORK ...] [--seconds 0.1]
     python tools/update_readme.py          # puts the table into docs/power10.md
 
-For every distinct convolution of arXiv 2303.04739, section 7, on one core, FP32, batch 1, caches hot: the best plan of `sconv`, that of
-`im2col` (this library's transform and product), im2col with OpenBLAS, and the plan of all algorithms; in turns, in one run, each after its
-result was checked. Our filters are packed before; OpenBLAS packs both operands in each product, as it does for the paper's Caffe.
-`packing`: what one profiled call measures inside itself; im2col's transform is what that leaves. One JSON line a convolution.
+For every distinct convolution of arXiv 2303.04739, section 7, on one core, FP32, batch 1, hot caches: the best plans of `sconv`, of
+`im2col` (this library's transform and product) and of all algorithms, and im2col with OpenBLAS. They are checked, then timed interleaved
+in one run. Our filters are packed beforehand; OpenBLAS packs both operands in each product, as for the paper's Caffe. `packing` comes
+from one profiled call; the rest of im2col's time is its transform. One JSON line per convolution.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TOLERANCE = 1e-4  # of the results' root mean square; F(4x4)'s largest error is 
 
 
 def measure(problem: Conv, on: Any, seconds: float) -> dict[str, Any]:
-    """Medians of all contenders, predictions and shares of packing. A layer without a plan of an algorithm has no entry of it."""
+    """Medians of all candidates, predictions and shares of packing. A layer without a plan of an algorithm has no entry of it."""
     bench = CpuBench(problem, on.levels[-1].size_bytes, 1, cpu.LOCAL, seed=0)
     given = bench.operands(exact=False)
     row: dict[str, Any] = {"problem": problem.text, "seconds": {}, "predicted": {}, "packing": {}, "plans": {}}
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=NETWORKS)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of samples of each contender")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of samples of each candidate")
     given = parser.parse_args()
     on = host.detect()
     networks = {name: {layer.workload.text: layer.count for layer in distinct(resolve([name]))} for name in given.networks}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a new problem takes to plan, for a CPU: python benchmarks/planning.py [-m zen4] [-o FILE]
 
-ResNet-50's convolutions and 60 random products of 1 to 4096 each way; process times, the least of three passes, each
-in a process of its own, which remembers nothing.
+ResNet-50's convolutions and 60 random products with sizes of 1 to 4096. Process times, the least of three passes, each in a new process
+without cached plans.
 """
 
 import argparse

@@ -3,11 +3,10 @@
 
     python benchmarks/products.py [SET|MxNxK[:nt]...] [--milliseconds MS] [--prepared]
 
-Contenders take turns; each sample is the CPU time of so many calls as take 50 us or more, and the least sample of each is what is compared:
-on a computer that others use, only the least is the product's own. All are bound to their arrays beforehand. Columns: our microseconds, and
-those of a call of Python that looks at its arrays; the share of packing; the predicted over the measured time; the ratio of each peer's
-time to ours (above 1: we are faster); the plan. With --prepared, B is prepared (`pysim.prepare`), and the peer is ONNX Runtime, which packs
-it, too.
+Candidates are timed interleaved. A sample is the CPU time of a batch of calls of at least 50 us, and the least samples are compared: on a
+shared computer only the least is undisturbed. All calls are bound to their arrays beforehand. Columns: our microseconds; those of a Python
+call that checks its arrays; the share of packing; predicted over measured time; each peer's time over ours (above 1: we are faster); the
+plan. With --prepared, B is prepared (`pysim.prepare`) and the peer is ONNX Runtime, which packs it, too.
 """
 
 import argparse

@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How good the planner's choice is on layers that no constant was fitted to: every algorithm's best plan, predicted and measured.
+"""Quality of the planner's choice on layers that no constant was fitted to: every algorithm's best plan, predicted and measured.
 
     python benchmarks/regret.py --seed S --layers N [-m host|FILE.toml] [--threads T] > regret.jsonl
     python benchmarks/regret.py PROBLEM... [--schedules N [--beside FILE.toml]] > regret.jsonl
     python benchmarks/regret.py PROBLEM... --onto FILE [--budget S]         in pieces of S seconds, until all layers are in FILE
     python benchmarks/regret.py --again FILE [-m FILE.toml]
 
-Layers are those of PROBLEM..., or drawn of KINDS, in sizes that networks have. For each, every algorithm that computes it is planned,
-checked against the reference, and all are timed in turns; the least sample of each counts, on one thread of the processor's time for it:
-on a computer that others use only that is the plan's own. With --schedules there are up to N plans a layer: the FIRST of the machine's
-order, the FIRST of another's (--beside), then any of those that are predicted to take at most WITHIN times the best. FILE.toml says what
-this computer is (one of pysim/machine/data, say). Printed is a header, then a line a plan: {"set" (its kind), "problem", "plan",
-"predicted_seconds", "measured_seconds", "samples", "threads", "clock_hz" (the core's beside them)}; on stderr what they amount to.
-*regret* is the measured time of the plan predicted fastest over that of the fastest measured, *of 8* that of the fastest of the FIRST,
-*error* |log(predicted / measured)|. With --again nothing is measured: the plans of a file are predicted by the model as it is now, of the
-machine that its header names, or of another.
+Layers are the given PROBLEMs, or random ones of KINDS in sizes that networks have. For each layer the best plan of every algorithm is
+checked against the reference, then all are timed interleaved. The least sample of each counts, on one thread in processor time of the
+thread: on a shared computer only that is undisturbed. With --schedules there are up to N plans per layer: the FIRST of this machine's
+order, the best of each algorithm, the FIRST of another machine's (--beside), then random ones predicted within WITHIN times the best.
+FILE.toml describes this computer.
+
+The output has a header, then a line per plan: {"set" (the kind), "problem", "plan", "predicted_seconds", "measured_seconds", "samples",
+"threads", "clock_hz" (of the core at that time)}; stderr gets a summary. *regret*: measured time of the plan predicted fastest over that of
+the fastest; *of 8*: the same of the fastest of the FIRST; *error*: |log(predicted / measured)|. With --again nothing is measured: the
+current model predicts the plans of a file, for the machine that its header names or another one.
 """
 
 import argparse
@@ -51,7 +52,7 @@ from pysim.record.plan import Plan
 
 DATA = Path(__file__).parent / "data"
 SMALL, LARGE = 2e6, 2.5e8  # FLOP of a layer: tens of microseconds to some milliseconds on one core
-TURNS, SECONDS = 30, 6.0  # of a layer: the fewest of each plan, and the most in all
+TURNS, SECONDS = 30, 6.0  # of a layer: least samples of each plan, most seconds in all
 FIRST, WITHIN = 8, 2.0
 CHANNELS = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 160, 192, 224, 256, 320, 384, 480, 512, 576, 768, 960, 1024)
 EDGES = (7, 8, 13, 14, 15, 17, 19, 24, 27, 28, 32, 35, 40, 56, 64, 80, 112)
@@ -61,7 +62,7 @@ ALL = 1_000_000  # more plans than a layer has
 
 
 class OwnTime(CpuClock):
-    """What a thread has computed for: others that have the processor in between take none of it."""
+    """Processor time of the thread, without the time that others run in between."""
 
     def seconds(self, call: Call, times: int) -> float:
         start = time.thread_time_ns()
@@ -71,7 +72,7 @@ class OwnTime(CpuClock):
 
 
 def drawn(kind: str, of: random.Random) -> Conv:
-    """Any layer of a kind."""
+    """A random layer of a kind."""
     kernel = (int(kind[0]),) * 2 if kind[0].isdigit() else (of.choice((3, 3, 5, 7)),) * 2
     groups, channels, filters, edge, stride, dilation = 1, of.choice(CHANNELS), of.choice(CHANNELS), of.choice(EDGES), 1, 1
     if kind == "1xN":
@@ -99,7 +100,7 @@ def drawn(kind: str, of: random.Random) -> Conv:
 
 
 def layers(seed: int, count: int) -> Iterator[tuple[str, Conv]]:
-    """Kinds in turn, none of the shipped sets, which constants are fitted to, and none twice."""
+    """Kinds in rotation. No layer of the built-in sets, to which constants are fitted, and none twice."""
     of, met = random.Random(seed), {layer.workload for layer in resolve(sets())}
     for at in range(count):
         kind = KINDS[at % len(KINDS)]
@@ -110,7 +111,7 @@ def layers(seed: int, count: int) -> Iterator[tuple[str, Conv]]:
 
 
 def chosen(layer: Workload, on: Any, others: list[Any], given: argparse.Namespace) -> list[Plan]:
-    """Each algorithm's best plan, then schedules up to so many, each as it is predicted on the machine."""
+    """The plans to time: the best of each algorithm, or with --schedules as above."""
     plans = []
     for algorithm in algorithms_for(layer, on):
         try:
@@ -129,7 +130,7 @@ def chosen(layer: Workload, on: Any, others: list[Any], given: argparse.Namespac
 
 
 def measured(layer: Workload, on: Any, plans: list[Plan], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A line for each plan that is right."""
+    """A line for each correct plan."""
     threads = given.threads
     bench, calls = bench_of(plans[0], on, threads, host.executor(on), 0), {}
     for plan in plans:
@@ -149,7 +150,7 @@ def measured(layer: Workload, on: Any, plans: list[Plan], given: argparse.Namesp
 
 
 def clock_of(on: Any) -> dict[str, float]:
-    """The core's clock behind what was timed, of a CPU."""
+    """The core's clock after the samples, on a CPU."""
     if not isinstance(on, Machine):
         return {}
     target = max(on.core.units, key=lambda unit: unit.vector_bytes).target
@@ -157,7 +158,7 @@ def clock_of(on: Any) -> dict[str, float]:
 
 
 def again(path: Path, machine: str | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of a file as the model predicts them now, of a CPU at the clock that it had."""
+    """The lines of a file as the current model predicts them, on a CPU at its clock then."""
     first, *rows = map(json.loads, path.read_text().splitlines())
     named = first["machine_file"]
     on: Any = load_any(machine or (path.parent / named if named.endswith(".toml") else named))
@@ -180,7 +181,7 @@ def choice(rows: list[dict[str, Any]]) -> tuple[float, dict[str, Any], dict[str,
 
 
 def of_first(rows: list[dict[str, Any]]) -> float:
-    """The regret of the fastest of the FIRST that are predicted fastest, of a problem's plans."""
+    """The regret of the fastest of the FIRST plans by prediction."""
     first = sorted(rows, key=lambda row: float(row["predicted_seconds"]))[:FIRST]
     fastest, best = (min(float(row["measured_seconds"]) for row in some) for some in (first, rows))
     return fastest / best
@@ -226,7 +227,7 @@ def header(machine: str) -> dict[str, Any]:
 
 
 def record(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """All lines, those that the file had, too; a layer's are written together, so that one that was not finished is measured again."""
+    """All lines, those already in the file included. A layer's lines are written together, so an unfinished layer is measured again."""
     start, machine = time.monotonic(), given.machine or "host"
     on, others = host.runnable(machine), [host.runnable(name) for name in given.beside]
     rows = [json.loads(line) for line in given.onto.read_text().splitlines()[1:]] if given.onto and given.onto.exists() else []

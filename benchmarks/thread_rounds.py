@@ -3,13 +3,13 @@
 
     python benchmarks/thread_rounds.py PLANS.jsonl OUT.jsonl [--seconds S] [--fitted N]
 
-PLANS.jsonl has lines with "problem", "plan" (its name) and "threads", as benchmarks/threads.py writes them. All plans are prepared first.
-Then rounds visit each once, in another order every time: an untimed call and three timed ones. Between rounds as many threads as the plans
-have multiply at once, and run a product of next to nothing. OUT.jsonl is a file of tools/model_errors.py: medians over all rounds; every
-N-th problem (2) is of the set "fitted", which tools/fit_threads.py fits to, the others are "reported". Plans of one thread have readings of
-the core behind their samples: "alone_seconds" is the median of samples while the core made all of its multiply-adds, "alone" how many these
-are. Its header has the clock of all readings, what the slowest of so many threads multiplied and all on average (medians, over the median
-of one alone), what the product took beyond one thread's, and names OUT.toml, this computer as it was detected, which is written beside it.
+PLANS.jsonl has lines with "problem", "plan" (its name) and "threads", as written by benchmarks/threads.py. All plans are prepared first.
+Each round then visits every plan once, in random order, with one untimed and three timed calls. Between rounds, teams of the plans' sizes
+run multiply-adds and a product of negligible work. OUT.jsonl is a file for tools/model_errors.py with medians over all rounds. Every N-th
+problem (default 2) is in the set "fitted", used by tools/fit_threads.py; the others are "reported". For plans of one thread the core's
+speed is read after their samples: "alone_seconds" is the median of the samples with the full multiply-add rate, "alone" their number. The
+header has the clock of all readings, the slowest and the mean rate of each team (medians, over that of one thread), the overhead of the
+product over one thread, and the name of OUT.toml, the detected computer, which is written beside it.
 """
 
 import argparse

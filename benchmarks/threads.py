@@ -3,11 +3,10 @@
 
     python benchmarks/threads.py OUT.jsonl PROBLEM... [--threads 1 2 4] [--kinds N] [--models DIR] [--seconds S] [--set NAME]
 
-For each problem and number of threads the plan for so many threads and, with --kinds, the best of so many further kinds; results of all
-numbers of threads have to be the same bits, and ONNX Runtime's within 1e-4 of them. All contenders of one number of threads take
-turns of some samples after an untimed call.
-OUT.jsonl is a file of `tools/model_errors.py`: its header names OUT.toml, this computer as it was detected, which is written beside it.
-ONNX Runtime runs the one-node models in DIR, which are written there where `onnx` is installed; without --models it does not run.
+For each problem and thread count: the plan for that count and, with --kinds, the best plans of N further kinds. Results must have the same
+bits for all thread counts, and agree with ONNX Runtime's within 1e-4. All candidates of a thread count are timed interleaved, some samples
+each after an untimed call. OUT.jsonl is a file for `tools/model_errors.py`; its header names OUT.toml, the detected computer, which is
+written beside it. ONNX Runtime runs the one-node models in DIR, which are created if `onnx` is installed; without --models it does not run.
 """
 
 import argparse

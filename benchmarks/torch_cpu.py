@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torchvision's models on this computer's CPU, by PyTorch and by pysim in turn: python benchmarks/torch_cpu.py [--how compile] MODEL...
 
-Of each a line: the least CPU time of calls that took turns, and the largest difference of the outputs over the largest output. Batch 1,
-seeded random weights. With no name it is a model of each family. The exit status is 1 where one fails, or differs by more than ERROR.
+One line per model: the least CPU times of interleaved calls, and the largest difference of the outputs over the largest output. Batch 1,
+seeded random weights. Without names: one model of each family. Exit status 1 if a model fails or differs by more than ERROR.
 """
 
 import argparse

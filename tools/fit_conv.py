@@ -6,8 +6,9 @@
 
 Fitted, by least squares of log(predicted / measured) over every other distinct layer: the constants of the rows' own families, which start
 where the products' stand, and each row's efficiency; the machine's rates and the products' constants stay (tools/fit_gpu.py). Launches
-within NEAR of a layer's best weigh more. Rows that make products, and those without tiles, have nothing to fit. Reported for both halves as
-fit_gpu.py does: error, Kendall's tau, regret. --write puts the constants into the machine's file and the efficiencies beside the registry.
+within MAX_SLOWDOWN of a layer's best weigh more. Rows that make products, and those without tiles, have nothing to fit. Reported for both
+halves as fit_gpu.py does: error, Kendall's tau, regret. --write puts the constants into the machine's file and the efficiencies beside
+the registry.
 """
 
 import json
@@ -29,7 +30,7 @@ from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
 from pysim.cachemodel.gpu.passes import pass_cycles
 from pysim.cachemodel.gpu.tiled import efficiency_of
 from pysim.calibration import gpu_fit
-from pysim.calibration.gpu_fit import EFFICIENCY, EFFICIENCY_PRIOR, NEAR, NEAR_WEIGHT, PRIOR
+from pysim.calibration.gpu_fit import EFFICIENCY, EFFICIENCY_PRIOR, FAST_WEIGHT, MAX_SLOWDOWN, PRIOR
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.machine.load import SHIPPED, load_any
 from pysim.machine.quantity import Number
@@ -84,7 +85,7 @@ def case_of(gpu: Gpu, line: conv_data.Line, layout: Layout) -> Case | None:
         for one, (row, s, *_) in zip(used, launches, strict=True)
     ]
     seconds = np.array([one[2] for one in launches])
-    weight = np.where(seconds <= NEAR * seconds.min(), NEAR_WEIGHT, 1.0) / np.sqrt(len(seconds))
+    weight = np.where(seconds <= MAX_SLOWDOWN * seconds.min(), FAST_WEIGHT, 1.0) / np.sqrt(len(seconds))
     return Case(problem, layout, [one[3] for one in launches], rows, waves.Table(*np.array(columns, int).T), seconds, weight)
 
 

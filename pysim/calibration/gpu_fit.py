@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The constants of the GPU cost model from measured products, by least squares.
+"""Fits the constants of the GPU cost model to measured products, by least squares.
 
-    minimise over x:  sum over launches   w rho(log(predicted(x) / measured))  +  sum over constants  (h_c (x_c - before_c))^2
+    minimise over x:  sum over launches   w rho(log(predicted(x) / measured))  +  sum over constants  (h_c (x_c - prior_c))^2
 
-x are logarithms of constants, within BOUNDS: they are positive, and what counts is by which factor a time is off. rho is soft_l1 from 10 %
-on. h_c holds what few launches say anything of where it stands. Launches within NEAR of a problem's best weigh more, since among them the
-planner chooses; each problem weighs the same. All problems are one table, predicted at once; a family's constants and a kernel's efficiency
-move their own launches alone, so that one prediction tells the derivatives of many.
+x are logarithms of constants, within BOUNDS: constants are positive, and errors of times are factors. rho is soft_l1 from 10 % on. The
+prior h_c keeps constants in place that few launches depend on. Launches within MAX_SLOWDOWN of a problem's best weigh more, since the
+planner chooses among them; every problem has the same weight. All problems are predicted at once as one table. A family's constants and a
+kernel's efficiency affect only their own launches, so one prediction gives the derivatives of many parameters.
 
-The error of a constant is its standard deviation, by the curvature at the least squares.
+The error of a constant is its standard deviation, from the curvature at the optimum.
 
-Worked number: PRIOR = 0.05: a constant that is off by a factor of e costs as much as one problem whose launches are all 5 % off.
+Worked number: PRIOR = 0.05: a constant that is off by a factor of e costs as much as one problem with all launches 5 % off.
 """
 
 import zlib
@@ -33,9 +33,9 @@ from pysim.registry.cuda import Attributes, GemmKernel
 Floats = NDArray[np.float64]
 Known = dict[str, Attributes]  # of kernels, by name
 
-NEAR, NEAR_WEIGHT = 1.5, 3.0
-ENOUGH = 4  # samples: a median of fewer weighs less
-SAMPLE = 64  # launches of a problem that the fit looks at
+MAX_SLOWDOWN, FAST_WEIGHT = 1.5, 3.0  # weight of launches up to this slowdown over the best
+FULL_WEIGHT_SAMPLES = 4  # a median of fewer samples weighs less
+MAX_LAUNCHES = 64  # of a problem, in the fit
 RATES = (
     "l2_bytes_per_second",
     "memory_bytes_per_second",
@@ -47,7 +47,7 @@ RATES = (
 STARTS = ("pass_seconds", "clear_seconds", "copy_share", "single_cycles")
 CONSTANTS = (*STARTS, "l2_share", "repeat_share")
 OF_FAMILY = tuple(name for name in GpuFamily.__struct_fields__ if name != "efficiency")
-BOUNDS = {  # of each constant: what a GPU could have
+BOUNDS = {  # plausible range of each constant
     "launch_seconds": (1e-6, 2e-5), "pass_seconds": (2e-7, 1e-5), "clear_seconds": (1e-7, 1e-5),
     "copy_share": (0.05, 1), "block_cycles": (1, 20000), "step_cycles": (0.1, 1000), "meet_cycles": (10, 20000),
     "hidden": (1e-3, 1), "l2_share": (0.2, 1), "repeat_share": (0.01, 1), "single_cycles": (0.01, 10), "l2_bytes_per_second": (1e12, 3e13),
@@ -71,7 +71,7 @@ class Case(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """What a fit moves beside families' constants: those of the machine's [model] and the machine's own, by name; efficiencies."""
+    """What is fitted besides the families' constants: constants of the machine file's [model] and top level, by name; efficiencies."""
 
     model: tuple[str, ...] = STARTS
     machine: tuple[str, ...] = ()
@@ -79,15 +79,14 @@ class Moved(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was measured on a machine."""
+    """The measured cases of a machine."""
 
     gpu: Gpu
     cases: Sequence[Case]
 
 
 class Fitted(NamedTuple):
-    """The machines with their constants, the attributes of the kernels that were measured, and the relative error of each constant by
-    path."""
+    """The machines with fitted constants, the attributes of the measured kernels, and the relative error of each constant by path."""
 
     gpus: tuple[Gpu, ...]
     known: Known
@@ -95,8 +94,7 @@ class Fitted(NamedTuple):
 
 
 def half_of(problem: Gemm) -> int:
-    """The half of the problems that one is in, whatever file it stands in: not every second one, since those alone have rows of whole
-    vectors."""
+    """The half that a problem belongs to, by a hash of its text. Not its index: every second problem has rows of whole vectors."""
     return zlib.crc32(problem.text.encode()) & 1
 
 
@@ -106,7 +104,7 @@ def family_name(gpu: Gpu, kernel: GemmKernel) -> str:
 
 
 def columns(case: Case, gpu: Gpu, known: Known) -> waves.Columns:
-    """A case's kernels as the model has them."""
+    """A case's kernels as columns of the model."""
     return columns_of([one.columns for one in gemm.variants(gpu, case.problem, case.kernels, known) if one.columns])
 
 
@@ -121,15 +119,14 @@ def errors_of(cases: Sequence[Case], gpu: Gpu, known: Known) -> Floats:
     return np.concatenate([np.log(predicted(case, gpu, known) / case.seconds) for case in cases])
 
 
-def looked_at(case: Case) -> NDArray[np.intp]:
-    """The launches of a case that a fit looks at: the fastest, and some of all."""
+def sampled(case: Case) -> NDArray[np.intp]:
+    """The launches of a case in the fit: the fastest, and evenly spread ones."""
     order = np.argsort(case.seconds)
-    return np.unique(np.concatenate([order[: SAMPLE // 3], order[:: max(1, len(order) // SAMPLE)]]))
+    return np.unique(np.concatenate([order[: MAX_LAUNCHES // 3], order[:: max(1, len(order) // MAX_LAUNCHES)]]))
 
 
 class _Batch(NamedTuple):
-    """The launches of all cases as one table, with the columns of kernels whose efficiency is 1; of each column its kernel and family, by
-    number."""
+    """The launches of all cases as one table, with kernels of efficiency 1; the kernel and family index of each column."""
 
     columns: waves.Columns
     table: waves.Table
@@ -140,8 +137,8 @@ class _Batch(NamedTuple):
 
 
 def fit(measured: Sequence[Measured], known: Known, moved: Moved) -> Fitted:
-    """The machines and their kernels as measured launches have them; `known` are the kernels' attributes, with what efficiency was known.
-    Several machines are of one chip: what is moved is one number for all of them, and what differs between them stays as they have it."""
+    """Fits the machines and their kernels to measured launches; `known`: the kernels' attributes, with known efficiencies. Several machines
+    are variants of one chip: a fitted constant is one number for all of them, their other numbers stay different."""
     kernels = list({kernel.name: kernel for _, cases in measured for case in cases for kernel in case.kernels}.values())
     parameters = _Parameters(measured[0].gpu, kernels, known, moved)
     batches = [_batch(one.gpu, one.cases, kernels, parameters) for one in measured]
@@ -172,11 +169,11 @@ def _batch(gpu: Gpu, cases: Sequence[Case], kernels: Sequence[GemmKernel], param
     own, tables, weights, seconds, of, first = [], [], [], [], list[int](), 0
     for case in cases:
         own += [one.columns for one in gemm.variants(gpu, case.problem, case.kernels, plain) if one.columns]
-        some = looked_at(case)
+        some = sampled(case)
         table = case.table.select(some)
         tables.append(table._replace(variant=table.variant + first))
-        weight = np.where(case.seconds[some] <= NEAR * case.seconds.min(), NEAR_WEIGHT, 1.0)
-        weights.append(weight * np.sqrt(np.minimum(case.samples[some], ENOUGH) / ENOUGH) / np.sqrt(len(some)))
+        weight = np.where(case.seconds[some] <= MAX_SLOWDOWN * case.seconds.min(), FAST_WEIGHT, 1.0)
+        weights.append(weight * np.sqrt(np.minimum(case.samples[some], FULL_WEIGHT_SAMPLES) / FULL_WEIGHT_SAMPLES) / np.sqrt(len(some)))
         seconds.append(case.seconds[some])
         of += [number[k.name] for k in case.kernels]
         first += len(case.kernels)
@@ -187,14 +184,14 @@ def _batch(gpu: Gpu, cases: Sequence[Case], kernels: Sequence[GemmKernel], param
 
 
 def _with(gpu: Gpu, families: Sequence[str], efficiencies: Floats, batch: _Batch) -> waves.Columns:
-    """Columns that were made with an efficiency of 1, with these constants."""
+    """The columns of a batch with these constants and efficiencies."""
     found, share, constants = batch.columns, efficiencies[batch.kernel], [gpu.model.families[name] for name in families]
     own = {name: np.array([getattr(one, name).value for one in constants])[batch.family] for name in OF_FAMILY}
     return found._replace(iteration=found.iteration / share, lone=found.lone / share, **own)
 
 
 def _sparsity(batches: Sequence[_Batch], parameters: "_Parameters") -> Any:
-    """Which residuals each parameter moves: a family's constant and a kernel's efficiency their own launches, others all."""
+    """Which residuals depend on each parameter: the family's or kernel's own launches, or all."""
     count, shared = len(parameters.start), len(parameters.shared)
     family = np.concatenate([batch.family[batch.table.variant] for batch in batches])
     kernel = np.concatenate([batch.kernel[batch.table.variant] for batch in batches])
@@ -243,7 +240,7 @@ class _Parameters:
         return msgspec.structs.replace(gpu, model=model, **{name: numbers[name] for name in self.moved.machine}), efficiencies
 
     def machine(self, vector: Floats, gpu: Gpu) -> Gpu:
-        """The machine that a vector stands for."""
+        """The machine of a parameter vector."""
         gpu, efficiencies = self.parts(vector, gpu)
         if not self.moved.efficiencies:
             return gpu
@@ -255,7 +252,7 @@ class _Parameters:
         return msgspec.structs.replace(gpu, model=msgspec.structs.replace(gpu.model, families=families))
 
     def attributes(self, vector: Floats) -> Known:
-        """The kernels' attributes with the efficiencies that a vector stands for, where it has them."""
+        """The kernels' attributes with the efficiencies of a parameter vector, where these are fitted."""
         return {
             kernel.name: msgspec.structs.replace(gemm.attributes_of(kernel, self.known), efficiency=float(efficiency))
             for kernel, efficiency in zip(self.kernels, np.exp(vector)[len(self.names) :], strict=False)

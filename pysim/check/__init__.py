@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether results are right: operands, references, tolerances, verdicts."""
+"""Correctness of results: operands, references, tolerances, verdicts."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operands are filled with before a check, on any machine and of any type; bfloat16 and FP8 (e4m3) are ml_dtypes'.
+"""Operand values for checks, for all machines and types; bfloat16 and FP8 (e4m3) are those of ml_dtypes.
 
-    exact fill    whole numbers of magnitude 1..a, both signs, k a^2 <= 2^24 (2^53 in double, 2^31 - 1 of s8): each sum of k products and
-                  each of its partial sums is a whole number that accumulators hold, so every order of summation gives the same bits
-    random fill   uniform in [-1, 1) as far as the type has such numbers (tf32: float32 with 10 bits of mantissa); all of int8
+    exact fill    whole numbers of magnitude 1..a, both signs, k a^2 <= 2^24 (2^53 in double, 2^31 - 1 of s8): accumulators represent
+                  every sum of k products and every partial sum exactly, so every order of summation gives the same bits
+    random fill   uniform in [-1, 1), rounded to the type (tf32: float32 with 10 bits of mantissa); all values of int8
 
-None of an exact fill is zero, so that an operand that is skipped changes the sum. Worked number: k = 576 in single precision: a = 31.
+An exact fill has no zero, so that a skipped operand changes the sum. Worked number: k = 576 in single precision: a = 31.
 """
 
 import math
@@ -25,29 +25,29 @@ HELD: dict[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64), "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16), "f8": np.dtype(ml_dtypes.float8_e4m3fn), "s8": np.dtype(np.int8), "s32": np.dtype(np.int32),
 }  # fmt: skip
-LARGEST = 31  # enough to tell operands apart; larger numbers would only shrink the longest exact k
-# small where results are narrow, so that few round; accumulators of FP8 keep 13 bits
+LARGEST = 31  # enough distinct operands; larger numbers would only limit k
+# Small where results are narrow, so that few are rounded; accumulators of FP8 keep 13 bits
 _LARGEST = {"f16": 3, "bf16": 3, "f8": 1}
-_EXACT = {"f64": 2**53, "s8": 2**31 - 1}  # what accumulators hold, 2^24 those of other types
-UNWRITTEN = -(2**31)  # what an s32 result starts as: no sum of an exact fill, nor of 131071 products of a random one
+_EXACT = {"f64": 2**53, "s8": 2**31 - 1}  # largest exact integer of accumulators; 2^24 for other types
+UNWRITTEN = -(2**31)  # initial s32 results: never a sum of an exact fill, nor of up to 131071 products of a random one
 
 
 def held(dtype: str) -> np.dtype[Any]:
-    """How memory holds a problem's type; OperandError for one that nothing here fills."""
+    """The NumPy type of an element type; OperandError for one without fills."""
     if dtype not in HELD:
         raise OperandError(f"no operand is of {dtype!r}; {choose(dtype, HELD)}")
     return HELD[dtype]
 
 
 def numbers(held: Array) -> Array:
-    """The numbers of an array in float32, of doubles and whole ones in float64: what holds the sums of an exact fill, too."""
+    """The values as float32, or float64 for doubles and integers: types that also hold the sums of an exact fill."""
     wide = held.dtype.kind in "iu" or held.dtype == np.float64
     return held.astype(np.float64 if wide else np.float32, copy=False)
 
 
 def exact_fill(shape: tuple[int, ...], k: int, dtype: str = "f32", seed: int = 0, growth: int = 1) -> Array:
-    """Whole numbers of which sums of `k` products are exact in any order; `growth`: how much larger sums may be on their way, as far as
-    possible. OperandError where there are no such numbers (k > 2^24)."""
+    """Whole numbers whose sums of `k` products are exact in any order. `growth`: factor by which intermediate values may exceed the sums,
+    as far as possible. OperandError where there are none (k > 2^24)."""
     most = _EXACT.get(dtype, 2**24)
     if not 0 < k <= most:
         raise OperandError(f"sums of {k} products cannot be exact in {dtype}: k must lie in 1..{most}")
@@ -70,7 +70,7 @@ def random_fill(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> Ar
 
 
 def unwritten(shape: tuple[int, ...], result: np.dtype[Any]) -> Array:
-    """An output that holds NaN (s32: UNWRITTEN), so that an element nobody writes fails every check."""
+    """An output of NaN (s32: UNWRITTEN), so that an unwritten element fails every check."""
     out = aligned(shape, result)
     out.fill(UNWRITTEN if out.dtype.kind == "i" else np.nan)
     return out

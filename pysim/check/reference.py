@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The right answers: operands of one problem and an independent reference, which shares no code with the kernels.
+"""Operands of one problem and their correct results, by a reference that shares no code with the kernels.
 
-It is im2col by NumPy strides and a matrix product by NumPy's BLAS. Results have axes [N][M][P][Q] (a product's [m][n]) however they lie.
-1. Exact fill, every output. A batch repeats at most DISTINCT images in a scrambled order (a product at most DISTINCT_ROWS rows of A), so
-   that the reference costs the same for any batch and still every output is compared.
-2. Random fill in float64 on `picked` windows (rows). Exact fill cannot see a product rounded to fewer bits, random fill can; which windows
-   it picks does not matter for that. A GPU also gives every element, by plain loops on the device (`everywhere`).
+The reference is im2col by NumPy strides and a matrix product by NumPy's BLAS. Results have axes [N][M][P][Q] (of a product [m][n]) in any
+memory layout.
+1. Exact fill, every output. A batch repeats at most DISTINCT images in random order (a product at most DISTINCT_ROWS rows of A), so the
+   reference costs the same for any batch and every output is still compared.
+2. Random fill in float64 on `picked` windows (rows). Unlike the exact fill it detects products rounded to fewer bits, in any windows. On a
+   GPU plain loops on the device also compute every element (`everywhere`).
 
 Worked number: 64 channels, 3x3, 64 filters: k = 576, so 150,000,000 / (576 * 64) = 4069 windows are picked, cut to 2048.
 """
@@ -27,7 +28,7 @@ from pysim.runtime.cpu import aligned
 
 DISTINCT, DISTINCT_ROWS = 3, 64
 PICKED_PRODUCTS = 150_000_000
-MOST_PICKED, FEWEST_PICKED = 2048, 8
+MAX_PICKED, MIN_PICKED = 2048, 8
 COLUMN_BYTES = 1 << 25  # im2col slice of the reference
 
 Pair = tuple[Array, Array]
@@ -43,7 +44,7 @@ class Shapes(NamedTuple):
 
 
 class Repeated(NamedTuple):
-    """A result of which element i along the first axis is number order[i] of the distinct ones."""
+    """A result whose element i along the first axis is distinct[order[i]]."""
 
     distinct: Array
     order: Array
@@ -54,7 +55,8 @@ class Repeated(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """Windows (over N, P, Q) or rows of a product by number, and there, in float64: A B and |A||B|, each [window][M] or [row][n]."""
+    """Numbers of windows (over N, P, Q) or of rows of a product, with A B (`want`) and |A||B| (`scale`) there in float64, each [window][M]
+    or [row][n]."""
 
     at: Array
     want: Array
@@ -70,7 +72,7 @@ class Picked(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Operands (x, w) of both fills and their right answers, for any number of contenders."""
+    """Operands (x, w) of both fills and their correct results, for any number of candidates."""
 
     workload: Workload
     sums: Sums
@@ -81,12 +83,12 @@ class Trial(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of operands and result: what one call touches at least once."""
+        """Bytes of operands and result, all of which a call touches."""
         return sum(array.nbytes for array in self.random) + self.sums.result.itemsize * math.prod(shapes(self.workload).out)
 
 
 def shapes(workload: Workload) -> Shapes:
-    """The arrays that a workload takes and gives."""
+    """The shapes of a workload's operands and result."""
     if isinstance(workload, Gemm):
         m, n, k = workload.m, workload.n, workload.k
         return Shapes((k, m) if workload.trans_a else (m, k), (n, k) if workload.trans_b else (k, n), (m, n), k)
@@ -97,7 +99,7 @@ def shapes(workload: Workload) -> Shapes:
 
 
 def trial(workload: Workload, result: np.dtype[Any], on_gpu: bool = False, seed: int = 0) -> Trial:
-    """Operands and right answers of a workload whose results are of type `result`; OperandError for a type that nothing here fills."""
+    """Operands and correct results of a workload with results of type `result`; OperandError for a type without fills."""
     s, dtype = shapes(workload), workload.dtype
     draw, axis, growth = np.random.default_rng(seed), _row_axis(workload), exact_growth(workload)
     count = s.x[axis]
@@ -111,7 +113,7 @@ def trial(workload: Workload, result: np.dtype[Any], on_gpu: bool = False, seed:
 
 
 def as_result(sums: Array, result: np.dtype[Any]) -> Array:
-    """Sums as results: whole ones wrap as 32 bits do."""
+    """Sums in the result's type; integers wrap at 32 bits."""
     return sums.astype(np.int64).astype(result) if result.kind == "i" else sums.astype(result, copy=False)
 
 
@@ -168,16 +170,16 @@ def _image(c: Conv, image: Array, w: Array) -> Array:
 
 
 def picked(workload: Workload, x: Array, w: Array) -> Picked:
-    """Evenly spread windows (rows of C), the first and the last among them, and what they are of operands as memory holds them."""
+    """Evenly spread windows (rows of C), the first and the last included, with their correct values."""
     s = shapes(workload)
     results = s.out[0] * math.prod(s.out[2:])
-    count = min(results, max(FEWEST_PICKED, min(MOST_PICKED, PICKED_PRODUCTS // (s.k * s.out[1]))))
+    count = min(results, max(MIN_PICKED, min(MAX_PICKED, PICKED_PRODUCTS // (s.k * s.out[1]))))
     at = np.unique(np.linspace(0, results - 1, count).astype(np.int64))
     return Picked(at, *_in_float64(workload, numbers(x), numbers(w), at))
 
 
 def _in_float64(workload: Workload, x: Array, w: Array, at: Array) -> Pair:
-    """(A B, |A||B|) of some windows or rows."""
+    """(A B, |A||B|) at these windows or rows."""
     if isinstance(workload, Gemm):
         a = (x.T if workload.trans_a else x)[at].astype(np.float64)
         b = (w.T if workload.trans_b else w).astype(np.float64)
@@ -197,10 +199,10 @@ def _in_float64(workload: Workload, x: Array, w: Array, at: Array) -> Pair:
 
 
 def everywhere(t: Trial, loops: Callable[[Array, Array], Array]) -> Pair:
-    """(A B, |A||B|) of the random fill at every element as results hold them, by a device's plain loops, checked against NumPy.
+    """(A B, |A||B|) of the random fill at every element in the result's type, by plain loops on the device, checked against NumPy.
 
-    `loops` computes with the operands that it is given, and leaves them where contenders find theirs: the fill itself comes last.
-    PysimError where the loops are wrong: then nothing there can be checked.
+    `loops` copies the given operands to where candidates read theirs, so the random fill itself is passed last. PysimError where the loops
+    are wrong, since then nothing can be checked.
     """
     x, w = t.random
     scale = loops(np.abs(x), np.abs(w))

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a result is right: the same question for every contender, on every machine.
+"""Decides whether a result is correct, in the same way for every candidate on every machine.
 
-    exact fill    every element equals the reference, bit for bit (the sign of zero aside); of an algorithm that rounds whole numbers, too,
-                  it stays within that algorithm's bound
-    random fill   every element is finite, and those that the reference knows (some; on a GPU all) stay within `bounds.allowed`
+    exact fill    Every element equals the reference bit for bit, except for the sign of zero. For algorithms that round whole numbers,
+                  it is within the algorithm's bound.
+    random fill   Every element is finite, and within `bounds.allowed` where the reference is known (some elements; on a GPU all).
 
-Outputs start as NaN, and NaN, an unwritten element or another shape fails. Results of which too many are zero prove little, and are
-mistrusted.
+Outputs start as NaN. NaN, an unwritten element or another shape fails. A result with too many zeros proves little and is mistrusted.
 """
 
 import math
@@ -20,15 +19,15 @@ from pysim.check.bounds import allowed, of_rms
 from pysim.check.fills import UNWRITTEN, Array
 from pysim.check.reference import Pair, Trial, shapes
 
-MOST_ZEROS = 0.3  # share of zero outputs above which a pass proves nothing
+MAX_ZEROS = 0.3  # share of zero outputs above which a pass proves nothing
 CHUNK_ELEMENTS = 1 << 22  # outputs compared at a time
 
 Everywhere = Callable[[], Pair | None]
 
 
 class Verdict(NamedTuple):
-    """`error` is the largest |got - want|, in `judge`'s over |A||B| on the random fill (NaN where there is none); `over_rms` is the largest
-    there over the root mean square of what is right; `reason` says what is wrong, and where."""
+    """`error`: the largest |got - want|; from `judge`, that over |A||B| on the random fill (NaN without one). `over_rms`: the largest on
+    the random fill over the root mean square of the correct result. `reason`: what is wrong, and where."""
 
     status: Literal["passed", "failed", "mistrusted"]
     error: float
@@ -42,13 +41,13 @@ class Verdict(NamedTuple):
 
 
 def judge(t: Trial, bound: Bound, exact: Array, random: Callable[[], Array], everywhere: Everywhere = lambda: None) -> Verdict:
-    """The verdict on the results of both fills; the random one is asked for where the exact one is right."""
+    """The verdict on both fills. The random one is computed only if the exact one is correct."""
     found = on_exact(t, bound, exact)
     return on_random(t, bound, random(), everywhere) if found.passed else found
 
 
 def on_exact(t: Trial, bound: Bound, got: Array) -> Verdict:
-    """The result of the exact fill."""
+    """The verdict on the exact fill."""
     expected = shapes(t.workload).out
     if got.shape != expected:
         return Verdict("failed", math.nan, f"exact fill: the result has shape {got.shape}, right is {expected}")
@@ -61,7 +60,7 @@ def on_exact(t: Trial, bound: Bound, got: Array) -> Verdict:
 
 
 def on_random(t: Trial, bound: Bound, got: Array, everywhere: Everywhere = lambda: None) -> Verdict:
-    """The result of the random fill; `everywhere` gives (A B, |A||B|) at every element, rounded as the result is, if that is known."""
+    """The verdict on the random fill. `everywhere` gives (A B, |A||B|) at every element in the result's type, where known."""
     expected, where = shapes(t.workload).out, t.picked
     if got.shape != expected:
         return Verdict("failed", math.nan, f"random fill: the result has shape {got.shape}, right is {expected}")
@@ -85,7 +84,7 @@ def on_random(t: Trial, bound: Bound, got: Array, everywhere: Everywhere = lambd
 
 
 def compare(got: Array, want: Array, off: Array | float = 0.0) -> Verdict:
-    """Every |got - want| is at most `off` (NaN and infinity are not), and not too many results are zero."""
+    """Passes if every |got - want| <= `off`, without NaN or infinity, and not too many results are zero."""
     if got.shape != want.shape:
         return Verdict("failed", math.nan, f"the result has shape {got.shape}, right is {want.shape}")
     if not got.size:
@@ -100,13 +99,13 @@ def compare(got: Array, want: Array, off: Array | float = 0.0) -> Verdict:
         first = f"the first at {where} is {got[where]!s}, right is {want[where]!s}"
         return Verdict("failed", float(difference.max()), f"{count} of {got.size} elements are wrong{nans}; {first}")
     zeros = (got.size - np.count_nonzero(got)) / got.size
-    if zeros > MOST_ZEROS:
+    if zeros > MAX_ZEROS:
         return Verdict("mistrusted", float(difference.max()), f"{zeros:.0%} of the results are zero, so a pass proves little")
     return Verdict("passed", float(difference.max()))
 
 
 def _chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Parts of the first axis that have about CHUNK_ELEMENTS."""
+    """Slices of the first axis with about CHUNK_ELEMENTS elements."""
     step = max(1, CHUNK_ELEMENTS // max(1, math.prod(shape[1:])))
     return (slice(first, first + step) for first in range(0, shape[0], step))
 

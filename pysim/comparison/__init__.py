@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans beside what was predicted of them, and beside other libraries."""
+"""Measured plans compared with their predictions and with other libraries."""

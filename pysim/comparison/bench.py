@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a plan is measured: its operands in memory, our own calls on them, and the clock there. All that a CPU and a GPU differ by."""
+"""The bench that a plan is measured on: operands in memory, our calls on them, and the clock; CPU and GPU differ only here."""
 
 import gc
 import sys
@@ -38,27 +38,27 @@ class Bench(Protocol):
     last_level_bytes: int
 
     def operands(self, exact: bool) -> Operands:
-        """Those of a fill."""
+        """The operands of a fill."""
 
     def copy(self) -> Operands:
-        """Those of the random fill elsewhere in memory."""
+        """A copy of the random operands elsewhere in memory."""
 
     def make(self, plan: Plan, operands: Operands) -> Ready:
-        """A plan as a user would prepare it: weights packed once, workspace and output allocated before the first call."""
+        """Prepares a plan as a user would: weights packed once, workspace and output allocated before the first call."""
 
     def result(self, ready: Ready, operands: Operands) -> Array:
-        """What a call writes, as [N][M][P][Q], where nothing was written before."""
+        """The result of a call into an unwritten output, as [N][M][P][Q]."""
 
     def everywhere(self) -> Pair | None:
-        """(A B, |A||B|) of the random fill at every element; None where nothing computes it."""
+        """(A B, |A||B|) of the random fill at every element; None where it is not computed."""
 
     def clock(self) -> Clock: ...
     def profile(self, plan: Plan) -> dict[str, float]:
-        """How one call divides into packing and micro-kernels."""
+        """Seconds of one call by part: packing and micro-kernels."""
 
 
 def bench_of(plan: Plan, machine: Machine | Gpu, threads: int, executor: cpu.Executor, seed: int) -> Bench:
-    """The place where a machine's plans run; PlanError for the plan of another kind of machine."""
+    """The bench for a machine's plans; PlanError for a plan of another kind of machine."""
     if isinstance(machine, Gpu) and isinstance(plan.schedule, GpuSchedule):
         if threads != 1:
             raise OperandError(f"threads is {threads}; {machine.name} is a GPU, whose launches one thread makes")
@@ -69,7 +69,7 @@ def bench_of(plan: Plan, machine: Machine | Gpu, threads: int, executor: cpu.Exe
 
 
 class CpuBench:
-    """NumPy's arrays. What an executor emulates is right or wrong, and has no time."""
+    """A bench with NumPy arrays. Emulated plans are only checked."""
 
     def __init__(self, workload: Workload, last_level_bytes: int, threads: int, executor: cpu.Executor, seed: int) -> None:
         if workload.dtype not in cpu.RESULT_DTYPES:
@@ -95,7 +95,7 @@ class CpuBench:
         return Operands(x, w, self._empty())
 
     def make(self, plan: Plan, operands: Operands) -> Ready:
-        """Bound to its arrays, as peers are; what a call of Python costs beside is benchmarks/call_overhead.py's."""
+        """Bound to its arrays, as peers are; benchmarks/call_overhead.py measures the overhead of Python calls."""
         prepared, arrays = self._prepared(plan, operands)
         call = partial(prepared, *arrays)
         if self._executor.kind == "local":
@@ -103,7 +103,7 @@ class CpuBench:
         return Ready(call, "", plan.workspace_bytes, bound_of(plan))
 
     def _prepared(self, plan: Plan, operands: Operands) -> tuple[Any, tuple[Array, ...]]:
-        """A plan ready to run, and the arrays that it is called with."""
+        """A prepared plan, and the arrays for its call."""
         x, w, out, workload, schedule = *operands[:3], plan.workload, plan.schedule
         assert isinstance(schedule, Schedule)
         if isinstance(workload, Gemm):
@@ -125,7 +125,7 @@ class CpuBench:
         return CpuClock(self._threads)
 
     def profile(self, plan: Plan) -> dict[str, float]:
-        """Medians over a few calls, clocks inside included."""
+        """Medians over a few calls, including the cost of reading clocks inside."""
         prepared, arrays = self._prepared(plan, self.operands(exact=False))
         with pinned(self._threads):
             calls = [prepared.profile(*arrays) for _ in range(PROFILED_CALLS + 1)]
@@ -133,7 +133,7 @@ class CpuBench:
 
 
 class GpuBench:
-    """Memory of the device, a convolution's in a layout; `made`: of a trial that is there already."""
+    """A bench with device memory, for a convolution in a layout. `made` gives an existing trial."""
 
     def __init__(
         self, workload: Workload, last_level_bytes: int, layout: Layout = "nchw", seed: int = 0, made: Callable[[], Trial] | None = None
@@ -142,16 +142,16 @@ class GpuBench:
         self.trial = made() if made else trial(workload, held(self._type), on_gpu=True, seed=seed)
         self._permuted = layout == "nhwc" and isinstance(workload, Conv)
         self._scratch = Scratch()
-        self._empty = self._lying(unwritten(shapes(workload).out, self.trial.sums.result))
+        self._empty = self._in_layout(unwritten(shapes(workload).out, self.trial.sums.result))
         self._random = self.copy()
         self._exact = self._random._replace(x=self._sent(self.trial.exact[0]), w=self._sent(self.trial.exact[1]))
 
-    def _lying(self, array: Array) -> Array:
-        """As the device's memory holds it."""
+    def _in_layout(self, array: Array) -> Array:
+        """The array in the device's layout."""
         return np.ascontiguousarray(array.transpose(PERMUTED) if self._permuted else array)
 
     def _sent(self, array: Array) -> cuda.DeviceArray:
-        lies, dtype = self._lying(array), self.trial.workload.dtype
+        lies, dtype = self._in_layout(array), self.trial.workload.dtype
         return cuda.DeviceArray(lies.shape, "f32" if dtype in ("tf32", "tf32x3") else dtype).fill(lies)
 
     def operands(self, exact: bool) -> Operands:
@@ -166,7 +166,7 @@ class GpuBench:
         return Ready(launch.run, "", plan.workspace_bytes, bound_of(plan))
 
     def launch(self, schedule: Any, operands: Operands) -> Any:
-        """A launch with its operands."""
+        """A launch bound to operands."""
         return cuda.Launch(self.trial.workload, schedule, result=self._type, layout=self._layout).on(operands.pointers)
 
     def result(self, ready: Ready, operands: Operands) -> Array:
@@ -183,14 +183,14 @@ class GpuBench:
     def _everywhere(self) -> Pair:
         def loops(x: Array, w: Array) -> Array:
             for array, values in ((self._random.x, x), (self._random.w, w)):
-                array.fill(self._lying(values))
+                array.fill(self._in_layout(values))
             return self.result(Ready(launch.reference, ""), self._random)
 
         launch = self._any_launch()
         return everywhere(self.trial, loops)
 
     def _any_launch(self) -> Any:
-        """Of the first kernel that takes the problem: what the reference is told of it, it is told by a launch."""
+        """Any launch for the problem: the device's reference loops read the problem from it."""
         dtype, found = self.trial.workload.dtype, list[GpuSchedule]()
         if isinstance(self.trial.workload, Gemm):
             found += [GpuSchedule(row.name, "data_parallel", 1, False, 1) for row in gemm_kernels() if row.dtype == dtype]
@@ -211,7 +211,7 @@ class GpuBench:
 
 
 def release() -> None:
-    """Gives the memory of a problem's contenders back, PyTorch's too."""
+    """Frees the device memory of a problem's candidates, PyTorch's too."""
     gc.collect()
     if torch := sys.modules.get("torch"):
         torch.cuda.empty_cache()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicted beside measured beside the peers, on a CPU or a GPU: each plan is checked, then timed with its peers in one run, then stored.
+"""Compares predicted and measured times of plans and peers, on a CPU or a GPU. Each plan is checked, timed with its peers, and stored.
 
-A plan whose kernels run in an emulator is checked there and not timed: beside its prediction stands what static in-core cycles and
-simulated caches make of it.
+An emulated plan is checked but not timed: its prediction is compared with static in-core cycles and simulated caches.
 """
 
 import math
@@ -38,15 +37,15 @@ from pysim.record.state import RunState
 from pysim.registry.cpu import loop_nest
 from pysim.runtime import cpu
 
-CERTAIN = 0.005  # share of its median that a CPU's contender may be off for samples to end
+CERTAIN = 0.005  # relative error of the medians at which sampling ends early, on a CPU
 NO_PEERS = "its time on this computer says nothing about a machine that is emulated"
 
 Planned = tuple[Layer, Plan | PlanError]
 
 
 class How(NamedTuple):
-    """How plans are measured: threads of ours on a CPU, caches at the start of a call, whether a call is split into its parts, the least
-    seconds of each contender's samples (unless medians are CERTAIN before) and the most of a plan's, the seed of the operands."""
+    """How plans are measured: our threads on a CPU, cache state, whether a call is profiled by parts, least seconds of samples per
+    candidate (unless the medians are CERTAIN before), most seconds per plan, seed of the operands."""
 
     threads: int = 1
     state: RunState = "hot"
@@ -64,7 +63,7 @@ def compare(
     store: Store | None = None,
     executor: cpu.Executor = cpu.LOCAL,
 ) -> Iterator[Comparison]:
-    """Check and time the plan of each layer beside the peers; a layer may come with why it has no plan.
+    """Checks and times the plan of each layer and its peers. A layer may come with an error instead of a plan.
 
     Yields each layer as soon as it is done, after all its samples are in `store`. A layer that cannot be planned or run gives a Comparison
     that is not correct, with the reason, and the others go on; MissingError (no native library, driver or device) ends the iteration. With
@@ -80,7 +79,7 @@ def compare(
         except (PysimError, MemoryError) as error:
             reason = str(error) or "out of memory"
             done = _comparison(layer, machine, how, executor, plan={}, correct=False, reason=reason)
-        if isinstance(machine, Gpu) or not done.correct:  # a CPU's contenders went with their last name, but for what an error holds
+        if isinstance(machine, Gpu) or not done.correct:  # on a CPU arrays are freed with their last reference, unless an error holds one
             release()
         yield done
 
@@ -94,7 +93,7 @@ def measure_plan(
     store: Store | None = None,
     executor: cpu.Executor = cpu.LOCAL,
 ) -> Comparison:
-    """Check one plan, then time it, and the peers that give the right result too, in one run.
+    """Checks one plan, then times it in one run with the peers that give the correct result.
 
     CPU peers run on one thread whatever `how.threads` says. Raises PysimError where the plan cannot be run at all; a wrong result is no
     exception but a Comparison with `correct` False, no time and the reason.
@@ -134,7 +133,7 @@ def _comparison(layer: Layer, machine: Machine | Gpu, how: How, executor: cpu.Ex
 
 
 def _speedometer(plan: Plan, machine: Machine | Gpu, threads: int) -> Callable[[], Speedometer] | None:
-    """Of the instruction set of the plan's kernel, where that is timed on a CPU."""
+    """Reads the core with the instruction set of the plan's kernel, on a CPU; None elsewhere."""
     return None if isinstance(machine, Gpu) else partial(Speedometer, target_of(plan), threads)
 
 
@@ -144,7 +143,7 @@ def target_of(plan: Plan) -> str:
 
 
 def core_then(machine: Machine, speed: Speed | None, target: str) -> CoreThen | None:
-    """The core whose multiply-adds of an instruction set were read; None where they were not."""
+    """The core's state from readings with an instruction set; None without readings."""
     unit, plain = machine.unit(target), machine.unit(PLAIN)
     if speed is None or unit is None:
         return None
@@ -155,13 +154,13 @@ def core_then(machine: Machine, speed: Speed | None, target: str) -> CoreThen | 
 
 
 def at_clock(plan: Plan, hertz: float) -> Plan:
-    """A CPU's plan, costed with another clock of its cores."""
+    """A CPU's plan, predicted at another clock."""
     assert isinstance(plan.on, Machine)
     return planner.plan(plan.workload, plan.on.at_clock(hertz), name=plan.name, threads=plan.threads, state=plan.state, layout=plan.layout)
 
 
 def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
-    """Of an emulated plan on one thread whose accesses can be traced: those of the loop nest itself."""
+    """The simulated cost of an emulated plan, on one thread, if the accesses of its loop nest can be traced."""
     nest = loop_nest(plan.workload)
     if how.threads != 1 or plan.algorithm != nest or not isinstance(plan.schedule, Schedule) or isinstance(machine, Gpu):
         return {}
@@ -171,17 +170,17 @@ def _static(plan: Plan, machine: Machine | Gpu, how: How) -> dict[str, Any]:
 
 def _timed(
     bench: Bench,
-    contenders: Mapping[str, tuple[Entry, Ready]],
+    candidates: Mapping[str, tuple[Entry, Ready]],
     field: Field,
     how: How,
     speedometer: Callable[[], Speedometer] | None,
 ) -> Timed:
-    """Seconds per call of each contender; those that fail leave the field with the reason."""
-    calls: dict[str, Call] = {label: ready.call for label, (_, ready) in contenders.items()}
+    """Seconds per call of each candidate; peers that fail are removed from the field, with the reason."""
+    calls: dict[str, Call] = {label: ready.call for label, (_, ready) in candidates.items()}
     kept: list[Operands] = []  # calls know where they lie, no more
     if how.state == "cold":
         count = copies_for(bench.trial.nbytes, bench.last_level_bytes)
-        for label, (entry, _) in contenders.items():
+        for label, (entry, _) in candidates.items():
             copies = [bench.copy() for _ in range(count)]
             calls[label] = rotating([entry.make(one).call for one in copies])
             kept += copies
@@ -196,7 +195,7 @@ def _timed(
 
 
 def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any]:
-    """What samples amount to, and what bytes were used beside operands; a peer stands for the fastest of its algorithms."""
+    """Statistics of the samples and workspace bytes; a peer is represented by its fastest algorithm."""
     samples, load = timed.samples, timed.load
     times = {label: quartiles(values) for label, values in samples.items()}
     fastest: dict[str, str] = {}
@@ -225,7 +224,7 @@ def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any
 
 
 def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[str, str]) -> None:
-    """One measurement per contender, under one run; how fast the core was meanwhile stands in the environment."""
+    """Stores one measurement per candidate under one run id, with the core's speed in the environment."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
     lying = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
     speed = timed.speed.as_environment() if timed.speed else {}

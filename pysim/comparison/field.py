@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is timed beside a plan: peers, each checked on the plan's own operands before.
+"""The peers that are timed beside a plan, each checked on the plan's operands first.
 
-A peer may have several algorithms: every one enters, and the fastest right one of them is what the peer needs for the problem. What a peer
-refuses, cannot get memory for or computes wrongly is a reason, never an error of the plan.
+All algorithms of a peer are timed, and the fastest correct one counts. If a peer refuses the problem, runs out of memory or gives a wrong
+result, that is recorded as a reason and is no error of the plan.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from pysim.peers.peer import Make, Ready
 
 
 class Entry(NamedTuple):
-    """A contender, and how it is prepared."""
+    """A candidate, and how it is prepared."""
 
     peer: str
     algorithm: str
@@ -25,8 +25,9 @@ class Entry(NamedTuple):
 
 
 class Field(NamedTuple):
-    """The right peers of one plan by name ("cublas", "cudnn GEMM"), prepared on the random operands, the largest error of each over the
-    result's root mean square, the seconds that analytic ones expect of their own kernels, with versions, and why others take no part."""
+    """Peers of one plan by name ("cublas", "cudnn GEMM"). `ready`: correct ones, prepared on the random operands; `errors`: the largest
+    error of each over the result's root mean square; `estimates`: seconds and version of analytic peers; `missing`: why others are
+    absent."""
 
     ready: dict[str, tuple[Entry, Ready]]
     errors: dict[str, float]
@@ -35,7 +36,7 @@ class Field(NamedTuple):
 
 
 def checked(bench: Bench, make: Make) -> tuple[Verdict, Ready]:
-    """The verdict on what `make` prepares, and it on the random operands; it may be timed where that is passed."""
+    """Prepares a call on both fills: the verdict, and the call on the random operands, to be timed if the verdict passed."""
     exact, random = bench.operands(exact=True), bench.operands(exact=False)
     first, ready = make(exact), make(random)
     verdict = judge(bench.trial, ready.bound, bench.result(first, exact), lambda: bench.result(ready, random), bench.everywhere)
@@ -43,7 +44,7 @@ def checked(bench: Bench, make: Make) -> tuple[Verdict, Ready]:
 
 
 def field_of(bench: Bench, peers: Mapping[str, Peer], gpu: str) -> Field:
-    """The peers that compute a bench's problem, checked; `gpu` is the machine's name, for those that estimate."""
+    """The checked peers that compute a bench's problem. `gpu`: the machine's name, for analytic peers."""
     field = Field({}, {}, {}, {})
     for name, peer in peers.items():
         if isinstance(bench.trial.workload, peer.computes):
@@ -59,7 +60,7 @@ def _estimate(field: Field, bench: Bench, name: str, peer: Peer, gpu: str) -> No
 
 
 def _enter(field: Field, bench: Bench, name: str, peer: Peer, gpu: str) -> None:
-    """Every algorithm of a peer. What it refuses is told where none ran; that there was no memory for it, or that it is wrong, always."""
+    """Adds every algorithm of a peer. Refusals are reported only if none ran; lack of memory and wrong results always."""
     refused: dict[str, str] = {}
     for algorithm in peer.library.ALGORITHMS:
         label = f"{name} {algorithm}".rstrip()
@@ -83,5 +84,5 @@ def _enter(field: Field, bench: Bench, name: str, peer: Peer, gpu: str) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """An error as a reason: pysim's own sentences as they are, others with their kind."""
+    """The text of an error: pysim's own messages unchanged, others with their type."""
     return str(error) if isinstance(error, PysimError) else f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

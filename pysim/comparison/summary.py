@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a set of comparisons amounts to.
+"""Statistics of a set of comparisons.
 
 For layer i let r_i = median time of a peer / median time of the plan, and e_i = |log(predicted / measured)|. The geometric mean is
-exp(mean log r_i) over distinct problems; for a problem measured with at least three plans, Kendall's rank correlation is that of predicted
-and measured times over its plans. An error of 0.40 is a factor of 1.49.
+exp(mean log r_i) over distinct problems. For problems with at least three measured plans, Kendall's rank correlation compares predicted and
+measured times over the plans. An error of 0.40 is a factor of 1.49.
 
 Worked number: ratios 1.1, 1.2 and 0.9 have the geometric mean 1.0591 and the plan is faster on 2/3 of the layers.
 """
@@ -24,13 +24,13 @@ FEWEST_SAMPLES = 30
 
 
 def summarise(comparisons: Iterable[Comparison]) -> dict[str, Any]:
-    """The statistics of a set of comparisons, ready for JSON; a part that nothing was measured for is absent.
+    """The statistics of a set of comparisons, ready for JSON; parts without measurements are absent.
 
     `layers`, `correct`, `failed` [{problem, label, reason}]. Of plans that were timed: `peers` {name: {layers, geometric_mean,
     faster_share, slower, error_ratio?, algorithms?}} over distinct problems, `error_ratio` the geometric mean of its largest error over
     pysim's, `algorithms` counting which of the peer's were its fastest;
     `prediction` {layers, median_error, p90_error, kendall_tau?, large_errors}; `total_seconds` {name: sum of count x median} for the
-    contenders that ran every correct layer; `few_samples` (problems short of 30). Of plans that ran in an emulator:
+    candidates that ran every correct layer; `few_samples` (problems short of 30). Of plans that ran in an emulator:
     `static_prediction` {kind, layers, median_error, p90_error, large_errors, predicted_seconds, static_seconds}, the last two sums of
     count x time.
     """
@@ -60,7 +60,7 @@ def _seconds(c: Comparison) -> float:
 
 
 def _against(name: str, timed: Sequence[Comparison]) -> dict[str, Any]:
-    """How the plans fare against one peer; a problem that occurs several times counts once, with its mean log ratio."""
+    """The plans against one peer; a repeated problem counts once, with its mean log ratio."""
     logs: dict[str, list[float]] = {}
     for c in timed:
         logs.setdefault(c.problem, []).append(math.log(c.peers[name] / _seconds(c)))
@@ -85,7 +85,7 @@ def _prediction(timed: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def _static_prediction(static: Sequence[Comparison]) -> dict[str, Any]:
-    """Errors |log(predicted / static)|: what the closed forms of traffic are off, since the in-core cycles are the same in both."""
+    """Errors |log(predicted / static)|. In-core cycles are the same in both, so these are the errors of the traffic formulas."""
     sums = {name: math.fsum(c.count * getattr(c, name) for c in static) for name in ("predicted_seconds", "static_seconds")}
     return {"kind": static[0].static_kind} | _errors(static, "static_seconds") | sums
 

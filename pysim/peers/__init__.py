@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other people's libraries, timed beside ours: a module each, opened when it is asked for (`pysim.peers.peer` says what it has)."""
+"""Other libraries that are timed beside ours, one module each, opened on use (`pysim.peers.peer` has the interface)."""
 
 from collections.abc import Collection
 from importlib import import_module
@@ -11,12 +11,12 @@ from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 
-Asked = Literal["none", "default", "all"] | Collection[str]
+PeerChoice = Literal["none", "default", "all"] | Collection[str]
 
 
 class Peer(NamedTuple):
-    """`computes` these problems `on` a CPU or a GPU; a `default` one takes part unless others are asked for, an `analytic` one runs
-    nothing."""
+    """A library that `computes` these problems `on` a CPU or a GPU. `default`: timed unless others are requested; `analytic`: predicts
+    times and runs nothing."""
 
     module: str
     on: Literal["cpu", "gpu"]
@@ -41,14 +41,14 @@ PEERS = {
 }
 
 
-def chosen(asked: Asked, machine: Machine | Gpu) -> dict[str, Peer]:
-    """The peers on a machine that are asked for: "none", "default", "all", or some by name. OperandError for a name that none has."""
+def chosen(choice: PeerChoice, machine: Machine | Gpu) -> dict[str, Peer]:
+    """The chosen peers of a machine: "none", "default", "all", or names. OperandError for an unknown name."""
     here = {name: peer for name, peer in PEERS.items() if peer.on == ("gpu" if isinstance(machine, Gpu) else "cpu")}
-    if isinstance(asked, str) and asked == "all":
+    if isinstance(choice, str) and choice == "all":
         return here
-    if isinstance(asked, str) and asked in ("none", "default"):
-        return {name: peer for name, peer in here.items() if peer.default and asked == "default"}
-    names = tuple(asked) if isinstance(asked, list | tuple | set | frozenset) else (asked,)
+    if isinstance(choice, str) and choice in ("none", "default"):
+        return {name: peer for name, peer in here.items() if peer.default and choice == "default"}
+    names = tuple(choice) if isinstance(choice, list | tuple | set | frozenset) else (choice,)
     for name in names:
         if not isinstance(name, str) or name not in here:
             raise OperandError(f"no peer on {machine.name} is named {quoted(name)}; {choose(name, ('none', 'default', 'all', *here))}")

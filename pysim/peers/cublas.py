@@ -28,7 +28,7 @@ _DEFAULT_ALGORITHM = -1
 
 @cache
 def _library() -> tuple[Any, Any, str]:
-    """The library, a handle, its version."""
+    """(library, handle, version)."""
     errors = []
     for file in cuda_files("cublas"):
         try:
@@ -52,7 +52,7 @@ def make(workload: Gemm, operands: Operands, algorithm: str = "") -> Ready:
 
 
 def product(w: Gemm, result: str, pointers: tuple[int, int, int], stream: int = 0) -> tuple[Callable[[], None], str]:
-    """(a call that puts a product of dense row-major operands on a stream, version). MissingError where cuBLAS has no such product."""
+    """(a call that enqueues a product of dense row-major operands on a stream, version). MissingError where cuBLAS has no such product."""
     if w.dtype not in _COMPUTE:
         raise MissingError(f"cublasGemmEx has no product of {w.dtype}")
     library, handle, version = _library()

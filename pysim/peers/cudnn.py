@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuDNN: each forward algorithm by itself, on memory that is already on the device.
+"""cuDNN: each forward algorithm separately, on device memory.
 
     y[n][k][p][q] = sum_{c,r,s} x[n][c][p stride + r dilation - pad][q stride + s dilation - pad] f[k][c][r][s]     (in each group)
 
@@ -56,11 +56,11 @@ int cudnnConvolutionForward(void *handle, const void *alpha, void *x, const void
 """
 
 
-# What a convolution is to cuDNN
+# Descriptors
 
 
 class Descriptor(NamedTuple):
-    """The numbers of a convolution's four descriptors; sizes of tensors as N C H W whatever the layout, filters as K C/g R S."""
+    """The values of a convolution's four descriptors; sizes of tensors as N C H W in any layout, of filters as K C/g R S."""
 
     format: int
     data: int
@@ -75,7 +75,7 @@ class Descriptor(NamedTuple):
 
 
 def describe(w: Conv, dtype: str = "", layout: str = "nchw") -> Descriptor:
-    """The descriptors' numbers; `dtype` "tf32" allows tensor cores for an f32 problem. MissingError for what the API cannot say."""
+    """The descriptors' values; `dtype` "tf32" allows tensor cores for an f32 problem. MissingError for what the API cannot express."""
     dtype = dtype or w.dtype
     if dtype not in DTYPES or {dtype, w.dtype} not in ({dtype}, {"f32", "tf32"}):
         raise MissingError(f"cuDNN is not asked for {dtype} of {w.text}; {choose(dtype, DTYPES)}, and tf32 of f32 problems alone")
@@ -107,7 +107,7 @@ def describe(w: Conv, dtype: str = "", layout: str = "nchw") -> Descriptor:
 
 @cache
 def _library() -> tuple[Any, Any, str]:
-    """(ffi, the library, its version); needs no driver and no device."""
+    """(ffi, library, version); needs neither driver nor device."""
     import cffi
 
     ffi, errors = cffi.FFI(), []
@@ -126,7 +126,7 @@ def _library() -> tuple[Any, Any, str]:
 
 
 def version() -> str:
-    """Such as "cuDNN 9.28.0". MissingError where it is not installed."""
+    """For example "cuDNN 9.28.0". MissingError where it is not installed."""
     return _library()[2]
 
 
@@ -143,7 +143,7 @@ def _check(status: int, what: str) -> None:
 
 @cache
 def _handle(stream: int) -> Any:
-    """A handle whose work goes to a stream. It lives as long as the process: an exit may have unloaded the driver before."""
+    """A handle whose work goes to a stream. It is never destroyed: at exit the driver may be unloaded already."""
     ffi, lib, _ = _library()
     out = ffi.new("void **")
     _check(lib.cudnnCreate(out), "does not start, which needs a GPU and its driver")
@@ -152,7 +152,7 @@ def _handle(stream: int) -> Any:
 
 
 class Forward:
-    """One convolution as cuDNN sees it; its algorithms are asked and run one at a time.
+    """One convolution in cuDNN; its algorithms are queried and run one at a time.
 
     Raises MissingError without cuDNN or, at the first question, without a GPU, and for what cuDNN's API cannot say (`describe`).
     """
@@ -176,14 +176,14 @@ class Forward:
             raise MissingError(f"{version()} says that {w.text} gives {sizes} outputs; it gives {d.y}")
 
     def _made(self, kind: str) -> Any:
-        """A descriptor that goes with this object."""
+        """A descriptor that is destroyed with this object."""
         ffi, lib, _ = _library()
         out = ffi.new("void **")
         _check(getattr(lib, f"cudnnCreate{kind}Descriptor")(out), f"makes no descriptor for {self.workload.text}")
         return ffi.gc(out[0], getattr(lib, f"cudnnDestroy{kind}Descriptor"))
 
     def workspace_bytes(self, algorithm: str, stream: int = 0) -> int:
-        """Bytes that an algorithm needs beside its operands. MissingError, with cuDNN's reason, where it refuses the problem."""
+        """Workspace bytes of an algorithm. MissingError with cuDNN's reason where it refuses the problem."""
         ffi, lib, _ = _library()
         if algorithm not in ALGORITHMS:
             raise MissingError(f"cuDNN has no algorithm {algorithm!r}; {choose(algorithm, ALGORITHMS)}")
@@ -194,7 +194,7 @@ class Forward:
         return int(size[0])
 
     def call(self, algorithm: str, pointers: tuple[int, int, int], scratch: Scratch, stream: int = 0) -> Callable[[], None]:
-        """A call that puts the convolution of device memory (x, filters, y) on a stream; the memory is the caller's.
+        """A call that enqueues the convolution of device memory (x, filters, y) on a stream; the caller owns the memory.
 
         MissingError where the algorithm refuses the problem.
         """
@@ -213,7 +213,7 @@ class Forward:
 
 
 def make(workload: Conv, operands: Operands, algorithm: str = "") -> Ready:
-    """One algorithm. What it refuses is a MissingError; that there is no memory for its workspace a NativeError."""
+    """Prepares one algorithm. MissingError where it refuses the problem, NativeError where its workspace cannot be allocated."""
     forward, scratch = Forward(workload, layout=operands.layout), operands.scratch or Scratch()
     needed = forward.workspace_bytes(algorithm)
     scratch.reserve(needed, algorithm)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-matmul-heuristics, which estimates times of matrix products on a GPU, and runs nothing."""
+"""nvidia-matmul-heuristics: predicts times of matrix products on a GPU and runs nothing."""
 
 import ctypes
 import importlib
@@ -12,13 +12,13 @@ from pysim.problem.gemm import Gemm
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import GemmKernel
 
-# Its letters for inputs, computation and result, and the instruction of a kernel as it wants it
+# Its letters for the types of inputs, computation and result, and its format of a kernel's instruction shape
 _PRECISIONS = {"f16": "HSH", "bf16": "TST", "f32": "SSS", "f64": "DDD", "tf32": "FSS", "s8": "BII"}
 
 
 @cache
 def _heuristics(gpu: str) -> tuple[Any, Any]:
-    """(its module, an interface for a GPU by machine name)."""
+    """(module, interface for a GPU by machine name)."""
     try:
         module = importlib.import_module("nvMatmulHeuristics.nvMatmulHeuristics")
     except (ImportError, OSError) as error:
@@ -40,7 +40,7 @@ def _problem(w: Gemm, gpu: str) -> tuple[Any, Any, str]:
 
 
 def estimate(workload: Gemm, gpu: str) -> tuple[float, str]:
-    """(seconds that it expects of its own best kernel, its version). MissingError where it has no answer."""
+    """(predicted seconds of its own best kernel, version). MissingError without a prediction."""
     interface, problem, precision = _problem(workload, gpu)
     found = [float(item["runtime"]) for item in interface.get(problem, 8, precision=precision)]
     times = [seconds for seconds in found if seconds > 0]
@@ -50,7 +50,7 @@ def estimate(workload: Gemm, gpu: str) -> tuple[float, str]:
 
 
 def estimate_kernel(w: Gemm, gpu: str, kernel: GemmKernel, schedule: GpuSchedule) -> float | None:
-    """Seconds that it expects of a kernel of our shape (tiles, stages, cluster, split), None where it cannot say."""
+    """Predicted seconds of a kernel of our shape (tiles, stages, cluster, split); None without a prediction."""
     interface, problem, precision = _problem(w, gpu)
     shape = interface.nvmmhKernelConfiguration()
     depth = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "f64": 4}.get(w.dtype, 8)

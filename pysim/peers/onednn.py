@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oneDNN, version 3 of its C API: direct algorithm, weights in the layout that it likes, reordered beforehand; its sgemm for products."""
+"""oneDNN, version 3 of its C API: the direct algorithm with weights reordered beforehand to its preferred layout; sgemm for products."""
 
 import ctypes.util
 import functools
@@ -69,7 +69,7 @@ class _OneDnn(NamedTuple):
     version: str
 
     def made(self, kind: str, *arguments: Any, by: str | None = None) -> Any:
-        """A new handle of type dnnl_<kind>_t from dnnl_<by or kind>_create, destroyed when no longer referred to."""
+        """A new handle of type dnnl_<kind>_t from dnnl_<by or kind>_create, destroyed with its last reference."""
         handle = self.ffi.new(f"dnnl_{kind}_t *")
         self.ok(getattr(self.lib, f"dnnl_{by or kind + '_create'}")(handle, *arguments), by or kind)
         return self.ffi.gc(handle[0], getattr(self.lib, f"dnnl_{kind}_destroy"))
@@ -81,7 +81,7 @@ class _OneDnn(NamedTuple):
 
 
 def _files() -> Iterator[str]:
-    """Where libdnnl may be: $PYSIM_ONEDNN alone if set, else the system's, else those that PyPI wheels install."""
+    """Candidate paths of libdnnl: only $PYSIM_ONEDNN if set, else the system's, then those of PyPI wheels."""
     if given := os.environ.get("PYSIM_ONEDNN"):
         path = Path(given).expanduser()
         yield from [str(file) for file in sorted(path.glob("libdnnl.so*"))] if path.is_dir() else [str(path)]
@@ -96,7 +96,7 @@ def _files() -> Iterator[str]:
 
 @functools.cache
 def _library(given: str | None) -> _OneDnn:
-    """The first libdnnl of version 3 that opens and has a CPU engine; `given` is $PYSIM_ONEDNN, for the cache."""
+    """The first libdnnl of version 3 with a CPU engine; `given` is $PYSIM_ONEDNN, as the key of the cache."""
     import cffi
 
     ffi = cffi.FFI()
@@ -168,7 +168,7 @@ def make(workload: Workload, operands: Operands, algorithm: str = "") -> Ready:
 
 
 def _convolution(dnn: _OneDnn, c: Conv, descriptions: Mapping[int, Any], weights: tuple[int, ...]) -> tuple[Any, Any]:
-    """The primitive and its description, for weights in any layout; oneDNN's dilation of a dense kernel is 0."""
+    """(primitive, description) with weights in any layout; oneDNN's dilation of a dense kernel is 0."""
     liked = dnn.made("memory_desc", len(weights), _sizes(dnn, weights), _F32, _ANY, by="memory_desc_create_with_tag")
     operands = (descriptions[_SRC], liked, dnn.ffi.NULL, descriptions[_DST])
     pairs = (
@@ -184,7 +184,7 @@ def _convolution(dnn: _OneDnn, c: Conv, descriptions: Mapping[int, Any], weights
 
 
 def _reordered(dnn: _OneDnn, w: Array, layout: tuple[int, ...], description: Any) -> tuple[Any, Array]:
-    """The weights as the primitive likes them: a memory object and the buffer that it points to."""
+    """The weights in the primitive's layout: a memory object and its buffer."""
     liked = dnn.lib.dnnl_primitive_desc_query_md(description, _QUERY_WEIGHTS, 0)
     plain = _description(dnn, layout)
     buffer = runtime.aligned((-(-dnn.lib.dnnl_memory_desc_get_size(liked) // w.itemsize),), w.dtype)

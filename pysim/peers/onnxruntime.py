@@ -11,7 +11,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 
 ALGORITHMS = ("",)
-_OPSET, _IR_VERSION = 17, 8  # old enough for every ONNX Runtime since 1.12
+_OPSET, _IR_VERSION = 17, 8  # supported by every ONNX Runtime since 1.12
 
 
 def make(workload: Workload, operands: Operands, algorithm: str = "") -> Ready:
@@ -30,7 +30,7 @@ def make(workload: Workload, operands: Operands, algorithm: str = "") -> Ready:
     try:
         model = _one_node(onnx, workload, x, w, out).SerializeToString()
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # each version has its own exceptions
+    except Exception as error:  # exceptions differ between versions
         raise MissingError(f"ONNX Runtime {ort.__version__} refuses this problem: {str(error).splitlines()[0]}") from None
     binding = session.io_binding()
     binding.bind_input("x", "cpu", 0, x.dtype.type, x.shape, x.ctypes.data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""im2col and OpenBLAS, Caffe's way: im2col of each image by the native library, then a product of `scipy-openblas64` per group.
+"""im2col and OpenBLAS as in Caffe: im2col of each image by the native library, then a product by `scipy-openblas64` per group.
 
 A 1x1 convolution with stride 1 and no padding, and a product, need no im2col and no native library.
 """
@@ -36,7 +36,7 @@ const char *scipy_openblas_get_corename64_(void);
 
 
 def _file() -> tuple[Path, str]:
-    """The OpenBLAS of the wheel scipy-openblas64, or else the one inside NumPy's own wheel, and its name."""
+    """The OpenBLAS of the wheel scipy-openblas64, or else that inside NumPy's wheel, and its name."""
     places = [("scipy_openblas64", "lib", "scipy-openblas64"), ("numpy", "../numpy.libs", "numpy")]
     for package, folder, name in places:
         found = importlib.util.find_spec(package)
@@ -48,7 +48,7 @@ def _file() -> tuple[Path, str]:
 
 @functools.cache
 def _library() -> tuple[Any, Any, str]:
-    """cffi, the library, its version."""
+    """(cffi, library, version)."""
     file, name = _file()
     import cffi
 
@@ -86,7 +86,7 @@ def _run(steps: list[Step], _alive: object) -> None:
 
 
 def _im2col(c: Conv, image: Array, columns: Array) -> Step:
-    """im2col of all channels of one image, as Caffe does it: groups are ranges of rows of the result."""
+    """im2col of all channels of one image, as in Caffe: groups are ranges of rows of the result."""
     ffi, lib = runtime.library()
     struct = runtime.conv_struct(msgspec.structs.replace(c, batch=1, groups=1))
     step = functools.partial(lib.pysim_im2col, struct, pointer(ffi, image), pointer(ffi, columns))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a peer is: a module that prepares other people's convolution or product, to be timed beside ours.
+"""The interface of a peer: a module that prepares another library's convolution or product, to be timed beside ours.
 
-    make(workload, operands, algorithm) -> Ready     a call that puts the result where `operands.out` lies, and that is good as long as the
-                                                     operands live; MissingError where the library is not here or does not take the problem
-    ALGORITHMS                                       what it is asked for one after the other; ("",) of one that chooses itself
-    estimate(workload, gpu) -> (seconds, version)    instead of both, of one that runs nothing
+    make(workload, operands, algorithm) -> Ready     a call that writes to `operands.out`, valid as long as the operands live; MissingError
+                                                     where the library is missing or does not compute the problem
+    ALGORITHMS                                       the algorithms to time; ("",) where the library chooses itself
+    estimate(workload, gpu) -> (seconds, version)    instead of both, for a library that predicts and runs nothing
 
-Everything is prepared that may be: pointers, sessions with the weights as constants, reordered weights. What a library does with plain
-operands on every call (OpenBLAS packs both) is part of its time. CPU peers run on one thread, NCHW in and out.
+All preparation is done beforehand: pointers, sessions with constant weights, reordered weights. Work that a library does with plain
+operands in every call (OpenBLAS packs both) counts. CPU peers run on one thread, with NCHW input and output.
 """
 
 import ctypes.util
@@ -27,7 +27,7 @@ from pysim.runtime import cpu, cuda
 
 
 class Scratch:
-    """Device memory that one call at a time works in. It grows, so calls ask where it lies when they run."""
+    """Device workspace shared by calls that run one at a time. It may be reallocated, so a call reads its address when it runs."""
 
     def __init__(self) -> None:
         self._memory: cuda.DeviceArray | None = None
@@ -37,7 +37,7 @@ class Scratch:
         return self._memory.pointer if self._memory else 0
 
     def reserve(self, nbytes: int, what: str) -> None:
-        """At least so many bytes; NativeError says what needs them where they cannot be had, and what there was stays."""
+        """Grows to at least this many bytes. NativeError names what needs them if allocation fails; the old memory stays."""
         had = self._memory.nbytes if self._memory else 0
         if nbytes <= had:
             return
@@ -50,7 +50,7 @@ class Scratch:
 
 
 class Operands(NamedTuple):
-    """Of one call: input and weights (A and B) and where the result goes, NumPy's arrays or all on the device, with their layout."""
+    """Operands of one call: input and weights (A and B), and the output, as NumPy arrays or all on the device, with their layout."""
 
     x: Any
     w: Any
@@ -60,13 +60,13 @@ class Operands(NamedTuple):
 
     @property
     def pointers(self) -> tuple[int, int, int]:
-        """Of arrays on the device."""
+        """Device pointers."""
         return self.x.pointer, self.w.pointer, self.out.pointer
 
 
 class Ready(NamedTuple):
-    """A call that may be timed. `write` is to be checked where `call` leaves its result elsewhere; `workspace_bytes` is None of a library
-    that does not say; `bound` is what its result may differ by."""
+    """A call to be timed. `write`: a call to be checked instead, where `call` leaves its result elsewhere; `workspace_bytes`: None where
+    the library does not report it; `bound`: the error bound of its result."""
 
     call: Callable[[], object]
     version: str
@@ -87,7 +87,7 @@ class Library(Protocol):
 
 
 def on_host(workload: Workload, operands: Operands) -> tuple[Array, Array, Array]:
-    """Operands whose raw pointers are about to be passed on: OperandError unless they are what the library is told."""
+    """Checks operands before their raw pointers are passed on: OperandError for other shapes or types."""
     s = shapes(workload)
     kinds = (("x", s.x, held(workload.dtype)), ("w", s.w, held(workload.dtype)), ("out", s.out, cpu.RESULT_DTYPES[workload.dtype]))
     for (name, shape, kind), array in zip(kinds, operands[:3], strict=True):
@@ -108,13 +108,13 @@ def pointer(ffi: Any, array: Array) -> Any:
 
 
 def forced(*variables: str) -> str:
-    """What the environment makes a library choose instead of what it takes for this processor itself; for its version."""
+    """The kernel choice that environment variables force on a library, as part of its version; empty without one."""
     told = [f"{name}={os.environ[name]}" for name in variables if os.environ.get(name)]
     return f" (forced by {', '.join(told)})" if told else ""
 
 
 def cuda_files(name: str) -> list[str]:
-    """Where lib<name> of CUDA may lie: the wheels' folders, then what the system's linker knows."""
+    """Candidate paths of CUDA's lib<name>: folders of wheels, then the system's linker."""
     found = importlib.util.find_spec("nvidia")
     folders = [Path(place) for place in list(found.submodule_search_locations or [])] if found else []
     files = [file for folder in folders for part in ("cu13", name) for file in sorted((folder / part / "lib").glob(f"lib{name}.so.*"))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's convolution on memory that is already on the device, with cuDNN's own search done before."""
+"""PyTorch's convolution on device memory, after cuDNN's own algorithm search."""
 
 import importlib
 from typing import Any
@@ -32,7 +32,7 @@ def version() -> str:
 
 
 class Memory:
-    """Device memory as `__cuda_array_interface__` says it; bfloat16, which that cannot say, as int16."""
+    """Device memory with `__cuda_array_interface__`; bfloat16, which that lacks, as int16."""
 
     def __init__(self, pointer: int, shape: tuple[int, ...], dtype: str) -> None:
         self._pointer, self._shape, self._dtype = pointer, shape, dtype
@@ -44,7 +44,7 @@ class Memory:
 
 
 class Forward:
-    """`torch.nn.functional.conv2d` on device memory (x, filters, y), with cuDNN's own search (`benchmark`) and TF32 off unless asked for.
+    """`torch.nn.functional.conv2d` on device memory (x, filters, y), with cuDNN's own search (`benchmark`) and TF32 off unless requested.
 
     NHWC is PyTorch's channels_last. It works on PyTorch's current stream and makes an output of its own at every run. Raises MissingError
     where PyTorch or its GPU is not here, NativeError with PyTorch's words for what it refuses.
@@ -70,7 +70,7 @@ class Forward:
         return tensor if layout == "nchw" else tensor.permute(0, 3, 1, 2)
 
     def run(self) -> Any:
-        """Puts the convolution on the stream and returns its output."""
+        """Enqueues the convolution and returns its output."""
         settings = self._torch.backends.cudnn
         settings.benchmark, settings.allow_tf32 = True, self._tf32
         try:
@@ -84,7 +84,7 @@ class Forward:
         self._y.copy_(self.run())
 
     def extra_bytes(self) -> int:
-        """The most bytes of PyTorch's allocator that a run holds beside its output, its search done."""
+        """Peak bytes of PyTorch's allocator in a run after the search, without the output."""
         cuda = self._torch.cuda
         self.run()
         cuda.synchronize()
