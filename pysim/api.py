@@ -25,7 +25,7 @@ from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.measure.store import Store
 from pysim.once import LruCache
-from pysim.peers import Asked, chosen
+from pysim.peers import PeerChoice, chosen
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import BY_NAME
 from pysim.problem.gemm import Gemm
@@ -128,7 +128,7 @@ def plans(
 def compare(
     problem: str | Workload | Iterable[str],
     machine: str | Machine | Gpu = "host",
-    peers: Asked = "default",
+    peers: PeerChoice = "default",
     layout: Layout = "nchw",
     memory_limit: int | None = None,
     algorithm: str | None = None,
