@@ -177,7 +177,7 @@ def test_the_explained_loops_run_as_often_as_the_schedule_says(text: str) -> Non
 
 def test_the_csa_explanation_says_by_which_terms_the_loser_lost() -> None:
     told = plan(LAYER, "power10-e1050", model="csa").explain()
-    assert "weight_stationary lost by 9.3%: more l2 (+170,496), l3 (+3,456)" in told
+    assert "weight_stationary is 9.3% slower: more cycles in l2 (+170,496), l3 (+3,456)" in told
     assert "input_stationary: channels 33, k2 8, k3 160, cost 20,136,600" in told.split("exact maxima\n")[1]
     assert "lines from memory to L1" in told.split("heaviest flow\n")[1]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan in words, whatever its algorithm: a verdict, the algorithm's own description, where the cycles go, what else was considered."""
+"""A plan as text: a verdict, the algorithm's own description, the cycles by term, the alternatives and the rejected kernels."""
 
 import textwrap
 from collections.abc import Iterator
@@ -14,6 +14,15 @@ from pysim.record.plan import Considered, Plan
 WIDTH = 120
 SHOWN = 6  # rejections that are printed
 _CSA_TERMS = ("cold", "extra", "l3", "l2", "cost")
+_OPERANDS = {
+    "plain": "operands are multiplied as they are",
+    "transformed": "operands are transformed",
+    "split": "operands are split into parts",
+}
+_FINITE = {
+    "filters": "the filters: they are multiplied by zeros of the padding",
+    "operands": "both operands: they are combined before they are multiplied",
+}
 
 
 def explain(plan: Plan) -> str:
@@ -26,32 +35,36 @@ def explain(plan: Plan) -> str:
         ("considered", [*_considered(plan)]),
         ("rejected", [*_rejected(plan)]),
         ("planning only", [plan.on.planning_only] if isinstance(plan.on, Gpu) and plan.on.planning_only else []),
-        ("must be finite", [] if plan.needs_finite == "nothing" else [plan.needs_finite]),
+        ("must be finite", [_FINITE[plan.needs_finite]] if plan.needs_finite in _FINITE else []),
         ("assumed numbers", list(plan.assumed)),
     ]
     return "\n\n".join("\n".join(([title] if title else []) + _indented(lines, title)) for title, lines in sections if lines)
 
 
 def _indented(lines: list[str], title: str) -> list[str]:
-    """Lines under their title; long ones continue further in."""
-    if not title:
-        return lines
-    wrap = textwrap.TextWrapper(WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False, drop_whitespace=False)
-    return [part.rstrip() for line in lines for part in (wrap.wrap(line) if len(line) > WIDTH else [f"  {line}"])]
+    """Lines indented under their title; long lines continue with more indentation."""
+    return [part for line in lines for part in _wrapped(f"  {line}")] if title else lines
+
+
+def _wrapped(line: str) -> list[str]:
+    if len(line) <= WIDTH + 2:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False)
 
 
 def _verdict(plan: Plan, described: Description) -> Iterator[str]:
-    """The first lines: how fast, which share of what the unit can do, what bounds it; then what runs."""
+    """The first lines: predicted time, share of the peak and the bound; then algorithm, kernel, error and name."""
     workspace = f"workspace {bytes_text(plan.workspace_bytes)}"
     if isinstance(plan.cost, Cost):
         rate, peak = plan.workload.flops / plan.cost.seconds, plan.threads * described.peak_flops
-        share = f", {rate / peak:.0%} of the peak of {peak / 1e9:,.0f}" if peak else ""
+        share = f", {rate / peak:.0%} of the peak of {peak / 1e9:,.0f} GFLOP/s" if peak else ""
         yield (
             f"{plan.problem} on {plan.machine}: {seconds_text(plan.cost.seconds)} predicted, {rate / 1e9:,.1f} GFLOP/s{share}; "
             f"bound by {plan.cost.bound_by}"
         )
     else:
-        yield f"{plan.problem} on {plan.machine}: slicing analysis cost {plan.cost.cost:,} cycles (latency of every line)"
+        yield f"{plan.problem} on {plan.machine}: csa cost {plan.cost.cost:,} cycles (the sum of the latencies of all lines)"
     if wrong := above(plan, plan.seconds, "predicted"):
         yield wrong
     yield f"{plan.algorithm}: {described.summary}"
@@ -59,12 +72,13 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
     limit = f" of {bytes_text(plan.memory_limit)} allowed" if plan.memory_limit is not None else ""
     yield f"kernel {plan.kernel}{layout}; {workspace}{limit}"
     bound = algorithm_named(plan.algorithm, plan.workload, plan.on).tolerance(plan.workload, plan.schedule)
-    yield f"error {plan.error:.1e} over the result's rms, operands {bound.operands}: {bound.source}"
+    yield f"largest error {plan.error:.1e} of the results' rms; {_OPERANDS[bound.operands]}"
+    yield f"error bound {bound.source}"
     yield f"plan {plan.name}"
 
 
 def _cycles(cost: Cost) -> Iterator[str]:
-    """Each term: what it takes by itself, what of that passes while another is served, and what it adds to the predicted time."""
+    """Each term: its cycles alone, those that overlap with other terms, and those that count; the latter add up to the predicted time."""
     yield f"{'':<18}{'raw':>16}{'hidden':>16}{'counted':>16}"
     for name, counted in cost.counted.items():
         if cost.terms[name]:
@@ -74,7 +88,7 @@ def _cycles(cost: Cost) -> Iterator[str]:
 
 
 def _considered(plan: Plan) -> Iterator[str]:
-    """The best of each kind, and by what the others lose."""
+    """The best schedule of each kind, and why the others are slower."""
     chosen = next((item for item in plan.considered if item.schedule == plan.schedule), plan.considered[0])
     for item in plan.considered:
         over = _total(item) / _total(chosen) if _total(chosen) else 1.0
@@ -86,12 +100,12 @@ def _considered(plan: Plan) -> Iterator[str]:
 
 
 def _tiling(item: Considered) -> dict[str, int]:
-    """The sizes that schedules of one kernel differ in."""
+    """The sizes in which schedules of one kernel differ."""
     return {name: value for name, value in item.schedule.tile.items() if name in ("channels", "k2", "k3", "splits", "group")}
 
 
 def _terms(item: Considered) -> dict[str, float]:
-    """Terms by which costs are compared: counted cycles, or the analysis' lines."""
+    """The terms to compare: counted cycles, or the lines of csa."""
     return item.cost.counted if isinstance(item.cost, Cost) else {name: getattr(item.cost, name) for name in _CSA_TERMS[:-1]}
 
 
@@ -106,7 +120,7 @@ def _bound(item: Considered) -> str:
 
 
 def _difference(chosen: Considered, other: Considered) -> str:
-    """Why the other lost: the terms in which it costs more, and those in which it costs less but not enough."""
+    """Why the other is slower: the terms in which it costs more, and those in which it costs less."""
     what = f"{other.algorithm}, {other.schedule.kind}"
     if _total(other) == _total(chosen):
         return f"{what} costs the same as the chosen plan"
@@ -114,14 +128,17 @@ def _difference(chosen: Considered, other: Considered) -> str:
     gaps = {name: theirs.get(name, 0.0) - ours.get(name, 0.0) for name in {**ours, **theirs}}
     parts = [
         f"{word} {', '.join(f'{name} ({gaps[name]:+,.0f})' for name in sorted(names, key=lambda name: -abs(gaps[name])))}"
-        for word, names in (("more", [name for name in gaps if gaps[name] >= 0.5]), ("less", [name for name in gaps if gaps[name] <= -0.5]))
+        for word, names in (
+            ("more cycles in", [name for name in gaps if gaps[name] >= 0.5]),
+            ("fewer in", [name for name in gaps if gaps[name] <= -0.5]),
+        )
         if names
     ]
-    return f"{what} lost by {_total(other) / _total(chosen) - 1:.1%}: {'; '.join(parts) or 'rounding'}"
+    return f"{what} is {_total(other) / _total(chosen) - 1:.1%} slower: {'; '.join(parts) or 'rounding'}"
 
 
 def _rejected(plan: Plan) -> Iterator[str]:
     for item in plan.rejected[:SHOWN]:
         yield f"{item.what}: {item.reason}"
     if len(plan.rejected) > SHOWN:
-        yield f"and {len(plan.rejected) - SHOWN} more (all stand in the JSON document)"
+        yield f"and {len(plan.rejected) - SHOWN} more; --json lists all"
