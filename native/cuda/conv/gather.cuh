@@ -17,8 +17,8 @@
  *   AcrossWindows  lanes along windows, a warp at one k: neighbouring windows of an image are contiguous (NCHW)
  *   AlongTaps      lanes along k as in Copy with k contiguous, 16 bytes at once if four taps are contiguous (NHWC; windows stored one after another)
  *
- * AcrossWindows with Listed: per element a thread loads its tap (one address for the warp: one wavefront), ANDs, computes the address (IMAD.WIDE), loads
- * and stores, and zeroes a register every second time. 32 lanes store 32 neighbouring words, so shared memory needs no swizzle: one wavefront a store. */
+ * AcrossWindows with Listed: per element a thread loads its tap (one address for the warp, so one wavefront), ANDs, computes the address (IMAD.WIDE),
+ * loads and stores; every second element also zeroes a register. 32 lanes store 32 neighbouring words: one wavefront a store without a swizzle. */
 #ifndef PYSIM_CUDA_CONV_GATHER_CUH
 #define PYSIM_CUDA_CONV_GATHER_CUH
 #include "conv/output.cuh"
@@ -32,21 +32,21 @@ struct alignas(8) Tap {
     int offset;
     unsigned bits;
 };
-enum : unsigned { NO_TAP = 1u << 31 }; /* set in every place: of bits, k past the end */
+enum : unsigned { NO_TAP = 1u << 31 }; /* the bit of k past the end; outside every place */
 enum {
-    MOST_TAPS = 15 * 16, /* of kernel_h x kernel_w where both together are up to 31 */
-    RUN = 32,            /* entries past the last tap: as many as a thread takes in a row, or a step may lie past the end */
+    MOST_TAPS = 15 * 16, /* largest kernel_h x kernel_w if kernel_h + kernel_w <= 31 */
+    RUN = 32,            /* table entries past the last tap: the most that a thread reads in a row, or that a k-iteration has past the end */
 };
 
 /* The order of k: that of the filters in memory, or im2win's: (channel, s, r) under NCHW, (s, r, channel) under NHWC. */
 enum Order { AS_FILTERS, BY_COLUMNS };
 
-/* Elements of a tensor from one tap to the next: in channel, row and column of the kernel. */
+/* Distances in elements between taps neighbouring in channel, kernel row and kernel column. */
 struct Steps {
     int channel, high, wide;
 };
 
-/* How windows lie: elements from one to the next image, group, output row, output column, and those before tap 0 of the first window. */
+/* Distances in elements between windows of neighbouring images, groups, output rows and output columns; origin: index of tap 0 of the first. */
 struct Layout {
     int image, group, row, column, origin;
 };
@@ -61,7 +61,7 @@ struct Arguments {
     Steps steps;
     int pitch;
     int inside;          /* 1: every tap of every window exists */
-    int vector;          /* 1: four taps from a multiple of four on lie in 16 aligned bytes, for every window */
+    int vector;          /* 1: in every window, each four taps that start at a multiple of four are 16 contiguous, aligned bytes */
 };
 
 /* A window's start, for both representations of taps. */
@@ -97,7 +97,7 @@ template <bool NHWC> struct Listed {
         __shared__ Tap taps[MOST_TAPS + RUN];
         return taps;
     }
-    /* All threads of a block; a barrier must follow. NCHW: taps go on in the next channels; NHWC: none follow the last. */
+    /* Called by all threads of a block; a barrier must follow. After the last tap come the next channels' (NCHW) or none (NHWC). */
     static __device__ void prepare(const Arguments &a, int thread, int threads) {
         const Conv &c = a.c;
         const int count = c.kernel_h * c.kernel_w;
@@ -110,7 +110,7 @@ template <bool NHWC> struct Listed {
         }
     }
 
-    /* Where a thread stands in k = outer * count + inner: inner is the tap under NCHW, the channel under NHWC. */
+    /* A thread's position k = outer * count + inner: inner is the tap under NCHW, the channel under NHWC. */
     class Walk {
         int inner, outer, k;
         static __device__ const Divisor &count(const Arguments &a) { return NHWC ? a.c.per_kernel_row : a.c.per_channel; }
@@ -136,16 +136,16 @@ template <bool NHWC> struct Listed {
                 if (NHWC) to[i] = next(a, i0, o0);
                 else to[i] = table()[inner + i];
             }
-            if (!NHWC && k + COUNT > a.c.k) /* the last step */
+            if (!NHWC && k + COUNT > a.c.k) /* the last k-iteration */
 #pragma unroll
                 for (int i = 0; i < COUNT; i++)
                     if (k + i >= a.c.k) to[i].bits = NO_TAP;
         }
-        /* Elements from the first channel to this one, which `taps` leaves out. */
+        /* The offset of the channel, which the offsets from `taps` do not contain (NCHW). */
         __device__ int base(const Arguments &a) const { return NHWC ? 0 : (int)((unsigned)outer * a.steps.channel); }
     };
     static __device__ bool exists(const Arguments &, const Place &place, const Tap &tap) { return !(place.outside & tap.bits); }
-    /* `from` is the place's address: one instruction, right where neither sum passes 2^31. */
+    /* `from` is the place's address. One instruction; correct as long as neither sum exceeds 2^31. */
     template <class In> static __device__ const In *element(const In *, const In *from, const Place &, const Tap &tap) { return from + tap.offset; }
 };
 
@@ -194,7 +194,7 @@ struct Divided {
     }
 };
 
-/* EXTENT windows by STEP taps, moved by THREADS threads: each has one window, and EACH taps in a row. */
+/* Copies EXTENT windows by STEP taps with THREADS threads. A thread has one window and EACH consecutive taps. */
 template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossWindows {
     using In = typename T::In;
     enum { ROWS = THREADS / EXTENT, EACH = STEP / ROWS };
@@ -203,18 +203,18 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
 
     const Arguments &a;
     const typename Knows::Place place;
-    const In *const from; /* the window's first element; may lie before the tensor */
-    typename Knows::Walk at; /* this thread's first tap of the step that is loaded next */
+    const In *const from; /* the window's first element; may be before the tensor */
+    typename Knows::Walk at; /* this thread's first tap in the k-iteration to load next */
     const bool all;
 
-    /* A warp's number is the same in all its lanes: the compiler then computes what follows from it once a warp. */
+    /* The shuffle tells the compiler that the row is uniform in a warp, so that it uses uniform registers. */
     static __device__ int row_of(int thread) { return __shfl_sync(~0u, thread / EXTENT, 0); }
 
   public:
     using Staged = In[EACH];
     enum { DEPTH = STEP, PITCH = EXTENT };
     static __device__ int inner_of(int thread) { return thread % EXTENT; }
-    /* Elements by k, counted from the thread's first. */
+    /* Calls each() for the elements of each k, counted from the thread's first. */
     static __device__ int first_line(int thread) { return row_of(thread) * EACH; }
     template <class Each> static __device__ void each_line(Staged &staged, Each each) {
 #pragma unroll
@@ -244,7 +244,7 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
     template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
 };
 
-/* The same in Copy's order of threads and with its layout of shared memory, k contiguous. */
+/* The same with the thread assignment and shared-memory layout of Copy, k contiguous. */
 template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED, class Knows>
 class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, true> {
     using Base = simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, true>;
@@ -254,7 +254,7 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
 
     const Arguments &a;
     typename Knows::Place place[PASSES];
-    typename Knows::Walk at; /* this thread's first tap of the step that is loaded next */
+    typename Knows::Walk at; /* this thread's first tap in the k-iteration to load next */
     const bool all, vector;
 
   public:
@@ -300,11 +300,11 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
     template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
 };
 
-/* Columns or AcrossWindows whose numbers pass a prologue between registers and shared memory. A thread's windows are of one image. Pointwise: k is a
- * channel. */
+/* Columns or AcrossWindows with a prologue, applied between registers and shared memory. A thread's windows belong to one image. The convolution is
+ * pointwise, so k is a channel. */
 template <class Base> class Begun : public Base {
     const Conv &c;
-    int channel, end, row; /* this thread's first channel of the step that is stored next, those that there are, and its image's first scale */
+    int channel, end, row; /* the thread's first channel in the k-iteration to store next; the last channel + 1; its image's first scale */
 
   public:
     __device__ Begun(const Base &base, const Arguments &a, int group, int window, int begin, int end, int thread)
@@ -312,7 +312,7 @@ template <class Base> class Begun : public Base {
           row(c.per_image.of(min(window, c.windows - 1)) * c.groups * c.channels) {}
     __device__ void store(char *shared, typename Base::Staged &staged, int thread) {
         Base::each_line(staged, [&](int line, float *x, int count) {
-            if (channel + line < end) /* zeros stay zeros */
+            if (channel + line < end) /* padding stays zero */
                 for (int i = 0; i < count; i++) x[i] = with_prologue(c.prologue, x[i], row, channel + line);
         });
         Base::store(shared, staged, thread);
@@ -360,7 +360,7 @@ template <class Knows> struct Along {
         return AlongTaps<typename S::T, EXTENT, S::BK, S::THREADS, S::VECTOR, S::SWIZZLED, Knows>(g, group, first, begin, end, threadIdx.x);
     }
 };
-/* A pointwise convolution of stride 1 without padding has its windows as a matrix. NHWC: [window][channel]. */
+/* In a pointwise convolution of stride 1 without padding, the input is the matrix of windows. NHWC: [window][channel]. */
 struct Rows {
     static __device__ void prepare(const Arguments &, int) {}
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
@@ -369,15 +369,15 @@ struct Rows {
             (const In *)g.base + group * g.c.channels, g.c.groups * g.c.channels, first, g.c.windows, begin, end, threadIdx.x);
     }
 };
-/* NCHW: [channel][window] in each image. Where an image's size is a multiple of a chunk, a thread's chunk lies in one, so that each thread has
- * the matrix of its own image. */
+/* NCHW: [channel][window] in each image. The image's size must be a multiple of a chunk; then a thread's chunk belongs to one image, and each thread
+ * reads the matrix of its own image. */
 struct Columns {
     static __device__ void prepare(const Arguments &, int) {}
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
         using In = typename S::T::In;
         using Copy = simt::Copy<typename S::T, EXTENT, S::BK, S::THREADS, S::VECTOR, S::SWIZZLED, false>;
         const int window = first + Copy::inner_of(threadIdx.x), size = (int)g.c.per_image.divisor;
-        const int image = g.c.per_image.of(window); /* may be past the last: then nothing of it is read */
+        const int image = g.c.per_image.of(window); /* may be past the last image, which is then not read */
         const int64_t skipped = (int64_t)image * g.layout.image + group * g.layout.group - (int64_t)image * size;
         return Copy((const In *)g.base + skipped, size, first, g.c.windows, begin, end, threadIdx.x);
     }
@@ -392,7 +392,7 @@ template <class Windows> struct WithPrologue {
     }
 };
 
-/* Places and taps take a few registers more than a Copy. */
+/* Places and taps need a few registers more than a Copy. */
 template <class S> constexpr int blocks = simt::blocks_of(S::REGISTERS + 4, S::THREADS);
 
 template <class S, bool NHWC, class Windows> __global__ __launch_bounds__(S::THREADS, blocks<S>) void kernel(const __grid_constant__ Arguments a) {
@@ -425,7 +425,7 @@ struct Tiled {
 template <bool NHWC, class T, simt::Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES>
 using ShapeOf = std::conditional_t<NHWC, simt::Shape<T, FORM, BW, BF, BK, WW, WF, TW, TF, STAGES>, simt::Shape<T, FORM, BF, BW, BK, WF, WW, TF, TW, STAGES>>;
 
-/* What a row keeps in its workspace before it multiplies: bytes of the filters, in the order of the taps and with a pitch of whole vectors. */
+/* Reordered filters in a row's workspace: their bytes (0: none), and their pitch, a multiple of a vector if they are reordered. */
 struct Prepared {
     int64_t filters;
     int pitch;
@@ -436,10 +436,10 @@ inline Prepared prepared(const Conv &c, bool filters) {
     return {filters ? ((int64_t)c.groups * c.filters * pitch * (16 / vector) + 255) / 256 * 256 : 0, pitch};
 }
 
-/* conv/implicit/implicit.cu: makes what `own` says in a.weights, from the filters of a.c. */
+/* Reorders the filters of a.c into a.weights if `own` has any (conv/implicit/implicit.cu). */
 pysim_status prepare(const Arguments &a, const Prepared &own, cudaStream_t stream);
 
-/* The input as it lies, filters at the beginning of `own` where there are any. Modulo 2^32, as the sums are. */
+/* Gathers from the input itself. Modulo 2^32, as the sums are. */
 inline Steps steps_of_input(const Conv &c) {
     const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
     return {c.nhwc ? 1 : c.height * c.width, (int)(row * c.dilation_h), (int)(column * c.dilation_w)};

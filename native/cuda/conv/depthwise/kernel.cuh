@@ -4,9 +4,9 @@
  *
  * A thread reads (ROWS - 1) stride_h + kernel_h rows of (columns - 1) stride_w + kernel_w elements, each once: 36 for 16 outputs of a 3 x 3 kernel of
  * stride 1, where one thread per output reads 144; several filters share these loads. Kernels of 3 x 3, 5 x 5 and 7 x 7 with strides 1 and 2 keep a row
- * and the weights in registers (kept_kernel). Dilated kernels assign a thread outputs that are a dilation apart, so that they share rows of the input
- * (apart_kernel); outputs that share few rows have a thread each. For other kernels the columns that a thread needs move through registers while it
- * iterates over the taps of a row (passing_kernel). */
+ * and the weights in registers (kept_kernel). In dilated convolutions a thread's outputs are a dilation apart, so that they share rows of the
+ * input (apart_kernel); outputs that share few rows have a thread each. For other kernels the columns that a thread needs move through registers
+ * while it iterates over the taps of a row (passing_kernel). */
 #ifndef PYSIM_CUDA_CONV_DEPTHWISE_CUH
 #define PYSIM_CUDA_CONV_DEPTHWISE_CUH
 #include <type_traits>
@@ -25,8 +25,9 @@ template <class T, class Body> __device__ inline void with_output(const Problem 
     body(Epilogue<float, float>(p));
 }
 
-/* Stores a thread's rows of outputs: of N sums each, until there(i) says no; put(i, results) stores row i, whose outputs were old(i, e), with bias and
- * scale of line_of(e). What follows the sums stands there once, in a loop that is rolled: rows pass by, for registers have no addresses. */
+/* The epilogue of a thread: rows of N outputs each, up to the first i for which there(i) is false. put(i, results) stores row i, old(i, e) is an
+ * output's previous value, and line_of(e) the index of its bias and scale. The loop over rows is rolled, so that the epilogue's code exists once;
+ * since registers cannot be indexed, the accumulators shift down by one row per iteration. */
 template <class Out, int HIGH, int N, class There, class Old, class LineOf, class Put>
 __device__ inline void store_rows(const Epilogue<float, Out> &epilogue, float (&sum)[HIGH][N], There there, Old old, LineOf line_of, Put put) {
     Out results[N];
@@ -54,12 +55,12 @@ __device__ inline void store_rows(const Epilogue<float, Out> &epilogue, float (&
     }
 }
 
-/* Where a thread's outputs lie, HIGH rows, of the filters `first` to `end` of all; and what it reads for them. APART: `apart` rows apart. */
+/* A thread's outputs: HIGH rows of the filters `first` to `end`. APART: rows `apart` from each other; else consecutive. */
 template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
     Place at;
     int group, first, end;
     Strides out;
-    int apart, top; /* APART: rows from one to the next, and the first */
+    int apart, top; /* APART: distance of rows, and the first row */
     __device__ Outputs(const Conv &c, const Places &places, int index)
         : at(place_of(c, places, index)), out(c.nhwc, c.groups * c.filters, c.out_h, c.out_w) {
         int in_group;
@@ -72,7 +73,7 @@ template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
         }
     }
     __device__ int row_of(int i) const { return APART ? top + i * apart : at.p * HIGH + i; }
-    /* sum[f][i][q]; PIECE columns are stored at once. */
+    /* Stores sum[f][i][q], PIECE columns at a time. */
     template <int WIDE, int PIECE> __device__ void store(const Conv &c, float (&sum)[OF][HIGH][WIDE]) const {
         with_output<T>(c.product, [&](const auto &epilogue) {
             using Out = std::decay_t<decltype(*epilogue.c)>;
@@ -100,11 +101,12 @@ template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
     }
 };
 
-/* KERNEL x KERNEL and STRIDE in registers, WIDE columns, of which PIECE are loaded and stored at once: more than one lie in the input or the output
- * all or none, at a multiple of their size. OF filters, of any channels a group where it is more than one, else of one. */
+/* KERNEL x KERNEL taps with stride STRIDE; the weights and one row of the input are in registers. A thread has WIDE columns, loaded and stored PIECE
+ * at a time. A piece of several columns is aligned, and lies entirely inside or entirely outside the tensor. OF: filters of a thread; if 1, a group
+ * has one channel. */
 template <class T, int KERNEL, int STRIDE, int WIDE, int PIECE, int OF>
 __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
-    enum { LINE = (WIDE - 1) * STRIDE + KERNEL, FIRST = KERNEL / 2, LAST = FIRST + (LINE - FIRST) / PIECE * PIECE }; /* of a row's pieces */
+    enum { LINE = (WIDE - 1) * STRIDE + KERNEL, FIRST = KERNEL / 2, LAST = FIRST + (LINE - FIRST) / PIECE * PIECE }; /* pieces' columns */
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
     const Outputs<T, OF> of(c, places, index);
@@ -150,8 +152,8 @@ __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ C
     of.template store<WIDE, PIECE>(c, sum);
 }
 
-/* kept_kernel of one filter a group, under NHWC, of types of which two make a word: a thread has two neighbouring channels, whose elements it loads and
- * stores at once. `places` are of pairs. */
+/* kept_kernel for one filter a group, NHWC and 16-bit types: a thread has two neighbouring channels and loads and stores both as one word. `places`
+ * counts pairs of channels. */
 template <class T, int KERNEL, int STRIDE, int WIDE>
 __global__ void __launch_bounds__(THREADS, KERNEL == 3 ? 3 : KERNEL == 7 && STRIDE == 2 ? 1 : 2) paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL };
@@ -209,8 +211,8 @@ __global__ void __launch_bounds__(THREADS, KERNEL == 3 ? 3 : KERNEL == 7 && STRI
     });
 }
 
-/* KERNEL x KERNEL taps, dilated, of one column and HIGH rows of outputs, so far apart that one reads the rows of the input that the one before it
- * reads but for the first. One row: of any stride. */
+/* KERNEL x KERNEL taps, dilated. A thread has one column and HIGH rows of outputs, spaced so that each needs only one row of the input more than the
+ * previous one. With HIGH = 1 any stride. */
 template <class T, int KERNEL, int HIGH>
 __global__ void __launch_bounds__(THREADS) apart_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
@@ -242,7 +244,7 @@ __global__ void __launch_bounds__(THREADS) apart_kernel(const __grid_constant__ 
     of.template store<1, 1>(c, sum);
 }
 
-/* Any kernel, vertical stride and dilation. More than one column: of STRIDE, not dilated. */
+/* Any kernel, vertical stride and dilation. WIDE > 1: horizontal stride STRIDE, no horizontal dilation. */
 template <class T, int STRIDE, int WIDE, int OF>
 __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + 1 };
@@ -257,8 +259,8 @@ __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant_
     const int last = of.end - of.first - 1, channels = OF > 1 ? c.channels : 1, high = (ROWS - 1) * c.stride_h + (c.kernel_h - 1) * c.dilation_h + 1;
     for (int channel = 0; channel < channels; channel++, image += in.channel, weights += taps.channel)
         for (int h = 0; h < high; h++) {
-            if ((unsigned)(h0 + h) >= (unsigned)c.height) continue; /* adds nothing */
-            int tap[ROWS]; /* where the row's weights lie that output i multiplies it by, or -1 */
+            if ((unsigned)(h0 + h) >= (unsigned)c.height) continue; /* padding adds nothing */
+            int tap[ROWS]; /* offset of the weights by which output i multiplies this row, or -1 */
             bool any = false;
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
@@ -276,7 +278,7 @@ __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant_
 #pragma unroll
                 for (int i = 1; i < LINE; i++) line[i - 1] = line[i];
                 line[LINE - 1] = at(w0 + s * apart + LINE - 1);
-                float by[OF][ROWS]; /* all are on their way together, those that nothing is multiplied by, too */
+                float by[OF][ROWS]; /* loaded unconditionally, so that all loads are in flight together */
 #pragma unroll
                 for (int f = 0; f < OF; f++)
 #pragma unroll

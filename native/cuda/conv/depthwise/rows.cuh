@@ -15,13 +15,13 @@ using Columns = ConvColumns;
 
 namespace {
 
-/* A thread's columns: as many as lie in pieces under NCHW, where lanes would else store words apart; and one where there were too few threads to give
- * each multiprocessor a block. */
+/* Chooses the columns of a thread. NCHW: no more than a vector access holds, since lanes would otherwise store strided words. One if more columns
+ * would leave fewer blocks than SMs. */
 template <class T, int OF> struct By {
     const Conv &c;
     int sms;
     bool enough(int columns) const { return Places(c, ROWS, columns, OF).count / THREADS >= sms; }
-    /* Whether two neighbouring channels, and their outputs, are read and written at once. */
+    /* Whether two neighbouring channels can be read, and their outputs written, by one access. */
     bool pairs() const {
         const int out_bytes = 2 * dtypes[c.product.c_dtype].bytes;
         return c.nhwc && c.filters == 1 && c.groups % 2 == 0 && (uintptr_t)c.in % (2 * sizeof(T)) == 0 && (uintptr_t)c.out % out_bytes == 0;
@@ -45,7 +45,7 @@ template <class T, int OF> struct By {
     }
 };
 
-/* The edge of the kernel where that is kept in registers, else 0. */
+/* The kernel's edge if kept_kernel has it, else 0. */
 int kept_edge(const Conv &c) {
     const bool square = c.kernel_h == c.kernel_w && c.stride_h == c.stride_w && c.stride_h <= 2 && c.dilation_h == 1 && c.dilation_w == 1;
     return square && (c.kernel_h == 3 || c.kernel_h == 5 || c.kernel_h == 7) ? c.kernel_h : 0;
@@ -58,9 +58,9 @@ template <class T> Chosen depthwise_of(const Conv &c, int sms) {
     if (edge == 5) return c.stride_h == 1 ? by.template kept<5, 1>() : by.template kept<5, 2>();
     if (edge == 7) return c.stride_h == 1 ? by.template kept<7, 1>() : by.template kept<7, 2>();
     if (c.kernel_h != c.kernel_w) return by.passing();
-    /* outputs `rows` apart read the same rows of the input, but for the first `steps` of them */
+    /* outputs `rows` apart read the same rows of the input, except `steps` of them */
     const int common = std::gcd(c.stride_h, c.dilation_h), rows = c.dilation_h / common, steps = c.stride_h / common;
-    if (2 * steps > c.kernel_h || rows >= c.out_h) switch (c.kernel_h) { /* they share fewer than half, or there are none */
+    if (2 * steps > c.kernel_h || rows >= c.out_h) switch (c.kernel_h) { /* they share fewer than half, or there are no such outputs */
         case 2: return {apart_kernel<T, 2, 1>, 1, 1, 1};
         case 3: return {apart_kernel<T, 3, 1>, 1, 1, 1};
         case 4: return {apart_kernel<T, 4, 1>, 1, 1, 1};
@@ -75,7 +75,7 @@ template <class T> Chosen depthwise_of(const Conv &c, int sms) {
     return by.passing();
 }
 
-/* Of larger kernels four filters' weights are too many for registers. */
+/* Larger kernels: four filters' weights do not fit in registers. */
 template <class T> Chosen grouped_of(const Conv &c, int sms) {
     const By<T, FILTERS> by = {c, sms};
     if (kept_edge(c) == 3) return c.stride_h == 1 ? by.template kept<3, 1>() : by.template kept<3, 2>();

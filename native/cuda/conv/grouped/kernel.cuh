@@ -28,17 +28,17 @@ enum { THREADS = 256, WARPS = THREADS / 32 };
 struct Grouped {
     Conv c;
     Tiling t;
-    int vector, whole; /* bytes that come at once of a pixel, of a filter; 0: element by element */
-    int piece;         /* NCHW: columns that come at once of a channel */
-    int shares;        /* warps that go through the items of the same windows */
-    int tiles, step;   /* rectangles of windows, and from a block's to its next */
-    int whole_steps;   /* the first ones of k, of whose units nothing is masked */
+    int vector, whole; /* bytes of an access to a pixel, to a filter; 0: element by element */
+    int piece;         /* NCHW: columns of an access to a channel */
+    int shares;        /* warps that share the same windows */
+    int tiles, step;   /* rectangles of windows; distance from one of a block to its next */
+    int whole_steps;   /* k-iterations at the start that need no masks */
     Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_across, by_chunks, by_share;
 };
 
 /* A block's outputs: rectangle of windows, groups, filters of each group. */
 struct Block {
-    int image, p, q, group, groups, filter, filters; /* filter: of all, the first */
+    int image, p, q, group, groups, filter, filters; /* filter: the first, counted over all groups */
     __device__ Block(const Grouped &g, int part, int tile) {
         const Conv &c = g.c;
         int chunk;
@@ -52,13 +52,13 @@ struct Block {
 
 template <class T> struct alignas(UNIT) Unit { T value[UNIT / sizeof(T)]; };
 
-/* Which of a warp's filters is the first or second (`e`) that lane % 4 == `unit` has of tile `j` of them: under NHWC 16 bytes of outputs side by side. */
+/* The filter of element `e` (0 or 1) of tile `j` in the lanes with lane % 4 == `unit`. Under NHWC a lane gets 16 bytes of contiguous outputs. */
 template <class T, bool NHWC> __device__ constexpr int filter_at(int j, int unit, int e) {
     constexpr int WIDE = 16 / sizeof(T), TILES = WIDE / 2;
     return NHWC ? j / TILES * 4 * WIDE + WIDE * unit + j % TILES * 2 + e : j * 8 + unit * 2 + e;
 }
 
-/* Filters of a block, [filter][tap][channels in whole units], zeros to whole steps. */
+/* Loads the filters of a block, [filter][tap][channels in whole units], padded with zeros to whole k-iterations. */
 template <class T, bool SINGLE> __device__ inline void stage_filters(const Grouped &g, const Block &b, char *to) {
     enum { OF = UNIT / sizeof(T) };
     const Conv &c = g.c;
@@ -68,7 +68,7 @@ template <class T, bool SINGLE> __device__ inline void stage_filters(const Group
         int at;
         const int slot = g.by_steps.of(i, at), in_turn = slot % ACROSS;
         int filter = slot;
-        if constexpr (SINGLE) { /* as its lanes have them */
+        if constexpr (SINGLE) { /* in the order in which its lanes have them */
             const int j = in_turn / 8, unit = in_turn % 8 / 2, e = in_turn % 2;
             filter = min(slot - in_turn + (c.nhwc ? filter_at<T, true>(j, unit, e) : in_turn), b.filters - 1);
         }
@@ -80,7 +80,7 @@ template <class T, bool SINGLE> __device__ inline void stage_filters(const Group
             else copy_async<UNIT>(place, source, some);
             continue;
         }
-        int tap, s; /* lanes go along the taps of a channel, as they lie under NCHW */
+        int tap, s; /* lanes run along the taps of a channel, which are contiguous under NCHW */
         const int unit = g.by_taps.of(at, tap), r = g.by_across.of(tap, s);
         Unit<T> word = {};
         if (at < real) {
@@ -98,8 +98,8 @@ template <class T, bool SINGLE> __device__ inline void stage_filters(const Group
     }
 }
 
-/* Where each unit of k lies from a window's first, and in the highest byte how many of its bytes are not multiplied: those of the last step that are of
- * no tap, and of a fold what is beyond the kernel, where the image may have what times zero is NaN. */
+/* The offset of each unit of k from a window's first unit. The top byte has the number of its bytes to mask: units past the last tap, and elements of
+ * a fold past the kernel. They must be masked because the image may have infinities or NaN there, which times zero are NaN. */
 template <class T> __device__ inline void list_units(const Grouped &g, int *to) {
     const Conv &c = g.c;
     for (int i = (int)threadIdx.x; i < g.t.steps * STEP_UNITS; i += THREADS) {
@@ -112,7 +112,7 @@ template <class T> __device__ inline void list_units(const Grouped &g, int *to) 
     }
 }
 
-/* The pixels that a block's windows touch, [row][column][group][channels in whole units], in vectors of neighbouring channels. */
+/* Loads the pixels that a block's windows read, [row][column][group][channels in whole units], in vectors of neighbouring channels. */
 template <class T> __device__ inline void stage_vectors(const Grouped &g, const Block &b, char *to) {
     const Conv &c = g.c;
     const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, pitch = c.groups * c.channels;
@@ -131,18 +131,18 @@ template <class T> __device__ inline void stage_vectors(const Grouped &g, const 
     }
 }
 
-/* The same by elements, those of several columns if taps are FOLDed, or PIECE neighbours of a row of each channel of a unit (NCHW), of which so many
- * units are made. Pieces lie at multiples of their size, so that one is in the image or is not; the first and last of a row of the tile may begin
- * before it and end after it. */
+/* The same, element by element (FOLD: a unit has elements of several columns), or PIECE neighbours of a row at a time (NCHW), from which PIECE units
+ * are made. Pieces are aligned, so one is entirely inside or entirely outside the image; the first and last of a tile's row may reach beyond the
+ * tile. */
 template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_windows(const Grouped &g, const Block &b, char *to) {
-    enum { OF = UNIT / sizeof(T), AT_ONCE = PIECE == 4 ? 2 : 4 }; /* units, or pieces of them, of a thread that are on their way together */
+    enum { OF = UNIT / sizeof(T), AT_ONCE = PIECE == 4 ? 2 : 4 }; /* loads of a thread that are in flight together */
     const Conv &c = g.c;
     const int h0 = b.p * c.stride_h - c.pad_top, w0 = b.q * c.stride_w - c.pad_left, before = w0 & (PIECE - 1);
     const int plane = c.nhwc ? 1 : c.height * c.width, column = c.nhwc ? c.groups * c.channels : 1;
     const T *const from = (const T *)c.in + ((int64_t)b.image * c.groups * c.height * c.width + (int64_t)b.group * plane) * c.channels;
     const int count = g.t.rows * (int)g.by_columns.divisor * (int)g.by_places.divisor;
-    /* Warps have as many as that of them or none. Lanes go along pixels; along the units of a pixel first where they store several pixels, which would
-     * lie on the same banks. */
+    /* The loop is uniform in a warp. Lanes run along pixels; with PIECE > 1 along the units of a pixel first, to avoid bank conflicts between lanes
+     * that store several pixels each. */
     for (int first = (int)threadIdx.x / 32 * 32 * AT_ONCE + (int)threadIdx.x % 32; first < count; first += AT_ONCE * THREADS) {
         Pack<T, PIECE> found[AT_ONCE][OF] = {};
         int places[AT_ONCE], columns[AT_ONCE];
@@ -205,7 +205,7 @@ __device__ inline uint2 masked(uint2 words, int none) {
     return {words.x & (unsigned)mask, words.y & (unsigned)(mask >> 32)};
 }
 
-/* A warp's 32 windows by TILES x 8 filters of each group that is its turn: store(group, first window, first filter, sums). */
+/* Multiplies a warp's 32 windows by TILES x 8 filters at a time, over its share of groups; calls store(group, first window, first filter, sums). */
 template <class T, int TILES, bool NHWC, bool SINGLE, class Store>
 __device__ inline void multiply(const Grouped &g, const Block &b, const char *shared, const char *pixels, Store store) {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4;
@@ -277,7 +277,7 @@ template <int TILES, bool NHWC> __device__ inline void keep(const Grouped &g, co
             }
 }
 
-/* Eight sums of a lane, of a window under NHWC, else four windows of two filters, are the first of all; the others follow. */
+/* Reorders a lane's accumulators into runs of eight that are stored together: of one window (NHWC), or of four windows and two filters (NCHW). */
 template <int TILES, bool NHWC> __device__ inline void in_turns(const float (&sum)[2][TILES][4], float (&of)[TILES * 8]) {
 #pragma unroll
     for (int t = 0; t < TILES; t++)
@@ -285,8 +285,8 @@ template <int TILES, bool NHWC> __device__ inline void in_turns(const float (&su
         for (int e = 0; e < 8; e++) of[t * 8 + e] = NHWC ? sum[t / 2][e / 2][t % 2 * 2 + e % 2] : sum[e % 4 / 2][t][e % 2 * 2 + e / 4];
 }
 
-/* A warp's sums from registers to memory: of a window 16 bytes of filters at once (NHWC; of f32 of a 16-bit type 32), or four windows of a row. A turn
- * has the code of all, and hands on the sums of the next: unrolled, the functions that may follow took the compiler ten times as long. */
+/* The epilogue from registers: stores 16 bytes of a window's filters at a time (NHWC; 32 for f32 results of a 16-bit type), or four windows of a row.
+ * The loop over tiles is rolled and shifts the accumulators down, since unrolled activation functions made compilation ten times as long. */
 template <class T, class Out, int TILES, bool NHWC> __device__ inline void store_single(const Grouped &g, const Block &b, int first, int n, const float (&sum)[2][TILES][4]) {
     const Conv &c = g.c;
     const int lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4, windows = g.t.high * g.t.wide, plane = c.out_h * c.out_w;
@@ -294,7 +294,7 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
     p.c = c.out, p.m = c.windows, p.n = b.filter + b.filters;
     const Epilogue<float, Out> to(p);
     const bool fours = !NHWC && g.t.wide % 4 == 0 && c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0;
-    /* where a lane's window lies; its output's number in a plane */
+    /* whether a window exists; `position`: its output's index in a plane */
     const auto place_of = [&](int window, int &position) {
         int x;
         const int y = b.p + g.by_wide.of(window, x);
@@ -318,7 +318,7 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
                     to.store(b.image * plane + position, b.filter + n + filter_at<T, true>(v / 2, unit, 0), acc);
                 }
             }
-        } else { /* in braces: nvcc 13 leaves out what follows a statement with a pragma that is not taken */
+        } else { /* the braces are needed: nvcc 13 drops the code after an untaken statement that has a pragma */
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const int filter = n + filter_at<T, false>(tile, unit, half), line = b.filter + filter, window = first + row * 4;
@@ -351,7 +351,7 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void store
     }
 }
 
-/* The sums of a block, filters side by side (NHWC), or windows of a row: COUNT of them at once, by neighbouring lanes. */
+/* The epilogue from shared memory: COUNT neighbouring filters (NHWC) or windows of a row (NCHW) at a time; neighbouring lanes store neighbours. */
 template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Grouped &g, const Block &b, const float *sums) {
     const Conv &c = g.c;
     const int count = b.groups * b.filters, windows = g.t.high * g.t.wide;
@@ -381,7 +381,7 @@ template <bool NHWC, int COUNT, class Out> __device__ inline void store(const Gr
     }
 }
 
-/* Computes a block's rectangle by TILES of 8 filters; its pixels are being loaded. */
+/* Computes a block's rectangle by TILES of 8 filters. Loads of its pixels have been issued. */
 template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_one(const Grouped &g, const Block &b, char *shared) {
     float *const sums = (float *)(shared + g.t.at_sums);
     wait_async<0>();
@@ -411,7 +411,7 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_al
     }
 }
 
-/* TILES of 8 filters that a warp multiplies: single. */
+/* A warp multiplies TILES x 8 filters; ACROSS / 8 tiles mean `single`. */
 template <class T, int TILES, bool NHWC> __global__ void __launch_bounds__(THREADS, TILES * 8 == ACROSS ? SINGLE_BLOCKS : BLOCKS) grouped_kernel(const __grid_constant__ Grouped g) {
     constexpr bool SINGLE = TILES * 8 == ACROSS;
     if constexpr (CODE_CAPABILITY >= 80) {
@@ -432,7 +432,7 @@ template <class T, int TILES, bool NHWC> __global__ void __launch_bounds__(THREA
     }
 }
 
-/* f(kernel) for a convolution's layout and filters. */
+/* Calls f with the kernel for the convolution's layout and filters. */
 template <class T, bool SINGLE, class F> cudaError_t choose(const Conv &c, F f) {
     if constexpr (SINGLE) return c.nhwc ? f(grouped_kernel<T, ACROSS / 8, true>) : f(grouped_kernel<T, ACROSS / 8, false>);
     else if (c.filters > 8) return c.nhwc ? f(grouped_kernel<T, 2, true>) : f(grouped_kernel<T, 2, false>);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How a convolution of few channels a group is cut into blocks (kernel.cuh); pysim/algorithms/gpu/grouped.py computes the same.
  *
- * A block has a rectangle of up to WINDOWS windows of one image, and as many groups as have FILTERS channels and filters, or FILTERS filters of one
- * group. Shared memory holds, in this order: the offset of each unit of k from a window's first pixel (ints), the rectangle of pixels that its windows
- * use, its filters, and accumulators. A unit is 8 bytes of channels of one tap; an instruction's k has four units.
+ * A block has a rectangle of up to WINDOWS windows of one image, and either several groups with up to FILTERS channels and filters in total, or
+ * FILTERS filters of one group. Shared memory holds, in this order: the offset of each unit of k from a window's first pixel (ints), the rectangle of
+ * pixels that its windows use, its filters, and accumulators. A unit is 8 bytes of channels of one tap; an instruction's k has four units.
  *
  * `single`: one group, with all its filters if they fit. A block keeps the filters for one rectangle after another; the next rectangle's pixels are
  * loaded into a second buffer while these are multiplied. Results are stored from registers, so shared memory holds no accumulators. If a group has so
@@ -26,20 +26,20 @@ namespace grouped {
 enum { WINDOWS = (int)limit::GROUPED_WINDOWS, FILTERS = (int)limit::GROUPED_FILTERS };
 enum { SINGLE_WINDOWS = (int)limit::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)limit::GROUPED_SINGLE_FILTERS };
 enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, SECTOR = 32 /* bytes of memory */ };
-enum { BLOCKS = 4, SINGLE_BLOCKS = 3 }; /* that registers are left for on a multiprocessor */
+enum { BLOCKS = 4, SINGLE_BLOCKS = 3 }; /* blocks that an SM's registers must suffice for */
 
 /* The tiling of a launch. */
 struct Tiling {
     int single, fold;                   /* taps of a unit */
-    int across, taps, units, steps;     /* taps, or folds of them, of a row of the kernel and of all; units of each; steps of all */
-    int groups, filters, slots;         /* of a block: groups, filters of each, and filters that lie in shared memory */
-    int high, wide, tiles_h, tiles_w;   /* a rectangle of windows, and how many an image has */
-    int rows, columns;                  /* of pixels that it touches */
+    int across, taps, units, steps;     /* taps (folds of taps) of a kernel row, of the kernel; units of a tap; k-iterations */
+    int groups, filters, slots;         /* of a block: groups, filters of a group, filters in shared memory */
+    int high, wide, tiles_h, tiles_w;   /* a rectangle in windows; rectangles of an image */
+    int rows, columns;                  /* pixels that a rectangle reads */
     int pitch, filter_pitch;            /* bytes from a pixel, a filter, to the next */
-    int sum_row;                        /* NCHW: sums from a filter to the next, whose rows take no more than those of windows */
-    int at_windows, tile, at_filters, at_sums, shared; /* where they begin; bytes of a rectangle's pixels, and of all */
+    int sum_row;                        /* NCHW: accumulators from one filter to the next; never more memory than NHWC's layout */
+    int at_windows, tile, at_filters, at_sums, shared; /* byte offsets in shared memory; tile, shared: bytes of a rectangle's pixels, in all */
 
-    /* Where `high` and `wide` are set: the rest, which depends on them, if there is so much shared memory. */
+    /* Computes the fields that depend on `high` and `wide`. False if shared memory does not suffice. */
     bool place(const Conv &c) {
         tiles_h = ceil_div(c.out_h, high), tiles_w = ceil_div(c.out_w, wide);
         const int64_t down = (int64_t)(high - 1) * c.stride_h + (int64_t)(c.kernel_h - 1) * c.dilation_h + 1;
@@ -58,7 +58,7 @@ struct Tiling {
     }
     int parts(const Conv &c) const { return groups > 1 ? ceil_div(c.groups, groups) : c.groups * ceil_div(c.filters, filters); }
     int64_t tiles(const Conv &c) const { return (int64_t)c.batch * tiles_h * tiles_w; }
-    /* Blocks of a part: one of each rectangle, or (`single`) as many as run at once, if there are so many rectangles. */
+    /* Thread blocks of a part: one per rectangle; `single`: at most as many as run at once. */
     int64_t workers(const Conv &c, int sms) const {
         if (!single) return tiles(c);
         const int held = std::min<int>(SINGLE_BLOCKS, (int)limit::GROUPED_HELD / shared);
@@ -66,11 +66,11 @@ struct Tiling {
     }
 };
 
-/* So many bytes or more, so that units of neighbours that are so far apart lie on different banks: of four neighbours four units of each, or of as
- * many as are on their way at once two or one. */
+/* A pitch of at least `bytes` without bank conflicts between neighbours: `four`: when four neighbours access four units each at once; else when more
+ * neighbours access two units or one each. */
 inline int spread(int bytes, bool four) { return four ? (bytes + 31) / 64 * 64 + 32 : (bytes + 15) / 32 * 32 + 16; }
 
-/* What is the same of all rectangles. */
+/* The fields that do not depend on the rectangle. */
 inline Tiling kept_of(const Conv &c, bool single) {
     Tiling t = {};
     const int of_unit = UNIT / dtypes[c.dtype].bytes;
@@ -95,14 +95,14 @@ inline Tiling kept_of(const Conv &c, bool single) {
     return t;
 }
 
-/* The tiling of `c` on `sms` multiprocessors; shared = 0: there is none. */
+/* The tiling of `c` on `sms` SMs; shared = 0: there is none. */
 inline Tiling tiling_of(const Conv &c, int sms, bool single) {
     Tiling t = kept_of(c, single), best = {};
     const int most = single ? (int)SINGLE_WINDOWS : (int)WINDOWS;
     const int fours = single && !c.nhwc && c.out_w % 4 == 0 ? 4 : 1; /* windows that are stored at once */
-    const int run = single && !c.nhwc ? SECTOR / dtypes[c.dtype].bytes : 1; /* of a row, of which what is stored is whole */
-    /* The least pixels that blocks read and windows that they multiply, of one rectangle on each multiprocessor at least. Rectangles of an image are
-     * as large as others, or a row or column smaller. */
+    const int run = single && !c.nhwc ? SECTOR / dtypes[c.dtype].bytes : 1; /* windows of a row that fill a sector */
+    /* Minimises pixels read plus windows multiplied, over all blocks, or over one block per SM if there are fewer. Only sizes that cut the image
+     * evenly are tried: rectangles differ by at most a row or column. */
     const auto even = [](int size, int of) { return ceil_div(of, ceil_div(of, size)) == size; };
     int64_t least = 0;
     for (t.wide = t.steps ? std::min(c.out_w, most) : 0; t.wide > 0; t.wide--)

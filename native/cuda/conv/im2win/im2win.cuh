@@ -7,7 +7,8 @@
  *
  * for the columns w that some window reads. With dilation_w = 1 a window's part of a line is contiguous: kernel_w kernel_h elements from
  * q stride_w kernel_h on (NHWC: times channels, so a whole window is one slice), and neighbouring windows share all but stride_w columns of it. Taps then
- * run over (c, s, r) under NCHW, over (s, r, c) under NHWC, and filters are stored so. Padding is part of the tensor: no edges in the product.
+ * run over (c, s, r) under NCHW, over (s, r, c) under NHWC; filters are reordered likewise. The tensor contains the padding, so the product has no
+ * edges.
  *
  * Elements: N C P kernel_h W, rounded up to whole vectors a line; im2col has N C kernel_h kernel_w P Q. Worked number: 3x3x3 input, kernel 2x2:
  * 3 channels, 2 rows, 6 elements a row: 36 (im2col: 48); here 48, as lines of 6 take 8. */
@@ -32,7 +33,7 @@ inline Tensor tensor_of(const Conv &c) {
     const int64_t columns = (int64_t)(c.out_w - 1) * c.stride_w + (int64_t)(c.kernel_w - 1) * c.dilation_w + 1;
     const int64_t line = (columns * c.kernel_h * (c.nhwc ? c.channels : 1) + VECTOR - 1) / VECTOR * VECTOR;
     const int64_t lines = (int64_t)c.batch * c.out_h * c.groups * (c.nhwc ? 1 : c.channels);
-    const bool fits = line < INT32_MAX && lines < INT32_MAX / line; /* else no more is asked of it */
+    const bool fits = line < INT32_MAX && lines < INT32_MAX / line; /* if not, the row refuses the problem */
     return {(int)columns, fits ? (int)line : 0, fits ? line * lines : INT64_MAX};
 }
 inline const char *refuses(const Conv &c) {
@@ -44,7 +45,7 @@ inline gather::Steps steps_of(const Conv &c) {
     return {c.nhwc ? 1 : c.out_h * tensor_of(c).line, depth, c.dilation_w * c.kernel_h * depth};
 }
 
-/* Windows in the tensor at `at`. */
+/* Gathers windows from the tensor. */
 inline Arguments of_tensor(const Conv &c, const gather::Prepared &own) {
     const Tensor t = tensor_of(c);
     Arguments a = gather::of_input(c, own);
@@ -56,7 +57,7 @@ inline Arguments of_tensor(const Conv &c, const gather::Prepared &own) {
     a.vector = c.nhwc ? c.channels % VECTOR == 0 : c.dilation_w == 1 && c.stride_w * c.kernel_h % VECTOR == 0 && c.kernel_w * c.kernel_h % VECTOR == 0;
     return a;
 }
-/* What the transform's threads divide by. */
+/* The transform's arguments. */
 struct Transform {
     Conv c;
     float *to;
@@ -64,7 +65,7 @@ struct Transform {
     Divisor per_line, per_column, per_channel, rows; /* vectors of a line; elements of a column; channels (NHWC); out_h (NHWC: groups) */
 };
 
-/* A thread writes one vector, and its block 256 in a row. */
+/* A thread writes one vector at a time, a block 256 contiguous ones. */
 template <bool NHWC> __global__ __launch_bounds__(256) void transform_kernel(const __grid_constant__ Transform t) {
     const Conv &c = t.c;
     const int channels = c.groups * c.channels;
@@ -107,10 +108,10 @@ inline pysim_status transform(const Arguments &a, cudaStream_t stream) {
                  "the im2win tensor");
 }
 
-/* Algorithm 2: a thread an output, its window read slice by slice; neighbours are windows of one filter (NHWC: filters of one window). */
+/* Algorithm 2: one thread per output reads its window slice by slice. Neighbours have windows of one filter (NHWC: filters of one window). */
 struct Basic {
     Arguments a;
-    int size[3], step[3]; /* of the taps' loops, the outermost first */
+    int size[3], step[3]; /* of the loops over taps, outermost first */
 };
 __global__ __launch_bounds__(256) void basic_kernel(const __grid_constant__ Basic b) {
     const Conv &c = b.a.c;

@@ -16,8 +16,8 @@ using Columns = ConvColumns;
 namespace winograd {
 namespace {
 
-/* own[group][block of filters][step][plane][channel][slot] = G g G^T, zeros beyond the filters and channels: a block for each step. Where the
- * words of one filter's channels lie together, the block's threads read them together. */
+/* own[group][block of filters][step][plane][channel][slot] = G g G^T, with zeros past the last filter and channel. One thread block per `step`, a
+ * k-iteration of the convolution kernel. */
 template <bool NHWC> __global__ __launch_bounds__(FILTERS * STEP) void filters_kernel(const __grid_constant__ Conv c) {
     const int steps = ceil_div(c.channels, STEP), blocks = ceil_div(c.filters, FILTERS);
     const int step = blockIdx.x % steps, block = blockIdx.x / steps % blocks, group = blockIdx.x / steps / blocks;
@@ -42,7 +42,7 @@ template <bool NHWC> __global__ __launch_bounds__(FILTERS * STEP) void filters_k
     for (int plane = 0; plane < PLANES; plane++) to[plane * STEP * FILTERS] = u[plane];
 }
 
-/* Blocks of the filter transform. */
+/* Number of thread blocks of the filter transform. */
 int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, FILTERS) * ceil_div(c.channels, STEP); }
 
 template <Form FORM> struct Fused2 {

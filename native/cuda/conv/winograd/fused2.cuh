@@ -6,17 +6,19 @@
  *   thread   8 filters x 8 tiles of both planes
  *
  * In each k-iteration a thread loads one patch of one channel, transforms it, and stores one word to each plane. An earlier kernel transformed the
- * filters into the workspace, in the layout of shared memory, so asynchronous copies of 16 bytes load them. Two stages: while one is multiplied, the
- * next patch is loaded into registers and the next filters into the other stage.
+ * filters into the workspace, in the layout of shared memory, so asynchronous copies of 16 bytes load them. There are two stages. While one is
+ * multiplied, the next patch is loaded into registers and the next filters into the other stage.
  *
- * In a stage plane p of channel c has its 64 filters, by slots (filter_of), at word (p 8 + c) 64 + slot, and its 32 tiles at word
- * (p 8 + c) 32 + (place ^ turn(c)). Lane l reads vectors (l mod 16) / 2 and 8 more of the 16 filter vectors, l mod 2 + 2 (l / 16) and 4 more of the
- * 8 tile vectors: two of four neighbouring lanes share each, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/shared_memory/banks.py).
- *   NCHW   a warp has one channel and lanes its tiles: neighbouring patches of a row; turn(c) = 0
- *   NHWC   lanes have 8 channels of 4 tiles: whole sectors; turn(c) = 4 c parts their stores
+ * Layout of a stage: filter `slot` (filter_of) of plane p and channel c is at word (p 8 + c) 64 + slot; its 32 tiles are at word
+ * (p 8 + c) 32 + (place ^ turn(c)). Lane l reads two of the 16 filter vectors, (l mod 16) / 2 and that + 8, and two of the 8 tile vectors,
+ * l mod 2 + 2 (l / 16) and that + 4. Two of four neighbouring lanes read the same vector, so a 16-byte load takes 2 wavefronts
+ * (pysim/cachemodel/shared_memory/banks.py). Threads load the input as follows:
+ *   NCHW   a warp has one channel and its lanes have neighbouring tiles of a row; turn(c) = 0
+ *   NHWC   lanes have 8 channels of 4 tiles, which are whole sectors; turn(c) = 4 c avoids bank conflicts between their stores
  *
- * Tile 16 d + 2 v + j is at place 4 v + 2 d + (1 - j): of a lane's vector of four sums pairs d leave together for words 16 apart, so that tiles come
- * out in order; the exchange of j keeps a sum and its tile's operand in different register banks (mainloop/simt/kernel.cuh, store_tile). */
+ * Tile 16 d + 2 v + j is at place 4 v + 2 d + (1 - j). The epilogue stores a lane's vector of four accumulators as two pairs, one per d, 16 words
+ * apart, which puts the tiles back in order. Exchanging the tiles j = 0 and 1 keeps an accumulator and its operand in different register banks
+ * (mainloop/simt/kernel.cuh, store_tile). */
 #ifndef PYSIM_CUDA_CONV_WINOGRAD_CUH
 #define PYSIM_CUDA_CONV_WINOGRAD_CUH
 #include <new>
@@ -37,10 +39,10 @@ enum {
 };
 static_assert(2 * (int)STAGING_BYTES + 4 * FILTERS * TILES * 4 <= SHARED_BYTES, "the epilogue reuses the stages");
 
-/* The patches that one thread transforms: one tile, one channel of each step. */
+/* The patches that one thread transforms: one tile, one channel per k-iteration (step). */
 template <bool NHWC> class Patches {
-    const float *at; /* the patch's first element of the step that is loaded next; it may lie outside: see `inside` */
-    int row, step;   /* elements between rows of a patch, between steps */
+    const float *at; /* first element of the patch to load next; it may lie outside the input: see `inside` */
+    int row, step;   /* elements from one row of a patch to the next, from one step to the next */
     int left;        /* channels from this one to the last */
     unsigned inside; /* bit 4 r + s: element (r, s) lies in the input */
     int to;          /* byte of plane 0 in a stage */
@@ -95,7 +97,7 @@ __device__ inline void read_16(float *to, const char *from) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-/* sum[plane][filter][tile] over `steps` steps. `filters`: this thread's first 16 bytes of the first step. */
+/* The main loop: accumulates sum[plane][filter][tile] over `steps` k-iterations. `filters`: this thread's first 16 bytes of the first step. */
 template <bool NHWC>
 __device__ inline void sum_planes(Patches<NHWC> patches, const char *filters, int steps, float (&sum)[2][8][8], char *shared) {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -127,7 +129,7 @@ __device__ inline void sum_planes(Patches<NHWC> patches, const char *filters, in
     for (int i = 0; i < steps; i++) {
         const bool more = i + 1 < steps;
         if (more) {
-            fetch_filters(1 - at); /* safe by the barrier since its last read */
+            fetch_filters(1 - at); /* safe: a barrier followed the last read of that stage */
             patches.load(patch);
         }
         commit_async();
@@ -139,8 +141,8 @@ __device__ inline void sum_planes(Patches<NHWC> patches, const char *filters, in
                 at = 1 - at;
                 __syncthreads();
             }
-            read((unit + 1) % 2, stage(at), (unit + 1) % (2 * STEP)); /* after the last step: of no use, and of no harm */
-            __syncwarp(); /* for the compiler alone: memory is not read later than here (mainloop/simt/kernel.cuh) */
+            read((unit + 1) % 2, stage(at), (unit + 1) % (2 * STEP)); /* after the last step this reads unused values, which is harmless */
+            __syncwarp(); /* only stops the compiler from sinking the loads below this point (mainloop/simt/kernel.cuh) */
 #pragma unroll
             for (int m = 0; m < 8; m++)
 #pragma unroll
@@ -157,7 +159,7 @@ constexpr int CAPABILITY = 80; /* for asynchronous copies */
 template <Form FORM, bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fused_kernel(const __grid_constant__ Conv c) {
     if constexpr (CODE_CAPABILITY < CAPABILITY) return;
     PYSIM_DYNAMIC_SHARED(shared);
-    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now; /* not in registers, which the loop needs */
+    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now; /* not in registers: the loop needs them all */
     const Problem &p = c.product;
     Work &work = *(Work *)now.work;
     if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, NHWC ? TILES : FILTERS, NHWC ? FILTERS : TILES, STEP), blockIdx.x, gridDim.x);
@@ -174,7 +176,7 @@ template <Form FORM, bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fu
         const int64_t at = ((int64_t)group * ((c.filters + FILTERS - 1) / FILTERS) + filters) * steps + t.begin;
         sum_planes<NHWC>(Patches<NHWC>(c, group, first, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
                          (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, shared);
-        __syncthreads(); /* all have read their fragments */
+        __syncthreads(); /* all threads have read their fragments */
         float out[8][4];
         pass<FORM, NHWC>(out, sum, (float *)shared);
         bool whole = true;

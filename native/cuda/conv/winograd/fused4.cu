@@ -18,8 +18,8 @@ using Columns = ConvColumns;
 namespace winograd {
 namespace {
 
-/* own[group][block of filters][step][plane][channel][filter] = G g G^T, zeros beyond the filters and channels: a block for each step. Weights
- * come by way of shared memory: they are read in the order in which they lie, 8 or 72 together. */
+/* own[group][block of filters][step][plane][channel][filter] = G g G^T, with zeros past the last filter and channel. One thread block per `step`, a
+ * k-iteration of the convolution kernel. Weights are staged in shared memory, so that global loads read runs of 72 (NCHW) or 8 (NHWC) words. */
 template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fused4_filters(const __grid_constant__ Conv c) {
     enum { SIDE = fused4::SIDE, WEIGHTS = STEP * 9, PITCH = WEIGHTS + 1 };
     __shared__ float weights[SIDE * PITCH];
@@ -48,11 +48,11 @@ template <bool NHWC> __global__ __launch_bounds__(fused4::SIDE * STEP) void fuse
     }
 }
 
-/* Blocks of the filter transform. */
+/* Number of thread blocks of the filter transform. */
 int64_t pieces(const Conv &c) { return (int64_t)c.groups * ceil_div(c.filters, fused4::SIDE) * ceil_div(c.channels, STEP); }
 
-/* DRAINED: sums are drained (fused4_pipeline.cuh). SINGLE: without a filter transform of its own, and parts of split-K are reduced in a cluster of two:
- * two blocks lie on the multiprocessors of one TPC, and clusters of three and more leave some idle. */
+/* DRAINED: accumulators are drained (fused4_pipeline.cuh). SINGLE: one kernel, which transforms the filters too; split-K is reduced in a cluster of
+ * two blocks. Two blocks fit the two SMs of a TPC; clusters of three and more leave SMs idle. */
 template <bool SINGLE, bool DRAINED> struct Row {
     using Before = std::conditional_t<DRAINED, fused4::Drained, fused4::Transformed>;
     template <bool NHWC> using Filters = std::conditional_t<SINGLE, fused4::Weights<NHWC>, Before>;

@@ -3,36 +3,38 @@
  *
  *   block    32 filters x 32 tiles of 4x4 outputs; 8 channels a k-iteration; accumulators of all 36 planes in registers, 72 a thread
  *   warp     w of 16 multiplies planes 2 w and 2 w + 1, each with half of its lanes, and a quarter of plane 32 + w / 4
- *   thread   8 filters x 8 tiles of one plane, and 8 accumulators of another: so each scheduler has four warps. (With 18 warps of two planes each, two
- *            schedulers would have five, and then a thread has only 96 registers.)
+ *   thread   8 filters x 8 tiles of one plane, and 8 accumulators of another. Each scheduler then has four warps. (With 18 warps of two planes each,
+ *            two schedulers would have five, which would leave a thread only 96 registers.)
  *
- * Two threads of a warp make a patch: the rows of B^T take the even rows of d to even sums and the odd ones to odd sums, first,
+ * Two threads of a warp transform a patch. B^T first combines the even rows of d among themselves and the odd rows among themselves,
  *
  *   even (d0 d2 d4)  row 0 = a2b2 d0 - (a2 + b2) d2 + d4    near  = d4 - b2 d2    far    = d4 - a2 d2
  *   odd  (d5 d1 d3)  row 5 = d5 + a2b2 d1 - (a2 + b2) d3    cross = d3 - b2 d1    across = d3 - a2 d1
  *
  *   even   row 1 = near + a cross    row 3 = far + b across        odd    row 2 = cross - near / a    row 4 = across - far / b
  *
- * so each loads three rows, transforms them along the row, exchanges near and far for cross and across, and stores three planes' rows: the
- * inner rows' two, then the outer one's. What it loads next comes four channels later: the outer row after the inner ones are stored, the next
- * patch's inner rows after the outer one is; 12 registers beside the sums. The four warps of a scheduler take turns: warp w does so after channels
- * w / 4 and w / 4 + 3, so that one waits for shared memory and shuffles while three multiply. Warps meet at two mbarriers a step (Stages), which
- * part them further than one barrier of the block does.
+ * so each thread loads three rows, transforms them along the row, exchanges near and far for cross and across, and stores three rows of the
+ * transformed patch: the two inner ones, then the outer one. Loads are issued three to five channels before their use: the outer row's after the
+ * inner rows are stored, the next patch's inner rows' after the outer row is stored. This takes 12 registers besides the accumulators. The four warps
+ * of a scheduler store at different times, warp w after channels w / 4 and w / 4 + 3, so that three multiply while one waits for shared memory and
+ * shuffles. Two mbarriers per k-iteration (Stages) let warps drift further apart than one __syncthreads() does.
  *
  * Filters: with `fused` an earlier kernel transforms them, and one bulk copy loads those of a k-iteration (Transformed); with `single` the block
  * transforms them, too, and needs no workspace (Weights).
  *
- * In a stage plane p of channel c has its 32 tiles at word p PITCH + c ROW, and after all tiles its 32 filters at word (p 8 + c) 32, or 36 (single).
- * Slots are tiles and lines filters under NCHW, the other way round under NHWC. In half a warp lane l reads slots' vectors l / 2 mod 2 + 2 (l / 8) and
- * four more, and lines' vectors l mod 2 + 2 (l / 4 mod 2) and four more: two of four neighbours share each, so a 16-byte load takes 2 wavefronts
- * (pysim/cachemodel/shared_memory/banks.py). Of the quarter, 16 x 16, a lane of the warp reads the vector l / 2 mod 2 + 2 (l / 16) of slots and the
- * pair l mod 2 + 2 (l / 4 mod 4) of lines: 2 wavefronts and 1. Stores of patches take 1:
- *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd: PITCH is 8 modulo 16, so that planes whose numbers differ by 6
- *          or 30, those of the even rows and the odd, are 16 banks apart
- *   NHWC   and where an image has up to 4 tiles, so that their channels lie in few lines: 4 tiles of 4 channels, which ROW parts by 4 banks each
+ * Layout of a stage: the 32 tiles of plane p and channel c are at word p PITCH + c ROW. The filters follow all tiles, 32 of them at word (p 8 + c) 32
+ * (`single`: 36). Slots are tiles and lines are filters under NCHW, the other way round under NHWC. Lane l of half a warp reads two vectors of slots,
+ * l / 2 mod 2 + 2 (l / 8) and that + 4, and two of lines, l mod 2 + 2 (l / 4 mod 2) and that + 4. Two of four neighbouring lanes read the same
+ * vector, so a 16-byte load takes 2 wavefronts (pysim/cachemodel/shared_memory/banks.py). For the quarter plane, 16 x 16, lane l of the warp reads
+ * the vector l / 2 mod 2 + 2 (l / 16) of slots (2 wavefronts) and the pair l mod 2 + 2 (l / 4 mod 4) of lines (1). A store of patches takes 1
+ * wavefront:
+ *   NCHW   a warp has 16 neighbouring tiles of one channel, even rows and odd rows. Their planes' numbers differ by 6 or 30; PITCH is 8 modulo 16,
+ *          so these planes are 16 banks apart
+ *   NHWC   a warp has 4 tiles of 4 channels, which ROW puts 4 banks apart. The same under NCHW if an image has up to 4 tiles: few cache lines then
+ *          hold all its channels
  *
- * In the epilogue all accumulators are in shared memory at once, [plane][line][slot], so a warp reads, transforms and stores one line: neighbouring
- * outputs of a row (NCHW), or filters (NHWC). Vectors of a line are rotated to separate the stores of eight lanes. */
+ * The epilogue keeps all accumulators in shared memory at once, [plane][line][slot]. A warp reads, transforms and stores one line: neighbouring
+ * outputs of a row (NCHW), or neighbouring filters (NHWC). Vectors of a line are rotated to avoid bank conflicts between stores of eight lanes. */
 #ifndef PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #define PYSIM_CUDA_WINOGRAD_FUSED4_CUH
 #include <new>
@@ -45,12 +47,12 @@ namespace pysim {
 namespace winograd {
 namespace fused4 {
 
-/* Halves of the patches that one thread transforms: one tile, one channel of each step. PIECE: how many of elements 1 to 4 of a row are loaded at
- * once; more than one lie in the input all or none, and at a multiple of their size. */
+/* Loads and transforms one half (even or odd rows) of the patches of one tile, one channel per k-iteration (step). PIECE: how many of elements 1 to 4
+ * of a row one load reads. A piece of several elements is aligned, and lies entirely inside or entirely outside the input. */
 template <bool NHWC, int PIECE> class Halves {
-    const float *at; /* row 2 (even) or 1 (odd) of the step's patch that is loaded next; it may lie outside: see `inside` */
+    const float *at; /* row 2 (even) or 1 (odd) of the patch to load next; it may lie outside the input: see `inside` */
     int row, column, step; /* elements between rows of the input, between columns, between steps */
-    enum { LINE = 6 * PITCH * 4 }; /* bytes between planes of rows that follow each other */
+    enum { LINE = 6 * PITCH * 4 }; /* bytes from the planes of one row of a patch to those of the next */
     unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), lies in the input; bit 30: the last step has this channel; 31: odd */
     int to;          /* byte of plane 0 in a stage */
 
@@ -83,7 +85,7 @@ template <bool NHWC, int PIECE> class Halves {
         at = (const float *)c.in + origin + (odd ? 1 : 2) * row;
     }
 
-    /* A row: the bits of its elements, where it lies. */
+    /* Loads one row. `inside`: a bit per element; `from`: its first element. */
     static __device__ void load_row(float *d, unsigned inside, const float *from, int column) {
 #pragma unroll
         for (int i = 0; i < 6; i++)
@@ -101,7 +103,7 @@ template <bool NHWC, int PIECE> class Halves {
         const int column = NHWC ? forget(this->column) : 1;
         load_row(d, mask >> 6, at, column), load_row(d + 6, mask >> 12, next, column);
     }
-    /* Row 0, or 5; then what is loaded next is of the next step. */
+    /* Row 0, or 5; then advances to the next step. */
     __device__ void load_outer(float (&d)[12], bool last) {
         const unsigned mask = valid(last);
         const float *const from = at + (is_odd() ? 4 : -2) * row;
@@ -110,7 +112,7 @@ template <bool NHWC, int PIECE> class Halves {
         at += step;
     }
 
-    /* Leaves in d[6 ..] what the inner rows are of the outer sums. */
+    /* Leaves in d[6 ..] the inner rows' part of the outer row. */
     __device__ void store_inner(char *stage, float (&d)[12]) const {
         const bool odd = is_odd();
         const float f1 = odd ? A2B2 : -A2_B2, f2 = odd ? -A2_B2 : 1, by_near = odd ? OVER_A : POINT_A, by_far = odd ? OVER_B : POINT_B;
@@ -139,17 +141,17 @@ __device__ inline void read_16(float *to, const char *from) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-/* Where a thread's sums lie: its plane, and the first of its slots and lines; the others follow, after four of them 16 further on. */
-struct Place { unsigned plane, slot, line; }; /* unsigned: halves and bits are cheap */
+/* A thread's accumulators: their plane, and the first of its slots and of its lines. Four are contiguous; the next four begin 16 further on. */
+struct Place { unsigned plane, slot, line; }; /* unsigned: division and modulo by powers of two are cheap */
 __device__ inline Place place_of(unsigned thread) {
     return {thread / 16, 4 * (thread / 2 % 2 + thread / 8 % 2 * 2), 4 * (thread % 2 + thread / 4 % 2 * 2)};
 }
-/* Of its 4 x 2 sums of a quarter. */
+/* The same for a thread's 4 x 2 accumulators of a quarter plane. */
 __device__ inline Place rest_of(unsigned thread) {
     return {32 + thread / 128, thread / 64 % 2 * 16 + 4 * (thread / 2 % 2 + thread / 16 % 2 * 2), thread / 32 % 2 * 16 + 2 * (thread % 2 + thread / 4 % 4 * 2)};
 }
 
-/* sum[slot][line], rest[slot][line] over `steps` steps. */
+/* The main loop: accumulates sum[slot][line] and rest[slot][line] (the quarter plane) over `steps` k-iterations. */
 template <bool NHWC, int PIECE, class Filters>
 __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, Stages stages, int steps, float (&sum)[8][8], float (&rest)[4][2], char *shared) {
     const unsigned thread = threadIdx.x;
@@ -159,12 +161,12 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
     enum { LINE_PLANE = NHWC ? (int)PITCH : (int)FILTER_PLANE, LINE_ROW = NHWC ? (int)ROW : (int)OF_FILTERS };
     const auto slots_at = [](const Place &p) { return (p.plane * SLOT_PLANE + p.slot) * 4 + (NHWC ? (int)TILE_BYTES : 0); };
     const auto lines_at = [](const Place &p) { return (p.plane * LINE_PLANE + p.line) * 4 + (NHWC ? 0 : (int)TILE_BYTES); };
-    const auto kept = [](unsigned x) { return __shfl_xor_sync(0xffffffffu, (int)x, 0); }; /* else the assembler shifts and adds at each use */
+    const auto kept = [](unsigned x) { return __shfl_xor_sync(0xffffffffu, (int)x, 0); }; /* without this the assembler recomputes x at each use */
     const int slots = kept(slots_at(main)), lines = kept(lines_at(main)), some_slots = kept(slots_at(quarter)), some_lines = kept(lines_at(quarter));
-    const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), pass = warp / 4; /* which the compiler then knows to be one for the warp */
+    const int warp = __shfl_sync(0xffffffffu, (int)thread / 32, 0), pass = warp / 4; /* the compiler then knows that this is uniform in the warp */
     float patch[12];
     std::conditional_t<Filters::DRAINS, Totals, NoTotals> totals(shared + 2 * STAGE_BYTES);
-    const auto multiply = [&](const char *of_slots, const char *of_lines) { /* a channel: where it lies in plane 0 of the stage */
+    const auto multiply = [&](const char *of_slots, const char *of_lines) { /* one channel; arguments: its addresses in plane 0 of the stage */
         float a[8], b[8];
         read_16(a, of_slots + slots), read_16(a + 4, of_slots + slots + SIDE * 2);
         read_16(b, of_lines + lines), read_16(b + 4, of_lines + lines + SIDE * 2);
@@ -181,7 +183,7 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
         for (int m = 0; m < 4; m++) rest[m][0] = fmaf(a[m], two.x, rest[m][0]), rest[m][1] = fmaf(a[m], two.y, rest[m][1]);
     };
     filters.begin(stages, shared, steps, warp);
-    float first[12], outer[12]; /* no sums are kept yet: all of the first patch comes at once, and the second's inner rows */
+    float first[12], outer[12]; /* accumulators are not live yet, so registers hold the whole first patch and the second's inner rows */
     halves.load_inner(first, steps == 1), halves.load_outer(outer, steps == 1);
     if (steps > 1) halves.load_inner(patch, steps == 2);
     filters.with_prologue(shared, warp);
@@ -220,10 +222,10 @@ __device__ inline void sum_planes(Halves<NHWC, PIECE> halves, Filters filters, S
     totals.add_to(sum, rest);
 }
 
-/* The word of a sum in its plane. */
+/* The word of an accumulator in its plane. */
 __device__ inline int word_of(unsigned slot, unsigned line) { return line * SIDE + (slot ^ line / 4 % 4 * 8 ^ line / 2 % 2 * 16); }
 
-/* That of a slot whose neighbour it changed places with: so registers of sums have the other parity than those of fragments, see store_tile. */
+/* The same with neighbouring slots exchanged: registers of accumulators then have the opposite parity to those of fragments (store_tile). */
 __device__ inline int swapped(unsigned slot, unsigned line) { return word_of(slot ^ 1, line); }
 
 __device__ inline void put(float *to, const float (&sum)[8][8], const float (&rest)[4][2], unsigned thread) {
@@ -239,11 +241,11 @@ __device__ inline void put(float *to, const float (&sum)[8][8], const float (&re
         *(float4 *)(to + quarter.plane * PLANE + word_of(quarter.slot, quarter.line + n)) = make_float4(rest[1][n], rest[0][n], rest[3][n], rest[2][n]);
 }
 
-/* Which group, first tile and block of filters a block computes. */
+/* What a thread block computes: group, first tile, block of filters. */
 struct Block { int group, tile, filters; };
 
-/* `out`: of the thread's two filters and tiles, by fours, or under NHWC, where lanes have neighbouring filters. PLAIN: as they are. Else by way of
- * shared memory, in place of sums that this thread has read, so that the epilogue stands in a loop. */
+/* Stores `out`, the outputs of two filters if rows are whole vectors (NCHW), or of two tiles, where lanes have neighbouring filters (NHWC).
+ * PLAIN: from registers. Else through shared memory, over accumulators that this thread has read, so that a rolled loop has the epilogue once. */
 template <bool NHWC, bool PLAIN>
 __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilogue, const Block &block, const float (&out)[32], float *shared) {
     const unsigned thread = thread_again();
@@ -286,14 +288,14 @@ __device__ inline void store(const Conv &c, const Epilogue<float, float> &epilog
     }
 }
 
-/* The same under NCHW where rows are no vectors. All of the block have read their sums. */
+/* The same for NCHW if rows are not whole vectors. All threads of the block must have read their accumulators. */
 template <bool PLAIN>
 __device__ inline void store_words(const Conv &c, const Epilogue<float, float> &epilogue, const Block &block, const float (&out)[32], float *shared) {
     const unsigned thread = thread_again();
     const int number = block.tile + (int)(thread % 32), plane = c.out_h * c.out_w;
     const Corner corner = corner_of(c, number);
     const int high = number < c.windows ? c.out_h - corner.p : 0, wide = c.out_w - corner.q;
-    const int tile = corner.n * c.groups * c.filters * plane + corner.p * c.out_w + corner.q; /* of filter 0: tensors have up to 2^30 elements */
+    const int tile = corner.n * c.groups * c.filters * plane + corner.p * c.out_w + corner.q; /* of filter 0; up to 2^30, as tensors */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int filter = block.filters * SIDE + (int)(thread / 32) + 16 * i, f = block.group * c.filters + filter;
@@ -305,7 +307,7 @@ __device__ inline void store_words(const Conv &c, const Epilogue<float, float> &
 __device__ inline bool reduce_in_cluster(const Tile &t, float (&out)[32], char *shared) {
 #ifndef PYSIM_COPIES_BY_THREADS
     const unsigned at = thread_again() * 16;
-    hopper::cluster_sync(); /* the first one has read its sums */
+    hopper::cluster_sync(); /* the first block has read its accumulators */
     if (t.part == 1) {
         const uint32_t to = hopper::address_at(shared_address(shared) + at, 0);
 #pragma unroll
@@ -323,7 +325,7 @@ __device__ inline bool reduce_in_cluster(const Tile &t, float (&out)[32], char *
         __syncthreads();
     }
 #else
-    (void)out, (void)shared; /* one block has all parts */
+    (void)out, (void)shared; /* one block computes all parts */
 #endif
     return t.part == 0;
 }
@@ -334,7 +336,7 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
     if constexpr (CODE_CAPABILITY < Filters::CAPABILITY) return;
     static_assert(LARGE * PLANE * 4 <= shared_bytes<Filters>, "the epilogue reuses the stages");
     PYSIM_DYNAMIC_SHARED(shared);
-    __shared__ struct { /* not in registers, which the loop needs */
+    __shared__ struct { /* in shared memory, since the loop needs all registers */
         Tile tile;
         alignas(Work) char work[sizeof(Work)];
         bool valid;
@@ -343,7 +345,7 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
     } now;
     const Problem &p = c.product;
     Work &work = *(Work *)now.work;
-    const bool in_cluster = Filters::CLUSTER_SPLIT && p.kind == PYSIM_SPLIT_K && !p.partials; /* neighbouring blocks, a cluster, have the parts of a tile */
+    const bool in_cluster = Filters::CLUSTER_SPLIT && p.kind == PYSIM_SPLIT_K && !p.partials; /* a cluster has the parts of one tile */
     if (threadIdx.x == 0) {
         const Grid grid(p, SIDE, SIDE, STEP);
         new (now.work) Work(p, grid, in_cluster ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : blockIdx.x, gridDim.x);
@@ -352,13 +354,13 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
         if (thread_again() == 0) {
             now.valid = work.next(now.tile), Stages::begin(now.arrivals, Filters::COPIES);
 #ifdef PYSIM_COPIES_BY_THREADS
-            if (in_cluster) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(c.channels, STEP); /* no clusters: one block has all parts */
+            if (in_cluster) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(c.channels, STEP); /* one block, all parts */
 #endif
         }
         __syncthreads();
         if (!now.valid) return;
         const Tile &t = now.tile;
-        const auto block = [&] { /* read again after the loop rather than kept through it */
+        const auto block = [&] { /* recomputed after the loop, so that it holds no registers in it */
             const int tiles = NHWC ? t.i : t.j, group = tiles / c.group_tiles;
             return Block{group, (tiles - group * c.group_tiles) * SIDE, NHWC ? t.j : t.i};
         };
@@ -370,7 +372,7 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
         for (int i = 0; i < 8; i++) rest[i / 2][i % 2] = 0;
         sum_planes(Halves<NHWC, PIECE>(c, of.group, of.tile, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
                          Filters(c, of.group, of.filters, t.begin, t.end), Stages(now.arrivals), t.end - t.begin, sum, rest, shared);
-        __syncthreads(); /* all have read their fragments */
+        __syncthreads(); /* all threads have read their fragments */
         const unsigned thread = thread_again();
         if (thread == 0) Stages::end(now.arrivals);
         put((float *)shared, sum, rest, thread);
@@ -393,7 +395,7 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
                 else store_words<false>(c, epilogue, block(), out, (float *)shared);
             }
         }
-        Stages::written(); /* what was read from the stages is stored: the next tile's copies may come */
+        Stages::written(); /* the stages are free: the next tile's copies may write them */
         __syncthreads();
     }
 }

@@ -19,13 +19,13 @@ namespace fused4 {
 enum {
     SIDE = 32, /* filters, and tiles, of a block */
     THREADS = 512,
-    ROW = SIDE + 4, PITCH = STEP * ROW + 8, /* words of tiles: of a channel, of a plane */
-    TILE_BYTES = LARGE * PITCH * 4, /* of a stage; filters follow */
-    PLANE = SIDE * SIDE, /* sums */
+    ROW = SIDE + 4, PITCH = STEP * ROW + 8, /* words of the tiles of a channel, of a plane */
+    TILE_BYTES = LARGE * PITCH * 4, /* the tiles of a stage; filters follow */
+    PLANE = SIDE * SIDE, /* accumulators */
 };
 static_assert(PITCH % 16 == 8 && PITCH % 4 == 0, "see PITCH");
 
-/* x, of which the compiler forgets what it knows: what follows from it is computed where it is needed, not kept in registers through the loop. */
+/* x, opaque to the compiler, so that it recomputes values derived from x where they are used and does not keep them in registers through the loop. */
 __device__ inline int forget(int x) {
 #ifndef PYSIM_EMULATED
     asm volatile("" : "+r"(x));
@@ -42,8 +42,8 @@ __device__ inline unsigned thread_again() {
     return x;
 }
 
-/* Which phase each stage is in: of a step it is full when all threads, and the filters' copies, have arrived; and free when all have read it. Two
- * mbarriers, so that warps wait for what they need alone; before compute capability 9.0 one barrier a step. */
+/* Synchronises the two stages. A stage is full when all threads and the copy of the filters have arrived, and free when all threads have read it. Two
+ * mbarriers, so that a warp waits only for what it needs; before compute capability 9.0 one __syncthreads() per k-iteration. */
 class Stages {
 #ifdef PYSIM_COPIES_BY_THREADS
   public:
@@ -67,7 +67,7 @@ class Stages {
 
   public:
     __device__ explicit Stages(uint64_t *arrivals) : filled(shared_address(arrivals)), freed(filled + 8) {}
-    /* By one thread, before a barrier of the block and after one. `copies`: arrivals a step beside those of threads. */
+    /* begin: one thread, before a barrier of the block; end: one thread, after one. `copies`: arrivals per k-iteration besides the threads'. */
     __device__ static void begin(uint64_t *arrivals, int copies) {
         hopper::barrier_init(shared_address(arrivals), THREADS + copies), hopper::barrier_init(shared_address(arrivals + 1), THREADS);
         hopper::barrier_init_done();
@@ -75,18 +75,19 @@ class Stages {
     __device__ static void end(uint64_t *arrivals) {
         hopper::barrier_end(shared_address(arrivals)), hopper::barrier_end(shared_address(arrivals + 1));
     }
-    /* By all, before the barrier after which copies go to stages that were written otherwise. */
+    /* All threads, before the barrier after which bulk copies overwrite stages that ordinary stores wrote. */
     __device__ static void written() { hopper::async_after_writes(); }
-    /* By each thread: it has stored its part of the next step; it has read this step's stage, which the step after the next will fill: safe by
-     * the multiply-adds of the loop before, of which the last channel's wait for its fragments. */
+    /* Each thread: full() after it has stored its part of the next step, read() after it has read this step's stage, which will be refilled for the
+     * step after the next. Its loads are complete by then, since the last channel's multiply-adds waited for them. */
     __device__ void full() const { hopper::barrier_arrive(filled); }
     __device__ void read() const { hopper::barrier_arrive(freed); }
     __device__ void wait_full(int step) const { hopper::barrier_wait(filled, step % 2); }
-    __device__ void wait_free(int step) const { hopper::barrier_wait(freed, (step + 1) % 2); } /* all have read the step before: nobody at step 0 */
-    /* By one thread, for all: an arrival at the next step, and as many bytes. */
+    /* Until all threads have read the previous step; at step 0 there is none. */
+    __device__ void wait_free(int step) const { hopper::barrier_wait(freed, (step + 1) % 2); }
+    /* One thread starts the copy and arrives for it, expecting `bytes` bytes. */
     __device__ void copy(char *to, const char *from, int bytes, int warp) const {
         if (warp != 0) return;
-        __syncwarp(); /* keeps this a branch, which the other warps take */
+        __syncwarp(); /* keeps this a branch, so that other warps skip the rest */
         if (thread_again() != 0) return;
         hopper::barrier_arrive_expect(filled, bytes);
         hopper::bulk_load(shared_address(to), from, bytes, filled);
@@ -94,9 +95,9 @@ class Stages {
 #endif
 };
 
-/* Filters that a kernel has transformed before: each step's are copied to its stage by one thread and the engine of bulk copies, or by all. */
+/* Loads filters that an earlier kernel transformed: per k-iteration one bulk copy to its stage, or copies by all threads. */
 class Transformed {
-    const char *from; /* the next step's */
+    const char *from; /* filters of the next k-iteration */
 
   public:
     enum { ROW = SIDE, BYTES = LARGE * STEP * ROW * 4, SHARED_BYTES = 0, COPIES = 1, CLUSTER_SPLIT = 0, DRAINS = 0, CAPABILITY = 80 };
@@ -117,17 +118,18 @@ struct Drained : Transformed {
     using Transformed::Transformed;
 };
 
-/* What has been drained from a thread's sums, so that they start anew: a long sum is rounded to the size that it has come to, sums of a quarter of its
- * channels to half of that. Of the main plane's 64 the upper 16 bits, in shared memory after the stages: what lies below them stays in the sum, so
- * nothing is lost; of the others, for which there is no room, all of them in local memory. */
+/* Totals into which a thread's accumulators are drained every few k-iterations. Rounding errors are relative to the accumulator's size; sums over a
+ * quarter of the channels are half as large. The totals of the main plane's 64 accumulators keep their upper 16 bits, in shared memory after the
+ * stages. The remainder stays in the accumulator, so nothing is lost. The totals of the other 8 do not fit there and are kept in full in local
+ * memory. */
 class Totals {
-    uint4 *const at; /* of this thread: 8 sums each, THREADS apart */
+    uint4 *const at; /* this thread's totals: 8 per uint4, THREADS apart */
     volatile float rest[8];
 
     static __device__ float upper(float x) { return __uint_as_float(__float_as_uint(x) & 0xffff0000u); }
 
   public:
-    /* Four to eight parts of a sum of so many steps. */
+    /* Whether to drain after this step: sums of 8 steps or more get at least four parts. */
     static __device__ bool after(int step, int steps) { return (step + 1) % (steps >= 64 ? 16 : steps >= 32 ? 8 : steps >= 16 ? 4 : 2) == 0; }
     __device__ explicit Totals(char *shared) : at((uint4 *)shared + threadIdx.x) {
 #pragma unroll
@@ -173,16 +175,16 @@ struct NoTotals {
     template <class... Sums> __device__ void add_to(Sums &...) const {}
 };
 
-/* Filters as they lie: each step's weights are copied a step ahead, [filter][channel][tap] (NHWC: [filter][tap][channel]), and transformed on
- * their way to the stage. A warp makes three rows of G g G^T, as Halves does: of 4 filters and 8 channels, which ROW parts by 4 banks each. */
+/* Loads untransformed filters: weights are copied one k-iteration ahead, [filter][channel][tap] (NHWC: [filter][tap][channel]), and transformed into
+ * the stage. As in Halves, a warp computes three rows of G g G^T, here of 4 filters and 8 channels, which ROW puts 4 banks apart. */
 template <bool NHWC> class Weights {
     enum { WORDS = STEP * 9 };
     enum : unsigned { PLACE = (1u << 30) - 1, RAGGED = 1u << 30, NOTHING = 1u << 31 }; /* operands have up to 2^30 elements */
     const Conv &c;
-    unsigned from; /* an element of the weights: of a filter this thread copies every 16th word from there next. RAGGED: the part's last step has
-                      fewer channels; NOTHING: the filter does not exist */
+    unsigned from; /* index of a weight: the thread next copies every 16th word of a filter from there. RAGGED: the part's last step has fewer
+                      channels; NOTHING: the filter does not exist */
 
-    /* Which filter's words a thread copies: those of half a warp are 16 banks from the other half's. */
+    /* The filter whose words a thread copies. The two halves of a warp write 16 banks apart. */
     static __device__ unsigned line_of(unsigned thread) { return thread / 64 * 4 + thread / 32 % 2 + thread / 16 % 2 * 2; }
     static __device__ float *words(char *shared, int step) {
         return (float *)(shared + 2 * (int)(TILE_BYTES + BYTES) + step % 2 * (SIDE * (int)WORDS * 4));
@@ -225,7 +227,7 @@ template <bool NHWC> class Weights {
     __device__ void fetch(const Stages &, char *shared, int step, int steps, int) {
         if (step + 1 < steps) copy(shared, step + 1, step + 2 == steps);
     }
-    /* The stage of a step, whose weights have come and been seen; then those of the step after have come. */
+    /* Transforms a step's weights, which must be visible to all threads, into its stage; then waits for this thread's copies of the next step's. */
     __device__ void fill(char *shared, int step, int warp) const {
         const bool odd = warp >= THREADS / 64;
         const unsigned lane = thread_again() % 32, line = warp % 8 * 4 + lane / 8, channel = lane % 8;
@@ -247,7 +249,7 @@ template <bool NHWC> class Weights {
         };
         put(to + (odd ? 5 * LINE : 0), outer);
         float *const inner = to + (odd ? 3 : 1) * LINE;
-        put(inner, first), put(inner + LINE, second); /* these stores wait for the weights: after full() they may be copied over */
+        put(inner, first), put(inner + LINE, second); /* these stores have consumed the weights: after full() new ones may overwrite them */
         wait_async<0>();
     }
 };

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How the fused Winograd kernel's sums become outputs. A warp has two of the 16 planes of 64 filters x 32 tiles, but an output needs all 16, so the
- * sums pass through shared memory, 16 filters at a time in 4 rounds; then each thread has all planes of one tile and filter, twice a round, and computes
- * A^T M A. Shared memory is [kslot][plane][row]; in a row of one plane and kslot, with lane l = b + 2 t + 8 q + 16 h, e the second vector of a
- * lane's tiles and d its upper half, cell = b + 2 h + 4 e + 8 q:
+ * The epilogue of the fused F(2x2) kernel. A warp has two of the 16 planes of 64 filters x 32 tiles, but an output needs all 16. The accumulators are
+ * therefore exchanged through shared memory, 16 filters at a time in 4 rounds. In each round a thread reads all planes of one tile and filter, twice,
+ * and computes A^T M A. Shared memory is [kslot][plane][row]. The table gives a lane's address in the row of one plane and kslot, where lane
+ * l = b + 2 t + 8 q + 16 h, e = 1 for the second vector of a lane's tiles, d = 1 for a vector's upper half, and cell = b + 2 h + 4 e + 8 q:
  *
  *   form        a lane stores           at                                      row        rounds
  *   reference   16 bytes, half of them  float4 10 t + b + 2 h + 4 e             40 float4  lanes of one q; 4 kslots: filters k of their vectors; g = round mod 2
  *   sts64       8 bytes                 float2 34 t + cell + 16 d               138 float2 2 kslots; filters k = 2 (round mod 2) + kslot, g = round / 2
  *   compact     8 bytes                 float2 32 t + (cell + 2 t) mod 16 + 16 d 128 float2 the same, in two buffers: one barrier a round
  *
- * (reference: Yan, Wang and Chu, PPoPP 2020; the other two: openCNN, Mathematics 2021, 9(17), 2033.) Padding, or the rotation by 2 t, parts the four
- * rows t: each store takes its fewest wavefronts, 2, and so do the loads of 4 bytes, 1, by which a thread then reads the 16 planes:
+ * (reference: Yan, Wang and Chu, PPoPP 2020; the other two: openCNN, Mathematics 2021, 9(17), 2033.) Padding, or the rotation by 2 t, puts the four
+ * rows t in different banks. Accesses have no bank conflicts: a store takes 2 wavefronts, and each 4-byte load of a plane takes 1:
  *   NCHW   lanes are 16 tiles of two filters (reference: 32 tiles of one): stores of 128 bytes along rows of outputs
  *   NHWC   lanes are 8 neighbouring filters (reference: 4) of 4 tiles: whole sectors */
 #ifndef PYSIM_CUDA_WINOGRAD_OUTPUT_CUH
@@ -21,9 +21,9 @@
 namespace pysim {
 namespace winograd {
 
-enum { STAGING_BYTES = 64 * 1024 / 2 }; /* see `compact`; the padded forms use up to 40 KiB and need not two */
+enum { STAGING_BYTES = 64 * 1024 / 2 }; /* one buffer of `compact`, which has two; the padded forms have one buffer of up to 40 KiB */
 
-/* What a thread reads in one round: the tile and the filter of the block, and the word of its plane 0. */
+/* What a thread reads in one round: tile and filter in the block, and the word of its plane 0. */
 struct Seen { int tile, filter, word; };
 
 template <Form FORM> struct Row { enum { WORDS = FORM == reference ? 160 : FORM == sts64 ? 276 : 256 }; };
@@ -46,7 +46,7 @@ template <Form FORM, bool NHWC> __device__ inline Seen seen(int thread, int roun
     return s;
 }
 
-/* One lane's part of one round's sums. Neighbouring tiles change places (fused2.cuh). */
+/* Stores a lane's accumulators of one round. Neighbouring tiles are exchanged (fused2.cuh). */
 template <Form FORM> __device__ inline void put(float *to, const float (&sum)[2][8][8], int round, int thread) {
     const int warp = thread / 32, lane = thread % 32, t = lane % 8 / 2, bh = lane % 2 + lane / 16 * 2, q = lane / 8 % 2;
     if constexpr (FORM == reference) {
@@ -68,13 +68,13 @@ template <Form FORM> __device__ inline void put(float *to, const float (&sum)[2]
     }
 }
 
-/* out[2 round + second]: the 2x2 outputs of what the thread has seen there. */
+/* out[2 round + second]: the 2x2 outputs of the tile and filter seen(round, second). */
 template <Form FORM, bool NHWC> __device__ inline void pass(float (&out)[8][4], const float (&sum)[2][8][8], float *shared) {
     const int thread = threadIdx.x;
 #pragma unroll
     for (int round = 0; round < 4; round++) {
         float *buffer = shared + (FORM == compact ? round % 2 * (STAGING_BYTES / 4) : 0);
-        if (FORM != compact && round > 0) __syncthreads(); /* all have read the round before */
+        if (FORM != compact && round > 0) __syncthreads(); /* all threads have read the previous round */
         put<FORM>(buffer, sum, round, thread);
         __syncthreads();
 #pragma unroll
@@ -91,7 +91,7 @@ template <Form FORM, bool NHWC> __device__ inline void pass(float (&out)[8][4], 
     }
 }
 
-/* Through words of the thread's own, so that the epilogue stands in a loop. */
+/* Outputs pass through shared memory, words of this thread only, so that a rolled loop has the epilogue once. */
 template <Form FORM, bool NHWC>
 __device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, const float (&out)[8][4], float *own) {
     const int thread = threadIdx.x;

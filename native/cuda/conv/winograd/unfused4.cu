@@ -16,7 +16,7 @@ using Columns = ConvColumns;
 namespace winograd {
 namespace {
 
-/* The chunks of a convolution: all but the last have so many tiles. */
+/* The first chunk of a convolution. Only the last chunk may have fewer tiles. */
 Chunk chunk_of(const Conv &c, int block) {
     Chunk s = {};
     s.tiles = (int)round_up(ceil_div(c.windows, c.product.splits), block);

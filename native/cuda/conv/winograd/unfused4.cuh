@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
- * F(4x4, 3x3) by stages (equation: winograd.h), in chunks of tiles whose transformed patches V and sums M stay in L2:
+ * F(4x4, 3x3) in separate kernels (equation: winograd.h), in chunks of tiles, small enough that transformed patches V and products M stay in L2:
  *
  *   once         U[plane][group] = G g G^T                                   [channels][filters]
  *   each chunk   V[plane] = B^T d B                                          NCHW: [all channels][tiles], NHWC: [tiles][all channels]
  *                M[plane][group] = U V, 36 products for each group at once   NCHW: [filters][tiles], NHWC: [tiles][filters]
  *                Y = A^T M A, with the epilogue
  *
- * with the points 0, +-a, +-b and infinity, a = 11/16 and b = 23/16. Of pairs in sixteenths that add the least rounding they have the least error
- * where it is largest: 1.6 times that of a direct sum's, where the usual 0, +-1, +-2 have 9 times (tools/winograd_error.py). Rows 2 and 4 of B^T
- * are over -a and -b, so that even and odd parts meet in one multiply-add each; A^T has the reciprocals, and the denominators of G, by which outputs
- * are divided once, not filters in each block that needs them:
+ * with the points 0, +-a, +-b and infinity, a = 11/16 and b = 23/16. Of the pairs in sixteenths that add the least rounding, this one has the
+ * smallest maximum error: 1.6 times that of a direct sum, where the usual points 0, +-1, +-2 have 9 times (tools/winograd_error.py). Rows 2 and 4 of
+ * B^T are divided by -a and -b, so that one multiply-add each combines the even and odd parts; A^T makes up for it. A^T also has the denominators of
+ * G: outputs are scaled once, whereas filters would be scaled in each block that transforms them:
  *
  *   B^T = a2b2    0  -a2-b2    0     1  0     G = 1  0  0     A^T = 1  1   -a  1   -b   0   columns over a2b2, 2 a2 (a2 - b2) twice,
  *           0  -ab2   -b2      a     1  0         1  a  a2          0  a   a2  b   b2   0   2 b2 (b2 - a2) twice, 1
@@ -18,7 +18,7 @@
  *           0   -a2   a2/b     1  -1/b  0         1 -b  b2
  *           0  a2b2     0  -a2-b2    0  1         0  0  1
  *
- * The products are tiles of mainloop/simt/kernel.cuh: operands lie so that all but NHWC's V go to shared memory by 16 bytes as they are. */
+ * The products use mainloop/simt/kernel.cuh. All operands but V under NHWC have the layout of shared memory and are copied 16 bytes at a time. */
 #ifndef PYSIM_CUDA_WINOGRAD_STAGED_CUH
 #define PYSIM_CUDA_WINOGRAD_STAGED_CUH
 #include "conv/winograd/winograd.h"
@@ -29,18 +29,18 @@ namespace winograd {
 
 enum { LARGE = 36 }; /* planes */
 
-/* One chunk's buffers and sizes; the pitches of U, and of V and M where tiles lie side by side, are multiples of 4. */
+/* One chunk's buffers and sizes. The pitch of U is a multiple of 4, and so is that of V and M if tiles are contiguous (NCHW). */
 struct Chunk {
     float *u, *v, *m;
-    int first, tiles;     /* of all of a group's */
-    int u_pitch, pitch;   /* of a row of filters, of tiles */
-    int blocks;           /* tiles of the product that a chunk's tiles take in one plane and group */
+    int first, tiles;     /* the chunk's range of the tiles of a group */
+    int u_pitch, pitch;   /* elements of a row of filters, of tiles */
+    int blocks;           /* blocks of the product along the chunk's tiles, per plane and group */
 };
 
-/* a and b; what rows and columns are multiplied by: exact but for reciprocals, which are rounded once. */
+/* a, b and the factors of rows and columns: exact, except reciprocals, which are rounded once. */
 constexpr float POINT_A = 11.f / 16, POINT_B = 23.f / 16, A2 = POINT_A * POINT_A, B2 = POINT_B * POINT_B, A2B2 = A2 * B2, A2_B2 = A2 + B2;
 constexpr float OVER_A = float(-1 / (double)POINT_A), OVER_B = float(-1 / (double)POINT_B);
-constexpr double OF_A = 1 / (2. * A2 * (A2 - B2)), OF_B = 1 / (2. * B2 * (B2 - A2)); /* A^T's columns are over these */
+constexpr double OF_A = 1 / (2. * A2 * (A2 - B2)), OF_B = 1 / (2. * B2 * (B2 - A2)); /* factors of A^T's columns */
 
 /* The lines of G, B^T and A^T: 3 -> 6, 6 -> 6, 6 -> 4. */
 __device__ inline void filter_line_4(float (&to)[6], float a, float b, float c) {
@@ -61,7 +61,7 @@ __device__ inline void output_line_4(float (&to)[4], const float (&m)[6]) {
     to[2] = fmaf(far2, far, near2 * near), to[3] = fmaf(far3, across, fmaf(near3, cross, m[5]));
 }
 
-/* out[4 r + s] of a tile and filter, whose sum in plane p is of(p). */
+/* out[4 r + s] of a tile and filter; of(p): its product in plane p. */
 template <class Of> __device__ inline void transform_out(float *out, Of of) {
     float half[4][6];
 #pragma unroll
@@ -91,16 +91,16 @@ __device__ inline Corner corner_of(const Conv &c, int tile) {
     return at;
 }
 
-/* Whether a tile's rows of outputs are stored by 16 bytes under NCHW. */
+/* NCHW: whether a tile's rows of outputs are stored 16 bytes at a time. */
 __device__ inline bool by_fours(const Conv &c) { return c.out_w % 4 == 0 && (uintptr_t)c.out % 16 == 0; }
 
-/* Where a tile's outputs lie: the first, how many rows and columns of them exist, and of which filter they are. */
+/* A tile's outputs: index of the first, rows and columns that exist, filter. */
 struct Outputs { int first, high, wide, filter; };
-enum { ROOM = 4 * 4 * 32 }; /* words in which the outputs of a warp's 32 tiles change lanes */
+enum { ROOM = 4 * 4 * 32 }; /* words of shared memory through which a warp exchanges the outputs of its 32 tiles */
 
-/* Stores a warp's tiles under NCHW where rows are no vectors, out[4 r + column] of a lane's tile: by way of shared memory of the warp's own, so that lanes
- * store neighbouring words of 8 tiles' rows. A lane that stored its own tile's words would be 16 bytes from the next one, and L2 would be asked for
- * each sector four times. */
+/* NCHW, if rows are not whole vectors: stores a warp's tiles, out[4 r + column] for a lane's tile. The warp exchanges them through its own shared
+ * memory, so that lanes store neighbouring words of 8 tiles' rows. If each lane stored its own tile's words, lanes would be 16 bytes apart and each
+ * sector would be written by four requests. */
 template <bool PLAIN>
 __device__ inline void store_rows(const Conv &c, const Epilogue<float, float> &epilogue, const float *out, const Outputs &of, float *room) {
     const int lane = (int)(threadIdx.x % 32);
@@ -123,7 +123,7 @@ __device__ inline void store_rows(const Conv &c, const Epilogue<float, float> &e
     }
 }
 
-/* Thread `index` has a (tile, line) whose line is a channel or filter of `lines`; neighbours are tiles (NCHW), or lines (NHWC). */
+/* The (tile, line) of thread `index`, where a line is a channel or filter; neighbouring threads have tiles (NCHW) or lines (NHWC). */
 template <bool NHWC> __device__ inline bool part_of(int64_t index, int tiles, int lines, int &tile, int &line) {
     if (index >= (int64_t)tiles * lines) return false;
     const int fast = NHWC ? lines : tiles, slow = (int)(index / fast), rest = (int)(index - (int64_t)slow * fast);
@@ -178,7 +178,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_input(cons
 template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_output(const __grid_constant__ Conv c, const __grid_constant__ Chunk s) {
     __shared__ float rooms[NHWC ? 1 : THREADS / 32 * ROOM];
     const int all = c.groups * c.filters;
-    const bool words = !NHWC && !by_fours(c); /* then lanes store for each other, also one without a tile */
+    const bool words = !NHWC && !by_fours(c); /* then lanes store each other's tiles, so a lane without a tile stays */
     int tile = 0, filter = 0;
     const bool exists = part_of<NHWC>(blockIdx.x * (int64_t)THREADS + threadIdx.x, s.tiles, all, tile, filter);
     if (!exists && !words) return;
@@ -217,7 +217,7 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_output(con
     }
 }
 
-/* Sums of a plane as they lie in M. `whole`: rows are vectors, or padded to them. */
+/* Stores the product of a plane to M. `whole`: rows are whole vectors, or padded to them. */
 struct Sums {
     enum { WIDE = 4, UNROLLED = 4 }; /* as of Epilogue */
     float *to;
@@ -234,11 +234,11 @@ struct Sums {
     }
 };
 
-/* The 36 products of all groups, one after another along the windows: a Source of mainloop/simt/kernel.cuh. */
+/* The 36 products of all groups, concatenated along the windows: a Source of mainloop/simt/kernel.cuh. */
 template <class S, bool NHWC> struct Planes {
     const Conv &c;
     const Chunk &s;
-    __device__ int product_of(int window, int &at) const { /* of a block of windows: plane and group, and its place there */
+    __device__ int product_of(int window, int &at) const { /* the product (plane and group) of a block of windows; at: the block's index in it */
         const int product = window / s.blocks;
         at = window - product * s.blocks;
         return product;

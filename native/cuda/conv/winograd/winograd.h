@@ -4,14 +4,14 @@
  *     Y = A^T [ sum over channels of (G g G^T) .* (B^T d B) ] A
  *
  * (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016), so each of the (m + 2)^2 planes of the transformed
- * patch is a matrix product of its own: filters x channels times channels x tiles. F(2x2) multiplies 16 times for 4 outputs where the definition
- * does 36 times (2.25 fewer), F(4x4) 36 times for 16 (4 fewer).
+ * patch is a matrix product of its own: filters x channels times channels x tiles. For 4 outputs F(2x2) does 16 multiplications instead of 36
+ * (2.25 times fewer); for 16 outputs F(4x4) does 36 instead of 144 (4 times fewer).
  *
  * F(2x2): B^T = 1  0 -1  0    G =  1   0   0     A^T = 1  1  1  0
  *               0  1  1  0        .5  .5  .5           0  1 -1 -1
  *               0 -1  1  0        .5 -.5  .5
  *               0  1  0 -1         0   0   1
- * Small whole numbers stay exact: G g G^T are quarters. */
+ * Small integers stay exact: G g G^T are multiples of 1/4. */
 #ifndef PYSIM_CUDA_CONV_WINOGRAD_H
 #define PYSIM_CUDA_CONV_WINOGRAD_H
 #include "conv/conv.h"
@@ -19,16 +19,15 @@
 namespace pysim {
 namespace winograd {
 
-enum Form { reference, sts64, compact }; /* of F(2x2): how sums pass through shared memory (output.cuh) */
+enum Form { reference, sts64, compact }; /* of F(2x2): the layout in which accumulators are exchanged through shared memory (output.cuh) */
 
 /* The fused kernel's tiles: fused2.cuh. */
 enum { FILTERS = 64, TILES = 32, STEP = 8, THREADS = 256, PLANES = 16 };
 
-/* What one step of channels takes of the transformed filters, as it lies in the workspace and in shared memory: [plane][channel][slot]. */
+/* Words of the transformed filters per k-iteration, in the workspace and in shared memory: [plane][channel][slot]. */
 enum { FILTER_FLOATS = PLANES * STEP * FILTERS };
 
-/* Which filter of 64 stands in slot 32 g + 16 q + 4 t + k: the order in which they leave through shared memory (output.cuh), where 16
- * of them, and 8 with neighbours, meet. */
+/* The filter of 64 in slot 32 g + 16 q + 4 t + k. With this order the epilogue handles 16 filters per round, in runs of 8 neighbours (output.cuh). */
 __host__ __device__ inline int filter_of(int slot) {
     const int g = slot / 32, q = slot / 16 % 2, t = slot / 4 % 4, k = slot % 4;
     return 32 * g + 16 * (k / 2) + 8 * (k % 2) + 4 * q + t;
@@ -39,7 +38,7 @@ inline bool is_3x3(const Conv &c) {
 }
 #define PYSIM_NOT_3X3 "it takes 3x3 kernels with stride 1 and dilation 1"
 
-/* One row of G, of A^T: applied to the rows of a patch and then to its columns. */
+/* Products of G, B^T and A^T with one line: applied to the rows and columns of a filter, patch or tile. */
 template <int STRIDE> __device__ inline void filter_line(float *to, const float *g, int from_stride) {
     const float half = 0.5f * (g[0] + g[2 * from_stride]), middle = 0.5f * g[from_stride];
     to[0] = g[0], to[STRIDE] = half + middle, to[2 * STRIDE] = half - middle, to[3 * STRIDE] = g[2 * from_stride];
