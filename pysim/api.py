@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python functions: a convolution or product is planned once per shape and machine, then runs that plan.
+"""The Python API. A convolution or matrix product is planned once per shape and machine; later calls run that plan.
 
-From the second call on, what calls that look alike have in common is not made again: `_ready` keeps it by the call's signature, which is
-all but where the arrays lie (shapes and types, parameters, threads, machine, plan); `pysim.runtime.cuda_call.cache` likewise for arrays on
-a GPU. What can differ between such calls (bias, activation, out, memory) is checked in each.
+`_ready` caches a prepared launch per call signature: shapes, types, parameters, threads, machine and plan, but no addresses.
+`pysim.runtime.cuda_call.cache` does the same for arrays on a GPU. Bias, activation, out and memory are not part of the signature, so every
+call checks them.
 """
 
 import os
@@ -40,28 +40,29 @@ from pysim.record.state import TIMED, RunState, State
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm, cuda_prepared
 from pysim.runtime import cpu as runtime
 
-Accurate = tuple[Accuracy, float | None]  # what results must be: the level, and the largest error over their root mean square
-ANY: Accurate = ("standard", None)  # which calls that ask for nothing have, and no others: their signatures are without it
+Accurate = tuple[Accuracy, float | None]  # the level, and the largest accepted error relative to the results' rms
+ANY: Accurate = ("standard", None)  # the default, which call signatures leave out
 
-# signature -> what is ready for such a call, and the objects whose id is in the signature
+# signature -> the prepared launch or chooser, and the objects whose ids are in the signature: kept alive, or an id could be reused
 _ready: LruCache[tuple[Any, Any, Any]] = LruCache(256)
 _choosers: LruCache[tuple[Any, Any, Any]] = LruCache(256)
 
 
 class Plan(values.Plan, frozen=True, kw_only=True):
-    """A plan (`pysim.record.plan.Plan`) that can say why and run."""
+    """A plan (`pysim.record.plan.Plan`) with methods that explain and run it."""
 
     def explain(self) -> str:
-        """Predicted time and what bounds it, the loop nest or launch, where the cycles go, and why the others lost, as text."""
+        """A text: the predicted time and its bottleneck, the loop nest or launch, a breakdown of the cycles, and why other kernels lost."""
         from pysim.explain.text import explain
 
         return explain(self)
 
     def run(self, x: Any, w: Any, bias: Any = None, activation: cuda.Activation = None, threads: int = 1, out: Any = None) -> Any:
-        """Runs this very schedule on input x and filters w (or A and B of a matrix product) and returns the output array.
+        """Runs this schedule on input x and filters w, or on A and B of a matrix product, and returns the output array.
 
-        The plan of a machine whose instructions this CPU lacks runs in an emulator, if there is one (docs/power10.md). Raises PlanError
-        where no kernel has the plan's shape, MissingError where no emulator or GPU is here, OperandError for operands that do not fit.
+        Shapes and types as in `conv2d` and `gemm`. If this CPU lacks the machine's instructions, the plan runs in an emulator
+        (docs/power10.md). Raises PlanError if no kernel has the plan's shape, MissingError without an emulator or GPU, and OperandError for
+        operands that do not fit the problem.
         """
         of = self.workload
         if isinstance(of, Gemm):
@@ -100,8 +101,11 @@ def plan(
     state: State = "hot",
     prepared: bool = False,
 ) -> Plan:
-    """The plan of least predicted cost. `machine` is a CPU or GPU by name or file, "host" this computer's CPU, "cuda" its GPU; the other
-    arguments are as in `pysim.planner.plan`, which names the errors, too."""
+    """The plan with the lowest predicted time. `machine`: a CPU or GPU by name or .toml file; "host": this computer's CPU; "cuda": its GPU.
+
+    `memory_limit` is in bytes, `error_limit` is relative to the result's rms, and the plan's costs are in cycles and seconds. The other
+    arguments are described in `pysim.planner.plan`. Raises ProblemError, MachineError, and PlanError if no kernel can run the problem.
+    """
     on = host.any_machine(machine)
     how = planner.Options(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
     return _as_api(planner.plan(problem, on, model, input_footprint, algorithm, name, memory_limit, threads, prepared, **how))
@@ -119,7 +123,8 @@ def plans(
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
 ) -> list[Plan]:
-    """The `top` plans of least predicted cost, best first, each with the kernels turned down and why; arguments as in `plan`."""
+    """The `top` plans with the lowest predicted times, best first, each with the rejected kernels and the reasons. Arguments and errors as
+    in `plan`."""
     on = host.any_machine(machine)
     how = planner.Options(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
     return [_as_api(one) for one in planner.plans(problem, on, top, algorithm, memory_limit, **how)]
@@ -141,16 +146,19 @@ def compare(
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
 ) -> list[Comparison]:
-    """Predicted beside measured, after the result was checked; one Comparison per distinct problem.
+    """Checks, then times, each distinct problem: one Comparison per problem with predicted and measured seconds.
 
-    `problem` is a problem text, the name of a set, @file, model.onnx or a list of them; `layout`, `memory_limit`, `algorithm`, `name`,
-    `accuracy` and `error_limit` are as in `plan`, `state` that of the caches when a call begins. `peers` are timed in the same run where
-    they are installed: "none", "default" (im2col + OpenBLAS; on a GPU cuBLAS and all of cuDNN's algorithms, of which the fastest right one
-    is "cudnn" and `algorithms` names it), "all" (oneDNN and ONNX Runtime; PyTorch, and what nvidia-matmul-heuristics expects), or some by
-    name. Each contender's samples last `min_seconds`, on a CPU less where all medians are certain to half a percent before, and go to
-    `store`. `errors` has each one's largest error over the root mean square of the result, measured, `workspaces` its bytes, `missing` why
-    a peer did not run. On a machine that is emulated here nothing is timed: its comparisons say whether the result is right. A problem
-    that has no plan gives a Comparison with the reason; where none has one, PlanError says the first.
+    `problem`: a problem text, the name of a set, "@file", "model.onnx", or a list of these. `state`: the state of the caches when a call
+    begins. `layout`, `memory_limit`, `algorithm`, `name`, `accuracy` and `error_limit` are as in `plan`.
+
+    `peers` are timed in the same run if they are installed: "none"; "default" (im2col + OpenBLAS; on a GPU cuBLAS and every cuDNN
+    algorithm); "all" (also oneDNN and ONNX Runtime; on a GPU PyTorch and the estimate of nvidia-matmul-heuristics); or a choice of names.
+    The fastest correct cuDNN algorithm is reported as "cudnn", and `algorithms` names it.
+
+    Each candidate is sampled for `min_seconds`, and each plan for at most `budget_seconds`. On a CPU sampling stops once all medians are
+    known to half a percent. The samples go to `store`. Per candidate, `errors` has the largest measured error over the result's rms, and
+    `workspaces` the bytes of workspace; `missing` says why a peer did not run. On an emulated machine results are checked, but nothing is
+    timed. A problem without a plan gives a Comparison with the reason. If no problem has a plan, the first PlanError is raised.
     """
     if isinstance(problem, Conv | Gemm):
         layers = [Layer(problem)]
@@ -200,17 +208,16 @@ def conv2d(
 ) -> Any:
     """y[N][M][P][Q] = act(x[N][C][H][W] * w[M][C/groups][R][S] + bias[M] + residual[N][M][P][Q]).
 
-    activation is None, a name in native/epilogues.inc (relu, silu, gelu ...) or ("clamp", low, high); a residual, on a CPU, is of the
-    result's type and shape.
-    x and w are both float32, float64, bfloat16 (of ml_dtypes or PyTorch) or int8. y and the bias are float32 for bfloat16, and int32, exact
-    modulo 2^32, for int8, which takes no residual.
-    `stride` and `dilation` are one number or (height, width); `padding` also (top, left, bottom, right). The result is an array of
-    the kind that x is. OperandError says what is wrong with an array. Use `prepare` to pack the filters once for many calls.
-    CUDA arrays (also float16, and x that lies channels last) are taken where they lie, on their library's current stream; NumPy's on the
-    CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU, whose activations are the lines of native/cuda/epilogues.inc.
-    `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
-    On a CPU x, y and a residual may have channels in blocks: `layout="nchw16c"` (nchw8c, nchw4c) is [N][C/16][H][W][16], and
-    `"nchw-nchw16c"` takes x as planes and gives blocks. C and M of a group are multiples of the block. A plan has a layout of its own.
+    x and w have one type: float32, float64, bfloat16 (ml_dtypes or PyTorch) or int8; on a GPU also float16. y and the bias have that type,
+    with two exceptions: int32 (exact modulo 2^32) for int8; float32 for bfloat16 on a CPU and for 16-bit types on a GPU if `out` is so.
+    y is an array of the library of x. `stride` and `dilation`: one number or (height, width); `padding`: also (top, left, bottom, right).
+    `activation`: None, a name in native/epilogues.inc (relu, silu, gelu ...; on a GPU native/cuda/epilogues.inc) or ("clamp", low, high).
+    `residual`: an array of y's shape and type, on a CPU only and not for int8.
+    CUDA arrays, also channels last, are used in place on their library's current stream. Host arrays run on the CPU, or on the GPU with
+    `machine="cuda"` or a GPU's plan. `accuracy` and `error_limit` are as in `pysim.plan`; leave them and `layout` out if `plan` is given.
+    `layout`, on a CPU: under "nchw16c" (nchw8c, nchw4c) x, y and residual are [N][C/16][H][W][16]; "nchw-nchw16c" reads NCHW and writes
+    blocks. C and M of a group must then be multiples of the block.
+    Raises OperandError for arrays that do not fit, PlanError and MachineError as `plan` does. `prepare` packs filters once for many calls.
     """
     layout = _layout(plan, layout)
     windows = windows_of(stride, padding, dilation, groups)
@@ -241,7 +248,7 @@ def conv2d(
 
 
 def _planes(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """(N, C, H, W) of an input that lies in a layout."""
+    """(N, C, H, W) of an input of this shape in this layout."""
     block = values.blocks_of(layout)[0]
     if block == 1:
         return shape
@@ -268,14 +275,13 @@ def gemm(
     dtype: str | None = None,
     error_limit: float | None = None,
 ) -> Any:
-    """alpha op(a) op(b) + beta c + bias, where op transposes if asked and bias has one value per column.
+    """act(alpha op(a) op(b) + beta c + bias): op(a) is m x k, op(b) is k x n, c and the result are m x n, bias has n values.
 
-    dtypes as in `conv2d`, c and bias as the result; for int8 alpha and beta must be whole numbers.
-    `c` is read, not written; the result goes to `out` or a new array of the kind that a is. CUDA arrays are multiplied where they lie, on
-    their library's current stream; NumPy's on the CPU, or with `machine="cuda"` (or a GPU's plan) on the GPU. activation is a line of
-    native/epilogues.inc, on a GPU of native/cuda/epilogues.inc, clamp as ("clamp", low, high); it is taken of the sum with beta c, which
-    is how a product adds a residual. On a GPU `dtype` says how elements are multiplied ("tf32", "tf32x3", "f8").
-    `accuracy` and `error_limit` are as in `pysim.plan`; a call with a plan has that plan's.
+    `trans_a`, `trans_b`: op transposes. Types, activations and errors as in `conv2d`; c and bias have the result's type, and int8 needs
+    integral alpha and beta. A residual is passed as c. `c` is only read; the result goes to `out` or a new array from the library of a.
+    CUDA arrays are used in place on their library's current stream. Host arrays run on the CPU, or on the GPU with `machine="cuda"` or a
+    GPU's plan. `dtype`, on a GPU: how elements are multiplied ("tf32", "tf32x3", "f8").
+    `accuracy` and `error_limit` are as in `pysim.plan`; leave them out if `plan` is given.
     """
     alpha, beta = number(alpha, "alpha"), number(beta, "beta")
     accurate = _accurate(accuracy, error_limit)
@@ -322,10 +328,12 @@ def prepare(
     error_limit: float | None = None,
     layout: Layout = "nchw",
 ) -> cpu_launch.Prepared | cuda_prepared.Prepared:
-    """A convolution with its filters packed once, `y = conv(x, out=None)`, or a product with op(B) packed once, `c = product(a, out=None)`:
-    activation(op(a) op(B) + bias), the bias one value per column. A plan runs on its own machine (`host.executor`), with its own accuracy
-    and layout; `accuracy`, `error_limit` and `layout` are as in `pysim.conv2d`. On a GPU (CUDA weights, or `machine="cuda"`, or a GPU's
-    plan) weights are kept in the layout that the plan reads (`pysim.runtime.cuda_prepared`)."""
+    """Packs the weights of a problem once. The result is called as `y = conv(x, out=None)`, or for a product as `c = product(a, out=None)`.
+
+    `weights`: w[M][C/groups][R][S], or B. The product is act(op(a) op(B) + bias), with one bias value per column. Other arguments, types
+    and errors as in `conv2d`. A plan runs on its own machine, with its own accuracy and layout. On a GPU (CUDA weights, `machine="cuda"` or
+    a GPU's plan) the weights are kept in the layout that the plan reads (`pysim.runtime.cuda_prepared`).
+    """
     workload = parse(problem)
     _check(plan, machine)
     arrays.refuse_gradients(weights=weights, bias=bias)
@@ -342,13 +350,12 @@ def prepare(
 
 # Plans and machines
 
-# of these variables depends where the machine "host" is kept
+# the path of the cached "host" machine depends on these variables
 _HOST_ENVIRONMENT = ("XDG_CACHE_HOME", "HOME")
 
 
 def _identity(machine: values.Plan | str | Machine | Gpu) -> Hashable:
-    """What the machines (or plans, which have theirs) of two calls are the same by: a file by its path and when it was written, a value
-    by its id."""
+    """A cache key of a machine or plan: the name, for a file also its time and size, for a value its id."""
     if not isinstance(machine, str):
         return id(machine)
     if machine == "host":
@@ -357,7 +364,7 @@ def _identity(machine: values.Plan | str | Machine | Gpu) -> Hashable:
         return machine
     try:
         file = os.stat(machine)
-    except (OSError, ValueError):  # which who reads it says better
+    except (OSError, ValueError):  # the loader raises a better message
         return machine
     return machine, file.st_mtime_ns, file.st_size, file.st_ino
 
@@ -366,11 +373,11 @@ def _check(plan: Any, machine: Any) -> None:
     if plan is not None and not isinstance(plan, values.Plan):
         raise PlanError(f"plan is {quoted(plan)}; right is what pysim.plan returns")
     if not isinstance(machine, str | Machine | Gpu):
-        load_any(machine)  # which says what is right
+        load_any(machine)  # raises with the accepted kinds
 
 
 def _on_gpu(plan: Any, machine: Any) -> bool:
-    """Whether a plan, or else a machine, is for a GPU."""
+    """Whether the plan, or without a plan the machine, is for a GPU."""
     _check(plan, machine)
     on = plan.on if plan else machine
     if on == host.CUDA:
@@ -392,7 +399,7 @@ def _on_cpu(
     layout: Layout = "nchw",
     prepared: bool = False,
 ) -> tuple[Any, int, runtime.Executor]:
-    """The schedule of a problem, threads, and who runs it: the given plan's, or the best one's."""
+    """(schedule, threads, executor) of the given plan, or else of the best plan."""
     _refuse_both(plan, accurate)
     chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate, layout, threads, prepared)
     schedule, on = on_cpu(chosen)
@@ -400,7 +407,7 @@ def _on_cpu(
 
 
 def _accurate(accuracy: Any, error_limit: Any) -> Accurate:
-    """What was asked for, as it can stand in a call's signature."""
+    """The requested accuracy, checked and hashable. PlanError for an unknown level, OperandError for a limit that is no finite number."""
     if error_limit is None and type(accuracy) is str and accuracy == "standard":
         return ANY
     word(accuracy, "accuracy", ACCURACIES, PlanError)
@@ -408,7 +415,7 @@ def _accurate(accuracy: Any, error_limit: Any) -> Accurate:
 
 
 def _layout(plan: Any, layout: Any) -> Layout:
-    """That of a plan, or what was asked for."""
+    """The plan's layout, or else the requested one."""
     if isinstance(plan, values.Plan):
         return plan.layout
     if type(layout) is not str or layout != "nchw":
@@ -422,7 +429,7 @@ def _refuse_both(plan: values.Plan | None, accurate: Accurate) -> None:
 
 
 def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu, accurate: Accurate) -> Any:
-    """What chooses schedules on a GPU, one for a plan and a machine: CPUs' plans and "host" stand for the GPU that is here."""
+    """The function that chooses GPU schedules, cached per plan and machine. A CPU and "host" stand for the GPU of this computer."""
     on = plan.on if plan else machine
     where = host.CUDA if on == "host" or isinstance(on, Machine) else on
     key: tuple[Hashable, ...] = (make, _identity(plan or where))
@@ -435,12 +442,12 @@ def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu, 
 
 
 def _multiplied(plan: values.Plan | None) -> str | None:
-    """How a plan multiplies, where no array's type says it: as tf32."""
+    """The plan's type if no array type expresses it, such as tf32; else None."""
     return plan.workload.dtype if plan and not BY_NAME[plan.workload.dtype].array else None
 
 
 def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_gemm.Chooser:
-    """The schedule of a product as the kernels see it: the given plan's, which fits any layout of its sizes, or the best one."""
+    """Chooses the schedule of a product: the given plan's, for any operand layout and also for the transposed product, or the best one."""
 
     def choose(workload: Gemm) -> GpuSchedule:
         chosen = plan or _plan(workload, on, accurate)
@@ -456,7 +463,7 @@ def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurat
 
 
 def _conv_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_conv.Chooser:
-    """The schedule of a convolution that lies in a layout: the given plan's, or that of the best plan."""
+    """Chooses the schedule of a convolution in a layout: the given plan's, or the best one."""
 
     def choose(workload: Conv, layout: str) -> GpuSchedule:
         chosen = _fitting(plan, workload) or _plan(workload, on, accurate, cast("Layout", layout))
@@ -471,7 +478,7 @@ _DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int8": "s8"}
 
 
 def _dtype(plan: values.Plan | None, *arrays: Any) -> str:
-    """The dtype of the problem that arrays make; uint16 carries bf16 where a plan says so."""
+    """The problem's dtype, from the arrays' types. uint16 arrays are bf16 bits if the plan is for bf16."""
     names = {str(array.dtype) for array in arrays}
     if names == {"uint16"} and plan is not None and plan.workload.dtype == "bf16":
         return "bf16"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the Python functions as plain values; OperandError says what an argument is and what would be right.
+"""Checks of API arguments. Each returns a plain Python value, or raises OperandError with the argument and the accepted values.
 
-NumPy's numbers are taken wherever Python's are. A bool is no number, and 1.0 is no whole number: both are equal to 1, so they would be
-found in a cache where 1 was put.
+NumPy scalars are accepted like Python's. A bool is not accepted as a number, nor 1.0 as an integer: both equal 1, so a cache keyed by the
+argument would confuse them with 1.
 """
 
 import math
@@ -13,11 +13,11 @@ from typing import Any, cast
 from pysim.errors import OperandError, PysimError, choose, quoted
 
 LARGEST = 2**63 - 1
-MOST_THREADS = 1024  # of one call: MAX_THREADS of native/conv/thread_pool.c
+MOST_THREADS = 1024  # per call: MAX_THREADS of native/conv/thread_pool.c
 
 
 def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
-    """A whole number in `least`..`most`."""
+    """An integer from `least` to `most`."""
     if type(value) is not int:
         try:
             value = operator.index(cast("Any", None if _is_bool(value) else value))
@@ -29,7 +29,8 @@ def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
 
 
 def wholes(value: Any, name: str, least: int, counts: tuple[int, ...], right: str) -> tuple[int, ...]:
-    """As many whole numbers as one of `counts`; a single one stands for all of the least count. `right` says what they mean."""
+    """A tuple of integers whose length is in `counts`. A single integer is repeated to the shortest length. `right`: their meaning, for the
+    message."""
     if (isinstance(value, Sequence) and not isinstance(value, str)) or getattr(value, "ndim", 0) == 1:
         if len(value) not in counts:
             raise OperandError(f"{name} is {quoted(value)}; right is one whole number or {right}")
@@ -50,7 +51,7 @@ def number(value: Any, name: str) -> float:
 
 
 def seconds(value: Any, name: str) -> float:
-    """A finite time of 0 or more."""
+    """A finite time of at least 0 s."""
     if (found := number(value, name)) < 0:
         raise OperandError(f"{name} is {found:g} seconds; it must be at least 0")
     return found
@@ -60,7 +61,7 @@ Activation = str | tuple[str, float, float] | None
 
 
 def activation(given: Any, numbers: Mapping[str, int]) -> tuple[int, float, float]:
-    """The number of an activation, one of `numbers`' names, None or ("clamp", low, high), and its bounds."""
+    """(number, low, high) of an activation: None, a name in `numbers`, or ("clamp", low, high)."""
     name, low, high = given if isinstance(given, tuple) and len(given) == 3 else (given, -math.inf, math.inf)
     name = "identity" if name is None else name
     try:
@@ -77,14 +78,14 @@ def activation(given: Any, numbers: Mapping[str, int]) -> tuple[int, float, floa
 
 
 def flag(value: Any, name: str) -> bool:
-    """True or False, NumPy's too."""
+    """A Python or NumPy bool."""
     if _is_bool(value):
         return bool(value)
     raise OperandError(f"{name} is {quoted(value)}; right is True or False")
 
 
 def word(value: Any, what: str, known: Iterable[str], wrong: type[PysimError] = OperandError) -> str:
-    """One of the words that are `known`; else `wrong`, with the nearest and all of them."""
+    """One of the `known` words. Raises `wrong` with the closest word and the whole list."""
     words = tuple(known)
     if not isinstance(value, str) or value not in words:
         raise wrong(f"no {what} is named {quoted(value)}; {choose(value, words)}")

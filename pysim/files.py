@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a user names, read whole: regular ones only, and no more bytes than such a file may have."""
+"""Reads whole files that a user names. Only regular files up to a size limit are accepted."""
 
 import stat
 from pathlib import Path
@@ -10,8 +10,8 @@ _LONGEST = 300
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """All of a file. Raises ProblemError for one that cannot be read, is larger than `most` bytes, or is a device, pipe, socket or folder,
-    which are not even opened: reading one may never end."""
+    """The contents of a file. Raises ProblemError if it cannot be read, is larger than `most` bytes, or is a device, pipe, socket or
+    folder. These are never opened, since reading one may block forever."""
     name = _name(path)
     try:
         status = path.stat()
@@ -26,7 +26,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_text(path: Path, most: int) -> str:
-    """All of a UTF-8 file, without the byte-order mark that some editors begin it with; errors as in `read_bytes`."""
+    """The contents of a UTF-8 file, without a byte-order mark. Errors as in `read_bytes`."""
     try:
         return read_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -34,6 +34,6 @@ def read_text(path: Path, most: int) -> str:
 
 
 def _name(path: Path) -> str:
-    """The path for a sentence: of one too long for that, its end."""
+    """The path for a message; only the end of a very long one."""
     name = printable(str(path))
     return name if len(name) <= _LONGEST else f"...{name[-_LONGEST:]}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values computed once and shared by threads: `once`, one value for the process; `LruCache`, one for each of the keys used last."""
+"""Values computed once and shared by threads: `once` holds one value per process; `LruCache` holds those of the most recently used keys."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -33,7 +33,7 @@ def once(make: Callable[[], T]) -> Once[T]:
 
 
 class LruCache(Generic[T]):
-    """A mapping of the `size` entries used last, for any number of threads. A key that cannot be hashed has no entry."""
+    """A thread-safe mapping that keeps the `size` most recently used entries. A key that cannot be hashed has no entry."""
 
     def __init__(self, size: int) -> None:
         self.size = size

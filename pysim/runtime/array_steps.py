@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on arrays of any shape by the native library of this computer (`native/arrays.c`): pairs of arrays, rows (softmax, layer
-norms), rows of a table, many products.
+"""Operators on arrays of any shape, run by the native library (`native/arrays.c`): elementwise pairs, rows (softmax, layer norms), table
+lookups, batches of products.
 
-Each is a `Step`, which is called to run. They take float32 or float64.
+Each is a `Step`, which is called to run. Types: float32 or float64.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from pysim.runtime.steps import Step
 
 PAIRS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3}  # pysim_pair_kind
 _PAIR_AXES, _PRODUCT_AXES = 6, 4
-Axis = tuple[int, ...]  # its size, then the steps of each array along it
+Axis = tuple[int, ...]  # its size, then the stride of each array along it
 
 
 def _pointer(array: Array | None) -> Any:
@@ -31,7 +31,7 @@ def _dtype(array: Array) -> int:
 
 
 def _axes(shape: tuple[int, ...], *arrays: Array) -> list[Axis]:
-    """Sizes and steps in elements of as few axes as are the same; arrays have the shape, whatever their strides."""
+    """Sizes and strides in elements, with adjacent axes merged where all strides allow it. All arrays have this shape."""
     found: list[Axis] = []
     for size, *steps in zip(shape, *([by // x.dtype.itemsize for by in x.strides] for x in arrays), strict=True):
         if size == 1:
@@ -44,8 +44,7 @@ def _axes(shape: tuple[int, ...], *arrays: Array) -> list[Axis]:
 
 
 def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation = None) -> Step | None:
-    """out = act(a kind b), which are broadcast as NumPy does; out is dense and may be one of them that is dense, too. None: not for these
-    arrays."""
+    """out = act(a kind b), broadcast as in NumPy. out is dense, and may be a or b if that is dense. None: these arrays are unsupported."""
     if not takes(out) or any(x.dtype != out.dtype or not x.size for x in (a, b)) or any(by < 0 for x in (a, b) for by in x.strides):
         return None
     left, right = (np.broadcast_to(x, out.shape) for x in (a, b))
@@ -61,7 +60,7 @@ def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation 
 
 
 class Local(NamedTuple):
-    """What rows of kind `local` are multiplied by: (bias + alpha sum)^-beta, a sum of so many squares."""
+    """The factor of rows of kind `local`: (bias + alpha sum)^-beta, where sum adds the squares of `window` elements."""
 
     window: int
     alpha: float
@@ -81,8 +80,8 @@ def rows_step(
     axis: int = -1,
     local: Local = ALONE,
 ) -> Step | None:
-    """Rows along an axis of x, the last one but for softmax and local: softmax, `standard` with its scale and shift, length, or local with
-    its bias, `epsilon`. None: not for these arrays."""
+    """Operators on the rows of x along an axis: softmax, `standard` (with scale and shift), length, or local (`epsilon` is its bias). Only
+    softmax and local accept another axis than the last. None if these arrays are unsupported."""
     of = [one for one in (scale, shift) if one is not None]
     if not takes(out, x, *of) or any(one.shape != x.shape[-1:] for one in of):
         return None
@@ -95,8 +94,8 @@ def rows_step(
 
 
 def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None = None) -> Step | None:
-    """out = x.take(at, axis); with shares, of as many rows of `at`: the sum of what each row takes times its shares. Of whole numbers
-    below 0, too, which count from the end. None: not for these arrays."""
+    """out = x.take(at, axis). With shares, which have the shape of `at`: the sum over the rows of `at` of the elements taken times their
+    shares. Negative indices count from the end. None if these arrays are unsupported."""
     fits = at.dtype == np.int64 and at.flags.c_contiguous and at.size > 0 and (shares is None or takes(out, shares))
     if not fits or not takes(out, x):
         return None
@@ -109,8 +108,8 @@ def take_step(out: Array, x: Array, at: Array, axis: int, shares: Array | None =
 
 
 class Products:
-    """C = alpha A B of the last two axes of arrays, whatever the others: what a step of these arrays is made of. `workload` is the product
-    that is planned; None where A, B or C has no rows, and no columns, one element apart."""
+    """C = alpha A B over the last two axes of arrays; the other axes are a batch. `workload` is the product to plan, or None if A, B or C
+    has neither contiguous rows nor contiguous columns."""
 
     def __init__(self, out: Array, a: Array, b: Array) -> None:
         self.out, self.a, self.b = out, a, b
@@ -161,7 +160,7 @@ class Products:
 
 
 def _order(shape: tuple[int, ...], steps: list[int]) -> tuple[bool, int] | None:
-    """Whether a matrix is stored transposed, and how far apart its rows, or then columns, are; None where neither are dense."""
+    """(whether a matrix is stored transposed, pitch of its rows or columns in elements); None if neither are contiguous."""
     (rows, columns), (down, along) = shape, steps
     if (along == 1 or columns == 1) and (down >= columns or rows == 1):
         return False, max(down, columns)

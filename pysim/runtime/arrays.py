@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrices of other libraries as pointer, shape and strides, wherever they lie: NumPy's interface, `__cuda_array_interface__` or DLPack.
+"""Views of other libraries' arrays as pointer, shape and strides: through NumPy's interface, `__cuda_array_interface__` or DLPack.
 
-Nothing is copied. A CUDA array is seen through `__cuda_array_interface__` (version 3) where that can say its type, else through DLPack
-(bfloat16); PyTorch's, for which either takes tens of microseconds, through the tensor's own methods. `Matrix.layout` tells how it lies:
-row-major with a pitch, or column-major, which is a transposed row-major one. A `Library` makes arrays of the kind that its caller has.
+Nothing is copied. CUDA arrays are viewed through `__cuda_array_interface__` (version 3), or through DLPack for types that it lacks
+(bfloat16). For PyTorch's tensors either takes tens of microseconds, so their own methods are called instead. `Matrix.layout` is row-major
+with a pitch, or column-major, which is a transposed row-major one. A `Library` allocates arrays of the caller's library.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1, "s32": 4, "f8": 1, "u
 _NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
 _DLPACK = {(0, 8): "s8", (0, 32): "s32", (1, 8): "u8", (2, 16): "f16", (2, 32): "f32", (2, 64): "f64", (4, 16): "bf16", (10, 8): "f8"}
-# what libraries raise for an array that they cannot give away
+# what libraries raise for an array that they cannot export
 _REFUSALS = (AttributeError, BufferError, NotImplementedError, RuntimeError, TypeError, ValueError)
 _TYPESTR = {"f4": "f32", "f8": "f64", "f2": "f16", "i1": "s8", "i4": "s32", "u1": "u8"}
 
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
 
 class Matrix(msgspec.Struct, frozen=True):
-    """`strides` are in elements; `stream` is what its interface says work on it is ordered by, None where it says nothing."""
+    """`strides` are in elements. `stream`: the stream that orders work on the array, None if its interface gives none."""
 
     pointer: int
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Matrix(msgspec.Struct, frozen=True):
 
     @property
     def layout(self) -> Layout | None:
-        """How it lies, or None where neither rows nor columns are contiguous."""
+        """Row- or column-major with a pitch; None if neither rows nor columns are contiguous."""
         rows, columns = self.shape
         down, right = self.strides
         if (right == 1 or columns == 1) and (down >= columns or rows == 1):
@@ -63,13 +63,13 @@ class Matrix(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """From the first byte to the one after the last, for strides that are not negative."""
+        """Bytes spanned in memory, from the first element to the end of the last; strides must not be negative."""
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * SIZES[self.dtype]
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor of DLPack (dlpack.h), the first member of what a capsule named "dltensor" holds."""
+    """DLTensor of DLPack (dlpack.h), the first member of the struct in a capsule named "dltensor"."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -91,7 +91,7 @@ def is_cuda(x: Any) -> bool:
 
 
 def refuse_gradients(**given: Any) -> None:
-    """OperandError for a tensor of which PyTorch would want a gradient: what is computed here has none."""
+    """OperandError for a tensor that requires a gradient, unless PyTorch's gradients are disabled: no backward pass exists here."""
     for name, x in given.items():
         if getattr(x, "requires_grad", False) is True:
             enabled = getattr(sys.modules.get("torch"), "is_grad_enabled", None)
@@ -101,7 +101,7 @@ def refuse_gradients(**given: Any) -> None:
 
 
 def view(x: Any, name: str, stream: int = 0) -> Matrix:
-    """An array as it lies; `stream` is where the caller will use it. OperandError where it cannot be seen or its type is unknown."""
+    """A view of an array that will be used on `stream`. OperandError if it cannot be viewed or its type is unknown."""
     try:
         found = library_of(type(x)).view(x, stream)
     except _REFUSALS as error:
@@ -117,12 +117,12 @@ def _of_numpy(x: Any) -> Matrix | None:
         return None
     strides = tuple(stride // x.itemsize for stride in x.strides)
     if any(stride % x.itemsize for stride in x.strides):
-        strides = tuple(0 for _ in strides)  # no whole elements apart: no layout that a kernel could take
+        strides = tuple(0 for _ in strides)  # not a multiple of the element size: no layout that a kernel could take
     return Matrix(x.ctypes.data, x.shape, strides, DTYPES[x.dtype.name], None, None, x)
 
 
 def _of_interface(x: Any) -> Matrix | None:
-    """Through `__cuda_array_interface__`; None where it is not there or cannot say the type."""
+    """A view through `__cuda_array_interface__`; None if there is none or it cannot express the type."""
     try:
         about = x.__cuda_array_interface__
     except (AttributeError, KeyError, TypeError):
@@ -160,18 +160,19 @@ def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _device_of(x: Any) -> int:
-    """The number of the device; 0 where the array does not say."""
+    """The number of the device; 0 if the array does not give it."""
     try:
         return int(x.__dlpack_device__()[1])
     except _REFUSALS:
         return 0
 
 
-# Libraries whose arrays lie on a device
+# Libraries with arrays on a device
 
 
 class Library:
-    """How arrays of a library are seen and made: here of any that speaks `__cuda_array_interface__` or DLPack, which makes none."""
+    """Views and allocates arrays of one library. This base class views any array with `__cuda_array_interface__` or DLPack; it allocates
+    none."""
 
     def is_cuda(self, x: Any) -> bool:
         try:
@@ -184,46 +185,45 @@ class Library:
             return False
 
     def view(self, x: Any, stream: int) -> Matrix | None:
-        """An array as it lies; None where its type is not known here."""
+        """A view of an array; None if its type is unknown."""
         return _of_interface(x) or _of_dlpack(x, stream) if self.is_cuda(x) else _of_numpy(np.asarray(x))
 
     def pointer(self, x: Any, stream: int) -> int:
-        """Where the memory of a new CUDA array begins."""
+        """The address of a new CUDA array."""
         return view(x, "an array made here", stream).pointer
 
     def stream(self, x: Any) -> int:
-        """The stream that the library works on now, or what the array's interface says, or the default one."""
+        """The library's current stream, else the one that the array's interface gives, else the default stream."""
         try:
             return int(x.__cuda_array_interface__.get("stream") or 0)
         except (AttributeError, KeyError, TypeError):
             return 0
 
     def on_device(self, x: Any) -> AbstractContextManager[Any]:
-        """Makes the device of an array the current one, where the library can."""
+        """Makes the device of an array the current one, if the library supports that."""
         return nullcontext()
 
     def maker(self, like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any] | None:
-        """What makes uninitialised arrays on the device of `like`; None where the library is not known to."""
+        """A function that allocates uninitialised arrays on the device of `like`; None if the library cannot."""
         return None
 
     def keeps(self) -> bool:
-        """Whether memory that is made now may serve later work of its stream, too, as no other stream gets it before that is done."""
+        """Whether memory allocated now may be kept for later work on the same stream."""
         return False
 
     def with_layout(self, x: Any, channels_last: bool) -> Any | None:
-        """A copy of a four-dimensional array, on its current stream, that lies densely N C H W or channels last; None where the library is
-        not known to make one."""
+        """A dense copy of a four-dimensional array, NCHW or channels last, made on the current stream; None if the library cannot."""
         return None
 
     def channels_second(self, x: Any) -> Any:
-        """N H W C as N C H W: a view."""
+        """An N H W C array viewed as N C H W."""
         return x.transpose(0, 3, 1, 2)
 
 
 class _Torch(Library):
     def __init__(self, module: Any) -> None:
         self._module, raw = module, getattr(module, "_C", None)
-        self._raw_stream = getattr(raw, "_cuda_getCurrentRawStream", None)  # what torch.compile's own code asks
+        self._raw_stream = getattr(raw, "_cuda_getCurrentRawStream", None)  # as torch.compile's own code does
         self._is_capturing = getattr(raw, "_cuda_isCurrentStreamCapturing", None)
 
     def is_cuda(self, x: Any) -> bool:
@@ -255,7 +255,7 @@ class _Torch(Library):
         return partial(self._module.empty_strided, shape, dense(shape), dtype=getattr(self._module, _NAMES[dtype]), device=like.device)
 
     def keeps(self) -> bool:
-        """A graph that is being captured has memory of its own, and may be replayed on any stream."""
+        """Not during a CUDA graph capture: the graph has memory of its own, and may be replayed on any stream."""
         return self._is_capturing is not None and not self._is_capturing()
 
     def with_layout(self, x: Any, channels_last: bool) -> Any | None:
@@ -307,7 +307,7 @@ def _library_of(kind: type) -> Library:
 
 
 _libraries = lru_cache(maxsize=256)(_library_of)
-library_of: Callable[[type], Library] = _libraries  # the library that arrays of a type are of
+library_of: Callable[[type], Library] = _libraries  # array type -> its library
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only importer of the native library: cffi reads `native/pysim.h`, status codes become exceptions, arrays become pointers.
 
-Whatever computes takes an executor, which says whose library is called: this computer's (LOCAL), or that of another CPU in an emulator
+An executor decides which library is called: this computer's (LOCAL), or one built for another CPU that runs in an emulator
 (`pysim.runtime.emulated`).
 """
 
@@ -68,9 +68,9 @@ def library() -> tuple[Any, Any]:
 
 
 class Executor(Protocol):
-    """Whose native library is called. `library` gives (ffi, lib), where lib has the functions of `pysim.h`.
+    """Decides which native library is called. `library` gives (ffi, lib), where lib has the functions of `pysim.h`.
 
-    What an "emulated" one computes is right or wrong; how long that takes says nothing about any machine.
+    Results of an "emulated" one are meaningful; its times are not.
     """
 
     @property
@@ -92,7 +92,7 @@ LOCAL: Executor = _Local()
 
 
 def check(status: int, executor: Executor = LOCAL) -> None:
-    """Raises the library's own sentence for any status but PYSIM_OK."""
+    """Raises an error with the library's message for any status but PYSIM_OK."""
     if status:
         ffi, lib = executor.library()
         raise NativeError(ffi.string(lib.pysim_last_error()).decode())
@@ -127,13 +127,13 @@ def _conv_fields(w: Conv) -> dict[str, int]:
 
 
 def _gemm_fields(w: Gemm) -> dict[str, int]:
-    """Of operands that are dense and row-major."""
+    """The fields of a product of dense row-major operands."""
     leading = {"lda": w.m if w.trans_a else w.k, "ldb": w.k if w.trans_b else w.n, "ldc": w.n}
     return {"m": w.m, "n": w.n, "k": w.k, "trans_a": w.trans_a, "trans_b": w.trans_b, "dtype": _dtype_code(w.dtype), **leading}
 
 
 def problem_struct(w: Workload, layout: Layout = "nchw") -> Any:
-    """The `pysim_problem` of a workload whose operands are dense, a convolution's in a layout."""
+    """The `pysim_problem` of a workload with dense operands; `layout` applies to convolutions."""
     ffi, lib = library()
     blocks = dict(zip(("input_block", "output_block"), blocks_of(layout), strict=True))
     fields = {"conv": _conv_fields(w) | blocks} if isinstance(w, Conv) else {"gemm": _gemm_fields(w)}
@@ -155,7 +155,7 @@ def schedule_struct(s: Schedule, w: Workload) -> Any:
 
 
 def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
-    """An uninitialised array whose data begin on a cache line."""
+    """An uninitialised array aligned to a cache line."""
     dtype = np.dtype(dtype)
     shape = shape if isinstance(shape, tuple) else (shape,)
     nbytes = math.prod(shape) * dtype.itemsize
@@ -167,7 +167,7 @@ def aligned(shape: tuple[int, ...] | int, dtype: Any) -> Array:
 
 
 def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """`x` as a dense array of this shape and a problem's dtype, viewed if it can be; OperandError names what differs."""
+    """`x` as a dense array of this shape and a problem's dtype, without a copy if possible; OperandError names what differs."""
     x = as_numpy(x, name)
     if dtype == "bf16" and x.dtype.name == "bfloat16":
         x = x.view(np.uint16)
@@ -178,7 +178,7 @@ def operand(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """A bias or a C as a dense array of this shape and of the dtype of a problem's results; errors as `operand`."""
+    """A bias or C as a dense array of this shape and the result's dtype; errors as in `operand`."""
     x = as_numpy(x, name)
     if x.dtype != RESULT_DTYPES[dtype]:
         raise OperandError(f"{name} is {x.dtype}, but the results of {dtype} are {RESULT_DTYPES[dtype]}")
@@ -186,12 +186,12 @@ def addend(x: Any, name: str, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def is_dense(x: Array) -> bool:
-    """Whether an array lies as the library reads it: without gaps, each element at a multiple of its size."""
+    """Whether the library can read the array in place: C-contiguous, and aligned to its element size."""
     return x.flags.c_contiguous and x.flags.aligned
 
 
 def dense(x: Array, name: str, shape: tuple[int, ...]) -> Array:
-    """`x` of this shape, or a copy, as the library reads it."""
+    """`x` in this shape if the library can read it in place, else a copy."""
     if x.shape != shape:
         raise OperandError(f"{name} has shape {x.shape}, but the problem needs {shape}")
     if is_dense(x):
@@ -211,10 +211,10 @@ def as_numpy(x: Any, name: str) -> Array:
         return x
     if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
         raise MissingError(f"{name} lies on a GPU, and this build has no CUDA kernels; pass a CPU array")
-    if getattr(x, "requires_grad", False) is True:  # which NumPy refuses; who wants no gradient has said so (`arrays.refuse_gradients`)
+    if getattr(x, "requires_grad", False) is True:  # NumPy refuses these; `arrays.refuse_gradients` ran before
         x = x.detach()
     try:
-        if hasattr(x, "is_neg") and x.is_neg():  # which DLPack does not say: PyTorch's imag(conj(z)) lies there negated
+        if hasattr(x, "is_neg") and x.is_neg():  # DLPack lacks this flag: PyTorch's imag(conj(z)) is stored negated
             x = x.resolve_neg()
         if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # a type that NumPy itself lacks
             import ml_dtypes
@@ -224,12 +224,12 @@ def as_numpy(x: Any, name: str) -> Array:
             view: Array = np.from_dlpack(x)
             return view
         return np.asarray(x)
-    except Exception as error:  # whatever the methods of an array of another library raise
+    except Exception as error:  # another library's array may raise anything
         raise OperandError(f"{name} is a {type(x).__name__}, which NumPy cannot view as an array: {error}") from error
 
 
 def like(x: Any, result: Array) -> Any:
-    """`result` as an array of the kind of `x`: the library that made x wraps the same memory where it speaks DLPack."""
+    """`result` as an array of the library of `x`, in the same memory, if that library supports DLPack."""
     if isinstance(x, np.ndarray):
         return result
     namespace = sys.modules.get(type(x).__module__.partition(".")[0])
@@ -238,7 +238,7 @@ def like(x: Any, result: Array) -> Any:
 
 
 def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
-    """`out` as a writable view, or a new array, of the dtype of a problem's results; OperandError where it does not fit."""
+    """`out` as a writable view, or a new array, with the result's dtype; OperandError if `out` does not fit."""
     kind = RESULT_DTYPES[dtype]
     if out is None:
         return aligned(shape, kind)
@@ -254,7 +254,7 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def check_apart(out: Array, **operands: Any) -> None:
-    """Refuses an out over what is read, copies of which the library would not know."""
+    """OperandError if out overlaps an operand. The library cannot detect that where it gets a copy of the operand."""
     for name, x in operands.items():
         if x is not None and np.may_share_memory(out, as_numpy(x, name)):
             raise OperandError(f"out overlaps {name}, which is read while it is written")
@@ -264,7 +264,7 @@ _addends: WeakKeyDictionary[Any, tuple[Array | None, Array | None]] = WeakKeyDic
 
 
 def epilogue_struct(alpha: float, beta: float, bias: Array | None, activation: Activation, residual: Array | None = None) -> Any:
-    """A `pysim_epilogue`; bias and residual live as long as it does, and `addends_of` finds them."""
+    """A `pysim_epilogue`. It keeps bias and residual alive; `addends_of` returns them."""
     if bias is None and residual is None and isinstance(activation, Hashable):
         return _plain(alpha, beta, activation)
     epilogue = _epilogue(alpha, beta, activation)
@@ -283,11 +283,11 @@ def _epilogue(alpha: float, beta: float, activation: Activation) -> Any:
     return ffi.new("pysim_epilogue *", [alpha, beta, ffi.NULL, number, ffi.NULL, low, high])
 
 
-_plain = lru_cache(maxsize=64)(_epilogue)  # without a bias, which nobody changes
+_plain = lru_cache(maxsize=64)(_epilogue)  # structs without a bias, never modified
 
 
 def addends_of(epilogue: Any) -> tuple[Array | None, Array | None]:
-    """The arrays that an epilogue's bias and residual point to: the struct itself does not know how long they are."""
+    """The arrays of an epilogue's bias and residual. The struct has only their addresses, not their lengths."""
     return _addends.get(epilogue, (None, None))
 
 
@@ -300,7 +300,7 @@ def reference_conv(
     executor: Executor = LOCAL,
     residual: Array | None = None,
 ) -> Array:
-    """The definition of right: plain loops in C, summed in the next wider type. Slow."""
+    """The reference that defines a correct result: plain loops in C, accumulated in the next wider type. Slow."""
     ffi, lib = executor.library()
     out = aligned((w.batch, w.filters, w.out_h, w.out_w), RESULT_DTYPES[w.dtype])
     epilogue = epilogue_struct(1.0, 0.0, bias, activation, residual)
@@ -326,7 +326,7 @@ def probe_clock() -> float:
 
 
 def probe_fma(target: str, dtype: str) -> float:
-    """Multiply-add instructions a second of one registry target."""
+    """Multiply-add instructions per second on one registry target."""
     ffi, lib = library()
     result = ffi.new("double *")
     check(lib.pysim_probe_fma(target.encode(), _dtype_code(dtype), result))
@@ -343,17 +343,17 @@ def _probe_stream(probe: Any, nbytes: int, seconds: float) -> float:
 
 
 def probe_read(nbytes: int, seconds: float) -> float:
-    """Bytes a second that one core reads from a buffer of this size, again and again for `seconds`."""
+    """Bytes per second of one core that reads a buffer of this size repeatedly for `seconds`."""
     return _probe_stream(library()[1].pysim_probe_read, nbytes, seconds)
 
 
 def probe_write(nbytes: int, seconds: float) -> float:
-    """Bytes a second that one core writes to a buffer of this size."""
+    """Bytes per second of one core that writes a buffer of this size."""
     return _probe_stream(library()[1].pysim_probe_write, nbytes, seconds)
 
 
 def probe_latency(nbytes: int, line_bytes: int, seconds: float) -> float:
-    """Seconds of a load that waits for the one before, over all lines of a buffer of this size in a random order."""
+    """Seconds per dependent load, over all lines of a buffer of this size in random order."""
     ffi, lib = library()
     buffer, result = aligned(nbytes, np.uint8), ffi.new("double *")
     check(lib.pysim_probe_latency(ffi.from_buffer(buffer), nbytes, line_bytes, seconds, result))

@@ -2,7 +2,7 @@
 """Launches of products and convolutions on the CPU, and the workspaces that calls borrow.
 
 A Launch has the structs and sizes of one problem under one schedule, and no arrays. A call borrows its workspace, so any number of threads
-may use one launch. A prepared convolution adds prepared filters. Nothing of the caller's is written before everything is checked.
+may use one launch. A prepared convolution adds prepared filters. All checks precede the first write to the caller's arrays.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from pysim.runtime.cpu import (
 from pysim.runtime.steps import Step
 
 _IDLE_BYTES = 256 << 20  # of workspaces kept between calls
-_ndarray = np.ndarray  # a global is looked up in half the time
+_ndarray = np.ndarray  # looking up a global takes half the time
 
 
 class Workspaces:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only importer of the CUDA library: devices, kernels' attributes, memory, and launches of products and convolutions.
 
-The library (libpysim_cuda.so, `native/pysim_cuda.h`) is opened when first needed. MissingError says which of library,
-driver and device is not here, and what would change that.
+The library (libpysim_cuda.so, `native/pysim_cuda.h`) is opened when first needed. MissingError says whether the library, the driver or the
+device is missing, and how to get it.
 """
 
 import importlib.resources
@@ -30,7 +30,7 @@ from pysim.runtime.arrays import SIZES
 
 Array = NDArray[Any]
 
-# What a product of each type may result in; the first is what it does where nobody says
+# type of the multiplication -> possible types of the result, the default first
 RESULTS = {
     "f32": ("f32",), "tf32": ("f32",), "tf32x3": ("f32",), "f64": ("f64",), "f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "s8": ("s32",),
     "f8": ("f16", "bf16", "f32"),
@@ -38,7 +38,7 @@ RESULTS = {
 
 
 class Device(msgspec.Struct, frozen=True):
-    """What CUDA says of a device."""
+    """The properties of a CUDA device."""
 
     index: int
     name: str
@@ -58,7 +58,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 def library_path() -> Path:
-    """Where the CUDA library lies: $PYSIM_CUDA_LIBRARY, or inside the installed package."""
+    """The path of the CUDA library: $PYSIM_CUDA_LIBRARY, or inside the installed package."""
     override = os.environ.get("PYSIM_CUDA_LIBRARY")
     path = Path(override) if override else Path(str(importlib.resources.files("pysim") / "native" / "libpysim_cuda.so"))
     if not path.exists():
@@ -89,7 +89,7 @@ def library() -> tuple[Any, Any]:
 
 
 def check(status: int) -> None:
-    """Raises the library's own sentence for any status but PYSIM_OK."""
+    """Raises an error with the library's message for any status but PYSIM_OK."""
     if status:
         ffi, lib = library()
         raise NativeError(ffi.string(lib.pysim_cuda_last_error()).decode())
@@ -115,7 +115,7 @@ def devices() -> tuple[Device, ...]:
 
 # Structs
 
-_prologues: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # epilogue -> what it points to
+_prologues: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # epilogue -> the structs that it points to
 
 
 def dtype_code(dtype: str) -> int:
@@ -123,12 +123,12 @@ def dtype_code(dtype: str) -> int:
 
 
 def result_of(dtype: str) -> str:
-    """The type of C where nobody says."""
+    """The default type of C."""
     return RESULTS[dtype][0]
 
 
 def problem_struct(w: Workload, result: str, layout: str = "nchw", pitches: tuple[int, int, int] | None = None) -> Any:
-    """The `pysim_cuda_problem` of a convolution in a layout, or of a product, dense where no pitches of A, B and C are given."""
+    """The `pysim_cuda_problem` of a convolution in a layout, or of a product with these pitches of A, B and C (None: dense)."""
     ffi, lib = library()
     types = {"dtype": dtype_code(w.dtype), "c_dtype": dtype_code(result)}
     if isinstance(w, Conv):
@@ -148,7 +148,7 @@ def schedule_struct(s: GpuSchedule, w: Workload) -> Any:
 
 
 def _row(w: Workload | None, kernel: str) -> GemmKernel | ConvKernel:
-    """The row of a kernel that computes a workload, or a product."""
+    """The registry row of a kernel: of a convolution kernel if the workload is a Conv, else of a product kernel."""
     row = conv_kernel(kernel) if isinstance(w, Conv) else gemm_kernel(kernel)
     if row is None:
         kind = "convolution" if isinstance(w, Conv) else "kernel"
@@ -157,8 +157,8 @@ def _row(w: Workload | None, kernel: str) -> GemmKernel | ConvKernel:
 
 
 class Prologue(NamedTuple):
-    """What becomes of a convolution's input as it is read: device pointers or 0, of a scale for each channel (`by_image`: image and
-    channel) and a shift for each channel."""
+    """A scale and a shift that a kernel applies to a convolution's input as it loads it: device pointers or 0, with one value per channel.
+    `by_image`: the scale has one value per image and channel."""
 
     scale: int = 0
     shift: int = 0
@@ -179,12 +179,12 @@ def epilogue_struct(alpha: float, beta: float, bias: int, activation: Activation
         pointers = {"scale": ffi.cast("void *", prologue.scale), "shift": ffi.cast("void *", prologue.shift)}
         own = ffi.new("pysim_cuda_prologue *", pointers | {"by_image": prologue.by_image, "relu": prologue.relu})
         made.prologue = own
-        _prologues[made] = own  # for as long as it is pointed to
+        _prologues[made] = own  # kept alive with the struct that points to it
     return made
 
 
 def attributes(w: Workload, kernel: str, layout: str = "nchw") -> Attributes:
-    """What the compiler made of the kernel that would do most of the work."""
+    """The compiled attributes (registers, spills ...) of the kernel that does most of the work."""
     ffi, lib = library()
     row, info = _row(w, kernel), ffi.new("pysim_cuda_attributes *")
     check(lib.pysim_cuda_attributes_of(problem_struct(w, result_of(w.dtype), layout), row.index, info))
@@ -192,7 +192,7 @@ def attributes(w: Workload, kernel: str, layout: str = "nchw") -> Attributes:
 
 
 def refusal(row: GemmKernel | ConvKernel) -> str:
-    """Why the first device here cannot run a row by the code that the library has for it; "" where it can."""
+    """Why the first device cannot run a registry row with the library's code; "" if it can."""
     ffi, lib = library()
     devices()
     kind = lib.PYSIM_CONV if isinstance(row, ConvKernel) else lib.PYSIM_GEMM
@@ -203,7 +203,7 @@ def refusal(row: GemmKernel | ConvKernel) -> str:
 
 
 class DeviceArray:
-    """Memory of the current device, dense rows, freed with the object; other libraries see it through `__cuda_array_interface__`."""
+    """A dense array on the current device, freed with the object. Other libraries view it through `__cuda_array_interface__`."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         ffi, lib = library()
@@ -226,14 +226,14 @@ class DeviceArray:
         return {"shape": self.shape, "typestr": codes[self.dtype], "data": (self.pointer, False), "version": 3, "stream": None}
 
     def fill(self, host: Array) -> "DeviceArray":
-        """Copies the bytes of a contiguous host array of the same size here."""
+        """Copies from a contiguous host array of the same number of bytes."""
         if host.nbytes != self.nbytes:
             raise OperandError(f"{host.nbytes} bytes do not fill {self.nbytes} bytes of device memory")
         copy(self.pointer, host.ctypes.data, host.nbytes, "PYSIM_TO_DEVICE")
         return self
 
     def read(self, into: Array) -> Array:
-        """Copies the bytes here into a contiguous host array of the same size, and waits for them."""
+        """Copies into a contiguous host array of the same number of bytes, and waits."""
         if into.nbytes != self.nbytes:
             raise OperandError(f"{self.nbytes} bytes of device memory do not fill {into.nbytes} bytes")
         copy(into.ctypes.data, self.pointer, self.nbytes, "PYSIM_TO_HOST")
@@ -241,7 +241,7 @@ class DeviceArray:
 
 
 def copy(to: int, source: int, nbytes: int, direction: str, stream: int = 0) -> None:
-    """Copies bytes and waits for them; `direction` is one of pysim_cuda_direction."""
+    """Copies bytes and waits; `direction` is one of pysim_cuda_direction."""
     ffi, lib = library()
     to_from = (ffi.cast("void *", to), ffi.cast("void *", source))
     check(lib.pysim_cuda_copy(*to_from, nbytes, getattr(lib, direction), ffi.cast("void *", stream)))
@@ -257,15 +257,15 @@ def synchronize(stream: int = 0) -> None:
 
 
 def _run_at() -> Any:
-    """`pysim_cuda_run` told addresses as numbers: to make pointers of five takes a microsecond, half of such a call."""
+    """`pysim_cuda_run` declared with integer addresses: converting five to pointers takes a microsecond, half of such a call."""
     ffi, lib = library()
     structs = "const pysim_cuda_problem *, const pysim_cuda_schedule *, const pysim_cuda_epilogue *"
     return ffi.cast(f"pysim_status (*)({structs}, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr_t)", lib.pysim_cuda_run)
 
 
 class Launch:
-    """What runs of one problem under one schedule have in common: structs, no operands. Of a product's operands the alignment of the first
-    and the second, given by pointer, is looked at: any that begin at multiples of the same powers of two can be run."""
+    """The structs of one problem under one schedule, without operands. `first` and `second`: addresses with the alignment of a product's
+    operands; a run's operands must be aligned as well."""
 
     def __init__(
         self,
@@ -287,18 +287,17 @@ class Launch:
         self.workspace_bytes = int(size[0])
 
     def run(self, first: int, second: int, result: int, workspace: int, epilogue: Any, stream: int) -> None:
-        """Puts it on a stream: A, B and C, or input, filters and output, by pointer."""
+        """Enqueues it on a stream. Pointers are to A, B and C, or to input, filters and output."""
         if status := self._run(self.problem, self.schedule, epilogue, first, second, result, workspace, self.workspace_bytes, stream):
             check(status)
 
     def on(self, pointers: tuple[int, int, int], **given: Any) -> "Bound":
-        """With its operands, ready to run again and again; what else is given is as in `Bound`."""
+        """The launch bound to operands, to be run repeatedly; other arguments as in `Bound`."""
         return Bound(self, pointers, **given)
 
 
 class Bound:
-    """A launch with its operands by pointer, epilogue, workspace and stream. `make` gives uint8 device memory of so many bytes as
-    (owner, pointer)."""
+    """A launch with operand pointers, epilogue, workspace and stream. `make` allocates bytes on the device and returns (owner, pointer)."""
 
     def __init__(
         self,
@@ -318,21 +317,21 @@ class Bound:
         self._told = (launch.problem, launch.schedule, self._epilogue, *self._operands, at, size, self._stream)
 
     def run(self) -> None:
-        """Puts it on the stream."""
+        """Enqueues it on the stream."""
         check(self._lib.pysim_cuda_run(*self._told))
 
     def reference(self) -> None:
-        """Puts the plain loops, summed in float64, on the stream instead."""
+        """Enqueues the reference instead: plain loops that accumulate in float64."""
         check(self._lib.pysim_cuda_reference(self._problem, self._epilogue, *self._operands, self._stream))
 
     def time(self, samples: int, warmups: int = 1) -> NDArray[np.float64]:
-        """Device seconds of each of `samples` runs, between two events."""
+        """Device seconds of each of `samples` runs, each timed by two events."""
         seconds = np.empty(samples)
         check(self._lib.pysim_cuda_time(*self._told, warmups, samples, library()[0].cast("double *", seconds.ctypes.data)))
         return seconds
 
 
 def own_bytes(size: int) -> tuple[Any, int]:
-    """Device memory of this library, and where it lies."""
+    """(owner, address) of device memory from this library."""
     memory = DeviceArray((size,), "u8")
     return memory, memory.pointer

@@ -19,7 +19,7 @@ from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import SIZES, Matrix
 from pysim.runtime.cuda import Array
 
-ALIGNMENT_BYTES = 256  # of PyTorch's and CUDA's allocations; no kernel needs more
+ALIGNMENT_BYTES = 256  # alignment of PyTorch's and CUDA's allocations; no kernel needs more
 KEPT_BYTES = 8 << 20  # largest workspace kept for a stream; launches that need more take longer than an allocation
 PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 STREAMS = 8  # streams for which a thread keeps a workspace
@@ -55,7 +55,7 @@ cache: LruCache[_Entry] = LruCache(256)  # by options and layouts of the arrays
 
 
 def call(prepare: Prepare, given: dict[str, Any], options: Hashable, order: Order) -> Any:
-    """The launch of `prepare` on the arrays given by name; the result is `out` or a new array of the first one's library."""
+    """Runs the launch made by `prepare` on the named arrays. The result is `out` or a new array of the first one's library."""
     first = next(iter(given.values()))
     library = arrays.library_of(type(first))
     if not library.is_cuda(first):

@@ -3,9 +3,9 @@
 
     y[n][f][p][q] = act(sum over c, r, s of x[n][c][p stride + r dilation - pad][q stride + s dilation - pad] w[f][c][r][s] + bias[f])
 
-Under NHWC x and y lie [n][h][w][c] and w [f][r][s][c]; as arrays they keep the shapes above, and their strides say so (PyTorch's
-channels_last). Nothing that lies on a device is copied but filters that lie otherwise than the input does, and operands that begin off
-the 16 bytes by which rows of wgmma copy.
+Under NHWC the memory of x and y is [n][h][w][c] and that of w [f][r][s][c]. The arrays keep the shapes above; only their strides differ
+(PyTorch's channels_last). Two kinds of device operands are copied: filters in another layout than the input's, and operands that are not
+aligned to 16 bytes where a kernel loads them by TMA.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Chooser = Callable[[Conv, str], GpuSchedule]
 
 
 class _Options(NamedTuple):
-    """What `conv2d` is asked beside its arrays."""
+    """The arguments of `conv2d` other than arrays."""
 
     describe: Describe
     choose: Chooser
@@ -45,15 +45,16 @@ def conv2d(
     out: Any = None,
     dtype: str | None = None,
 ) -> Any:
-    """act(conv(x, w) + bias) on the GPU, N C H W; the result is `out` or a new array of the kind that x is, lying as x does.
+    """act(conv(x, w) + bias) on the GPU, N C H W. The result is `out` or a new array of the library and layout of x.
 
-    All arrays are CUDA arrays, or all are host arrays, which are copied. `describe` makes the problem of the shapes of x and w and of how
-    they are multiplied, `choose` its schedule in a layout, both once for arrays that lie alike: equal ones answer alike. `dtype` says how
-    elements are multiplied where there is a choice ("tf32" of float32). Raises OperandError for arrays that do not fit.
+    All arrays are CUDA arrays, or all are host arrays, which are copied. `describe` maps the shapes of x and w and the type of the
+    multiplication to a problem; `choose` maps that and a layout to a schedule. Their results are cached per layout of the arrays, so equal
+    functions must give equal results. `dtype`: the type of the multiplication if there is a choice ("tf32" for float32). Raises
+    OperandError for arrays that do not fit.
     """
 
     def order(array: Array) -> tuple[int, ...]:
-        """Host arrays lie on the device as x does here."""
+        """Host arrays are copied to the device in the layout of x."""
         last = array.ndim == np.ndim(x) == 4 and _layouts(arrays.view(np.asarray(x), "x")) == ["nhwc"]
         return PERMUTED if last else tuple(range(array.ndim))
 
@@ -62,7 +63,7 @@ def conv2d(
 
 
 def lies(matrix: Matrix, layout: str) -> bool:
-    """Whether a four-dimensional array lies densely in a layout; strides of dimensions of size 1 say nothing."""
+    """Whether a four-dimensional array is dense in a layout; strides of dimensions of size 1 are ignored."""
     order = range(4) if layout == "nchw" else PERMUTED
     step = 1
     for axis in reversed(order):
@@ -77,7 +78,7 @@ def _layouts(x: Matrix) -> list[str]:
 
 
 def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | None) -> PreparedCall:
-    """Checks how arrays lie, and chooses the schedule of their convolution in the layout that x and out have."""
+    """Checks the arrays' layouts, and chooses the schedule for the layout of x and out."""
     x, w = seen["x"], seen["w"]
     layouts = _layouts_of(x, target)
     dtype = multiplied(x, w, options.dtype, ("x", "w"))
@@ -105,7 +106,7 @@ def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | Non
 
 
 def _layouts_of(x: Matrix, target: Matrix | None) -> list[str]:
-    """What x lies as, and the result where it is given; at least one."""
+    """The layouts that x, and the result if given, both have; at least one."""
     if len(x.shape) != 4 or not all(x.shape):
         raise OperandError(f"x must be [N][C][H][W] with no size 0; its shape is {x.shape}")
     found = _layouts(x)
@@ -117,7 +118,7 @@ def _layouts_of(x: Matrix, target: Matrix | None) -> list[str]:
 
 
 def _chosen(choose: Chooser, problem: Conv, layouts: list[str]) -> tuple[GpuSchedule, str]:
-    """The schedule and its layout: the first, or, where a plan is for the other one and x lies either way, that."""
+    """The schedule and its layout: the first layout, or the second if x has both layouts and the plan is for the second."""
     first, *others = layouts
     try:
         return choose(problem, first), first
@@ -128,7 +129,7 @@ def _chosen(choose: Chooser, problem: Conv, layouts: list[str]) -> tuple[GpuSche
 
 
 def fitting(schedule: GpuSchedule, layout: str, lying: str) -> GpuSchedule:
-    """A plan's schedule, which is for a layout. OperandError where the arrays lie otherwise."""
+    """A plan's schedule, which is for `layout`. OperandError if the arrays have another one."""
     if layout != lying:
         raise OperandError(f"the plan is for {layout.upper()}, but x lies {lying.upper()}; plan with layout={lying!r}")
     return schedule

@@ -16,7 +16,7 @@ Chooser = Callable[[Gemm], GpuSchedule]
 
 
 class _Options(NamedTuple):
-    """What `gemm` is asked beside its arrays."""
+    """The arguments of `gemm` other than arrays."""
 
     choose: Chooser
     alpha: float
@@ -41,25 +41,25 @@ def gemm(
     out: Any = None,
     dtype: str | None = None,
 ) -> Any:
-    """f(alpha op(a) op(b) + beta c + bias) on the GPU; the result is `out` or a new array of the kind that a is.
+    """act(alpha op(a) op(b) + beta c + bias) on the GPU. The result is `out` or a new array of the library of a.
 
-    All arrays are CUDA arrays, or all are host arrays, which are copied. Row- and column-major matrices, so transposed views too, are
-    taken as they lie. `dtype` says how elements are multiplied where there is a choice ("tf32" of float32, "f8" of uint8 bytes).
-    `choose` is asked for the schedule of the product as the kernels see it, once for operands that lie alike: equal choosers choose alike.
-    Raises OperandError for arrays that do not fit.
+    All arrays are CUDA arrays, or all are host arrays, which are copied. Row- and column-major matrices, so also transposed views, are used
+    in place. `dtype`: the type of the multiplication if there is a choice ("tf32" for float32, "f8" for uint8 bytes). `choose` maps the
+    product that the kernel computes to a schedule. Its results are cached per layout of the operands, so equal choosers must choose
+    alike. Raises OperandError for arrays that do not fit.
     """
     given = {"a": a, "b": b, "c": c if beta else None, "bias": bias, "out": out}
     return call(_make_ready, given, _Options(choose, alpha, beta, trans_a, trans_b, activation, dtype), _order)
 
 
 def _order(x: Array) -> tuple[int, ...]:
-    """A matrix lies on the device as it does here where it is contiguous either way."""
+    """The axis order of the device copy: column-major if the host matrix is, else row-major."""
     turned = x.ndim == 2 and x.flags.f_contiguous and not x.flags.c_contiguous
     return (1, 0) if turned else tuple(range(x.ndim))
 
 
 def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | None) -> PreparedCall:
-    """Checks how operands lie, and chooses the schedule of their product; C^T = op(B)^T op(A)^T where out lies column-major."""
+    """Checks the operands' layouts, and chooses the schedule. A column-major out is computed as C^T = op(B)^T op(A)^T."""
     a, b, c = _contiguous(seen["a"], "a"), _contiguous(seen["b"], "b"), seen.get("c")
     how = multiplied(a, b, options.dtype, ("a", "b"))
     if options.beta != 0 and c is None:

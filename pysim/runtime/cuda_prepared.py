@@ -16,8 +16,8 @@ from pysim.runtime.cuda import Activation
 class Prepared:
     """A convolution `y = conv(x, out=None)` or product `c = product(a, out=None)` whose weights are fixed.
 
-    Weights on the device are converted once to the layout that the plan reads; if they lie so already, they are kept and must not be
-    changed. Weights in host memory are copied, and `x` is in host memory, too. `run` is `pysim.api.Plan.run` of the plan.
+    Weights on the device are converted once to the layout that the plan reads. Weights that already have it are not copied, and must not
+    be changed. Weights in host memory are copied, and `x` must be in host memory, too. `run` is `pysim.api.Plan.run` of the plan.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Prepared:
 
 
 def _shape(w: Workload) -> tuple[int, ...]:
-    """Of the filters, or of B."""
+    """The shape of the filters, or of B."""
     if isinstance(w, Conv):
         return w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w
     return (w.n, w.k) if w.trans_b else (w.k, w.n)

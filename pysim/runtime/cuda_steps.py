@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sequence of launches as one native call, without host code between them. Each call passes the base addresses of a few pieces of memory;
-the operands lie at fixed offsets from these."""
+"""A sequence of launches as one native call, without Python between them. Each call passes the base addresses of a few pieces of memory;
+operands are at fixed offsets from these."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -29,7 +29,7 @@ class LaunchStep(NamedTuple):
 
 
 class NormStep(NamedTuple):
-    """A norm and the places of its parts and result; `scale`: of a scale for each image, else address 0."""
+    """A norm and the places of its parts and result. `scale`: the place of a per-image scale, else address 0."""
 
     launch: NormLaunch
     parts: tuple[Place, ...]
@@ -61,6 +61,6 @@ class LaunchSteps:
         self._run = ffi.cast("pysim_status (*)(const pysim_cuda_step *, int64_t, const uint64_t *, uintptr_t)", lib.pysim_cuda_run_steps)
 
     def run(self, bases: Sequence[int], stream: int) -> None:
-        """Launches all of them on a stream."""
+        """Enqueues all launches on a stream."""
         if status := self._run(self._steps, self._count, self._addresses(bases), stream):
             check(status)

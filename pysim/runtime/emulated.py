@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of a CPU that this computer lacks: the same native library, cross-built into a worker program that runs under QEMU.
+"""Runs kernels of a CPU that this computer is not: the same native library, cross-built into a worker program that runs under QEMU.
 
     executor_for(machine) -> LOCAL, or an Emulated: its `library()` has the functions of `pysim.h` and calls them in the worker
 
-`pysim.runtime.foreign` builds the worker. A call is one line of text each way (native/worker/worker.c describes them); operands are
-copied into a memory file that the worker maps, and results out of it, so whatever the worker does, it cannot touch this process. Both
-sides compare the layout of every struct and the kinds of every argument before the first call. QEMU proves what kernels compute. How long
-it takes says nothing about any machine.
+`pysim.runtime.foreign` builds the worker. A call is one line of text each way (native/worker/worker.c describes them). Operands are
+copied into a memory file that the worker maps, and results are copied out of it, so the worker cannot touch this process's memory. Before
+the first call the layout of every struct and the kinds of every argument are compared. QEMU shows what kernels compute; its times say
+nothing about any machine.
 
 Worked number: `pysim_run` on 1x64x56x56 with 64 3x3 filters copies 0.8 MB in, 0.15 MB of packed filters in and 0.8 MB out:
-well under a millisecond, where the kernel takes tenths of a second under emulation.
+well under a millisecond. Under emulation the kernel takes tenths of a second.
 """
 
 import atexit
@@ -33,9 +33,9 @@ from pysim.runtime.cpu import LOCAL, Executor
 from pysim.runtime.foreign import POWER10, Cpu, worker
 
 GREETING_SECONDS = 60.0
-CALL_SECONDS = 600.0  # $PYSIM_EMULATION_SECONDS replaces it
-KEPT_BYTES = 64 << 20  # of the memory file between two calls
-_ALIGNMENT = 128  # a cache line of POWER, and more than any struct or vector asks for
+CALL_SECONDS = 600.0  # $PYSIM_EMULATION_SECONDS overrides it
+KEPT_BYTES = 64 << 20  # size to which the memory file is reduced after a call
+_ALIGNMENT = 128  # a cache line of POWER, and more than any struct or vector needs
 
 
 # The running worker
@@ -46,7 +46,7 @@ class _GoneError(Exception):
 
 
 class _Worker:
-    """A process that answers lines with lines. What it writes to stderr is kept for the error that may follow."""
+    """A process that answers each line with a line. Its stderr is kept for error messages."""
 
     def __init__(self, command: list[str], shared: int) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed by stop
@@ -64,7 +64,7 @@ class _Worker:
             raise _GoneError from None
 
     def line(self, deadline: float) -> str:
-        """The next line; _GoneError where none will come, TimeoutError when time.monotonic() passes `deadline`."""
+        """The next line. _GoneError if the worker has closed its output, TimeoutError when time.monotonic() passes `deadline`."""
         assert self.process.stdout
         ready = select.poll()
         ready.register(self.process.stdout, select.POLLIN)
@@ -79,7 +79,7 @@ class _Worker:
         return line.decode(errors="replace")
 
     def stop(self, patience: float = 0.0) -> str:
-        """Says how it ended, or ends it where it still runs after `patience` seconds."""
+        """Waits `patience` seconds for the worker to end, then kills it. Returns how it ended."""
         try:
             status = self.process.wait(patience)
             how = f"died of {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
@@ -93,14 +93,14 @@ class _Worker:
         return f"{how}; it wrote: {words}" if words else f"{how} and wrote nothing"
 
     def release(self) -> None:
-        """Closes this side's files; a worker that still runs then ends by itself."""
+        """Closes this side's files, upon which a running worker ends by itself."""
         for file in (self.process.stdin, self.process.stdout, self._errors):
             assert file
             file.close()
 
 
 class _Functions:
-    """What cffi gives for a library, for one that runs elsewhere: attributes are functions."""
+    """Stands for cffi's library object: its attributes are functions that call the worker."""
 
     def __init__(self, executor: "Emulated") -> None:
         self._executor = executor
@@ -112,9 +112,9 @@ class _Functions:
 
 
 class Emulated:
-    """The executor of a foreign CPU. The worker starts with the first call; one that died is replaced by the next call.
+    """The executor of a foreign CPU. The first call starts the worker; if the worker died, the next call starts another.
 
-    Calls of several threads wait for one another. A forked child starts a worker of its own.
+    Calls from several threads run one at a time. A forked child starts its own worker.
     """
 
     kind: Literal["emulated"] = "emulated"
@@ -136,19 +136,19 @@ class Emulated:
         self._written = ""
 
     def library(self) -> tuple[Any, Any]:
-        """(ffi, functions), where the worker can be started: MissingError says what is missing; it is built if need be."""
+        """(ffi, functions). Builds the worker if necessary. MissingError says what prevents building or starting it."""
         with self._lock:
             if self._command is None:
                 self._command = self.command()
         return runtime.library()[0], self._functions
 
     def command(self) -> list[str]:
-        """What starts the worker, the number of the memory file left out."""
+        """The command that starts the worker, without the memory file's descriptor."""
         emulator = self.cpu.emulator()
         return [*emulator, str(worker(self.cpu))]
 
     def close(self) -> None:
-        """Ends the worker and gives its memory back; the next call starts anew."""
+        """Ends the worker and frees its memory; the next call starts another."""
         with self._lock:
             self._stop()
             if self._shared >= 0:
@@ -159,9 +159,9 @@ class Emulated:
         self.close()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """A function of `pysim.h` in the worker: arguments as cffi takes them, what is written comes back into them.
+        """Calls a function of `pysim.h` in the worker. Arguments are as for cffi, and outputs are copied back into them.
 
-        Raises NativeError where the worker dies or is silent for $PYSIM_EMULATION_SECONDS; what it wrote stands in the message.
+        Raises NativeError, with the worker's stderr, if the worker dies or does not answer for $PYSIM_EMULATION_SECONDS.
         """
         ffi, _ = self.library()
         if name == "pysim_last_error":
@@ -176,12 +176,12 @@ class Emulated:
             except TimeoutError:
                 silent = f"gave no answer to {name} in {_seconds():g} s (PYSIM_EMULATION_SECONDS allows more)"
                 raise NativeError(f"the {self.cpu.name} worker {silent} and {self._stop()}") from None
-            except BaseException:  # an exchange that is cut short leaves its answer in the pipe
+            except BaseException:  # an interrupted exchange leaves its answer in the pipe
                 self._stop()
                 raise
 
     def _exchange(self, name: str, arguments: tuple[Any, ...]) -> tuple[int, bytes]:
-        """Copies operands in, asks, copies results out: what the function returned, and the library's sentence."""
+        """Copies operands in, sends the request, and copies results out. Returns the function's status and the library's message."""
         ffi, _ = runtime.library()
         if name not in self._kinds:
             raise NativeError(f"the {self.cpu.name} worker has no function {name}")
@@ -211,24 +211,24 @@ class Emulated:
             if kind in self._written:
                 _copy(lambda file, view, at: os.preadv(file, [view], at), self._shared, content, offset)
             if kind == "K":
-                value.name = value.target = value.form = ffi.NULL  # the worker's addresses; pysim.registry.cpu has the names
+                value.name = value.target = value.form = ffi.NULL  # addresses in the worker; pysim.registry.cpu has the names
         if end > KEPT_BYTES:
             os.ftruncate(self._shared, KEPT_BYTES)
         return int(done[1]), done[2].encode()
 
     def ask(self, request: str) -> str:
-        """One line there, one line back."""
+        """Sends one line and returns the line that answers it."""
         assert self._worker
         self._worker.send(request)
         return self._worker.line(time.monotonic() + _seconds())
 
     def _reserve(self, size: int) -> None:
-        """The memory file has at least this size; what nobody writes takes no memory."""
+        """Grows the memory file to at least this size. Pages that nobody writes take no memory."""
         if os.fstat(self._shared).st_size < size:
             os.ftruncate(self._shared, size)
 
     def _start(self) -> None:
-        """Starts the worker and compares its view of the ABI with this side's."""
+        """Starts the worker and compares its ABI with this side's."""
         if self._worker:
             return
         if self._shared < 0:
@@ -246,9 +246,9 @@ class Emulated:
         return one.stop(patience) if one else "was not running"
 
     def _forget(self) -> None:
-        """In a forked child: the worker is the parent's; this side of its pipes is closed, and nothing is shared any more."""
+        """In a forked child: closes the pipes to the parent's worker, so that nothing is shared."""
         if self._worker:
-            self._worker.process.returncode = 0  # no child of this process
+            self._worker.process.returncode = 0  # not a child of this process
             self._worker.release()
         if self._shared >= 0:
             os.close(self._shared)
@@ -264,14 +264,14 @@ def _seconds() -> float:
 
 
 def _copy(move: Any, file: int, content: Any, offset: int) -> None:
-    """All of `content` to or from the file: one call moves 2 GiB at most."""
+    """Copies all of `content` to or from the file, in several calls if needed: one call moves at most 2 GiB."""
     view, done = memoryview(content), 0
     while done < len(view):
         done += move(file, view[done:], offset + done)
 
 
 def _epilogue(ffi: Any, value: Any) -> bytes:
-    """The struct and then what its bias and residual point to, by their offsets in these bytes."""
+    """The struct, then its bias and residual; the struct's pointers are replaced by offsets into these bytes."""
     own, content = ffi.new("pysim_epilogue *", value[0]), b""
     for field, array in zip(("bias", "residual"), runtime.addends_of(value), strict=True):
         if array is not None:
@@ -282,7 +282,7 @@ def _epilogue(ffi: Any, value: Any) -> bytes:
 
 
 def agreed(greeting: list[str]) -> tuple[dict[str, str], str]:
-    """The kinds of each function's arguments and the kinds that come back; NativeError where both sides differ about anything."""
+    """The kinds of each function's arguments, and the kinds that are copied back. NativeError if the two sides differ."""
     ffi, lib = runtime.library()
     letters: dict[str, str] = {}
     kinds: dict[str, str] = {}
@@ -310,17 +310,17 @@ def agreed(greeting: list[str]) -> tuple[dict[str, str], str]:
 
 
 def _kinds_agree(arguments: Any, kinds: str, letters: dict[str, str]) -> bool:
-    """Whether the letters say of each argument what the header says: integer, bytes or which struct."""
+    """Whether the worker's letters and the header give each argument the same kind: integer, bytes or a particular struct."""
     return len(arguments) == len(kinds) and all(
         kind == "i" if a.kind != "pointer" else kind in "dDw" if a.item.kind == "void" else kind == letters.get(a.item.cname)
         for a, kind in zip(arguments, kinds, strict=True)
     )
 
 
-# Which machine runs where
+# Executors of machines
 
 _live: "WeakSet[Emulated]" = WeakSet()
-EMULATED = {"mma": Emulated(POWER10)}  # registry target -> who runs it where this CPU cannot
+EMULATED = {"mma": Emulated(POWER10)}  # registry target -> the executor on CPUs that lack it
 
 
 def _forget_all() -> None:
@@ -343,12 +343,12 @@ def _local_targets() -> frozenset[str]:
 
 
 def targets_of(on: Machine) -> list[str]:
-    """The instruction sets of a machine that run on any computer, because there is an emulator for CPUs that lack them."""
+    """The machine's instruction sets that have an emulator, so that they run on any computer."""
     return [unit.target for unit in on.core.units if unit.target in EMULATED]
 
 
 def executor_for(on: Machine | Gpu) -> Executor:
-    """Where the plans of a machine run: in this process, or under an emulator if there is one for a unit that this CPU lacks."""
+    """The executor of a machine's plans: this process, or an emulator if this CPU lacks a unit that has one."""
     if isinstance(on, Gpu):
         return LOCAL
     return next((EMULATED[target] for target in targets_of(on) if target not in _local_targets()), LOCAL)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs that this computer lacks: the compilers and emulators for one, and the native library cross-built into a worker program.
+"""Foreign CPUs: finds compilers and an emulator for one, and cross-builds the native library into a worker program.
 
-The worker is built once into the user's cache from the sources that lie beside this package.
+The worker is built once, into the user's cache, from the sources in the installed package.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ _FLAGS = ("-std=gnu11", "-O3", "-Wno-unknown-pragmas")
 
 
 class Compiler(NamedTuple):
-    """A C compiler for a foreign CPU: its command, the flags of ISA code, and what tells two versions apart."""
+    """A C compiler for a foreign CPU: its command, the flags for ISA code, and a text that identifies its version."""
 
     name: str
     command: tuple[str, ...]
@@ -31,7 +31,7 @@ class Compiler(NamedTuple):
 
 
 class Cpu(NamedTuple):
-    """A CPU that can be emulated. Its ISA code lies in native/<folder>; all else of the library is plain C."""
+    """A CPU that can be emulated. Its ISA code is in native/<folder>; the rest of the library is plain C."""
 
     name: str
     folder: str
@@ -45,14 +45,14 @@ class Cpu(NamedTuple):
     install_compiler: str
 
     def emulator(self) -> list[str]:
-        """The command in front of a program; MissingError says how to install it."""
+        """The command that runs a program in the emulator; MissingError says how to install it."""
         for name in self.emulators:
             if path := shutil.which(name):
                 return [path, *self.emulator_arguments]
         raise MissingError(f"{self.name} kernels run here under {self.emulators[0]}, which is not on PATH: {self.install_emulator}")
 
     def compilers(self) -> list[Compiler]:
-        """Those that are here, the quicker one first; MissingError says how to install one."""
+        """The installed compilers, the faster one first; MissingError says how to install one."""
         found = []
         if path := shutil.which(self.gcc):
             file = os.stat(path)
@@ -66,7 +66,7 @@ class Cpu(NamedTuple):
 
 
 def installed(package: str) -> str | None:
-    """The version of a Python package, or None where it is not installed."""
+    """The version of a Python package, or None if it is not installed."""
     from importlib import metadata
 
     try:
@@ -90,7 +90,7 @@ POWER10 = Cpu(
 
 
 def user_cache() -> Path | None:
-    """pysim's folder of the user's cache (XDG); None where the user has none."""
+    """pysim's folder in the user's cache (XDG); None if the user has no cache."""
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         return (configured if configured.is_absolute() else Path.home() / ".cache") / "pysim"
@@ -99,14 +99,14 @@ def user_cache() -> Path | None:
 
 
 def _sources(cpu: Cpu) -> list[Path]:
-    """The library's files, found by folder as meson.build lists them, with the CPU's own, and the worker."""
+    """The C files of the library, of the CPU's folder and of the worker, found by folder as in meson.build."""
     root = native_file("pysim.h").parent
     folders = [root / name for name in (".", "conv", "worker", cpu.folder)]
     return [*sorted(root.glob("*.inc")), *(path for folder in folders for path in sorted(folder.glob("*.[ch]")))]
 
 
 def worker_file(cpu: Cpu, compiler: Compiler) -> Path:
-    """Where the worker lies that this compiler makes of these sources."""
+    """The path of the worker built by this compiler from the current sources."""
     folder = user_cache()
     if folder is None:
         raise MissingError(f"the {cpu.name} kernels need a folder to be built into, and the user has none: set XDG_CACHE_HOME")
@@ -117,9 +117,9 @@ def worker_file(cpu: Cpu, compiler: Compiler) -> Path:
 
 
 def worker(cpu: Cpu) -> Path:
-    """The worker program, built if it is not in the cache yet, which is said on stderr.
+    """The worker program. Builds it if the cache lacks it, with a note on stderr.
 
-    Raises MissingError with each compiler's own words where none can build it.
+    Raises MissingError with each compiler's messages if none can build it.
     """
     compilers = cpu.compilers()
     files = [worker_file(cpu, compiler) for compiler in compilers]
@@ -131,7 +131,7 @@ def worker(cpu: Cpu) -> Path:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with open(file.parent / f"{cpu.folder}-worker.lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # two processes would do no harm, but the work twice
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two builds would do no harm, only duplicate work
                 if not file.exists():
                     _build(cpu, compiler, file)
             return file
@@ -143,7 +143,7 @@ def worker(cpu: Cpu) -> Path:
 
 
 def _build(cpu: Cpu, compiler: Compiler, file: Path) -> None:
-    """Compiles every file, the CPU's own with its flags, and puts the program in place in one step."""
+    """Compiles all files, the CPU's own with its ISA flags, and installs the program atomically."""
     from concurrent.futures import ThreadPoolExecutor
 
     print(f"pysim: building the {cpu.name} kernels with {compiler.name}, once, into {file.parent}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators between convolutions by the native library of this computer, on one thread: maps of planes, pools, changes of
-layout and copies (`native/operators.c`).
+"""Operators between convolutions, run by the native library on one thread: maps of planes, pools, layout conversions and copies
+(`native/operators.c`).
 
-Each is a `Step`, which is called to run. They take dense arrays of float32 or float64; `takes` says whether some are.
+Each is a `Step`, which is called to run. Operands are dense float32 or float64 arrays, which `takes` checks.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ NATIVE_DTYPES = {np.dtype(np.float32): "PYSIM_F32", np.dtype(np.float64): "PYSIM
 
 
 def takes(*arrays: Array) -> bool:
-    """Whether arrays are dense, and all float32 or all float64."""
+    """Whether all arrays are dense, and either all float32 or all float64."""
     return arrays[0].dtype in NATIVE_DTYPES and all(x.dtype == arrays[0].dtype and x.flags.c_contiguous and x.size for x in arrays)
 
 
@@ -38,8 +38,8 @@ def map_step(
     activation: Activation = None,
     block: int = 1,
 ) -> Step:
-    """out = act(scale x + shift + residual), where x is seen as so many planes, or blocks of planes, and scale and shift have a number for
-    each, again and again. out may be x, and lies apart from the residual."""
+    """out = act(scale x + shift + residual). x is a sequence of planes, or of blocks of planes. scale and shift have one value per channel,
+    and repeat for every image. out may be x, but must not overlap the residual."""
     pointer = library()[0].from_buffer
     period = next((len(numbers) for numbers in (scale, shift) if numbers is not None), 1)
     how = _map(planes, x.size // planes, period, x.dtype, block if scale is not None or shift is not None else 1)
@@ -49,7 +49,7 @@ def map_step(
 
 
 class Window(NamedTuple):
-    """What a pool takes together along rows and columns; pads are top, left, bottom, right."""
+    """The window of a pool along rows and columns; pads are top, left, bottom, right."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...] = (1, 1)
@@ -64,7 +64,7 @@ def _pool(sizes: tuple[int, ...], largest: bool, count_padding: bool, dtype: "np
 
 
 def pool_step(out: Array, x: Array, window: Window, largest: bool, count_padding: bool = False, block: int = 1) -> Step:
-    """The largest element or mean of windows of the last two axes; channels may lie in blocks."""
+    """The maximum or mean of windows over the last two axes; channels may be in blocks."""
     pointer = library()[0].from_buffer
     along = (number for pair in window for number in pair)
     sizes = (x.size // (x.shape[-2] * x.shape[-1]), *x.shape[-2:], *out.shape[-2:], *along)
@@ -78,17 +78,16 @@ def _reorder(planes: int, size: int, block: int, to_planes: bool, dtype: "np.dty
 
 
 def reorder_step(out: Array, x: Array, block: int, to_planes: bool) -> Step:
-    """[N][C][H][W] with its channels in blocks, or back; both arrays have that shape, whatever lies in them."""
+    """Converts [N][C][H][W] to channels in blocks, or back. Both arrays have the shape (N, C, H, W), whichever layout their memory has."""
     pointer, planes = library()[0].from_buffer, x.shape[0] * x.shape[1]
     return Step("REORDER", of=_reorder(planes, x.size // planes, block, to_planes, x.dtype), first=pointer(x), result=pointer(out))
 
 
-_MOST_AXES = 6  # of pysim_copy
+_MOST_AXES = 6  # the limit of pysim_copy
 
 
 def copy_step(out: Array, x: Array) -> Step | None:
-    """out[...] = x of one shape and type, apart from each other, whatever their strides; None where these are more than a copy knows, or
-    below 0."""
+    """out[...] = x for two arrays of one shape and type that do not overlap. None if strides are negative or there are too many axes."""
     item = out.dtype.itemsize
     together = out.dtype in NATIVE_DTYPES and x.dtype == out.dtype and x.shape == out.shape and out.size > 0
     axes = _merged([(n, *(by // item for by in strides)) for n, *strides in zip(out.shape, x.strides, out.strides, strict=True) if n > 1])
@@ -103,8 +102,8 @@ def copy_step(out: Array, x: Array) -> Step | None:
 
 
 def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """(size, step in x, step in y) of as few axes as read and write the same, in the order of what is written; what x has in a row
-    stands last or next to last."""
+    """(size, stride in x, stride in y) of each axis after merging, in the order of y's memory. The axis that is contiguous in x is last or
+    next to last."""
     found: list[tuple[int, int, int]] = []
     for size, read, written in sorted(axes, key=lambda axis: -axis[2]):
         if found and found[-1][1] == size * read and found[-1][2] == size * written:

@@ -18,7 +18,7 @@ class Step:
         self._native = lib.pysim_run_steps
 
     def keep(self, *arrays: Any) -> None:
-        """Keeps arrays alive whose pointers do not."""
+        """Keeps arrays alive that the step only points to."""
         self._keep_alive |= {f"array {at}": array for at, array in enumerate(arrays)}
 
     def __call__(self) -> None:
