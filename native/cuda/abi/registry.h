@@ -28,7 +28,7 @@ template <class Row> struct Registry {
     pysim_status find(int32_t index, int32_t dtype, const Row **out) const {
         const pysim_status status = find(index, out);
         if (status != PYSIM_OK || (*out)->info.dtype == dtype) return status;
-        const auto f32 = [](int32_t type) { return type == PYSIM_F32 || type == PYSIM_TF32X3; }; /* both are f32 in memory, so rows of either type multiply both */
+        const auto f32 = [](int32_t type) { return type == PYSIM_F32 || type == PYSIM_TF32X3; }; /* both are f32 in memory: interchangeable */
         if (f32((*out)->info.dtype) && f32(dtype)) return status;
         return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", (*out)->info.name, dtypes[dtype].name);
     }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Runs a kernel on the CPU, block after block, one fiber for each CUDA thread that waits.
+ * Runs a kernel on the CPU, one block after another, with one fiber for each CUDA thread that waits.
  *
- * A thread runs until it reaches a barrier or ends; the last to arrive at a barrier continues, the others when they are scheduled. The order of threads
- * differs between blocks and launches (ascending, descending, shuffled), but is deterministic. Shared memory starts as 0xff, which is NaN. So
- * these give wrong results: a missing barrier (a thread reads what others have not written yet, or overwrites what they have not read), a missing
- * wait for an asynchronous copy, a read of memory that was never written. A barrier that some thread never reaches ends the launch; so does an
- * access to an inaccessible page.
+ * A thread runs until it reaches a barrier or ends. The last to arrive at a barrier continues; the others resume when they are scheduled. The order
+ * of threads differs between blocks and launches (ascending, descending, shuffled), but is deterministic. Shared memory starts as 0xff, which is NaN.
+ * These errors therefore give wrong results: a missing barrier, a missing wait for an asynchronous copy, a read of memory that was never written. A
+ * barrier that some thread never reaches ends the launch, and so does an access to an inaccessible page.
  *
  * Not covered: memory reordering, true concurrency of blocks and warps (threads between two barriers run one after the other, so a race shows only
  * if one of the orders gives a wrong result), and speed. */
@@ -47,29 +46,29 @@ struct Barrier {
 
 struct Copy { char *to; const char *from; int size, bytes, group; };
 
-/* Where a fiber, or the scheduler, goes on. */
+/* Where a fiber, or the scheduler, resumes. */
 struct Context {
-    void *at[5]; /* for __builtin_longjmp, which is a few instructions */
+    void *at[5]; /* for __builtin_longjmp, which takes only a few instructions */
     const void *stack;
     size_t size;
-    void *fake; /* AddressSanitizer's */
+    void *fake; /* AddressSanitizer's fake stack */
 };
 
 struct Fiber {
     Context context;
-    bool started;             /* it has a context to go on with */
-    int thread;             /* that it runs; -1: none */
+    bool started;             /* its context can be resumed */
+    int thread;             /* the CUDA thread that it runs; -1: none */
     uint3 index;
-    const Barrier *barrier; /* that it waits at, until its generation is another */
+    const Barrier *barrier; /* it waits there until the barrier's generation changes */
     unsigned generation;
     std::vector<Copy> copies;
     int group;
 };
 
 Launch now;
-int threads, next_thread; /* of the block, and how many have started */
+int threads, next_thread; /* threads of the block; how many have started */
 int order[MOST_THREADS];
-Barrier named[NAMED], warps[MOST_THREADS / 32], parts[MOST_THREADS]; /* whole warps; parts of warps, at their lowest lane */
+Barrier named[NAMED], warps[MOST_THREADS / 32], parts[MOST_THREADS]; /* warps: for whole warps; parts: for parts of warps, by their lowest lane */
 char warp_gifts[2][MOST_THREADS][EXCHANGED], part_gifts[MOST_THREADS][EXCHANGED];
 Fiber fibers[MOST_THREADS];
 Fiber *current;
@@ -103,8 +102,8 @@ void arrive(Context &at) {
 #endif
 }
 
-/* Functions that change stacks are not instrumented: before a call that does not return AddressSanitizer would unpoison the whole stack, by a
- * function of its own whose frame may lie where begin() left redzones that nothing took away, and it would ask the kernel at every switch. */
+/* Functions that switch stacks are not instrumented. Before a call that does not return, AddressSanitizer would unpoison the whole stack: that costs
+ * a system call per switch, and its function's own frame may overlap redzones that begin() left behind. */
 #define PYSIM_SWITCHES __attribute__((noinline, no_sanitize("address")))
 
 [[noreturn]] PYSIM_SWITCHES void jump(Context &to) { __builtin_longjmp(to.at, 1); }
@@ -115,7 +114,7 @@ PYSIM_SWITCHES void to_scheduler() {
     arrive(current->context);
 }
 
-/* A fiber's whole life: threads one after another, each of which may wait. */
+/* The main loop of a fiber: runs threads one after another, each of which may wait. */
 void live() {
 #ifdef PYSIM_ASAN
     __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.size);
@@ -204,7 +203,7 @@ void run_block() {
     }
 }
 
-/* The part of this OS thread's thread_local memory that belongs to the program that this file is linked into: __shared__. */
+/* This OS thread's thread_local memory of the program or library that contains this file; __shared__ variables are there. */
 struct Locals { char *at; size_t bytes; };
 int find_locals(dl_phdr_info *info, size_t, void *out) {
     bool here = false;
@@ -233,9 +232,9 @@ void prepare_block(unsigned index, unsigned launch, const Locals &locals) {
 
 /* ---- failures ---- */
 
-/* A signal handler: the thread that touched what is not there will not go on. */
+/* Signal handler for invalid accesses; the CUDA thread does not continue. */
 void on_signal(int, siginfo_t *info, void *) {
-    if (!current) { /* not a kernel's doing */
+    if (!current) { /* not caused by a kernel */
         signal(SIGSEGV, SIG_DFL);
         signal(SIGBUS, SIG_DFL);
         return;
@@ -280,7 +279,7 @@ void device(bool *done) {
         *done = true;
     } else {
         if (current) arrive(scheduler);
-        for (auto &fiber : fibers) fiber.started = false, fiber.thread = -1; /* what they were at is lost */
+        for (auto &fiber : fibers) fiber.started = false, fiber.thread = -1; /* their state is lost */
     }
     current = nullptr;
     sigaction(SIGSEGV, &old_segv, nullptr);
@@ -343,7 +342,7 @@ void wait(Barrier &barrier, int expected) {
     to_scheduler();
 }
 
-/* The lanes of `mask` that exist; and where they meet. */
+/* Removes lanes that do not exist from `mask`; returns the barrier of the rest. */
 Barrier &meeting(unsigned &mask) {
     const int first = current->thread / 32 * 32, lanes = std::min(threads - first, 32);
     if (!(mask >> lane() & 1)) fault("a lane that is not in the mask 0x%x", mask);
@@ -374,7 +373,7 @@ void wait_warp(unsigned mask) {
     wait_for_lanes(barrier, mask);
 }
 
-/* Whole warps give into two buffers in turn: a lane may be one exchange ahead of another, and no more. */
+/* Whole warps alternate between two buffers, since one lane can be at most one exchange ahead of another. */
 const char *give(unsigned &mask, const void *gift, int bytes) {
     Barrier &barrier = meeting(mask);
     const bool whole = &barrier >= warps && &barrier < warps + MOST_THREADS / 32;
@@ -384,7 +383,7 @@ const char *give(unsigned &mask, const void *gift, int bytes) {
     return gifts[current->thread / 32 * 32];
 }
 
-/* Parts of warps overlap as they like, so they wait until all have taken. */
+/* Parts of warps may overlap in any way, so they wait until all lanes have read the values. */
 void taken(unsigned mask) {
     Barrier &barrier = meeting(mask);
     if (&barrier >= parts && &barrier < parts + MOST_THREADS) wait_for_lanes(barrier, mask);

@@ -17,7 +17,7 @@ inline __nv_bfloat16 operator+(__nv_bfloat16 a, __nv_bfloat16 b) { return (float
 inline __nv_bfloat16 __float2bfloat16(float x) { return x; }
 inline float __bfloat162float(__nv_bfloat16 x) { return x; }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {x, y}; }
-/* The larger and the smaller of each two: NaN where one is. */
+/* Maximum and minimum; NaN if either is NaN. */
 inline __nv_bfloat16 __hmax_nan(__nv_bfloat16 x, __nv_bfloat16 y) { return (float)x >= (float)y || x != x ? x : y; }
 inline __nv_bfloat16 __hmin_nan(__nv_bfloat16 x, __nv_bfloat16 y) { return (float)x <= (float)y || x != x ? x : y; }
 inline __nv_bfloat162 __hmax2_nan(__nv_bfloat162 a, __nv_bfloat162 b) { return {__hmax_nan(a.x, b.x), __hmax_nan(a.y, b.y)}; }

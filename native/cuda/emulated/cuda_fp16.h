@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Stands in for CUDA's header of this name: binary16. Arithmetic is f32's, rounded; a fused multiply-add is rounded twice. */
+ * Stands in for CUDA's header of this name: binary16. Arithmetic is in f32, then rounded; a fused multiply-add is rounded twice. */
 #ifndef PYSIM_CUDA_EMULATED_FP16_H
 #define PYSIM_CUDA_EMULATED_FP16_H
 #include "small_float.h"
@@ -22,7 +22,7 @@ inline float __half2float(__half x) { return x; }
 inline __half2 __half2half2(__half x) { return {x, x}; }
 inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
 inline __half2 __floats2half2_rn(float x, float y) { return {x, y}; }
-/* The larger and the smaller of each two: NaN where one is. */
+/* Maximum and minimum; NaN if either is NaN. */
 inline __half __hmax_nan(__half x, __half y) { return (float)x >= (float)y || x != x ? x : y; }
 inline __half __hmin_nan(__half x, __half y) { return (float)x <= (float)y || x != x ? x : y; }
 inline __half2 __hmax2_nan(__half2 a, __half2 b) { return {__hmax_nan(a.x, b.x), __hmax_nan(a.y, b.y)}; }

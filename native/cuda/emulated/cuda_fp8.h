@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Stands in for CUDA's header of this name: e4m3, which has no infinity and one NaN; what is too large becomes 448. */
+ * Stands in for CUDA's header of this name: e4m3, which has no infinity and one NaN; values beyond 448 saturate to it. */
 #ifndef PYSIM_CUDA_EMULATED_FP8_H
 #define PYSIM_CUDA_EMULATED_FP8_H
 #include "small_float.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Stands in for CUDA's header of this name where kernels are compiled for the CPU: the words of the language, vector types, the
- * intrinsics that the kernels use, and as much of the runtime as the library calls. Semantics: CUDA C++ Programming Guide, "C++ Language
- * Extensions", and CUDA Runtime API. What is not here does not compile: add it when a kernel needs it.
+ * Stands in for CUDA's header of this name when kernels are compiled for the CPU: the keywords, vector types, the intrinsics that the
+ * kernels use, and the runtime functions that the library calls. Semantics: CUDA C++ Programming Guide, "C++ Language Extensions", and
+ * CUDA Runtime API. Anything else does not compile: add it when a kernel needs it.
  *
- * __shared__ is thread_local: a launch runs in an OS thread of its own, whose copy of the variables is the running block's. */
+ * __shared__ is thread_local: each launch runs in its own OS thread, and blocks run one at a time, so its copy is the running block's. */
 #ifndef PYSIM_CUDA_EMULATED_RUNTIME_H
 #define PYSIM_CUDA_EMULATED_RUNTIME_H
 #include <cmath>
@@ -80,7 +80,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaRuntimeGetVersion(int *version);
-/* Aligned to 256 bytes, its end (rounded up to that) at an inaccessible page; under ASan the bytes in between are poisoned. */
+/* Aligned to 256 bytes. The end, rounded up to 256, is at an inaccessible page; under ASan the bytes in between are poisoned. */
 cudaError_t cudaMalloc(void **out, size_t bytes);
 template <class T> cudaError_t cudaMalloc(T **out, size_t bytes) { return cudaMalloc((void **)out, bytes); }
 cudaError_t cudaFree(void *memory);
@@ -91,7 +91,7 @@ cudaError_t cudaMemset(void *to, int byte, size_t bytes);
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream = nullptr);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaDeviceSynchronize();
-/* There is no clock: cudaErrorNotSupported. */
+/* Events have no clock: cudaErrorNotSupported. */
 cudaError_t cudaEventCreate(cudaEvent_t *event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
@@ -101,14 +101,14 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEve
 namespace pysim {
 namespace emulated {
 cudaError_t allow_shared(const void *kernel, int bytes);
-/* Checks what a device checks, and runs `launch`. */
+/* Checks the limits that a device checks, then runs `launch`. */
 cudaError_t launch(const void *kernel, const Launch &launch);
 }
 }
 template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
     return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ? pysim::emulated::allow_shared((const void *)kernel, value) : cudaSuccess;
 }
-/* What a compiler for a device makes of a kernel is unknown here. */
+/* Registers and the like of device code are unknown here. */
 template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *) { return cudaErrorNotSupported; }
 template <class F> cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *, F *, int, size_t) { return cudaErrorNotSupported; }
 
@@ -133,7 +133,7 @@ template <class T> T __ldcs(const T *from) { return *from; }
 template <class T> void __stcg(T *to, T value) { *to = value; }
 template <class T> void __stcs(T *to, T value) { *to = value; }
 
-/* Threads take turns at barriers alone, so these are atomic as they stand. */
+/* Threads switch only at barriers, so plain accesses are atomic. */
 template <class T> T pysim_exchange(T *at, T value) {
     const T old = *at;
     *at = value;
@@ -152,12 +152,12 @@ template <class T> T pysim_shuffle(unsigned mask, T value, int source) {
     pysim::emulated::exchange(mask, value, [&](auto given) { value = given(source); });
     return value;
 }
-/* Segments of `width` lanes are warps of their own; a lane that would read beyond its segment keeps its value. */
+/* Each segment of `width` lanes acts as a separate warp; a lane that would read outside its segment keeps its value. */
 template <class T> T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
     return pysim_shuffle(mask, value, (pysim::emulated::lane() & -width) + (from & (width - 1)));
 }
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
-    const int own = pysim::emulated::lane(), from = own ^ bits; /* may lie in an earlier segment, not in a later one */
+    const int own = pysim::emulated::lane(), from = own ^ bits; /* may be in an earlier segment, but not in a later one */
     return pysim_shuffle(mask, value, from / width > own / width ? own : from);
 }
 template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
@@ -174,20 +174,20 @@ inline unsigned __float_as_uint(float x) { unsigned y; return memcpy(&y, &x, 4),
 inline float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
 inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
 
-/* Byte i of the result is byte (selector >> 4 i) mod 8 of b:a; the selector's sign mode is not here. */
+/* Byte i of the result is byte (selector >> 4 i) mod 8 of b:a; the selector's sign mode is not supported. */
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     const uint64_t both = (uint64_t)b << 32 | a;
     unsigned result = 0;
     for (int i = 0; i < 4; i++) result |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
     return result;
 }
-/* Sums wrap, as the device's do. */
+/* Sums wrap, as on the device. */
 inline int __dp4a(int a, int b, int sum) {
     unsigned total = (unsigned)sum;
     for (int i = 0; i < 4; i++) total += (unsigned)((signed char)(a >> 8 * i) * (signed char)(b >> 8 * i));
     return (int)total;
 }
-inline float __fdividef(float a, float b) { return a / b; } /* the device rounds otherwise, and gives 0 beyond 2^126 */
+inline float __fdividef(float a, float b) { return a / b; } /* the device rounds differently, and returns 0 for |b| > 2^126 */
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }

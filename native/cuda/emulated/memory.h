@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory whose neighbours are inaccessible, and what AddressSanitizer is told of it. */
+ * Memory between inaccessible pages, with its poisoning for AddressSanitizer. */
 #ifndef PYSIM_CUDA_EMULATED_MEMORY_H
 #define PYSIM_CUDA_EMULATED_MEMORY_H
 #include <cstddef>
@@ -21,10 +21,10 @@
 
 namespace pysim {
 namespace emulated {
-/* Whole pages, at least `bytes`, between two inaccessible ones; null where there are none. */
+/* Maps whole pages, at least `bytes`, between two inaccessible ones; null on failure. */
 char *map_pages(size_t bytes);
 void unmap_pages(char *pages, size_t bytes);
-/* Into text: which allocation `address` lies in or beside. */
+/* Writes to `text` which allocation `address` is in or next to. */
 void describe(const void *address, char *text, size_t size);
 }
 }

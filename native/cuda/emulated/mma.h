@@ -36,7 +36,7 @@ template <class T> void store_matrix_sync(T *to, const fragment<accumulator, 16,
     for (int e = 0; e < 8; e++) to[place(e, (int)pitch, layout == mem_row_major)] = f.x[e];
     __syncwarp();
 }
-/* Terms are added in f32, and each lane's sum is rounded once. */
+/* Accumulates in f32 and rounds each result once. */
 template <class Acc, class A, class B, class La, class Lb>
 void mma_sync(fragment<accumulator, 16, 16, 16, Acc> &d, const fragment<matrix_a, 16, 16, 16, A, La> &a, const fragment<matrix_b, 16, 16, 16, B, Lb> &b,
               const fragment<accumulator, 16, 16, 16, Acc> &c) {

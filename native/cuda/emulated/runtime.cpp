@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The CUDA runtime of the emulated device: memory between inaccessible pages, and what a device checks of a launch. Everything is done when
- * a call returns. */
+ * The CUDA runtime of the emulated device: memory between inaccessible pages, and checks of launches. All calls are synchronous. */
 #include "cuda_runtime.h"
 
 #include <sys/mman.h>
@@ -100,7 +99,7 @@ cudaError_t cudaGetLastError() {
 cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 
-/* A Hopper of 4 multiprocessors, so that every kernel may run, and persistent ones have several tiles to do. */
+/* A Hopper with 4 SMs: every kernel can run, and blocks of persistent kernels have several tiles. */
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
     if (device) return note(cudaErrorInvalidValue);
     *out = {};
@@ -118,7 +117,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMultiProcessorCount: return *value = p.multiProcessorCount, cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor: return *value = p.major, cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: return *value = p.minor, cudaSuccess;
-    default: return *value = 0, cudaSuccess; /* clocks: there are none */
+    default: return *value = 0, cudaSuccess; /* clock rates: none */
     }
 }
 cudaError_t cudaDriverGetVersion(int *version) { return *version = 0, cudaSuccess; }

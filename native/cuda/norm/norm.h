@@ -20,7 +20,7 @@ struct Norm {
     float epsilon;
 };
 
-/* `whole`: parts, results and parameters lie so that vectors of 16 bytes can be read and written, none across two parts. */
+/* `whole`: parts, results and parameters are aligned for 16-byte vectors, none of which spans two parts. */
 cudaError_t normalize(const Norm &n, int32_t kind, int32_t dtype, int32_t out_dtype, bool whole, int sms, cudaStream_t stream);
 /* Elements of a vector. */
 inline int norm_vector(int32_t dtype, int32_t out_dtype) { return dtype == PYSIM_F32 || out_dtype == PYSIM_F32 ? 4 : 8; }

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Probes of a GPU: cycles of one shared-memory instruction, multiply-adds, and how fast memory and L2 are read.
+ * Measures a GPU: cycles of a shared-memory instruction, multiply-adds per cycle, and the bandwidth of memory and L2.
  *
- * Shared memory. Every warp of one block issues the same load or store ISSUED times, UNROLLED of them between two branches, and reads the
- * SM's clock before and after: the method of openCNN's Table 1 (Mathematics 2021, 9(17), 2033: one warp, 128 x 128 instructions), and the
- * same with enough warps to keep shared memory busy:
+ * Shared memory: every warp of one block issues the same load or store ISSUED times, UNROLLED of them between two branches, and reads the
+ * SM's clock before and after. This is the method of openCNN's Table 1 (Mathematics 2021, 9(17), 2033: one warp, 128 x 128 instructions);
+ * with many warps it measures throughput:
  *
  *     cycles per instruction = (last end - first start) / (warps x ISSUED)
  *
- * Loads are volatile, so that the compiler neither drops them nor joins neighbours; each has registers of its own to write, and waits for
- * none but at the branch. The last ones are not waited for: a latency in 16384 instructions. A dependent load takes its address from the
- * load before: each word that is loaded holds its own address.
+ * Loads are volatile, so that the compiler neither drops nor merges them. Each has its own destination registers, so a warp waits for loads
+ * only at the branch. The last loads are not waited for, an error of one latency in 16384 instructions. A dependent load takes its address
+ * from the previous load: each word in memory holds its own address.
  *
- * nvcc 13.0 spaces the loads and stores of a warp by four cycles on sm_90 (the stall counts of the machine code say so), so one warp alone
- * shows no less than 4 cycles per instruction however few wavefronts there are; with many warps that hides.
+ * On sm_90, nvcc 13.0 spaces the loads and stores of a warp by four cycles (stall counts in the machine code). One warp alone therefore
+ * shows at least 4 cycles per instruction, however few wavefronts there are. Many warps hide this.
  *
- * Worked number: 16384 conflict-free loads of 16 bytes by each of 16 warps are 16 x 16384 x 4 wavefronts; at one a cycle that is 1,048,576
- * cycles, 4 per instruction, 128 bytes a cycle. */
+ * Worked number: 16 warps with 16384 conflict-free loads of 16 bytes each need 16 x 16384 x 4 wavefronts; at one per cycle these are
+ * 1,048,576 cycles, 4 per instruction, 128 bytes a cycle. */
 #include <cuda_fp16.h>
 
 #include <cstdint>
@@ -29,7 +29,7 @@ namespace {
 enum { ISSUED = 16384, UNROLLED = 256, WARPS = PYSIM_CUDA_PROBE_WARPS, REGION = PYSIM_CUDA_PROBE_REGION, LANES = 32 };
 enum Kind { LOAD, STORE, CHAIN };
 
-/* What a warp leaves in the caller's scratch memory; `sink` is what its loads came to. */
+/* What a warp writes to the caller's scratch memory. `sink` uses its loads' results, so that the compiler keeps the loads. */
 struct Stamp {
     long long start, end;
     unsigned sink[2];
@@ -71,12 +71,12 @@ template <int WORDS, Kind KIND> __global__ void __launch_bounds__(LANES *WARPS) 
     const bool active = p.active >> lane & 1;
     if (active) {
         address += p.offsets[lane];
-        value[0] = address; /* lanes that share an address write the same */
+        value[0] = address; /* lanes with the same address store the same value */
         store(address, value);
     }
     __syncthreads();
     if (!active) return;
-    /* words that are equal would share a register, and be copied in the loop */
+    /* distinct values: equal ones would share a register and be copied in the loop */
     for (int i = 0; i < WORDS; i++) value[i] += (i + 1) * p.warps * (KIND != CHAIN);
     const long long start = now();
 #pragma unroll 1
@@ -106,7 +106,7 @@ __device__ void make(int &to, float from) { to = __float_as_int(from); }
 
 enum { FMA_THREADS = 1024, CHAINS = 4, FMA_UNROLLED = 64, FMA_ROUNDS = 8192 };
 
-/* x <- m x + a in CHAINS independent chains. m lies just inside -1: x swings from side to side and does not settle for long. */
+/* x <- m x + a in CHAINS independent chains. |m| is just below 1 and m negative, so x alternates and takes long to converge. */
 template <class T> __global__ void __launch_bounds__(FMA_THREADS) fma_kernel(float factor, float addend, Stamp *stamps) {
     T x[CHAINS], m, a;
     make(m, factor), make(a, addend);
@@ -135,9 +135,9 @@ __global__ void fill_kernel(uint4 *to, int64_t vectors) {
     }
 }
 
-enum { READ_THREADS = 512, READ_BLOCKS = 4 /* of an SM */, AT_ONCE = 4 };
+enum { READ_THREADS = 512, READ_BLOCKS = 4 /* per SM */, AT_ONCE = 4 };
 
-/* .cg: kept in L2 alone, so each pass comes from there or from memory; volatile: each pass is made. */
+/* .cg: cached in L2 only, so each pass reads L2 or memory; volatile: the compiler keeps each pass. */
 __device__ uint4 read(const uint4 *from) {
     uint4 v;
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
@@ -160,10 +160,10 @@ __global__ void __launch_bounds__(READ_THREADS) read_kernel(const uint4 *from, i
         }
         for (; i < vectors; i += step) sum += sum_of(read(from + i));
     }
-    if (sum == 1) stamps[0].sink[0] = sum; /* without a use of the sums the compiler could leave them out */
+    if (sum == 1) stamps[0].sink[0] = sum; /* without a use of the sum the compiler could remove the loads */
 }
 
-/* From the first start to the last end of the warps that left stamps; waits for them. */
+/* Waits for the kernel; cycles from the first start to the last end of its warps. */
 pysim_status cycles_of(const void *scratch, int32_t warps, cudaStream_t on, double *cycles) {
     Stamp stamps[MOST_STAMPS];
     pysim_status status = check(cudaMemcpyAsync(stamps, scratch, sizeof(Stamp) * warps, cudaMemcpyDeviceToHost, on), "a probe's result");
@@ -178,7 +178,7 @@ pysim_status cycles_of(const void *scratch, int32_t warps, cudaStream_t on, doub
     return PYSIM_OK;
 }
 
-/* Device seconds of what `launch` puts on the stream; waits for it. */
+/* Device seconds of the work that `launch` enqueues; waits for it. */
 template <class Launch> pysim_status timed(cudaStream_t on, double *seconds, Launch launch) {
     cudaEvent_t begin = nullptr, end = nullptr;
     float milliseconds = 0;
@@ -273,11 +273,11 @@ pysim_status pysim_cuda_probe_fma(int32_t dtype, void *scratch, int32_t samples,
     int sms = 0;
     status = pysim::current_sms(&sms);
     const cudaStream_t on = (cudaStream_t)stream;
-    const int products = dtype == PYSIM_F16 ? 2 : dtype == PYSIM_S8 ? 4 : 1; /* of a lane's instruction */
+    const int products = dtype == PYSIM_F16 ? 2 : dtype == PYSIM_S8 ? 4 : 1; /* products per lane and instruction */
     const double block = (double)pysim::FMA_THREADS * pysim::CHAINS * pysim::FMA_UNROLLED * pysim::FMA_ROUNDS * products;
     for (int32_t i = -1; i < samples && status == PYSIM_OK; i++) {
         double seconds = 0, cycles = 0;
-        /* a block on each SM, and no SM holds two while another has none */
+        /* one block on each SM */
         status = pysim::timed(on, &seconds, [&] {
             kernel<<<sms, pysim::FMA_THREADS, 0, on>>>(-1.0f + 0x1p-20f, 0.7182818f, (Stamp *)scratch);
         });

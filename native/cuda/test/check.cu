@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Every row of gemm/ against the reference on the device: edge shapes, layouts, result types, pitches, alignments, epilogues and
- * decompositions. C is poisoned with NaN, the gaps of its rows and both its ends with a pattern that must survive; the gaps of A and B
- * are NaN, and their first or last byte is the first or last of an allocation; small whole numbers must come out bit for bit, random
- * ones within the bound of their type.
+ * Compares every row of gemm/ with the reference on the device: edge shapes, layouts, result types, pitches, alignments, epilogues and
+ * decompositions. C starts as NaN. The gaps between its rows and both its ends have a pattern that must survive. The gaps of A and B are
+ * NaN, and each begins or ends where its allocation does. Results of small integers must be equal bit for bit, those of random
+ * numbers within the bound of their type.
  *
- *   check [--kernel SUBSTRING] [--every N] [--part I/P]    N: one in N of the cases (every 5th: 100 a kernel); the kernels whose number
- *   modulo P is I; the last line counts; exit 1 where one case failed, 77 where there is no device
+ *   check [--kernel SUBSTRING] [--every N] [--part I/P]    N: run one in N cases (5: 100 cases a kernel); P: run the kernels whose number
+ *   modulo P is I. The last line has the counts. Exit status 1 if a case failed, 77 if there is no device.
  *
- * Built for the CPU (emulated/) it runs the same kernels, but for those that the CPU cannot launch, which it names. */
+ * Built for the CPU (emulated/), it runs the same kernels except those that the CPU cannot launch, which it lists. */
 #include <string>
 
 #include "check.h"
@@ -18,7 +18,7 @@ struct Case {
     pysim_cuda_gemm g;
     pysim_cuda_schedule s;
     pysim_cuda_epilogue e;
-    int offset_a, offset_b, offset_c; /* elements that the base is off its alignment */
+    int offset_a, offset_b, offset_c; /* misalignment of the base, in elements */
     bool exact, bias, scale, poisoned;
 };
 
@@ -62,13 +62,13 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     need(cudaMemset(b, 0xff, count_b * element), "memset");
     each(rows_a * columns_a, fill, a, g.dtype, rows_a, columns_a, g.lda, seed, 2 * c.exact);
     each(rows_b * columns_b, fill, b, g.dtype, rows_b, columns_b, g.ldb, seed + 77, 2 * c.exact);
-    if (c.poisoned) { /* a row of infinities in op(A), a column of NaN in op(B) */
+    if (c.poisoned) { /* one row of op(A) is infinite, one column of op(B) is NaN */
         const long long i = seed % g.m, j = seed % g.n;
         each(g.k, poison, a, g.dtype, g.trans_a ? i : i * g.lda, g.trans_a ? g.lda : 1, g.k, INFINITY);
         each(g.k, poison, b, g.dtype, g.trans_b ? j * g.ldb : j, g.trans_b ? 1 : g.ldb, g.k, NAN);
     }
     need(cudaMemset(block, 0xff, total), "memset");
-    if (c.e.beta != 0) { /* C's rows as they were; elsewhere the pattern */
+    if (c.e.beta != 0) { /* C's rows have previous values; the rest has the pattern */
         void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
         each(g.m * g.n, fill, plain, g.c_dtype, g.m, g.n, g.n, seed + 5, 2 * c.exact);
         need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
@@ -95,7 +95,7 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     if (status != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     if (pysim_cuda_reference(&problem, &c.e, a, b, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     double *scale = nullptr;
-    if (!c.exact) { /* |A||B|, to f32's accuracy */
+    if (!c.exact) { /* |A||B|, in f32 */
         char *abs_a = (char *)buffer_abs_a.at(count_a * element), *abs_b = (char *)buffer_abs_b.at(count_b * element);
         each((long long)count_a, magnitude, abs_a, a, g.dtype, (long long)count_a);
         each((long long)count_b, magnitude, abs_b, b, g.dtype, (long long)count_b);
@@ -119,7 +119,7 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     }
 }
 
-/* Blocks that stay have several tiles where there are more than multiprocessors, of one step or of more than there are stages. */
+/* More tiles than SMs, so that persistent blocks have several tiles each, with one k-iteration or with more than there are stages. */
 void check_several(int index, const pysim_cuda_gemm_info &row) {
     const int kinds[] = {PYSIM_DATA_PARALLEL, PYSIM_SPLIT_K, PYSIM_DATA_PARALLEL, PYSIM_STREAM_K}, steps[] = {2 * row.stages + 1, 2 * row.stages + 1, 1, 3};
     const int parts[] = {1, row.stages, 1, 132 / (row.cluster_m * row.cluster_n)};

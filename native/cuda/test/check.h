@@ -33,7 +33,7 @@ enum { DTYPES = 9 };
 const int bytes_of[DTYPES] = {4, 8, 2, 2, 1, 4, 4, 1, 4};
 const char *const name_of[DTYPES] = {"f32", "f64", "f16", "bf16", "s8", "s32", "tf32", "f8", "tf32x3"};
 
-/* Tiles of C of a row's clusters; where A alone has rows along k, rows of tf32 on wgmma compute C' = B' A'. */
+/* Tiles of C, of a cluster each. If only A is K-major, the tf32 rows on wgmma compute C' = B' A'. */
 inline int64_t tiles_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
     const bool transposed = row.dtype == PYSIM_TF32 && !strcmp(row.family, "wgmma") && !g.trans_a && !g.trans_b;
     const auto pieces = [](int64_t size, int64_t piece) { return (size + piece - 1) / piece; };
@@ -64,7 +64,7 @@ __device__ void set(void *data, int dtype, long long i, double x) {
     }
 }
 
-/* rows x columns, rows `ld` apart; whole numbers -most..most, or for 0 uniform in [-1, 1); s8: any */
+/* Fills rows x columns, rows `ld` apart, with integers in -most..most; most = 0: uniform in [-1, 1). s8: any value. */
 __global__ void fill(void *data, int dtype, long long rows, long long columns, long long ld, unsigned seed, int most) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < rows * columns; i += (long long)gridDim.x * blockDim.x) {
         const unsigned r = mix((unsigned)i * 2654435761u + seed);
@@ -74,7 +74,7 @@ __global__ void fill(void *data, int dtype, long long rows, long long columns, l
         set(data, dtype, i / columns * ld + i % columns, x);
     }
 }
-/* `count` elements of x, `step` apart, from the first on. */
+/* Sets `count` elements, `step` apart, to x. */
 [[maybe_unused]] __global__ void poison(void *data, int dtype, long long first, long long step, long long count, double x) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
         set(data, dtype, first + i * step, x);
@@ -84,7 +84,7 @@ __global__ void fill(void *data, int dtype, long long rows, long long columns, l
         set(to, dtype, i, fabs(get(from, dtype, i)));
 }
 
-/* One is added for what beta C and the bias bring. */
+/* to = from + 1 in f64; the 1 covers the terms beta C and bias. */
 [[maybe_unused]] __global__ void widen(double *to, const void *from, int dtype, long long count) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x)
         to[i] = get(from, dtype, i) + 1;
@@ -92,7 +92,7 @@ __global__ void fill(void *data, int dtype, long long rows, long long columns, l
 
 struct Verdict { unsigned long long wrong, gaps; long long first; };
 
-/* `bound` per unit of `scale` (sums of magnitudes, f64), and `rounding` per unit of the right value; both 0: same bits. */
+/* Allowed difference: `bound` times `scale` (sums of magnitudes, f64) plus `rounding` times the right value; if both are 0, results must be equal. */
 __global__ void compare(const void *got, const void *want, const double *scale, int dtype, long long m, long long n, long long ldc, double bound,
                         double rounding, Verdict *out) {
     const long long count = m * n;
@@ -107,7 +107,7 @@ __global__ void compare(const void *got, const void *want, const double *scale, 
         }
     }
 }
-/* What lies between the rows of C and at its ends. */
+/* Checks that the guard pattern between the rows of C and at both its ends is intact. */
 __global__ void gaps(const unsigned char *block, long long total, long long head, long long m, long long n, long long ldc, int element, Verdict *out) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total; i += (long long)gridDim.x * blockDim.x) {
         const long long at = i - head, row = at >= 0 ? at / (ldc * element) : -1, column = at >= 0 ? at % (ldc * element) : 0;
@@ -116,7 +116,7 @@ __global__ void gaps(const unsigned char *block, long long total, long long head
     }
 }
 
-/* Such a kernel on `count` elements, whatever its grid is. */
+/* Launches such a grid-stride kernel on `count` elements. */
 template <class... Parameters, class... Arguments> void each(long long count, void (*kernel)(Parameters...), Arguments... arguments) {
     const long long blocks = std::min(std::max((count + 2047) / 2048, 1ll), 264ll);
     need(pysim::launch(kernel, (unsigned)blocks, 256, 0, nullptr, arguments...), "a kernel of the check");
@@ -124,7 +124,7 @@ template <class... Parameters, class... Arguments> void each(long long count, vo
 
 struct Buffer {
     char *data = nullptr;
-    size_t size = 0; /* multiple of 256, so that its end is the allocation's */
+    size_t size = 0; /* a multiple of 256, so that the buffer ends where the allocation ends */
     void *at(size_t bytes) {
         if (bytes > size) {
             if (data) need(cudaFree(data), "free");
@@ -132,7 +132,7 @@ struct Buffer {
         }
         return data;
     }
-    /* `bytes` that begin `offset` bytes off a multiple of 16, at the end of the allocation or at its start. */
+    /* `bytes` bytes at the end or the start of the allocation, beginning `offset` bytes after a multiple of 16. */
     char *place(size_t bytes, int offset, bool end) {
         char *const first = (char *)at(bytes + 32);
         return (end ? first + (size - bytes - (size_t)offset) / 16 * 16 : first) + offset;
@@ -145,7 +145,7 @@ double rounding_of(int dtype) {
     return dtype == PYSIM_F16 ? 0x1p-10 : dtype == PYSIM_BF16 ? 0x1p-7 : dtype == PYSIM_F32 ? 0x1p-22 : 0x1p-50;
 }
 
-/* The result `out`, m rows of n elements ld apart, `head` bytes into `block` of `total`, against `want`. `scale`: NULL for same bits. */
+/* Compares `out`, m rows of n elements, ld apart, with `want`. `out` begins `head` bytes into `block` of `total` bytes. `scale` NULL: equality. */
 Verdict verdict_of(const char *block, size_t total, size_t head, const char *out, const char *want, const double *scale, int dtype, long long m, long long n,
                    long long ld, double bound, const char *kernel) {
     Verdict v = {0, 0, INT64_MAX};
@@ -156,7 +156,7 @@ Verdict verdict_of(const char *block, size_t total, size_t head, const char *out
     return v;
 }
 
-/* One of the lines of epilogues.inc, by a random number; `exact`: one that keeps whole numbers whole. */
+/* A random activation of epilogues.inc; `exact`: one that maps integers to integers. */
 inline int activation_of(unsigned random, bool exact) {
     enum {
 #define PYSIM_EPILOGUE(number, name, whole, times, function, of) LINE_##name,
@@ -194,12 +194,12 @@ inline int outputs(int64_t size, int64_t before, int64_t after, int64_t kernel, 
     return (int)((size + before + after - dilation * (kernel - 1) - 1) / stride + 1);
 }
 
-/* Whether a convolution that makes products may make them with this row and give the sums of f32. */
+/* Whether a convolution that uses a GEMM row may use this one and still accumulate in f32. */
 inline bool may_make(const pysim_cuda_gemm_info &gemm, int dtype) {
-    return gemm.dtype == dtype && !strcmp(gemm.form, "full") && !(dtype == PYSIM_F16 && !strcmp(gemm.family, "simt")); /* its sums are f16 */
+    return gemm.dtype == dtype && !strcmp(gemm.form, "full") && !(dtype == PYSIM_F16 && !strcmp(gemm.family, "simt")); /* accumulates in f16 */
 }
 
-/* False, and says why, where there is no device. */
+/* False, with a message, if there is no device. */
 bool found_device() {
     int32_t devices = 0;
     if (pysim_cuda_device_count(&devices) != PYSIM_OK || !devices) {

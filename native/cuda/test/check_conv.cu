@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Every row of conv/ against the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups, epilogues and
- * decompositions. The output is poisoned with NaN and both its ends with a pattern that must survive; the first or last byte of input, filters, bias
- * and workspace is the first or last of an allocation; small whole numbers must come out bit for bit, random ones within a bound; rows that take
- * prologues have one in every other problem. In every other problem infinities and a NaN stand among those operands that the row lets be so
- * (`needs_finite`), and must come out where the definition has them.
+ * Compares every row of conv/ with the reference on the device: both layouts, tiles' edges, kernels, strides, dilations, padding, groups, epilogues
+ * and decompositions. The output starts as NaN, with a pattern at both ends that must survive. Input, filters, bias and workspace each begin or end
+ * where their allocation does. Results of small integers must be equal bit for bit, those of random numbers within a bound. Rows that support
+ * prologues have one in every other problem. In every other problem some operands are infinite or NaN, as far as the row supports that
+ * (`needs_finite`); the results must be so exactly where the reference's are.
  *
- *   check_conv [--kernel SUBSTRING] [--cases N] [--seed N] [--most N]     --cases: accepted problems a row and layout (default 60); --most: of
- *   N million multiply-adds at most, for the emulation (emulated/), where the definition's take most of the time; exit 1 where one case
- *   failed or a row accepted nothing, 77 where there is no device */
+ *   check_conv [--kernel SUBSTRING] [--cases N] [--seed N] [--most N]     --cases: accepted problems per row and layout (default 60); --most: at most
+ *   N million multiply-adds a problem, for the emulation (emulated/), where the reference takes most of the time. Exit status 1 if a case failed or a
+ *   row accepted nothing, 77 if there is no device. */
 #include <string>
 
 #include "check.h"
@@ -18,9 +18,9 @@ struct Case {
     pysim_cuda_conv c;
     pysim_cuda_schedule s;
     pysim_cuda_epilogue e;
-    int offset_in, offset_weights, offset_out; /* elements that the base is off its alignment */
+    int offset_in, offset_weights, offset_out; /* misalignment of the base, in elements */
     bool exact, bias, scale, poisoned;
-    bool has_prologue;        /* by a prologue: */
+    bool has_prologue;        /* the prologue's properties follow */
     int by_image, relu, scales, shifts;
 };
 
@@ -28,14 +28,14 @@ Buffer buffer_in, buffer_weights, buffer_out, buffer_want, buffer_sums, buffer_s
 Buffer buffer_scales, buffer_shifts, buffer_abs_scales, buffer_abs_shifts;
 long long cases, failures, refusals, prologue_cases;
 
-/* Draws: each number of the sequence once. */
+/* A deterministic random sequence. */
 struct Draw {
     unsigned state;
     int below(int n) { return (int)(mix(state += 0x9e3779b9u) % (unsigned)n); }
     template <int N> int of(const int (&choices)[N]) { return choices[below(N)]; }
 };
 
-/* Of sums of magnitudes. Winograd's transforms add up inputs of a whole patch: F(2x2) up to 8 times the sum of magnitudes, F(4x4) 73 times
+/* Allowed error relative to the sum of magnitudes. Winograd's transforms add inputs of a whole patch: F(2x2) up to 8 times that sum, F(4x4) 73 times
  * (tools/winograd_error.py). */
 double bound_of(const Case &x, const pysim_cuda_conv_info &row) {
     const pysim_cuda_conv &c = x.c;
@@ -109,7 +109,7 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
     const pysim_cuda_problem problem = pysim::problem_of(c.c);
     const pysim_status ran = pysim_cuda_run(&problem, &c.s, &c.e, in, weights, out, bytes ? work : nullptr, bytes, nullptr);
-    if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights || c.has_prologue)) { /* a row may take operands on their alignment alone, or a prologue */
+    if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights || c.has_prologue)) { /* a row may refuse misaligned operands or prologues */
         refusals++;
         return;
     }
@@ -117,13 +117,13 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     prologue_cases += c.has_prologue;
     if (pysim_cuda_reference(&problem, &c.e, in, weights, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     double *scale = nullptr;
-    if (!c.exact) { /* conv(|input|, |filters|), to f32's accuracy */
+    if (!c.exact) { /* conv(|input|, |filters|), in f32 */
         char *abs_in = (char *)buffer_abs_in.at((size_t)count_in * element), *abs_weights = (char *)buffer_abs_weights.at((size_t)count_weights * element);
         each(count_in, magnitude, abs_in, in, s.dtype, count_in);
         each(count_weights, magnitude, abs_weights, weights, s.dtype, count_weights);
         pysim_cuda_problem all = problem;
         all.conv.out_dtype = s.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32;
-        pysim_cuda_prologue largest = {nullptr, nullptr, c.by_image, 0}; /* of magnitudes */
+        pysim_cuda_prologue largest = {nullptr, nullptr, c.by_image, 0}; /* prologue for the magnitudes */
         if (c.scales) largest.scale = buffer_abs_scales.at((size_t)scales * 4), each(scales, magnitude, (void *)largest.scale, prologue.scale, PYSIM_F32, scales);
         if (c.shifts) largest.shift = buffer_abs_shifts.at((size_t)s.channels * 4), each(s.channels, magnitude, (void *)largest.shift, prologue.shift, PYSIM_F32, s.channels);
         const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, c.has_prologue ? &largest : nullptr};
@@ -143,7 +143,7 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     }
 }
 
-/* A problem near the edges of the row's tiles; now and then one of the kinds that special kernels take. */
+/* A problem near the edges of the row's tiles; sometimes one of the kinds for which there are special kernels. */
 pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     const int bf = row.block_filters ? row.block_filters : 8, bw = row.block_windows ? row.block_windows : 32, bk = row.block_k ? row.block_k : 8;
     const int kernels[] = {1, 1, 2, 3, 3, 3, 4, 5, 7}, strides[] = {1, 1, 1, 2, 3}, dilations[] = {1, 1, 1, 2, 3}, groups[] = {1, 1, 1, 2, 3};
@@ -165,19 +165,19 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     const int filters[] = {1, 3, bf - 1, bf, bf + 1, 2 * bf + 1};
     int channels = (draw.of(steps) * bk + draw.below(3) - 1 + taps - 1) / taps;
     const bool by_vectors = !strcmp(row.family, "wgmma") || !strcmp(row.family, "mma");
-    if (by_vectors && kind != 3) { /* channels that lie as it takes them, in whole blocks or not; or any */
+    if (by_vectors && kind != 3) { /* channels in whole vectors and whole blocks, in whole vectors only, or any */
         const int vector = 16 / bytes_of[s.dtype], lying = draw.below(3);
         if (lying == 0) channels = bk * (1 + draw.below(3));
         if (lying == 1) channels = (channels + vector - 1) / vector * vector;
     }
     s.channels = s.groups * (channels < 1 ? 1 : kind == 3 ? 1 : channels);
-    if (!strcmp(row.form, "folded")) { /* few channels, windows apart */
+    if (!strcmp(row.form, "folded")) { /* few channels, strided windows */
         s.groups = 1, s.channels = 1 + draw.below(6), s.dilation_h = s.dilation_w = 1;
         s.kernel_h = 2 + draw.below(6), s.kernel_w = 2 + draw.below(6), s.stride_h = 2 + draw.below(3), s.stride_w = 1 + draw.below(4);
     }
     const int of_group = draw.of(filters);
     s.filters = s.groups * (of_group < 1 ? 1 : kind == 3 ? 1 + draw.below(2) : of_group);
-    /* so many windows in an image, roughly square or one row */
+    /* that many windows in an image, roughly square or in one row */
     const int windows[] = {1, bw / 4, bw - 1, bw, bw + 1, 2 * bw + 3};
     int want = draw.of(windows) * row.outputs * row.outputs / (draw.below(2) ? (int)s.batch : 1), high = 1;
     if (want < 1) want = 1;
@@ -190,8 +190,8 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     };
     s.height = size(high, s.kernel_h, s.stride_h, s.dilation_h, s.pad_top, s.pad_bottom, draw.below((int)s.stride_h));
     s.width = size(wide, s.kernel_w, s.stride_w, s.dilation_w, s.pad_left, s.pad_right, draw.below((int)s.stride_w));
-    if (by_vectors && kind == 2 && s.groups == 1 && draw.below(2)) s.width = (s.width + 7) / 8 * 8; /* planes of whole 16 bytes */
-    if (!strcmp(row.family, "depthwise") && draw.below(3) == 0) { /* enough outputs for several a thread, in whole vectors or not */
+    if (by_vectors && kind == 2 && s.groups == 1 && draw.below(2)) s.width = (s.width + 7) / 8 * 8; /* planes are multiples of 16 bytes */
+    if (!strcmp(row.family, "depthwise") && draw.below(3) == 0) { /* enough outputs for several per thread, in whole vectors or not */
         s.batch = 1 + draw.below(4), s.groups = s.channels = 30 + draw.below(120), s.filters = s.groups * (1 + draw.below(2));
         if (!strcmp(row.form, "grouped")) s.groups = 5 + draw.below(20), s.channels = s.groups * (1 + draw.below(5)), s.filters = s.groups * (2 + draw.below(6));
         s.kernel_h = s.kernel_w = 3 + 2 * draw.below(3), s.stride_h = s.stride_w = 1 + draw.below(2), s.dilation_h = s.dilation_w = 1;
@@ -199,12 +199,12 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
         s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2 * s.dilation_h;
         s.height = 20 + draw.below(20), s.width = 8 * (2 + draw.below(5)) + (draw.below(2) ? 0 : draw.below(8));
     }
-    if (!strcmp(row.family, "grouped")) { /* several groups a block and one, filters of several blocks, channels in whole units or not; images that are cut */
+    if (!strcmp(row.family, "grouped")) { /* groups, filters and images of one or several blocks, channels in whole units or not */
         const int of_group_channels[] = {1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 33, 64}, of_group_filters[] = {2, 4, 5, 8, 9, 16, 24, 32, 33, 70};
         s.groups = draw.below(3) ? 1 + draw.below(12) : 1;
         s.channels = s.groups * draw.of(of_group_channels), s.filters = s.groups * draw.of(of_group_filters);
         if (draw.below(3) == 0) s.groups = 4 + draw.below(20), s.channels = s.filters = s.groups * 4 * (1 << draw.below(3));
-        const bool few = !strcmp(row.form, "single") && draw.below(2); /* taps of a row in a unit, whole or not */
+        const bool few = !strcmp(row.form, "single") && draw.below(2); /* several taps of a row in a unit, filling it or not */
         if (few) s.groups = 1, s.channels = 1 + draw.below(4), s.filters = draw.of(of_group_filters), s.kernel_w = 1 + draw.below(7);
         if (few || draw.below(3) == 0) s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
     }
@@ -229,7 +229,7 @@ void check_row(int index, int wanted, unsigned seed, double most) {
             pysim_conv &s = c.c.shape;
             if (row.takes_prologue && draw.below(2)) {
                 c.has_prologue = true, c.scales = draw.below(4) > 0, c.by_image = c.scales && draw.below(2), c.shifts = draw.below(2), c.relu = draw.below(2) || !(c.scales || c.shifts);
-                if (!strcmp(row.family, "implicit")) /* which takes it of these alone */
+                if (!strcmp(row.family, "implicit")) /* which supports prologues only for these */
                     s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = s.dilation_h = s.dilation_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
             }
             if (multiply_adds(s) > most) continue;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * wgmma's ways from sums to C (mainloop/hopper/epilogue.cuh), without wgmma: sums that are given, in the registers where wgmma leaves them, against the
- * definition of what follows them (core/epilogue.cuh), an element at a time. Blocks have several tiles, whose results take turns in shared memory.
- * Both runs of C, edges, odd pitches, planes that are no whole vectors, every line of epilogues.inc with and without bias, scale and what C had, every type
- * of results; all between patterns that must survive. Needs stmatrix, so a device of capability 9.0, or the emulation.
+ * Compares the epilogues of the wgmma kernels (mainloop/hopper/epilogue.cuh), without wgmma, with the definition (core/epilogue.cuh), element by
+ * element. Given accumulators are put into the registers where wgmma leaves them. Blocks have several tiles, whose results reuse the same shared
+ * memory. Cases: both orders of C, edges, odd pitches, planes that are not whole vectors, every activation of epilogues.inc with and without bias,
+ * scale and previous C, every result type. Guard patterns around the results must survive. Needs stmatrix: a device of capability 9.0, or the
+ * emulation.
  *
- *   check_epilogue [--cases N]    N: a shape and run of C (default 400); exit 1 where one case failed, 77 where there is no such device */
+ *   check_epilogue [--cases N]    N: cases per shape and order of C (default 400). Exit status 1 if a case failed, 77 if there is no such device. */
 #include "check.h"
 
 #include "mainloop/hopper/epilogue.cuh"
@@ -14,7 +15,7 @@ namespace {
 using namespace pysim;
 using namespace pysim::hopper;
 
-/* C in planes: images of so many windows, lines of which lie side by side. */
+/* C in planes, NCHW: images of `plane` windows; the windows of a filter are contiguous. */
 struct Planes { int plane; };
 
 template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, Planes planes, Use use) {
@@ -31,7 +32,7 @@ template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORD
     use(Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))});
 }
 
-/* ONE: strips are one program of both runs. */
+/* ONE: one code for strips serves both orders. */
 template <class S, ResultOrder ORDER, bool ONE> __global__ void leave_tiles(Problem p, Planes planes, const typename S::Acc *sums) {
     if constexpr (CODE_CAPABILITY < 90) return; /* no stmatrix */
     using Acc = typename S::Acc;
@@ -61,7 +62,7 @@ template <class S, ResultOrder ORDER, bool ONE> __global__ void leave_tiles(Prob
     }
 }
 
-/* The definition, where Epilogue thinks of rows of C. */
+/* The definition, computed by Epilogue for one element at a time. */
 template <class Acc, ResultOrder ORDER> __global__ void define(Problem p, Planes planes, const Acc *sums) {
     with_epilogue<Acc>(p, [&](auto e) {
         for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < (int64_t)p.m * p.n; i += (int64_t)gridDim.x * blockDim.x) {
@@ -131,7 +132,7 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     need(pysim::launch(kernel, 2, 128 * S::GROUPS, S::SHARED_BYTES, nullptr, p, planes, (const Acc *)sums), name);
     const bool smooth = p.activation > 1 && p.activation != 3;
     double *ones = nullptr;
-    if (smooth) { /* compilers contract what functions compute as they like */
+    if (smooth) { /* compilers may contract the functions' multiply-adds differently */
         ones = (double *)buffer_old.at((size_t)(rows * length) * 8);
         each(rows * length, widen, ones, (const void *)out, p.c_dtype, rows * length);
         need(cudaMemset(ones, 0, (size_t)(rows * length) * 8), "memset");

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Norms between products (norm/norm.cu) against their definition in f64, an element at a time: concatenations of up to 64 parts of unequal channels, one
- * of them read twice, parts that are no whole vectors or begin off their multiples, rows of one to 8192 channels, every pair of types, values that are not
- * finite; results between patterns that must survive, parts flush with the end of their memory.
+ * Compares norms between products (norm/norm.cu) with their definition in f64, element by element. Cases: concatenations of up to 64 parts with
+ * different numbers of channels, one of them used twice; parts that are not whole vectors or are misaligned; rows of one to 8192 channels; every pair
+ * of types; infinities and NaN. Guard patterns around the results must survive, and parts end where their allocation does.
  *
- *   check_norm [--cases N]    N: a kind of norm and pair of types (default 300); exit 1 where one case failed, 77 where there is no device */
+ *   check_norm [--cases N]    N: cases per kind of norm and pair of types (default 300). Exit status 1 if a case failed, 77 if there is no device. */
 #include "check.h"
 
 namespace {
@@ -21,7 +21,7 @@ __device__ double element(const pysim_cuda_norm &n, const Parts &parts, int64_t 
     return get(parts.at[part], n.dtype, row * n.channels[part] + c);
 }
 
-/* A row by a thread. `size`: what rounding errors are measured by. */
+/* One thread per row. `size`: the magnitude to which rounding errors are relative. */
 __global__ void define(pysim_cuda_norm n, Parts parts, Parameters p, int64_t channels, void *want, double *size) {
     for (int64_t row = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; row < n.rows; row += (int64_t)gridDim.x * blockDim.x) {
         double mean = 0, squares = 0, largest = 0, factor = 1;
@@ -37,7 +37,7 @@ __global__ void define(pysim_cuda_norm n, Parts parts, Parameters p, int64_t cha
             const double x = element(n, parts, row, c), center = n.kind == PYSIM_NORM_ROWS ? mean : of(p.center, c, 0), scale = of(p.scale, (n.image_rows ? row / n.image_rows * channels : 0) + c, 1) * factor;
             const double y = scale * (x - center) + of(p.shift, c, 0);
             set(want, n.out_dtype, row * channels + c, n.relu && y < 0 ? 0 : y);
-            const double spacing = n.out_dtype == PYSIM_F16 ? 0x1p-24 : 0; /* of the least f16 */
+            const double spacing = n.out_dtype == PYSIM_F16 ? 0x1p-24 : 0; /* of subnormal f16 */
             size[row * channels + c] = fabs(scale) * (largest + fabs(x) + fabs(center)) + fabs(of(p.shift, c, 0)) + spacing / BOUND;
         }
     }
@@ -51,7 +51,7 @@ struct Draw {
     int operator()(int n) { return (int)(mix(state += 0x9e3779b9u) % (unsigned)n); }
 };
 
-/* Parts with channels by a seed; the last may be the first one again. */
+/* Parts with random channels; the last part may be the first one again. */
 void make_parts(pysim_cuda_norm &n, Parts &parts, Draw &draw, unsigned seed) {
     const int vector = draw(3) ? 8 : 1, element = bytes_of[n.dtype];
     const bool rows = n.kind == PYSIM_NORM_ROWS;

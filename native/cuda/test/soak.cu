@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Every row of gemms.inc and convs.inc at real sizes, over and over, alone and beside a kernel that keeps shared memory, L2 and the load and store
- * units busy: what a schedule of reads and copies gets wrong shows in one launch of many, and only where blocks fill the multiprocessors.
+ * Runs every row of gemms.inc and convs.inc repeatedly at real sizes, alone and beside a kernel that keeps shared memory, L2 and the load/store units
+ * busy. Races between copies and reads show only in a few launches, and only if blocks fill the SMs.
  *
- * Operands are small whole numbers, other ones in each step of k, so every sum is exact in the type that a row adds in (of f16, whole up to 2048),
- * whatever the order; a step that is read twice or too late changes it. Every element of every launch is compared on the device with plain loops
- * in f64 (computed once for a problem). F(4x4), which has sixths, may differ by F4_TOLERANCE, and its launches must give the same bits. Results
- * and workspace start as NaN. A case is a layout, a result type and a decomposition; the rows of a problem take turns, one case each, until the
- * problem's share of the time is over, and each row goes on at the next problem with its next case.
+ * Operands are small integers, different in each k-iteration, so that every sum is exact in the accumulators' type in any order (f16: integers up to
+ * 2048). A stage that is read twice or too late changes the sum. Every element of every launch is compared on the device with plain loops in f64,
+ * computed once per problem. F(4x4), whose transforms round, may differ by F4_TOLERANCE, but all its launches must give the same bits. Results and
+ * workspace start as NaN. A case is a layout, a result type and a decomposition. The rows of a problem run round-robin, one case each, until the
+ * problem's share of the time is over; at the next problem each row continues with its next case.
  *
  *   soak [--seconds N] [--family NAME] [--row SUBSTRING] [--problem SUBSTRING] [--seed N] [--first N] [--list]
- *   family: simt, wmma, mma, wgmma, direct, ...; first: each row's first case; a line a family, exit 1 where one launch was wrong or refused, or a
- *   row never ran, 77 where there is no device */
+ *   family: simt, wmma, mma, wgmma, direct, ...; first: each row's first case. Prints a line per family. Exit status 1 if a launch was wrong or
+ *   refused or a row never ran, 77 if there is no device. */
 #include <chrono>
 #include <map>
 #include <string>
@@ -21,12 +21,12 @@
 namespace {
 
 enum { REPEATS = 5, LAYOUTS = 4, DECOMPOSITIONS = 7, HOG_BYTES = 64 << 20 };
-const double F4_TOLERANCE = 1e-3; /* of the root mean square of results */
+const double F4_TOLERANCE = 1e-3; /* relative to the root mean square of the results */
 const int64_t MOST_WORKSPACE = (int64_t)6 << 30;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-/* The kernel beside: conflicting reads and writes of shared memory, reads of all of `data`, until *stop, or for 20 ms. */
+/* The disturbing kernel: shared-memory accesses with bank conflicts, and reads of all of `data`, until *stop or for 20 ms. */
 __global__ void __launch_bounds__(256, 8) hog(const uint4 *data, unsigned count, const volatile int *stop, unsigned *sink) {
     __shared__ unsigned words[2048];
     unsigned long long begin, time;
@@ -39,16 +39,16 @@ __global__ void __launch_bounds__(256, 8) hog(const uint4 *data, unsigned count,
         for (int i = 0; i < 64; i++) {
             const uint4 v = __ldcg(data + far % count);
 #pragma unroll
-            for (int j = 0; j < 4; j++) sum += words[(at + j * 64) % 2048]; /* a warp's lanes: one bank */
+            for (int j = 0; j < 4; j++) sum += words[(at + j * 64) % 2048]; /* all lanes of a warp use one bank */
             words[(at + 32) % 2048] = sum & 2047;
             sum += v.x ^ v.w, far += 66049, at = (at + 64) % 2048;
         }
         asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
     } while (!*stop && time - begin < 20000000);
-    if (sum == 0xffffffffu) *sink = sum; /* never: it keeps the loop */
+    if (sum == 0xffffffffu) *sink = sum; /* never true; keeps the loop from being removed */
 }
 
-/* On a stream of its own. Blocks that leave no registers to it find multiprocessors without it, on which they wait for L2 alone. */
+/* Runs it on its own stream. Blocks that leave no registers for it share only L2 with it, not an SM. */
 struct Hog {
     cudaStream_t stream;
     char *data;
@@ -63,11 +63,11 @@ struct Hog {
         need(cudaMemsetAsync(stop, 0, 4, stream), "memset");
         need(pysim::launch(hog, (unsigned)blocks, 256, 0, stream, (const uint4 *)data, (unsigned)HOG_BYTES / 16, (const volatile int *)stop, (unsigned *)stop + 1), "the kernel beside");
     }
-    void end() { need(cudaMemsetAsync(stop, 1, 4, nullptr), "memset"); } /* when the launches before it are done */
+    void end() { need(cudaMemsetAsync(stop, 1, 4, nullptr), "memset"); } /* takes effect after the launches before it */
     void wait() { need(cudaStreamSynchronize(stream), "the kernel beside"); }
 };
 
-/* x as the type holds it */
+/* x rounded to the type */
 __device__ double rounded(double x, int dtype) {
     alignas(8) char held[8];
     set(held, dtype, 0, x);
@@ -81,7 +81,7 @@ __global__ void cast(void *to, int dtype, const double *from, long long rows, lo
 
 struct Found { unsigned long long wrong, first; };
 
-/* `before`: the first repeat's result, whose bits are asked for; or NULL. */
+/* `before`: the first launch's result, which must be equal bit for bit; or NULL. */
 __global__ void differ(const void *got, int dtype, const double *want, long long count, double allowed, const float *before, Found *out) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
         const double x = get(got, dtype, i);
@@ -100,17 +100,17 @@ struct Options {
 } options;
 
 struct Tally { long long launches = 0, wrong = 0, rows = 0, fewest = INT64_MAX; double seconds = 0; };
-std::map<std::string, Tally> tallies; /* of families */
+std::map<std::string, Tally> tallies; /* by family */
 
 Hog beside;
 Found *found;
 int sms;
 Buffer buffer_out, buffer_before, buffer_work, buffer_want;
 
-/* room: multiprocessors that hold several of the row's blocks hold the hog's beside one. */
+/* room: the disturbing kernel's blocks fit on an SM beside one of the row's. */
 struct Result { int dtype; long long count; double allowed; bool same_bits, room; };
 
-/* REPEATS launches, each into NaN and each compared, alone and then beside the hog. `run(out, workspace)` launches. False: it was refused. */
+/* REPEATS launches, alone and then beside the hog; before each the result is set to NaN, after each compared. False: run() refused. */
 template <class Run> bool soak(const std::string &text, const std::string &again, const Result &r, int64_t bytes, unsigned number, Tally &tally, Run run) {
     const double start = now();
     const size_t size = (size_t)r.count * bytes_of[r.dtype];
@@ -121,7 +121,7 @@ template <class Run> bool soak(const std::string &text, const std::string &again
         for (Found &f : each_found) f = {0, ~0ull};
         need(cudaMemcpy(found, each_found, sizeof each_found, cudaMemcpyHostToDevice), "memcpy");
         for (int i = 0; i < REPEATS; i++) {
-            need(cudaMemsetAsync(out, r.dtype == PYSIM_S32 ? 0x80 : 0xff, size, nullptr), "memset"); /* NaN, or a number that no sum is */
+            need(cudaMemsetAsync(out, r.dtype == PYSIM_S32 ? 0x80 : 0xff, size, nullptr), "memset"); /* NaN, or an integer that cannot be a result */
             if (bytes) need(cudaMemsetAsync(work, 0xff, (size_t)bytes, nullptr), "memset");
             if (busy) beside.start(chosen);
             const pysim_status status = run(out, bytes ? work : nullptr);
@@ -153,7 +153,7 @@ std::string again_of(const char *row, const std::string &problem, int number) {
            std::to_string(number);
 }
 
-/* A decomposition by its number, as far as `steps` of k and `tiles` allow; of a product whose tiles are not known, 0 of either. */
+/* The decomposition `number`, limited by the k-iterations `steps` and by `tiles`; both 0 if unknown. */
 void decompose(int number, int64_t tiles, int64_t steps, int32_t &kind, int32_t &splits) {
     const int parts[DECOMPOSITIONS] = {1, 2, 3, 8, sms, sms + sms / 2, 2 * sms};
     kind = number == 0 ? PYSIM_DATA_PARALLEL : number <= 3 ? PYSIM_SPLIT_K : PYSIM_STREAM_K;
@@ -166,24 +166,24 @@ bool wanted(const char *family, const char *row) {
     return (options.family.empty() || options.family == family) && strstr(row, options.row.c_str());
 }
 
-/* What a problem does: prepare() once, then run(row, case) for its rows; each says in which family's tally. */
+/* A problem: its name, its share of the time and the rows that run it. */
 struct Work {
     std::string name;
     double weight;
     std::vector<int> rows;
-    int kind, index; /* 0: a product, 1: a convolution; of the table */
+    int kind, index; /* kind 0: product, 1: convolution; index: in the table of its kind */
 };
 
 // Products
 
-struct Product { int m, n, k, only; double weight; }; /* only: of this dtype, or -1 */
+struct Product { int m, n, k, only; double weight; }; /* only: the only dtype, or -1 for all */
 const Product products[] = {
     {4096, 768, 16384, PYSIM_F64, 2}, {2048, 1024, 8192, -1, 1}, {256, 384, 65536, -1, 1}, {4224, 4096, 1024, -1, 1}, {777, 2051, 4099, -1, 1},
     {2048, 129, 2048, -1, 0.5}, {256, 256, 32768, -1, 1}, {512, 640, 12288, -1, 1}, {1536, 1536, 3072, -1, 1}, {32832, 32800, 64, -1, 1},
 };
 
 struct Operands {
-    Buffer a, b, held[DTYPES][2][2]; /* f64 as the problem has them; and as a dtype holds them, [dtype][operand][transposed] */
+    Buffer a, b, held[DTYPES][2][2]; /* a, b: in f64; held[dtype][operand][transposed]: in each dtype */
     bool made[DTYPES][2][2];
     const void *of(const Product &p, int dtype, int operand, bool transposed) {
         Buffer &to = held[dtype][operand][transposed];
@@ -198,7 +198,7 @@ struct Operands {
 } operands;
 
 void prepare(const Product &p) {
-    const int most = p.k > 8192 ? 1 : 2; /* f16's sums stay below 2048: more than six times their standard deviation */
+    const int most = p.k > 8192 ? 1 : 2; /* f16 accumulators stay below 2048, which is more than six standard deviations */
     memset(operands.made, 0, sizeof operands.made);
     each((long long)p.m * p.k, fill, operands.a.at((size_t)p.m * p.k * 8), (int)PYSIM_F64, p.m, p.k, p.k, options.seed, most);
     each((long long)p.k * p.n, fill, operands.b.at((size_t)p.k * p.n * 8), (int)PYSIM_F64, p.k, p.n, p.n, options.seed + 77, most);
@@ -226,7 +226,7 @@ bool run(const Product &p, const std::string &name, int row, int number, Tally &
     int64_t bytes = 0;
     if (pysim_cuda_workspace_bytes(&problem, &s, a, b, &bytes) == PYSIM_OK && bytes > MOST_WORKSPACE) {
         s.decomposition = PYSIM_DATA_PARALLEL, s.splits = 1;
-        pysim_cuda_workspace_bytes(&problem, &s, a, b, &bytes); /* what is refused, is so when it is run */
+        pysim_cuda_workspace_bytes(&problem, &s, a, b, &bytes); /* a refusal shows when it runs */
     }
     pysim_cuda_attributes of = {};
     pysim_cuda_attributes_of(&problem, row, &of);
@@ -249,7 +249,7 @@ const Layer layers[] = {
 struct ConvOperands {
     Buffer in, weights, held[DTYPES][2];
     bool made[DTYPES][2];
-    int layout; /* of what buffer_want holds; -1: nothing yet */
+    int layout; /* of the result in buffer_want; -1: none yet */
 } conv_operands;
 
 pysim_conv shape_of(const Layer &l, int dtype) {
@@ -282,14 +282,14 @@ const void *held(const Layer &l, int dtype, int operand) {
     return to.data;
 }
 
-/* The schedule of a case, and whether the row takes the layer so: k, or the windows, may be too short to be split. */
+/* The schedule of a case. False if the row refuses the layer with it: k, or the windows, may be too few to be split. */
 bool scheduled(const Layer &l, const pysim_cuda_conv_info &info, int row, int layout, int number, pysim_cuda_problem *p, pysim_cuda_schedule *s, int64_t *bytes) {
     const unsigned draw = mix(options.seed + (unsigned)number * 7919u + (unsigned)row);
     const int result = info.dtype == PYSIM_F64 ? PYSIM_F64 : number / DECOMPOSITIONS % 2 && bytes_of[info.dtype] == 2 ? info.dtype : PYSIM_F32;
     *p = pysim::problem_of(pysim_cuda_conv{shape_of(l, info.dtype), layout, result});
     *s = {row, PYSIM_DATA_PARALLEL, 1, (int)(draw & 1), 1 + (int)(draw >> 1) % 3, -1};
     if (info.makes_product)
-        for (int i = 0; i < pysim_cuda_gemm_count(); i++) { /* another row of products each time */
+        for (int i = 0; i < pysim_cuda_gemm_count(); i++) { /* a different GEMM row each time */
             pysim_cuda_gemm_info gemm;
             s->gemm = (number * 5 + i) % pysim_cuda_gemm_count();
             pysim_cuda_gemm_at(s->gemm, &gemm);
@@ -318,7 +318,7 @@ bool run(const Layer &l, const std::string &name, int row, int number, Tally &ta
     char text[320];
     snprintf(text, sizeof text, "%s %s %s to %s, decomposition %d of %d, along_n %d, group %d, gemm %d", info.name, name.c_str(), c.layout ? "nhwc" : "nchw",
              name_of[c.out_dtype], s.decomposition, s.splits, s.along_n, s.group, s.gemm);
-    const bool inexact = info.outputs > 2; /* numbers -2..2, each as likely: products' root mean square is 2 */
+    const bool inexact = info.outputs > 2; /* operands are uniform in -2..2, so the products' root mean square is 2 */
     const Result result = {c.out_dtype, (long long)l.batch * l.filters * edge * edge, inexact ? F4_TOLERANCE * 2 * sqrt((double)k) : 0, inexact, of.blocks_per_sm > 1};
     return soak(text, again_of(info.name, name, number), result, bytes, (unsigned)number, tally, [&](void *out, void *work) { return pysim_cuda_run(&problem, &s, &plain, in, weights, out, work, bytes, nullptr); });
 }
@@ -374,10 +374,10 @@ std::vector<Work> all_work() {
     return some;
 }
 
-/* The rows of a problem in turns until `until`, or until all have had all cases; a row stops that has had three times its share of the time. */
+/* Runs the rows of a problem round-robin until `until`, or until all cases are done; a row stops after three times its share of the time. */
 void soak_problem(const Work &w, double until, std::map<std::pair<int, int>, int> &cases) {
     const double start = now();
-    for (int layout = 0; layout < 1 + w.kind; layout++) { /* a convolution's answers are of one layout */
+    for (int layout = 0; layout < 1 + w.kind; layout++) { /* the expected result of a convolution has one layout */
         const double end = w.kind ? start + (until - start) * (layout + 1) / 2 : until, share = 3 * (end - now()) / (double)w.rows.size();
         if (w.kind) prepare(layers[w.index], layout);
         else prepare(products[w.index]);
@@ -390,7 +390,7 @@ void soak_problem(const Work &w, double until, std::map<std::pair<int, int>, int
                 Tally &tally = tallies[family_of(w.kind, w.rows[i])];
                 const double begin = now();
                 const bool done = w.kind ? run(layers[w.index], w.name, w.rows[i], number, tally) : run(products[w.index], w.name, w.rows[i], number, tally);
-                spent[i] += done ? now() - begin : INFINITY; /* it does not take this layout, or is broken */
+                spent[i] += done ? now() - begin : INFINITY; /* it refuses this layout, or fails */
                 if (done) number++, ran++;
             }
         }
@@ -423,13 +423,13 @@ int main(int argc, char **argv) {
     need(cudaMalloc(&found, REPEATS * sizeof *found), "memory");
     beside.make();
 
-    std::map<std::pair<int, int>, int> cases; /* of each row: the number of its next case */
+    std::map<std::pair<int, int>, int> cases; /* each row's next case */
     for (const Work &w : all)
         for (int row : w.rows) cases.emplace(std::make_pair(w.kind, row), options.first);
     const double start = now();
     double weight = 0;
     for (const Work &w : all) weight += w.weight;
-    for (const Work &w : all) { /* what one leaves is the others' */
+    for (const Work &w : all) { /* time that one leaves goes to the others */
         const double begin = now();
         soak_problem(w, begin + (start + options.seconds - begin) * w.weight / weight, cases);
         weight -= w.weight;
