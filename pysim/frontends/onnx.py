@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX models as layers: the problem of every Conv, Gemm and MatMul, from shapes alone; no weight is looked at.
+"""ONNX models as layers: the problem of every Conv, Gemm and MatMul, from shapes alone; weight values are not read.
 
-Shapes come from ONNX's own shape inference, after local functions are inlined and a batch is set, a symbolic one to 1. Nodes
+Shapes come from ONNX's own shape inference, after local functions are inlined and the batch is set (a symbolic batch to 1). Nodes
 are read as https://onnx.ai/onnx/operators/ defines them: NCHW input, weights [M][C/g][R][S], pads top, left, bottom and
 right; auto_pad SAME gives ceil(H / stride) outputs, the odd row of padding last (SAME_UPPER) or first (SAME_LOWER).
-A MatMul whose right side is one matrix is one product, with the left's leading dimensions as its rows.
+A MatMul whose right operand is one matrix is one product; the leading dimensions of the left operand are its rows.
 
 Worked number: input [1, 3, 224, 224], weights [64, 3, 7, 7], strides 2, pads 3 is conv:mb1ic3ih224oc64kh7sh2ph3.
 """
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _DTYPES = {"FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "INT8": "s8"}
 _STANDARD = ("", "ai.onnx")
-KEEP_BYTES = 1 << 15  # constants up to this size may be shapes, which inference reads; larger ones are weights
-_MOST_BYTES = (1 << 31) - 1  # of a protobuf message
-_MOST_NODES = 50_000  # of a model whose functions are inlined
-_MOST_CALLS = 100  # of functions, one inside the other
+KEEP_BYTES = 1 << 15  # shape inference may need the values of constants up to this size; larger ones are weights
+_MOST_BYTES = (1 << 31) - 1  # the limit of a protobuf message
+_MOST_NODES = 50_000  # in a model after inlining its functions
+_MOST_CALLS = 100  # nested function calls
 _MOST_DIMENSIONS = 64
 _LONGEST_STEP = 1 << 30
-_LONGEST = 200  # characters of a name or value in a reason
-_WEIGHTED = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm")  # what these read but their first input has no batch
+_LONGEST = 200  # characters of a name or value in a message
+_WEIGHTED = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm")  # only their first input has a batch
 _NOT_READ = {
     "ConvTranspose": "a transposed convolution is not read",
     "DeformConv": "a deformable convolution is not read",
@@ -54,7 +54,7 @@ _NOT_READ = {
 
 
 class Skipped(NamedTuple):
-    """A node that gave no layer, and why; with op "Input", a model input whose symbolic batch was read as 1."""
+    """A node without a layer, and the reason; with op "Input", a model input whose symbolic batch was set."""
 
     node: str
     op: str
@@ -62,17 +62,17 @@ class Skipped(NamedTuple):
 
 
 class ValueType(NamedTuple):
-    """What inference knows of a value: sizes (a name where symbolic, None without a rank) and the element type."""
+    """The inferred sizes and element type of a value. A symbolic size is its name; `sizes` is None if the rank is unknown."""
 
     sizes: tuple[int | str, ...] | None
     element: str
 
 
 def read(path: str | Path, batch: int | None = None) -> tuple[list[Layer], list[Skipped]]:
-    """The layers of a model in graph order, labelled by node (or else output), and what was skipped, with the reason; `batch` as in
-    `set_batch`.
+    """The layers of a model in graph order, labelled by node name (or else output name), and the skipped nodes with the reasons. `batch` as
+    in `set_batch`.
 
-    Raises MissingError without the onnx package and ProblemError for a file that is no ONNX model.
+    Raises MissingError without the onnx package, and ProblemError for a file that is not an ONNX model.
     """
     name = printable(str(path))
     model = load(Path(path), name)
@@ -95,7 +95,7 @@ def read(path: str | Path, batch: int | None = None) -> tuple[list[Layer], list[
 
 
 def text_of(name: str | bytes) -> str:
-    """A name as a text that is not too long for a line: protobuf gives one that is not UTF-8 as bytes."""
+    """A name as text, shortened to fit a line. Protobuf gives a name that is not UTF-8 as bytes."""
     text = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -138,8 +138,8 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
 
 
 def _bound_steps(graph: "onnx.GraphProto") -> None:
-    """Of constant steps of slices those that are longer than a shape: inference adds them up in 32 bits, and where these do not hold a sum
-    never ends or reads beyond an array (onnx 1.23)."""
+    """Clips constant steps of slices that exceed any shape. Inference accumulates steps in 32 bits; on overflow it loops forever or reads
+    beyond an array (onnx 1.23)."""
     import onnx
 
     steps = {node.input[4] for node in graph.node if node.op_type == "Slice" and len(node.input) > 4}
@@ -153,14 +153,14 @@ def _bound_steps(graph: "onnx.GraphProto") -> None:
     for tensor in (*made, *(one for one in graph.initializer if one.name in steps)):
         try:
             numbers = onnx.numpy_helper.to_array(tensor)
-        except Exception:  # whatever its data are short of: who reads it says so
+        except Exception:  # incomplete data: the constant's reader raises a message
             continue
         if numbers.dtype == np.int64 and (np.abs(numbers.astype(np.float64)) > _LONGEST_STEP).any():
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.clip(numbers, -_LONGEST_STEP, _LONGEST_STEP), tensor.name))
 
 
 def undeclared(graph: "onnx.GraphProto") -> dict[str, ValueType]:
-    """Takes away the shapes that a graph declares of what its nodes make, and gives those that it declares."""
+    """Removes the shapes that a graph declares for its nodes' outputs, and returns them."""
     told, inputs = {}, {value.name for value in graph.input}
     for value in (*graph.value_info, *(one for one in graph.output if one.name not in inputs)):
         if value.type.tensor_type.HasField("shape"):
@@ -171,14 +171,14 @@ def undeclared(graph: "onnx.GraphProto") -> dict[str, ValueType]:
 
 
 def with_constants(model: "onnx.ModelProto", found: Mapping[str, Any]) -> "onnx.ModelProto":
-    """The model with arrays in the place of nodes that make them, of large ones their shapes alone."""
+    """The model with nodes replaced by the arrays that they compute; of large arrays only the shapes."""
     import onnx
 
     made: onnx.ModelProto = onnx.ModelProto.FromString(model.SerializeToString())
     nodes = [type(node).FromString(node.SerializeToString()) for node in made.graph.node if not set(node.output) & found.keys()]
     del made.graph.node[:]
     made.graph.node.extend(nodes)
-    made.ir_version = max(made.ir_version, 4)  # from which on inference sees an initializer that is no input
+    made.ir_version = max(made.ir_version, 4)  # since 4, inference reads initializers that are not inputs
     for name, array in found.items():
         about = {"name": name, "data_type": onnx.helper.np_dtype_to_tensor_dtype(array.dtype), "dims": array.shape}
         large = array.nbytes > KEEP_BYTES
@@ -187,10 +187,10 @@ def with_constants(model: "onnx.ModelProto", found: Mapping[str, Any]) -> "onnx.
 
 
 def _check_functions(model: "onnx.ModelProto", name: str) -> None:
-    """Refuses functions that call themselves, that nest too deeply, or that make a model of too many nodes."""
+    """Rejects functions that are recursive, nested too deeply, or whose inlining makes too many nodes."""
     bodies = {(function.domain, function.name, function.overload): nodes_of(function.node) for function in model.functions}
     calls = {key: [(node.domain, node.op_type, node.overload) for node, _ in body] for key, body in bodies.items()}
-    sizes: dict[object, int] = {}  # nodes of a function once it is inlined, and below how deep its calls are
+    sizes: dict[object, int] = {}  # nodes of a function after inlining; below, the depth of its calls
     depths: dict[object, int] = {}
     try:
         for key in TopologicalSorter(calls).static_order():
@@ -208,8 +208,8 @@ def _check_functions(model: "onnx.ModelProto", name: str) -> None:
 
 
 def set_batch(graph: "onnx.GraphProto", name: str, batch: int | None = None) -> list[Skipped]:
-    """Sets the first dimension of inputs, wherever its name stands: a symbolic one to `batch`, or to 1, and says so; a fixed one where a
-    batch is asked for. ProblemError for a model that is of another batch inside."""
+    """Sets the batch, the first dimension of the inputs. A symbolic batch becomes `batch`, or 1, wherever its name occurs; notes say so.
+    A fixed batch changes only if `batch` is given. ProblemError if the model contains its batch as a constant."""
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {one for node in graph.node if node.op_type in _WEIGHTED for one in node.input[1:]}
     inputs = [value for value in graph.input if value.name not in constants and len(value.type.tensor_type.shape.dim) > 1]
@@ -235,7 +235,7 @@ def set_batch(graph: "onnx.GraphProto", name: str, batch: int | None = None) -> 
 
 
 def _set_fixed_batch(graph: "onnx.GraphProto", name: str, inputs: Sequence[tuple[str, Any]], batch: int) -> None:
-    """Of inputs and outputs whose batch is that of the first input; a constant shape inside that has it, too, is refused."""
+    """Changes the batch of inputs and outputs that share the first input's. Rejects a Reshape to a constant shape with the old batch."""
     import onnx
 
     if not inputs:
@@ -265,7 +265,7 @@ def _set_fixed_batch(graph: "onnx.GraphProto", name: str, inputs: Sequence[tuple
 
 
 def tensors_of(model: "onnx.ModelProto") -> dict[str, ValueType]:
-    """What is known of each value of the top graph, by name."""
+    """The inferred type of each value of the top graph, by name."""
     tensors = {value.name: _type_of(value) for value in (*model.graph.output, *model.graph.value_info, *model.graph.input)}
     return tensors | {one.name: ValueType(tuple(one.dims), _element(one.data_type)) for one in model.graph.initializer}
 
@@ -283,7 +283,7 @@ def _element(number: int) -> str:
 
 
 def nodes_of(nodes: "Sequence[onnx.NodeProto]", inside: str = "") -> "Iterator[tuple[onnx.NodeProto, str]]":
-    """Every node with the control-flow node that it stands inside, if any."""
+    """Every node, with the control-flow node that contains it, if any."""
     for node in nodes:
         yield node, inside
         for attribute in node.attribute:
@@ -366,7 +366,7 @@ def _conv(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str)
 
 
 def integers_of(attributes: Mapping[str, Any], name: str, default: list[int]) -> list[int]:
-    """An attribute of as many whole numbers as the default has."""
+    """An attribute with as many integers as the default."""
     value = attributes.get(name, default)
     numbers = value if isinstance(value, list) else [value]
     if len(numbers) != len(default) or not all(isinstance(number, int) for number in numbers):
@@ -375,7 +375,7 @@ def integers_of(attributes: Mapping[str, Any], name: str, default: list[int]) ->
 
 
 def pads_of(attributes: Mapping[str, Any], sizes: list[int], extents: list[int], strides: list[int]) -> list[int]:
-    """Top, left, bottom, right; or of any axes, all that stand before, then all behind."""
+    """Top, left, bottom, right; for any number of axes, the pads before each axis, then those after each."""
     rule, none = attributes.get("auto_pad", b"NOTSET"), [0] * (2 * len(sizes))
     if rule == b"NOTSET":
         return integers_of(attributes, "pads", none)

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX's operators on arrays of any shape in the form that the native ones have: layer norms, Gather, Pad, Resize, Einsum.
+"""Lowers ONNX operators on arrays of any shape to native operators: layer norms, Gather, Pad, Resize, Einsum.
 
-    Take    (x, at[, shares]), axis       y = x.take(at, axis); with shares, the sum of so many rows, each times its share
-    Resize, and Pad by what the image has, are a Take along each axis whose size they change; linear ones have two shares, cubic ones four
-    Einsum  of two values, that is their product: views, transpositions and a MatMul
+    Take         (x, at[, shares]), axis: y = x.take(at, axis); with shares, a weighted sum of several taken rows
+    Resize, Pad  (Pad in edge or reflect mode) a Take along each axis whose size changes; linear interpolation has two shares, cubic four
+    Einsum       of two operands: transpositions, views and a MatMul
 
-Where a pixel i of a result lies in its image, at x (https://onnx.ai/onnx/operators/onnx__Resize.html), scale = size of the result over the
-image's unless the model says another:
+Coordinate x in the image of pixel i of the result (https://onnx.ai/onnx/operators/onnx__Resize.html). scale = size of the result / size of
+the image, unless the model gives another:
 
     half_pixel          x = (i + 1/2) / scale - 1/2;  pytorch_half_pixel: 0 where the result is one pixel
     align_corners       x = i (image - 1) / (result - 1), 0 of one pixel
     asymmetric          x = i / scale;  tf_half_pixel_for_nn: x = (i + 1/2) / scale
-    half_pixel_symmetric  half_pixel, and what a scale that is no quotient of sizes leaves over lies on both sides
+    half_pixel_symmetric  half_pixel, centred if the scale is not the quotient of the sizes
 
-These are computed in float32, as ONNX Runtime does: of a tie the next bit decides. What is outside has the nearest pixel's value.
+Coordinates are computed in float32, as in ONNX Runtime, so that ties round alike. Outside the image the nearest pixel's value holds.
 
-Worked number: 2 pixels to 4, half_pixel: x = -1/4, 1/4, 3/4, 5/4, which is the first pixel, 3/4 and 1/4 of both, 1/4 and 3/4, and the last.
+Worked number: 2 pixels to 4, half_pixel: x = -1/4, 1/4, 3/4, 5/4. The results are the first pixel, (3/4, 1/4) and (1/4, 3/4) of both, and
+the last pixel.
 """
 
 from collections.abc import Callable
@@ -27,24 +28,24 @@ from pysim.errors import ProblemError, printable
 from pysim.models.graph import Array, Graph, Node
 
 Constants = dict[str, Array]
-Rows = tuple[int, Array, Array | None]  # of a Take: its axis, indices and shares
-Parts = list[tuple[Node, tuple[int, ...]]]  # nodes, and the shapes of what they make
+Rows = tuple[int, Array, Array | None]  # axis, indices and shares of a Take
+Parts = list[tuple[Node, tuple[int, ...]]]  # nodes with the shapes of their outputs
 
 
 def constant_of(constants: Constants, node: Node, what: str, array: Array) -> str:
-    """The name of an array that a node is given."""
+    """Adds an array to the constants, as an input of a node, and returns its name."""
     name = f"{node.output}:{what}"
     constants[name] = array
     return name
 
 
 def is_native(graph: Graph, *names: str) -> bool:
-    """Whether values are of the kernels' types and not empty."""
+    """Whether the values have types that the kernels support, and are not empty."""
     return all(graph.tensors[name].native and graph.tensors[name].nbytes for name in names)
 
 
 def layer_norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """Of the last axes, from one on; what else it gives nobody reads."""
+    """A layer norm over the last axes, with only its first output used."""
     x = graph.tensors[node.inputs[0]].shape
     axis = node.attributes.get("axis", -1) % max(1, len(x))
     given = [name for name in node.inputs[1:] if name]
@@ -56,17 +57,17 @@ def layer_norm(node: Node, graph: Graph, constants: Constants, opset: int) -> No
 
 
 def activation(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """Functions of one number that there are vectors of."""
+    """Elementwise functions with vector code."""
     return Node(node.op, node.name, node.inputs, node.outputs) if is_native(graph, *node.inputs) else None
 
 
 def expand(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """To a shape that is known, as all are."""
+    """Expand; the target shape is the inferred one."""
     return Node("Expand", node.name, node.inputs[:1], node.outputs) if is_native(graph, node.inputs[0], node.output) else None
 
 
 def length(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """Of the last axes."""
+    """ReduceL2 over the last axes."""
     rank, given = len(graph.tensors[node.inputs[0]].shape), node.attributes.get("axes")
     if len(node.inputs) > 1 and node.inputs[1]:
         given = constants[node.inputs[1]].tolist() if node.inputs[1] in constants else None
@@ -77,7 +78,7 @@ def length(node: Node, graph: Graph, constants: Constants, opset: int) -> Node |
 
 
 def gather(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """Of a constant number a Slice, which is no copy where it is one piece; else rows of a table."""
+    """A Gather with one constant index is a Slice, which is no copy if the slice is contiguous; any other is a Take."""
     (x, at), shape = node.inputs, graph.tensors[node.output].shape
     sizes, indices = graph.tensors[x].shape, constants.get(at)
     axis = node.attributes.get("axis", 0) % max(1, len(sizes))
@@ -95,7 +96,7 @@ def gather(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 
 def _taken(node: Node, graph: Graph, constants: Constants, axes: list[Rows]) -> Parts:
-    """A Take along each axis, those first that leave the least."""
+    """A Take along each axis, in the order that keeps intermediate results smallest."""
     shape, name = list(graph.tensors[node.inputs[0]].shape), node.inputs[0]
     rows = sorted(axes, key=lambda one: (one[1].shape[-1] / shape[one[0]], -one[0]))
     found: Parts = []
@@ -113,7 +114,7 @@ def _taken(node: Node, graph: Graph, constants: Constants, axes: list[Rows]) -> 
 
 
 def pad(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """By what the image has at its edges, or mirrored there; by a number it is another operator."""
+    """Pad in edge or reflect mode; constant padding is another operator."""
     mode, x = node.attributes.get("mode", b"constant"), graph.tensors[node.inputs[0]].shape
     pads = pads_of(node, constants, len(x))
     if pads is not None and not any(map(any, pads)):
@@ -132,7 +133,7 @@ def pad(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 
 def pads_of(node: Node, constants: Constants, rank: int) -> list[tuple[int, int]] | None:
-    """What a Pad puts before and behind each axis; None where that is no constant."""
+    """(before, after) of each axis of a Pad; None if the pads are not constant."""
     named = {place: name for place, name in enumerate(node.inputs) if name and place in (1, 3)}
     if any(name not in constants for name in named.values()):
         return None
@@ -146,9 +147,9 @@ def pads_of(node: Node, constants: Constants, rank: int) -> list[tuple[int, int]
 
 
 def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """Nearest, linear and cubic ones of constant sizes."""
+    """Nearest, linear and cubic Resize to constant sizes."""
     x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
-    given, upsample = node.attributes, node.op == "Upsample" or len(node.inputs) == 2  # opset 10 and before
+    given, upsample = node.attributes, node.op == "Upsample" or len(node.inputs) == 2  # opset 10 and earlier
     mode, rule = given.get("mode", b"nearest"), b"asymmetric" if upsample else given.get("coordinate_transformation_mode", b"half_pixel")
     scales = _scales(node, x, y, constants)
     unknown = given.get("antialias") or given.get("exclude_outside") or given.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
@@ -179,8 +180,8 @@ def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 
 def _cubic(t: Array, a: np.float32) -> list[Array]:
-    """Shares of the pixels in front, at, behind and next to it of a place t behind one (Keys, "Cubic convolution interpolation for
-    digital image processing", 1981)."""
+    """Shares of pixels -1, 0, 1, 2 at coordinate t, 0 <= t < 1 (Keys, "Cubic convolution interpolation for digital image processing",
+    1981)."""
 
     def near(u: Array) -> Array:
         return ((a + 2) * u - (a + 3)) * u * u + 1
@@ -192,7 +193,7 @@ def _cubic(t: Array, a: np.float32) -> list[Array]:
 
 
 def _check_cubic(node: Node, rule: bytes, x: tuple[int, ...], y: tuple[int, ...], scales: list[float] | None) -> None:
-    """ProblemError where the onnx package, which computes cubic ones, has other places for the pixels than ONNX."""
+    """ProblemError for a cubic Resize whose coordinates in the onnx package, which computes it, differ from ONNX's definition."""
     parts = scales is not None and any(size * scale != made for size, scale, made in zip(x, scales, y, strict=True))
     if (rule == b"align_corners" and parts) or (rule == b"pytorch_half_pixel" and 1 in y[2:] and y != x):
         why = f"a cubic one by {rule.decode()} is computed for whole sizes of more than one pixel"
@@ -200,7 +201,7 @@ def _check_cubic(node: Node, rule: bytes, x: tuple[int, ...], y: tuple[int, ...]
 
 
 def _scales(node: Node, x: tuple[int, ...], y: tuple[int, ...], constants: Constants) -> list[float] | None:
-    """Of each axis; None where they are no constants."""
+    """The scale of each axis; None if the scales are not constant."""
     names = [*node.inputs, "", "", ""][:4]
     place = 1 if len(node.inputs) == 2 else 2
     if node.op == "Upsample" and len(node.inputs) == 1:
@@ -241,7 +242,7 @@ _PLACES: dict[bytes, Callable[[Array, np.float32, int, int], Array]] = {
     b"tf_half_pixel_for_nn": lambda i, scale, size, out: (i + np.float32(0.5)) / scale,
     b"half_pixel_symmetric": _symmetric,
 }
-_TIE = np.float64(1e-6)  # what is no further from a half is one, as in ONNX Runtime 1.32
+_TIE = np.float64(1e-6)  # coordinates this close to a half count as ties, as in ONNX Runtime 1.32
 _ROUNDED: dict[bytes, Callable[[Array], Array]] = {
     b"round_prefer_floor": lambda x: np.ceil(x - 0.5 - _TIE).astype(np.int64),
     b"round_prefer_ceil": lambda x: np.floor(x + 0.5 + _TIE).astype(np.int64),
@@ -251,7 +252,8 @@ _ROUNDED: dict[bytes, Callable[[Array], Array]] = {
 
 
 def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """Of two values whose letters are those of batches (in both and the result), of rows (in one and the result) and of sums (in both)."""
+    """Einsum of two operands. Every letter must be a batch axis (in both operands and the result), a row or column axis (in one operand and
+    the result), or a contracted axis (in both operands only)."""
     equation = node.attributes["equation"].decode().replace(" ", "")
     terms, _, result = equation.partition("->")
     sides = terms.split(",")

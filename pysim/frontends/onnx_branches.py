@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control flow whose way is known before a model runs: the branch of an If stands in its place.
+"""Replaces each If whose condition is known before the model runs by the nodes of the branch that it takes.
 
-What a branch makes gets names of its own, since both branches may use the same ones; what it reads from outside keeps its names.
+Values computed in a branch are renamed, since both branches may use the same names. Values that it reads from outside keep their names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def captured(node: "onnx.NodeProto") -> tuple[str, ...]:
-    """What a node's graphs read from outside them, once each."""
+    """The names of values that a node's subgraphs read from outside, once each."""
     names = dict[str, None]()
     for graph in graphs_of(node):
         made = {"", *(value.name for value in graph.input), *(one.name for one in graph.initializer)}
@@ -26,13 +26,13 @@ def captured(node: "onnx.NodeProto") -> tuple[str, ...]:
 
 
 def graphs_of(node: "onnx.NodeProto") -> Iterable["onnx.GraphProto"]:
-    """Those inside a node."""
+    """The subgraphs of a node."""
     for attribute in node.attribute:
         yield from (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs
 
 
 def with_branches(model: "onnx.ModelProto", known: Mapping[str, Array]) -> "onnx.ModelProto | None":
-    """The model with the branches of the Ifs whose conditions are known in their places; None where there is none."""
+    """The model with each If of known condition replaced by its branch; None if there is no such If."""
     import onnx
 
     if not any(_decided(node, known) for node in model.graph.node):
@@ -50,7 +50,7 @@ def _decided(node: "onnx.NodeProto", known: Mapping[str, Array]) -> bool:
 
 
 def _branch(node: "onnx.NodeProto", at: int, known: Mapping[str, Array], graph: "onnx.GraphProto") -> list["onnx.NodeProto"]:
-    """The nodes of the branch that is taken; its constants become the graph's."""
+    """The nodes of the branch that is taken. Its constants are added to the graph."""
     import onnx
 
     wanted = "then_branch" if known[node.input[0]].reshape(())[()] else "else_branch"
@@ -69,7 +69,7 @@ def _branch(node: "onnx.NodeProto", at: int, known: Mapping[str, Array], graph: 
 
 
 def _rename(node: "onnx.NodeProto", names: Mapping[str, str]) -> None:
-    """Other names for what a node, and the graphs inside it, read and make."""
+    """Renames the inputs and outputs of a node and of the nodes in its subgraphs."""
     for field in (node.input, node.output):
         renamed = [names.get(name, name) for name in field]
         del field[:]

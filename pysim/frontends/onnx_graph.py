@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX models as graphs (`pysim.models.graph`), with their weights: read, shapes inferred, constants folded, nodes in one form each.
+"""Reads ONNX models, with weights, as graphs (`pysim.models.graph`): infers shapes, folds constants, and lowers each node to one form.
 
-What has another form under another opset gets one here: pads and axes as attributes, BatchNorm and channel-wise constants as Affine,
-products with a constant matrix as Linear, whatever only reshapes as View. A node that stays as it is carries its `reference`, the onnx
-package's own definition of it, and is called onnx.Conv where a Conv would be something else here.
+Forms that differ between opsets are unified: pads and axes are attributes, BatchNorm and channel-wise constants are Affine, products with
+a constant matrix are Linear, and everything that only reshapes is View. A node that is not lowered carries its `reference`, the onnx
+package's own definition of it. Its op is then, for example, "onnx.Conv", since "Conv" is the lowered form.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +31,12 @@ _MOST_FOLDED_BYTES = 1 << 31
 
 
 def read_graph(path: str | Path, batch: int | None = None, seed: int | None = None) -> Graph:
-    """The graph of a model file, of a batch that is asked for; with a `seed`, weights that it lacks are random. ProblemError names a node
-    that cannot run."""
+    """The graph of a model file for a batch. With a `seed`, missing weights are random. ProblemError names a node that cannot run."""
     return graph_of(load_model(path, batch, seed), printable(str(path)))
 
 
 def load_model(path: str | Path, batch: int | None = None, seed: int | None = None) -> "onnx.ModelProto":
-    """The model as it is run, here and by ONNX Runtime: batch set, weights there."""
+    """The model with its batch set and weights filled in, as it is run here and by ONNX Runtime."""
     import onnx.checker
     import onnx.external_data_helper
 
@@ -52,7 +51,7 @@ def load_model(path: str | Path, batch: int | None = None, seed: int | None = No
 
 
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
-    """The graph of a model in memory, which loses its weights."""
+    """The graph of a model in memory. Removes the weights from `model`."""
     opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
     constants = {tensor.name: _array(tensor, name) for tensor in model.graph.initializer}
     declared = layers.undeclared(model.graph)
@@ -67,7 +66,7 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     if told := {value: of for value, of in declared.items() if not read.is_known(value) and onnx_shapes.is_known(of)}:
         read, graph = _settled(model, name, opset, graph._replace(constants=constants), told)
     onnx_shapes.check_declared(declared, read.types, name)
-    used = graph.users()  # nobody may have said what a second output is that nobody reads
+    used = graph.users()  # an unused second output may have no known type
     nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
     graph = graph._replace(nodes=nodes)
     tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
@@ -82,13 +81,13 @@ def _array(tensor: "onnx.TensorProto", name: str) -> Array:
 
     try:
         found: Array = onnx.numpy_helper.to_array(tensor)
-    except Exception as error:  # whatever its data are short of
+    except Exception as error:  # incomplete data
         raise ProblemError(f'{name}: the constant "{layers.text_of(tensor.name)}" cannot be read: {error}') from None
     return found
 
 
 def _check_names(graph: "onnx.GraphProto", name: str) -> None:
-    """ProblemError for a name that is no text, and for a value that is read before anything makes it."""
+    """ProblemError for a name that is not UTF-8, and for a value that is read before a node computes it."""
     made = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
     for node in graph.node:
         about = f'{name}: {layers.text_of(node.op_type)} "{layers.text_of(node.name or next(iter(node.output), ""))}"'
@@ -106,8 +105,8 @@ def _check_names(graph: "onnx.GraphProto", name: str) -> None:
 def _settled(
     model: "onnx.ModelProto", name: str, opset: int, graph: Graph, declared: onnx_shapes.Types | None = None
 ) -> tuple["_Reader", Graph]:
-    """A model's nodes as a graph, with every constant that follows from shapes. They are inferred anew as constants become known that they
-    depend on: half of the channels, where a model computes how many those are."""
+    """A model's nodes as a graph, with every constant that follows from shapes. Repeats shape inference while new constants become known,
+    since shapes may depend on them: for example, a model may compute half of its channels from a Shape."""
     inferring, types = onnx_shapes.inferred(model, name, declared or {})
     read = _Reader(name, opset, types)
     inputs = tuple(value.name for value in model.graph.input if value.name not in graph.constants)
@@ -136,14 +135,14 @@ def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array]:
 
 
 class _Reader(NamedTuple):
-    """Nodes of one model in the graph's form; `types` is what shape inference knows of each value."""
+    """Converts nodes of one model to the graph's form; `types` has the inferred type of each value."""
 
     model: str
     opset: int
     types: Mapping[str, layers.ValueType]
 
     def tensor(self, name: str) -> Tensor:
-        """ProblemError where a shape or type is not known."""
+        """The shape and type of a value; ProblemError if either is unknown."""
         found = self.types.get(name, layers.ValueType(None, "UNDEFINED"))
         sizes = found.sizes
         if sizes is None or not all(isinstance(size, int) for size in sizes):
@@ -163,7 +162,7 @@ class _Reader(NamedTuple):
         return onnx_shapes.is_known(self.types.get(name, layers.ValueType(None, "")))
 
     def plain(self, proto: "onnx.NodeProto") -> Node:
-        """A node with its attributes and its reference; ProblemError where nothing can run it."""
+        """A node with its attributes and its reference; ProblemError if nothing can run it."""
         import onnx
 
         label = layers.text_of(proto.name or next(iter(proto.output), ""))
@@ -177,7 +176,7 @@ class _Reader(NamedTuple):
         return Node(proto.op_type, label, tuple(proto.input), tuple(proto.output), attributes)
 
     def shapes_known(self, graph: Graph) -> Graph:
-        """Shape of a value whose sizes are known is a constant, and what is computed of it."""
+        """Replaces Shape of a value with known sizes by a constant, and folds what depends on it."""
         constants = dict(graph.constants)
         for node in graph.nodes:
             if node.op == "Shape" and self.is_known(node.inputs[0]):
@@ -188,9 +187,9 @@ class _Reader(NamedTuple):
         return folded(graph._replace(nodes=left, constants=constants), _evaluated) if len(left) < len(graph.nodes) else graph
 
     def lowered(self, graph: Graph) -> Graph:
-        """Every node in the form that fusion and execution know, identities left out."""
+        """Every node in the form that fusion and execution expect, without identities."""
         names, nodes, constants, tensors = dict[str, str](), list[Node](), dict(graph.constants), dict(graph.tensors)
-        graph = graph._replace(tensors=tensors)  # which grows
+        graph = graph._replace(tensors=tensors)  # extended below
         for node in graph.nodes:
             (node,) = renamed([node], names)
             if node.op in _IDENTITIES and not any(node.outputs[1:]) and node.output not in graph.outputs:
@@ -213,7 +212,7 @@ class _Reader(NamedTuple):
         return graph._replace(nodes=tuple(nodes), constants=constants, tensors=tensors)
 
     def _forms(self, node: Node, graph: Graph, constants: dict[str, Array]) -> "list[tuple[Node, tuple[int, ...] | None]]":
-        """The nodes that a node is here, and the shapes of what they make, where that is not known."""
+        """The nodes that a node is lowered to, each with its output's shape if `graph` lacks it."""
         if node.op == "Split":
             return [(part, None) for part in split(node, graph)]
         if (several := SEVERAL.get(node.op)) and (parts := several(node, graph, constants)):
@@ -221,12 +220,12 @@ class _Reader(NamedTuple):
         lower = LOWER.get(node.op)
         if lower is None and node.op not in SEVERAL:
             return [(node, None)]
-        by_reference = node._replace(op=f"onnx.{node.op}")  # none of the form that its name stands for here
+        by_reference = node._replace(op=f"onnx.{node.op}")  # not in the form that the plain name means here
         return [((lower and lower(node, graph, constants, self.opset)) or by_reference, None)]
 
 
 def _as_view(node: Node, tensors: Mapping[str, Tensor]) -> Node:
-    """A transposition that leaves the elements in their order is a View."""
+    """A transposition that does not reorder elements in memory becomes a View."""
     if node.op != "Transpose" or "perm" not in node.attributes:
         return node
     shape = tensors[node.inputs[0]].shape

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX operators in the one form that fusion and execution know (`pysim.models.graph`): a function for each, from a node as it is read.
+"""Lowers ONNX operators to the form that fusion and execution expect (`pysim.models.graph`), one function for each operator.
 
-    LOWER      (node, graph, constants, opset) -> a node, or None where it stays as it is and runs by its definition
-    SEVERAL    (node, graph, constants) -> nodes with the shapes of what they make, or None
+    LOWER      (node, graph, constants, opset) -> a node; None: it is not lowered and runs by its ONNX definition
+    SEVERAL    (node, graph, constants) -> nodes with the shapes of their outputs, or None
 
-Constants that are made on the way are added to `constants`. ProblemError names a node that cannot run.
+The functions add new constants to `constants`. ProblemError names a node that cannot run.
 """
 
 import math
@@ -30,7 +30,7 @@ def is_image(name: str, graph: Graph) -> bool:
 
 
 def _problem(node: Node, graph: Graph) -> Any:
-    """The convolution or product that a node is, or None where it is none that the kernels know."""
+    """The convolution or product that a node computes, or None if the kernels do not support it."""
     kinds = {"float32": "FLOAT", "float64": "DOUBLE"}
     seen = {name: layers.ValueType(graph.tensors[name].shape, kinds.get(graph.tensors[name].dtype.name, "")) for name in node.inputs[:2]}
     try:
@@ -52,7 +52,7 @@ def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 
 
 def _check_window(node: Node, graph: Graph) -> None:
-    """ProblemError for a window that is larger than the padded image, of which shape inference makes one output."""
+    """ProblemError for a window larger than the padded image. Shape inference does not reject it: it infers one output."""
     given, (sizes, kernel) = node.attributes, [list(graph.tensors[name].shape[2:]) for name in node.inputs[:2]]
     dilations, strides = (layers.integers_of(given, name, [1, 1]) for name in ("dilations", "strides"))
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
@@ -63,7 +63,7 @@ def _check_window(node: Node, graph: Graph) -> None:
 
 
 def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """A transposed convolution whose output is as large as shape inference made it: where pads are not told, what is more is cut away."""
+    """A transposed convolution with explicit pads. If the node gives none, they crop the output to the inferred shape."""
     given = node.attributes
     if not is_image(node.inputs[0], graph):
         if "output_shape" in given or given.get("auto_pad", b"NOTSET") != b"NOTSET":
@@ -117,7 +117,7 @@ def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 
 
 def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """Mul or Add with one constant a channel, or one for all; a Sum of two is an Add."""
+    """Mul or Add with one constant per channel, or one for all channels; a Sum of two is an Add."""
     op = "Add" if node.op == "Sum" else node.op
     _check_axis(node, graph)
     if len(node.inputs) != 2:
@@ -138,7 +138,7 @@ def _channelwise(node: Node, graph: Graph, constants: Constants, opset: int) -> 
 
 
 def _check_axis(node: Node, graph: Graph) -> None:
-    """ProblemError for operands that are broadcast from an axis on, as before opset 7, and not from the last one."""
+    """ProblemError for operands that are broadcast from another axis than the last, as opsets before 7 allow."""
     if node.attributes.get("broadcast") and "axis" in node.attributes:
         ranks = [len(graph.tensors[name].shape) for name in node.inputs]
         if node.attributes["axis"] % ranks[0] + ranks[1] != ranks[0]:
@@ -155,7 +155,7 @@ def _view(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 
 
 def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """A pool; one that says where the largest elements are, too, by its definition here."""
+    """A pool. A max pool that also outputs indices runs by `with_places`."""
     sizes = list(graph.tensors[node.inputs[0]].shape[2:])
     if not sizes:
         return None
@@ -178,7 +178,7 @@ def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     if graph.tensors[node.output].dtype.kind != "f":
         return None
     low, high = bounds
-    return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": min(low, high), "max": high})  # above all is the highest
+    return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": min(low, high), "max": high})  # low > high: all become high
 
 
 def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
@@ -188,7 +188,7 @@ def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node
 
 
 def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """max(0, min(1, alpha x + beta)) of an image, which a convolution in front of it takes in."""
+    """max(0, min(1, alpha x + beta)) of an image, as an Affine and a Clip that fuse into a preceding convolution."""
     x = graph.tensors[node.inputs[0]]
     if not is_image(node.inputs[0], graph):
         return None
@@ -199,7 +199,7 @@ def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | Non
 
 
 def _plane_means(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """A mean over rows and columns of images."""
+    """A mean over the rows and columns of images."""
     mean, (n, c, *_) = _mean(node, graph, constants, 0), (*graph.tensors[node.inputs[0]].shape, 0, 0)
     if mean is None or not is_image(node.inputs[0], graph) or sorted(mean.attributes["axes"]) != [2, 3]:
         return None
@@ -228,7 +228,7 @@ def _concat(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
 
 
 def _slice(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """One of constant ends; numbers beyond the ends of an axis mean its ends, as in Python."""
+    """A Slice with constant bounds. Bounds beyond the end of an axis are clipped, as in Python."""
     x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
     told = dict(zip(("starts", "ends", "axes", "steps"), node.inputs[1:], strict=False))
     if not all(name in constants for name in told.values() if name):
@@ -243,11 +243,11 @@ def _slice(node: Node, graph: Graph, constants: Constants, opset: int) -> Node |
 
 
 def split(node: Node, graph: Graph) -> list[Node]:
-    """A Slice for each part that is read."""
+    """A Split as one Slice for each output that is used."""
     x, start, found = graph.tensors[node.inputs[0]].shape, 0, list[Node]()
     axis = node.attributes.get("axis", 0) % len(x)
     parts = [graph.tensors[name].shape if name else None for name in node.outputs]
-    if None in parts[:-1]:  # how many an unread one takes is not known
+    if None in parts[:-1]:  # the size of an unused part is unknown
         return [node]
     for at, (name, part) in enumerate(zip(node.outputs, parts, strict=True)):
         if part is not None:
@@ -264,7 +264,7 @@ def _transpose(node: Node, graph: Graph, constants: Constants, opset: int) -> No
 
 
 def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """Pads of a number, or of less than nothing: what these cut away."""
+    """Pad with a constant; negative pads crop."""
     pads = onnx_arrays.pads_of(node, constants, len(graph.tensors[node.output].shape))
     value = constants.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else node.attributes.get("value", 0.0)
     if node.attributes.get("mode", b"constant") != b"constant" or pads is None or value is None:
@@ -280,7 +280,7 @@ def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 
 def _pow(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """A square is a product."""
+    """Pow with exponent 2 becomes a product."""
     x, exponent = node.inputs
     is_square = exponent in constants and constants[exponent].size == 1 and constants[exponent].reshape(()) == 2
     if not is_square or graph.tensors[x] != graph.tensors[node.output] or not onnx_arrays.is_native(graph, x):
@@ -289,7 +289,7 @@ def _pow(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """Operators of numbers in floating point whose NumPy function says the same."""
+    """Floating-point operators with the same meaning as their NumPy function."""
     floating = graph.tensors[node.output].dtype.kind == "f"
     _check_axis(node, graph)
     return Node(node.op, node.name, node.inputs, node.outputs) if floating else None

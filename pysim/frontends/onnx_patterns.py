@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What exporters write as several nodes because their opset has no operator for it: GELU by erf, before opset 20, and layer norms, before
-opset 17.
+"""Recognises operators that exporters write as several nodes because their opset lacks them: GELU by erf (before opset 20) and layer norm
+(before opset 17).
 
-Mul(Mul(x, Add(Erf(Div(x, sqrt 2)), 1)), 1/2)    with its operands in any order, and a product by 1/sqrt 2 for the quotient
-Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))    where d = Sub(x, ReduceMean(x)) and means are over the last axes; and what its
-    products by a constant and sums with one make of it, where these have the shape of the axes
+Mul(Mul(x, Add(Erf(Div(x, sqrt 2)), 1)), 1/2)        operands in any order; also a product with 1/sqrt 2 instead of the quotient
+Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))    where d = Sub(x, ReduceMean(x)) and means are over the last axes; followed by a product
+    with a constant scale and a sum with a constant shift of these axes' shape
 """
 
 from math import sqrt
@@ -15,7 +15,7 @@ from pysim.models.graph import Graph, Node, live
 
 
 def with_patterns(graph: Graph) -> Graph:
-    """The graph with one node in the place of the last of each, where nobody else reads what lies between."""
+    """The graph with each pattern replaced by one node, if no other node reads its intermediate values."""
     for find in (_Patterns.gelu, _Patterns.layer_norm):
         found = _Patterns(graph)
         nodes = tuple(find(found, node) or node for node in graph.nodes)
@@ -42,7 +42,7 @@ class _Patterns:
         return None
 
     def layer_norm(self, last: Node) -> Node | None:
-        """The layer norm that ends with this node, which adds its shift."""
+        """The layer norm that ends with this node, the sum with its shift."""
         scaled, shift = self._with_constant(last, "Add")
         quotient, scale = self._with_constant(scaled, "Mul")
         if quotient is None or scaled is None or scale is None or shift is None or quotient.op != "Div":
@@ -58,7 +58,7 @@ class _Patterns:
         return Node("LayerNormalization", last.name, (x, scale, shift), last.outputs, {"axis": axis, "epsilon": epsilon})
 
     def _standard(self, quotient: Node) -> tuple[str, int, float] | None:
-        """(x, the first of its axes, epsilon) of (x - mean) / sqrt(variance + epsilon)."""
+        """(x, first axis, epsilon) of (x - mean) / sqrt(variance + epsilon)."""
         root = self._alone(quotient.inputs[1], "Sqrt")
         total, epsilon = self._with_constant(self._alone(root.inputs[0], "Add") if root else None, "Add")
         difference = self._graph.nodes[self._makers[quotient.inputs[0]]] if quotient.inputs[0] in self._makers else None
@@ -75,7 +75,7 @@ class _Patterns:
         return (difference.inputs[0], axes[0], float(value.reshape(()))) if axes[0] is not None and axes[0] == axes[1] else None
 
     def _last_axes(self, mean: Node) -> int | None:
-        """The first axis of a mean that is over all from one on, and keeps them."""
+        """The first axis of a mean over all axes from that one on, with kept dimensions; None for another mean."""
         rank, given = len(self._graph.tensors[mean.inputs[0]].shape), mean.attributes.get("axes")
         if len(mean.inputs) > 1 and mean.inputs[1]:
             given = self._graph.constants[mean.inputs[1]].tolist() if mean.inputs[1] in self._graph.constants else None
@@ -83,7 +83,7 @@ class _Patterns:
         return axes[0] if axes and axes == list(range(axes[0], rank)) and mean.attributes.get("keepdims", 1) else None
 
     def _with_constant(self, node: Node | None, op: str) -> tuple[Node | None, str | None]:
-        """The node that alone gives an operand to this one, and the constant that is the other; of a product or a sum of such."""
+        """(the producer of one operand, the constant that is the other operand) of a product or a sum. Nothing else may read the first."""
         if node is None or node.op != op or len(node.inputs) != 2:
             return None, None
         for x, other in (node.inputs, node.inputs[::-1]):
@@ -93,13 +93,13 @@ class _Patterns:
         return None, None
 
     def _alone(self, name: str | None, *ops: str) -> Node | None:
-        """The node of one of these kinds that makes a value which is read once."""
+        """The producer of a value that is read exactly once, if its op is one of `ops`."""
         at = self._makers.get(name or "")
         node = self._graph.nodes[at] if at is not None and name and len(self._users.get(name, ())) == 1 else None
         return node if node and node.op in ops else None
 
     def _by(self, node: Node | None, ops: tuple[str, ...], number: float) -> str | None:
-        """The operand of a node whose other operand is this number; that of a quotient stands second."""
+        """The operand of a node whose other operand is this number; in a quotient the number must be the divisor."""
         if node is None or node.op not in ops or len(node.inputs) != 2:
             return None
         for x, other in (node.inputs, node.inputs[::-1])[: 1 if node.op in ("Div", "Pow") else 2]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights for ONNX models that have none (graph inputs without a value, or weights that are one number everywhere): random ones of a scale
-that keeps activations from growing or dying: He et al., "Delving Deep into Rectifiers", 2015."""
+"""Random weights for ONNX models that have none: weights that are graph inputs without a value, or filled with one number. Their scale
+keeps activations from growing or vanishing: He et al., "Delving Deep into Rectifiers", 2015."""
 
 import math
 from collections.abc import Callable
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
-    """The model with random weights where it has none: normal of variance 2 / (C/g R S) for weights, 1 +- 0.1 for variances, +- 0.1 for
-    shifts, 0.8 +- 0.1 for scales, which keeps sums of residuals from growing."""
+    """The model with random values for missing weights: normal with variance 2 / (C/g R S) for weights, 1 +- 0.1 for variances, +- 0.1 for
+    shifts, and 0.8 +- 0.1 for scales, which keeps residual sums from growing."""
     import onnx
 
     graph, rng = model.graph, np.random.default_rng(seed)
@@ -39,7 +39,7 @@ def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
         copies = [type(item).FromString(item.SerializeToString()) for item in items]
         del field[:]
         field.extend(copies)
-    model.ir_version = max(model.ir_version, 4)  # from which on an initializer need not be an input
+    model.ir_version = max(model.ir_version, 4)  # since 4, an initializer need not be an input
     graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in made.items())
     return model
 
@@ -52,7 +52,7 @@ def _around(middle: float) -> Callable[[np.random.Generator, tuple[int, ...]], A
     return lambda rng, shape: rng.uniform(middle - 0.1, middle + 0.1, shape)
 
 
-# (operator, place of an input) -> what random numbers are like there
+# (operator, position of an input) -> the distribution of its random values
 _Random = Callable[[np.random.Generator, tuple[int, ...]], Array]
 _ROLES: dict[tuple[str, int], _Random] = {
     ("Conv", 1): _weights, ("Conv", 2): _around(0), ("Gemm", 1): _weights, ("Gemm", 2): _around(0), ("MatMul", 1): _weights,

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of an ONNX model's values: those that inference finds, with pools counted as libraries count them, beside those that it declares.
+"""Infers the shapes of an ONNX model's values, with the window counts of pools as libraries compute them, and compares declared shapes.
 
-    floor((H + pads - extent) / stride) + 1     windows of a pool; with ceil_mode ceil for floor, but none that begins behind the image and
-                                                its padding in front: PyTorch's rule, ONNX Runtime's and, since opset 22, ONNX's
-    ceil(H / stride)                            auto_pad SAME_UPPER, SAME_LOWER, whatever ceil_mode says
+    floor((H + pads - extent) / stride) + 1     windows of a pool. With ceil_mode, ceil replaces floor, but no window starts in the padding
+                                                after the image: the rule of PyTorch, ONNX Runtime and, since opset 22, ONNX
+    ceil(H / stride)                            auto_pad SAME_UPPER, SAME_LOWER, whatever ceil_mode is
 
-Shape inference counts otherwise before opset 22, so it is given pools of other attributes, which come to the right sizes.
+Before opset 22 shape inference counts differently. It is therefore given pools with other attributes that lead to the right sizes.
 
-Worked number: 5 pixels, a window of 2 with stride 2 and a pixel of padding on either side are 3 windows with ceil_mode: a fourth would
-begin at the sixth pixel, which is padding.
+Worked number: 5 pixels, a window of 2, stride 2, one pixel of padding on either side and ceil_mode give 3 windows: a fourth would start
+at the sixth pixel, which is padding.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 class Pool(NamedTuple):
-    """Numbers for each axis behind the channels; pads are all that stand before, then all behind."""
+    """Parameters for each axis after the channels; pads before each axis, then pads after each."""
 
     kernel: list[int]
     strides: list[int]
@@ -35,7 +35,7 @@ class Pool(NamedTuple):
 
 
 def pool_of(given: Mapping[str, Any], sizes: list[int]) -> Pool:
-    """The windows of a pool of these attributes over an image of these sizes; ProblemError for attributes that do not fit it."""
+    """The windows of a pool with these attributes over an image of these sizes; ProblemError if the attributes do not fit."""
     ones = [1] * len(sizes)
     kernel, strides, dilations = (layers.integers_of(given, name, ones) for name in ("kernel_shape", "strides", "dilations"))
     if min(*kernel, *strides, *dilations) < 1:
@@ -60,13 +60,13 @@ def is_known(value: layers.ValueType) -> bool:
 
 
 def inferred(model: "onnx.ModelProto", name: str, declared: Types) -> tuple["onnx.ModelProto", Types]:
-    """What inference knows of each value, given only the declared shapes among what the model itself says; and a model that only inference
-    should read."""
+    """(a model for further inference only, the inferred type of each value). Of the shapes that the model declares, only `declared` are
+    used."""
     import onnx
 
     made = onnx.ModelProto.FromString(model.SerializeToString())
     inputs = {value.name for value in made.graph.input}
-    for value in [one for one in made.graph.output if one.name in inputs]:  # which inference would take for what nothing is known of
+    for value in [one for one in made.graph.output if one.name in inputs]:  # inference would treat its type as unknown
         made.graph.output.remove(value)
     while True:
         layers.undeclared(made.graph)
@@ -85,7 +85,7 @@ def _number(element: str) -> int:
 
 
 def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
-    """Gives a pool whose output was inferred with other sizes than it has attributes that come to these."""
+    """If the inferred output sizes of a pool are wrong, gives it attributes that lead to the right ones. Returns whether it did."""
     import onnx
 
     if node.domain not in ("", "ai.onnx") or len(node.input) < 1 or not node.output:
@@ -115,7 +115,8 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
 
 
 def _enlarged_anew(node: "onnx.NodeProto", types: Types) -> bool:
-    """Gives a transposed convolution whose auto_pad is SAME the output_shape that it has: stride times the image, or what it reaches."""
+    """Sets the output_shape of a transposed convolution with auto_pad SAME: stride times the image, or the full output if that is smaller.
+    Returns whether the inferred shape was wrong."""
     import onnx
 
     given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
@@ -137,7 +138,7 @@ def _enlarged_anew(node: "onnx.NodeProto", types: Types) -> bool:
 
 
 def check_declared(declared: Types, found: Types, name: str) -> None:
-    """ProblemError for a value that the model declares of another shape than it has."""
+    """ProblemError for a value whose declared shape differs from the inferred one."""
     for value, told in declared.items():
         said, made = told.sizes, found.get(value, layers.ValueType(None, "")).sizes
         if said is None or made is None:

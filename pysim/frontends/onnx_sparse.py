@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse constants of ONNX models as dense ones: whatever reads them, here or in ONNX Runtime, reads one kind."""
+"""Converts sparse constants of ONNX models to dense ones, so that readers here and in ONNX Runtime see only one kind."""
 
 from math import prod
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ _MOST_BYTES = 1 << 31
 
 
 def make_dense(graph: "onnx.GraphProto", model: str) -> None:
-    """Changes a graph and those inside it; ProblemError for a constant whose places are none of its own."""
+    """Converts a graph and its subgraphs in place; ProblemError for a constant with indices out of range."""
     import onnx
 
     for sparse in graph.sparse_initializer:
@@ -30,7 +30,7 @@ def make_dense(graph: "onnx.GraphProto", model: str) -> None:
             if flat.size and flat.min() < 0:
                 raise ValueError("an index is below 0")
             array.reshape(-1)[flat] = values
-        except Exception as error:  # whatever its data are short of
+        except Exception as error:  # incomplete data
             raise ProblemError(f'{model}: the sparse constant "{name}" cannot be read: {error}') from None
         graph.initializer.append(onnx.numpy_helper.from_array(array, sparse.values.name))
     del graph.sparse_initializer[:]

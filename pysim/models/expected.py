@@ -3,9 +3,9 @@
 
     seconds = max(FLOP / peak / share, bytes / bandwidth / share, floor) + launch + passes (2 output bytes / bandwidth + launch)
 
-`passes`: the operators that a plan folds or computes in its epilogue and PyTorch runs one by one. On a GPU each operator also costs at
-least HOST_SECONDS of host time, however short its kernel is, unless calls are captured (`in_cuda_graph`); a plan's layers are launched
-together. `share`: the share of the roofline that PyTorch's convolutions reach:
+`passes`: the operators that a plan folds or computes in its epilogue, and that PyTorch runs one by one. On a GPU each operator also costs
+at least HOST_SECONDS of host time, unless calls are captured (`in_cuda_graph`); a plan's layers are launched together. `share`: the share
+of the roofline that PyTorch's convolutions reach:
 
     GPU  0.11: the 5th percentile of 118 FP32 convolutions of six networks at batch 32 and more (TF32 off) on an H200; the median is 0.35,
          but batches of 1 and grouped convolutions lie below. PyTorch 2.11, benchmarks/data/conv-h200-f32.jsonl and -networks.jsonl
@@ -23,7 +23,7 @@ more, benchmarks/data/models-calls-h200.jsonl).
 
 So a plan is rejected where no kernel is made for the problem, for example for a few channels a group.
 
-Worked number: 118 GFLOP on an H200 that does 66.9 TFLOP/s are 1.76 ms at the roofline, and are expected to take 16 ms at most.
+Worked number: 118 GFLOP on an H200 at 66.9 TFLOP/s take 1.76 ms at the roofline; the expected time is at most 16 ms.
 """
 
 import math
@@ -41,7 +41,7 @@ HOST_SECONDS = 5e-6
 
 
 def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, in_cuda_graph: bool = False) -> float:
-    """The time of one convolution or product and `passes` operators behind it."""
+    """Expected seconds of one convolution or product and the `passes` operators after it."""
     size, outputs = SIZES[problem.dtype], _outputs(problem)
     moved = size * (_inputs(problem) + outputs)
     if isinstance(on, Gpu):
@@ -60,8 +60,8 @@ def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, in_cu
 
 
 def passes_seconds(elements: int, dtype: str, on: Gpu, passes: int, in_cuda_graph: bool) -> float:
-    """The time on a GPU of `passes` operators that read and write the input of a convolution. In a CUDA graph launches count nothing: the
-    next short kernel's launch overlaps the running one (benchmarks/data/prologues-h200.jsonl, batch 1)."""
+    """Expected seconds on a GPU of `passes` operators that read and write a convolution's input. In a CUDA graph launches cost nothing:
+    they overlap the kernel before (benchmarks/data/prologues-h200.jsonl, batch 1)."""
     one_pass = 2 * SIZES[dtype] * elements / on.memory_bytes_per_second.value
     return passes * (one_pass if in_cuda_graph else max(one_pass, HOST_SECONDS))
 

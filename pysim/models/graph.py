@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network as a value: nodes in an order in which they can run, values by name, constants as arrays.
 
-Operators have ONNX's names and meanings (https://onnx.ai/onnx/operators/), whatever framework a graph is from, but for three that every
-front end writes in one form, so that fusion and execution know one form only:
+Operators have ONNX's names and meanings (https://onnx.ai/onnx/operators/), whatever framework a graph is from. The exceptions are four
+operators that every front end lowers to one form, so that fusion and execution handle only that:
 
     Conv    (x, w[, bias])       attributes: problem (a `Conv`), activation
     Linear  (x, w[, bias])       y[m][n] = x[m][k] w[n][k] + bias[n], where x is seen as a matrix of rows; attributes: activation
     Affine  (x, scale, shift)    y[n][c]... = x[n][c]... scale[c] + shift[c]; attributes: activation
     View    (x)                  the same elements in the same order under another shape
 
-What stands behind a constant's name never changes; a front end whose weights may change leaves them out of `constants`.
+The value of a constant never changes. A front end whose weights may change leaves them out of `constants`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,14 +22,14 @@ Array = NDArray[Any]
 
 
 class Tensor(NamedTuple):
-    """What is known of a value before anything runs."""
+    """The shape and type of a value, known before anything runs."""
 
     shape: tuple[int, ...]
     dtype: "np.dtype[Any]"
 
     @property
     def native(self) -> bool:
-        """Whether the CPU kernels compute in its type."""
+        """Whether the CPU kernels support its type."""
         return self.dtype.name in ("float32", "float64")
 
     @property
@@ -63,7 +63,7 @@ class Graph(NamedTuple):
     constants: Mapping[str, Array] = {}
 
     def users(self) -> dict[str, list[int]]:
-        """Of each value the places of the nodes that read it, once for every time they do; an output of the graph is read at the end."""
+        """For each value, the positions of the nodes that read it, once per read. A graph output is read at the end."""
         found: dict[str, list[int]] = {}
         for at, node in enumerate(self.nodes):
             for name in node.inputs:
@@ -73,7 +73,7 @@ class Graph(NamedTuple):
         return found
 
     def makers(self) -> dict[str, int]:
-        """Of each value the place of the node that makes it."""
+        """For each value, the position of the node that computes it."""
         return {name: at for at, node in enumerate(self.nodes) for name in node.outputs if name}
 
 
@@ -81,7 +81,7 @@ Evaluate = Callable[[Node, Sequence[Array]], Sequence[Array]]
 
 
 def folded(graph: Graph, evaluate: Evaluate) -> Graph:
-    """Nodes whose inputs are all constants are computed now; `evaluate` does it. Not an If, whose branch is to be taken."""
+    """The graph with constant folding: `evaluate` computes nodes whose inputs are all constants. An If is left to `with_branches`."""
     constants, nodes = dict(graph.constants), []
     for node in graph.nodes:
         if node.op != "If" and all(name in constants or not name for name in node.inputs):
@@ -93,7 +93,7 @@ def folded(graph: Graph, evaluate: Evaluate) -> Graph:
 
 
 def live(graph: Graph) -> Graph:
-    """Without nodes whose results nobody reads, and without the constants of such nodes."""
+    """The graph without dead nodes and unused constants."""
     wanted, kept = set(graph.outputs), []
     for node in reversed(graph.nodes):
         if wanted & set(node.outputs):
@@ -104,8 +104,8 @@ def live(graph: Graph) -> Graph:
 
 
 def without_empty(graph: Graph, windowed: Collection[str]) -> Graph:
-    """Values without elements are constants, which nothing computes; but for what `windowed` operators make of some elements, whose windows
-    do not fit."""
+    """The graph with empty values as constants, so that no node computes them. Exception: an empty output of a `windowed` operator whose
+    input is not empty. Its windows do not fit, which is an error."""
     empty = {name: np.empty(of.shape, of.dtype) for name, of in graph.tensors.items() if 0 in of.shape and name not in graph.inputs}
     for node in graph.nodes:
         if node.op in windowed and 0 not in graph.tensors[node.inputs[0]].shape:
@@ -115,5 +115,5 @@ def without_empty(graph: Graph, windowed: Collection[str]) -> Graph:
 
 
 def renamed(nodes: Iterable[Node], names: Mapping[str, str]) -> tuple[Node, ...]:
-    """Nodes that read other values: names[x] instead of x."""
+    """The nodes with renamed inputs: names[x] instead of x."""
     return tuple(node._replace(inputs=tuple(names.get(name, name) for name in node.inputs)) for node in nodes)

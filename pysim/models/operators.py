@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators that are no convolution and no product: run(out, inputs, attributes) writes into the array `out`.
+"""Operators other than convolutions and products: run(out, inputs, attributes) writes into the array `out`.
 
-They mean what https://onnx.ai/onnx/operators/ says. Pools, sums and what is done to planes run natively (`pysim.runtime.operators`), other
-frequent ones by NumPy, written so that they allocate little. Every other standard operator is run by the onnx package's own definition of
-it (`onnx.reference`), which is right and often slow.
+Their meaning is that of https://onnx.ai/onnx/operators/. Pools, sums and operators on planes run natively (`pysim.runtime.operators`).
+Other frequent ones use NumPy with few allocations. All remaining standard operators run by the onnx package's own definition
+(`onnx.reference`), which is correct and often slow.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ Run = Callable[[Array, Sequence[Array], Attributes], object]
 
 
 def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> Iterator[tuple[slice, slice]]:
-    """For each tap of a window along an axis: which outputs read an input through it, and which inputs those are."""
+    """For each tap of a window along an axis: the slice of outputs whose tap is inside the input, and the slice of inputs they read."""
     for tap in range(kernel):
         shift = tap * dilation - before
         first = max(0, -(shift // stride) if shift < 0 else 0)
@@ -40,7 +40,7 @@ def _window(attributes: Attributes) -> Window:
 
 
 def _block(attributes: Attributes) -> int:
-    """Channels in a block of what is read and written."""
+    """Channels per block of the input and output; 1 without blocks."""
     return int(attributes.get("blocks", (1, 1))[0])
 
 
@@ -49,7 +49,7 @@ def _reorder(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Ste
 
 
 def _pool(largest: bool) -> Bind:
-    """Of images, or of sequences, which are images of one row."""
+    """A native pool over images, or over sequences, which are treated as images of one row."""
 
     def bind(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
         (x,), window, counted = inputs, _window(attributes), bool(attributes["count_include_pad"])
@@ -65,11 +65,11 @@ def _pool(largest: bool) -> Bind:
 
 
 def _pool_by_taps(largest: bool) -> Run:
-    """Of any number of axes and any type."""
+    """A pool by NumPy, over any number of axes and for any type."""
 
     def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
         (x,) = inputs
-        kinds = np.float32 if x.dtype == np.float16 and not largest else x.dtype  # sums of halves are wider
+        kinds = np.float32 if x.dtype == np.float16 and not largest else x.dtype  # accumulate float16 in float32
         least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
         found = np.full(out.shape, least if largest else 0, kinds)
         axes = _gather(found, x, attributes, np.maximum if largest else np.add)
@@ -82,7 +82,7 @@ def _pool_by_taps(largest: bool) -> Run:
 
 
 def _gather(found: Array, x: Array, attributes: Attributes, take: Any) -> list[tuple[int, ...]]:
-    """Takes each tap of the windows into what they are found to be; the axes, as `taps` wants them."""
+    """Combines the elements at each tap into `found` by the ufunc `take`. Returns the axes as arguments of `taps`."""
     axes = list(zip(x.shape[2:], found.shape[2:], *_window(attributes), strict=False))
     for lies in product(*(tuple(taps(*axis)) for axis in axes)):
         to, of = ((slice(None), slice(None), *(lie[side] for lie in lies)) for side in (0, 1))
@@ -97,7 +97,7 @@ def _lp_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
 
 
 def _counts(size: int, out: int, kernel: int, stride: int, dilation: int, before: int, *, behind: int, padded: bool) -> Array:
-    """Of an axis the taps of each window that a mean divides by: those in the image, or in the padded one."""
+    """Along an axis, the number of taps by which a mean divides each window: the taps inside the image, or inside the padded image."""
     counts = np.zeros(out)
     size, before = (size + before + behind, 0) if padded else (size, before)
     for to, _ in taps(size, out, kernel, stride, dilation, before):
@@ -114,7 +114,7 @@ def _plane_means(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 
 
 def _means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
-    """Over the last axes, which are planes of one row each."""
+    """Means over the last axes, as pools of planes of one row."""
     (x,), axes = inputs, sorted(attributes["axes"])
     if not takes(out, x) or axes != list(range(axes[0], x.ndim)):
         return None
@@ -127,13 +127,13 @@ def _mean_of_planes(out: Array, inputs: Sequence[Array], attributes: Attributes)
 
 
 def parts(out: Array, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Array]:
-    """Where arrays of these shapes lie in their concatenation."""
+    """The views of a concatenation that hold arrays of these shapes."""
     ends = np.cumsum([shape[axis] for shape in shapes])
     return [out[(*[slice(None)] * axis, slice(end - shape[axis], end))] for shape, end in zip(shapes, ends, strict=True)]
 
 
 def _transposed_convolution(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """Each input times all weights, as one product, added to the outputs that a convolution would read through the same tap."""
+    """One product multiplies each input by all weights. Its results are added to the outputs that a convolution would read at that tap."""
     x, weights, *bias = inputs
     (batch, channels, height, width), (_, filters, *kernel), groups = x.shape, weights.shape, attributes["group"]
     across = weights.reshape(groups, channels // groups, -1).transpose(0, 2, 1)
@@ -158,7 +158,7 @@ def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
 
 
 def _log_softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """x - max - log(sum(e^(x - max))): a logarithm of the quotient would be of 0 where that is small."""
+    """x - max - log(sum(e^(x - max))). The logarithm of softmax itself would be -inf where softmax underflows to 0."""
     axes = tuple(attributes["axes"])
     np.subtract(inputs[0], inputs[0].max(axis=axes, keepdims=True), out=out)
     out -= np.log(np.exp(out).sum(axis=axes, keepdims=True))
@@ -178,7 +178,7 @@ def _add(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
 
 
 def _times(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | Chain | None:
-    """Planes by one number each, which may lie in blocks, or any two arrays."""
+    """The product of planes, also in blocks, and one factor per plane, or of any two arrays."""
     for x, scale in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
         fits = x.ndim > 2 and scale.shape == (*x.shape[:2], *[1] * (x.ndim - 2)) and out.shape == x.shape and takes(out, x, scale)
         if fits and not np.may_share_memory(out, scale):
@@ -212,7 +212,7 @@ def _sigmoid(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
 
 
 def _gelu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """Of arrays that are not dense: NumPy has no erf."""
+    """GELU of arrays that the native operator does not take; NumPy has no erf."""
     values = (0.5 * x * (1 + erf(x / sqrt(2))) for x in inputs[0].ravel().tolist())
     out[...] = np.fromiter(values, np.float64, inputs[0].size).reshape(out.shape)
 
@@ -282,7 +282,7 @@ _BY_NUMPY: dict[str, Run] = {
 
 
 def _natively(name: str) -> Run:
-    """By the native library where it takes the arrays, else by NumPy."""
+    """The operator by the native library if that supports the arrays, else by NumPy."""
 
     def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
         step = NATIVE[name](out, inputs, attributes)
@@ -295,20 +295,20 @@ def _natively(name: str) -> Run:
 
 
 OPERATORS = _BY_NUMPY | {name: _natively(name) for name in NATIVE}
-# These read an element of an input before they write the element of the result in its place, and no other.
+# Elementwise or row operators that may overwrite their input: an element is written after its last read.
 IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "Mul", "Relu", "Softmax", "Sub", "Tanh"})
-ACTIVATED = frozenset({"Add", "Affine"})  # which can have a ReLU behind them
+ACTIVATED = frozenset({"Add", "Affine"})  # may have a fused ReLU
 
 
-# Operators that mean the same from one version on, and that the onnx package defines rightly from a later one on: before, its
-# BatchNormalization takes the statistics of the batch, and it has no DequantizeLinear
+# (first version with today's meaning, first version that the onnx package defines correctly): in earlier versions its BatchNormalization
+# uses the batch's statistics, and it has no DequantizeLinear
 _BETTER_LATER = {"BatchNormalization": (7, 14), "DequantizeLinear": (10, 19)}
 
 
 def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[Sequence[Array]], Sequence[Any]]:
-    """The definition of a node (an onnx.NodeProto), the onnx package's own but for those of `DEFINED`: called with every input that it
-    names, as often as it does, it gives its outputs, None for those without a name. Some depend on `elements`, ONNX's types of the inputs.
-    ProblemError where there is none, and where it fails."""
+    """The definition of a node (an onnx.NodeProto): that in `DEFINED`, else the onnx package's own. It is called with the named inputs in
+    the node's order, and returns the outputs, None for unnamed ones. `elements`: ONNX's types of the inputs. ProblemError if there is no
+    definition, or if it fails."""
     given, made = [name for name in node.input if name], [bool(name) for name in node.output]
     about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
     own = DEFINED.get(node.op_type) if node.domain in ("", "ai.onnx") else None
@@ -317,7 +317,7 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         try:
             found = iter(evaluate(inputs))
-        except Exception as error:  # whatever NumPy says of a case that it does not compute
+        except Exception as error:  # NumPy may raise anything for an unsupported case
             raise ProblemError(f"{about}: onnx's own definition of it fails: {error}") from error
         return [next(found) if named else None for named in made]
 
@@ -325,7 +325,7 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
 
 
 def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequence[str], about: str) -> Callable[..., Sequence[Any]]:
-    """The onnx package's own definition, of inputs in the order of the names that are `given`; ProblemError where it has none."""
+    """The onnx package's own definition, called with inputs in the order of the names `given`; ProblemError if there is none."""
     try:
         import onnx
         from onnx.reference import ReferenceEvaluator
@@ -343,7 +343,7 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
     opsets = [onnx.helper.make_opsetid(node.domain, opset if node.domain in ("", "ai.onnx") else 1)]
     try:
         ready = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
-    except Exception as error:  # its own kinds for an unknown operator, domain or version
+    except Exception as error:  # various types for an unknown operator, domain or version
         raise ProblemError(f"{about}: {error}") from None
 
     def evaluate(inputs: Sequence[Array]) -> Sequence[Any]:
@@ -353,7 +353,7 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
 
 
 def _without(node: Any, default: str) -> Any:
-    """The node without an attribute that is 1, which later versions have no more."""
+    """The node without this attribute if it is 1; later versions removed it."""
     made = type(node).FromString(node.SerializeToString())
     left = [one for one in node.attribute if one.name != default or one.i != 1]
     del made.attribute[:]
@@ -362,7 +362,7 @@ def _without(node: Any, default: str) -> Any:
 
 
 def by_reference(node: Node) -> Callable[..., None]:
-    """A node's reference as an operator of several outputs, None for one that nobody reads."""
+    """A node's reference as an operator with several outputs; None for an unused output."""
     evaluate = node.attributes["reference"]
 
     def run(outs: Sequence[Array | None], inputs: Sequence[Array]) -> None:
@@ -378,5 +378,5 @@ def by_reference(node: Node) -> Callable[..., None]:
 
 
 def operator(node: Node) -> Run | None:
-    """What runs a node here, or None."""
+    """The function that runs a node, or None."""
     return OPERATORS.get(node.op)

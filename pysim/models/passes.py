@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long everything in a network is expected to take that is no convolution and no product, and what these do besides.
+"""Expected time of everything in a network beside its convolutions and products: other operators, residuals and activations.
 
-A residual and what other operators read and write moves at the rate of the level of the caches that holds it all. Besides
+Data that operators read and write, and residuals, move at the rate of the smallest cache level that holds them all. In addition:
 
-    a transposition that turns rows   log2(lanes) shuffles for each vector that it writes, whole or not, as a change of layout
-    rows (`native/rows.inc`)          vectors x operations / rate, and for each reduction of a row 2 log2(lanes) instructions that wait for
-                                      each other, of the latency of a multiply-add
-    a table taken element by element  its loads: an index and an element, and a share for each of several
-    pools                             passes over rows in L1, an element for each tap of a column and of a row
-    activations                       that kernels' stores do not have: passes over results in L1 (`pysim.cachemodel.cpu.activation`)
+    transposition across rows    log2(lanes) shuffles per written vector, also for partial vectors; likewise a layout conversion
+    rows (`native/rows.inc`)     vectors x operations / rate; each reduction of a row adds a chain of 2 log2(lanes) dependent instructions
+                                 with the latency of a multiply-add
+    Take, element by element     its loads: an index and an element; with shares, also a share, for each of the several rows
+    pools                        passes over rows in L1, one element per tap along columns and per tap along rows
+    activations                  those that the kernels' epilogues lack: passes over results in L1 (`pysim.cachemodel.cpu.activation`)
 
-and until a layer computes it waits for START_LINES from memory.
+Before a layer computes, it waits for START_LINES cache lines from memory.
 
-Worked number: Softmax of 9408 rows of 49 in vectors of 16, with two multiply-adds a cycle of latency 4: 4 vectors of 9 cycles and two
-reductions of 32 are 100 cycles a row, 0.22 ms at 4.3 GHz, and 1.8 MB each way from L3.
+Worked number: Softmax of 9408 rows of 49, vectors of 16, two multiply-adds per cycle with latency 4. A row takes 100 cycles: 4 vectors of
+9 cycles and two reductions of 32. That is 0.22 ms at 4.3 GHz, plus 1.8 MB each way from L3.
 """
 
 from math import log2, prod
@@ -28,17 +28,17 @@ from pysim.models.graph import Graph, Node, Tensor
 from pysim.registry.cpu import loop_targets, rows_kinds
 
 DTYPES = {"float32": "f32", "float64": "f64"}
-START_LINES = 12  # of code, structs, weights, that a layer waits for one after another (Zen 5: layers of one pixel, 1.9 us each)
+START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
 _ROWS = {"LRN": "local", "LayerNormalization": "standard", "ReduceL2": "length", "Softmax": "softmax"}
 
 
 def _loops_unit(on: Machine, tensor: Tensor) -> Unit | None:
-    """What runs loops over a tensor's elements."""
+    """The unit that runs elementwise loops over a tensor."""
     return next(filter(None, map(on.unit, loop_targets(DTYPES[tensor.dtype.name]))), None)
 
 
 def reordering_seconds(tensor: Tensor, on: Machine) -> float:
-    """Seconds of a change of layout: what it reads and writes, and log2(lanes) shuffles a vector, on the machine's widest unit."""
+    """Seconds of a layout conversion: its reads and writes, and log2(lanes) shuffles per vector on the machine's widest unit."""
     unit = _loops_unit(on, tensor)
     lanes = unit.vector_bytes // tensor.dtype.itemsize if unit else 1
     elements = tensor.nbytes // tensor.dtype.itemsize
@@ -47,15 +47,15 @@ def reordering_seconds(tensor: Tensor, on: Machine) -> float:
 
 
 def _moved_seconds(on: Machine, read: int, written: int) -> float:
-    """Of bytes that another layer wrote, and others that another one will read."""
+    """Seconds to read bytes that another layer wrote, and to write bytes that another layer will read."""
     level = next((one for one in on.levels if one.size_bytes >= read + written), on.memory)
     cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value
     return cycles / on.core.frequency_hz.value
 
 
 def pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
-    """Of its passes in L1, for each row of outputs: down the columns of a row of the input, then along it. Of blocks, whose taps follow one
-    another in a register: a latency for each vector and tap."""
+    """Seconds of a pool's two passes in L1 for each row of outputs: down the columns of the input, then along the row. With channels in
+    blocks, taps accumulate in one register: one latency per vector and tap."""
     x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
     (*others, along), level = node.attributes["kernel_shape"], on.levels[0]
     down = prod(others)
@@ -69,12 +69,12 @@ def pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
 
 
 def _starting(node: Node, graph: Graph, on: Machine) -> float:
-    """Seconds until a layer computes: its code lies as far away as its weights."""
+    """Seconds before a layer computes. Its code and structs come from memory, like its weights."""
     return 0.0 if view_offset(graph, node) is not None else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
 
 
 def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
-    """Seconds of an activation behind what a node computes, or that it is."""
+    """Seconds of a node's activation: fused into the node, or the node itself."""
     found = None if "reference" in node.attributes else node.attributes.get("activation") or activation_of(node)
     if not found or (y := graph.tensors[node.output]).dtype.name not in DTYPES:
         return 0.0
@@ -85,7 +85,7 @@ def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
 
 
 def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
-    """Seconds of what a node reads and writes beside a plan."""
+    """Seconds of a node's data movement and loops that its plan does not include."""
     if node.op in ("Conv", "Linear", "MatMul") and "reference" not in node.attributes:
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[RESIDUAL_INPUT:]), 0)
     if view_offset(graph, node) is not None:
@@ -105,7 +105,7 @@ def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
 
 
 def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
-    """Of a core beside what is moved, of operators that are more than that."""
+    """Core cycles of a row operator, Take or transposition, without its data movement; 0 for other operators."""
     x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
     if y.dtype.name not in DTYPES or not y.nbytes or (unit := _loops_unit(on, y)) is None:
         return 0.0
@@ -123,11 +123,11 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
     if node.op == "Transpose":
         moved = [axis for axis in node.attributes["perm"] if x.shape[axis] > 1]
         if moved[-1:] != [axis for axis, size in enumerate(x.shape) if size > 1][-1:]:
-            runs = elements / x.shape[max(moved)]  # of the input, which are turned one beside the other
+            runs = elements / x.shape[max(moved)]  # rows of the input, adjacent ones transposed together
             return float(runs * -(-x.shape[max(moved)] // lanes) * log2(lanes))
     return 0.0
 
 
 def other_seconds(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
-    """Of a node beside its plan."""
+    """Seconds of a node without its plan."""
     return _moving(node, graph, on, buffers) + activating_seconds(node, graph, on) + _starting(node, graph, on)
