@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Kernels of gemm/ beside cuBLAS (cublasLt for f8) on the same operands, interleaved in one run, on random data. For each problem
- * every row (of every decomposition below) is timed a few times, and the fastest beside cuBLAS in turns of one call each.
+ * Compares the kernels of gemm/ with cuBLAS (cublasLt for f8) on the same random operands in one run. For each problem every row with
+ * every decomposition below is timed a few times; then the fastest and cuBLAS alternate, one call each.
  *
  *   nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a benchmarks/cuda/bench.cu -lpysim_cuda -lcublas -lcublasLt -o bench
  *   bench [--dtype f16] [--set main|small|layouts|all] [--kernel SUBSTRING] [--rows] > out.jsonl
  *
- * One JSON line per problem: medians and quartiles in seconds of `samples` turns, ratio = cuBLAS / pysim. Sizes are those of a
- * column-major product as cuBLAS has it (so M x N here is this library's row-major N x M with A and B exchanged). */
+ * One JSON line per problem: medians and quartiles of `samples` calls in seconds, ratio = cuBLAS / pysim. Sizes are those of cuBLAS's
+ * column-major product, so M x N here is this library's row-major N x M with A and B exchanged. */
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
@@ -172,7 +172,7 @@ int main(int argc, char **argv) {
                 else
                     NEED(cublasGemmEx(cublas, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N, M, N, K, alpha, a, t.ab, ta ? K : M, b, t.ab, tb ? N : K, beta, c, t.c, M, t.compute, CUBLAS_GEMM_DEFAULT));
             };
-            /* the three fastest again, each beside cuBLAS */
+            /* times the three fastest again, each interleaved with cuBLAS */
             Candidate best = found[0];
             std::vector<double> ours, cublas_times;
             for (size_t i = 0; i < std::min<size_t>(3, found.size()); i++) {

@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures convolutions on this computer's GPU: rows of pysim's registry, every algorithm of cuDNN, and PyTorch, in turns in one run.
+"""Measures convolutions on this computer's GPU: rows of pysim's registry, every algorithm of cuDNN, and PyTorch, interleaved in one run.
 
     benchmarks/cuda/conv.py -o conv-h200.jsonl [--set opencnn,im2win,resnet50] [--dtype f32,tf32,f16,bf16] [--rows planned|all|NAME...]
-    benchmarks/cuda/conv.py -o conv-h200.jsonl --resume ...          goes on where a run was stopped, with the same options
-    benchmarks/cuda/conv.py --summary conv-h200.jsonl...             the acceptance figures beside their bars, from the data alone
+    benchmarks/cuda/conv.py -o conv-h200.jsonl --resume ...          continues a stopped run, with the same options
+    benchmarks/cuda/conv.py --summary conv-h200.jsonl...             prints the acceptance figures and their bars from the data
 
-Each contender is checked first, with NaN in every element before the run and none after it: others' on random operands against NumPy's
-float64 at picked windows of all images, borders among them, pysim's own as `pysim compare` does; how far they may be off is in
-pysim.check.bounds. One that is wrong is recorded as wrong and not timed; one that refuses, with its reason.
+Each candidate is checked before it is timed. Its output starts as NaN and must have none left. Peers run on random operands and are
+compared with NumPy's float64 at sampled windows of all images, including borders; pysim's kernels are checked as by `pysim compare`. The
+error bounds are in pysim.check.bounds. A wrong candidate is recorded as wrong and not timed; one that refuses is recorded with its reason.
 
-Time: rounds of one sample each, the order shifting by one each round, a pair of events around a call; untimed ones go before a short one,
-so that the device is busy while the host makes the timed one (pysim.measure.events.leads). Operands are as the call before left them. What
-takes long is sampled less: for SPENT seconds, FEWEST times at least. The forms of im2win that leave something out are never planned; they
-run as the data-parallel launch that the model predicts, in bands of 8. Where the best launch of im2win's fused form, or of Winograd's
-single one, shares k between blocks by way of memory, the best that needs none runs, too. Needs the CUDA library ($PYSIM_CUDA_LIBRARY);
-conv_data.py has the format of the file.
+Timing: in each round every candidate runs once, between two events; the order shifts by one each round. Short calls follow untimed ones, so
+that the device is busy while the host launches the timed call (pysim.measure.events.leads). Caches are not flushed between calls. Long
+calls are sampled for SPENT seconds, at least FEWEST times. The planner never chooses im2win's ablations; they run data parallel, rasterised
+in bands of 8. If the best launch of im2win's fused form or of Winograd's single one reduces split-K through the workspace, the best launch
+without a workspace runs, too. Needs the CUDA library ($PYSIM_CUDA_LIBRARY); conv_data.py defines the file's format.
 """
 
 import argparse
@@ -58,12 +57,12 @@ from pysim.registry.cuda import conv_kernels
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 
-SPENT, FEWEST = 0.3, 5  # seconds that samples of one contender take, and samples that are taken for all that
+SPENT, FEWEST = 0.3, 5  # seconds of sampling per candidate, and its least number of samples
 WARMUPS = 3
-EVERY = 1_000_000  # plans: more than there are
+EVERY = 1_000_000  # more than the number of plans
 
 
-@lru_cache(maxsize=1)  # all contenders are given the same, in whatever layout
+@lru_cache(maxsize=1)  # all candidates get the same operands, in either layout
 def trial_of(workload: Conv) -> Trial:
     return trial(workload, held(result_of(workload.dtype)), on_gpu=True, seed=1)
 
@@ -73,7 +72,7 @@ def result_of(dtype: str) -> str:
 
 
 class Operands:
-    """Random input and filters on the device in each layout, the output, and what it should be at picked windows."""
+    """Random input and filters on the device in each layout, the output, and the expected values at sampled windows."""
 
     def __init__(self, w: Conv, dtype: str, layouts: list[str]) -> None:
         self.dtype, self.result = dtype, result_of(dtype)
@@ -93,7 +92,7 @@ class Operands:
         return Given(*self.at[layout], self.y, layout, self._scratch)
 
     def check(self, ready: Ready, layout: str) -> tuple[str, float]:
-        """(what is wrong or "", largest |got - want| / |A||B|) of what a call writes into y."""
+        """Checks what a call wrote to y. Returns (what is wrong or "", largest |got - want| / |A||B|)."""
         cuda.copy(self.y.pointer, self._nan.pointer, self.y.nbytes, "PYSIM_ON_DEVICE")
         (ready.write or ready.call)()
         cuda.synchronize()
@@ -108,15 +107,15 @@ class Operands:
 
 
 class Field:
-    """The contenders of one problem: those that may be timed, with their calls, and what is known of all."""
+    """The candidates of one problem: the calls of those that can be timed, and a record of each."""
 
     def __init__(self) -> None:
         self.calls: dict[str, Callable[[], object]] = {}
         self.known: dict[str, Contender] = {}
-        self.kept: list[object] = []  # whose memory calls use
+        self.kept: list[object] = []  # keeps alive the memory that the calls use
 
     def enter(self, name: str, known: Contender, make: Callable[[], tuple[Callable[[], object], dict[str, Any]]]) -> None:
-        """Adds a contender that `make` prepares, checks and describes; one that fails, however it does, keeps its reason."""
+        """Adds a candidate, which `make` prepares, checks and describes. If that fails in any way, the reason is recorded."""
         try:
             call, facts = make()
         except Exception as error:
@@ -127,12 +126,12 @@ class Field:
             self.calls[name] = call
 
     def drop(self, name: str, reason: str) -> None:
-        """A contender that failed after its check."""
+        """Removes a candidate that failed after its check."""
         self.calls.pop(name, None)
         self.known[name] = msgspec.structs.replace(self.known[name], refused=reason)
 
     def time(self, samples: int) -> None:
-        """Times all calls in turns and writes what came out into `known`."""
+        """Times all calls, interleaved, and writes the results to `known`."""
         if not self.calls:
             return
         clock = events.Events()
@@ -156,7 +155,7 @@ class Field:
             self.known[name] = msgspec.structs.replace(self.known[name], **measured)
 
     def _warmed(self, name: str, clock: events.Events) -> float | None:
-        """Runs a call WARMUPS times; seconds of the last, None where it failed."""
+        """Runs a call WARMUPS times. Returns the seconds of the last, or None if it failed."""
         try:
             return [clock.seconds(self.calls[name]) for _ in range(WARMUPS)][-1]
         except Exception as error:
@@ -165,13 +164,13 @@ class Field:
 
 
 def add_cudnn(field: Field, operands: Operands, layout: str) -> None:
-    """Every algorithm of cuDNN."""
+    """Adds every algorithm of cuDNN."""
     for algorithm in cudnn.ALGORITHMS:
         _add(field, operands, Contender(who=CUDNN, algorithm=algorithm, layout=layout), cudnn)
 
 
 def add_torch(field: Field, operands: Operands, layout: str) -> None:
-    """PyTorch."""
+    """Adds PyTorch."""
     _add(field, operands, Contender(who=TORCH, layout=layout), torch)
 
 
@@ -185,9 +184,9 @@ def _add(field: Field, operands: Operands, known: Contender, library: Any) -> No
 
 
 def add_pysim(field: Field, w: Conv, dtype: str, layout: str, rows: list[str], top: int, gpu: Gpu) -> str:
-    """Rows of pysim's registry in a layout; what was planned, or "".
+    """Adds rows of pysim's registry in a layout. Returns the planned candidate's name, or "".
 
-    With "all" these are the best predicted schedule of each row and the `top` best predicted of any, numbered by their rank.
+    With "all": the best predicted schedule of each row, and the `top` best predicted schedules of all rows, numbered by rank.
     """
     nobody = Contender(who=OURS, layout=layout)
     try:
@@ -207,7 +206,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, layout: str, rows: list[str], t
     for name in asked:
         if known[name].ablation:
             schedule = GpuSchedule(name, "data_parallel", 1, False, 8 if known[name].block_k else 1)
-            with suppress(PlanError):  # it does not compute this problem
+            with suppress(PlanError):  # raised if it does not support this problem
                 wanted[name] = planner.plan(problem, gpu, layout=layout, name=name_of(known[name].algorithm, schedule))
     if rows == ["planned"]:
         wanted = {plans[0].kernel: plans[0]}
@@ -223,7 +222,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, layout: str, rows: list[str], t
         if (plan := wanted[name]) is None:
             reasons = [item.reason for item in plans[0].rejected if item.what == name]
             raise MissingError(reasons[0] if reasons else "the planner has no legal schedule of it for this problem")
-        bound = bound_of(plan) if isinstance(plan, Plan) else DIRECT_SUM  # ablations multiply and add
+        bound = bound_of(plan) if isinstance(plan, Plan) else DIRECT_SUM  # ablations compute direct sums
 
         def make(operands: Given) -> Ready:
             launch = bench.launch(plan.schedule, operands)
@@ -252,7 +251,7 @@ def finite(value: float) -> float | None:
 
 
 def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gpu: Gpu) -> Line:
-    """Everything about one problem. PysimError where not even the operands can be had."""
+    """Measures one problem. PysimError if the operands cannot be allocated."""
     w, field = layer.workload, Field()
     assert isinstance(w, Conv)
     own = [conv_data.USED[dtype] if layout == "used" else layout for layout in options.own] if OURS in options.parties else []
@@ -276,7 +275,7 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
 
 
 def versions() -> dict[str, str]:
-    """Of what is measured, or why it is not here."""
+    """Versions of the libraries measured, or why one is missing."""
     try:
         found = {OURS: metadata.version("pysim")}
     except metadata.PackageNotFoundError:
@@ -293,7 +292,7 @@ def versions() -> dict[str, str]:
 
 
 def begin(options: argparse.Namespace) -> set[tuple[str, str]]:
-    """Checks the output file and writes this run's header into it; the problems that are there already."""
+    """Checks the output file and writes this run's header to it. Returns the problems that it has already."""
     device = cuda.devices()[0]
     path, done = options.out, set()
     if path.exists() and path.stat().st_size:
@@ -327,11 +326,11 @@ def run(options: argparse.Namespace) -> None:
                 conv_data.write(options.out, line)
                 print(told(line), flush=True)
                 release()
-                cuda.synchronize()  # a device that a contender broke ends the run here, with its line written
+                cuda.synchronize()  # if a candidate broke the device, the run ends here, after its line is written
 
 
 def measure_safely(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gpu: Gpu) -> Line:
-    """`measure`; a problem that cannot be set up is a line without contenders that ran."""
+    """`measure`, or a line without timed candidates if the problem cannot be set up."""
     try:
         return measure(name, layer, dtype, options, gpu)
     except (PysimError, MemoryError) as error:
@@ -340,7 +339,7 @@ def measure_safely(name: str, layer: Layer, dtype: str, options: argparse.Namesp
 
 
 def told(line: Line) -> str:
-    """A problem in a line: each party's best."""
+    """One line of text for a problem: the best of each library."""
     words = [f"{line.label or line.problem:<16} {line.dtype:<5}"]
     for who in (OURS, CUDNN, TORCH):
         if timed := line.of(who):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data files of benchmarks/cuda/conv.py: what a line holds, how it is written and read, and the acceptance figures that follow.
+"""The data files of benchmarks/cuda/conv.py: the format of a line, reading and writing, and the acceptance figures computed from them.
 
-JSON lines: one `Header` for each run that wrote into the file, then one `Line` a problem, each written and flushed as soon as it is
-known, so that an interruption costs one problem. A line that was cut off is left out when reading and removed when a run resumes.
+JSON lines: one `Header` for each run that wrote to the file, then one `Line` per problem. Each is written and flushed at once, so that an
+interruption loses one problem. A truncated last line is ignored when reading and removed when a run resumes.
 
-Speeds are compared as ratios of median device seconds on the same line, r = theirs / ours, over layers as geometric means. A contender
-that was wrong or refused has no seconds and takes part in nothing; a peer's best is that of all layouts. "No workspace" is below
+Speeds are compared as ratios of median device seconds on the same line, r = theirs / ours, with geometric means over layers. A candidate
+that was wrong or refused has no seconds and is left out; a peer's best is over all layouts. "No workspace" means less than
 0.05 MiB: descriptors and index tables.
 """
 
@@ -23,16 +23,16 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import Layer, distinct, parse, resolve
 
 SETS = ("opencnn", "im2win", "resnet50")
-NETWORKS = ("squeezenet", "googlenet")  # others, batch 32, that no bar is about
-LISTS = Path(__file__).parent / "layers"  # others yet: a file each, at the batch size that stands there
+NETWORKS = ("squeezenet", "googlenet")  # further networks, batch 32, without a bar
+LISTS = Path(__file__).parent / "layers"  # further networks: one file each, which states the batch size
 DTYPES = ("f32", "tf32", "f16", "bf16")
-USED = {"f32": "nchw", "tf32": "nchw", "f16": "nhwc", "bf16": "nhwc"}  # the layout that a type is used in, and pysim measured in
+USED = {"f32": "nchw", "tf32": "nchw", "f16": "nhwc", "bf16": "nhwc"}  # the layout in which a type is used and pysim is measured
 OURS, CUDNN, TORCH = "pysim", "cudnn", "torch"
 NO_WORKSPACE = 0.05 * 2**20
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="header"):
-    """What a run was: where, with what, when. `note` is what a reader must know of data that another program took."""
+    """A run: machine, versions, date. `note`: remarks on data that another program measured."""
 
     schema: int = 1
     device: str
@@ -44,11 +44,11 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="h
 
 
 class Contender(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was measured of one contender, or why nothing was: `refused` (it cannot or will not) or `wrong` (its result is).
+    """Measurements of one candidate, or why there are none: `refused` (it did not run) or `wrong` (its result was).
 
-    `who` is pysim, cudnn or torch; `algorithm` cuDNN's, or the family of pysim's kernel, and `form` what tells its rows apart. `seconds`
-    is the median of `samples` runs, `quartiles` the ones beside it; `error` the largest |got - want| / (|x| * |f|) of random operands;
-    `plan_of` the accuracies whose plan in this layout it is.
+    `who`: pysim, cudnn or torch. `algorithm`: cuDNN's, or the family of pysim's kernel; `form` distinguishes the family's rows. `seconds`:
+    median of `samples` runs, with `quartiles`. `error`: largest |got - want| / (|x| * |f|) on random operands. `plan_of`: the accuracies
+    for which it is the plan in this layout.
     """
 
     who: str
@@ -69,7 +69,7 @@ class Contender(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="problem"):
-    """One problem: `problem` is its text with the type that was multiplied (":tf32" too), `planned` the contender that pysim chose."""
+    """One problem. `problem`: its text with the type of the multiplication (":tf32" too); `planned`: the candidate that pysim chose."""
 
     set: str
     label: str
@@ -84,13 +84,13 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pro
 
     @property
     def workload(self) -> Conv:
-        """The problem; of a tf32 one that of its f32 memory."""
+        """The problem; for tf32 the f32 problem, since its memory is f32."""
         found = parse(self.problem.removesuffix(":tf32"))
         assert isinstance(found, Conv)
         return found
 
     def of(self, who: str, keep: Callable[[Contender], bool] = lambda _: True) -> dict[str, Contender]:
-        """The timed contenders of one party that `keep` keeps, fastest first."""
+        """The timed candidates of one library for which keep() is true, fastest first."""
         timed = {name: one for name, one in self.contenders.items() if one.who == who and one.seconds is not None and keep(one)}
         return dict(sorted(timed.items(), key=lambda item: item[1].seconds or 0.0))
 
@@ -99,7 +99,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pro
         return next(iter(self.of(who, keep).values()), None)
 
     def tflops(self, contender: Contender) -> float:
-        """Operations of the direct method, 2 N K P Q C R S, per second / 1e12: transforms do fewer."""
+        """Operations of the direct method, 2 N K P Q C R S, per second / 1e12, also for transforms, which do fewer."""
         assert contender.seconds
         return self.workload.flops / contender.seconds / 1e12
 
@@ -112,12 +112,12 @@ _DECODER = msgspec.json.Decoder(Record)
 
 
 def text_of(w: Conv, dtype: str) -> str:
-    """The text of an f32 problem in another type."""
+    """The text of an f32 problem with another type."""
     return msgspec.structs.replace(w, dtype="f32").text + (f":{dtype}" if dtype != "f32" else "")
 
 
 def listed() -> tuple[str, ...]:
-    """The sets that are files here."""
+    """The sets that have a file in LISTS."""
     return tuple(sorted(path.stem for path in LISTS.glob("*.txt")))
 
 
@@ -138,14 +138,14 @@ def problems(name: str) -> list[Layer]:
 
 
 def write(path: Path, record: Record) -> None:
-    """Appends a record and sees it on the disk."""
+    """Appends a record and syncs it to disk."""
     with path.open("ab") as file:
         file.write(msgspec.json.encode(record) + b"\n")
         file.flush()
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a file, without a last line that was cut off. StoreError for any other line that is none."""
+    """The records of a file, without a truncated last line. StoreError if any other line is invalid."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -157,22 +157,22 @@ def read(path: Path) -> list[Record]:
         try:
             found.append(_DECODER.decode(line))
         except msgspec.DecodeError as error:
-            if number == len(lines):  # no newline after it: its writer was stopped
+            if number == len(lines):  # no newline at its end: the writer was interrupted
                 break
             raise StoreError(f"{path}, line {number} is no record of a convolution benchmark: {error}") from None
     return found
 
 
 def mend(path: Path) -> None:
-    """Removes a last line that was cut off, so that more can be appended."""
+    """Removes a truncated last line, so that records can be appended."""
     content = path.read_bytes()
     path.write_bytes(content[: content.rfind(b"\n") + 1])
 
 
 def lines_of(paths: Iterable[Path]) -> list[Line]:
-    """The problems of all files; one that stands in several is one line, where a later file's contender replaces one of its name.
+    """The problems of all files. Lines of the same problem are merged; a later file's candidate replaces one of the same name.
 
-    Contenders of different files were not measured in turns.
+    Candidates from different files were not measured interleaved.
     """
     merged: dict[tuple[str, str], Line] = {}
     for path in paths:
@@ -189,7 +189,7 @@ def lines_of(paths: Iterable[Path]) -> list[Line]:
 
 
 class Ratios(NamedTuple):
-    """theirs / ours of each layer that has both."""
+    """theirs / ours for each layer that has both."""
 
     labels: list[str]
     values: list[float]
@@ -221,13 +221,13 @@ def _free(one: Contender) -> bool:
 
 
 def planned(line: Line) -> Contender | None:
-    """What pysim's planner chose, if it was timed."""
+    """The candidate that pysim's planner chose, if it was timed."""
     one = line.contenders.get(line.planned)
     return one if one and one.seconds else None
 
 
 def regrets(lines: Iterable[Line]) -> Ratios:
-    """Seconds of the planned contender over those of pysim's fastest, where at least two of pysim's were timed."""
+    """Seconds of the planned candidate over those of pysim's fastest, for lines with at least two timed ones of pysim's."""
     found = Ratios([], [])
     for line in lines:
         mine, chosen = list(line.of(OURS).values()), planned(line)
@@ -238,7 +238,7 @@ def regrets(lines: Iterable[Line]) -> Ratios:
 
 
 class Figure(NamedTuple):
-    """One figure of the acceptance table and its bar; `value` is None where the data have nothing to compute it from."""
+    """One figure of the acceptance table and its bar. `value` is None if the data do not suffice."""
 
     what: str
     value: float | None
@@ -261,7 +261,7 @@ def _share(what: str, votes: list[bool]) -> Figure:
 
 
 def _versus(what: str, found: Ratios, mean: float | None, worst: float | None = None) -> Iterator[Figure]:
-    """Geometric mean and worst layer of a comparison, as far as each has a bar."""
+    """Geometric mean and worst layer of a comparison, each if it has a bar."""
     count = f"{len(found.values)} layers"
     lowest = found.labels[found.values.index(found.worst)] if found.values else ""
     if mean is not None:
@@ -322,14 +322,14 @@ def figures(lines: Iterable[Line]) -> list[Figure]:
 
 
 def _regrets(what: str, regret: Ratios) -> list[Figure]:
-    """Their geometric mean and the worst, beside the planner's bars."""
+    """Geometric mean and worst regret, with the planner's bars."""
     worst = regret.labels[regret.values.index(max(regret.values))] if regret.values else ""
     mean = _at_most(f"{what}: geometric mean", regret.mean if regret.values else None, 1.05, f"{len(regret.values)} layers")
     return [mean, _at_most(f"{what}: worst", max(regret.values, default=None), 1.25, worst)]
 
 
 def _memory(mec: list[Line], cudnn: Side) -> list[Figure]:
-    """Layers on which im2win needs less memory than cuDNN's fastest algorithm, and on which its fused form ran without any."""
+    """Layers on which im2win needs less memory than cuDNN's fastest algorithm, and on which its fused form needed none."""
     stored: list[bool] = []
     fused: list[bool] = []
     for line in mec:
@@ -345,7 +345,7 @@ def _memory(mec: list[Line], cudnn: Side) -> list[Figure]:
 
 
 def forms(lines: Iterable[Line], family: str) -> dict[str, Ratios]:
-    """form -> its seconds over those of the family's fastest form on the same layer: what an ablation costs, which layout wins."""
+    """form -> its seconds over those of the family's fastest form on the same layer: the cost of ablations and layouts."""
     found: dict[str, Ratios] = {}
     for line in lines:
         best: dict[str, float] = {}
@@ -362,7 +362,7 @@ def forms(lines: Iterable[Line], family: str) -> dict[str, Ratios]:
 
 
 def summary(paths: Iterable[Path]) -> str:
-    """The figures beside their bars, what each party reached, and the forms of pysim's families, as text."""
+    """Text: the figures and their bars, the speed of each library, and the forms of pysim's families."""
     lines = lines_of(paths)
     out = [f"{'figure':<82} {'value':>7}  {'bar':<14} {'':<4} where", ""]
     for one in figures(lines):
@@ -387,7 +387,7 @@ def summary(paths: Iterable[Path]) -> str:
 
 
 class Party(NamedTuple):
-    """What an algorithm of a party, or its fastest ("best"), reached on the layers that it ran: TFLOP/s and bytes of workspace."""
+    """TFLOP/s and workspace bytes of one algorithm of a library, or of its fastest ("best"), on the layers that it ran."""
 
     name: str
     mean: float
@@ -397,7 +397,7 @@ class Party(NamedTuple):
 
 
 def parties(lines: Iterable[Line]) -> list[Party]:
-    """A row for each algorithm of each party, and for its best."""
+    """A row for each algorithm of each library, and for its best."""
     rows: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for line in lines:
         for who in (OURS, CUDNN, TORCH):

@@ -5,10 +5,10 @@
     benchmarks/cuda/conv_wavefronts.py -o conv-wavefronts-h200.json [--only REGEX]
 
 Each row runs under NCHW and NHWC on a few small convolutions: whole tiles, ragged ones with even and with odd rows, with groups, and
-with channels in parts. Of a data-parallel launch all wavefronts are predicted. Where channels are in parts, blocks find their shares and
-meet in ways that are not described, so two launches are counted whose channels, and so all shares, differ by a factor of two, and their
-difference is compared. Counters, files and the table are those of wavefronts.py. A launch that fails is named last, and leaves the others
-their places in the table; exits with 1 where one fails or differs. Needs ncu, a GPU and the CUDA library ($PYSIM_CUDA_LIBRARY).
+with channels in parts. All wavefronts of a data-parallel launch are predicted. If channels are in parts, the work assignment and the
+split-K fix-up are not modelled. Two such launches are therefore counted whose channels, and so all shares, differ by a factor of two, and
+their difference is compared. Counters, files and the table are as in wavefronts.py. Failed launches are listed at the end. Exits with 1 if
+a launch fails or differs. Needs ncu, a GPU and the CUDA library ($PYSIM_CUDA_LIBRARY).
 """
 
 import re
@@ -26,11 +26,11 @@ from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray, Launch
 
 KERNELS = "regex:^(fused_kernel|fused4_kernel)$"
-RAN = "ran launch "  # and its number, which the process says after each
+RAN = "ran launch "  # and its number, printed after each launch
 
 
 class Run(NamedTuple):
-    """What is compared: a launch, or where `less` is one, the difference of two."""
+    """One comparison: a launch, or, if `less` is set, the difference of two."""
 
     kernel: ConvKernel
     layout: str
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
 
 def runs_of(kernel: ConvKernel) -> list[Run]:
-    """What a row is counted on."""
+    """The runs for a row."""
     block, depth, side = kernel.block_filters, kernel.block_k, 8 * kernel.outputs
 
     def of(batch: int, channels: int, filters: int, height: int, width: int, pad: int = 1, groups: int = 1) -> Conv:
@@ -68,7 +68,7 @@ def runs_of(kernel: ConvKernel) -> list[Run]:
 
 
 def launch(runs: list[Run]) -> None:
-    """What ncu looks at: every launch once, one after another."""
+    """The process under ncu: runs every launch once."""
     number = 0
     for r in runs:
         for w in r.launches:
@@ -91,7 +91,7 @@ def launch(runs: list[Run]) -> None:
 
 
 def compared(runs: list[Run], seen: dict[int, Counts]) -> tuple[list[dict[str, Any]], list[str]]:
-    """One entry for each run with prediction and counters, and the runs that lack one."""
+    """One entry for each run with prediction and counters; and the runs without them."""
     entries, missing, number = [], [], 0
     for r in runs:
         mine = [seen.get(number + i) for i in range(len(r.launches))]

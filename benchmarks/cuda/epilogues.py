@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What follows a convolution or a product on tensor cores, beside the same launch with nothing behind it, on a GPU.
+"""Measures the cost of epilogues of convolutions and products on tensor cores, relative to the same launch with a plain epilogue, on a GPU.
 
     benchmarks/cuda/epilogues.py -o epilogues-h200.jsonl [--dtype f16,bf16,tf32,f32] [--layout nchw,nhwc] [--seconds S] [--note old]
 
-Each launch is the plan of a layer (LAYERS, batch 32) or product (PRODUCTS), with each line of BEHIND in turns: medians of 9 medians of 8
-runs, beside their ratio to the plain one. Every element is compared with PyTorch's f32 (multiplied without TF32) and the same functions:
-`error` is the largest difference over the sum of magnitudes. One JSON line a layer and layout.
+Each launch is the plan of a layer (LAYERS, batch 32) or product (PRODUCTS). The epilogues of BEHIND run interleaved: medians of 9 medians
+of 8 runs, and their ratio to the plain epilogue. Every element is compared with PyTorch in f32 (without TF32) with the same functions:
+`error` is the largest difference over the sum of magnitudes. One JSON line per layer and layout.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
 from pysim.runtime import cuda
 
-LAYERS = (  # of ResNet-50, MobileNet-v2 and ConvNeXt-T
+LAYERS = (  # from ResNet-50, MobileNet-v2 and ConvNeXt-T
     "ic64ih56oc256kh1 ic64ih56oc64kh3ph1 ic256ih56oc64kh1 ic128ih28oc512kh1 ic128ih28oc128kh3ph1 ic256ih14oc1024kh1 ic1024ih14oc256kh1 "
     "ic512ih7oc2048kh1 ic512ih7oc512kh3ph1 ic24ih56oc144kh1 ic32ih112oc16kh1 ic160ih7oc960kh1 ic96ih56oc384kh1 ic384ih14oc1536kh1"
 )
@@ -48,7 +48,7 @@ TURNS, RUNS = 9, 8
 
 
 class Product:
-    """Random operands of a product, its output, and what it should be, as layers.Operands has those of a convolution."""
+    """Random operands of a product, its output and the expected result; layers.Operands is the same for convolutions."""
 
     def __init__(self, w: Gemm) -> None:
         kind = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32}[w.dtype]

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Planned convolutions of whole networks beside PyTorch in both layouts: as conv.py times them, with nothing left to the host.
+"""Times the planned convolutions of whole networks and PyTorch's in both layouts, as conv.py does, with all checks on the device.
 
     benchmarks/cuda/layers.py -o layers-h200 [--dtype f16,tf32,bf16] [--set mobilenet_v2,...] [--batch 1,8,32] [--layout nhwc]
                               [--accuracy standard,strict] [--rows planned|all] [--seconds S]
 
-Operands are drawn on the device, and every element of every result is compared there with PyTorch's convolution of the same operands, of
-f32 in FP64 and of narrower types in FP32 without TF32: the largest difference, over |x| * |w| at that place, is the error that is written;
-what differs by more than BOUNDS, or has a NaN where it was put before the run, is wrong and not timed. conv.py compares with NumPy's
-float64, which takes seconds a layer.
-`--rows all`: the best predicted launch of each row of the algorithms on tensor cores and of depthwise, whole tiles and in parts, as far as
-it is predicted within WITHIN of the best of all, for tools/fit_conv.py. Layers that come twice are measured once. The file's format is
-conv_data.py's.
+Operands are drawn on the device. Every element of every result is compared there with PyTorch's convolution of the same operands, in FP64
+for f32 and in FP32 without TF32 for narrower types. The recorded error is the largest difference over |x| * |w| at that element. A result
+that differs by more than BOUNDS, or still has a NaN from before the run, is wrong and not timed. (conv.py compares with NumPy's float64,
+which takes seconds per layer.)
+`--rows all`, for tools/fit_conv.py: the best predicted launches, whole tiles and in parts, of each row of the algorithms on tensor cores
+and of depthwise, if predicted within WITHIN of the best of all. Repeated layers are measured once. conv_data.py defines the file's format.
 """
 
 import argparse
@@ -41,14 +40,14 @@ from pysim.record.schedule import GpuSchedule
 from pysim.runtime import cuda
 from pysim.runtime.cuda import DeviceArray
 
-# Of the sum of magnitudes: the result's rounding and that of its operands (TF32), four times each
+# Relative to the sum of magnitudes: four times the rounding of the result and of its operands (TF32)
 BOUNDS = {"f16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8, "tf32": 4 * 2.0**-10, "f32": 2.0**-14}
 ALGORITHMS = ("wgmma", "im2col", "depthwise")
 WITHIN = 1.5
 
 
 class Operands:
-    """Random operands of a problem in both layouts, its output, and on the device what it should be."""
+    """Random operands of a problem in both layouts, its output, and the expected result, on the device."""
 
     def __init__(self, w: Conv) -> None:
         self.torch: Any = peer.torch_here()
@@ -69,7 +68,7 @@ class Operands:
         self.scale = self.torch.nn.functional.conv2d(x.abs(), weights.abs(), None, **how)
 
     def seen(self, array: DeviceArray, shape: tuple[int, ...], layout: str) -> Any:
-        """PyTorch's view, [N][C][H][W], of memory that lies in a layout."""
+        """PyTorch's view, [N][C][H][W], of memory in a layout."""
         n, c, h, w = shape
         lies = shape if layout == "nchw" else (n, h, w, c)
         view = self.torch.as_tensor(peer.Memory(array.pointer, lies, self.result), device="cuda")
@@ -80,7 +79,7 @@ class Operands:
         return Given(*self._memory[layout], self.y, layout, self._scratch)
 
     def check(self, ready: Ready, layout: str) -> tuple[str, float]:
-        """(what is wrong or "", the largest error over the sum of magnitudes) of what a call writes into y."""
+        """Checks what a call wrote to y. Returns (what is wrong or "", the largest error over the sum of magnitudes)."""
         found = self.seen(self.y, self.out, layout)
         found.fill_(float("nan"))
         self.torch.cuda.synchronize()
@@ -93,7 +92,7 @@ class Operands:
 
 
 def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: argparse.Namespace, gpu: Gpu) -> str:
-    """The plans of a layout, one of each accuracy, or the best of each row; the first one's name."""
+    """Adds the plans of a layout, one for each accuracy, or the best of each row. Returns the first one's name."""
     plan_of: dict[str, list[str]] = {}
     best: dict[tuple[str, ...], Plan] = {}
     for accuracy in options.accuracy.split(","):
@@ -122,7 +121,7 @@ def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: ar
 
 
 def launch_of(plan: Plan) -> tuple[str, ...]:
-    """A plan's kernels, and how its sums are cut where they are."""
+    """A plan's kernels, and its split of k if there is one."""
     s = plan.schedule
     assert isinstance(s, GpuSchedule)
     return tuple(word for word in (s.kernel, s.gemm, "" if s.decomposition == "data_parallel" else s.decomposition) if word)
@@ -151,7 +150,7 @@ def at_batch(layer: Layer, batch: int) -> Layer:
 
 
 def distinct(sets: list[str], batches: list[int]) -> list[tuple[str, Layer]]:
-    """The layers of sets in turns, each once, so that a run that is stopped has some of all; at batches, where some are given."""
+    """The distinct layers of the sets, interleaved, so that a stopped run has some of each; with `batches` if given."""
     every = [[(name, layer) for layer in conv_data.problems(name)] for name in sets]
     if batches:
         every = [[(name, at_batch(layer, batch)) for name, layer in one] for batch in batches for one in every]
@@ -160,7 +159,7 @@ def distinct(sets: list[str], batches: list[int]) -> list[tuple[str, Layer]]:
 
 
 def memory_of(w: Conv) -> int:
-    """Bytes that a problem needs at most: operands in both layouts, results, what they should be, and passes."""
+    """Upper bound of the bytes that a problem needs: operands in both layouts, results, expected results, and passes."""
     return 8 * (5 * w.batch * w.channels * w.height * w.width + 6 * w.batch * w.filters * w.windows)
 
 

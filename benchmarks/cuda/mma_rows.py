@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times every row on mma.sync, products and convolutions, beside what PyTorch calls for the same, and measures errors of FP32 as
-products of thirds beside cuBLAS's FP32. One line each, on a GPU from capability 8.0 on; on a Hopper the library has to be built with
--Dtests=true.
+"""Times every row on mma.sync, products and convolutions, and PyTorch on the same problem. Also measures the errors of tf32x3 and of
+cuBLAS's FP32. One line each, on a GPU of capability 8.0 or higher; on a Hopper the library must be built with -Dtests=true.
 
     benchmarks/cuda/mma_rows.py [products] [errors] [convolutions] > rows.txt
 
-Times are medians of device events. Errors are largest differences from float64 over the rms, means (geometric) of draws; `log`: exponents
-of ten uniform from -18 to 18, either sign, where single products decide.
+Times are medians between device events. Errors are the largest difference from float64 over the rms of the result, as geometric means over
+draws. `log`: operands of either sign with exponents of ten uniform from -18 to 18, so that few products dominate a sum.
 """
 
 import math
@@ -49,7 +48,7 @@ def seconds(call: Callable[[], Any], samples: int = 12) -> float:
 
 
 def bound(w: Gemm | Conv, kernel: str, operands: tuple[Any, ...], layout: str = "nchw") -> cuda.Bound:
-    """Whole tiles of a row, in bands of 8, run once."""
+    """A row with whole tiles, rasterised in bands of 8, after one run."""
     launch = cuda.Launch(w, GpuSchedule(kernel, "data_parallel", 1, False, 8), layout=layout)
     found = launch.on(tuple(one.data_ptr() for one in operands))
     found.run()

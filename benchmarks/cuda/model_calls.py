@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls of whole FP32 networks of torchvision cost beside their kernels, on a GPU, TF32 off: host time and memory.
+"""Measures the overhead of calls of whole FP32 networks of torchvision on a GPU, TF32 off: host time and memory.
 
     python benchmarks/cuda/model_calls.py -o FILE [--seconds 70] [MODEL:BATCH ...]
 
-Contenders: PyTorch eager and in a CUDA graph, `pysim.torch.optimize`, and the same with `cuda_graph=True`. Host time: of a call on an idle
-device, until it returns; `python_us` of it are this package's own in chains of layers, beside native calls and PyTorch's operators.
-Milliseconds: between two events around a call. Medians of 20, in turns. Memory: peaks of what is allocated in a call, weights and
-input among it, and what calls have left behind them. One JSON line a model; `native` are its native layers without a graph and with one.
+Candidates: PyTorch eager and in a CUDA graph, `pysim.torch.optimize`, and the same with `cuda_graph=True`. Host time: until a call on an
+idle device returns; `python_us` is this package's share of it in chains of layers, without native calls and PyTorch's operators.
+Milliseconds: between two events around a call. Medians of 20, interleaved. Memory: the peak allocated in a call, including weights and
+input, and what calls leave allocated. One JSON line per model; `native`: its native layers without and with a graph.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def network(name: str) -> torch.nn.Module:
 
 
 def python_seconds(call: Call) -> float:
-    """Of a call: in chains, less what their native calls take."""
+    """Seconds of a call spent in chains, minus those in native calls."""
     inside = {LayerChain: 0.0, LaunchSteps: 0.0}
     forward, run = LayerChain.forward, LaunchSteps.run
 
@@ -89,7 +89,7 @@ def timed(calls: dict[str, Call], rounds: int = 23) -> dict[str, dict[str, float
 
 
 def memory(call: Call) -> dict[str, int]:
-    """Bytes allocated at the peak of a call, and after it and three before."""
+    """Bytes allocated at the peak of a call and after it, with four calls before."""
     for _ in range(4):
         call()
     torch.cuda.synchronize()
@@ -100,7 +100,7 @@ def memory(call: Call) -> dict[str, int]:
 
 
 def cleared() -> int:
-    """Bytes that are allocated still when nothing is kept that need not be."""
+    """Bytes still allocated after caches and workspaces are released."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     forget_workspaces()
@@ -115,7 +115,7 @@ def measure(name: str, batch: int) -> dict[str, Any]:
     model.float()
     extra, held = cleared(), {}
     weights = sum(one.numel() * one.element_size() for one in (*model.parameters(), *model.buffers()))
-    extra -= weights + x.numel() * x.element_size()  # what is not the model's and its input's
+    extra -= weights + x.numel() * x.element_size()  # without the model and its input
     for who, make in {
         "pytorch": lambda: lambda: model(x),
         "pytorch graph": lambda: captured(lambda: model(x))[0],

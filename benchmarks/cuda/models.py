@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole networks of torchvision on a GPU: PyTorch beside pysim.torch.optimize, in one run.
+"""Compares PyTorch and pysim.torch.optimize on whole networks of torchvision on a GPU, in one run.
 
     python benchmarks/cuda/models.py -o FILE [--precision f32|tf32|f16|half] [--seconds 160] [--compile] [MODEL:BATCH[:SIZE] ...]
 
-Precisions: FP32 with TF32 off, FP32 with TF32 allowed, under autocast to float16, converted to float16. Contenders take turns, one call
-after an untimed one, between two events; medians of 30. PyTorch: eager, a CUDA graph, both channels last too, cudnn.benchmark on. pysim:
-eager, and CUDA graphs of each accuracy in FP32 ("pysim" is strict, the default), of one in which no layer stays PyTorch's ("pysim all"),
-and of inputs that lie channels last. What autocast casts of PyTorch's weights is cast once, before a graph is recorded.
-Weights are random, BatchNorm's statistics of one pass of training over random images. Errors are the largest difference from the same model
-in float64 over the largest of its outputs, and the root mean square of differences over that of outputs. Memory: what a call needs after a
-first one, and what that one keeps (prepared weights, workspace). One JSON line a model.
+Precisions: FP32 with TF32 off, FP32 with TF32 allowed, autocast to float16, converted to float16. Candidates run interleaved, one timed
+call after an untimed one, between two events; medians of 30. PyTorch: eager and a CUDA graph, each also channels last, with cudnn.benchmark
+on. pysim: eager; and CUDA graphs of each accuracy in FP32 ("pysim" is strict, the default), of a model in which no layer stays PyTorch's
+("pysim all"), and with channels-last inputs. Under autocast PyTorch's weights are cast once, before a graph is recorded.
+Weights are random; BatchNorm's statistics come from one training pass over random images. Errors: the largest difference from the same
+model in float64 over its largest output, and the root mean square of the differences over that of the outputs. Memory: what a call needs
+after a first one, and what the first one keeps (prepared weights, workspace). One JSON line per model.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Call = Callable[[], object]
 
 
 class Logits(torch.nn.Module):
-    """A segmentation network's first result alone."""
+    """A segmentation network with only its first result."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def network(name: str, batch: int, size: int) -> torch.nn.Module:
 
 
 def captured(call: Call) -> tuple[Call, Any]:
-    """A CUDA graph of a call, and where its result is written."""
+    """A CUDA graph of a call, and the tensor of its result."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -97,7 +97,7 @@ def timed(calls: dict[str, Call], rounds: int) -> dict[str, float]:
 
 
 def peak(call: Call) -> int:
-    """Bytes that a call needs beyond what is there."""
+    """Bytes that a call allocates at its peak, beyond those allocated before."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -107,7 +107,7 @@ def peak(call: Call) -> int:
 
 
 def under(precision: str) -> AbstractContextManager[Any]:
-    """What a program sets for a precision."""
+    """PyTorch's settings for a precision."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     return torch.autocast("cuda", torch.float16) if precision == "f16" else nullcontext()
 
@@ -148,7 +148,7 @@ def compared(model: torch.nn.Module, x: torch.Tensor, exact: torch.Tensor, preci
         torch_layers.pytorch_seconds = expected if label != "pysim all" else lambda *_: math.inf
         try:
             ours = pysim.torch.optimize(model, accuracy, cuda_graph="caller")
-            kept.append(ours)  # a graph reads its prepared weights
+            kept.append(ours)  # keeps alive the prepared weights that a graph reads
             before = torch.cuda.memory_allocated()
             y = ours(x).clone()
             prepared[label] = torch.cuda.memory_allocated() - before - y.numel() * y.element_size()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Norms as one pass over memory beside PyTorch's operators, on a GPU: medians of 20 CUDA graphs of ten launches each.
+"""Times norms in one pass over memory and PyTorch's operators, on a GPU: medians of 20 CUDA graphs of ten launches each.
 
     benchmarks/cuda/norms.py -o norms-h200.jsonl
 
-By channels: the concatenation of parts, BatchNorm and ReLU, or a cast where types differ (PyTorch's: the cast alone). By rows: LayerNorm.
-One JSON line each: microseconds, and the bytes read and written a second.
+By channels: concatenation of parts, BatchNorm and ReLU, or a cast if types differ (PyTorch: only the cast). By rows: LayerNorm.
+One JSON line each: microseconds, and bytes read and written per second.
 """
 
 import argparse

@@ -4,11 +4,11 @@
 
     benchmarks/cuda/planner.py -o planner-h200.json [--seconds 330] [--dtypes f32,f16] [--only TEXT]
 
-For each shape and type: all kernels x decompositions that the planner may choose from, each with the walk that it would take. Each is
-checked once against the float64 product of random operands (|got - want| <= gamma_k |A||B| + u |want|, NaN first), then timed by events
-in rounds that take the candidates in a drawn order: one sample each, then more of those within KEEP of the best so far, and cuBLAS. A
-candidate that is wrong is listed and not timed. Time is divided over the problems by their share of predicted work; what the budget
-cannot reach is listed as left out. Needs torch (the checks run on the GPU) and the CUDA library ($PYSIM_CUDA_LIBRARY).
+For each shape and type: all kernels x decompositions that the planner may choose from, each with the rasterisation that it would choose.
+Each is checked once against the float64 product of random operands (|got - want| <= gamma_k |A||B| + u |want|; C starts as NaN). Then
+candidates are timed by events in rounds, in random order: one sample each, then more of cuBLAS and of those within KEEP of the best so far.
+A wrong candidate is listed and not timed. Each problem gets time in proportion to its predicted work; candidates for which the budget does
+not suffice are listed as left out. Needs torch (the checks run on the GPU) and the CUDA library ($PYSIM_CUDA_LIBRARY).
 """
 
 import argparse
@@ -48,8 +48,8 @@ RAGGED = [
 ]  # fmt: skip
 SHAPES = [(n, n, n) for n in SQUARES] + SKINNY + DEEP + FLAT + RAGGED
 
-KEEP, MIDDLE = 1.3, 1.8  # times the best so far: timed again, timed a second time
-ROUNDS = 8  # of those that are kept
+KEEP, MIDDLE = 1.3, 1.8  # ratio to the best so far: up to KEEP timed in all rounds, up to MIDDLE timed a second time
+ROUNDS = 8  # rounds for those within KEEP
 SHORT = 2e-4  # seconds
 CHUNK = 2048  # columns that one check compares at a time
 
@@ -91,18 +91,18 @@ class Operands:
 
 
 class Contender:
-    """A launch and what was measured of it."""
+    """A launch and its measurements."""
 
     def __init__(self, launch: Bound, row: list) -> None:
         self.launch, self.row, self.samples = launch, row, []
 
     def sample(self, count: int) -> None:
-        """Each after an untimed call: what runs after another library's call, or first of all, finds the host's caches cold."""
+        """Takes samples. A short launch gets an untimed call first, since other libraries' calls leave the host's caches cold."""
         self.samples += self.launch.time(count, 1 if self.short else 0).tolist()
 
     @property
     def short(self) -> bool:
-        """Whether the host's part of a launch shows in its time."""
+        """Whether the launch is so short that host overhead could show in its time."""
         return not self.samples or min(self.samples) < SHORT
 
     @property
@@ -111,12 +111,12 @@ class Contender:
 
     @property
     def least(self) -> float:
-        """Of all samples: one that something disturbed does not turn a launch out."""
+        """The minimum of all samples, so that one disturbed sample does not eliminate a launch."""
         return min(self.samples)
 
 
 def measure(w: Gemm, operands: Operands, gpu, workspace: DeviceArray, deadline: float) -> dict:
-    """All candidates of one product; `deadline` is when its share of the time is over."""
+    """Measures all candidates of one product until `deadline`."""
     found, wrong, left, predicted = [], [], 0, {}
     want = operands.want(w)
     names = {row.name: row.index for row in gemm_kernels()}
@@ -160,7 +160,7 @@ def measure(w: Gemm, operands: Operands, gpu, workspace: DeviceArray, deadline: 
 
 
 def short(seconds: float) -> float:
-    """Five digits: what a median of events has."""
+    """Rounds to five digits, the precision of a median of events."""
     return float(f"{seconds:.5g}")
 
 
@@ -183,7 +183,7 @@ def peer(w: Gemm, operands: Operands):
 
 
 def work(w: Gemm) -> float:
-    """Share of the time that a problem gets: its launches are many or long."""
+    """Weight of a problem in the division of the time: a constant for the number of its launches, plus their length."""
     return 0.3 + w.flops / 2e11
 
 
@@ -221,7 +221,7 @@ def main() -> None:
 
 
 def of(row) -> dict | None:
-    """What the compiler made of a kernel, as the library tells."""
+    """The compiler's facts about a kernel, from the library."""
     try:
         found = cuda.attributes(Gemm(m=128, n=128, k=128, dtype=row.dtype), row.name)
     except PysimError as error:

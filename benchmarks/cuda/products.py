@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Products as planned on this computer's GPU, predicted beside measured beside cuBLAS: random ones of every type, or those that are named.
+"""Compares predicted and measured times of planned products, and cuBLAS, on this computer's GPU: random or given problems of every type.
 
     python benchmarks/cuda/products.py [-m cuda] [--count 60] [--seed 1] [--dtypes f32,tf32] > products.jsonl
     python benchmarks/cuda/products.py --top 4 gemm:4096x4096x4096:tn:tf32 ...            the best plans of the four best kernels
-    python benchmarks/cuda/products.py --beside before/libpysim_cuda.so ...               the same plans by other builds, in turns
+    python benchmarks/cuda/products.py --beside before/libpysim_cuda.so ...               also runs the plans with other builds, interleaved
 
 Random sizes are log-uniform, m and n from 32 to 8192, k from 32 to 16384, every second problem in multiples of eight, up to MOST
-multiply-adds, in any layout. f32 is planned with accuracy "ieee", since with "standard" (--f32) it may be tf32x3, a type of its own. Each
-plan is checked in full against float64 first, and timed as everywhere: by events, interleaved, the device kept busy. A line a problem:
-{"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; a table last.
-With other builds a plan has "beside", their seconds, None where one has not built the kernel. A plan names its kernel by number, so a build
-whose rows are others is refused.
-Needs torch, whose operands they are, and the CUDA library.
+multiply-adds, in any layout. f32 is planned with accuracy "ieee", since "standard" (--f32) may choose tf32x3, which is measured as its own
+type. Each plan is first checked in full against float64, then timed by events, interleaved, with the device kept busy. One line per
+problem:
+{"machine", "device", "problem", "plans": [{"kernel", "schedule", "predicted", "samples", "seconds", "right"}], "cublas"}; then a table.
+With other builds a plan has "beside", their seconds, None if a build lacks the kernel. Plans identify kernels by number, so a build with
+different rows is refused.
+Needs torch, which allocates the operands, and the CUDA library.
 """
 
 import argparse
@@ -32,7 +33,7 @@ SAMPLES = 15
 
 
 def planned(text: str, machine: str, top: int, f32: str, also: tuple[str, ...] = ()) -> tuple[str, list[dict[str, Any]]]:
-    """The best plans of the `top` best kernels, and of those whose names contain one of `also`."""
+    """The best plans of the `top` best kernels, and of kernels whose names contain one of `also`."""
     import msgspec
 
     from pysim import planner
@@ -48,7 +49,7 @@ def planned(text: str, machine: str, top: int, f32: str, also: tuple[str, ...] =
 
 
 class Operands:
-    """Random A, B and C of a product on the device, what A B is in float64, and how far from it a right result may be."""
+    """Random A, B and C of a product on the device, A B in float64, and the allowed error."""
 
     def __init__(self, w: Any) -> None:
         import torch
@@ -87,7 +88,7 @@ class Operands:
 
 
 def rows_of(library: Any, ffi: Any) -> list[str]:
-    """The names of a library's rows of products, in the order of their numbers."""
+    """The names of a library's GEMM rows, by number."""
     info, names = ffi.new("pysim_cuda_gemm_info *"), []
     for number in range(library.pysim_cuda_gemm_count()):
         if library.pysim_cuda_gemm_at(number, info):
@@ -97,7 +98,7 @@ def rows_of(library: Any, ffi: Any) -> list[str]:
 
 
 def other_build(path: str) -> Any:
-    """Another build's library, if a number means the same row in it."""
+    """Another build's library; its rows must have the same numbers."""
     from pysim.runtime import cuda
 
     ffi, own = cuda.library()
@@ -118,7 +119,7 @@ def short(seconds: float) -> float:
 
 
 def measured(line: dict[str, Any], others: list[Any]) -> dict[str, Any]:
-    """The line of a problem with its seconds, by this library and by `others`."""
+    """The line of a problem with the seconds of this library and of `others`."""
     import msgspec
 
     from pysim.errors import MissingError, NativeError
@@ -159,7 +160,7 @@ def measured(line: dict[str, Any], others: list[Any]) -> dict[str, Any]:
 
 
 def table(lines: list[dict[str, Any]]) -> None:
-    """By type: error of the predictions, and cuBLAS's time over this."""
+    """By type: the error of the predictions, and the ratio of cuBLAS's time to this library's."""
     groups = defaultdict(list)
     for line in lines:
         groups[line["problem"].rsplit(":", 1)[1]].append(line)
@@ -173,8 +174,8 @@ def table(lines: list[dict[str, Any]]) -> None:
 
 
 def compared(lines: list[dict[str, Any]]) -> None:
-    """Problem by problem, us: cuBLAS, the first plan that a build has and its fastest kernel, this build and the others; last the geometric
-    means of cuBLAS's time over theirs."""
+    """Per problem, in us: cuBLAS, then for this and each other build its first plan and its fastest kernel. Last the geometric means of the
+    ratio of cuBLAS's time to theirs."""
     means = defaultdict(list)
     for line in lines:
         columns = list(zip(*([plan["seconds"], *plan["beside"]] for plan in line["plans"]), strict=True))

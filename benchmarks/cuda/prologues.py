@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions with a prologue on a GPU, FP32: beside PyTorch's operators over the input and the convolution, in one run.
+"""Compares convolutions with a prologue with PyTorch's separate operators and convolution, on a GPU, FP32, in one run.
 
     python benchmarks/cuda/prologues.py -o FILE [--batch 32 1]
 
-Pointwise convolutions of DenseNet-121, in front of which stand a norm and a ReLU, and EfficientNet-B0's projections, whose input is
-multiplied by a factor of each image and channel. Each contender is a CUDA graph of ten calls; they take turns, medians of seven. "row
-alone" is the prologue's own plan without one. Errors are the largest difference from float64 over the largest output: with a prologue,
-without. One JSON line a layer.
+Problems: pointwise convolutions of DenseNet-121 after a norm and a ReLU, and EfficientNet-B0's projections, whose input is multiplied by a
+factor per image and channel. Each candidate is a CUDA graph of ten calls; they run interleaved, medians of seven. "row alone" is the plan
+with the prologue, run without it. Errors: the largest difference from float64 over the largest output, with the prologue and without.
+One JSON line per layer.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How accurate three products of tf32 halves are beside cuBLAS's FP32, for operands of every scale: errors against float64.
+"""Compares the accuracy of three products of tf32 halves with cuBLAS's FP32 for operands of every scale: errors against float64.
 
     python benchmarks/cuda/split_error.py [-m cuda] > benchmarks/data/tf32x3-error-<gpu>.jsonl
 
 Operands: uniform in [-1, 1) and in [0, 1); log-uniform from 1e-20 to 1e20 in magnitude, either sign; and [-1, 1) with infinities in one of
-ten rows of A and columns of B. Each kernel that multiplies halves runs its best plan. A line a kernel (or cuBLAS), shape and fill:
-{"machine", "device", "problem", "fill", "kernel", "error", "relative", "special"}. `error`: the largest over the root mean square of the
-finite results; `relative`: the largest over |A||B|; `special`: results that are not finite and not FP32's infinity or NaN, or should have
-been (where |A||B| is near FP32's largest number, either may be).
+ten rows of A and columns of B. Each kernel that multiplies halves runs its best plan. One line per kernel (or cuBLAS), shape and fill:
+{"machine", "device", "problem", "fill", "kernel", "error", "relative", "special"}. `error`: the largest error over the root mean square of
+the finite results; `relative`: the largest error over |A||B|; `special`: the number of results that are infinite or NaN when FP32's are
+not, or the reverse (not counted if |A||B| is near FP32's largest number).
 """
 
 import argparse

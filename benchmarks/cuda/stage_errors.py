@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of ResNet-50 after each stage and at the end against FP64, of PyTorch and of each accuracy of pysim, FP32, batch 32.
+"""Measures errors of ResNet-50 against FP64 after each stage and at the end, for PyTorch and each accuracy of pysim, FP32, batch 32.
 
     benchmarks/cuda/stage_errors.py -o models-lean-h200.jsonl [--accuracy strict,standard,ieee]
 
-A line a stage: `max` is the largest difference over the largest output; `signed` the share of the output by which all of it is too large
-(least squares), and `rest` what is left then, over the output's norm. BatchNorm has the statistics of benchmarks/cuda/models.py.
+One line per stage. `max`: the largest difference over the largest output. `signed`: the relative scale error of the whole output (least
+squares). `rest`: the norm of the remaining error over the output's norm. BatchNorm has the statistics of benchmarks/cuda/models.py.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pysim.peers.torch import version
 
 
 def stages(model: nn.Module) -> dict[str, nn.Module]:
-    """The model up to the end of each stage, and all of it."""
+    """The model up to the end of each stage, and the whole model."""
     head, found = [model.conv1, model.bn1, model.relu, model.maxpool], {}
     for name in ("layer1", "layer2", "layer3", "layer4"):
         head.append(getattr(model, name))

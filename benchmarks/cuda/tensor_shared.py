@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory wavefronts of a whole launch of a tensor-core product: what its warps load, store and copy, counted bank by bank.
+"""Predicts the shared-memory wavefronts of a whole launch of a tensor-core product: its warps' loads, stores and copies, bank by bank.
 
 The formulas are those of `native/cuda/mainloop/tensor/pipeline.cuh`, `mma.cuh`, `mma_f64.cuh`, `gemm/wmma.cu` and
-`mainloop/hopper/epilogue.cuh`. With e bytes an element, an operand's tile of a stage is rows of `columns` elements (k where k is
-contiguous in memory, else m or n), each at
+`mainloop/hopper/epilogue.cuh`. With e bytes per element, an operand's tile in a stage has rows of `columns` elements (along k if k is
+contiguous in memory, else along m or n), each at
 
-    byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16; 32 more where e is 4 and m (n) contiguous
+    byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16; 32 more if e = 4 and m (n) contiguous
 
-A block does, for each step of k, once each:  copies     asynchronous, 16 bytes a thread, neighbouring threads along a row
-for each instruction of that step:            fragments  ldmatrix.x4, 4 x 8 rows of 16 bytes; words where e is 4 and m (n) contiguous
-for each tile that it shares with others:     meeting    one thread stores a flag, every warp loads it
-for each tile that it finishes:               sums       fragments go to rows of block_n + 8 sums, rows leave 16 bytes a lane,
-                                                         as far as they lie inside C
-Kernels whose warps keep more than 64 sums a thread fetch an instruction's fragments ahead, so once more a tile than they multiply.
+A block does, for each k-iteration:           copies     asynchronous, 16 bytes per thread, neighbouring threads along a row
+for each instruction of a k-iteration:        fragments  ldmatrix.x4, 4 x 8 rows of 16 bytes; words if e = 4 and m (n) is contiguous
+for each tile that it shares with others:     fix-up     one thread stores a flag, every warp loads it
+for each tile that it finishes:               epilogue   accumulators go to rows of block_n + 8 words; rows are read 16 bytes per lane,
+                                                         as far as they are inside C
+Kernels with more than 64 accumulators per thread prefetch fragments, so they load one instruction's fragments more per tile than they use.
 
-f64: the copy engine writes the stages, with chunk c of 16 bytes of row r at chunk c ^ (r mod 8); rows are 128 bytes, where m (n) is
-contiguous 16 rows of k to a box of 16 m (n). Lane 4 g + t of a fragment of 16 rows (columns) takes rows 2 g and 2 g + 1 and, for
-e = 0, 1, k = 2 t + (e ^ t / 2): 8 bytes each, or both rows of A at once where they are neighbours. Of B with n contiguous it takes
-columns g and g + 8. Sums leave from registers.
-wgmma: only the meeting is the warps'; the tensor cores read the operands ("products"), for each instruction all of its 64 x 32 and
-warp_n x 32 bytes, 128 bytes a wavefront. Warpgroups share neither. Not counted: results in rows that are no whole vectors, which leave by
-shared memory, parts of a tile that meet in a cluster, and A of tf32 that comes by registers.
+f64: TMA writes the stages; chunk c (16 bytes) of row r is at chunk c ^ (r mod 8). Rows are 128 bytes; if m (n) is contiguous, a TMA box has
+16 rows of k of 16 elements of m (n). Lane 4 g + t of a fragment of 16 rows (columns) loads rows 2 g and 2 g + 1 and, for e = 0, 1,
+k = 2 t + (e ^ t / 2): 8 bytes each, or both rows of A in one load if they are neighbours. Of B with n contiguous it loads columns g and
+g + 8. Results are stored from registers.
+wgmma: the warps do only the fix-up. The tensor cores read the operands ("products"): for each instruction 64 x 32 and warp_n x 32 bytes,
+128 bytes per wavefront; warpgroups share neither. Not counted: epilogues through shared memory, for rows that are not whole vectors; the
+split-K fix-up in a cluster; and A of tf32 passed in registers.
 
-Loads, stores and products are what Nsight Compute counts on an H200, launch by launch (benchmarks/cuda/wavefronts.py). Copies are taken
-as stores of 16 bytes, of which no counter speaks: on whole tiles the hardware reports no conflict among them, where this finds some.
+Predicted loads, stores and products equal Nsight Compute's counts on an H200, launch by launch (benchmarks/cuda/wavefronts.py). Copies are
+predicted as stores of 16 bytes. No counter measures them; on whole tiles the hardware reports no conflicts, where this predicts some.
 
-Worked number, f16_mma_128x128x64_64x32_16x8_s3_c1x1: a step has 4 instructions x 8 warps x (4 + 2) ldmatrix.x4 = 192 of 4 wavefronts.
+Worked number, f16_mma_128x128x64_64x32_16x8_s3_c1x1: per k-iteration 4 instructions x 8 warps x (4 + 2) ldmatrix.x4 = 192 of 4 wavefronts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,12 +47,12 @@ Counted = dict[str, Wavefronts]
 KINDS = ("loads", "stores", "copies", "products")
 
 _BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "tf32x3": 4, "s8": 1, "f64": 8}
-_CHUNK = 16  # bytes that a thread copies, and of a row of an ldmatrix
-_MARGIN = 8  # sums between rows on their way out
+_CHUNK = 16  # bytes per copy of a thread, and per row of an ldmatrix
+_MARGIN = 8  # padding of the epilogue's rows, in accumulators
 
 
 class Pieces(msgspec.Struct, frozen=True):
-    """How a launch cuts its work: tiles of C, steps of k over all tiles, (block, tile) pairs, and those of tiles in several parts."""
+    """How a launch divides its work: tiles of C, k-iterations of all tiles, (block, tile) pairs, and those of tiles in several parts."""
 
     tiles: int
     steps: int
@@ -61,7 +61,7 @@ class Pieces(msgspec.Struct, frozen=True):
 
 
 def pieces(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule) -> Pieces:
-    """The cut of `native/cuda/core/decomposition.cuh`; a cluster counts as one block with a tile of its size."""
+    """The decomposition of `native/cuda/core/decomposition.cuh`; a cluster counts as one block with a tile of its size."""
     high, wide = kernel.block_m * kernel.cluster_m, kernel.block_n * kernel.cluster_n
     tiles, steps = -(-w.m // high) * -(-w.n // wide), -(-w.k // kernel.block_k)
     if schedule.decomposition == "data_parallel":
@@ -70,15 +70,15 @@ def pieces(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule) -> Pieces:
         return Pieces(tiles, tiles * steps, tiles * schedule.splits, tiles * schedule.splits)
     edges = np.arange(schedule.splits + 1) * tiles * steps // schedule.splits
     inner = edges[1:-1]
-    cuts = np.bincount(inner[inner % steps != 0] // steps, minlength=tiles)  # of each tile, inside it
+    cuts = np.bincount(inner[inner % steps != 0] // steps, minlength=tiles)  # cuts inside each tile
     return Pieces(tiles, tiles * steps, tiles + int(cuts.sum()), int((cuts[cuts > 0] + 1).sum()))
 
 
 def wavefronts(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule, memory: SharedMemory | None = None) -> Counted:
-    """What all blocks of one launch do to shared memory: "loads", "stores", "copies" (asynchronous ones), "products" (wgmma's reads).
+    """Wavefronts of all blocks of a launch: "loads", "stores", "copies" (asynchronous ones), "products" (wgmma's reads).
 
-    Operands are those that the kernel sees: where it wants k contiguous, the layout makes no difference. What re-laying-out them takes
-    is not counted. Raises OperandError for a kernel of another family or type, and for products of thirds.
+    Operands are as the kernel reads them: for a kernel that needs k contiguous, the layout makes no difference. Layout conversion is not
+    counted. Raises OperandError for a kernel of another family or type, and for tf32x3.
     """
     if kernel.tiles.parts > 1:
         raise OperandError(f"{kernel.name} reads A into registers and B three times, which nobody has counted yet")
@@ -103,7 +103,7 @@ def wavefronts(kernel: GemmKernel, w: Gemm, schedule: GpuSchedule, memory: Share
 
 
 def copies(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
-    """One step's copies of an operand's tile into its stage."""
+    """The copies of an operand's tile into its stage in one k-iteration."""
     if kernel.dtype == "f64":
         return
     rows, columns = _shape(kernel, operand, k_last)
@@ -117,9 +117,9 @@ def copies(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
 
 
 def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access]:
-    """The loads of one operand's fragments for one instruction's depth of k, of all warps, at the stage's first k.
+    """All warps' loads of one operand's fragments for one instruction, at the stage's first k.
 
-    Further instructions of a step move all lanes alike: to another column, another row, or, f64, by an exclusive or with 64.
+    Further instructions of a k-iteration shift all lanes alike: to another column or row, or, f64, by an exclusive or with 64.
     """
     warp, warps_n = np.arange(kernel.math_threads // WARP), kernel.block_n // kernel.warp_n
     first = warp // warps_n * kernel.warp_m if operand == "A" else warp % warps_n * kernel.warp_n
@@ -140,7 +140,7 @@ def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access
                     address = base * 128 + k * 128 + (m // 2 ^ k) * _CHUNK + m % 2 * 8
                 yield Access(operand, False, False, 8 if k_last or not pairs else _CHUNK, address, everyone)
         return
-    # 16 rows (columns) x 32 bytes of k, or transposed on the way 16 of k x 16 rows
+    # 16 rows (columns) x 32 bytes of k, or, with a transposing load, 16 of k x 16 rows
     upper, beside = lane // 8 % 2, lane // 16
     if operand == "B":
         upper, beside = beside, upper
@@ -167,18 +167,18 @@ def pitch_of(kernel: GemmKernel, operand: str, k_last: bool) -> int:
 
 
 def _shape(kernel: GemmKernel, operand: str, k_last: bool) -> tuple[int, int]:
-    """Rows and columns of an operand's tile as they lie in a stage."""
+    """Rows and columns of an operand's tile in a stage."""
     extent = kernel.block_m if operand == "A" else kernel.block_n
     return (extent, kernel.block_k) if k_last else (kernel.block_k, extent)
 
 
 def _depth(kernel: GemmKernel) -> int:
-    """Elements of k that one instruction multiplies: 32 bytes of them, f64: 8."""
+    """Elements of k per instruction: 32 bytes; f64: 8 elements."""
     return 8 if kernel.dtype == "f64" else 32 // _BYTES[kernel.dtype]
 
 
 def _extents(size: int, block: int) -> Iterator[tuple[int, int]]:
-    """How much of a block lies inside `size`, and of how many blocks that is so."""
+    """Extents of blocks inside `size`, and the number of blocks with each."""
     if size >= block:
         yield block, size // block
     if size % block:
@@ -186,7 +186,7 @@ def _extents(size: int, block: int) -> Iterator[tuple[int, int]]:
 
 
 def _way_out(kernel: GemmKernel, rows: int, columns: int) -> Iterator[Access]:
-    """A tile's sums through shared memory, of which `rows` x `columns` lie inside C."""
+    """The epilogue of a tile through shared memory; `rows` x `columns` of it are inside C."""
     size, threads = kernel.sum_bytes, kernel.math_threads
     pitch, width = (kernel.block_n + _MARGIN) * size, min(_CHUNK, 4 * size)
     lane, warp = np.arange(LANES), np.arange(threads // WARP)
@@ -204,7 +204,7 @@ def _way_out(kernel: GemmKernel, rows: int, columns: int) -> Iterator[Access]:
 
 
 def _meeting(kernel: GemmKernel) -> Iterator[Access]:
-    """One thread says whether the block is the last of a tile's; all threads look."""
+    """One thread stores whether the block is the last of its tile; all threads load that."""
     warps = kernel.math_threads // WARP
     first = (np.arange(LANES) == 0)[None]
     yield Access("flag", True, False, 4, np.zeros((1, LANES), np.int64), first)
@@ -212,7 +212,7 @@ def _meeting(kernel: GemmKernel) -> Iterator[Access]:
 
 
 def _products(kernel: GemmKernel) -> Counted:
-    """What the tensor cores read for a block's products of one step: 4 instructions of 64 rows and 32 bytes of k for each 64 rows."""
+    """The tensor cores' reads for a block's k-iteration: 4 instructions of 64 rows and 32 bytes of k for each 64 rows."""
     instructions = kernel.block_m // 64 * (kernel.block_n // kernel.warp_n) * 4
     total = instructions * (64 + kernel.warp_n) * 32 // 128
     return {kind: Wavefronts(instructions, total, total) if kind == "products" else Wavefronts(0, 0, 0) for kind in KINDS}
@@ -220,7 +220,7 @@ def _products(kernel: GemmKernel) -> Counted:
 
 @cache
 def _step(kernel: GemmKernel, trans_a: bool, trans_b: bool, memory: SharedMemory) -> tuple[Counted, ...]:
-    """Of one step of a block: its copies, and one instruction's fragments."""
+    """One k-iteration of a block: its copies, and one instruction's fragments."""
     ways = (("A", not trans_a), ("B", bool(trans_b)))
     return tuple(_count((access for way in ways for access in what(kernel, *way)), memory) for what in (copies, fragments))
 

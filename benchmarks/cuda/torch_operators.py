@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own operators that models keep on a GPU: python benchmarks/cuda/torch_operators.py > benchmarks/data/torch-operators-GPU.txt
+"""Times PyTorch operators that models keep on a GPU: python benchmarks/cuda/torch_operators.py > benchmarks/data/torch-operators-GPU.txt
 
     pool TYPE N C H K S IMAGE VOLUME     microseconds of a KxK max pool of stride S, of N channels-last images of C channels and HxH pixels,
                                          as images and, with the same bits, as volumes of one channel (pysim.models.torch_pools)
@@ -25,11 +25,11 @@ ROWS = (
     (10, 1280), (1000, 512), (1000, 1024), (1000, 1280), (1000, 2048), (1000, 4096), (768, 768), (768, 3072), (3072, 768), (4096, 4096),
     (4096, 25088),
 )  # fmt: skip
-MATRIX_BYTES = 15e9  # of all filters of the calls
+MATRIX_BYTES = 15e9  # of the filters of all calls
 
 
 def microseconds(call: Callable[[int], object]) -> float:
-    """Of one of the calls 0 to CALLS - 1."""
+    """Microseconds per call of calls 0 to CALLS - 1."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call(0)

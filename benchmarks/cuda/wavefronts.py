@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory wavefronts of every kernel of native/cuda/gemm: predicted by pysim.cachemodel, counted by Nsight Compute.
+"""Compares shared-memory wavefronts of every kernel of native/cuda/gemm: predicted by pysim.cachemodel, counted by Nsight Compute.
 
     benchmarks/cuda/wavefronts.py -o cuda-wavefronts-h200.json [--only REGEX]
 
-Each row runs on a few small products: 2 x 2 tiles in every layout that it has a kernel for, and ragged ones, also with k in parts. All
-launches are one process under one `ncu`. Of tensor-core rows the whole launch is predicted. The SIMT rows' module describes one step
-of k of one block inside C, so two launches that differ in k alone are counted, and their difference is compared.
+Each row runs on a few small products: 2 x 2 tiles in every layout for which it has a kernel, and ragged ones, also with k in parts. All
+launches run in one process under one `ncu`. For tensor-core rows the whole launch is predicted. The SIMT model predicts one k-iteration of
+one block inside C; therefore two launches that differ only in k are counted, and their difference is compared.
 
-Compared are sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_*: what the addresses of the executed instructions cost.
-l1tex__data_pipe_lsu_wavefronts_mem_shared_op_*, counted where the data pass, are written beside them: in some launches loads there take
-up to some percent more (1.5 % was seen), by another number each time. Of
-asynchronous copies nothing comparable is counted. Prints a table (row, launches, wavefronts predicted and counted, equal); exits with 1
-where one differs. Needs ncu, a GPU and the CUDA library ($PYSIM_CUDA_LIBRARY).
+The compared counters are sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_*, computed from the addresses of executed instructions.
+l1tex__data_pipe_lsu_wavefronts_mem_shared_op_*, counted in the data pipe, are recorded, too. In some launches they have a few percent more
+loads (1.5 % was seen), a different number each time. No comparable counter exists for asynchronous copies. Prints a table (row, launches,
+wavefronts predicted and counted, equal); exits with 1 if one differs. Needs ncu, a GPU and the CUDA library ($PYSIM_CUDA_LIBRARY).
 """
 
 import argparse
@@ -36,11 +35,11 @@ from pysim.runtime.cuda import DeviceArray, Launch
 
 PRODUCTS = "regex:^(kernel|wmma_kernel|mma_kernel|wgmma_kernel)$"
 SASS, HARDWARE = "sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_"
-KINDS = {"loads": ("ld", "ldsm"), "stores": ("st", "stsm"), "products": ("gmma",)}  # and the counters' endings
+KINDS = {"loads": ("ld", "ldsm"), "stores": ("st", "stsm"), "products": ("gmma",)}  # suffixes of the counters
 COUNTERS = [SASS + ending + ".sum" for endings in KINDS.values() for ending in endings]
 COUNTERS += [HARDWARE + endings[0] + ".sum" for endings in KINDS.values()]
 LAYOUTS = ("nn", "nt", "tn", "tt")
-SHORT, LONG = 3, 5  # steps of k of the SIMT rows' two launches
+SHORT, LONG = 3, 5  # k-iterations of the SIMT rows' two launches
 
 
 Counts = dict[str, dict[str, int]]
@@ -56,7 +55,7 @@ class Run(NamedTuple):
 
 
 def runs_of(kernel: GemmKernel) -> list[Run]:
-    """The launches that a row is counted on."""
+    """The launches for a row."""
     high, wide, deep = kernel.block_m * kernel.cluster_m, kernel.block_n * kernel.cluster_n, kernel.block_k
     results = cuda.RESULTS[kernel.dtype]
 
@@ -76,13 +75,13 @@ def runs_of(kernel: GemmKernel) -> list[Run]:
 
 
 def pitch(columns: int, dtype: str) -> int:
-    """Elements of a row that ends on 16 bytes: no operand has to be re-laid-out."""
+    """Elements of a row padded to 16 bytes, so that no operand needs a layout conversion."""
     step = 16 // SIZES.get(dtype, 4)
     return -(-columns // step) * step
 
 
 def launch(runs: list[Run]) -> None:
-    """What ncu looks at: every run once, one after another."""
+    """The process under ncu: executes every run once."""
     largest = max(max(r.problem.m, r.problem.n, r.problem.k, 64) + 16 for r in runs)
     a, b, c = (DeviceArray((largest * largest * 8,), "u8") for _ in range(3))
     for r in runs:
@@ -94,9 +93,9 @@ def launch(runs: list[Run]) -> None:
 
 
 def counted(command: list[str], kernels: str = PRODUCTS) -> tuple[str, list[Counts], str]:
-    """Of each launch of `kernels`, in order, wavefronts by the instructions' addresses ("counted") and in the pipe ("passed").
+    """For each launch of `kernels`, in order: wavefronts from the instructions' addresses ("counted") and in the pipe ("passed").
 
-    Returns ncu's version, these, and what ncu and the process said. Exits where nothing was counted.
+    Returns ncu's version, these, and the output of ncu and the process. Exits if nothing was counted.
     """
     ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "none"]
     ncu += ["--kernel-name-base", "function", "--kernel-name", kernels, "--metrics", ",".join(COUNTERS)]
@@ -106,7 +105,7 @@ def counted(command: list[str], kernels: str = PRODUCTS) -> tuple[str, list[Coun
     if len(lines) < 3:
         sys.exit(f"ncu failed ({done.returncode}):\n{said[-6000:]}")
     found = []
-    for row in list(csv.DictReader(lines))[1:]:  # the first has the units
+    for row in list(csv.DictReader(lines))[1:]:  # the first row has the units
         value = {name: round(float(row[name].replace(",", ""))) for name in COUNTERS}
         found.append({
             "counted": {kind: sum(value[f"{SASS}{ending}.sum"] for ending in endings) for kind, endings in KINDS.items()},
@@ -117,7 +116,7 @@ def counted(command: list[str], kernels: str = PRODUCTS) -> tuple[str, list[Coun
 
 
 def compared(runs: list[Run], seen: list[Counts]) -> list[dict[str, Any]]:
-    """One entry for each launch (SIMT: pair of launches, per step and tile) with prediction and counters."""
+    """One entry for each launch (SIMT: pair of launches, per k-iteration and tile) with prediction and counters."""
     entries, done = [], iter(zip(runs, seen, strict=True))
     for r, counts in done:
         entry: dict[str, Any] = {"kernel": r.kernel.name, "problem": r.problem.text, "result": r.result}
@@ -155,7 +154,7 @@ def print_table(entries: list[dict[str, Any]]) -> None:
 
 
 def parsed(doc: str) -> argparse.Namespace:
-    """The command line; `launch`: this process is the one that ncu watches."""
+    """The command line. `launch`: this is the process under ncu."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--only", default="", help="rows whose name this regular expression matches")

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared-memory wavefronts of whole launches of fused Winograd convolutions, bank by bank: what conv_wavefronts.py has counted beside.
+"""Predicts shared-memory wavefronts of whole launches of fused Winograd convolutions, bank by bank, for conv_wavefronts.py.
 
-Steps are those of `pysim.cachemodel.shared_memory.winograd_shared`; here is the rest, by the formulas of `native/cuda/conv/winograd/`
-`fused2.cuh` and `output.cuh`.
+`pysim.cachemodel.shared_memory.winograd_shared` has the k-iterations. This module adds the rest, by the formulas of
+`native/cuda/conv/winograd/` `fused2.cuh` and `output.cuh`:
 
-Once a tile of the output, in 4 rounds:
-              sums       stored to rows [kslot][plane] by the form's layout; then a thread loads 16 planes, twice a round
-              outputs    32 words a thread, stored and, as far as they lie inside the output, loaded by the same thread
-Once a block: place      one thread finds the tile (`decomposition.cuh`) in 88 bytes that all warps read: `_place`
+Per tile of the output, in 4 rounds:
+              accumulators  stored to rows [kslot][plane] in the form's layout; then a thread loads 16 planes, twice a round
+              outputs       32 words per thread, stored and, as far as they are inside the output, loaded by the same thread
+Per block:    place         one thread writes the tile's position (`decomposition.cuh`) to 88 bytes that all warps read: `_place`
 
-The way out of F(4x4) is one round. Its outputs pass but for a plain epilogue: that has them in registers where rows of outputs are whole
-vectors, or NHWC; else a warp's lanes change them for neighbouring words of rows, 16 bytes in and 4 out.
+The epilogue of F(4x4) has one round. Its outputs pass through shared memory, too, except with a plain epilogue: then they are stored from
+registers if the rows of outputs are whole vectors or the layout is NHWC; else a warp exchanges them so that lanes store neighbouring words
+(16-byte stores, 4-byte loads).
 
-`launch` counts all blocks of a data-parallel launch with a plain epilogue. Where channels are in parts, two launches that differ in
-channels alone differ by their steps. `wavefronts` is of one tile, assumed to lie inside the output, without the place. The kernel that
-transforms filters before is not described.
+`launch` counts all blocks of a data-parallel launch with a plain epilogue. If channels are in parts, two launches that differ only in
+channels differ by their k-iterations. `wavefronts` counts one tile inside the output, without the place. The separate kernel that
+transforms filters is not modelled.
 
-Worked number: sts64 stores its sums with 4 rounds x 16 instructions x 8 warps = 512 instructions of 2 wavefronts; so do compact, and
-reference, of whose lanes half are idle. Without its padding each would take 8.
+Worked number: sts64 stores its accumulators with 4 rounds x 16 instructions x 8 warps = 512 instructions of 2 wavefronts; so do compact and
+reference (half of its lanes are idle). Without the padding each would take 8.
 """
 
 from collections.abc import Iterator
@@ -45,12 +46,12 @@ from pysim.problem.conv import Conv
 from pysim.registry.cuda import ConvKernel
 
 THREADS = WARPS * LANES
-_ROW_WORDS = {"reference": 160, "sts64": 276, "compact": 256}  # of one plane and kslot, on the way out
+_ROW_WORDS = {"reference": 160, "sts64": 276, "compact": 256}  # of one plane and kslot, in the epilogue
 _T, _Q, _BH = LANE % 8 // 2, LANE // 8 % 2, LANE % 2 + LANE // 16 * 2
 
 
 def way_out(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
-    """What one block does to shared memory on a tile's way out. Raises OperandError for another kernel."""
+    """Shared-memory wavefronts of a block in the epilogue of a tile. Raises OperandError for another kernel."""
     check(kernel)
     if kernel.variant in F4_VARIANTS:
         return tuple(_way_out_4())
@@ -58,12 +59,12 @@ def way_out(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
 
 
 def wavefronts(kernel: ConvKernel, nhwc: bool, steps: int, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
-    """Wavefronts of one tile of `steps` steps, under "loads", "stores" and "copies" (asynchronous ones)."""
+    """Wavefronts of one tile of `steps` k-iterations: "loads", "stores" and "copies" (asynchronous ones)."""
     return counted(((iteration(kernel, nhwc), steps), (_first(kernel, nhwc), 1), (way_out(kernel, nhwc), 1)), memory)
 
 
 def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None = None) -> dict[str, Wavefronts]:
-    """Wavefronts of all blocks of a data-parallel launch with a plain epilogue, under the names of `wavefronts`; blocks have a tile each.
+    """Wavefronts of all blocks of a data-parallel launch with a plain epilogue, one tile per block; keys as in `wavefronts`.
 
     Raises OperandError for another kernel.
     """
@@ -72,7 +73,7 @@ def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None 
     windows = w.batch * -(-w.out_h // m) * -(-w.out_w // m)
     tiles = w.groups * -(-windows // kernel.block_windows) * -(-w.filters // w.groups // kernel.block_filters)
     steps = -(-w.channels // w.groups // kernel.block_k)
-    passes = kernel.variant not in F4_VARIANTS  # the outputs, through shared memory
+    passes = kernel.variant not in F4_VARIANTS  # outputs pass through shared memory
     out = (one for one in way_out(kernel, nhwc) if one.operand == "sums" or (one.store and passes))
     once = (*_place(kernel), *_first(kernel, nhwc), *out)
     inside = (_inside(kernel, w, nhwc),) if passes else () if nhwc or w.out_w % 4 == 0 else tuple(_words(kernel, w))
@@ -80,9 +81,9 @@ def launch(kernel: ConvKernel, w: Conv, nhwc: bool, memory: SharedMemory | None 
 
 
 def _place(kernel: ConvKernel) -> Iterator[Access]:
-    """How a block finds its tile, as nvcc 13.0 joins the words, alike in all kernels: Tile lies at byte 0, Work at 32, valid at 80.
+    """How a block gets its tile, with nvcc 13.0's vectorisation, the same in all kernels: Tile is at byte 0, Work at 32, valid at 80.
 
-    One thread makes Work, and then twice, for the tile and for that there is no other, asks it and says whether there is one.
+    One thread constructs Work, then queries it twice, for the tile and for the end, and stores each time whether there is a tile.
     """
     warps = F4_WARPS if kernel.variant in F4_VARIANTS else WARPS
 
@@ -102,18 +103,18 @@ def _place(kernel: ConvKernel) -> Iterator[Access]:
         yield of(True, width, byte)
     for width, byte in ((16, 0), (16, 16)):
         yield of(False, width, byte, everyone=True)
-    if kernel.variant in F4_VARIANTS:  # its row and column are read again after the steps
+    if kernel.variant in F4_VARIANTS:  # its row and column are reread after the main loop
         yield of(False, 8, 0, everyone=True)
 
 
 def _first(kernel: ConvKernel, nhwc: bool) -> tuple[Access, ...]:
-    """F(2x2): the first of 16 units of fragments, before the first step; each step loads those that follow, the last one once more."""
+    """F(2x2): loads of unit 0 of 16 before the first k-iteration. Each k-iteration loads units 1 to 15 and the next one's unit 0."""
     fragments = (one for one in iteration(kernel, nhwc) if not one.store and kernel.variant not in F4_VARIANTS)
     return tuple(Access(one.operand, False, False, one.width, one.addresses[:WARPS], one.active[:WARPS]) for one in fragments)
 
 
 def _sums(kernel: ConvKernel) -> Iterator[Access]:
-    """All four rounds; those of sts64 and compact have the same addresses (compact: in two buffers of whole rows)."""
+    """All four rounds. In sts64 and compact all rounds have the same addresses (compact: in two buffers of whole rows)."""
     row_words = _ROW_WORDS[kernel.variant]
     if kernel.variant == "reference":
         of_round, half, k, e, warp = loops(4, 2, 4, 2, WARPS)
@@ -127,7 +128,7 @@ def _sums(kernel: ConvKernel) -> Iterator[Access]:
 
 
 def _seen(kernel: ConvKernel, nhwc: bool, of_round: Integers, second: Integers, warp: Integers) -> tuple[Integers, Integers, Integers]:
-    """(tile, filter, word of plane 0) that a lane has in a round."""
+    """(tile, filter, word of plane 0) of a lane in a round."""
     row_words = _ROW_WORDS[kernel.variant]
     t = LANE % 4 if nhwc else warp % 4
     if kernel.variant == "reference":
@@ -159,7 +160,7 @@ def _outputs() -> Iterator[Access]:
 
 
 def _inside(kernel: ConvKernel, w: Conv, nhwc: bool) -> Access:
-    """The loads of outputs of all tiles of one group: of those that exist."""
+    """The loads of outputs of all tiles of one group, those inside the output."""
     high, wide, filters = -(-w.out_h // 2), -(-w.out_w // 2), w.filters // w.groups
     blocks = -(-w.batch * high * wide // kernel.block_windows), -(-filters // kernel.block_filters)
     of_tiles, of_filters, of_round, second, r, s, warp = loops(*blocks, 4, 2, 2, 2, WARPS)
@@ -190,8 +191,8 @@ def _way_out_4() -> Iterator[Access]:
 
 
 def _words(kernel: ConvKernel, w: Conv) -> Iterator[Access]:
-    """The outputs of all tiles of one group under NCHW where rows are no vectors: a warp stores those of 32 tiles and one filter, and loads
-    what exists of them."""
+    """The outputs of all tiles of one group under NCHW if rows are not whole vectors: a warp stores those of 32 tiles and one filter, and
+    loads those inside the output."""
     high, wide, filters = -(-w.out_h // 4), -(-w.out_w // 4), w.filters // w.groups
     blocks = -(-w.batch * high * wide // F4_FILTERS), -(-filters // F4_FILTERS)
     of_tiles, of_filters, second, r, warp = loops(*blocks, 2, 4, F4_WARPS)
