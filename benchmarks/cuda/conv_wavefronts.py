@@ -120,7 +120,7 @@ def main() -> None:
     ran = [int(number) for number in re.findall(rf"^{RAN}(\d+)$", said, re.MULTILINE)]
     if len(ran) > len(found):
         sys.exit(f"ncu counted {len(found)} launches of {len(ran)}:\n{said[-6000:]}")
-    entries, missing = compared(runs, dict(zip(ran, found, strict=False)))  # a kernel that failed is counted, and the last that ran
+    entries, missing = compared(runs, dict(zip(ran, found, strict=False)))  # ncu may also count the launch that failed last
     if options.output:
         write(options.output, version, entries)
     if missing:

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(256, 8) hog(const uint4 *data, unsigned count,
     if (sum == 0xffffffffu) *sink = sum; /* never true; keeps the loop from being removed */
 }
 
-/* Runs it on its own stream. Blocks that leave no registers for it share only L2 with it, not an SM. */
+/* Runs the disturbing kernel on its own stream. If a row's blocks leave no registers for it, the two share only L2, not an SM. */
 struct Hog {
     cudaStream_t stream;
     char *data;
@@ -110,7 +110,7 @@ Buffer buffer_out, buffer_before, buffer_work, buffer_want;
 /* room: the disturbing kernel's blocks fit on an SM beside one of the row's. */
 struct Result { int dtype; long long count; double allowed; bool same_bits, room; };
 
-/* REPEATS launches, alone and then beside the hog; before each the result is set to NaN, after each compared. False: run() refused. */
+/* REPEATS launches, alone and then beside the hog. Before each the result is set to NaN, after each it is compared. False: run() refused. */
 template <class Run> bool soak(const std::string &text, const std::string &again, const Result &r, int64_t bytes, unsigned number, Tally &tally, Run run) {
     const double start = now();
     const size_t size = (size_t)r.count * bytes_of[r.dtype];

@@ -44,7 +44,7 @@ template <bool NHWC> class Patches {
     const float *at; /* first element of the patch to load next; it may lie outside the input: see `inside` */
     int row, step;   /* elements from one row of a patch to the next, from one step to the next */
     int left;        /* channels from this one to the last */
-    unsigned inside; /* bit 4 r + s: element (r, s) lies in the input */
+    unsigned inside; /* bit 4 r + s: element (r, s) is in the input */
     int to;          /* byte of plane 0 in a stage */
 
     __device__ int column() const { return NHWC ? pixel : 1; }

@@ -53,7 +53,7 @@ template <bool NHWC, int PIECE> class Halves {
     const float *at; /* row 2 (even) or 1 (odd) of the patch to load next; it may lie outside the input: see `inside` */
     int row, column, step; /* elements between rows of the input, between columns, between steps */
     enum { LINE = 6 * PITCH * 4 }; /* bytes from the planes of one row of a patch to those of the next */
-    unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), lies in the input; bit 30: the last step has this channel; 31: odd */
+    unsigned inside; /* bit 6 k + s: element s of row k of (0 2 4), or (5 1 3), is in the input; bit 30: the last step has this channel; 31: odd */
     int to;          /* byte of plane 0 in a stage */
 
     __device__ bool is_odd() const { return forget((int)inside) < 0; }

@@ -8,8 +8,8 @@
  *
  * with the points 0, +-a, +-b and infinity, a = 11/16 and b = 23/16. Of the pairs in sixteenths that add the least rounding, this one has the
  * smallest maximum error: 1.6 times that of a direct sum, where the usual points 0, +-1, +-2 have 9 times (tools/winograd_error.py). Rows 2 and 4 of
- * B^T are divided by -a and -b, so that one multiply-add each combines the even and odd parts; A^T makes up for it. A^T also has the denominators of
- * G: outputs are scaled once, whereas filters would be scaled in each block that transforms them:
+ * B^T are divided by -a and -b, so that one multiply-add each combines the even and odd parts; A^T has the inverse factors. A^T also has the
+ * denominators of G: outputs are scaled once, whereas filters would be scaled in each block that transforms them:
  *
  *   B^T = a2b2    0  -a2-b2    0     1  0     G = 1  0  0     A^T = 1  1   -a  1   -b   0   columns over a2b2, 2 a2 (a2 - b2) twice,
  *           0  -ab2   -b2      a     1  0         1  a  a2          0  a   a2  b   b2   0   2 b2 (b2 - a2) twice, 1

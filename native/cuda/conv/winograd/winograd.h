@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the Winograd kernels share. A tile of m x m outputs of a 3x3 convolution comes from a patch of (m + 2) x (m + 2) inputs:
+ * Shared by the Winograd kernels. A tile of m x m outputs of a 3x3 convolution is computed from a patch of (m + 2) x (m + 2) inputs:
  *
  *     Y = A^T [ sum over channels of (G g G^T) .* (B^T d B) ] A
  *
