@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the GPU cost model of convolutions to what benchmarks/cuda/conv.py measured, and reports on other layers than it fitted.
+"""Fits the GPU cost model of convolutions to measurements of benchmarks/cuda/conv.py, and reports its errors on held-out layers.
 
     tools/fit_conv.py conv-h200.jsonl... -m h200 [-o report.json] [--write] [--no-fit]
 
-Fitted, by least squares of log(predicted / measured) over every other distinct layer: the constants of the rows' own families, which start
-where the products' stand, and each row's efficiency; the machine's rates and the products' constants stay (tools/fit_gpu.py). Launches
-within MAX_SLOWDOWN of a layer's best weigh more. Rows that make products, and those without tiles, have nothing to fit. Reported for both
-halves as fit_gpu.py does: error, Kendall's tau, regret. --write puts the constants into the machine's file and the efficiencies beside
-the registry.
+Every other distinct layer is fitted, by least squares of log(predicted / measured). Free parameters are the constants of the kernels'
+families, starting from those of the products, and the efficiency of each registry row. The machine's rates and the products' constants are
+fixed (tools/fit_gpu.py). Launches within MAX_SLOWDOWN of a layer's best weigh more. Rows that lower to a product, and rows without tiles,
+have no parameters. The report has, for both halves as in fit_gpu.py, error, Kendall's tau and regret. --write stores the constants in the
+machine's file, and the efficiencies in the registry's attributes file.
 """
 
 import json
@@ -48,8 +48,8 @@ BOUNDS = {name: gpu_fit.BOUNDS[name] for name in MOVED}
 
 
 class Case(NamedTuple):
-    """A distinct layer in a layout with its measured launches: rows, each in so many chunks (of a staged one; else 1), and a table of
-    them."""
+    """A distinct layer in a layout with its measured launches. `rows`: registry rows, each with its number of chunks (1 unless staged).
+    `table`: the launches."""
 
     problem: Conv
     layout: Layout
@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
 
 def read(gpu: Gpu, paths: list[Path]) -> list[Case]:
-    """The layers of some files; of one that several files or sets have, the last."""
+    """The layers of the files. If a layer occurs several times, the last one counts."""
     lines = {line.problem: line for path in paths for line in conv_data.read(path) if isinstance(line, conv_data.Line)}
     schedules = (one.schedule for line in lines.values() for one in line.of(conv_data.OURS).values() if one.schedule)
     tell_gone(Counter(one["kernel"] for one in schedules if not conv_kernel(one["kernel"])))
@@ -90,7 +90,7 @@ def case_of(gpu: Gpu, line: conv_data.Line, layout: Layout) -> Case | None:
 
 
 def variants(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> list[Variant]:
-    """A layer's rows as their algorithms have them."""
+    """The cost-model variants of a layer's rows."""
     w, found = case.problem, list[Variant]()
     for row, chunks in case.rows:
         algorithm: Any = algorithm_named(row.algorithm, w, gpu)
@@ -99,7 +99,7 @@ def variants(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> list[Variant
 
 
 def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> Any:
-    """Seconds of a layer's launches."""
+    """Predicted seconds of a layer's launches."""
     found = variants(case, gpu, known)
     cycles = waves.predict(gpu, columns_of([one.columns for one in found if one.columns]), case.table).cycles
     times, around = ([of(one) for one in found] for of in (lambda one: one.times, lambda one: sum(pass_cycles(gpu, p) for p in one.passes)))
@@ -129,7 +129,7 @@ class Parameters:
         return efficiency_of(tiles, self.attributes[row.name], self.known) or family.efficiency.value
 
     def machine(self, vector: Any) -> tuple[Gpu, dict[str, Attributes]]:
-        """The machine and the attributes that a vector stands for."""
+        """The machine and the attributes with the parameters of a vector."""
         values = iter(np.exp(vector).tolist())
         families = {}
         for name, family in self.families.items():
@@ -147,7 +147,7 @@ class Parameters:
         return gpu, self.known | own
 
     def touched(self, cases: list[Case]) -> Any:
-        """Which residuals each parameter moves: a family's its rows' launches, a row's its own."""
+        """The residuals that depend on each parameter: those of launches of a family's rows, or of one row."""
         blocks = []
         for case in cases:
             block = np.zeros((len(case.seconds), len(self.start)), int)
@@ -190,7 +190,7 @@ def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[st
 
 
 def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths: list[Path]) -> None:
-    """The families into the machine's file, the rows' attributes beside the registry."""
+    """Writes the families into the machine's file, and the rows' attributes into the registry's attributes file."""
     path = SHIPPED / f"{gpu.name}.toml"
     text = path.read_text()
     for family, numbers in gpu.model.families.items():
@@ -209,7 +209,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths:
             at = text.index("[sources.")
             text = text[:at] + head + body + "\n" + text[at:]
     block = rf"(?ms)^\[sources\.{SOURCE}\]\n.*?(?=^\[|\Z)"
-    before = re.search(r'file = "(.*?)"', match[0]) if (match := re.search(block, text)) else None  # of families that stay
+    before = re.search(r'file = "(.*?)"', match[0]) if (match := re.search(block, text)) else None  # source of unfitted families
     text = re.sub(block, "", text).rstrip("\n") + "\n"
     files = ", ".join(dict.fromkeys([*(before[1].split(", ") if before else []), *map(named, paths)]))
     text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured convolutions"\ncommand = "tools/fit_conv.py"\nfile = "{files}"\n'
@@ -217,7 +217,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths:
     target = attributes_file(gpu.capability_number)
     document = json.loads(target.read_text())
     document["kernels"] |= {row.name: msgspec.to_builtins(rounded(known[row.name])) for row in rows}
-    for row in conv_kernels():  # bf16 multiplies by the same instructions at the same rate as f16
+    for row in conv_kernels():  # bf16 has the same instruction rates as f16
         measured = row in rows or row.name not in document["kernels"]
         if row.dtype == "bf16" and not measured and (twin := conv_kernel(row.name.removeprefix("b"))) in rows:
             document["kernels"][row.name]["efficiency"] = document["kernels"][twin.name]["efficiency"]
@@ -230,7 +230,7 @@ def main() -> None:
     gpu = load_any(options.machine)
     assert isinstance(gpu, Gpu)
     cases, known = read(gpu, options.files), gemm_attributes(gpu.capability_number)
-    layers = list(dict.fromkeys(case.problem for case in cases))  # both layouts of one are in one half
+    layers = list(dict.fromkeys(case.problem for case in cases))  # both layouts of a layer are in the same half
     halves = {name: [case for case in cases if case.problem in layers[first::2]] for first, name in enumerate(("fitted on", "reported on"))}
     parameters = Parameters(gpu, cases, known)
     if not options.no_fit:

@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the constants of the GPU cost model to what benchmarks/cuda/planner.py measured, and reports on other shapes than it fitted.
+"""Fits the constants of the GPU cost model to measurements of benchmarks/cuda/planner.py, and reports its errors on held-out shapes.
 
     tools/fit_gpu.py planner-h200.json -m h200 [-o report.json] [--write] [--families]
     (also .jsonl of benchmarks/cuda/bench.cu --rows, of benchmarks/cuda/products.py --top, and of benchmarks/cuda/layers.py --rows all,
     whose pointwise convolutions are products)
 
-Fitted, by least squares of log(predicted / measured) over half of the problems (`pysim/calibration/gpu_fit.py`): the machine's [model]
-table, its L2 and memory rates, and each kernel's efficiency; with --families all but rates, latencies and how L2 is shared, which
-convolutions were fitted with; with --machine-alone kernels' efficiencies stay, which another machine of the same capability was fitted
-with and shares; with --own-alone all stays but those and the constants of their families, which --write does not know. --kin names another
-machine of the same chip, and files of it: one set of all that is moved is fitted to both, and what differs, memory's rate and L2's size,
-stays as each has it. Launches of kernels that CHANGED since they were measured play no part.
+Half of the problems are fitted, by least squares of log(predicted / measured) (`pysim/calibration/gpu_fit.py`). Free parameters are the
+machine's [model] table, its L2 and memory rates, and each kernel's efficiency. Options fix some of them:
 
-Reported, for both halves: error (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the
-launches of a problem, and the regret of the launch predicted best;
-beside them what nvidia-matmul-heuristics makes of the same kernels where it is installed.
---write puts the constants into the machine's file, with kind "fitted", and attributes and efficiencies beside the registry.
+    --families        fixes rates, latencies and the sharing of L2: the fit of the convolutions depends on them
+    --machine-alone   fixes the kernels' efficiencies: machines of one compute capability share them
+    --own-alone       frees only the efficiencies of these files' kernels and the constants of their families; --write does not support it
+    --kin             names another machine of the same chip, and its files: both are fitted with the same free parameters, except the
+                      memory rate and the size of L2, which each machine keeps
+
+Launches of kernels that CHANGED since they were measured are ignored.
+
+The report has for both halves the error (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the launches of a
+problem, and the regret of the launch predicted best. If nvidia-matmul-heuristics is installed, its estimates for the same kernels are
+reported, too. --write stores the constants in the machine's file, with kind "fitted", and attributes and efficiencies in the registry's
+attributes file.
 """
 
 import argparse
@@ -55,38 +59,39 @@ SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "p90_error", "med
 
 
 def turned(problem: Gemm, kernel: GemmKernel) -> bool:
-    """Results that left in words, and leave in vectors (native/cuda/mainloop/hopper/epilogue.cuh)."""
+    """Transposed results: the epilogue stored words, and now stores vectors (native/cuda/mainloop/hopper/epilogue.cuh)."""
     return computed(problem, kernel) is not problem
 
 
 def tensor_f64(problem: Gemm, kernel: GemmKernel) -> bool:
-    """Whole rows of C leave by way of shared memory, and parts meet in clusters (native/cuda/mainloop/tensor/mma_f64.cuh)."""
+    """The epilogue now stores whole rows of C through shared memory, and split-K reduces within a cluster
+    (native/cuda/mainloop/tensor/mma_f64.cuh)."""
     return kernel.dtype == "f64" and kernel.mainloop == "mma"
 
 
 def lined(problem: Gemm, kernel: GemmKernel) -> bool:
-    """Rows of copied operands were multiples of 16 bytes, and are whole lines of L2 (native/cuda/abi/gemm.cu)."""
+    """The pitch of copied operands was a multiple of 16 bytes, and is now one of L2 lines (native/cuda/abi/gemm.cu)."""
     sizes = {SIZES[problem.dtype], THIRD_BYTES}
     return any(one.pitch % LINE_BYTES == 0 and all(one.columns * size % LINE_BYTES for size in sizes) for one in copies(problem, kernel))
 
 
 def overlapping(problem: Gemm, kernel: GemmKernel) -> bool:
-    """Tiles that end beyond C or k had a slower loop, and overlap others (native/cuda/mainloop/simt/kernel.cuh)."""
+    """Tiles that reach beyond C or k had a slower loop, and now overlap their neighbours (native/cuda/mainloop/simt/kernel.cuh)."""
     tiles = kernel.tiles
     return not tiles.tensor and bool(problem.m % tiles.rows or problem.n % tiles.columns or problem.k % tiles.depth)
 
 
 def apart(problem: Gemm, kernel: GemmKernel) -> bool:
-    """Elements of rows that begin anywhere came with lanes a vector apart (native/cuda/mainloop/simt/singles.cuh)."""
+    """Unaligned rows were loaded by lanes a vector apart, and now by adjacent lanes (native/cuda/mainloop/simt/singles.cuh)."""
     return loads_side_by_side(kernel.tiles) and any(pitch * SIZES[problem.dtype] % VECTOR_BYTES for pitch in pitches(problem))
 
 
 def in_strips(problem: Gemm, kernel: GemmKernel) -> bool:
-    """Rows of two-byte results that are no whole vectors left strip by strip (native/cuda/mainloop/hopper/direct.cuh)."""
+    """Rows of two-byte results that are not whole vectors were stored strip by strip (native/cuda/mainloop/hopper/direct.cuh)."""
     return kernel.mainloop == "wgmma" and GPU_RESULT_BYTES[problem.dtype] == 2 and bool(problem.n * 2 % VECTOR_BYTES)
 
 
-CHANGED = {  # since a file was measured
+CHANGED = {  # file -> predicates of launches whose kernels changed since the file was measured
     "products-clusters-h200.jsonl": (turned, lined, tensor_f64, apart, overlapping),
     "products-held-h200.jsonl": (turned, lined, tensor_f64, apart, overlapping, in_strips),
     "products-random-h200.jsonl": (turned, lined, apart, overlapping, in_strips),
@@ -99,7 +104,7 @@ CHANGED = {  # since a file was measured
 
 
 def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
-    """The problems of some files, and the attributes of their kernels."""
+    """The problems of the files, and the attributes of their kernels."""
     cases, attributes, gone = [], {}, Counter[str]()
     for path in paths:
         document = document_of(path)
@@ -113,27 +118,27 @@ def read(paths: list[Path]) -> tuple[list[Case], dict[str, Attributes]]:
 
 
 def unchanged(case: Case, changed: tuple[Callable[[Gemm, GemmKernel], bool], ...]) -> Case | None:
-    """A case without launches of kernels that changed since."""
+    """A case without the launches for which any predicate holds; None if none is left."""
     left = [any(are(case.problem, kernel) for are in changed) for kernel in case.kernels]
     kept = np.flatnonzero(~np.array(left)[case.table.variant])
     return case._replace(table=case.table.select(kept), seconds=case.seconds[kept], samples=case.samples[kept]) if len(kept) else None
 
 
 def tell_gone(gone: Counter[str]) -> None:
-    """What was left out of recorded launches: kernels, with how many each."""
+    """Prints how many recorded launches were left out, and of how many kernels."""
     if gone:
         print(f"left out are {gone.total()} launches of {len(gone)} kernels that the registry no longer has", file=sys.stderr)
 
 
 class Places(dict[str, int]):
-    """Names in the order in which they are first asked for."""
+    """Numbers names in the order of their first use."""
 
     def __missing__(self, name: str) -> int:
         return self.setdefault(name, len(self))
 
 
 def document_of(path: Path) -> dict[str, Any]:
-    """A file as planner.py's document, whichever wrote it."""
+    """A file of any supported benchmark, converted to planner.py's document."""
     if path.suffix != ".jsonl":
         return json.loads(path.read_text())
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
@@ -143,7 +148,7 @@ def document_of(path: Path) -> dict[str, Any]:
 
 
 def of_layers(path: Path) -> dict[str, Any]:
-    """The products of what `benchmarks/cuda/layers.py` wrote, as planner.py's document."""
+    """The products in the output of `benchmarks/cuda/layers.py`, as planner.py's document."""
     places, problems = Places(), []
     for line in conv_data.read(path):
         if not isinstance(line, conv_data.Line):
@@ -161,7 +166,7 @@ def of_layers(path: Path) -> dict[str, Any]:
 
 
 def of_products(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `benchmarks/cuda/products.py` printed, as planner.py's document."""
+    """The output of `benchmarks/cuda/products.py`, as planner.py's document."""
     places, problems = Places(), []
     for line in lines:
         launches = []
@@ -175,9 +180,9 @@ def of_products(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def of_bench(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `benchmarks/cuda/bench.cu --rows` printed, as planner.py's document: its sizes are cuBLAS's, so the kernels see C transposed.
+    """The output of `benchmarks/cuda/bench.cu --rows`, as planner.py's document. Its sizes are cuBLAS's: the kernels compute C transposed.
 
-    Only whole results of a type (not "f16>f32") are taken; its walks are along m in bands of 8.
+    Lines whose result has another type ("f16>f32") are skipped. Tiles are rasterised along m in groups of 8.
     """
     places, problems, launches = Places(), [], []
     for one in lines:
@@ -213,7 +218,7 @@ def of_type(cases: list[Case], dtype: str) -> list[Case]:
 
 
 def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[str, Any]:
-    """The three numbers of a set of problems, and those of each."""
+    """Error, tau and regret over a set of problems, and of each problem."""
     each, errors = [], []
     for case in cases:
         seconds = predicted(case, gpu, known)
@@ -260,7 +265,7 @@ def launch_text(case: Case, index: int) -> str:
 
 
 def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
-    """The same numbers of nvidia-matmul-heuristics' estimates of the same launches; None where it says nothing."""
+    """The same report on nvidia-matmul-heuristics' estimates for the same launches; None without estimates."""
     from pysim.peers import matmul_heuristics
 
     each, errors, missing = [], [], set()
@@ -286,7 +291,7 @@ def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
 
 
 def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path], command: str) -> None:
-    """The constants into the machine's file, line by line, and the kernels' attributes beside the registry."""
+    """Writes the constants into the machine's file, line by line, and the kernels' attributes into the registry's attributes file."""
     path = SHIPPED / f"{gpu.name}.toml"
     text = path.read_text()
     values = {name: getattr(gpu.model, name) for name in CONSTANTS} | {name: getattr(gpu, name) for name in RATES}
@@ -315,12 +320,12 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path], command: st
 
 
 def named(path: Path) -> str:
-    """A data file as sources name it: by its place in the repository where it was given so."""
+    """The name of a data file in sources: its path in the repository if it was given so."""
     return path.name if path.is_absolute() else path.as_posix()
 
 
 def with_values(text: str, values: dict[str, Number]) -> str:
-    """A part of a machine file with the fitted ones of these numbers."""
+    """A part of a machine file with the fitted values replaced."""
     for name, number in values.items():
         line = f'{name} = {{ value = {number.value:.4g}, kind = "{number.kind}", source = "{number.source}" }}'
         text = re.sub(rf"(?m)^{name} = \{{.*\}}$", line, text) if number.source == SOURCE else text
@@ -358,7 +363,7 @@ def main() -> None:
     kin = [load_any(name) for name in options.kin[:1]]
     files_of_kin = [Path(name) for name in options.kin[1:]]
     of_kin = of_type(read(files_of_kin)[0], options.dtype)
-    for name, one in gemm_attributes(gpu.capability_number).items():  # what was fitted before is where a fit starts
+    for name, one in gemm_attributes(gpu.capability_number).items():  # the fit starts from the previous efficiencies
         told = attributes.get(name, one)
         attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency)
     halves = {

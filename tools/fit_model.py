@@ -3,12 +3,11 @@
 
     python tools/fit_model.py googlenet inception_v2 squeezenet --test resnet50 mec resnet18 > benchmarks/data/fit-zen4.json
 
-For each distinct layer the planned schedule and, for each vector kernel, two random ones whose predicted cost is within 35 % of the
-best are timed round-robin (their results are checked by `pysim compare`, not here). The constants of the cost
-model in `machine.Core` (CONSTANTS below) minimise a soft-L1 loss of log(predicted / measured) over the
-training layers. The JSON document names the machine, the versions, the constants before and after, and on the test layers the error
-(median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the schedules of a layer, and the regret of the
-planned one, before (of the constants that the machine file had) and after.
+For each distinct layer the planned schedule is timed, interleaved with two random schedules of each vector kernel whose predicted cost is
+within 35 % of the best. (Results are checked by `pysim compare`, not here.) The fitted constants of `machine.Core` (CONSTANTS below)
+minimise a soft-L1 loss of log(predicted / measured) over the training layers. The JSON document has the machine, the versions, and the
+constants before and after. On the test layers it has, for both sets of constants, the error (median and 90th percentile of
+|log(predicted / measured)|), Kendall's tau over the schedules of a layer, and the regret of the planned one.
 """
 
 import argparse

@@ -3,10 +3,10 @@
 
     python tools/fit_threads.py FILE.jsonl
 
-FILE is one of tools/model_errors.py, as benchmarks/thread_rounds.py writes it. Of its set "fitted": the clock is such that the median plan
-of one thread takes what is predicted; then, for each number of threads, `mean_share` and `slowest_share` have the least mean of |log
-(predicted / measured)|. Printed are the numbers and, of either set, the median and the 90th percentile of that. Everything else is the
-machine file's. With the sets exchanged, too: how much depends on the choice of the layers.
+FILE is written by benchmarks/thread_rounds.py and read by tools/model_errors.py, too. The fit uses its set "fitted". The clock is chosen so
+that the median single-threaded plan is predicted exactly. Then, for each number of threads, `mean_share` and `slowest_share` minimise the
+mean of |log(predicted / measured)|. Printed are the fitted numbers and, for either set, the median and the 90th percentile of that error.
+Everything else comes from the machine file. The fit is repeated with the sets exchanged, to show how much the choice of layers matters.
 """
 
 import argparse
@@ -33,7 +33,8 @@ MEANS, SLOWEST = np.linspace(0.5, 1.0, 51), np.linspace(0.25, 1.0, 76)
 
 
 class Timed(NamedTuple):
-    """A plan: cycles of its largest part and of forks, items of it, as how many largest parts the whole is, and seconds."""
+    """A timed plan: cycles of its largest part and of its forks; work items of that part; the whole plan's work over that part's; measured
+    seconds."""
 
     of: str
     threads: int
@@ -59,7 +60,7 @@ def timed(path: Path, machine: Machine) -> list[Timed]:
 
 
 def with_shares(machine: Machine, known: Sequence[tuple[int, float, float]]) -> Machine:
-    """(CPUs, slowest, mean)."""
+    """The machine with these shares, given as (CPUs, slowest, mean)."""
     numbers = [(cpus, *(Number(value=float(value), kind="fitted", source="fit") for value in values)) for cpus, *values in known]
     together = tuple(Together(cpus=cpus, slowest_share=slowest, mean_share=mean) for cpus, slowest, mean in numbers)
     return msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, together=together))
@@ -71,7 +72,7 @@ def errors(rows: Sequence[Timed], machine: Machine, hertz: float) -> list[float]
 
 
 def fitted(rows: Sequence[Timed], machine: Machine) -> tuple[float, list[tuple[int, float, float]]]:
-    """The clock, and shares by number of threads."""
+    """The clock in Hz, and (threads, slowest share, mean share) for each number of threads."""
     hertz = float(np.median([one.part / one.measured for one in rows if one.threads == 1]))
     known: list[tuple[int, float, float]] = []
     for threads in sorted({one.threads for one in rows} - {1}):

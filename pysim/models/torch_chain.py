@@ -57,7 +57,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         last_reader = {number: at for at, link in enumerate(links) for number in link.reads}
         inner = [number for number in last_reader if number >= input_count and number not in outputs]
         self._dead_after = [[number for number in inner if last_reader[number] == at] for at in range(len(links))]
-        self._last_parameters: list[Any] = []  # of the last call that ran layer by layer
+        self._last_parameters: list[Any] = []  # parameters of the last call that ran layer by layer
         self._plans: LruCache[tuple[_LaunchGroup | Link, ...]] = LruCache(_CACHE_SIZE)
 
     def forward(self, *inputs: Any) -> Any:
@@ -73,7 +73,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         outputs = self._outputs
         return values[outputs[0]] if len(outputs) == 1 else tuple(values[number] for number in outputs)
 
-    __call__ = forward  # without the search for hooks, which nobody can register here: it takes a microsecond
+    __call__ = forward  # skips nn.Module's search for hooks, which takes a microsecond; none can be registered here
 
     def _call_layer(self, link: Link, values: list[Any]) -> tuple[Any, LaunchRecord | NormRecord | None, tuple[Any, ...]]:
         layer, arguments = link.layer, tuple(None if at is None else values[at] for at in link.parameters)
@@ -104,7 +104,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
 
 def _needs_pytorch() -> bool:
-    """Whether gradients may flow or the call is traced, whatever the operands."""
+    """Whether gradients are enabled or the call is traced, regardless of the operands."""
     return bool(torch.is_grad_enabled() or is_traced())
 
 
@@ -163,9 +163,9 @@ class _LaunchGroup:
         self._operands = _operands(steps)
         self._arguments, self._owned = _sources(steps)
         versions = versions_of(tuple(parameter for step in steps for parameter in step.parameters))
-        assert versions is not None  # else there would be no records
+        assert versions is not None  # layers with records have countable versions
         self._versions = versions
-        memory = {step.result: step.result for step in steps}  # whose memory a result layout in
+        memory = {step.result: step.result for step in steps}  # result -> the value whose memory it is stored in
         for step in steps:
             if isinstance(step.record, LaunchRecord) and step.record.adds_residual:
                 assert step.link.residual is not None

@@ -14,8 +14,8 @@ computed on first use, and again after a parameter was replaced, moved or writte
 
 The type of the multiplication is the one PyTorch would take (`pysim.models.torch_precision`), the faster one if there are two. Convolutions
 on a GPU run channels last, whatever the layout of x: of the 17 networks in benchmarks/data/models-h200.jsonl, 16 are predicted to be faster
-that way; ConvNeXt takes 4 % longer. PyTorch's own operators run where gradients flow, where no kernel supports the operands, and where they
-are expected to be faster; `decisions` says which and why.
+that way; ConvNeXt takes 4 % longer. PyTorch's own operators run where gradients are needed, where no kernel supports the operands, and
+where they are expected to be faster; `decisions` says which and why.
 """
 
 import math
@@ -190,11 +190,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return self.by_pytorch(self._apply_input_op(x, parameters, factor)[0], w, bias, gamma, beta, mean, var, residual)
 
     def _needs_pytorch(self, x: Any, others: tuple[Any, ...]) -> bool:
-        """Whether only PyTorch's operators do: gradients, traces, transforms, autocast on a CPU."""
+        """Whether PyTorch's operators are required: gradients, traces, transforms, autocast on a CPU."""
         return bool((not x.is_cuda and torch.is_autocast_enabled(x.device.type)) or needs_pytorch(x, others))
 
     def by_pytorch(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
-        """The layer behind its `input_op`."""
+        """The layer without its `input_op`, by PyTorch's operators."""
         y = functional.linear(x, w, bias) if self.kind == "Linear" else functional.conv2d(x, w, bias, *self.geometry)
         if self.scaled:
             y = y * gamma.reshape(-1)

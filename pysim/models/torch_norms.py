@@ -173,5 +173,5 @@ _ACTIVATIONS: dict[Any, Callable[[Any], Any]] = {
 
 
 def apply_activation(y: Any, activation: Any) -> Any:
-    """By PyTorch's operators."""
+    """The activation of y by PyTorch's operators."""
     return functional.hardtanh(y, *activation[1:]) if isinstance(activation, tuple) else _ACTIVATIONS[activation](y)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cuBLAS through ctypes (`cublasGemmEx`, cuBLAS Library documentation), from whichever package brought it: the wheels that PyTorch and CuPy
-install, or the system.
+"""cuBLAS through ctypes (`cublasGemmEx`, cuBLAS Library documentation), from the wheels that PyTorch and CuPy install, or from the system.
 
-Its matrices are column-major, so C = A B is computed as C^T = B^T A^T on the same memory. It works in a pool of its own that it does not
-tell the size of.
+Its matrices are column-major, so C = A B is computed as C^T = B^T A^T on the same memory. Its workspace is its own, and it does not report
+the size.
 """
 
 import ctypes
@@ -52,7 +51,7 @@ def make(workload: Gemm, operands: Operands, algorithm: str = "") -> Ready:
 
 
 def product(w: Gemm, result: str, pointers: tuple[int, int, int], stream: int = 0) -> tuple[Callable[[], None], str]:
-    """(a call that enqueues a product of dense row-major operands on a stream, version). MissingError where cuBLAS has no such product."""
+    """(a call that enqueues a product of dense row-major operands on a stream, version). MissingError if cuBLAS has no such product."""
     if w.dtype not in _COMPUTE:
         raise MissingError(f"cublasGemmEx has no product of {w.dtype}")
     library, handle, version = _library()

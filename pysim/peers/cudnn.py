@@ -4,9 +4,9 @@
     y[n][k][p][q] = sum_{c,r,s} x[n][c][p stride + r dilation - pad][q stride + s dilation - pad] f[k][c][r][s]     (in each group)
 
 cuDNN is called through cffi: `cudnnConvolutionForward` of its legacy API (cuDNN API reference, cudnn_cnn; names and numbers from the
-headers of 9.x), from whichever package brought it: the wheels that PyTorch installs, or the system. What an algorithm refuses, it refuses
-when its workspace is asked for, so nothing is launched to find out. Under NHWC filters lie [k][r][s][c]. Sums are float32 for all types;
-"f32" allows multiply-adds alone (CUDNN_FMA_MATH), "tf32" is the same float32 memory with tensor cores allowed (CUDNN_TENSOR_OP_MATH).
+headers of 9.x). It comes from the wheels that PyTorch installs, or from the system. An algorithm rejects an unsupported problem when its
+workspace size is queried, so no launch is needed to find out. Under NHWC filters are [k][r][s][c]. Accumulation is in float32 for all
+types. "f32" allows only multiply-adds (CUDNN_FMA_MATH); "tf32" is float32 data with tensor cores allowed (CUDNN_TENSOR_OP_MATH).
 
 Worked number: conv:mb32ic64ih56oc64kh3ph1 is x (32, 64, 56, 56), f (64, 64, 3, 3), y (32, 64, 56, 56), pads, strides, dilations 1.
 """
@@ -131,7 +131,7 @@ def version() -> str:
 
 
 def _check(status: int, what: str) -> None:
-    """Raises MissingError with cuDNN's name of a status, and its last message where it left one."""
+    """Raises MissingError with cuDNN's name for an error status, and its last message if there is one."""
     if not status:
         return
     ffi, lib, named = _library()
@@ -154,7 +154,7 @@ def _handle(stream: int) -> Any:
 class Forward:
     """One convolution in cuDNN; its algorithms are queried and run one at a time.
 
-    Raises MissingError without cuDNN or, at the first question, without a GPU, and for what cuDNN's API cannot say (`describe`).
+    Raises MissingError without cuDNN, for problems that its API cannot express (`describe`) and, at the first query, without a GPU.
     """
 
     def __init__(self, w: Conv, dtype: str = "", layout: str = "nchw") -> None:
@@ -183,7 +183,7 @@ class Forward:
         return ffi.gc(out[0], getattr(lib, f"cudnnDestroy{kind}Descriptor"))
 
     def workspace_bytes(self, algorithm: str, stream: int = 0) -> int:
-        """Workspace bytes of an algorithm. MissingError with cuDNN's reason where it refuses the problem."""
+        """Workspace bytes of an algorithm. MissingError with cuDNN's reason if it rejects the problem."""
         ffi, lib, _ = _library()
         if algorithm not in ALGORITHMS:
             raise MissingError(f"cuDNN has no algorithm {algorithm!r}; {choose(algorithm, ALGORITHMS)}")
@@ -196,7 +196,7 @@ class Forward:
     def call(self, algorithm: str, pointers: tuple[int, int, int], scratch: Scratch, stream: int = 0) -> Callable[[], None]:
         """A call that enqueues the convolution of device memory (x, filters, y) on a stream; the caller owns the memory.
 
-        MissingError where the algorithm refuses the problem.
+        MissingError if the algorithm rejects the problem.
         """
         needed = self.workspace_bytes(algorithm, stream)
         ffi, lib, _ = _library()
@@ -213,7 +213,7 @@ class Forward:
 
 
 def make(workload: Conv, operands: Operands, algorithm: str = "") -> Ready:
-    """Prepares one algorithm. MissingError where it refuses the problem, NativeError where its workspace cannot be allocated."""
+    """Prepares one algorithm. MissingError if it rejects the problem, NativeError if its workspace cannot be allocated."""
     forward, scratch = Forward(workload, layout=operands.layout), operands.scratch or Scratch()
     needed = forward.workspace_bytes(algorithm)
     scratch.reserve(needed, algorithm)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nvidia-matmul-heuristics: predicts times of matrix products on a GPU and runs nothing."""
+"""nvidia-matmul-heuristics, an analytic peer: it predicts times of matrix products on a GPU and runs nothing."""
 
 import ctypes
 import importlib

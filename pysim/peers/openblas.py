@@ -36,7 +36,7 @@ const char *scipy_openblas_get_corename64_(void);
 
 
 def _file() -> tuple[Path, str]:
-    """The OpenBLAS of the wheel scipy-openblas64, or else that inside NumPy's wheel, and its name."""
+    """(path, name) of the OpenBLAS in the wheel scipy-openblas64, or else in NumPy's wheel."""
     places = [("scipy_openblas64", "lib", "scipy-openblas64"), ("numpy", "../numpy.libs", "numpy")]
     for package, folder, name in places:
         found = importlib.util.find_spec(package)

@@ -46,8 +46,8 @@ class Memory:
 class Forward:
     """`torch.nn.functional.conv2d` on device memory (x, filters, y), with cuDNN's own search (`benchmark`) and TF32 off unless requested.
 
-    NHWC is PyTorch's channels_last. It works on PyTorch's current stream and makes an output of its own at every run. Raises MissingError
-    where PyTorch or its GPU is not here, NativeError with PyTorch's words for what it refuses.
+    NHWC is PyTorch's channels_last. It works on PyTorch's current stream and allocates a new output at every run. Raises MissingError
+    without PyTorch or a GPU, and NativeError with PyTorch's message for problems that it rejects.
     """
 
     def __init__(self, w: Conv, pointers: tuple[int, int, int], dtype: str = "", layout: str = "nchw") -> None:
