@@ -208,16 +208,19 @@ def conv2d(
 ) -> Any:
     """y[N][M][P][Q] = act(x[N][C][H][W] * w[M][C/groups][R][S] + bias[M] + residual[N][M][P][Q]).
 
-    x and w have one type: float32, float64, bfloat16 (ml_dtypes or PyTorch) or int8; on a GPU also float16. y and the bias have that type,
-    with two exceptions: int32 (exact modulo 2^32) for int8; float32 for bfloat16 on a CPU and for 16-bit types on a GPU if `out` is so.
-    y is an array of the library of x. `stride` and `dilation`: one number or (height, width); `padding`: also (top, left, bottom, right).
-    `activation`: None, a name in native/epilogues.inc (relu, silu, gelu ...; on a GPU native/cuda/epilogues.inc) or ("clamp", low, high).
-    `residual`: an array of y's shape and type, on a CPU only and not for int8.
+    x, w         both float32, float64, bfloat16 (ml_dtypes or PyTorch) or int8; on a GPU also float16
+    y, bias      of the same type, except int32 (exact modulo 2^32) for int8, float32 for bfloat16 on a CPU, and float32 for 16-bit types on
+                 a GPU if `out` is float32; y is an array of the library of x
+    residual     of y's shape and type; on a CPU only, and not for int8
+    activation   None, a name in native/epilogues.inc (relu, silu, gelu ...; on a GPU native/cuda/epilogues.inc) or ("clamp", low, high)
+    padding      one number, (height, width) or (top, left, bottom, right); stride and dilation: one number or (height, width)
+    accuracy     as in `pysim.plan`, like error_limit; leave both and layout out if a plan is given
+    layout       on a CPU: under "nchw16c" (nchw8c, nchw4c) x, y and residual are [N][C/16][H][W][16]; "nchw-nchw16c" reads NCHW and writes
+                 blocks; C and M of a group must then be multiples of the block
+
     CUDA arrays, also channels last, are used in place on their library's current stream. Host arrays run on the CPU, or on the GPU with
-    `machine="cuda"` or a GPU's plan. `accuracy` and `error_limit` are as in `pysim.plan`; leave them and `layout` out if `plan` is given.
-    `layout`, on a CPU: under "nchw16c" (nchw8c, nchw4c) x, y and residual are [N][C/16][H][W][16]; "nchw-nchw16c" reads NCHW and writes
-    blocks. C and M of a group must then be multiples of the block.
-    Raises OperandError for arrays that do not fit, PlanError and MachineError as `plan` does. `prepare` packs filters once for many calls.
+    `machine="cuda"` or a GPU's plan. `prepare` packs filters once for many calls. Raises OperandError for arrays that do not fit, and
+    PlanError and MachineError as `plan` does.
     """
     layout = _layout(plan, layout)
     windows = windows_of(stride, padding, dilation, groups)

@@ -9,7 +9,7 @@ Coordinate x in the image of pixel i of the result (https://onnx.ai/onnx/operato
 the image, unless the model gives another:
 
     half_pixel          x = (i + 1/2) / scale - 1/2;  pytorch_half_pixel: 0 where the result is one pixel
-    align_corners       x = i (image - 1) / (result - 1), 0 of one pixel
+    align_corners       x = i (image - 1) / (result - 1), 0 where the result is one pixel
     asymmetric          x = i / scale;  tf_half_pixel_for_nn: x = (i + 1/2) / scale
     half_pixel_symmetric  half_pixel, centred if the scale is not the quotient of the sizes
 

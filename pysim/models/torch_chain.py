@@ -2,8 +2,8 @@
 """Consecutive fused layers and norms of a PyTorch model as one module: on a GPU one native call and one arena for the values between them.
 
 The first call runs layer by layer. The second call with the same parameters keeps its launches (`_LaunchGroup`). Later calls repeat them if
-their inputs have the same layouts and no parameter changed: such a call looks nothing up, allocates the results and one arena, and puts all
-launches on the stream at once. The arena holds the values between layers and the workspaces, placed by their lifetimes as in
+their inputs have the same layouts and no parameter changed: such a call looks nothing up, allocates the results and one arena, and enqueues
+all launches at once. The arena holds the values between layers and the workspaces, placed by their lifetimes as in
 `pysim.models.buffers`; a small arena is kept for the stream. Looking up a layer's launch takes several times as long as launching it.
 
 Values are numbered: the inputs of the chain first, then each layer's result.

@@ -52,7 +52,7 @@ _CACHE_SIZE = 16  # kinds of inputs for which a layer keeps its plan, launch and
 
 
 class Geometry(NamedTuple):
-    """The arguments of `torch.conv2d` behind its tensors; the defaults are those of a product, a 1x1 convolution."""
+    """The arguments of `torch.conv2d` after its tensors; the defaults are those of a product, a 1x1 convolution."""
 
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
@@ -80,7 +80,7 @@ class _Choice(NamedTuple):
 
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """`kind`: "Conv" or "Linear". `epsilon`: of a BatchNorm behind it. `activation`: None, a name or ("clamp", low, high). `scaled`:
+    """`kind`: "Conv" or "Linear". `epsilon`: of a BatchNorm after it. `activation`: None, a name or ("clamp", low, high). `scaled`:
     without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
     applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
     are captured in a CUDA graph. `owners`: the modules that hold the parameters, which are read from there if not given as arguments: as

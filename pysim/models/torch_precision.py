@@ -57,5 +57,5 @@ def types_of(x: Any, w: Any, kind: str, accuracy: ModelAccuracy, current: Settin
 
 
 def plan_accuracy(accuracy: ModelAccuracy) -> Accuracy:
-    """The accuracy requested of plans, in whatever type."""
+    """The accuracy requested of plans, for any type."""
     return "strict" if accuracy == "tf32" else accuracy

@@ -86,8 +86,8 @@ _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
 def needs_pytorch(x: Any, others: Iterable[Any]) -> bool:
-    """Whether only PyTorch's operators compute what is needed: a gradient, a trace, a transform, a tensor subclass or a lazily negated
-    tensor. `others` may contain None."""
+    """Whether PyTorch's operators are required: for a gradient, a trace, a transform, a tensor subclass or a lazily negated tensor.
+    `others` may contain None."""
     tensors = [x, *[other for other in others if other is not None]]
     gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return gradient or not {*map(type, tensors)} <= _PLAIN_TYPES or any(map(torch.is_neg, tensors)) or is_traced()

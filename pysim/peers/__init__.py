@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries that are timed beside ours, one module each, opened on use (`pysim.peers.peer` has the interface)."""
+"""Other libraries to compare with, one module each, loaded on use (`pysim.peers.peer` has the interface)."""
 
 from collections.abc import Collection
 from importlib import import_module
@@ -26,7 +26,7 @@ class Peer(NamedTuple):
 
     @property
     def library(self) -> Any:
-        """Its module: a `pysim.peers.peer.Library`, or one that estimates."""
+        """The peer's module: a `pysim.peers.peer.Library`, or for an analytic peer one with `estimate`."""
         return import_module(f"pysim.peers.{self.module}")
 
 

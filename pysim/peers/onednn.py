@@ -126,7 +126,7 @@ def _library(given: str | None) -> _OneDnn:
 def _one_thread(lib: Any) -> None:
     """Limits the OpenMP runtime that `lib` is linked with, if any, to one thread for calls from this thread."""
     try:
-        lib.omp_set_num_threads(1)  # looked up in the library and in what it depends on
+        lib.omp_set_num_threads(1)  # found in the library or its dependencies
     except AttributeError:
         return
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a peer: a module that prepares another library's convolution or product, to be timed beside ours.
+"""The interface of a peer: a module that prepares another library's convolution or product, to be timed against ours.
 
     make(workload, operands, algorithm) -> Ready     a call that writes to `operands.out`, valid as long as the operands live; MissingError
                                                      where the library is missing or does not compute the problem

@@ -38,7 +38,7 @@ _ALIGNMENT = 64
 
 
 def library_path() -> Path:
-    """Where the native library lies: $PYSIM_LIBRARY, or inside the installed package."""
+    """The path of the native library: $PYSIM_LIBRARY, or inside the installed package."""
     override = os.environ.get("PYSIM_LIBRARY")
     path = Path(override) if override else Path(str(importlib.resources.files("pysim") / "native" / "libpysim.so"))
     if not path.exists():
@@ -70,7 +70,7 @@ def library() -> tuple[Any, Any]:
 class Executor(Protocol):
     """Decides which native library is called. `library` gives (ffi, lib), where lib has the functions of `pysim.h`.
 
-    Results of an "emulated" one are meaningful; its times are not.
+    The results of an "emulated" executor are meaningful; its times are not.
     """
 
     @property

@@ -11,7 +11,7 @@ from pysim.runtime.cuda_norm import NormLaunch
 
 
 class Place(NamedTuple):
-    """`offset` bytes behind the base address with the number `base`."""
+    """`offset` bytes after base address number `base`."""
 
     base: int
     offset: int = 0
