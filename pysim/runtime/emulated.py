@@ -79,7 +79,7 @@ class _Worker:
         return line.decode(errors="replace")
 
     def stop(self, patience: float = 0.0) -> str:
-        """Waits `patience` seconds for the worker to end, then kills it. Returns how it ended."""
+        """Waits `patience` seconds for the worker to end, then kills it. Returns how it ended, with its stderr."""
         try:
             status = self.process.wait(patience)
             how = f"died of {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"

@@ -87,7 +87,8 @@ _MOST_AXES = 6  # the limit of pysim_copy
 
 
 def copy_step(out: Array, x: Array) -> Step | None:
-    """out[...] = x for two arrays of one shape and type that do not overlap. None if strides are negative or there are too many axes."""
+    """out[...] = x for two arrays that do not overlap. None if shapes or types differ, or the copy kernel does not support the type, the
+    number of axes or the strides."""
     item = out.dtype.itemsize
     together = out.dtype in NATIVE_DTYPES and x.dtype == out.dtype and x.shape == out.shape and out.size > 0
     axes = _merged([(n, *(by // item for by in strides)) for n, *strides in zip(out.shape, x.strides, out.strides, strict=True) if n > 1])
