@@ -185,10 +185,10 @@ def conv_wavefronts_table(name: str) -> str:
     return "\n".join([about, "", *rows, ""])
 
 
-def models_table() -> str:
+def models_table(device: str) -> str:
     """Whole networks: milliseconds of PyTorch's best and of pysim, both as CUDA graphs or not, errors, and layers that
     run here."""
-    header, found = model_figure.networks("models-h200.jsonl")
+    header, found = model_figure.networks(f"models-{device}.jsonl")
     means: list[list[float]] = []
     rows = [
         "| network, batch | PyTorch | its best of | pysim | ratio | standard, ieee | errors: PyTorch, pysim, standard | memory "
@@ -210,13 +210,13 @@ def models_table() -> str:
     return "\n".join([*rows, "", about, ""])
 
 
-def precisions_table() -> str:
+def precisions_table(device: str) -> str:
     """Whole networks in other types than FP32: milliseconds of PyTorch's best and of pysim as a CUDA graph, errors, types of layers."""
     rows = ["| network, batch | set | PyTorch | its best of | pysim | ratio | mean errors: PyTorch, pysim | layers by pysim, their types |"]
     rows.append("|---|---|--:|---|--:|--:|---|---|")
     told, header = [], {}
     for precision, name in (("f16", "autocast to float16"), ("tf32", "TF32 allowed")):
-        header, found = model_figure.networks(f"models-{precision}-h200.jsonl")
+        header, found = model_figure.networks(f"models-{precision}-{device}.jsonl")
         ratios = []
         for one in found:
             best = model_figure.best(one)
@@ -346,9 +346,11 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "performance.md", "xeon server", server_table("compare-xeon-server.jsonl"))
     put(ROOT / "docs" / "performance.md", "groups", server_table("groups-granite-rapids.jsonl"))
     put(ROOT / "docs" / "performance.md", "another xeon server", server_table("compare-xeon-server-2.jsonl"))
+    put(ROOT / "docs" / "performance.md", "depthwise on a xeon server", server_table("compare-xeon-server-3.jsonl"))
     put(ROOT / "docs" / "performance.md", "granite rapids", server_table("compare-granite-rapids.jsonl"))
-    put(ROOT / "docs" / "models.md", "models", models_table())
-    put(ROOT / "docs" / "models.md", "models in other types", precisions_table())
+    for device, name in (("h200", ""), ("h100", " h100")):
+        put(ROOT / "docs" / "models.md", f"models{name}", models_table(device))
+        put(ROOT / "docs" / "models.md", f"models in other types{name}", precisions_table(device))
     put(ROOT / "README.md", "models", model_figure.summary())
     model_figure.draw(ROOT / "docs" / "models.svg")
     for machine in ("", "-granite-rapids", "-zen4"):
