@@ -61,7 +61,7 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     `state_dict`, training and gradients are the model's own. Changed weights take effect, except writes through `.data`, which PyTorch does
     not count: call `optimize` again after these. Calls that give an argument whose default is None run by PyTorch, and so do all calls
     after a module was replaced or got a hook. OperandError for a model that torch.fx cannot trace: torch.compile(model, backend="pysim")
-    can. """
+    can."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; right is a torch.nn.Module")
     if cuda_graph not in (True, False, "caller"):
