@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "data"
 
 
 def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix():
-    """At most 1.6 times what 11 products took on an H100, and never less; EfficientNet-B0's classifier stays PyTorch's."""
+    """0.99 to 1.6 times what 11 products took on an H100; EfficientNet-B0's classifier stays PyTorch's."""
     gpu, lines = load_any("h100"), (BENCHMARKS / "torch-operators-h100.txt").read_text().splitlines()
     rows = [line.split()[2:5] for line in lines if line.startswith("row float32")]
     assert len(rows) == 11

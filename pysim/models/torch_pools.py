@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from pysim.models.torch_state import needs_pytorch
 
-# Results per multiprocessor up to which images are pooled as volumes: in the 62 of 90 measured pools below it, that is 0.91 to 6.9 times as
-# fast; over all 90 this choice takes 1.006 times as long as the faster kernel (geometric mean)
+# Results per multiprocessor up to which images are pooled as volumes: in the 62 of 90 measured pools below it, that is 0.92 to 7.0 times as
+# fast; over all 90 this choice takes 1.005 times as long as the faster kernel (geometric mean)
 VOLUME_RESULTS = 6144
 
 
