@@ -45,7 +45,7 @@ Planned = tuple[Layer, Plan | PlanError]
 
 class How(NamedTuple):
     """How plans are measured: our threads on a CPU, cache state, whether a call is profiled by parts, least seconds of samples per
-    candidate (unless the medians are CERTAIN before), most seconds per plan, seed of the operands."""
+    candidate (unless the medians reach CERTAIN earlier), most seconds per plan, seed of the operands."""
 
     threads: int = 1
     state: RunState = "hot"
@@ -177,7 +177,7 @@ def _timed(
 ) -> Timed:
     """Seconds per call of each candidate; peers that fail are removed from the field, with the reason."""
     calls: dict[str, Call] = {label: ready.call for label, (_, ready) in candidates.items()}
-    kept: list[Operands] = []  # calls know where they lie, no more
+    kept: list[Operands] = []  # keeps arrays alive: calls hold only their addresses
     if how.state == "cold":
         count = copies_for(bench.trial.nbytes, bench.last_level_bytes)
         for label, (entry, _) in candidates.items():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures of one shared-memory instruction: which lane's word lies in which bank, wavefront by wavefront.
 
-A row is a wavefront, a column a bank, and a cell the lane whose word that bank delivers; "+" marks a word that more
+A row is a wavefront, a column a bank, and a cell the lane whose word that bank delivers; "+" marks a word that several
 lanes share. Rows beyond a group's first are conflicts. The hardware's own order is not known: words of one bank are
-shown in the order of the lanes that want them, so the number of rows is what is measured and their order is a choice.
+shown in the order of the lanes that read them. The number of rows is measured; their order is a choice.
 
 Worked picture: 4-byte loads with a stride of two words: lanes 0 and 16 both want bank 0, so two rows on the even banks.
 """

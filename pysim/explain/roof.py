@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times below which no plan can be: its multiply-adds at the peak of the unit that makes them, its operands at the bandwidth of memory.
+"""Lower bounds on a plan's time: its multiply-adds at the peak of their unit, its operands at the bandwidth of memory.
 
     floor = max(FLOPs of the definition / peak, bytes / bandwidth)
 
-peak        of all threads; it counts what the algorithm really multiplies (`Description.peak_flops`)
-bytes       of both operands, each element that a window meets read once. Caches cold: all of them; hot: those that no cache holds, were
-            each byte kept in one alone
-bandwidth   of reading memory: a GPU's; a CPU's as one core has it, of several threads the total where the file has one
+peak        of all threads, for the algorithm's actual multiply-adds (`Description.peak_flops`)
+bytes       of both operands; each element that a window reads counts once. Cold caches: all bytes; hot caches: bytes beyond the capacity
+            of all caches together
+bandwidth   of reading memory: a GPU's, or one CPU core's times the threads, at most the file's total
 
-A time below it means that a number of the machine file, or a clock, is wrong. Worked numbers: conv:mb1ic64ih56oc64kh3ph1, 231 MFLOP by
-F(4x4), a quarter of the multiply-adds, on a unit of 117 GFLOP/s: 231 / (4 x 117) = 0.49 ms. gemm:1x4096x4096 reads 67.1 MB, cold at 31.8
-GB/s in 2.1 ms; of them caches of 33 MiB may hold 34.6 MB, so hot 1.0 ms.
+A time below it means that a number of the machine file, or a clock, is wrong. Worked numbers: conv:mb1ic64ih56oc64kh3ph1, 231 MFLOP, by
+F(4x4) with a quarter of the multiply-adds, on a unit of 117 GFLOP/s: 231 / (4 x 117) = 0.49 ms. gemm:1x4096x4096 reads 67.1 MB, cold 2.1 ms
+at 31.8 GB/s; caches of 33 MiB may hold 34.6 MB of them, so hot 1.0 ms.
 """
 
 from typing import NamedTuple
@@ -24,18 +24,18 @@ from pysim.problem.text import Workload
 from pysim.record.description import bytes_text, seconds_text
 from pysim.record.plan import Plan
 
-ROUNDING = 1.02  # a measured clock is that good
+ROUNDING = 1.02  # accuracy of a measured clock
 
 
 class Floor(NamedTuple):
-    """The least seconds of a plan, and what takes them."""
+    """The least seconds of a plan, and the resource that sets them."""
 
     seconds: float
     what: str
 
 
 def floor_of(plan: Plan) -> Floor:
-    """The least that multiply-adds and operands can take; 0 seconds where neither is known."""
+    """The lower bound from multiply-adds and operands; 0 seconds if neither is known."""
     peak = plan.threads * algorithm_named(plan.algorithm, plan.workload, plan.on).describe(plan).peak_flops
     multiplying = Floor(plan.workload.flops / peak if peak else 0.0, "its multiply-adds take {} at the peak")
     size = max(0, read_bytes(plan.workload) - (_held_bytes(plan) if plan.state != "cold" else 0))
@@ -48,18 +48,18 @@ def floor_seconds(plan: Plan) -> float:
 
 
 def read_bytes(w: Workload) -> int:
-    """Bytes of the elements of both operands that any result needs."""
+    """Bytes of the elements of both operands that contribute to a result."""
     if isinstance(w, Gemm):
         return SIZES[w.dtype] * (w.m * w.k + w.k * w.n)
     high, wide = min(w.height, w.out_h * w.kernel_h), min(w.width, w.out_w * w.kernel_w)
-    met = max(0, high - w.pad_top - w.pad_bottom) * max(0, wide - w.pad_left - w.pad_right)  # less what may lie in padding
+    met = max(0, high - w.pad_top - w.pad_bottom) * max(0, wide - w.pad_left - w.pad_right)  # without padding
     rows, columns = live_taps(w)
-    taps = ceil_div(rows, w.out_h) * ceil_div(columns, w.out_w)  # that meet the image, or fewer
+    taps = ceil_div(rows, w.out_h) * ceil_div(columns, w.out_w)  # at most those inside the image
     return SIZES[w.dtype] * (w.batch * w.channels * met + w.filters * (w.channels // w.groups) * taps)
 
 
 def _held_bytes(plan: Plan) -> int:
-    """What all caches hold together, private ones once for each thread."""
+    """Bytes of all caches together, private ones once per thread."""
     on = plan.on
     if isinstance(on, Gpu):
         return on.l2_bytes.value
@@ -75,7 +75,7 @@ def _bandwidth(plan: Plan) -> float:
 
 
 def above(plan: Plan, seconds: float | None, what: str) -> str:
-    """What is wrong with a time of the plan that is above the roof, "predicted" or "measured"; empty where nothing is."""
+    """Why a time of the plan, "predicted" or "measured", is impossible (below the floor); empty if it is not."""
     if not seconds or seconds * ROUNDING >= (least := floor_of(plan)).seconds:
         return ""
     return (

@@ -9,15 +9,15 @@ import msgspec
 from pysim.errors import MachineError, choose
 from pysim.machine.quantity import Kind, Number, Positive, Share, Source, Text, facts
 
-TRANSFORM_CYCLES = 0.77  # of a core whose file does not say
+TRANSFORM_CYCLES = 0.77  # default of `Core.transform_cycles`
 Policy = Literal["lru", "plru", "fifo", "random"]
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One cache level; latency and bandwidth are those of a hit here as the core sees it (L2: a line from L2 into L1).
 
-    `kind` and `source` are those of the geometry. `shared` says that other cores use this level too: `cores` of them, without it all
-    of the machine; the totals are what they get together. `forgets`, of no file: what the run before left is in other cores' caches.
+    `kind` and `source` are those of the geometry. `shared`: several cores use this level, `cores` of them (default: all); the totals are
+    what they get together. `forgets`, never in a file: the data of the previous run are in other cores' caches.
     """
 
     name: Text
@@ -42,12 +42,12 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def way_bytes(self) -> int:
-        """Of one way: after so many bytes sets repeat."""
+        """Bytes of one way; addresses this far apart map to the same set."""
         return self.sets * self.line_bytes
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What lies behind the last level, as one core sees it; the totals are what all cores get together."""
+    """Memory behind the last cache level, as one core sees it; the totals are what all cores get together."""
 
     latency_cycles: Number
     read_bytes_per_cycle: Number
@@ -57,7 +57,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OfType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a unit does with one element type, its `name`, where that differs: what a loop needs besides is in the rate."""
+    """A unit's rate with the element type `name`, where it differs; it includes the other instructions that a loop needs."""
 
     name: Text
     fma_per_cycle: Number
@@ -85,7 +85,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return max(1, self.vector_bytes // size)
 
     def store_cycles(self, size: int, line: int) -> float:
-        """Of a vector of elements of `size` bytes that begins anywhere in a line: one that crosses into the next is one more access."""
+        """Mean cycles to store a vector of elements of `size` bytes at any offset in a line; crossing a line is a second access."""
         each = 1 / self.stores_per_cycle.value
         return each + (self.vector_bytes - size) / line * min(1.0, each)
 
@@ -97,8 +97,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.fma_per_cycle.value / (2 if self.target == "portable" and dtype == "f64" else 1)
 
     def step_cycles(self, dtype: str, along: float, across: float) -> float:
-        """Cycles of along x across multiply-adds, each on an accumulator of its own, of as many operands, loaded once each: the slowest of
-        these instructions and of the latency of an accumulator."""
+        """Cycles of one k-iteration of along x across multiply-adds, each with its own accumulator; the along + across operands are loaded
+        once each. The slowest of multiply-adds, loads and the latency of an accumulator."""
         loads = (along + across) / self.loads_per_cycle.value
         return max(along * across / self.rate(dtype), loads, self.fma_latency_cycles.value)
 
@@ -124,8 +124,8 @@ class Csa(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Together(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What CPUs that are busy at once keep of the rate of one alone: the slowest of so many, and all on average. They share cores, clocks,
-    or the computer with strangers."""
+    """The rate of each of `cpus` busy CPUs over that of one alone: the slowest, and the mean. CPUs share cores, clocks, or the computer
+    with other users."""
 
     cpus: Positive
     slowest_share: Number
@@ -139,16 +139,15 @@ class Together(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One core: its clock, its vector units, and the constants of the cost model.
 
-    `call_cycles` is the fixed cost of a micro-kernel call, `pack_call_cycles` of packing one run of windows, `pack_cycles`
-    what packing one vector costs beyond its store, `pack_line_cycles` what packing waits for a line that is not in L1,
-    `store_run_cycles` what a store waits for an output line from beyond L2 where more than `prefetch_streams` rows of
-    outputs are written in turn, and `overlap` the share (0..1) of transfer cycles that hide behind compute. A parallel region begins
-    and ends in `fork_join_cycles` and `fork_join_thread_cycles` for each thread. `scattered_line_cycles` is what a line from beyond L2
-    waits where neighbours in time lie pages apart, so that no prefetcher follows; without it, what packing waits. A run of a matrix
-    that does not begin where the last one ended waits `run_start_share` of the latency of what supplies it, until prefetchers follow. A
-    line that two threads write comes from the other's cache in `written_line_cycles`. An instruction of one of Winograd's transforms, which
-    are short chains, takes at least `transform_cycles`; without it, TRANSFORM_CYCLES. `together`: by growing numbers of CPUs; one alone has
-    all of its rate.
+    `call_cycles`: fixed cost of a micro-kernel call. `pack_call_cycles`: fixed cost of packing one run of windows. `pack_cycles`: packing
+    one vector, beyond its store. `pack_line_cycles`: wait of packing for a line that is not in L1. `store_run_cycles`: wait of a store for
+    an output line from beyond L2 when writes alternate between more than `prefetch_streams` rows of outputs. `overlap`: share (0..1) of
+    transfer cycles that hide behind compute. A parallel region costs `fork_join_cycles`, plus `fork_join_thread_cycles` per thread.
+    `scattered_line_cycles`: wait for a line from beyond L2 when successive lines are pages apart, so that no prefetcher follows; default:
+    `pack_line_cycles`. `run_start_share`: a run of a matrix that does not continue the previous one waits this share of its supplier's
+    latency, until prefetchers follow. `written_line_cycles`: fetching a line that two threads write from the other's cache.
+    `transform_cycles`: least cycles per instruction of a Winograd transform (short dependency chains); default: TRANSFORM_CYCLES.
+    `together`: in ascending order of CPUs; one alone runs at the full rate.
     """
 
     name: Text
@@ -171,12 +170,12 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def scattered_wait(self) -> float:
-        """Cycles of a line from beyond L2 that nothing asked for ahead."""
+        """Wait in cycles for a line from beyond L2 that was not prefetched."""
         return (self.scattered_line_cycles or self.pack_line_cycles).value
 
     @property
     def transform_wait(self) -> float:
-        """Cycles of an instruction of a transform at least."""
+        """Least cycles per instruction of a transform."""
         return self.transform_cycles.value if self.transform_cycles else TRANSFORM_CYCLES
 
 
@@ -195,7 +194,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     sources: dict[str, Source]
 
     def __hash__(self) -> int:
-        # what differs between a machine and its cores' views of it, and little else: the last level is the one that they share
+        # only fields that differ between a machine and its cores' views of it; these share the last level
         return hash((self.name, self.core.frequency_hz.value, self.memory.read_bytes_per_cycle.value, self.levels[-1].sets))
 
     @property
@@ -205,16 +204,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def line_bytes(self) -> int:
-        """Of the first level."""
+        """Line size of the first level."""
         return self.levels[0].line_bytes
 
     @property
     def outer(self) -> Level:
-        """The second level; the first where there is one alone."""
+        """The second level, or the only one."""
         return self.levels[:2][-1]
 
     def at_clock(self, hertz: float) -> "Machine":
-        """The machine with another clock of its cores. Their caches are as fast as they are, memory keeps its own time."""
+        """The machine at another core clock. Caches scale with the core; memory's rates and latency in seconds stay."""
 
         def own(number: Number | None, factor: float) -> Number | None:
             return number and msgspec.structs.replace(number, value=number.value * factor)
@@ -233,7 +232,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         raise MachineError(f'{self.name} has no level "{name}"; {choose(name, [level.name for level in self.levels])}')
 
     def unit(self, target: str) -> Unit | None:
-        """What the core does with this registry target, or None where it lacks it."""
+        """The core's unit for this registry target, or None."""
         for unit in self.core.units:
             if unit.target == target:
                 return unit
@@ -246,8 +245,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return unit
 
     def broadcasts_per_cycle(self, unit: Unit) -> float:
-        """Elements that come into all lanes of a unit's vectors: one takes a pass of narrower ones where these bring as many bytes a cycle
-        (Zen 4); a port for narrow ones alone brings none (Golden Cove's third)."""
+        """Broadcasts per cycle to a unit's vectors: the highest load rate of the units that load at least as many bytes a cycle. Zen 4's
+        narrower vectors do; Golden Cove's third load port, for narrow vectors only, does not count."""
         rates = [(one.loads_per_cycle.value, one.vector_bytes) for one in self.core.units]
         return max(rate for rate, size in rates if rate * size >= unit.loads_per_cycle.value * unit.vector_bytes)
 
@@ -258,5 +257,5 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @lru_cache(maxsize=64)
 def _assumed(machine: Machine) -> tuple[str, ...]:
-    """Every plan asks for them."""
+    """Cached, since every plan needs them."""
     return tuple(path for path, value in facts(machine) if value.kind == "assumed")

@@ -8,16 +8,16 @@ import msgspec
 from pysim.machine.quantity import Count, Number, Source, Text, facts
 
 SharedRule = Literal["volta", "turing", "ampere", "hopper"]  # the rules of bank conflicts, pysim/cachemodel/shared_memory/bank_rules.toml
-OLDEST_BUILT = 75  # the capability below which nvcc of CUDA 13 compiles nothing
+OLDEST_BUILT = 75  # the lowest capability that nvcc of CUDA 13 compiles for
 
 
 class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the GPU cost model for one family of kernels (simt, or of one type: simt_f64).
 
-    `launch_seconds` is what a launch costs between two events, `block_cycles` the start and end of a block's tile beside its latencies,
-    `step_cycles` a k step beside its work, `meet_cycles` what a block waits to leave its part of a tile's sum for others, `hidden` the
-    share (0..1) of a tile's start and end that other work of the SM hides, `efficiency` the share of its pipes' rate that its
-    kernels reach where they were not measured one by one.
+    `launch_seconds`: a launch between two events. `block_cycles`: start and end of a block's tile, beyond latencies. `step_cycles`:
+    overhead of a k-iteration. `meet_cycles`: a block's wait to count up the flag of a split-K tile. `hidden`: share (0..1) of a tile's
+    start and end that overlaps with other work of the SM. `efficiency`: share of the pipe's rate that kernels reach, unless measured
+    individually.
     """
 
     launch_seconds: Number
@@ -29,8 +29,8 @@ class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class GpuPasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of kernels that move data before or after a convolution: the share of a copy's rate that they reach; instructions of an
-    element (its place by divisions, load, store), of one of a copied operand, and of one of a transformed patch of F(4x4)."""
+    """Constants of kernels that move data before or after a convolution: the share of a copy's rate that they reach; instructions per
+    element (index divisions, load, store), per element of a copied operand, and per element of a transformed F(4x4) patch."""
 
     rate_share: Number
     element_instructions: Number
@@ -39,8 +39,8 @@ class GpuPasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants of direct convolution: instructions of a multiply-add, two loads among them, and of a tap of all channels, its bounds and
-    branches; and loads of a thread that are on their way together."""
+    """Constants of direct convolution: instructions per multiply-add (two loads included) and per tap (bounds and branches, once for all
+    channels); loads in flight per thread."""
 
     product_instructions: Number
     tap_instructions: Number
@@ -50,10 +50,10 @@ class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the GPU cost model (`pysim/cachemodel/gpu/waves.py` has the equations).
 
-    `pass_seconds` is what each re-layout of a call costs beside its copy, `clear_seconds` one that clears flags, `copy_share` the share
-    of L2's or memory's rate that a re-layout reaches, `l2_share` that of L2 that operands can fill before they miss, `repeat_share`
-    what bytes cost L2 that several blocks ask for at once, after the first, `single_cycles` an output of a tile whose SM stores each on
-    its own, since rows of C are no whole vectors; the others are by family of kernels.
+    `pass_seconds`: fixed cost of a layout conversion beside its copy. `clear_seconds`: fixed cost of clearing flags. `copy_share`: share of
+    L2's or memory's rate that a conversion reaches. `l2_share`: share of L2 that operands fill before they miss. `repeat_share`: relative
+    cost of each simultaneous request for the same bytes of L2 after the first. `single_cycles`: storing one output by itself, when rows of
+    C are no whole vectors. The others are by family of kernels.
     """
 
     pass_seconds: Number
@@ -72,8 +72,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     take from L2, `memory_port_bytes_per_cycle` from memory.
 
     `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
-    is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`. `clusters_at_once`: how many clusters of
-    so many blocks, each of which fills an SM, run at once; where it says nothing, as many as SMs are enough for.
+    is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`. `clusters_at_once`: by blocks of a
+    cluster, how many clusters run at once if each block fills an SM; default: SMs / blocks.
     """
 
     schema: Literal[1]
@@ -120,13 +120,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
         return 10 * int(major) + int(minor)
 
     def clusters(self, blocks: int) -> int:
-        """Clusters of so many blocks that run at once, where each block fills an SM."""
+        """Clusters of `blocks` blocks that run at once if each block fills an SM."""
         known, enough = self.clusters_at_once.get(str(blocks)), self.sms.value // blocks
         return min(known.value, enough) if known else enough
 
     @property
     def planning_only(self) -> str:
-        """Why no build has kernels for this GPU, so that its plans cannot be run; "" where one has."""
+        """Why no build has kernels for this GPU, so that its plans cannot run; "" if one has."""
         if self.capability_number >= OLDEST_BUILT:
             return ""
         oldest = f"{OLDEST_BUILT // 10}.{OLDEST_BUILT % 10}"

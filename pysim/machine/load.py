@@ -2,11 +2,10 @@
 """Machines as data: one TOML file per machine, checked when read (`write` writes them).
 
 A number is `{ value, kind, source[, error] }`: `kind` says how it is known, `source` is a key of the file's
-`[sources]` table, and the loader refuses a number without one. `static` is what a scheduling model of the core makes of
-compiled instructions: worked out, not measured. Geometry is exact integers (sets, ways, line), so a size
-is computed, never stated; the `kind` and `source` beside them are theirs. A GPU's file may say `like = "h200"`, a shipped GPU: what its
-own [model] leaves out is then that one's, as assumed. Units stand in the key's suffix. Rates are
-per cycle of the core's clock.
+`[sources]` table, and the loader rejects a number without one. `static`: computed by a scheduling model of the core from
+compiled instructions, not measured. Geometry is exact integers (sets, ways, line), with its own `kind` and `source`;
+sizes are computed from it, never stated. A GPU's file may say `like = "h200"`, a shipped GPU: constants missing from its own
+[model] are then that GPU's, as assumed. The key's suffix names the unit. Rates are per cycle of the core's clock.
 
 Worked number: 64 sets x 8 ways x 64 bytes = 32,768 bytes of L1; two 64-byte loads a cycle at 3.66 GHz = 468 GB/s.
 """
@@ -42,14 +41,14 @@ def _names() -> tuple[str, ...]:
 
 
 def names() -> list[str]:
-    """The machines that are shipped, by name."""
+    """The names of the shipped machines."""
     return list(_names())
 
 
 def load(name: str | Path, detect: Callable[[], Machine] | None = None) -> Machine:
-    """A CPU by its shipped name or by the path of a .toml file; "host" is whatever `detect` finds.
+    """A CPU by its shipped name or by the path of a .toml file; "host" is the machine that `detect` finds.
 
-    Raises MachineError for a name that no machine has, for a file that does not hold, and for a GPU.
+    Raises MachineError for an unknown name, an invalid file, and a GPU.
     """
     if name == "host":
         if detect is None:
@@ -63,7 +62,7 @@ def load(name: str | Path, detect: Callable[[], Machine] | None = None) -> Machi
 
 
 def load_any(name: str | Path | Machine | Gpu) -> Machine | Gpu:
-    """A CPU or GPU by its shipped name or by the path of a .toml file; what is one stays so."""
+    """A CPU or GPU by its shipped name or by the path of a .toml file; a machine is returned unchanged."""
     if isinstance(name, Machine | Gpu):
         return name
     if not isinstance(name, str | Path):
@@ -123,13 +122,13 @@ def from_document(document: dict[str, Any], where: str) -> Machine | Gpu:
 
 
 def _completed(document: dict[str, Any], where: str) -> dict[str, Any]:
-    """A GPU's document with the constants of the shipped GPU that it is `like` where its own [model] says none."""
+    """A GPU's document, with constants that its [model] lacks from the shipped GPU that it is `like`."""
     name, own = document["like"], document.get("model", {})
     if not isinstance(name, str) or name not in _names() or not isinstance(other := _load_shipped(name), Gpu):
         gpus = [gpu for gpu in names() if gpu != document.get("name") and isinstance(load_any(gpu), Gpu)]
         raise MachineError(f"{where}: like: no shipped GPU is named {quoted(name)}; {choose(str(name), gpus)}")
     if not isinstance(own, dict) or not isinstance(document.get("sources", {}), dict):
-        return document  # which is then told
+        return document  # the conversion reports it
     source = {"title": f"Constants of {other.description}", "note": f"those of {name}, until they are fitted on this machine"}
     completed = {key: value for key, value in document.items() if key != "like"}
     completed["model"] = _merged(msgspec.to_builtins(assumed(other.model, "like")), own)
@@ -138,19 +137,19 @@ def _completed(document: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _merged(table: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A table with what another says in place of its own, and beside it."""
+    """A table, recursively updated with the entries of `own`."""
     both = {key: _merged(table[key], value) for key, value in own.items() if isinstance(value, dict) and isinstance(table.get(key), dict)}
     return {**table, **own, **both}
 
 
 def _explain(message: str) -> str:
-    """msgspec's "what - at `$.path`" as "path: what", with what would be right."""
+    """msgspec's "what - at `$.path`" as "path: what", with a suggestion."""
     what, _, at = message.partition(" - at `")
     path = at.rstrip("`").removeprefix("$").removeprefix(".") or "top level"
     hint = ""
     if match := re.search(r"unknown field `([^`]*)`", what):
         known = {field for struct in _STRUCTS for field in struct.__struct_fields__}
-        close = nearest(match.group(1), known - {match.group(1)})  # of the other kind of machine
+        close = nearest(match.group(1), known - {match.group(1)})  # a key of the other kind of machine
         hint = f'; did you mean "{close}"?' if close else ""
     elif re.search(r"Expected `object`|required field `(kind|source|value)`", what) and path != "top level":
         hint = '; a number is written { value = 1.5, kind = "datasheet", source = "a key of [sources]" }'
@@ -166,7 +165,7 @@ def _explain(message: str) -> str:
 
 
 def _check(machine: Machine | Gpu, where: str) -> None:
-    """The rules that no type says: sources exist and say something, values are what a machine may have, names unique."""
+    """Rules beyond types: sources exist and are not empty, values are within range, names are unique."""
     for key, source in machine.sources.items():
         if all(getattr(source, field) is None for field in Source.__struct_fields__ if field != "title"):
             others = "url, section, command, file, versions or note"
@@ -184,7 +183,7 @@ def _check(machine: Machine | Gpu, where: str) -> None:
 
 
 def _check_gpu(gpu: Gpu, where: str) -> None:
-    """What is by pipe, family or size of cluster has a name that the model looks up; nothing gives out more than there is."""
+    """Keys of pipes, families and cluster sizes are ones that the model looks up; no limit exceeds the resources."""
     rows: list[GemmKernel | ConvKernel] = [*gemm_kernels(), *conv_kernels()]
     pipes = {row.pipe for row in rows} | {f"{row.pipe}_f32" for row in rows if row.pipe.startswith("tensor_")}
     for table, known, what in (
@@ -206,7 +205,7 @@ def _check_gpu(gpu: Gpu, where: str) -> None:
 
 
 def _check_cpu(machine: Machine, where: str) -> None:
-    """Levels stand nearest first and are what caches are, units are of kernels' targets, `together` is by growing numbers."""
+    """Levels are valid caches, nearest first; units are targets of kernels; `together` is in ascending order of CPUs."""
     _check_source(machine.source, "source", machine, where)
     _check_unique([level.name for level in machine.levels], f"{where}: levels: name")
     for level in machine.levels:

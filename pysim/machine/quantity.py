@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number with its origin, what it may be, and how all numbers of a machine are found.
+"""Numbers with their origin, their permitted ranges, and iteration over all numbers of a machine.
 
-`kind` says how a number is known, `source` is a key of the file's `[sources]` table. `static` is what a scheduling model of the core makes
-of compiled instructions: worked out, not measured. Units stand in the key's suffix.
+`kind` says how a number is known, `source` is a key of the file's `[sources]` table. `static`: computed by a scheduling model of
+the core from compiled instructions, not measured. The key's suffix names the unit.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ import msgspec
 from pysim.errors import MachineError
 
 SCHEMA = 1
-# costs that a fit may find to be nothing
+# costs that a fit may find to be zero
 _MAY_BE_ZERO = (
     "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "scattered_line_cycles",
     "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles",
     "transform_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",
 )  # fmt: skip
-# The least and the most that a machine's numbers may be, wide of any machine there is: by the end of the key, the longest that fits.
-# Within them no prediction overflows, divides by nothing, or is nothing.
+# Permitted ranges of a machine's numbers, wider than any real machine's, by suffix of the key; the longest matching suffix applies.
+# Within them no prediction overflows, divides by zero, or is zero.
 _RANGES: dict[str, tuple[float, float]] = {
     "_hz": (1e6, 1e11),
     "_seconds": (1e-12, 1.0),
@@ -95,7 +95,7 @@ def items(table: Any) -> list[tuple[str, Any]]:
 
 
 def assumed(value: Any, source: str) -> Any:
-    """The same, every number in it assumed, from `source`: what a machine takes over from another."""
+    """A copy in which every number is assumed, from `source`; for constants borrowed from another machine."""
     if isinstance(value, Number | Count):
         return msgspec.structs.replace(value, kind="assumed", source=source, **({"error": None} if isinstance(value, Number) else {}))
     if isinstance(value, dict):
@@ -120,7 +120,7 @@ def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _name(item: Any) -> str:
-    """What a table of an array is called by: a unit by its target."""
+    """The name of a table in an array; a unit's is its target."""
     return str(getattr(item, "target", None) or item.name)
 
 
@@ -132,7 +132,7 @@ def quantities(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str,
         yield path, key, value
     elif isinstance(value, msgspec.Struct | dict):
         for name, child in items(value):
-            by_pipe = isinstance(value, dict) and isinstance(child, Number | Count)  # the table's own name has the unit
+            by_pipe = isinstance(value, dict) and isinstance(child, Number | Count)  # the table's name has the unit's suffix
             yield from quantities(child, f"{path}.{name}" if path else name, key if by_pipe else name)
     elif isinstance(value, tuple):
         for child in value:
@@ -140,7 +140,7 @@ def quantities(value: Any, path: str = "", key: str = "") -> Iterator[tuple[str,
 
 
 def check_range(value: float, key: str, what: str) -> None:
-    """MachineError for a value that no machine has under this key; `what` says where it stands."""
+    """MachineError for a value outside the key's range; `what` says where it is in the file."""
     least, most = _RANGES[max((end for end in _RANGES if key.endswith(end)), key=len)]
     may_be_zero = key in _MAY_BE_ZERO
     if not (least <= value <= most or (may_be_zero and value == 0)):

@@ -26,7 +26,7 @@ def to_toml(machine: Machine | Gpu) -> str:
 
 
 def check_place(path: Path, replace: bool = False) -> None:
-    """MachineError where no machine file can be written at `path`, or one is there that should be kept."""
+    """MachineError if no machine file can be written at `path`, or an existing one must be kept."""
     if path.suffix != ".toml" or not path.parent.is_dir():
         raise MachineError(f"{path}: a machine file ends in .toml and goes to a folder that is there")
     if path.exists() and not (replace and path.is_file()):
@@ -39,7 +39,7 @@ def check_place(path: Path, replace: bool = False) -> None:
 
 
 def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
-    """Writes a machine file, whole or not at all; MachineError where it cannot be, or another file is there and not to be replaced."""
+    """Writes a machine file atomically; MachineError if it cannot, or if a file exists and `replace` is false."""
     check_place(path, replace)
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -48,14 +48,14 @@ def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
             if replace:
                 partial.replace(path)
             else:
-                os.link(partial, path)  # never over a file that came meanwhile
+                os.link(partial, path)  # never overwrites a file created meanwhile
     except (OSError, ValueError) as error:
         raise MachineError(f"{path} cannot be written: {error}") from None
 
 
 def _ordered(table: Any) -> list[tuple[str, Any]]:
-    """A table's items as tomlkit has them, values before tables: TOML has no way back to a table that was left."""
-    made = [(key, _item(value)) for key, value in items(table) if value not in (None, ()) and key != "forgets"]  # a view's, of no file
+    """A table's items as tomlkit has them, values before tables: TOML cannot return to a table once another begins."""
+    made = [(key, _item(value)) for key, value in items(table) if value not in (None, ()) and key != "forgets"]  # only in a core's view
     return sorted(made, key=lambda item: _is_table(item[1]))
 
 

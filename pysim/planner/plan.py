@@ -59,7 +59,7 @@ from pysim.record.state import STATES, State
 from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
 from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
 
-LIMIT_GROWTH = 1.5  # the second limit of a kind without any schedule within the first, over the first
+LIMIT_GROWTH = 1.5  # factor on the limit of a kind that had no schedule within it
 
 
 class Options(TypedDict, total=False):

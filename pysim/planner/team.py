@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan for several threads of a CPU: what they divide follows from the schedule, so schedules are chosen for their largest parts.
+"""The plan for several threads of a CPU. The schedule determines how threads divide the work, so schedules compete by their largest part.
 
-    schedules    the best of the problem, and of its parts: rows of outputs x filters divided as evenly as so many threads can
-    prediction   each schedule's own largest part (`largest_part` of its algorithm), on the machine as one of T cores sees it
-    choice       the least seconds of the largest part and of forks and joins (`pysim.cachemodel.cpu.threads`)
+    schedules    the best of the problem, and the best of each even division of it among T threads (rows of outputs x filters)
+    prediction   the largest part of each schedule (`largest_part` of its algorithm), on the machine as one of T cores sees it
+    choice       the least seconds: the largest part, plus forks and joins (`pysim.cachemodel.cpu.threads`)
 
-Planning for several threads takes as many plans as there are even divisions: 21 to 66 ms for 2 threads, 68 to 145 for 16 (five problems
-on `sapphire-rapids`, on a Zen 5).
+Planning for several threads makes one plan per even division: 21 to 66 ms for 2 threads, 68 to 145 for 16 (five problems on
+`sapphire-rapids`, on a Zen 5).
 
 Worked number: 16 threads divide 14x14 outputs of 512 filters into 14 parts of one row, or 7 x 2, 3 x 5, 2 x 8, or 16 parts of 32 filters.
 """
@@ -27,18 +27,18 @@ from pysim.record.cost import Cost
 from pysim.record.plan import Considered, Plan, Request
 from pysim.record.schedule import AnySchedule
 
-Best = Callable[[Request, str | None], Plan]  # the best plan of a request, of an algorithm where one is named
+Best = Callable[[Request, str | None], Plan]  # the best plan of a request, by the named algorithm if any
 
 
 def plan_for_team(request: Request, algorithm: str | None, best: Best) -> Plan:
-    """The plan of least predicted time on so many threads; the named schedule's where there is one."""
+    """The plan of least predicted time on `request.threads` threads; if the request has a schedule, that schedule's plan."""
     alone, threads = best(request, algorithm), request.threads
     found = [alone]
     if request.schedule is None:
         seen = _seen(request, request.problem, threads)
         for part in _parts(request.problem, threads):
-            with suppress(PlanError):  # a part that no kernel takes: of filters that are no whole blocks
-                # a limit is of the whole problem's error, and a part has another
+            with suppress(PlanError):  # no kernel accepts the part, e.g. filters that fill no whole blocks
+                # the limit applies to the whole problem's error; a part's differs
                 found.append(best(request._replace(problem=part, machine=seen, error_limit=None), algorithm))
     named = dict.fromkeys(one for plan in found for one in _named(plan))
     own = {*_named(alone)}
@@ -52,13 +52,13 @@ def plan_for_team(request: Request, algorithm: str | None, best: Best) -> Plan:
 
 
 def _named(plan: Plan) -> Iterator[tuple[str, AnySchedule]]:
-    """The algorithms and schedules of a plan and of what it considered."""
+    """The algorithms and schedules of a plan and of its considered alternatives."""
     yield plan.algorithm, plan.schedule
     yield from ((one.algorithm, one.schedule) for one in plan.considered)
 
 
 def _computes_all(request: Request, algorithm: str, schedule: AnySchedule, best: Best) -> bool:
-    """Whether what is the best for a part takes the whole problem."""
+    """Whether a part's best schedule can run the whole problem."""
     if algorithm_named(algorithm, request.problem, request.machine).refuses(request.problem, request.machine, request.layout):
         return False
     try:
@@ -69,7 +69,7 @@ def _computes_all(request: Request, algorithm: str, schedule: AnySchedule, best:
 
 
 def _cost(request: Request, algorithm: str, schedule: AnySchedule, threads: int, best: Best) -> Cost:
-    """What a schedule that is legal and accurate enough costs all threads."""
+    """The cost, on all threads, of a schedule known to be legal and accurate enough."""
     of, request = algorithm_named(algorithm, request.problem, request.machine), request._replace(accuracy="standard", error_limit=None)
     part = of.largest_part(request.problem, schedule, threads)
     seen = _seen(request, part.problem, threads)
@@ -83,7 +83,7 @@ def _seen(request: Request, part: Workload, threads: int) -> Machine:
 
 
 def _parts(w: Workload, threads: int) -> Iterator[Workload]:
-    """Parts that even divisions leave, each once."""
+    """The largest parts of all even divisions, without repetition."""
     found: set[Workload] = set()
     for of_filters in range(1, threads + 1):
         of_rows = threads // of_filters

@@ -5,8 +5,8 @@ With input I[N][C][H][W], filters F[M][C/g][R][S] and output O[N][M][P][Q] (Q li
 
     P = floor((H + top + bottom - extent) / stride) + 1    extent = dilation (R - 1) + 1    FLOP = 2 N M P Q (C/g) R S
 
-Padding that no window reads makes no other problem: where the top's padding gives the same output at the bottom too, the bottom's is set to
-it, otherwise to the least that gives this output.
+Problems that differ only in padding that no window reads are equal: the bottom padding is set to the top's if that gives the same output,
+otherwise to the least that does (likewise right and left).
 
 Worked number: conv:mb1ic64ih56oc64kh3ph1 has 56 x 56 = 3,136 windows and 2 * 64 * 3,136 * 64 * 9 = 231,211,008 FLOP.
 """
@@ -41,22 +41,22 @@ class Axis(NamedTuple):
 
     @property
     def taps(self) -> range:
-        """Where those of the first window lie."""
+        """Positions of the taps of the first window."""
         return range(-self.before, self.kernel * self.dilation - self.before, self.dilation)
 
     @property
     def inner_taps(self) -> range:
-        """Those of `taps` that are not beside the image in every window: no more than windows and image span, however large the kernel."""
+        """The `taps` that are inside the image in some window; windows and image bound their number, however large the kernel."""
         first = -(((self.out - 1) * self.stride - self.before) // self.dilation)
         return self.taps[max(0, first) : max(0, (self.size - 1 + self.before) // self.dilation + 1)]
 
     def met(self, taps: range) -> int:
-        """How many windows find some of the `taps` in the image, summed over these."""
+        """The number of windows in which a tap is inside the image, summed over `taps`."""
         last, stride = self.out - 1, self.stride
         return sum(max(0, min(last, (self.size - 1 - at) // stride) - max(0, -(at // stride)) + 1) for at in taps)
 
     def ending(self, out: int) -> int:
-        """The padding at the end that gives `out` outputs: that of the beginning where it does, otherwise the least."""
+        """The padding at the end that gives `out` outputs: equal to the beginning's if possible, otherwise the least."""
         if self._replace(after=self.before).out == out:
             return self.before
         return max(0, (out - 1) * self.stride + self.extent - self.size - self.before)
@@ -66,7 +66,7 @@ class Conv(Typed, frozen=True, kw_only=True, dict=True):
     """A 2-D convolution, NCHW, all in elements; dilation 1 is a dense kernel. Equal problems are equal values.
 
     Raises ProblemError for a size below 1, a padding below 0, an output below 1, groups that do not divide, an unknown
-    dtype, and whatever int64 cannot count: the FLOP, or the bytes of an operand or of the im2col matrix.
+    dtype, and FLOP or bytes (of an operand or the im2col matrix) beyond int64.
     """
 
     batch: int = 1
@@ -144,12 +144,12 @@ class Conv(Typed, frozen=True, kw_only=True, dict=True):
 
     @property
     def taps(self) -> int:
-        """R S, of a filter in one channel."""
+        """R S, the taps of a filter in one channel."""
         return self.kernel_h * self.kernel_w
 
     @property
     def products(self) -> int:
-        """(C/g) R S, which an output is the sum of: the length of a product's k."""
+        """(C/g) R S, the products summed in an output: k of the matrix product."""
         return self.group_channels * self.taps
 
     @property
@@ -166,7 +166,7 @@ class Conv(Typed, frozen=True, kw_only=True, dict=True):
 
     @property
     def operand_elements(self) -> int:
-        """Of input and filters."""
+        """Elements of input and filters."""
         return self.input_elements + self.filter_elements
 
     @property

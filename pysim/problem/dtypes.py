@@ -3,7 +3,7 @@
 
 A problem's type says how its operands are multiplied; memory holds them as `stored`. `tf32` is f32 in memory, multiplied as 10-bit
 mantissas, `tf32x3` as three products of such halves; `f8` is e4m3. On a CPU a result has the type `cpu_result`; on a GPU one of
-`gpu_results`, the first where nobody says.
+`gpu_results`, by default the first.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 class DType(NamedTuple):
     """`size` in bytes of an operand's element; `sums`: the type that products are summed in; `unit`: unit roundoff (0: exact);
-    `array`, `onnx`: what NumPy (or ml_dtypes) and ONNX call it, "" where they do not."""
+    `array`, `onnx`: its name in NumPy (or ml_dtypes) and ONNX, "" if it has none."""
 
     name: str
     size: int
@@ -37,11 +37,11 @@ TABLE = (
 )
 BY_NAME = {one.name: one for one in TABLE}
 SIZES = {one.name: one.size for one in TABLE}  # bytes of an element, in memory
-AS_HALVES = {"f32": "tf32x3"}  # what may be multiplied as halves of its numbers
+AS_HALVES = {"f32": "tf32x3"}  # types that may be multiplied as split halves
 
 GEMM_DTYPES = tuple(one.name for one in TABLE if one.gpu_results)  # of the operands of products
 CONV_DTYPES = tuple(name for name in GEMM_DTYPES if name != "f8")  # and of convolutions
 RESULT_BYTES = {one.name: SIZES[one.cpu_result] for one in TABLE}  # of the result and the bias, on a CPU; at most that on a GPU
-GPU_RESULT_BYTES = {one.name: SIZES[one.gpu_results[0]] for one in TABLE if one.gpu_results}  # where nobody says otherwise
+GPU_RESULT_BYTES = {one.name: SIZES[one.gpu_results[0]] for one in TABLE if one.gpu_results}  # by default
 SUM_UNITS = {one.name: BY_NAME[one.sums].unit for one in TABLE} | {"f8": 2.0**-14}  # unit roundoff of an accumulator; FP8's keep 13 bits
 SUM_BYTES = {one.name: SIZES[one.sums] for one in TABLE}  # of an accumulator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every problem has, and checks of its fields."""
+"""The common base of problems, and checks of their fields."""
 
 import operator
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ INT64_MAX = (1 << 63) - 1
 
 
 class Typed(msgspec.Struct, frozen=True, kw_only=True):
-    """What every problem has: the type of its operands, by name in the table of types."""
+    """The common base of problems: the operands' type, by its name in the table of types."""
 
     dtype: str = "f32"
 
     @property
     def element_bytes(self) -> int:
-        """Of an element of an operand, in memory."""
+        """Bytes of an operand's element, in memory."""
         return SIZES[self.dtype]
 
     @property
     def result_bytes(self) -> int:
-        """Of an element of the result, on a CPU."""
+        """Bytes of the result's element, on a CPU."""
         return RESULT_BYTES[self.dtype]
 
 
 def check_fields(problem: Any, dtypes: Sequence[str]) -> None:
-    """Sizes of a problem become plain ints (NumPy's are taken, so that no product wraps); what a field may not hold is refused."""
+    """Converts sizes to plain ints (NumPy's are accepted, but their products could wrap); ProblemError for invalid fields."""
     for name in problem.__struct_fields__:
         value = getattr(problem, name)
         if name == "dtype":
@@ -53,7 +53,7 @@ def check_fields(problem: Any, dtypes: Sequence[str]) -> None:
 
 
 def check_int64(problem: Any, **elements: int) -> None:
-    """Refuses operands whose bytes, and FLOP whose number, int64 cannot count."""
+    """ProblemError for operand bytes or FLOP beyond int64."""
     sizes = dict.fromkeys(("output", "C"), RESULT_BYTES[problem.dtype])
     counts = {f"{name} in bytes": count * sizes.get(name, SIZES[problem.dtype]) for name, count in elements.items()}
     for name, count in (counts | {"FLOP count": problem.flops}).items():
@@ -63,7 +63,7 @@ def check_int64(problem: Any, **elements: int) -> None:
 
 
 def quote(value: object) -> str:
-    """For a message: a text in ASCII, cut where it is long, and of anything else its type."""
+    """For a message: a text in ASCII, shortened if long; for any other value its type."""
     if not isinstance(value, str):
         return f"a value of type {type(value).__name__}"
     return ascii(value) if len(value) <= 120 else ascii(value[:120]) + "..."

@@ -4,7 +4,7 @@
 from pysim.problem.dtypes import GEMM_DTYPES
 from pysim.problem.fields import Typed, check_fields, check_int64
 
-LAYOUTS = ("nn", "nt", "tn", "tt")  # is A, is B stored transposed
+LAYOUTS = ("nn", "nt", "tn", "tt")  # whether A, then B, is stored transposed
 
 
 class Gemm(Typed, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Gemm(Typed, frozen=True, kw_only=True):
 
     @property
     def operand_elements(self) -> int:
-        """Of A and B."""
+        """Elements of A and B."""
         return self.k * (self.m + self.n)
 
     @property

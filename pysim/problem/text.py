@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Problems as text: one word each, lists of them, and the sets that are shipped.
+"""Problems as text: one word each, lists of them, and the built-in sets.
 
-The text is benchdnn's grammar (oneDNN, `tests/benchdnn/doc/driver_conv.md`): `dh` is the dilation less one, and the bottom padding is
-whatever makes `oh` true.
+The text is benchdnn's grammar (oneDNN, `tests/benchdnn/doc/driver_conv.md`): `dh` is the dilation less one, and the bottom padding
+follows from `oh`.
 """
 
 import re
@@ -31,7 +31,7 @@ _CONV_RIGHT = "conv:mb1ic64ih56oc64kh3ph1"
 _GEMM_RIGHT = "gemm:512x2048x1024"
 _TOKEN = re.compile(r"(?P<name>[a-z]+)(?P<digits>[0-9]*)|_+|(?P<other>.)", re.ASCII | re.DOTALL)
 _QUOTED_LABEL = re.compile(r'_?n"([^"\r\n]*)"')
-_LABEL_END = re.compile(r"[^A-Za-z0-9_./*+-]")  # what a label without quotes cannot have
+_LABEL_END = re.compile(r"[^A-Za-z0-9_./*+-]")  # characters that end a label without quotes
 _LINE = re.compile(r'((?:[^\s#"]|"[^"]*")*)(?:\s*|\s+#.*|#.*)$')
 _MAX_FILE_BYTES = 1 << 20  # of a list: 25,000 problems or more
 
@@ -40,15 +40,15 @@ Workload = Conv | Gemm
 
 
 class Layer(NamedTuple):
-    """A problem, what it is called where it came from, and how often it stands there."""
+    """A problem, its label in the source, and how often it occurs there."""
 
     workload: Workload
     label: str = ""
-    count: int = 1  # type: ignore[assignment]  # the field hides tuple.count, which nobody needs on three unlike items
+    count: int = 1  # type: ignore[assignment]  # the field hides tuple.count, which is useless here
 
 
 def parse(text: str | Workload) -> Workload:
-    """The problem of a text such as `conv:mb1ic64ih56oc64kh3ph1` or `gemm:512x2048x1024:tn:f16` (M x N x K); what is one stays so.
+    """The problem of a text such as `conv:mb1ic64ih56oc64kh3ph1` or `gemm:512x2048x1024:tn:f16` (M x N x K); a problem stays as is.
 
     A label is dropped. Raises ProblemError, which names the field, its character (from 1) and a right example.
     """
@@ -61,7 +61,7 @@ def _parse(text: str, bare: bool = False) -> Layer:
         raise ProblemError(f"a problem is a text such as {_CONV_RIGHT}, not {quote(text)}")
     text = text.strip()
     label, masked = "", text
-    if found := _QUOTED_LABEL.search(text):  # "_" means nothing, so writing it over the label keeps every position
+    if found := _QUOTED_LABEL.search(text):  # overwritten with "_", so that positions stay
         label, masked = found[1], text[: found.start()] + "_" * len(found[0]) + text[found.end() :]
     try:
         kind, parts = _split(masked, bare)
@@ -77,7 +77,7 @@ def _parse(text: str, bare: bool = False) -> Layer:
 
 
 def _split(text: str, bare: bool) -> tuple[str, list[tuple[str, int]]]:
-    """The kind, and what stands between the colons after it, each with its place in the text."""
+    """The kind, and the parts between the colons after it, each with its position in the text."""
     kind, at = text[:4], 5
     if text[:5] not in ("conv:", "gemm:"):
         if not bare or not re.match(r"[a-z0-9]", text):
@@ -128,7 +128,7 @@ def _parse_conv(parts: list[tuple[str, int]]) -> Conv:
 
 
 def _padded(field: str, axis: Axis, before: int | None, out: int | None, at: int) -> Axis:
-    """The axis with its padding: symmetric unless `out` asks otherwise; without `before`, half of what `out` needs."""
+    """The axis with its padding: symmetric unless `out` requires otherwise; without `before`, half of what `out` needs."""
     if out is None:
         return axis._replace(before=before or 0, after=before or 0)
     if before is None:
@@ -141,7 +141,7 @@ def _padded(field: str, axis: Axis, before: int | None, out: int | None, at: int
 
 
 def _conv_fields(descriptor: str, start: int) -> dict[str, tuple[int, int]]:
-    """Field name -> (number, where it stands in the text)."""
+    """Field name -> (number, position in the text)."""
     fields: dict[str, tuple[int, int]] = {}
     for token in _TOKEN.finditer(descriptor):
         name, digits, at = token["name"], token["digits"], start + token.start()
@@ -214,14 +214,14 @@ def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str
 
 
 class ModelFile(NamedTuple):
-    """A model's file and the batch that is asked of it, if any."""
+    """A model's file and the requested batch, if any."""
 
     path: Path
     batch: int | None = None
 
 
 def model_file(word: str) -> ModelFile | None:
-    """What `model.onnx` or `model.onnx:mb4` names; None for a word that is neither, ProblemError for a model with another suffix."""
+    """The file and batch of `model.onnx` or `model.onnx:mb4`; None for other words, ProblemError for a model with another suffix."""
     if word.endswith(".onnx"):
         return ModelFile(Path(word))
     path, dot, suffixes = word.rpartition(".onnx:")
@@ -236,10 +236,10 @@ def model_file(word: str) -> ModelFile | None:
 def resolve(specs: Sequence[str], read_model: Callable[[ModelFile], Iterable[Layer]] | None = None) -> list[Layer]:
     """The layers that words name, in order: a problem, a built-in set, `@file` (one problem a line) or a `.onnx` model.
 
-    A set may be of another batch and type: `resnet50:mb32:f16`; a model of another batch: `model.onnx:mb4`.
+    A suffix changes a set's batch and type (`resnet50:mb32:f16`) or a model's batch (`model.onnx:mb4`).
 
-    `read_model` reads the models; this module knows no model format. Raises ProblemError for a word that is none of
-    these and for what a text or file has wrong.
+    `read_model` reads the models; this module knows no model format. Raises ProblemError for any other word and for
+    errors in a text or file.
     """
     layers: list[Layer] = []
     for spec in [specs] if isinstance(specs, str) else specs:
@@ -264,7 +264,7 @@ def resolve(specs: Sequence[str], read_model: Callable[[ModelFile], Iterable[Lay
 
 
 def _changed(layer: Layer, word: str) -> Layer:
-    """A built-in set's layer with what the set's word asks: `:mb32` of convolutions, `:f16` of all."""
+    """A built-in set's layer with the suffixes of the set's word: `:mb32` (convolutions only), `:f16` (all)."""
     workload = layer.workload
     for asked in word.split(":")[1:]:
         batch, known = re.fullmatch(r"mb([0-9]{1,9})", asked), CONV_DTYPES if isinstance(workload, Conv) else GEMM_DTYPES

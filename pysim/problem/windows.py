@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a call says that a convolution goes over its input, and the problem that it makes with the shapes of its arrays."""
+"""Stride, padding, dilation and groups of a call, and the convolution that they define with the shapes of its arrays."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,7 +14,7 @@ Pair = int | Sequence[int]
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """How a convolution goes over its input; called with the shapes of x and w and a dtype, the problem that they make."""
+    """Stride, padding, dilation and groups; called with the shapes of x and w and a dtype, it returns the convolution."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]  # top, left, bottom, right
@@ -23,7 +23,7 @@ class Windows(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> "Windows":
-        """Of the arguments as they are given, which two equal ones of other types are not."""
+        """From a caller's arguments, normalised to tuples of ints."""
         pads = wholes(padding, "padding", 0, (2, 4), "(height, width) or (top, left, bottom, right)")
         return cls(
             wholes(stride, "stride", 1, (2,), "(height, width)"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How accurate a plan may be asked to be; what each level takes stands in `pysim.algorithms.accuracy`."""
+"""The accuracy levels of a request; `pysim.algorithms.accuracy` defines them."""
 
 from typing import Literal
 

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run is predicted to cost, and what was turned down, with the reason."""
+"""The predicted cost of a run, and the rejected kernels with their reasons."""
 
 from typing import Literal, NamedTuple
 
 import msgspec
 
-# slower: legal, and takes longer; type, shape: for other problems; machine: it lacks what the kernel needs; size: beyond what the kernel
-# counts; memory: above the limit of workspace; accuracy: its error is above what was asked for; ablation: shows what it leaves out;
-# replaced: another kernel always does better
+# slower: legal, but takes longer; type, shape: the kernel does not support them; machine: it lacks what the kernel needs; size: sizes that
+# the kernel cannot count; memory: workspace above the limit; accuracy: error above the requested limit; ablation: built only to measure
+# what it leaves out; replaced: another kernel is always faster
 Code = Literal["slower", "type", "shape", "machine", "size", "memory", "accuracy", "ablation", "replaced"]
 
 
 class Cost(msgspec.Struct, frozen=True):
     """Predicted cost of one run of a plan (`pysim/cachemodel/cpu/cost.py` says how).
 
-    `terms` are the cycles of each part of the work, compute first (kernel, call, store, pack), then one transfer term
-    for each level that supplies data. `levels` says for each of those suppliers what crossed from it into the level
-    above: "lines", "bytes" (also per operand: "input_bytes", "packed_bytes", "filters_bytes", "output_bytes"), and the
-    "cycles" that it is charged. `hidden` says how many cycles of a term pass while another one is served: terms less hidden add up
-    to `cycles`.
+    `terms`: cycles of each part of the work, compute first (kernel, call, store, pack), then one transfer term per level that supplies
+    data. `levels`: for each supplier, the traffic into the level above: "lines", "bytes" (also per operand: "input_bytes",
+    "packed_bytes", "filters_bytes", "output_bytes"), and the "cycles" charged for it. `hidden`: cycles of a term that overlap with other
+    terms. Terms less hidden cycles add up to `cycles`.
     """
 
     cycles: float
@@ -38,7 +37,7 @@ class CsaCost(msgspec.Struct, frozen=True, omit_defaults=True):
     """Cost in SConv's slicing analysis: cache lines by the level that supplies them, and their latency in cycles.
 
     `cold` + `extra` lines come from memory, `l3` from L3, `l2` from L2; `cost` is equation 6
-    (`pysim/cachemodel/cpu/csa.py`). The tile sizes were halved until they fit; `exact` has those of exact maxima and their cost.
+    (`pysim/cachemodel/cpu/csa.py`). Tile sizes were halved until they fit; `exact` has the exact maximum sizes and their cost.
     """
 
     cold: int
@@ -50,14 +49,14 @@ class CsaCost(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Reason(NamedTuple):
-    """Why not: a word for programs, a sentence for people."""
+    """Why a kernel was rejected: a code for programs, a sentence for people."""
 
     code: Code
     sentence: str
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A kernel or an algorithm that was not chosen, and why; `code` is the reason's kind."""
+    """A kernel or algorithm that was not chosen, and the reason; `code` is its kind."""
 
     what: str
     reason: str
@@ -65,6 +64,6 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class NoneLegal(NamedTuple):
-    """The candidates of an algorithm of which no kernel can run, and why."""
+    """The candidates of an algorithm without a kernel that can run, and the reasons."""
 
     rejected: tuple[Rejected, ...]

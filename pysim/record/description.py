@@ -12,8 +12,8 @@ class Section(NamedTuple):
 
 
 class Description(NamedTuple):
-    """A plan in its algorithm's words: what it does in one line, the FLOP/s of the definition, 2 a multiply-add, at which the multiply-adds
-    that it really makes keep their unit busy (0: not known), and sections: loop nest, tiles against levels, launch, passes."""
+    """A plan as its algorithm describes it: a one-line summary; the peak FLOP/s, counting the definition's FLOPs while the algorithm's
+    actual multiply-adds keep their unit busy (0: not known); and sections: loop nest, tiles against levels, launch, passes."""
 
     summary: str
     sections: tuple[Section, ...]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured of a plan and of its peers."""
+"""Measurements of a plan and of its peers."""
 
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class CoreThen(msgspec.Struct, frozen=True):
-    """The core while samples were taken: its clock, beside the machine file's, and of the multiply-adds that it makes in a cycle by that
-    file the share that it made; less than all where another machine's thread had the rest (`pysim/measure/speed.py`)."""
+    """The core while samples were taken: its clock and the machine file's, and its multiply-adds per cycle over the file's. The latter is
+    below 1 when a thread of another virtual machine shares the core (`pysim/measure/speed.py`)."""
 
     clock_hz: float
     machine_clock_hz: float
@@ -26,23 +26,22 @@ class CoreThen(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem: its plan, whether the result is right, and predicted, measured and peers' seconds of one call. Where `core` says what
-    the clock was when samples were taken, `predicted_seconds` are at that clock; the plan's own are at the machine file's.
+    """One problem: its plan, whether the result is correct, and the predicted, measured and peers' seconds of one call. If `core` gives the
+    clock during the samples, `predicted_seconds` are at that clock; the plan's own prediction is at the machine file's clock.
 
-    Times are medians over `samples` interleaved rounds in cache state `state`; none is given unless `correct`, and
-    then `reason` says what is wrong. Where the plan's kernels ran in an emulator (`executor`) nothing is measured: `static_seconds` is
-    then what static in-core cycles and exactly simulated caches make of the plan (`pysim/cachemodel/simulator/simulated.py`), and
-    `static_kind` says so. `max_error` is the largest |result - reference| / (|A||B|) on random operands;
-    `errors`, of "pysim" and of each peer, the largest |result - reference| over the reference's root mean square there, where a float64
-    reference is known; what the plan states is its `error`.
-    `quartiles` are (first, median, third) in seconds of "pysim" and of each peer, `estimates` the seconds that analytic
-    peers expect of their own kernels, `missing` the peers that did not run, with the reason; "cudnn GEMM" is an algorithm of a peer.
-    A peer that has several is timed with each, and stands here as its fastest: `algorithms` says which that was. On a GPU `workspaces` are
-    the bytes beside operands and result of "pysim" and of each peer that says so.
-    `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count` is how often the problem occurs in what
-    was asked for. `above_roof` says which time is less than multiply-adds or operands take. `taken` is the share of the time of all
-    samples in which a CPU was others'; the intervals of `ratios` are wider by as much. On a GPU times are the device's, and `launches` the
-    host's seconds for making a call, of "pysim" and of each peer, where calls are short.
+    Times are medians over `samples` interleaved rounds in cache state `state`. A result that is not `correct` has no times; `reason` says
+    what is wrong. If an emulator ran the plan's kernels (`executor`), nothing is measured: `static_seconds` is the time from static in-core
+    cycles and exactly simulated caches (`pysim/cachemodel/simulator/simulated.py`), named by `static_kind`. `max_error`: the largest
+    |result - reference| / (|A||B|) on random operands. `errors`: of "pysim" and each peer, the largest |result - reference| over the
+    reference's root mean square, where a float64 reference is known; the plan states its own bound as `error`.
+    `quartiles`: (first, median, third) in seconds, of "pysim" and each peer. `estimates`: seconds that analytic peers predict for their own
+    kernels. `missing`: peers that did not run, with the reason. A peer with several algorithms ("cudnn GEMM") is timed with each and
+    represented by the fastest, which `algorithms` names. `workspaces`: on a GPU, the bytes beside operands and result, of "pysim" and of
+    each peer that reports them.
+    `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`: occurrences of the problem in the request.
+    `above_roof` names a time that is shorter than the multiply-adds or the operands' transfer allow. `taken`: share of the sampling time in
+    which other processes had a CPU; the intervals of `ratios` are widened by it. On a GPU times are the device's; `launches` are the host's
+    seconds per call, of "pysim" and each peer, where calls are short.
     """
 
     problem: str
@@ -78,11 +77,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """All samples (seconds per call) of one contender, with what names it: problem, machine, kernel, schedule, state.
+    """All samples (seconds per call) of one candidate, identified by problem, machine, kernel, schedule and state.
 
-    `kernel` is a registry name with its `schedule` as JSON, or a peer's name with an empty schedule. Measurements of
-    one `run` were interleaved: sample i of one and sample i of another are neighbours in time. `environment` says
-    where and with which versions, `time` when (ISO 8601, UTC).
+    `kernel` is a registry name with its `schedule` as JSON, or a peer's name with an empty schedule. Measurements of one `run` were
+    interleaved: samples i of all candidates are neighbours in time. `environment`: machine and versions; `time`: ISO 8601, UTC.
     """
 
     problem: str

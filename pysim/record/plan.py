@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan as a value: what to run, what it is predicted to cost, what else was considered, and which numbers nobody measured."""
+"""A plan as a value: schedule, predicted cost, alternatives, and the assumed numbers behind the cost."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -22,12 +22,12 @@ Footprint = Literal["packed", "raw"]
 MODELS: tuple[ModelName, ...] = ("full", "csa")
 FOOTPRINTS: tuple[Footprint, ...] = ("packed", "raw")
 LAYOUTS: tuple[Layout, ...] = ("nchw", "nhwc")  # of a convolution's input and output; pysim_layout, in its order
-# On a CPU channels may lie in blocks: [N][C/c][H][W][c], of input and output or of the output alone.
+# CPU only: channels in blocks, [N][C/c][H][W][c], of input and output or of the output alone.
 BLOCKED: tuple[Layout, ...] = ("nchw4c", "nchw8c", "nchw16c", "nchw-nchw4c", "nchw-nchw8c", "nchw-nchw16c")
 
 
 def blocks_of(layout: Layout) -> tuple[int, int]:
-    """Channels in a block of the input and of the output; 1 where they are planes, or last."""
+    """Channels per block of the input and of the output; 1 under nchw and nhwc."""
     first, _, second = layout.partition("-")
     return _block(first), _block(second or first)
 
@@ -37,7 +37,7 @@ def _block(layout: str) -> int:
 
 
 def blocked_shape(shape: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """[N][C][H][W] as it lies with channels in blocks."""
+    """The shape of [N][C][H][W] with channels in blocks."""
     return shape if block == 1 else (shape[0], shape[1] // block, *shape[2:], block)
 
 
@@ -45,17 +45,17 @@ MicroKernel = str | tuple[int, int] | None  # a kernel's name, or windows x filt
 
 
 def named(micro_kernel: MicroKernel) -> str:
-    """As it is written: 4x16."""
+    """Its text, such as 4x16."""
     return "x".join(map(str, micro_kernel)) if isinstance(micro_kernel, tuple) else str(micro_kernel)
 
 
 class Request(NamedTuple):
-    """What a plan is asked for.
+    """A request for a plan.
 
-    `state`: of the caches; `micro_kernel`: only kernels of this name or tile; `schedule`: only this
-    one; `input_footprint` is the slicing analysis' (`pysim/cachemodel/cpu/csa.py`); `accuracy`, and `error_limit`, the largest error over
-    the result's root mean square: see `pysim.algorithms.accuracy`. `prepared`: B of a product is prepared once for many runs, as weights
-    of a convolution always are. `prologue`: on a GPU a convolution's input is scaled, shifted and bounded as it is read.
+    `state`: of the caches. `micro_kernel`: only kernels of this name or tile. `schedule`: only this schedule. `input_footprint`: for the
+    slicing analysis (`pysim/cachemodel/cpu/csa.py`). `accuracy` and `error_limit` (largest error over the result's root mean square): see
+    `pysim.algorithms.accuracy`. `prepared`: B of a product is prepared once for many runs, as convolution weights always are. `prologue`:
+    a GPU scales, shifts and bounds a convolution's input as it reads it.
     """
 
     problem: Workload
@@ -74,19 +74,19 @@ class Request(NamedTuple):
 
     @property
     def cpu(self) -> Machine:
-        """The machine, which is a CPU where an algorithm of CPUs is asked."""
+        """The machine, for algorithms of CPUs."""
         assert isinstance(self.machine, Machine)
         return self.machine
 
     @property
     def gpu(self) -> Gpu:
-        """The machine, which is a GPU where an algorithm of GPUs is asked."""
+        """The machine, for algorithms of GPUs."""
         assert isinstance(self.machine, Gpu)
         return self.machine
 
     @property
     def conv(self) -> Conv:
-        """The problem, which is a convolution where an algorithm of those is asked."""
+        """The problem, for algorithms of convolutions."""
         assert isinstance(self.problem, Conv)
         return self.problem
 
@@ -97,7 +97,7 @@ class Request(NamedTuple):
 
 
 def _product_of(schedule: AnySchedule) -> dict[str, str | None]:
-    """What a document says beside a kernel that a GPU runs: the row that multiplies, where that is another."""
+    """The document's entry for the GEMM row that a GPU convolution uses, if any."""
     return {"gemm": schedule.gemm} if isinstance(schedule, GpuSchedule) and schedule.gemm else {}
 
 
@@ -115,15 +115,14 @@ class Considered(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run and why: the schedule that the macro-kernel or the launch obeys, its predicted cost, and what was turned down.
+    """What to run and why: the schedule of the macro-kernel or launch, its predicted cost, and the rejected kernels.
 
-    `considered` has the best schedule of each kind, the chosen one among them. `assumed` are the paths of the machine's numbers that the
-    cost leaned on and nobody measured or published. `workspace_bytes` is what one thread (launch) needs. `layout` is that of a
-    convolution's input and output, `memory_limit` the bytes of workspace that were allowed. `needs_finite` says what must be finite, lest
-    the result is NaN where the definition has a number: an entry of NEEDS_FINITE ("filters": where the problem is padded). `error` is what
-    the algorithm states: its largest error over the result's root mean square, against float64, where operands are in [-1, 1); one draw of
-    those in a hundred may have a larger one (`pysim.algorithms.accuracy`). `accuracy` and `error_limit` are what was asked for. The
-    cost is that of a run on so many `threads` of a CPU.
+    `considered`: the best schedule of each kind, including the chosen one. `assumed`: paths of the machine's numbers behind the cost that
+    were neither measured nor published. `workspace_bytes`: per thread (per launch on a GPU). `layout`: of a convolution's input and output.
+    `memory_limit`: allowed bytes of workspace. `needs_finite`: the operands that must be finite for the result of the definition (otherwise
+    it may be NaN), an entry of NEEDS_FINITE ("filters": only if the problem is padded). `error`: the algorithm's stated largest error over
+    the result's root mean square, against float64, for operands in [-1, 1); one random draw in a hundred may exceed it
+    (`pysim.algorithms.accuracy`). `accuracy` and `error_limit` are the request's. The cost is for `threads` threads of a CPU.
     """
 
     workload: Workload
@@ -155,13 +154,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def conv(self) -> Conv:
-        """The problem, which is a convolution where an algorithm of those describes its plan."""
+        """The problem of a convolution's plan."""
         assert isinstance(self.workload, Conv)
         return self.workload
 
     @property
     def launch(self) -> GpuSchedule:
-        """The schedule, which is a launch where an algorithm of GPUs describes its plan."""
+        """The schedule of a GPU's plan."""
         assert isinstance(self.schedule, GpuSchedule)
         return self.schedule
 
@@ -175,7 +174,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The plan as one word, which `pysim run PROBLEM --plan NAME` and `pysim.plan(problem, name=NAME)` make this plan of again."""
+        """The plan as one word; `pysim run PROBLEM --plan NAME` and `pysim.plan(problem, name=NAME)` recreate the plan from it."""
         return name_of(self.algorithm, self.schedule)
 
     @property

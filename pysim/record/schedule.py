@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules: what a run obeys, field for field the structs `pysim_schedule` of `native/pysim.h` and
+"""Schedules: the parameters of a run, field for field the structs `pysim_schedule` of `native/pysim.h` and
 `pysim_cuda_schedule` of `native/pysim_cuda.h`."""
 
 from typing import Annotated, Literal
@@ -13,16 +13,16 @@ from pysim.registry.cuda import conv_kernel, gemm_kernel
 Stationary = Literal["input_stationary", "weight_stationary"]
 STATIONARY: tuple[Stationary, ...] = ("input_stationary", "weight_stationary")
 PACK = ("none", "tiles")
-Size = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]  # what the struct holds; what a problem allows is looked at there
+Size = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]  # the struct's range; planning checks what the problem allows
 
 
 class Schedule(msgspec.Struct, frozen=True):
     """Tiles of `windows` x `filters` outputs over sets of `channels` input channels (SPEC A.1, A.6).
 
     `k2` streamed tiles form an L2 set and `k3` stationary tiles an L3 set: under input_stationary filter tiles stream past each
-    input tile, under weight_stationary input tiles stream past each filter tile. `pack` is "none" where the micro-kernel reads
-    the operand in place. `algorithm` is a line of `native/algorithms.inc`, None the problem's first, which is the loop nest itself;
-    `outputs` is m of an algorithm that transforms tiles of m x m of them.
+    input tile, under weight_stationary input tiles stream past each filter tile. `pack`: "none" if the micro-kernel reads the operand in
+    place. `algorithm`: a line of `native/algorithms.inc`; None is the problem's first, the loop nest itself. `outputs`: m of an algorithm
+    that transforms tiles of m x m outputs.
     """
 
     kernel: str
@@ -53,12 +53,12 @@ DECOMPOSITIONS: tuple[Decomposition, ...] = ("data_parallel", "split_k", "stream
 
 
 class GpuSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A launch on a GPU, field for field the struct `pysim_cuda_schedule`; tiles and steps are the kernel's own.
+    """A launch on a GPU, field for field the struct `pysim_cuda_schedule`; tile sizes are the kernel's own.
 
-    `kernel` is a row of native/cuda/gemm, for a convolution of native/cuda/conv, `gemm` a row of the former where a convolution's algorithm
-    makes products. `splits` is 1 for data_parallel, the parts of k for split_k, the blocks that share all k steps for stream_k; of a staged
-    row, which is data parallel, its chunks of windows. Blocks walk along n if `along_n`, else along m, and take in `group` tiles of the
-    other direction at once; of a convolution along n is along windows under NCHW, along filters under NHWC and with wgmma.
+    `kernel`: a row of native/cuda/gemm, or of native/cuda/conv for a convolution. `gemm`: the row of native/cuda/gemm of a convolution
+    algorithm that makes products. `splits`: 1 for data_parallel, the parts of k for split_k, the blocks that share all k-iterations for
+    stream_k; for a staged row (always data_parallel), its chunks of windows. Rasterisation runs along n if `along_n`, else along m, in
+    strips of `group` tiles. In a convolution n is the windows under NCHW, the filters under NHWC and with wgmma.
     """
 
     kernel: str
@@ -75,7 +75,7 @@ class GpuSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def tile(self) -> dict[str, int]:
-        """Sizes of the tiles of the kernel that multiplies, and how the launch walks them; no sizes of a row that the registry lacks."""
+        """Tile sizes of the kernel that multiplies (none if the registry lacks it), splits and rasterisation."""
         row = gemm_kernel(self.gemm or self.kernel) or conv_kernel(self.kernel)
         return (row.tile if row else {}) | {"splits": self.splits, "along_n": int(self.along_n), "group": self.group}
 
@@ -93,7 +93,7 @@ def name_of(algorithm: str, schedule: AnySchedule) -> str:
 
 
 def from_name(name: str) -> tuple[str, AnySchedule]:
-    """(algorithm, schedule) of a plan's name; PlanError says what is wrong with a text that is none."""
+    """(algorithm, schedule) of a plan's name; PlanError says what is wrong with any other text."""
     algorithm, *pairs = str(name).split(",")
     fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if not algorithm or "kernel" not in fields or len(fields) != len(pairs):

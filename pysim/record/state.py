@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the caches hold when a run begins.
+"""The state of the caches when a run begins.
 
-hot      what the run before left there, of the same operands
-cold     nothing of them
-chained  what a layer of a network finds: the layer before has just written its input and used the same workspace; where its output
-         will lie a value did that died with the layer before, so twice as far back; its filters were read a whole network ago
+hot      whatever the previous run on the same operands left
+cold     none of the operands
+chained  as a layer of a network finds them: the previous layer just wrote the input and used the same workspace. The output's memory held
+         a value that the previous layer used last, so it is two runs old. The filters were read a whole network ago
 """
 
 from typing import Literal
 
-RunState = Literal["hot", "cold"]  # the states that a single run is timed in
+RunState = Literal["hot", "cold"]  # states in which a single run is timed
 State = Literal[RunState, "chained"]
 TIMED: tuple[RunState, ...] = ("hot", "cold")
 STATES: tuple[State, ...] = (*TIMED, "chained")

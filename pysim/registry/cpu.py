@@ -15,7 +15,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.registry.files import epilogue_numbers, native_file
 
-# As registry.c has them; of each, the forms of its kernels
+# Tables in the order of registry.c, with the forms of their kernels
 _TABLES = {
     "kernels.inc": {
         "win": "lanes hold windows, one filter value is broadcast",
@@ -64,17 +64,17 @@ class Kernel(msgspec.Struct, frozen=True):
 
     @property
     def along_filters(self) -> bool:
-        """Whether the vector lanes hold filters alone, so that a tile is turned around on its way out."""
+        """Whether the vector lanes hold filters alone, so that a tile is transposed when it is stored."""
         return self.lane_filters > self.lane_windows == 1
 
     def instructions(self, windows: int, filters: int) -> int:
-        """Multiply-adds of one k step on a tile of `windows` x `filters` (edges fill whole lanes)."""
+        """Multiply-adds of one k-iteration on a tile of `windows` x `filters` (edges fill whole lanes)."""
         return -(-windows // self.lane_windows) * -(-filters // self.lane_filters)
 
 
 @cache
 def _rows(table: str) -> tuple[Kernel, ...]:
-    """The rows of a file, in its order; indices go on from those of the files before it."""
+    """The rows of a file, in its order; indices continue from the files before it."""
     lines = _LINE.findall(native_file(table).read_text())
     first = sum(len(_rows(one)) for one in itertools.takewhile(lambda one: one != table, _TABLES))
     columns = (dict(_FIELD.findall(line)) for line in lines)
@@ -96,22 +96,22 @@ def kernels() -> tuple[Kernel, ...]:
 
 
 def direct_kernels() -> tuple[Kernel, ...]:
-    """Every kernel that convolves operands as they lie; windows x filters: its largest tile."""
+    """Every kernel that convolves operands in place; windows x filters: its largest tile."""
     return _rows("conv/depthwise.inc")
 
 
 def skinny_kernels() -> tuple[Kernel, ...]:
-    """Every kernel of products with few rows or columns; windows: results whose sums pass together."""
+    """Every kernel of products with few rows or columns; windows: results accumulated in one pass."""
     return _rows("conv/skinny.inc")
 
 
 def phases_kernels() -> tuple[Kernel, ...]:
-    """Every kernel of convolutions over parted rows; windows x filters: its largest tile."""
+    """Every kernel of convolutions over rows split by the phases of the stride; windows x filters: its largest tile."""
     return _rows("conv/polyphase.inc")
 
 
 def nchwc_kernels() -> tuple[Kernel, ...]:
-    """Every kernel that convolves blocks of channels; windows: pixels of a tile."""
+    """Every kernel that convolves channels in blocks (NCHWc); windows: pixels of a tile."""
     return _rows("conv/direct_nchwc.inc")
 
 
@@ -147,7 +147,7 @@ def algorithms() -> tuple[NativeAlgorithm, ...]:
 
 
 def kind_of(problem: Workload) -> str:
-    """What the native library calls a kind of problem."""
+    """The native library's name for a kind of problem."""
     return "CONV" if isinstance(problem, Conv) else "GEMM"
 
 
@@ -183,7 +183,7 @@ def epilogue_operations() -> dict[str, int]:
 
 @cache
 def rows_kinds() -> dict[str, tuple[int, int, int]]:
-    """What is made of rows, name -> the ABI's number, operations of a vector and reductions of a row (`native/rows.inc`)."""
+    """Operators on rows, name -> the ABI's number, operations per vector and reductions per row (`native/rows.inc`)."""
     lines = _ROWS.findall(native_file("rows.inc").read_text())
     return {name: (int(number), int(operations), int(reductions)) for number, name, operations, reductions in lines}
 

@@ -15,7 +15,7 @@ from pysim.problem.dtypes import SUM_BYTES
 from pysim.registry.files import epilogue_numbers, native_file
 
 _HERE = Path(__file__).parent
-_ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # of one family: what its rows have in common, and each row
+_ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # a family's common columns, and each of its rows
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
 _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
@@ -23,7 +23,7 @@ _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
 MAINLOOPS = ("simt", "wmma", "mma", "wgmma")
 WARP, WARPGROUP = 32, 128
-# Convolutions on tensor cores, and the threads that an instruction of theirs is of
+# Convolutions on tensor cores, and the threads that issue one instruction together
 TENSOR = {"wgmma": WARPGROUP, "mma": WARP, "grouped": WARP}
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
@@ -35,7 +35,7 @@ _CONV_DEFAULTS: dict[str, Any] = {"variant": "full", "makes_product": False} | d
 
 
 def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The columns of each row of a family's table; sizes as a column for each of their axes."""
+    """The columns of each row of a family's table; a size becomes one column per axis."""
     found: list[dict[str, Any]] = []
     common: dict[str, Any] = {}
     for kind, text in _ROWS.findall(native_file(f"cuda/{path}").read_text()):
@@ -53,13 +53,13 @@ def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 class Tiles(NamedTuple):
-    """What a tiled CUDA kernel is, whatever it computes: a block's tile of `rows` x `columns` in steps of `depth` along k, in warps' tiles
-    of threads' (tensor cores: instructions'), `stages` of it in shared memory, in clusters of blocks, on a `pipe`.
+    """The tiling of a CUDA kernel of any problem: a block's tile of `rows` x `columns`, `depth` of k per k-iteration, divided into warp
+    tiles and thread tiles (tensor cores: instruction tiles); `stages` in shared memory; clusters of blocks; the arithmetic `pipe`.
 
-    `group` threads share a warp tile, a warp or a warpgroup; with a `producer` a further warpgroup loads. Without `vectors` elements move
-    one by one, without `spread` rows of shared memory lie as they come: both are there to show what they are worth. `promotion`: products
-    of parts of FP32's numbers, made in registers, three of TF32 halves or (`thirds`) six of BF16 thirds, which take as long; and of so many
-    k the accumulators are added to sums in FP32. `pingpong`: two sets of threads take a block's tiles in turn.
+    `group`: threads that share a warp tile (a warp or a warpgroup). `producer`: a further warpgroup only loads. For ablations: without
+    `vectors` elements move one by one, without `spread` rows of shared memory are neither swizzled nor padded. `promotion`: FP32
+    operands are split into TF32 halves (three products) or (`thirds`) BF16 thirds (six products, which take as long), and accumulators are
+    added to FP32 registers every `promotion` of k. `pingpong`: two sets of warpgroups alternate over a block's tiles.
     """
 
     dtype: str
@@ -84,13 +84,12 @@ class Tiles(NamedTuple):
 
     @property
     def products(self) -> int:
-        """Products of the pipe for each of the problem's."""
+        """Products of the pipe per product of the problem."""
         return 3 if self.promotion else 1
 
     @property
     def parts(self) -> float:
-        """Bytes of B as it is read for each of its own: of two halves or three thirds where those are made ahead, since warpgroups read
-        them from shared memory."""
+        """Bytes of B read per byte of the operand. Warpgroups read B from shared memory, so its halves or thirds are made beforehand."""
         return (1.5 if self.thirds else 2.0) if self.promotion and self.by_warpgroups else 1.0
 
     @property
@@ -100,7 +99,7 @@ class Tiles(NamedTuple):
 
     @property
     def by_warpgroups(self) -> bool:
-        """Whether instructions are a warpgroup's, which read both operands from shared memory."""
+        """Whether warpgroups issue the instructions; these read both operands from shared memory."""
         return self.group == WARPGROUP
 
     @property
@@ -120,7 +119,7 @@ class Tiles(NamedTuple):
 
     @property
     def transposed(self) -> "Tiles":
-        """The same kernel with rows for columns."""
+        """The same kernel with rows and columns exchanged."""
         return self._replace(
             rows=self.columns,
             columns=self.rows,
@@ -139,13 +138,12 @@ Mainloop = Literal["simt", "wmma", "mma", "wgmma"]
 class GemmKernel(msgspec.Struct, frozen=True):
     """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemm/<mainloop>.inc`, as gemm/rows.h names them.
 
-    `block_*` is a thread block's tile and step along k, `warp_*` a warp's (wgmma: a warpgroup's), `thread_*` a thread's (tensor
-    cores: one instruction's); `stages` tiles of A and B lie in shared memory at once; `capability` is 10 major + minor, at least or
-    (`exact_capability`) alone, and not from `below` on or on `replaced_on`, where others replace it (0: nowhere). `alignment`: bytes that
-    base and pitch of an operand are multiples of; `k_major`: rows run along k of both operands (1) or of B (2: or of A alone, and
-    C' = B' A' is computed); `producer`: a warpgroup does nothing but load, by TMA; `pingpong`: two sets of warpgroups take a block's tiles
-    in turn; so many parts of split-K as `reduces_in_cluster` says need no workspace; `promotion`: see Tiles; `ablation`: it is there to
-    show what it leaves out.
+    `block_*`: a thread block's tile, with k of one k-iteration; `warp_*`: a warp's (wgmma: a warpgroup's); `thread_*`: a thread's (tensor
+    cores: one instruction's). `stages`: tiles of A and B in shared memory at once. `capability`: 10 major + minor, the lowest or
+    (`exact_capability`) the only one; other rows replace this one from `below` on and on `replaced_on` (0: never). `alignment`: base and
+    pitch of an operand are multiples of this many bytes. `k_major`: 1 if both operands must be K-major, 2 if B must be (if only A is, the
+    kernel computes C' = B' A'). `producer`: one warpgroup only loads, by TMA. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`: the
+    most parts of split-K that a cluster reduces without workspace. `ablation`: built only to measure what it leaves out.
     """
 
     index: int
@@ -188,7 +186,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
 
     @property
     def sum_bytes(self) -> int:
-        """Of an accumulator."""
+        """Bytes of an accumulator."""
         return 2 if self.accumulates_f16 else SUM_BYTES[self.dtype]
 
     @property
@@ -204,7 +202,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Keys of a machine's constants that hold for it, the first that there is: of its main loop and type, of its main loop."""
+        """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop."""
         return f"{self.mainloop}_{self.dtype}", self.mainloop
 
     @property
@@ -240,7 +238,7 @@ def _gemm_by_name() -> dict[str, GemmKernel]:
 
 
 def gemm_of_tiles(tiles: Tiles) -> GemmKernel | None:
-    """The product with these tiles, nothing left out, if there is one."""
+    """The product with these tiles that is no ablation, if there is one."""
     return _gemm_by_tiles().get(tiles._replace(vectors=True, spread=True))
 
 
@@ -261,14 +259,13 @@ class ConvKernel(msgspec.Struct, frozen=True):
     """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/conv/<algorithm>/rows.inc`, as conv/rows.h
     names them.
 
-    Tiles are filters x windows, 0 where an algorithm has none; a cluster's blocks share what they load; `outputs` is the edge of the
-    square of outputs that a window stands for (Winograd's F(2x2) and F(4x4): 2 and 4), `makes_product` whether its schedule names a row
-    of gemm/. `fused`: one kernel does what others of the algorithm do in several (Winograd's transforms and products, im2win's tensor),
-    `staged`: kernels of their own, a chunk of windows at a time; `keeps_tensor`: im2win's tensor lies in the workspace; so many parts of
-    split-K as `reduces_in_cluster` says need no workspace; `folds`: squares of pixels are channels, whatever the kernel's size;
-    `alignment`: bytes that input and filters begin at multiples of (1: elements); `pingpong`, `promotion`: see Tiles; `ablation`: it is
-    there to show what it leaves out; `replaced_on`: as of a product; `finite`: what must be finite, an index of NEEDS_FINITE; `prologue`:
-    whether it takes one, of some problems.
+    Tiles are filters x windows, 0 if the algorithm has none; blocks of a cluster multicast shared loads. `outputs`: a window is a tile of
+    outputs x outputs pixels (Winograd's F(2x2) and F(4x4): 2 and 4). `makes_product`: the schedule names a row of gemm/. `fused`: one
+    kernel has all phases (Winograd's transforms and products, im2win's gather). `staged`: separate kernels, run per chunk of windows.
+    `keeps_tensor`: im2win's tensor is stored in the workspace. `folds`: space-to-depth, for any kernel size. `alignment`: base addresses of
+    input and filters are multiples of this many bytes (1: of their elements). `finite`: operands that must be finite, an index of
+    NEEDS_FINITE. `prologue`: it accepts one, on some problems. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`, `replaced_on`,
+    `ablation`: see GemmKernel.
     """
 
     index: int
@@ -304,7 +301,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
 
     @property
     def needs_finite(self) -> Finite:
-        """What must be finite, lest a result is NaN where the definition has a number."""
+        """Operands that must be finite for the result of the definition; otherwise it may be NaN."""
         return NEEDS_FINITE[self.finite]
 
     @property
@@ -319,7 +316,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
 
     @property
     def tile(self) -> dict[str, int]:
-        """Sizes of the tiles of blocks, warps and threads, stages, edge of a window's outputs."""
+        """Sizes of the tiles of blocks, warps and threads, stages, outputs per side of a window."""
         return {name: getattr(self, name) for name in _CONV_TILE}
 
     @property
@@ -329,7 +326,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
 
     @property
     def decomposes(self) -> bool:
-        """Whether tiles of its own may be split along k."""
+        """Whether its own tiles may be split along k."""
         return bool(self.block_k) and not self.makes_product and not self.staged
 
     @property
@@ -339,18 +336,17 @@ class ConvKernel(msgspec.Struct, frozen=True):
 
     @property
     def family(self) -> str:
-        """The key of a machine's own constants for it: its algorithm's, and on tensor cores of a type."""
+        """The key of the machine's constants for it: the algorithm, and on tensor cores the type."""
         return f"conv_{self.algorithm}" + (f"_{self.dtype}" if self.tiles.tensor else "")
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Keys of a machine's constants that hold for it, the first that there is: its own, of its variant or of all, where it has been
-        fitted, else those of the products that it is made of."""
+        """Keys of the machine's constants for it; the first that exists applies: its variant's, its family's, or those of its products."""
         return f"{self.family}_{self.variant}", self.family, "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
 
     @property
     def tiles(self) -> Tiles:
-        """Its tiles, filters down and windows across; zeros where it has none."""
+        """Its tiles: filters are rows, windows are columns; zeros if it has none."""
         return _conv_tiles(self)
 
 
@@ -393,22 +389,22 @@ def _conv_by_name() -> dict[str, ConvKernel]:
 
 @cache
 def epilogues() -> dict[str, int]:
-    """The functions that may follow alpha A B + beta C + bias on a GPU, name -> the ABI's number (`native/cuda/epilogues.inc`)."""
+    """The activations after alpha A B + beta C + bias on a GPU, name -> the ABI's number (`native/cuda/epilogues.inc`)."""
     return epilogue_numbers("cuda/epilogues.inc")
 
 
 @cache
 def cuda_limits() -> dict[str, int]:
-    """The largest sizes that the CUDA library takes, by the names of `native/cuda/limits.inc`."""
+    """The largest sizes that the CUDA library accepts, by the names of `native/cuda/limits.inc`."""
     return {name: int(value) for name, value in _LIMIT.findall(native_file("cuda/limits.inc").read_text())}
 
 
 class Attributes(msgspec.Struct, frozen=True):
-    """What the compiler made of a kernel: threads and bytes of shared memory of a block, registers of a thread, its bytes of local
-    memory (stack and spills).
+    """The compiler's figures for a kernel: threads and bytes of shared memory of a block, registers and bytes of local memory (stack and
+    spills) of a thread.
 
-    `efficiency` is the share of the cost model's rate that its main loop was measured to reach on a machine of this capability; where
-    nobody measured it, that of the kernel's family stands for it.
+    `efficiency`: the measured share of the cost model's rate that its main loop reaches on a machine of this capability; None if not
+    measured, then the family's applies.
     """
 
     threads: int

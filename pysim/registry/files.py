@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of `native/` that Python reads, too."""
+"""The files of `native/` that Python reads."""
 
 import re
 from pathlib import Path
@@ -15,10 +15,10 @@ def native_file(name: str) -> Path:
 
 
 def declarations(*headers: str) -> str:
-    """What cffi reads of headers of `native/`, one after another: the parts between their marks."""
+    """The declarations for cffi from headers of `native/`: the parts between their marks, concatenated."""
     return "".join(native_file(name).read_text().partition("/* cdef begin */")[2].partition("/* cdef end */")[0] for name in headers)
 
 
 def epilogue_numbers(name: str) -> dict[str, int]:
-    """The functions that may follow a sum by a table of `native/`, name -> the ABI's number."""
+    """The activations in a table of `native/`, name -> the ABI's number."""
     return {epilogue: int(number) for number, epilogue in _EPILOGUE.findall(native_file(name).read_text())}
