@@ -236,6 +236,17 @@ def test_what_strangers_leave_of_the_last_level_is_found_and_written(truth: Mach
     assert machine.csa is not None and machine.csa.l3_bytes == last.size_bytes
 
 
+def test_layers_that_the_model_misses_by_a_few_percent_do_not_hide_how_much_of_the_last_level_is_left(
+    truth: Machine, plans: tuple[Measured, ...]
+) -> None:
+    exact = np.array([planner.plan(one.problem, with_ways(truth, 9), name=one.name).seconds for one in plans]) * truth.clock_hz
+    for seed in range(6):
+        random = np.random.default_rng(seed)
+        of_layer = {problem: math.exp(random.normal(0, 0.05)) for problem in SOME}
+        found = ways_left(truth, 14, plans, exact * [of_layer[one.problem] for one in plans])
+        assert found is not None and abs(found.value - 9) <= found.error <= 6, seed
+
+
 def test_a_last_level_that_is_whole_keeps_its_source(quiet: Calibration) -> None:
     assert quiet.fit.ways is not None and quiet.fit.ways.value == ZEN4.levels[-1].ways
     assert calibrated(ZEN4, quiet).levels[-1].kind == ZEN4.levels[-1].kind

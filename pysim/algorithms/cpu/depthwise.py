@@ -17,7 +17,7 @@ blocks  As planes, on NCHWc operands: no transposition. Taps in the padding are 
 The in-core cost, from the machine's numbers alone, for every image and group (transfers and overlap as in `cost`):
 
     kernel = max((multiply-adds + shuffles) / fma rate, loads / load rate, dependency chains) + starts
-             + transposition: max(loads, shuffles and merges)
+             + transposition: max(loads / load rate, shuffles + MERGE merges), one shuffle per cycle as in `fil` kernels
     store    vectors of outputs and of transposed planes. Outputs that are not blocks begin anywhere in a line: a share
              (vector - element) / line of the vectors crosses into the next line, one access more.
     call     call_cycles per call of a block of L groups; SHORT_CALL of that per row of tiles
@@ -101,7 +101,7 @@ class Work(NamedTuple):
         tiles += (self.tiles + self.restarts) * (machine.levels[0].latency_cycles.value + latency)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
         tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
-        return tiles + max(self.parts / narrow, (self.transposing + MERGE * self.merges) / rate), store
+        return tiles + max(self.parts / narrow, self.transposing + MERGE * self.merges), store
 
 
 def shares_input_rows(w: Conv, kernel: Kernel) -> bool:
