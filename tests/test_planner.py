@@ -18,8 +18,8 @@ from yardstick import quiet_seconds
 from pysim import plan, plans
 from pysim.algorithms.cpu import im2col, sconv, winograd
 from pysim.cachemodel.cpu import tilings as space
-from pysim.cachemodel.cpu.cost import predict, schedule_of
-from pysim.cachemodel.cpu.incore import compute_cycles, fetch_cycles, rates, select
+from pysim.cachemodel.cpu.cost import MIN_PRUNED, predict, schedule_of
+from pysim.cachemodel.cpu.incore import compute_cycles, fetch_cycles, rates
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.errors import PlanError
 from pysim.machine import load as machine
@@ -44,7 +44,7 @@ def test_the_chosen_plan_is_the_cheapest_of_all_candidates(text: str, name: str)
     problem, on = parse(text), machine.load(name)
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    found = predict(space.table(costs, range(len(rows))))
+    found = predict(space.within(costs).table)
     chosen = plan(problem, on, algorithm=nest_algorithm(text))
     assert full_cost(chosen).cycles == pytest.approx(found.cycles.min(), rel=1e-12)
     best = {item.schedule.kind: item.cost for item in chosen.considered}
@@ -80,20 +80,24 @@ def test_candidates_within_a_limit_have_the_best_of_the_kind_whose_limit_it_is(a
 def test_what_is_left_out_within_a_limit_cannot_be_the_best_of_its_kind_or_go_below_its_kernels_bound(text: str, name: str) -> None:
     on = machine.load(name)
     costs = rates(nest_of(parse(text)), on, space.rows(on, "f32").kernels)
-    table = space.table(costs, range(len(costs.kernels)))
-    for everything in (predict(select(table, table.keeps_windows == keeps)) for keeps in (True, False)):
-        limit = float(np.median(everything.cycles))
-        some = predict(everything.table, limit=np.full(2, limit))
-        compute = sum(compute_cycles(everything.table).values()) + everything.table.packed * fetch_cycles(everything.table.rates)
-        known = {schedule_of(everything, row): row for row in range(everything.cycles.size)}
+    everything = predict(space.within(costs).table)
+    least = sum(compute_cycles(everything.table).values()) + everything.table.packed * fetch_cycles(everything.table.rates)
+    known, kind = {schedule_of(everything, row): row for row in range(everything.cycles.size)}, 1 - everything.table.keeps_windows
+    limit = np.array([np.median(everything.cycles[kind == which]) for which in range(2)])
+    table, terms, beyond = space.within(costs, limit)
+    for prune in (False, True):
+        some = predict(table, terms=terms, prune=prune)
         rows = [known[schedule_of(some, row)] for row in range(some.cycles.size)]
-        assert 0 < len(rows) < everything.cycles.size and (compute[rows] <= limit).all()
-        assert np.allclose(some.cycles, everything.cycles[rows], rtol=1e-14, atol=0)
-        within = np.flatnonzero(compute <= limit)
-        assert some.cycles.min() == pytest.approx(everything.cycles[within].min(), rel=1e-14)
-        assert some.bounds is not None or len(rows) == within.size  # few are all predicted
-        if some.bounds is not None:
-            assert (everything.cycles[within] >= some.bounds[everything.table.kernel[within]] * (1 - 1e-12)).all()
+        assert 0 < len(rows) < everything.cycles.size and np.allclose(some.cycles, everything.cycles[rows], rtol=1e-14, atol=0)
+        for which in range(2):
+            of_kind = np.flatnonzero(kind == which)
+            assert beyond[which] == pytest.approx(least[of_kind][least[of_kind] > limit[which]].min())
+            within = of_kind[least[of_kind] <= limit[which]]
+            best = some.cycles[1 - some.table.keeps_windows == which].min()
+            assert best == pytest.approx(everything.cycles[within].min(), rel=1e-14)
+            if some.bounds is not None:
+                assert (everything.cycles[within] >= some.bounds[everything.table.kernel[within]] * (1 - 1e-12)).all()
+        assert (some.bounds is not None) == (prune and len(rows) < table.kernel.size) or table.kernel.size < MIN_PRUNED
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -101,7 +105,7 @@ def test_candidates_are_legal_and_none_stands_twice(text: str) -> None:
     nest, on = nest_of(parse(text)), machine.load("zen4")
     rows = space.rows(on, parse(text).dtype).kernels
     costs = rates(nest, on, rows)
-    prediction = predict(space.table(costs, range(len(rows))))
+    prediction = predict(space.within(costs).table)
     schedules = [schedule_of(prediction, index) for index in range(prediction.cycles.size)]
     assert len(set(schedules)) == len(schedules)
     for kind in STATIONARY:
@@ -183,7 +187,7 @@ def test_candidates_are_all_the_schedules_within_the_factor_of_the_best_at_their
     problem, on = parse(text), machine.load("zen4")
     rows = space.rows(on, problem.dtype).kernels
     costs = rates(nest_of(problem), on, rows)
-    found = predict(space.table(costs, range(len(rows))))
+    found = predict(space.within(costs).table)
     everything = {schedule_of(found, row): float(cycles) for row, cycles in enumerate(found.cycles)}
     best = min(everything.values())
     listed = candidates(text, "zen4", within, algorithm=nest_algorithm(text))

@@ -33,7 +33,7 @@ class OnNest(NamedTuple):
     algorithm: str | None = None
 
     def least_cycles(self, request: Request, best: float) -> float:
-        return nested.least_cycles(self.nest(request.problem), request, best) if request.threads == 1 else 0.0
+        return nested.least_cycles(self.nest(request.problem), request, best, self.form) if request.threads == 1 else 0.0
 
     def candidates(self, request: Request, limit: Array | float = 0.0) -> nested.Found | NoneLegal:
         return nested.candidates(self.nest(request.problem), request, limit, self.form, self.algorithm)

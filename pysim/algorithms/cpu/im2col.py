@@ -158,7 +158,7 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
     cycles = float(columns.cycles[0])
     product = nested.candidates(_nest(problem), request, limit - cycles, algorithm=NAME)
     assert isinstance(product, NestCandidates)
-    return Candidates(columns, product, float(product.limit[0]) + cycles, product.rejected)  # one kind, for both stationary operands
+    return Candidates(columns, product, float(product.limit.min()) + cycles, product.rejected)  # one kind, for both stationary operands
 
 
 def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:

@@ -33,7 +33,11 @@ def nest_of(problem: Gemm) -> nests.Nest:
 
 
 _NEST = OnNest(nest_of, "matrix product, B packed in advance, A read in place", BROADCASTS, NAME)
-refuses, least_cycles, workspace_bytes, describe = broadcasts, _NEST.least_cycles, _NEST.workspace_bytes, _NEST.describe
+refuses, workspace_bytes, describe = broadcasts, _NEST.workspace_bytes, _NEST.describe
+
+
+def least_cycles(request: Request, best: float) -> float:
+    return _NEST.least_cycles(request, best) if request.prepared else 0.0
 
 
 def candidates(request: Request, limit: Array | float = 0.0) -> nested.Found | NoneLegal:

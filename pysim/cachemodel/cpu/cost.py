@@ -56,7 +56,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, fetch_cycles, select
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, select
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
@@ -73,7 +73,7 @@ from pysim.registry.cpu import Kernel, kernels
 # (least squares: Winograd 0.46 over 115 plans on a Zen 4, 0.27 over 306 on an Emerald Rapids; rows of depthwise tiles 0.36 to 0.86)
 SHORT_CALL = 0.5
 MIN_PRUNED = 64  # smaller tables are predicted whole
-FIRST_MARGIN = 1.01  # the best schedule of a kind is first looked for within this factor of the least lower bound
+FIRST_MARGIN = 1.02  # the best schedule of a kind is first looked for within this factor of the least lower bound
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 
 
@@ -115,30 +115,21 @@ class Prediction(NamedTuple):
         return self.costs.cycles
 
 
-def predict(table: Table, state: State = "hot", limit: Array | None = None) -> Prediction:
-    """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start.
-
-    `limit`: cycles, of input and of weight stationary schedules. Schedules are left out of the prediction and of its table if their compute
-    cycles, with the least stalls of packing, exceed it. Large tables are also pruned to the schedules that may be the best of their kind.
-    """
-    terms = compute_cycles(table)
-    if limit is not None:
-        bounds = sum(terms.values(), table.packed * fetch_cycles(table.rates))
-        keep = bounds <= np.where(table.keeps_windows, *limit)
-        keep[bounds.argmin()] |= not keep.any()  # no table is empty
-        if not keep.all():
-            table, terms = select(table, keep), {name: term[keep] for name, term in terms.items()}
+def predict(table: Table, state: State = "hot", terms: Mapping[str, Array] | None = None, prune: bool = False) -> Prediction:
+    """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start; `terms`
+    are the schedules' `compute_cycles`. `prune`: only the schedules that may be the best of their kind, if there are many."""
+    terms = terms or compute_cycles(table)
     streams = streams_of(table, state)
-    if limit is None or np.isinf(limit).any() or table.kernel.size < MIN_PRUNED:
-        return assemble(table, terms, traffic(table, streams))
-    return _pruned(table, terms, streams)
+    if prune and table.kernel.size >= MIN_PRUNED:
+        return _pruned(table, terms, streams)
+    return assemble(table, terms, traffic(table, streams))
 
 
 def _pruned(table: Table, terms: Mapping[str, Array], streams: TableStreams) -> Prediction:
     """The schedules that may be the best of their kind. The others take longer with their certain misses alone; how sets are filled,
     most of the work, is computed only for these."""
     kind = np.where(table.keeps_windows, 0, 1)
-    certain = assemble(table, {**terms}, traffic(table, streams, certain_only=True)).cycles
+    certain = assemble(table, terms, traffic(table, streams, certain_only=True)).cycles
     most = FIRST_MARGIN * _minima(certain, kind)
     while True:
         (rows,) = np.nonzero(certain <= most[kind])
@@ -157,10 +148,10 @@ def _minima(cycles: Array, group: NDArray[np.int64], groups: int = 2) -> Array:
     return minima
 
 
-def assemble(table: Table, terms: dict[str, Array], moved: Array) -> Prediction:
+def assemble(table: Table, compute: Mapping[str, Array], moved: Array) -> Prediction:
     """The cycles of every schedule from its compute terms and its traffic (as `occupancy.traffic` or a simulation counts it)."""
     machine = table.rates.machine
-    core, inner = machine.core, machine.levels[0]
+    core, inner, terms = machine.core, machine.levels[0], {**compute}
     terms["store"] = terms["store"] + _scattered_runs(table, moved) * core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
     terms["kernel"] = terms["kernel"] + _kernel_stalls(table, moved)

@@ -4,7 +4,7 @@
 `tilings` lists the schedules worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
 
 Worked number: two kernels with lower bounds of 7.2 and 9.1 M cycles. If compute hides 0.8 of the transfers, schedules with at most (1 +
-TRANSFERS (1 - 0.8)) 7.2 = 8.3 M cycles of compute are predicted first. The second kernel is predicted only if none of them takes less
+TRANSFERS (1 - 0.8)) 7.2 = 8.1 M cycles of compute are predicted first. The second kernel is predicted only if none of them takes less
 than 9.1 M cycles.
 """
 
@@ -28,12 +28,12 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
-TRANSFERS = 0.75  # transfer cycles of most best schedules over their compute cycles, at most
+TRANSFERS = 0.6  # transfer cycles of most best schedules over their compute cycles, at most
 
 
 class NestCandidates(NamedTuple):
-    """Schedules of a nest as a table, and lower `bounds` of its kernels in cycles. Of each kind (STATIONARY), the table has the schedules
-    whose compute takes at most `limit` cycles."""
+    """Schedules of a nest as a table with compute `terms`, and lower `bounds` of its kernels in cycles. The table has all schedules whose
+    compute takes less than `limit` cycles (per kind of STATIONARY). `prune`: only the best of each kind is needed."""
 
     table: Table
     state: State
@@ -41,6 +41,8 @@ class NestCandidates(NamedTuple):
     limit: Array
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
+    terms: dict[str, Array] | None = None
+    prune: bool = False
 
 
 class CsaCandidates(NamedTuple):
@@ -57,11 +59,11 @@ class CsaCandidates(NamedTuple):
 Found = NestCandidates | CsaCandidates
 
 
-def least_cycles(nest: Nest, request: Request, best: float) -> float:
-    """A lower bound on all schedules of a nest: multiplications at the highest rate of any kernel; if that is below `best`, all in-core
-    work."""
+def least_cycles(nest: Nest, request: Request, best: float, form: str | None = None) -> float:
+    """A lower bound on all schedules of a nest by kernels of a form: multiplications at the highest rate of any kernel; if that is below
+    `best`, all in-core work."""
     on = request.cpu
-    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel).kernels
+    kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form).kernels
     least: float = nest.repeats * live_taps(nest)[0] * nest.out_w * nest.kernel_w * nest.group_channels * nest.group_filters
     least /= _fastest(kernels, on, nest.result_bytes // nest.element_bytes)
     if not kernels or least > best:
@@ -103,8 +105,8 @@ def candidates(
     most = np.full(2, np.maximum(first, limit))
     place = tilings.in_place_reason(nest)
     rejected = (*((place,) if place else ()), *rows.rejected)
-    table = tilings.table(of, np.flatnonzero(bounds <= most.max()).tolist(), most)
-    return NestCandidates(table, request.state, bounds, most, rejected, algorithm)
+    table, terms, beyond = tilings.within(of, most)
+    return NestCandidates(table, request.state, bounds, beyond, rejected, algorithm, terms, bool(np.isfinite(most).all()))
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
@@ -114,7 +116,7 @@ def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
 
 def costs_of(of: NestCandidates) -> tuple[Pass, Costs]:
     """The predicted costs of a nest's schedules, and the pass that has them."""
-    prediction = predict(of.table, of.state, of.limit)
+    prediction = predict(of.table, of.state, of.terms, of.prune)
     table, costs, pruned = prediction
     nest, machine, kernels, *_ = table.rates
     in_place = nest.filters_in_place or not nest.filters_packed  # no prefetcher follows their rows

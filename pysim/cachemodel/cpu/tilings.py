@@ -9,14 +9,13 @@ Worked number: 784 window tiles in parts of at most 160 are 5 parts of 157 tiles
 """
 
 import itertools
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, fetch_cycles, select
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
@@ -90,19 +89,38 @@ def in_place_reason(nest: Nest) -> Rejected | None:
     return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory", "shape")
 
 
-def table(rates: Rates, kernels: Sequence[int], limit: Array = _UNLIMITED) -> Table:
-    """The candidate schedules of the kernels with the given indices, input stationary before weight stationary.
+class Within(NamedTuple):
+    """Schedules within a limit, their compute terms, and the least cycles of computing and packing of the schedules left out, per kind."""
 
-    Channel sets whose `least_cycles` exceed the limit, of either order, are left out.
-    """
+    table: Table
+    terms: dict[str, Array]
+    beyond: Array
+
+
+def within(rates: Rates, limit: Array = _UNLIMITED) -> Within:
+    """The candidate schedules, input stationary before weight stationary. A schedule is left out if its compute cycles, with the least
+    stalls of packing, exceed the `limit` of its kind; at least one schedule is kept."""
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
+    kernels = range(len(rates.kernels))
     keeps, packed, kernel = (np.array(column) for column in zip(*itertools.product((True, False), places, kernels), strict=True))
-    row, channels, k2, k3 = _columns(rates.of(kernel), packed, keeps, limit[1 - keeps])
-    return Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], channels, k2, k3)
+    row, channels, k2, k3, beyond = _columns(rates.of(kernel), packed, keeps, limit)
+    table = Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], channels, k2, k3)
+    terms = compute_cycles(table)
+    least = sum(terms.values(), table.packed * fetch_cycles(rates))
+    kept = least <= np.where(table.keeps_windows, *limit)
+    kept[least.argmin()] |= not kept.any()
+    if kept.all():
+        return Within(table, terms, beyond)
+    left_out = np.where(kept, np.inf, least)
+    np.minimum.at(beyond, 1 - table.keeps_windows, left_out)
+    return Within(select(table, kept), {name: term[kept] for name, term in terms.items()}, beyond)
 
 
-def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limit: Array) -> tuple[NDArray[np.int64], Array, Array, Array]:
-    """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3."""
+def _columns(
+    rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limit: Array
+) -> tuple[NDArray[np.int64], Array, Array, Array, Array]:
+    """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3. Channel sets whose `least_cycles`
+    exceed the limit are left out; last, the least of these, per kind."""
     l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
     size, tile = rates.nest.element_bytes, rates.windows
     window = np.where(packed > 0, tile * rates.packed_window, tile * size + rates.place_edge)
@@ -110,7 +128,12 @@ def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limi
 
     common = np.array(_channel_parts(rates.nest.group_channels, rates.nest.taps))
     channels, new = _with_own(common, balanced(rates.nest.group_channels, (l1 - out) / (window + filters)))  # channels that fit L1
-    new &= (least_cycles(rates, np.ceil(rates.nest.group_channels / channels.T), packed) <= limit).T
+    least = least_cycles(rates, np.ceil(rates.nest.group_channels / channels.T), packed)
+    fits = (least <= np.where(keeps_windows, *limit)).T
+    if not (fits & new).any():
+        fits = (least == least.min()).T
+    beyond = np.where(fits, np.inf, least.T).min(axis=1).reshape(2, -1).min(axis=1)
+    new &= fits
     row, column = np.nonzero(new)
     channels, swap = channels[row, column], keeps_windows[row]
     window, filters, out = window[row] * channels, filters[row] * channels, out[row]
@@ -127,7 +150,7 @@ def _columns(rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limi
     new[:, 1:] &= ~one_loop[:, None]
     last, column = np.nonzero(new)
     pair = pair[last]
-    return row[pair], channels[pair], k2[last], k3[last, column]
+    return row[pair], channels[pair], k2[last], k3[last, column], beyond
 
 
 def least_cycles(rates: Rates, sets: Array | float = 1.0, packed: Array | float | None = None) -> Array:
