@@ -175,11 +175,13 @@ def _value(path: str, fact: Any) -> str:
     """A number of the file as text; cache geometry with its size."""
     from pysim.machine.cpu import Csa, Level, Unit
     from pysim.machine.quantity import Number
+    from pysim.registry.cpu import results_of_multiply_add
 
     if isinstance(fact, Level):
         return f"{fact.sets} sets x {fact.ways} ways x {fact.line_bytes} B = {size(fact.size_bytes)}"
     if isinstance(fact, Unit):
-        return f"vectors of {fact.vector_bytes} B"
+        results = results_of_multiply_add(fact.target)
+        return f"vectors of {fact.vector_bytes} B, {results} FP32 {'result' if results == 1 else 'results'} a multiply-add"
     if isinstance(fact, Csa):
         return f"{fact.windows}x{fact.filters}, {fact.alpha:g} of each cache"
     error = f" +- {quantity(fact.error)}" if isinstance(fact, Number) and fact.error is not None else ""

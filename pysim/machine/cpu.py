@@ -90,11 +90,16 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return each + (self.vector_bytes - size) / line * min(1.0, each)
 
     def rate(self, dtype: str) -> float:
-        """Multiply-adds a cycle with elements of `dtype`. Vectors of plain C hold half as many doubles as floats."""
+        """Multiply-adds a cycle, as the registry counts them, with elements of `dtype`. Vectors of plain C hold half as many doubles as
+        floats."""
         for one in self.types:
             if one.name == dtype:
                 return one.fma_per_cycle.value
         return self.fma_per_cycle.value / (2 if self.target == "portable" and dtype == "f64" else 1)
+
+    def vector_rate(self, dtype: str, size: int) -> float:
+        """Multiply-adds of whole vectors of elements of `size` bytes a cycle."""
+        return self.rate(dtype) / (self.lanes(size) if self.target == "portable" else 1)
 
     def step_cycles(self, dtype: str, along: float, across: float) -> float:
         """Cycles of one k-iteration of along x across multiply-adds, each with its own accumulator; the along + across operands are loaded

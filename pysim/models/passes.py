@@ -114,10 +114,11 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
         axes = {"LRN": (1,)}.get(node.op) or node.attributes.get("axes") or range(node.attributes["axis"], len(x.shape))
         rows, size, beside = prod(x.shape[: axes[0]]), prod(x.shape[axis] for axis in axes), prod(x.shape[axes[-1] + 1 :])
         operations, reductions = rows_kinds()[kind][1:]
+        vectors = unit.vector_rate(DTYPES[y.dtype.name], y.dtype.itemsize)
         if beside > 1:
-            return float(rows * size * -(-beside // lanes) * operations / unit.rate(DTYPES[y.dtype.name]))
+            return float(rows * size * -(-beside // lanes) * operations / vectors)
         waiting = reductions * 2 * log2(lanes) * unit.fma_latency_cycles.value
-        return float(rows * (-(-size // lanes) * operations / unit.rate(DTYPES[y.dtype.name]) + waiting))
+        return float(rows * (-(-size // lanes) * operations / vectors + waiting))
     if node.op == "Take" and prod(x.shape[node.attributes["axis"] + 1 :]) == 1:
         return float(elements * (2 if len(node.inputs) == 2 else 3 * len(graph.constants[node.inputs[2]])) / unit.loads_per_cycle.value)
     if node.op == "Transpose":

@@ -139,6 +139,11 @@ class NativeAlgorithm(msgspec.Struct, frozen=True):
     problem: str
 
 
+def results_of_multiply_add(target: str) -> int:
+    """FP32 results of one multiply-add of a target, as the rows count them: a vector, a tile of a matrix unit, or one in plain C."""
+    return max((row.lane_windows * row.lane_filters for row in kernels() if (row.target, row.dtype) == (target, "f32")), default=1)
+
+
 @cache
 def algorithms() -> tuple[NativeAlgorithm, ...]:
     """The algorithms of the native library, in the order of the file."""

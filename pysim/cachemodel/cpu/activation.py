@@ -23,6 +23,5 @@ def activation_cycles(machine: Machine, activation: str, dtype: str, element_byt
     unit = next(filter(None, map(machine.unit, loop_targets(dtype))), None)
     if operations == 0 or unit is None:
         return 0.0
-    lanes = 1 if unit.target == "portable" else unit.vector_bytes // element_bytes  # its rate counts single results
-    each = max(operations / unit.rate(dtype), 1 / unit.loads_per_cycle.value, 1 / unit.stores_per_cycle.value)
-    return rows * -(-columns // lanes) * each
+    each = max(operations / unit.vector_rate(dtype, element_bytes), 1 / unit.loads_per_cycle.value, 1 / unit.stores_per_cycle.value)
+    return rows * -(-columns // unit.lanes(element_bytes)) * each

@@ -49,6 +49,7 @@ from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
+from pysim.problem.dtypes import SIZES
 from pysim.record.plan import Layout, blocks_of
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel
@@ -355,7 +356,7 @@ def _output_operations(m: int, pairs: int) -> float:
 def _cycles(unit: Unit, least: float, dtype: str, loads: float, stores: float, arithmetic: float, shuffles: float) -> float:
     """Cycles of instructions that overlap; `least`: cycles of one instruction at least."""
     moving = max(loads / unit.loads_per_cycle.value, stores / unit.stores_per_cycle.value)
-    return max(moving, arithmetic / unit.rate(dtype) + shuffles, (loads + stores + arithmetic + shuffles) * least)
+    return max(moving, arithmetic / unit.vector_rate(dtype, SIZES[dtype]) + shuffles, (loads + stores + arithmetic + shuffles) * least)
 
 
 # Between the levels
