@@ -5,7 +5,8 @@
  *           cycle (x86-64, AArch64). Median, so that neither an interrupt nor a boost at the start decides.
  *   fma     independent chains of multiply-adds: instructions / second; median. `portable` counts multiply-adds of an 8x4 block
  *           in plain C, compiled as its micro-kernel is, because its registry row has one window and one filter per "instruction".
- *   read    every byte of the buffer loaded once per pass: bytes / second of the best sample.
+ *   read    every byte of the buffer loaded once per pass: bytes / second; median. A sample of a large buffer is a window of WINDOW_BYTES:
+ *           a whole pass over memory takes longer than a time slice, so beside other processes none is undisturbed.
  *   write   every byte stored once per pass with ordinary stores; the buffer's contents are lost.
  *   latency a chain of loads, each of the address that the one before gave, over all lines of the buffer in one random cycle that no
  *           prefetcher follows: seconds / load of the best sample. The pages of large buffers count, too.
@@ -26,7 +27,7 @@
 #include "pysim.h"
 #include "status.h"
 
-enum { SAMPLES = 21, CLOCK_SAMPLES = 5, STEADY_CALLS = 4 };
+enum { SAMPLES = 21, CLOCK_SAMPLES = 5, STEADY_CALLS = 4, STREAM_SAMPLES = 511, WINDOW_BYTES = 2 << 20 };
 static const double SAMPLE_SECONDS = 50e-6, WARM_UP_SECONDS = 5e-3, RISE = 1.01; /* at most; of a rate */
 
 static double now(void) {
@@ -229,7 +230,17 @@ static void write_pass(const pieces *p, const streams *s) {
     __asm__ volatile("" ::: "memory");
 }
 
-/* Best bytes/second over samples of enough passes, for at least `seconds` and at least one sample after the first, warming, one. */
+/* The window at `*block` of the body, a whole buffer that is no larger; moves on to the next. */
+static pieces window(const pieces *p, int64_t *block) {
+    const int64_t most = WINDOW_BYTES / PYSIM_PROBE_BLOCK;
+    if (p->blocks <= most) return *p;
+    if (*block + most > p->blocks) *block = 0;
+    const pieces part = {.head = p->head, .body = p->body + *block * PYSIM_PROBE_BLOCK, .tail = p->tail, .blocks = most};
+    *block += most;
+    return part;
+}
+
+/* Median bytes/second over the last samples of `seconds`, at least one. The first pass warms up. */
 static pysim_status probe_stream(void (*pass)(const pieces *, const streams *), void *buffer, int64_t bytes, double seconds,
                                  double *bytes_per_second) {
     if (!buffer) return pysim_fail(PYSIM_BAD_ARGUMENT, "buffer is NULL");
@@ -240,19 +251,21 @@ static pysim_status probe_stream(void (*pass)(const pieces *, const streams *), 
     const pieces p = cut(buffer, bytes);
     const streams s = widest();
     const double started = now();
-    double best = 0;
-    int64_t passes = 1;
+    double rates[STREAM_SAMPLES];
+    int64_t passes = 1, block = 0;
+    int32_t count = 0;
     pass(&p, &s);
     do {
+        const pieces part = window(&p, &block);
         const double before = now();
-        for (int64_t i = 0; i < passes; i++) pass(&p, &s);
-        const double took = now() - before;
+        for (int64_t i = 0; i < passes; i++) pass(&part, &s);
+        const double took = now() - before, moved = (double)(part.head_bytes + part.blocks * PYSIM_PROBE_BLOCK + part.tail_bytes);
         if (took < SAMPLE_SECONDS)
             passes *= 2;
-        else if ((double)bytes * (double)passes / took > best)
-            best = (double)bytes * (double)passes / took;
-    } while (best <= 0 || now() - started < seconds);
-    return give(best, bytes_per_second);
+        else
+            rates[count++ % STREAM_SAMPLES] = moved * (double)passes / took;
+    } while (count == 0 || now() - started < seconds);
+    return give(median(rates, count < STREAM_SAMPLES ? count : STREAM_SAMPLES), bytes_per_second);
 }
 
 pysim_status pysim_probe_read(void *buffer, int64_t bytes, double seconds, double *bytes_per_second) {

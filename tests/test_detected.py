@@ -58,6 +58,33 @@ def test_one_absurd_reading_is_measured_again(sysfs: Path, cpuinfo: Path, tmp_pa
     assert (memory.read_bytes_per_cycle.value, memory.read_bytes_per_cycle.kind) == (32.0, "measured")
 
 
+def test_trials_are_repeated_until_the_two_best_agree(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Interrupted(FakeProbes):
+        """The first three readings of memory are plausible, but disturbed."""
+
+        shares = [0.3, 0.5, 0.7]
+
+        def probe_write(self, nbytes: int, seconds: float) -> float:
+            return super().probe_write(nbytes, seconds) * (self.shares.pop() if nbytes > 32 << 20 and self.shares else 1)
+
+    machine = run(Interrupted(), sysfs, cpuinfo, tmp_path)
+    assert machine.memory.write_bytes_per_cycle.value == 16.0 and machine.sources["host_probes"].note is None
+
+
+def test_a_rate_whose_best_trials_never_agree_is_reported_as_not_sure(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
+    class Drifting(FakeProbes):
+        rate = 32e9
+
+        def probe_read(self, nbytes: int, seconds: float) -> float:
+            if nbytes <= 32 << 20:
+                return super().probe_read(nbytes, seconds)
+            self.rate *= 1.1
+            return self.rate
+
+    note = run(Drifting(), sysfs, cpuinfo, tmp_path).sources["host_probes"].note
+    assert note is not None and note.startswith("not sure") and "memory read" in note and "write" not in note
+
+
 def test_a_rate_that_stays_far_from_the_same_cpu_is_taken_over_and_assumed(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     class Crawling(FakeProbes):
         def probe_read(self, nbytes: int, seconds: float) -> float:

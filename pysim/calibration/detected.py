@@ -12,8 +12,10 @@ A cache level is measured with a buffer well inside it and well outside the prev
 for L1), at most MAX_GROWTH times the previous level, since neighbours of a virtual machine may use most of a large last level. Memory is
 measured with four times the last level, between 64 and 512 MiB. Geometry is recorded as reported.
 
-A rate that differs from the shipped machine's by more than MAX_RATIO is measured again, and replaced by that machine's if it stays so.
-If other processes used a share of LOADED or more meanwhile, the machine's description and the sources of its numbers say so.
+Each rate is the best of trials spread over time, since disturbances make probes slower. Trials are repeated until the best two agree
+within AGREEMENT; if they never do, the source says that the rate is not sure. A rate that differs from the shipped machine's by more than
+MAX_RATIO is measured again, and replaced by that machine's if it stays so. If other processes used a share of LOADED or more meanwhile, the
+machine's description and the sources of its numbers say so.
 
 Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32 KiB x 1 MiB) = 181 KiB; 117 GB/s at
 3.66 GHz is 32 bytes a cycle. Memory at 1.1 bytes a cycle is absurd of a Zen 5, whose file has 8.7: less than a quarter.
@@ -43,7 +45,8 @@ from pysim.measure.load import Watch
 from pysim.measure.speed import PLAIN
 
 PROBE_SECONDS = 0.02
-CLOCK_TRIALS, TRIALS, PAUSE = 8, 3, 0.03  # at least; seconds between them
+CLOCK_TRIALS, TRIALS, MEMORY_TRIALS, PAUSE = 8, 3, 2, 0.03  # at least (making a buffer in memory takes long); seconds between them
+MAX_TRIALS, AGREEMENT = 8, 0.05  # of one rate; relative difference of its two best trials
 SHARE_TRIALS = 15  # a server's two CPUs got 0.67 and 0.81 of their rates alone for a moment, 0.97 and 0.98 over a minute
 STEADY = 0.85  # least clock after a probe over that before; a lower reading was disturbed, since wide vectors slow cores down by less
 LOADED = 0.1  # share of the processors used by others from which on probes are in doubt
@@ -133,15 +136,15 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         csa=_csa(tuple(levels), memory, kin),
         sources={},
     )
-    return Detected(_with_sources(machine, kin, others, rates.absurd), others)
+    return Detected(_with_sources(machine, kin, others, rates), others)
 
 
 class _Rates:
     """Measured rates per clock cycle. `target`: the unit with the highest multiply-add rate; `absurd`: rates that differed from the similar
-    machine's by more than MAX_RATIO in every attempt."""
+    machine's by more than MAX_RATIO in every attempt; `unsure`: rates whose best trials disagree."""
 
     def __init__(self, probes: Probes, kin: Relative, target: str) -> None:
-        self.absurd: list[str] = []
+        self.absurd, self.unsure = list[str](), list[str]()
         self._probes, self._target, self._far = probes, target, MAX_RATIO[kin.same]
         self._hertz = 1.0
         self.clock = self._take(self._clock_of_a_busy_core, "clock", kin.machine.core.frequency_hz, trials=CLOCK_TRIALS, own_time=True)
@@ -174,7 +177,7 @@ class _Rates:
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write rates of a buffer."""
-        how = (1, True) if isinstance(known, Memory) else (TRIALS, False)  # memory: making the buffer takes longer than reading it
+        how = (MEMORY_TRIALS, True) if isinstance(known, Memory) else (TRIALS, False)
         read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, *how)
         write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, *how)
         return read, write
@@ -194,19 +197,24 @@ class _Rates:
         )
 
     def _take(self, probe: Callable[[], float], what: str, known: Number, trials: int, own_time: bool = False) -> Number:
-        """The best of some trials spread over time, since disturbances make a probe slower and a virtual CPU's clock drifts. The rate is
-        per cycle of the current clock, or of the highest one for probes that keep their own time. An implausible rate is replaced by the
-        known number."""
-        value = 0.0
-        for trial in range(1, max(trials, _ATTEMPTS) + 1):
+        """The best of at least `trials`, more where the best two disagree. The rate is per cycle of the current clock, or of the highest
+        one for probes that keep their own time. An implausible rate is replaced by the known number."""
+        rates = [0.0]
+        for trial in range(1, MAX_TRIALS + 1):
             if trial > 1:
                 self._pass(PAUSE)
             before, rate, behind = self._clock_now(own_time), _sane(probe(), what), self._clock_now(own_time)
-            value = max(value, rate / (behind if behind > STEADY * before else before))  # a disturbed reading is too low
-            if trial >= trials and known.value / self._far <= value <= known.value * self._far:
-                return _measured(value)
-        self.absurd.append(f"{what} {value:.3g}, there {known.value:.3g}")
-        return Number(value=known.value, kind="assumed", source="host_absurd")
+            rates.append(rate / (behind if behind > STEADY * before else before))  # a disturbed reading is too low
+            *_, second, best = sorted(rates)
+            agree, plausible = second >= (1 - AGREEMENT) * best, known.value / self._far <= best <= known.value * self._far
+            if agree and trial >= (trials if plausible else max(trials, _ATTEMPTS)):
+                break
+        if not plausible:
+            self.absurd.append(f"{what} {best:.3g}, there {known.value:.3g}")
+            return Number(value=known.value, kind="assumed", source="host_absurd")
+        if not agree:
+            self.unsure.append(f"{what} {second:.3g} to {best:.3g}")
+        return _measured(best)
 
     def _pass(self, seconds: float) -> None:
         """A busy wait: the core stays awake, and sleep would count as time that others used."""
@@ -355,14 +363,21 @@ def _csa(levels: tuple[Level, ...], memory: Memory, kin: Relative) -> Csa | None
     )
 
 
-def _with_sources(machine: Machine, kin: Relative, others: float, absurd: Sequence[str]) -> Machine:
+def _with_sources(machine: Machine, kin: Relative, others: float, rates: _Rates) -> Machine:
     """The machine with exactly the sources that its numbers name."""
     here = f"{platform.system()} {platform.release()}, {platform.machine()}"
     beside = f", beside other processes, which had {others:.0%} of it" if others >= LOADED else ""
     known = kin.machine.sources | {
         "host_system": Source(title="Cache geometry and cores as Linux reports them", file=str(SYSFS), versions=here),
-        "host_probes": Source(title=f"pysim's probes, one core{beside}", command="pysim machines detect", versions=here),
-        "host_absurd": Source(title=f"Taken over from {kin.machine.name}", note=f"implausible every time{beside}: {'; '.join(absurd)}"),
+        "host_probes": Source(
+            title=f"pysim's probes, one core{beside}",
+            command="pysim machines detect",
+            versions=here,
+            note=f"not sure, as the best trials differ: {'; '.join(rates.unsure)}" if rates.unsure else None,
+        ),
+        "host_absurd": Source(
+            title=f"Taken over from {kin.machine.name}", note=f"implausible every time{beside}: {'; '.join(rates.absurd)}"
+        ),
         "host_csa": Source(
             title="The csa model of this machine",
             note=f"micro-kernel and fill share of {kin.machine.name}, sizes and latencies of this machine",
