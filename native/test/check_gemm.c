@@ -13,9 +13,10 @@
 enum { N, M, STATIONARY, K2, K3, K, SET, TRANSPOSED, SLACK, ALPHA, BETA, BIAS, RELU, PACK, ALGORITHM, AXES };
 static const int32_t algorithms[] = {CHECK_gemm, CHECK_unpacked, CHECK_panels}; /* of a row of form win; others have the first */
 static const int64_t k_levels[] = {1, 2, 3, 5, 17, 40};
-static const int64_t slacks[][3] = {{0, 0, 0}, {3, 0, 1}, {0, 5, 0}, {1, 2, 19}};
+enum { TO_PAGE = -1, PAGE = 4096 }; /* rows of whole pages: all of them begin in one set of L1 */
+static const int64_t slacks[][3] = {{0, 0, 0}, {3, 0, 1}, {0, 5, 0}, {1, 2, 19}, {TO_PAGE, TO_PAGE, 0}};
 static const double alphas[] = {1, 2, -0.5}, betas[] = {0, 1, 0.5}, whole_alphas[] = {1, 2, -3}, whole_betas[] = {0, 1, 5};
-static const int32_t levels[AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 6, PLAN_SETS, 4, 4, 3, 3, 2, 2, 2, 3};
+static const int32_t levels[AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 6, PLAN_SETS, 4, 5, 3, 3, 2, 2, 2, 3};
 enum { SLACK_BYTE = 0xA5, FAMILY = 2 };
 
 typedef struct {
@@ -49,6 +50,10 @@ static void make_skinny(gemm_case *k, const check_plan *plan, int32_t kernel, co
                             block < g->k ? block : g->k, k->s.k2, 1, 0};
 }
 
+static int64_t pitch(int64_t columns, int64_t slack, int64_t bytes) {
+    return slack == TO_PAGE ? (columns * bytes + PAGE - 1) / PAGE * PAGE / bytes : columns + slack;
+}
+
 static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
     pysim_gemm *g = &k->g;
     memset(k, 0, sizeof *k);
@@ -76,9 +81,10 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
         k->s.algorithm = strcmp(row->form, "win") == 0 ? algorithms[level[ALGORITHM]] : CHECK_gemm;
         if (k->s.algorithm == CHECK_panels) k->s.pack = PYSIM_PACK_NONE;
     }
-    g->lda = (g->trans_a ? g->m : g->k) + slacks[level[SLACK]][0];
-    g->ldb = (g->trans_b ? g->k : g->n) + slacks[level[SLACK]][1];
-    g->ldc = g->n + slacks[level[SLACK]][2];
+    const int64_t bytes = (int64_t)check_size(g->dtype), *slack = slacks[level[SLACK]];
+    g->lda = pitch(g->trans_a ? g->m : g->k, slack[0], bytes);
+    g->ldb = pitch(g->trans_b ? g->k : g->n, slack[1], bytes);
+    g->ldc = g->n + slack[2];
     k->a = ((g->trans_a ? g->k : g->m) - 1) * g->lda + (g->trans_a ? g->m : g->k);
     k->b = ((g->trans_b ? g->n : g->k) - 1) * g->ldb + (g->trans_b ? g->k : g->n);
     k->c = (g->m - 1) * g->ldc + g->n;

@@ -46,11 +46,9 @@ INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole,
  * prefetched address is the end of each vector: a row that begins within a line has one line more than vectors, and the tile before has
  * read the first. 575x1420x1515, rows of 5,680 bytes: 13.0 ms, and 12.1 so (Zen 5). */
 enum { PANEL_ROWS_AHEAD = 96, PLANES_AHEAD = 8 };
-/* Bytes of an L1 way on x86: 64 sets of 64. Rows a multiple of it apart map to the same sets, so prefetched rows evict rows not yet
- * read. Cycles over the multiply-adds' cycles, B in L2, tiles of 32x14, 48x9 and 64x6 (Zen 5, 12 ways), 8 -> 0 rows ahead, rows 12 KiB
- * apart: 1.18 -> 0.99, 1.19 -> 0.99, 1.42 -> 1.01; 4 KiB: 1.09 -> 0.99, 1.09 -> 1.01, 1.37 -> 1.00. */
-enum { L1_WAY = 4096 };
-
+/* Distance of prefetched rows. None for rows that share sets of L1: they would evict rows not yet read. Cycles over the multiply-adds'
+ * cycles, B in L2, tiles of 32x14, 48x9 and 64x6 (Zen 5, 12 ways), 8 -> 0 rows ahead, rows 12 KiB apart: 1.18 -> 0.99, 1.19 -> 0.99,
+ * 1.42 -> 1.01; 4 KiB: 1.09 -> 0.99, 1.09 -> 1.01, 1.37 -> 1.00. */
 INLINE int64_t ahead_of(int64_t pitch) {
     if (pitch <= MAX_VECTORS * LANES) return pitch * PANEL_ROWS_AHEAD;
     return pitch * (int64_t)sizeof(T) % L1_WAY == 0 ? 0 : pitch * PLANES_AHEAD;
