@@ -4,8 +4,8 @@
     python benchmarks/threads.py OUT.jsonl PROBLEM... [--threads 1 2 4] [--kinds N] [--models DIR] [--seconds S] [--set NAME]
 
 For each problem and thread count: the plan for that count and, with --kinds, the best plans of N further kinds. Results must have the same
-bits for all thread counts, and agree with ONNX Runtime's within 1e-4. All candidates of a thread count are timed interleaved, some samples
-each after an untimed call. OUT.jsonl is a file for `tools/model_errors.py`; its header names OUT.toml, the detected computer, which is
+bits for all thread counts, and agree with ONNX Runtime's within 1e-4. All plans of a problem are timed interleaved, some samples each
+after an untimed call. OUT.jsonl is a file for `tools/model_errors.py`; its header names OUT.toml, the detected computer, which is
 written beside it. ONNX Runtime runs the one-node models in DIR, which are created if `onnx` is installed; without --models it does not run.
 """
 
@@ -30,11 +30,14 @@ from pysim.calibration import host
 from pysim.machine.write import to_toml
 from pysim.measure.clock import pinned
 from pysim.problem.conv import Conv
-from pysim.problem.text import distinct, resolve
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload, distinct, resolve
 from pysim.runtime import cpu_launch
 
 FEWEST = 5  # samples of a turn
 PAUSE = 0.02  # seconds
+PEER = "onnxruntime"
+Key = tuple[int, str]  # threads, and the plan's name or PEER
 
 
 def model_file(folder: Path, problem: Conv, weights: np.ndarray) -> Path:
@@ -71,12 +74,12 @@ class OnnxRuntime:
         atexit.register(self._process.kill)  # whoever is stopped hears nothing else
 
     def first(self, path: Path, x: np.ndarray, threads: int) -> np.ndarray:
-        """The result of a model, whose session the next turns are of."""
+        """The result of a model, whose session the next turns with this thread count are of."""
         return np.asarray(self._ask((str(path), x, threads)))
 
-    def turn(self) -> list[float]:
+    def turn(self, threads: int) -> list[float]:
         """Seconds of some calls after an untimed one."""
-        found: list[float] = self._ask(None)
+        found: list[float] = self._ask(threads)
         return found
 
     def _ask(self, what: object) -> Any:
@@ -92,12 +95,11 @@ class OnnxRuntime:
 def _serve_onnxruntime(pipe: Any) -> None:
     import onnxruntime as ort
 
-    call: Callable[[], object] = list
-    threads = 1
+    calls: dict[int, Callable[[], object]] = {}
     while True:
-        if (asked := pipe.recv()) is None:
-            with pinned(threads):
-                pipe.send(turn(call))
+        if isinstance(asked := pipe.recv(), int):
+            with pinned(asked):
+                pipe.send(turn(calls[asked]))
             continue
         path, x, threads = asked
         options = ort.SessionOptions()
@@ -106,7 +108,7 @@ def _serve_onnxruntime(pipe: Any) -> None:
         binding = session.io_binding()
         binding.bind_cpu_input("x", x)
         binding.bind_output("y")
-        call = partial(session.run_with_iobinding, binding)
+        calls[threads] = call = partial(session.run_with_iobinding, binding)
         call()
         pipe.send(binding.copy_outputs_to_cpu()[0])
 
@@ -121,19 +123,15 @@ def turn(call: Callable[[], object]) -> list[float]:
     return found[1:]
 
 
-def operands(problem: Conv) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(0)
-    shapes = (
-        (problem.batch, problem.channels, problem.height, problem.width),
-        (
-            problem.filters,
-            problem.channels // problem.groups,
-            problem.kernel_h,
-            problem.kernel_w,
-        ),
-    )
-    x, w = (random.uniform(-1, 1, shape).astype(np.float32) for shape in shapes)
-    return x, w
+def operands(problem: Workload) -> tuple[np.ndarray, np.ndarray]:
+    """The first operand and the weights: of a convolution its input and filters, of a product A and B."""
+    random, w = np.random.default_rng(0), problem
+    if isinstance(w, Gemm):
+        shapes: tuple[tuple[int, ...], ...] = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n))
+    else:
+        shapes = (w.batch, w.channels, w.height, w.width), (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w)
+    first, weights = (random.uniform(-1, 1, shape).astype(np.float32) for shape in shapes)
+    return first, weights
 
 
 def check(problem: Conv, result: np.ndarray, other: np.ndarray) -> None:
@@ -142,19 +140,20 @@ def check(problem: Conv, result: np.ndarray, other: np.ndarray) -> None:
         raise SystemExit(f"{problem.text}: the result differs from ONNX Runtime's")
 
 
-def take(turns: dict[str, Callable[[], list[float]]], threads: int, seconds: float) -> dict[str, list[float]]:
-    """Samples of each, in turns until each has had so many seconds. A turn begins when other libraries' threads sleep."""
-    found: dict[str, list[float]] = {name: [] for name in turns}
+def take(turns: dict[Key, Callable[[], list[float]]], seconds: float) -> dict[Key, list[float]]:
+    """Samples of each plan and thread count, interleaved until each has had so many seconds. A turn begins when other libraries' threads
+    sleep."""
+    found: dict[Key, list[float]] = {key: [] for key in turns}
     end = time.perf_counter() + (seconds + PAUSE) * len(turns)
     while not all(found.values()) or time.perf_counter() < end:
-        for name, take_some in turns.items():
+        for key, take_some in turns.items():
             time.sleep(PAUSE)
-            with pinned(threads):
-                found[name] += take_some()
+            with pinned(key[0]):
+                found[key] += take_some()
     return found
 
 
-def plans_of(problem: Conv, on: Any, threads: int, kinds: int) -> list[Any]:
+def plans_of(problem: Workload, on: Any, threads: int, kinds: int) -> list[Any]:
     """The plan, and the best of the next kinds."""
     best = planner.plan(problem, on, threads=threads)
     names = [msgspec.structs.replace(best, algorithm=one.algorithm, schedule=one.schedule).name for one in best.considered]
@@ -182,34 +181,38 @@ def main() -> None:
         about = {"kind": "header", "machine_file": file.name, "device": on.description, "columns": "least and median of samples, seconds"}
         print(json.dumps(about), file=out)
         for layer in distinct([layer for text in given.problems for layer in resolve(text)]):
-            problem = layer.workload
-            assert isinstance(problem, Conv)
-            x, w = operands(problem)
-            bits: dict[str, bytes] = {}
-            for threads in given.threads:
-                plans = plans_of(problem, on, threads, given.kinds)
-                turns: dict[str, Callable[[], list[float]]] = {}
-                for plan in plans:
-                    ready = cpu_launch.Prepared(problem, w, plan.schedule, threads=threads)
-                    result = ready(x)
-                    if bits.setdefault(plan.name, result.tobytes()) != result.tobytes():
-                        raise SystemExit(f"{plan.name} gives other bits with {threads} threads")
-                    turns[plan.name] = partial(turn, partial(ready, x, result))
-                if theirs:
-                    check(problem, result, theirs.first(model_file(given.models, problem, w), x, threads))
-                    turns["onnxruntime"] = theirs.turn
-                found = take(turns, threads, given.seconds)
-                peer = {f"onnxruntime_{name}": value for name, value in _told(found.pop("onnxruntime", [])).items()}
-                for plan in plans:
-                    row = {
-                        "set": given.set,
-                        "problem": problem.text,
-                        "plan": plan.name,
-                        "threads": threads,
-                        "predicted_seconds": plan.seconds,
-                    }
-                    print(json.dumps(row | _told(found[plan.name]) | peer), file=out, flush=True)
-                print(f"{threads:>3} threads  {min(found[plans[0].name]) * 1e3:9.3f} ms  {problem.text}  {plans[0].name[:60]}", flush=True)
+            rows = measured(layer.workload, on, given, theirs)
+            for row in rows:
+                print(json.dumps(row), file=out, flush=True)
+            first = {row["threads"]: row["least_seconds"] for row in reversed(rows)}
+            times = "  ".join(f"{threads}: {seconds * 1e3:.3f} ms" for threads, seconds in sorted(first.items()))
+            print(f"{times}  {rows[0]['problem']}  {rows[0]['plan'][:60]}", flush=True)
+
+
+def measured(problem: Workload, on: Any, given: argparse.Namespace, theirs: OnnxRuntime | None) -> list[dict[str, Any]]:
+    """A line for each plan and thread count, the planned one of each count first."""
+    x, w = operands(problem)
+    bits: dict[str, bytes] = {}
+    turns: dict[Key, Callable[[], list[float]]] = {}
+    plans = {threads: plans_of(problem, on, threads, given.kinds) for threads in given.threads}
+    for threads, some in plans.items():
+        for plan in some:
+            ready = cpu_launch.Prepared(problem, w, plan.schedule, threads=threads)
+            result = ready(x)
+            if bits.setdefault(plan.name, result.tobytes()) != result.tobytes():
+                raise SystemExit(f"{plan.name} gives other bits with {threads} threads")
+            turns[threads, plan.name] = partial(turn, partial(ready, x, result))
+        if theirs and isinstance(problem, Conv):
+            check(problem, result, theirs.first(model_file(given.models, problem, w), x, threads))
+            turns[threads, PEER] = partial(theirs.turn, threads)
+    found = take(turns, given.seconds)
+    return [
+        {"set": given.set, "problem": problem.text, "plan": plan.name, "threads": threads, "predicted_seconds": plan.seconds}
+        | _told(found[threads, plan.name])
+        | {f"{PEER}_{name}": value for name, value in _told(found.get((threads, PEER), [])).items()}
+        for threads, some in plans.items()
+        for plan in some
+    ]
 
 
 def _told(samples: list[float]) -> dict[str, float]:
