@@ -8,6 +8,7 @@ import pytest
 import pysim
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.algorithms.cpu.direct_nchwc import described
+from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.nest import _live
 from pysim.errors import MissingError, OperandError, PlanError
 from pysim.problem.text import parse
@@ -162,7 +163,7 @@ def test_the_loops_touch_each_operand_whole():
     w = parse("conv:mb2ic64ih28oc128kh3ph1")
     kernel = next(row for row in nchwc_kernels() if row.lane_filters == 16)
     schedule = Schedule(kernel.name, "input_stationary", "none", kernel.windows, kernel.filters, 32, 9, 1)
-    nest = described(w, [(kernel, schedule)], "nchw16c")
+    nest = described(w, Rows.alone(kernel, schedule), "nchw16c")
     whole = [float(nest.footprint(-1, row)[0]) for row in range(3)]
     assert whole == [2 * 64 * 28 * 28 * 4, 128 * 64 * 9 * 4, 2 * 128 * 28 * 28 * 4]
 

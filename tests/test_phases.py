@@ -13,6 +13,7 @@ from nest_trace import walk
 from pysim import planner
 from pysim.algorithms.cpu import depthwise
 from pysim.cachemodel.cpu import winograd
+from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import touched_bytes
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
@@ -68,7 +69,7 @@ def depthwise_spans(w: Conv, kernel: Any) -> Spans:
         first, last = p[0] * step * w.stride_h - w.pad_top, (min(p[-1] * step + step, w.out_h) - 1) * w.stride_h - w.pad_top + w.kernel_h
         return max(0, first), min(w.height, last)
 
-    for operand, tiles in walk(depthwise.described(w, [(kernel, schedule_of(kernel))])):
+    for operand, tiles in walk(depthwise.described(w, Rows.alone(kernel, schedule_of(kernel)))):
         seen |= tiles
         groups, at = seen["groups"], len(seen["images"]) and seen["images"][0]
         if operand == "input" and lanes == 1:
@@ -113,7 +114,9 @@ def schedule_of(kernel: Kernel) -> Schedule:
 
 def test_depthwise_lines_are_those_of_exact_caches_within_5_percent_median_and_15_in_nine_of_ten() -> None:
     found = [
-        differences(depthwise.described(w, [(kernel, schedule_of(kernel))]), partial(depthwise_spans, w, kernel), touched_bytes(w), machine)
+        differences(
+            depthwise.described(w, Rows.alone(kernel, schedule_of(kernel))), partial(depthwise_spans, w, kernel), touched_bytes(w), machine
+        )
         for w in (parse(text) for text in LAYERS)
         for kernel in direct_kernels()
         if kernel.name in ("f32_rows_128x1__avx512", "f32_planes_8x16__avx512") and isinstance(w, Conv)

@@ -43,7 +43,7 @@ import numpy as np
 from pysim.algorithms.contract import Prepared, direct_sum
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Terms, kernel_schedule, row_of, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
@@ -205,8 +205,7 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
 
 def described(w: Conv, rows: Rows) -> LoopNest:
     """The loop nest of native/conv/depthwise.c, for kernels of one form."""
-    kernels = [kernel for kernel, _ in rows]
-    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[kernels[0].form](w, kernels)
+    return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[rows.kernels[0].form](w, rows.kernels)
 
 
 def _lanes(kernels: Sequence[Kernel]) -> Array:
@@ -286,11 +285,12 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
     """Costs of schedules of kernels of one form, from their in-core terms, on one core."""
     nest = described(w, rows)
-    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), OVERLAPPED[rows[0][0].form])
+    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), OVERLAPPED[rows.kernels[0].form])
 
 
-def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
+def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float, float, float]:
     """kernel, call, store."""
+    (kernel,) = rows.kernels
     work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work}[kernel.form](w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(machine.unit_of(kernel.target), machine, w.dtype)
@@ -333,16 +333,16 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     return None
 
 
-def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    return kernel_schedule(kernel, problem.group_channels)
+def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Sizes:
+    return problem.group_channels, 1
 
 
 def _by_form() -> list[Kernel]:
     return sorted(direct_kernels(), key=lambda kernel: kernel.form)
 
 
-def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Schedule]:
-    return [kernel_schedule(kernel, problem.group_channels)]
+def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Sizes]:
+    return [(problem.group_channels, 1)]
 
 
 _LISTED = ListedAlgorithm(NAME, _by_form, _schedules, _nearest, terms, passed, _unfit)
@@ -385,4 +385,4 @@ def describe(plan: Plan) -> Description:
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
     summary = "groups of few channels, input and weights read in place"
     met = prod(live_taps(w)) if kernel.form == BLOCKS else live_taps(w)[0] * w.out_w * w.kernel_w
-    return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner, peak=words.peak_of_taps(plan, met))
+    return words.describe(plan, summary, described(w, Rows.alone(kernel, schedule)), inner, peak=words.peak_of_taps(plan, met))

@@ -41,7 +41,7 @@ import numpy as np
 from pysim.algorithms.contract import Prepared, direct_sum
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, pass_of
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, kernel_schedule, round_up, row_of, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, round_up, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps, nest_of, panel_bytes, used_taps
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
@@ -93,10 +93,11 @@ class Shape(NamedTuple):
         return rows * columns / self.w.windows
 
 
-def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float]:
+def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float, Array, Array]:
     """kernel, call, store."""
+    (kernel,) = rows.kernels
     cycles, _, call, store, load = (w.batch * w.groups * each for each in _of_set(Shape.of(w, kernel, layout), kernel, machine))
-    sets = ceil_div(w.group_channels, schedule.channels)
+    sets = np.ceil(w.group_channels / rows.channels)
     return cycles, call * sets, store * sets + load * (sets - 1)
 
 
@@ -157,11 +158,10 @@ def _pixels(shape: Shape) -> tuple[tuple[int, int], ...]:
 
 def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
     """The loop nest of native/conv/direct_nchwc.c."""
-    size, shapes = w.element_bytes, {kernel: Shape.of(w, kernel, layout) for kernel in dict(rows)}
+    size, shapes = w.element_bytes, {kernel: Shape.of(w, kernel, layout) for kernel in rows.kernels}
     shape = next(iter(shapes.values()))  # all kernels have the same, except for panels and tiles
-    columns = [(of.channels, of.k2, shapes[kernel].tiles, shapes[kernel].panels, kernel.filters) for kernel, of in rows]
-    channels, block, tiles, panels, width = np.array(columns, dtype=np.float64).T
-    block = np.minimum(block, tiles)
+    tiles, panels, width = rows.columns(lambda kernel: (shapes[kernel].tiles, shapes[kernel].panels, kernel.filters))
+    channels, block = rows.channels, np.minimum(rows.k2, tiles)
     loops = (
         Loop("images", "images", 1, w.batch),
         Loop("groups", "groups", 1, w.groups),
@@ -190,7 +190,7 @@ def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
         ),
     )
     total = {"images": w.batch, "groups": w.groups, "tiles": tiles, "panels": panels, "channels": shape.channels}
-    return LoopNest(loops, operands, total, len(rows))
+    return LoopNest(loops, operands, total, block.size)
 
 
 def _touched(shape: Shape, size: int) -> tuple[float, float]:
@@ -202,8 +202,12 @@ def _touched(shape: Shape, size: int) -> tuple[float, float]:
 
 def passed(w: Conv, rows: Rows, of: Mapping[str, Array], machine: Machine, request: Request) -> Pass:
     """Costs of schedules from their in-core terms, on one core."""
-    sets = [_of_set(Shape.of(w, kernel, request.layout), kernel, machine) for kernel, _ in rows]
-    covers = np.array([1 - loading / cycles if cycles else 0.0 for cycles, loading, *_ in sets])  # 0 cycles if all taps are in the padding
+
+    def covered(kernel: Kernel) -> Iterator[float]:
+        cycles, loading, *_ = _of_set(Shape.of(w, kernel, request.layout), kernel, machine)
+        yield 1 - loading / cycles if cycles else 0.0  # 0 cycles if all taps are in the padding
+
+    (covers,) = rows.columns(covered)
     return pass_of(described(w, rows, request.layout), machine, of, request.state, covers)
 
 
@@ -232,20 +236,19 @@ def _unfit(problem: Conv, kernel: Kernel, layout: Layout) -> Reason | None:
     return Reason("size", f"its blocks have {kernel.lane_filters} channels, those of {layout} do not")
 
 
-def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    """The nearest legal schedule: whole blocks of channels, or all."""
-    channels = min(problem.group_channels, round_up(schedule.channels, blocks_of(layout)[0]))
-    return kernel_schedule(kernel, channels, max(1, schedule.k2))
+def nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Sizes:
+    """The nearest legal sizes: whole blocks of channels, or all."""
+    return min(problem.group_channels, round_up(schedule.channels, blocks_of(layout)[0])), max(1, schedule.k2)
 
 
-def schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
+def schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Sizes]:
     """Sets of channels, and blocks of tiles (k2) that are reused by all panels: those whose input fills a part of L1 or L2, and all."""
     shape, on = Shape.of(problem, kernel, request.layout), request.cpu
     sets = sorted({min(shape.channels, blocks * shape.inner) for blocks in SET_BLOCKS} | {shape.channels})
     each = max(1, problem.height * problem.width * shape.channels * problem.element_bytes // shape.tiles)
     inner, outer = on.levels[0].size_bytes, on.outer.size_bytes
-    for tiles in sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles}):
-        yield from (kernel_schedule(kernel, channels, tiles) for channels in sets)
+    blocks = sorted({max(1, min(shape.tiles, kept // each)) for kept in (inner // 2, outer // 4, outer // 2)} | {shape.tiles})
+    return [(channels, tiles) for tiles in blocks for channels in sets]
 
 
 _LISTED = ListedAlgorithm(NAME, nchwc_kernels, schedules, nearest, terms, passed, _unfit)
@@ -279,7 +282,7 @@ def describe(plan: Plan) -> Description:
     shape = Shape.of(w, kernel, plan.layout)
     layout = f"blocks of {shape.inner} channels" if shape.inner > 1 else "NCHW input"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
-    nest = described(w, [(kernel, schedule)], plan.layout)
+    nest = described(w, Rows.alone(kernel, schedule), plan.layout)
     names = {"panels": f"panels of {kernel.filters} filters"}
     peak = words.peak_of_taps(plan, shape.steps * w.windows)
     return words.describe(plan, f"direct convolution of {layout}, elements broadcast in place", nest, inner, names, peak=peak)

@@ -23,9 +23,8 @@ filters and two multiply-adds per cycle a tap takes 12 + 8 + 8 = 28 cycles for 5
 cycles of loads.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,8 +33,8 @@ from pysim.algorithms.contract import direct_sum, requires_nchw
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, traffic_of
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Terms, kernel_schedule, type_refusal, unpacked_plan
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, Terms, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
 from pysim.machine.cpu import Machine, Unit
@@ -59,13 +58,14 @@ QUEUED_FMAS = 160  # in the schedulers and the queue before them: 128 + 64 entri
 class SplitRows(NamedTuple):
     """The split rows of a block: per channel rows x phases x pitch elements."""
 
-    rows: int
+    rows: Any
     phases: int
     pitch: int
-    size_bytes: int
+    size_bytes: Any
 
     @classmethod
-    def of(cls, w: Conv, rows: int) -> "SplitRows":
+    def of(cls, w: Conv, rows: Any) -> "SplitRows":
+        """For blocks of some rows of outputs: a number, or an array."""
         reach, lane = w.dilation_w * (w.kernel_w - 1), PANEL_ALIGN // w.element_bytes
         high = (rows - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1
         phases = min(w.stride_w, reach + 1)
@@ -90,11 +90,12 @@ def _row_cycles(w: Conv, kernel: Kernel, unit: Unit) -> float:
     return sum(count * taps * unit.step_cycles(w.dtype, vectors, kernel.filters) for count, vectors in tiles)
 
 
-def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
+def terms(w: Conv, group: Rows, machine: Machine, layout: Layout) -> tuple[Array | float, ...]:
     """kernel, call, store, pack."""
+    (kernel,) = group.kernels
     unit, core = machine.unit_of(kernel.target), machine.core
-    repeats, size, split = w.batch * w.groups, w.element_bytes, SplitRows.of(w, schedule.k2)
-    filters, blocks = w.group_filters, ceil_div(w.out_h, schedule.k2)
+    repeats, size, split = w.batch * w.groups, w.element_bytes, SplitRows.of(w, group.k2)
+    filters, blocks = w.group_filters, np.ceil(w.out_h / group.k2)
     lanes = unit.lanes(size)
     calls = repeats * w.out_h * ceil_div(filters, kernel.filters)
     runs = repeats * blocks * w.group_channels * ceil_div(split.pitch, SPLIT_COLUMNS)
@@ -113,8 +114,7 @@ def terms(w: Conv, kernel: Kernel, schedule: Schedule, machine: Machine, layout:
 def described(w: Conv, rows: Rows) -> LoopNest:
     """The loop nest of native/conv/polyphase.c."""
     size, filters, channels = w.element_bytes, w.group_filters, w.group_channels
-    columns = [(kernel.filters, of.k2, *SplitRows.of(w, of.k2)) for kernel, of in rows]
-    panel, block, split_rows, _, _, split = np.array(columns, dtype=np.float64).T
+    block, (panel,), (split_rows, _, _, split) = rows.k2, rows.columns(lambda kernel: [kernel.filters]), SplitRows.of(w, rows.k2)
     blocks, each = np.ceil(w.out_h / block), split / split_rows
     high = w.dilation_h * (w.kernel_h - 1) + 1  # input rows of one row of outputs
     row, weights = channels * w.width * size, channels * w.taps * size
@@ -136,7 +136,7 @@ def described(w: Conv, rows: Rows) -> LoopNest:
         Operand("filters", {"filters": Extent(weights, weights * filters)}, "rows"),
         Operand("output", written, "rows", written=True),
     )
-    return LoopNest(loops, operands, {"images": w.batch * w.groups, "blocks": blocks, "rows": block, "filters": filters}, len(rows))
+    return LoopNest(loops, operands, {"images": w.batch * w.groups, "blocks": blocks, "rows": block, "filters": filters}, block.size)
 
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
@@ -156,21 +156,17 @@ def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:
     return None
 
 
-def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    return _schedule(kernel, problem, max(1, min(schedule.k2, problem.out_h)))
+def _nearest(problem: Conv, kernel: Kernel, schedule: Schedule, layout: Layout) -> Sizes:
+    return problem.group_channels, max(1, min(schedule.k2, problem.out_h))
 
 
-def _schedules(problem: Conv, kernel: Kernel, request: Request) -> Iterator[Schedule]:
+def _schedules(problem: Conv, kernel: Kernel, request: Request) -> list[Sizes]:
     """Rows of outputs per block: powers of two, and all."""
     blocks = {min(2**power, problem.out_h) for power in range(problem.out_h.bit_length() + 1)}
-    return (_schedule(kernel, problem, rows) for rows in sorted(blocks))
+    return [(problem.group_channels, rows) for rows in sorted(blocks)]
 
 
-def _schedule(kernel: Kernel, problem: Conv, rows: int) -> Schedule:
-    return kernel_schedule(kernel, problem.group_channels, rows, pack="tiles")
-
-
-_LISTED = ListedAlgorithm(NAME, phases_kernels, _schedules, _nearest, terms, passed)
+_LISTED = ListedAlgorithm(NAME, phases_kernels, _schedules, _nearest, terms, passed, pack="tiles")
 least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LISTED.cost
 
 
@@ -195,4 +191,4 @@ def describe(plan: Plan) -> Description:
     taps = f"{w.group_channels}x{w.kernel_h}x{w.kernel_w} taps"
     inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} read from the split rows"
     summary = f"input rows split into {of.phases} phases; blocks of {of.rows} input rows for {schedule.k2} rows of outputs"
-    return words.describe(plan, summary, described(w, [(kernel, schedule)]), inner)
+    return words.describe(plan, summary, described(w, Rows.alone(kernel, schedule)), inner)

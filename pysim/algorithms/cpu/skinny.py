@@ -28,7 +28,7 @@ Worked number: 1x4096x4096 FP32 with B not transposed: F = 1, R = K = 4096, 16 l
 million cycles, 64 MiB from a memory with 14.5 bytes per cycle 4.6 million.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import gcd, log2
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ import numpy as np
 from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, latencies, traffic_of, transfer_cycles, write_allocate_cycles
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, kernel_schedule, round_up, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, round_up, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, miss_share
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part
@@ -131,7 +131,7 @@ def _loads(few: int, wide: int, again: bool, dot: bool) -> float:
     return 2 + few if few > wide and not dot else 1 + few + few / wide
 
 
-def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: int) -> float:
+def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: Array) -> Array:
     lanes, sums, stores = lanes_of(kernel), shape.few * shape.results, unit.stores_per_cycle.value
     if shape.dot:
         tile = min(lanes, passes(shape.few, kernel)[0][0] * passes(shape.few, kernel)[0][1])
@@ -143,11 +143,9 @@ def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: int) -> floa
 
 def described(shape: Shape, rows: Rows) -> LoopNest:
     """The loop nest of native/conv/skinny_kernels.h."""
-    size, few, results, depth = SIZES[rows[0][0].dtype], shape.few, shape.results, shape.k
-    k, strip, tile, once = np.array(
-        [(of.channels, of.k2 * kernel.windows, _block(shape, kernel), passes(few, kernel)[0][0]) for kernel, of in rows], dtype=np.float64
-    ).T
-    strip = np.minimum(strip, results)
+    size, few, results, depth = SIZES[rows.kernels[0].dtype], shape.few, shape.results, shape.k
+    tile, once = rows.columns(lambda kernel: (_block(shape, kernel), passes(few, kernel)[0][0]))
+    k, strip = rows.channels, np.minimum(_strip(rows), results)
     loops = (
         Loop("run", "run", 1, 1),
         Loop("strips", "results", strip, np.ceil(results / strip)),
@@ -166,7 +164,7 @@ def described(shape: Shape, rows: Rows) -> LoopNest:
         Operand("sums", {"results": Extent(size, strip * size), "few": of_few}, "strips", after_loops=True),
         Operand("output", {"results": Extent(size, results * size), "few": of_few}, "strips", after_loops=True, written=True),
     )
-    return LoopNest(loops, operands, {"run": 1, "results": results, "k": depth, "few": few}, len(rows))
+    return LoopNest(loops, operands, {"run": 1, "results": results, "k": depth, "few": few}, k.size)
 
 
 def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
@@ -180,7 +178,7 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     """Costs of schedules from their in-core terms, on one core."""
     shape, size, state = Shape.of(g), g.element_bytes, request.state
     waiting = latencies(machine)
-    lost = miss_share(machine.levels, np.array([_prefetch_distance(shape, *row, machine) for row in rows]))
+    lost = miss_share(machine.levels, _prefetch_distance(shape, rows, machine))
     # dot: hardware prefetchers bring runs of rows from L2. axpy: the core reaches the next lines sooner, the fewer multiply-adds per line
     beside = 1 - 1 / shape.few
     lost[0] = lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * beside
@@ -191,9 +189,9 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     beyond = min(1, len(lost) - 1)
     call = of["call"] + lost[beyond] * matrix / line * waiting[beyond] / MAX_TILE_VECTORS  # lines that L2 has lost are not prefetched again
     moved = traffic_of(nest, np.minimum.accumulate(misses))
-    starts = np.array([_run_starts(shape, *row) for row in rows])
     share = machine.core.run_start_share
-    waits = np.outer(np.maximum(share.value * waiting if share else 0.0, waiting[0]) * _shares(machine, shape, size, state), starts)
+    waits = np.maximum(share.value * waiting if share else 0.0, waiting[0]) * _shares(machine, shape, size, state)
+    waits = np.outer(waits, _run_starts(shape, rows))
     if not shape.dot:  # tiles change rows one after another; accumulators that L1 has lost are written back
         waits *= 1.0 - machine.core.overlap.value * np.minimum(
             1.0, of["kernel"] / np.maximum(1.0, transfer_cycles(machine, moved).sum(axis=0))
@@ -203,31 +201,37 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     return Pass(machine, {**of, "call": call}, nest.names, moved, covers, waits + write_allocate_cycles(machine, moved[:, -2:]))
 
 
-def _run_starts(shape: Shape, kernel: Kernel, schedule: Schedule) -> int:
+def _run_starts(shape: Shape, rows: Rows) -> Array:
     """Runs of the matrix that do not continue the previous run."""
-    number, strips = _counts(shape, kernel, schedule)
+    number, strips = _counts(shape, rows)
     return shape.results * number * (number > 1) if shape.dot else shape.k * strips * (strips > 1)
 
 
-def _prefetch_distance(shape: Shape, kernel: Kernel, schedule: Schedule, machine: Machine) -> float:
+def _prefetch_distance(shape: Shape, rows: Rows, machine: Machine) -> Array:
     """Bytes that enter a cache between the prefetch of a line of the matrix and its use; more if rows share sets."""
-    size, way = SIZES[kernel.dtype], machine.levels[0].way_bytes
+    size, way = SIZES[rows.kernels[0].dtype], machine.levels[0].way_bytes
     if shape.dot:
-        return 2.0 * size * schedule.channels * _block(shape, kernel)
-    strip = min(schedule.k2 * kernel.windows, shape.results) * size
-    crowd = max(1.0, gcd(shape.results * size, way) / strip)
-    return 2.0 * schedule.channels * strip * crowd + shape.few * strip
+        return 2.0 * size * rows.channels * rows.columns(lambda kernel: [_block(shape, kernel)])[0]
+    strip = np.minimum(_strip(rows), shape.results) * size
+    crowd = np.maximum(1.0, gcd(shape.results * size, way) / strip)
+    return 2.0 * rows.channels * strip * crowd + shape.few * strip
 
 
-def _counts(shape: Shape, kernel: Kernel, schedule: Schedule) -> tuple[int, int]:
+def _strip(rows: Rows) -> Array:
+    """Results of a strip."""
+    return rows.k2 * rows.columns(lambda kernel: [kernel.windows])[0]
+
+
+def _counts(shape: Shape, rows: Rows) -> tuple[Array, Array]:
     """(blocks of k, strips of results)."""
-    return ceil_div(shape.k, schedule.channels), ceil_div(shape.results, schedule.k2 * kernel.windows)
+    return np.ceil(shape.k / rows.channels), np.ceil(shape.results / _strip(rows))
 
 
-def terms(g: Gemm, kernel: Kernel, schedule: Schedule, machine: Machine, layout: Layout) -> tuple[float, float, float, float]:
+def terms(g: Gemm, rows: Rows, machine: Machine, layout: Layout) -> tuple[Array | float, ...]:
     """kernel, call, store, pack."""
+    (kernel,) = rows.kernels
     shape, unit = Shape.of(g), machine.unit_of(kernel.target)
-    number, strips = _counts(shape, kernel, schedule)
+    number, strips = _counts(shape, rows)
     call = number * strips * machine.core.call_cycles.value
     pack = shape.few * shape.k * (1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value / (FEW_RUN if shape.dot else 1))
     return _kernel_cycles(shape, kernel, unit), call, _store_cycles(shape, kernel, unit, number), pack
@@ -250,12 +254,11 @@ def _unfit(problem: Gemm, kernel: Kernel, layout: Layout) -> Reason | None:
     return Reason("shape", "it reads the large matrix along the other dimension")
 
 
-def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> Schedule:
-    k = min(problem.k, round_up(schedule.channels, FEW_RUN if kernel.form == "dot" else 1))
-    return kernel_schedule(kernel, k, max(1, schedule.k2))
+def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> Sizes:
+    return min(problem.k, round_up(schedule.channels, FEW_RUN if kernel.form == "dot" else 1)), max(1, schedule.k2)
 
 
-def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Schedule]:
+def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> list[Sizes]:
     """Blocks of k (channels) and strips of results (k2, in windows of the kernel): strips of STRIP_BYTES, and the largest one whose
     accumulators fit in a quarter of L2."""
     shape, size = Shape.of(problem), problem.element_bytes
@@ -263,9 +266,8 @@ def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> Iterator[Sche
     largest = min(most, max(1, request.cpu.outer.size_bytes // 4 // (shape.few * kernel.windows * size)))
     strips = {largest, *(max(1, run // (kernel.windows * size)) for run in STRIP_BYTES if run < largest * kernel.windows * size)}
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
-    for k in sorted({min(block, shape.k) for block in blocks}):
-        for strip in [max(strips)] if shape.dot else sorted(strips):
-            yield kernel_schedule(kernel, k, strip)
+    tried = [max(strips)] if shape.dot else sorted(strips)
+    return [(k, strip) for k in sorted({min(block, shape.k) for block in blocks}) for strip in tried]
 
 
 _LISTED = ListedAlgorithm(NAME, skinny_kernels, _schedules, _nearest, terms, passed, _unfit, latencies=True)
@@ -299,4 +301,4 @@ def describe(plan: Plan) -> Description:
     lanes = "lanes along k, added at the end of each block" if shape.dot else "lanes along results"
     inner = f"{kernel.name} on {kernel.windows} results x up to {kernel.filters} {few}: {lanes}"
     summary = f"matrix product with few {few}, {large} read once in place"
-    return words.describe(plan, summary, described(shape, [(kernel, schedule)]), inner, peak=words.peak_of(plan, lanes_of(kernel)))
+    return words.describe(plan, summary, described(shape, Rows.alone(kernel, schedule)), inner, peak=words.peak_of(plan, lanes_of(kernel)))

@@ -58,6 +58,8 @@ class Rates(NamedTuple):
     def of(self, which: Any) -> "Rates":
         """The entries of some kernels, or schedules."""
         nest, machine, kernels, *columns = self
+        if isinstance(which, slice):
+            return Rates(nest, machine, kernels, *(column[which] for column in columns))
         return Rates(nest, machine, kernels, *np.array(columns)[:, which])
 
 

@@ -5,21 +5,21 @@ Worked number: three kernels with one schedule each are three candidates; a name
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from pysim.cachemodel.costs import Costs, numbered
+from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu.cost import Pass, assumed, cost_from
-from pysim.cachemodel.cpu.loops import Array
+from pysim.cachemodel.cpu.loops import Array, as_rows
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.tilings import row_refuses
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
-from pysim.record.cost import Reason, Rejected
+from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import AnySchedule, Schedule, name_of
 from pysim.record.state import State
@@ -49,23 +49,50 @@ def unpacked_plan(plan: Plan) -> tuple[Any, Schedule, Kernel]:
     return plan.workload, schedule, row_of(schedule)
 
 
-def kernel_schedule(kernel: Kernel, channels: int, k2: int = 1, pack: Literal["tiles", "none"] = "none") -> Schedule:
-    """A schedule with a kernel's own tile."""
-    return Schedule(kernel.name, "input_stationary", pack, kernel.windows, kernel.filters, channels, k2, 1)
-
-
 def round_up(size: int, step: int) -> int:
     """`size` rounded up to a multiple of `step`, at least one."""
     return ceil_div(max(1, size), step) * step
 
 
-Rows = Sequence[tuple[Kernel, Schedule]]
+Sizes = tuple[int, int]  # channels of a set, and k2
+
+
+class Rows(NamedTuple):
+    """Schedules grouped by kernel, `counts` of each kernel, with the channels of a set and `k2` of each schedule."""
+
+    kernels: tuple[Kernel, ...]
+    counts: tuple[int, ...]
+    channels: Array
+    k2: Array
+
+    @classmethod
+    def of(cls, *groups: tuple[Kernel, Sequence[Sizes]]) -> "Rows":
+        kernels, sizes = [kernel for kernel, _ in groups], [size for _, of in groups for size in of]
+        return cls((*kernels,), tuple(len(of) for _, of in groups), *np.array(sizes, dtype=np.float64).reshape(-1, 2).T)
+
+    @classmethod
+    def alone(cls, kernel: Kernel, schedule: Schedule) -> "Rows":
+        return cls.of((kernel, [(schedule.channels, schedule.k2)]))
+
+    def columns(self, of: Callable[[Kernel], Iterable[float]]) -> Array:
+        """Numbers of a kernel, as the columns of its schedules."""
+        return np.repeat(np.array([[*of(kernel)] for kernel in self.kernels], dtype=np.float64).T, self.counts, axis=1)
+
+    def grouped(self, key: Callable[[Kernel], object]) -> Iterator[tuple[slice, "Rows"]]:
+        """The schedules of consecutive kernels with equal keys, and their places."""
+        start = 0
+        for _, group in itertools.groupby(zip(self.kernels, self.counts, strict=True), key=lambda one: key(one[0])):
+            kernels, counts = zip(*group, strict=True)
+            span = slice(start, start := start + sum(counts))
+            yield span, Rows(kernels, counts, self.channels[span], self.k2[span])
+
+
 Terms = Mapping[str, Array]
 TERMS = "kernel", "call", "store", "pack"  # compute cycles; an algorithm that does not pack has the first three
 
 
 class Listed(NamedTuple):
-    """Schedules with their kernels, grouped by kernel, and their TERMS (`pysim.algorithms.contract.Candidates`)."""
+    """Schedules with their TERMS (`pysim.algorithms.contract.Candidates`)."""
 
     request: Request
     rows: Rows
@@ -75,24 +102,25 @@ class Listed(NamedTuple):
 
 
 class ListedAlgorithm(NamedTuple):
-    """An algorithm that lists the `schedules` of a problem by a kernel.
+    """An algorithm that lists the `schedules` of a problem by a kernel, as their sizes.
 
-    `nearest`: the legal schedule nearest to a named one; the same one if it is legal. `terms`: TERMS of a schedule. `passed`: the pass
-    of schedules of kernels of one form, from their terms. `unfit`: why a kernel cannot run a problem. `latencies`: whether costs use
-    latencies of levels. `besides`: passes before or after that every schedule has. `layout_of`: the layout that a kernel reads and
-    writes; the functions get that one.
+    `nearest`: the sizes of the legal schedule nearest to a named one; the same ones if it is legal. `terms`: TERMS of schedules of one
+    kernel. `passed`: the pass of schedules of kernels of one form, from their terms. `unfit`: why a kernel cannot run a problem.
+    `latencies`: whether costs use latencies of levels. `besides`: passes before or after that every schedule has. `layout_of`: the layout
+    that a kernel reads and writes; the functions get that one. `pack`: of every schedule.
     """
 
     name: str
     kernels: Callable[[], Sequence[Kernel]]
-    schedules: Callable[[Any, Kernel, Request], Iterable[Schedule]]
-    nearest: Callable[[Any, Kernel, Schedule, Layout], Schedule]
-    terms: Callable[[Any, Kernel, Schedule, Machine, Layout], tuple[float, ...]]
+    schedules: Callable[[Any, Kernel, Request], Sequence[Sizes]]
+    nearest: Callable[[Any, Kernel, Schedule, Layout], Sizes]
+    terms: Callable[[Any, Rows, Machine, Layout], tuple[Array | float, ...]]
     passed: Callable[[Any, Rows, Terms, Machine, Request], Pass]
     unfit: Callable[[Any, Kernel, Layout], Reason | None] = lambda problem, kernel, layout: None
     latencies: bool = False
     besides: Callable[[Any, Machine, State], tuple[Pass, ...]] = lambda problem, machine, state: ()
     layout_of: Callable[[Kernel, Layout], Layout] = lambda kernel, layout: layout
+    pack: Literal["tiles", "none"] = "none"
 
     def least_cycles(self, request: Request, best: float) -> float:
         """A lower bound: the compute terms."""
@@ -122,24 +150,23 @@ class ListedAlgorithm(NamedTuple):
         refused = {kernel: reason for kernel in known.values() if (reason := self.refuses(kernel, request))}
         if request.schedule is None:
             able = (kernel for kernel in known.values() if kernel not in refused)
-            rows = (
-                (kernel, self._own(one)) for kernel in able for one in self.schedules(problem, kernel, self.request_of(kernel, request))
-            )
-            return (*rows,), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
+            groups = ((kernel, self.schedules(problem, kernel, self.request_of(kernel, request))) for kernel in able)
+            return Rows.of(*groups), tuple(Rejected(kernel.name, why.sentence, why.code) for kernel, why in refused.items())
         name = getattr(request.schedule, "kernel", "")
         if not (kernel := known.get(name)):
             raise PlanError(f"{self.name} has no kernel {name} for {dtype}; `pysim kernels` lists them")
         if kernel in refused:
             raise PlanError(f"{kernel.name}: {refused[kernel].sentence}")
         assert isinstance(request.schedule, Schedule)
-        schedule = self._own(request.schedule)
-        if schedule != (right := self._own(self.nearest(problem, kernel, schedule, self.layout_of(kernel, request.layout)))):
+        schedule = msgspec.structs.replace(request.schedule, algorithm=self.name)
+        sizes = self.nearest(problem, kernel, schedule, self.layout_of(kernel, request.layout))
+        if schedule != (right := self.schedule(kernel, *sizes)):
             raise PlanError(f"{kernel.name} has no such schedule for {problem.text}; the nearest is {name_of(self.name, right)}")
-        return ((kernel, schedule),), ()
+        return Rows.of((kernel, [sizes])), ()
 
-    def _own(self, schedule: Schedule) -> Schedule:
-        """A schedule of this algorithm."""
-        return msgspec.structs.replace(schedule, algorithm=self.name)
+    def schedule(self, kernel: Kernel, channels: int, k2: int) -> Schedule:
+        """A schedule with a kernel's own tile."""
+        return Schedule(kernel.name, "input_stationary", self.pack, kernel.windows, kernel.filters, channels, k2, 1, self.name)
 
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list[Costs]:
         """The costs of each list."""
@@ -147,32 +174,38 @@ class ListedAlgorithm(NamedTuple):
 
     def _costs(self, machine: Machine, of: Listed) -> Costs:
         """By one pass for the kernels of each form."""
-        rows, passes = of.rows, list[tuple[Pass, int]]()
-        for _, some in itertools.groupby(range(len(rows)), key=lambda at: rows[at][0].form):
-            at = [*some]
-            terms = dict(zip(TERMS, of.terms[:, at], strict=False))
-            request = self.request_of(rows[at[0]][0], of.request)
-            one = self.passed(request.problem, rows[at[0] : at[-1] + 1], terms, machine, request)
-            passes += [(one, column) for column in range(len(at))]
+        rows, passes = of.rows, list[tuple[slice, Pass]]()
+        for span, some in rows.grouped(lambda kernel: kernel.form):
+            request = self.request_of(some.kernels[0], of.request)
+            terms = dict(zip(TERMS, of.terms[:, span], strict=False))
+            passes.append((span, self.passed(request.problem, some, terms, machine, request)))
         besides, shared = self.besides(of.request.problem, machine, of.request.state), self.shared_cycles(of.request)
-        cycles = np.array([one.cycles[column] + shared for one, column in passes])
-        kernels, kernel = numbered(kernel.name for kernel, _ in rows)
+        cycles = np.concatenate([one.cycles for _, one in passes] or [np.empty(0)]) + shared
+        kernel = np.repeat(np.arange(len(rows.kernels)), rows.counts)
+
+        def cost(row: int) -> Cost:
+            span, one = next(item for item in passes if row < item[0].stop)
+            return cost_from([*besides, one], row - span.start)
+
         return Costs(
             cycles,
-            kernels,
+            tuple(kernel.name for kernel in rows.kernels),
             kernel,
             (self.name,),
-            np.zeros(len(rows), dtype=np.int64),
-            np.array([cycles[kernel == at].min() for at in range(len(kernels))]),
+            np.zeros(cycles.size, dtype=np.int64),
+            np.array([cycles[span].min() for span, _ in rows.grouped(lambda kernel: kernel)]),
             kernel,
-            lambda row: rows[row][1],
-            lambda row: cost_from([*besides, passes[row][0]], passes[row][1]),
-            lambda row: assumed(machine, rows[row][0].target, self.latencies, UNUSED_CONSTANTS),
+            lambda row: self.schedule(rows.kernels[kernel[row]], int(rows.channels[row]), int(rows.k2[row])),
+            cost,
+            lambda row: assumed(machine, rows.kernels[kernel[row]].target, self.latencies, UNUSED_CONSTANTS),
         )
 
 
 @lru_cache(maxsize=8)
 def _listed(algorithm: ListedAlgorithm, request: Request) -> Listed:
     rows, rejected = algorithm.rows(request)
-    terms = [algorithm.terms(request.problem, *row, request.cpu, algorithm.layout_of(row[0], request.layout)) for row in rows]
-    return Listed(request, rows, np.array(terms).T, rejected)
+    terms = [np.empty((len(TERMS), 0))]
+    for span, one in rows.grouped(lambda kernel: kernel):
+        layout = algorithm.layout_of(one.kernels[0], request.layout)
+        terms.append(as_rows(span.stop - span.start, *algorithm.terms(request.problem, one, request.cpu, layout)))
+    return Listed(request, rows, np.concatenate(terms[1:] or terms, axis=1), rejected)

@@ -169,7 +169,7 @@ _ONE = Extent(1.0, 1.0)
 
 def _structure_of(operand: Operand) -> OperandStructure:
     shared = tuple((name, extent.together) for name, extent in operand.extents.items() if extent.overlaps)
-    fields = operand.inside, operand.only_first, operand.after_loops, operand.refilled_by, operand.part is not None
+    fields = operand.inside, operand.only_first, operand.after_loops, operand.refilled_by, operand.part is not None, operand.written
     return OperandStructure(operand.name, (*operand.extents,), shared, *fields)
 
 
@@ -179,7 +179,7 @@ class LoopNest:
 
     def __init__(self, loops: Sequence[Loop], operands: Sequence[Operand], total: Mapping[str, Number], columns: int) -> None:
         self.loops, self.operands, self.total, self.columns = tuple(loops), tuple(operands), dict(total), columns
-        self._structure = of = structure(
+        self.structure = of = structure(
             tuple((loop.name, loop.dimension, isinstance(loop.tiles, int | float) and loop.tiles == 1) for loop in loops),
             tuple(map(_structure_of, operands)),
         )
@@ -191,7 +191,7 @@ class LoopNest:
 
     def _extents_of(self, extents: Sequence[Extent]) -> Array:
         """The equation above for all pairs of an operand and a dimension, as `Extents` orders them."""
-        of = self._structure.extents
+        of = self.structure.extents
         tiles = self._tiles.take(of.tiles, axis=0)
         per_tile, limit = (as_rows(self.columns, *(extent[field] for extent in extents)).take(of.pair, axis=0) for field in range(2))
         per_tile *= tiles
@@ -203,11 +203,11 @@ class LoopNest:
 
     def _extent(self, row: int, name: str, loop: int = -1) -> Array:
         """Extent of an operand along a dimension, in one iteration of a loop."""
-        return self._extents[self._structure.extents.rows[row, name][loop + 1]]
+        return self._extents[self.structure.extents.rows[row, name][loop + 1]]
 
     def tiles(self, name: str) -> Array:
         """Tiles of a dimension: in the whole run, then in one iteration of each loop."""
-        return self._tiles[self._structure.places.of[name]]
+        return self._tiles[self.structure.places.of[name]]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ class LoopNest:
 
     def between(self, uses: tuple[Use | Fixed, ...]) -> Array:
         """Bytes of each operand between each use and the next: operands x uses x columns."""
-        return self._between(distance_formulas(uses, self.accesses, self._structure.rows))
+        return self._between(distance_formulas(uses, self.accesses, self.structure.rows))
 
     def _between(self, of: DistanceFormulas) -> Array:
         distances = evaluate_sums(self._values, of.sums)
@@ -235,7 +235,7 @@ class LoopNest:
     @cached_property
     def distances(self) -> Array:
         """Bytes of each operand between the uses of `reuses`: operands x uses x columns. A buffer counts once."""
-        return self._merged(self._between(self._structure.distances))
+        return self._merged(self._between(self.structure.distances))
 
     @cached_property
     def total_distances(self) -> Array:
@@ -249,7 +249,7 @@ class LoopNest:
 
     def _merged(self, sizes: Array) -> Array:
         """Rows of operands that are one buffer, as the largest of them in the first row."""
-        for row, at in enumerate(self._structure.same):
+        for row, at in enumerate(self.structure.same):
             if at != row:
                 np.maximum(sizes[at], sizes[row], out=sizes[at])
                 sizes[row] = 0.0
@@ -278,31 +278,30 @@ class LoopNest:
 
     def streams(self, state: State = "hot") -> Streams:
         """Every reuse, grouped by operand."""
-        of, ago = self._structure.bytes, np.array([runs_ago(state, name) for name in self.names])
-        written = np.array([operand.written for operand in self.operands])
-        return Streams(
-            of.operands,
-            of.loops,
-            ago[of.operands] * (of.loops < 0),
-            written[of.operands] | of.overwrites,
-            evaluate_sums(self._values, of.sums).take(of.sums.order, axis=0),
-        )
+        of, ago = self.structure.bytes, np.array([runs_ago(state, name) for name in self.names])
+        return Streams(of.operands, of.loops, ago[of.operands] * (of.loops < 0), of.written, self.reused_bytes)
+
+    @cached_property
+    def reused_bytes(self) -> Array:
+        """The bytes of each use, grouped by operand."""
+        sums = self.structure.bytes.sums
+        return evaluate_sums(self._values, sums).take(sums.order, axis=0)
 
     def reuses(self) -> Iterator[Reuse]:
         """Every reuse, grouped by operand, with the loop whose next iteration it is in (-1: the next run)."""
-        rows = self._structure.rows
+        rows = self.structure.rows
 
         def sum_of(terms: Sequence[Term]) -> Array:
             return np.sum([self._values[[rows.of(factor) for factor in term]].prod(axis=0) for term in terms], axis=0)
 
-        for row, loop, kind, uses, times, size, shares, first in self._structure.reuses:
+        for row, loop, kind, uses, times, size, shares, first in self.structure.reuses:
             parts = [self._values[rows.of(share)] if isinstance(share, tuple) else share for share in shares]
             yield Reuse(row, loop, sum_of(times), sum_of(size), self.total_distances[[*uses]], parts, kind, first)
 
     @cached_property
     def _values(self) -> Array:
         """The table of numbers that `Rows` describes."""
-        rows, trips = self._structure.rows, self._trips
+        rows, trips = self.structure.rows, self._trips
         ends = [trips[loops[-1]] for loops in rows.ends]
         for at, loops in enumerate(rows.ends):  # trips of the outermost loop with more than one
             for loop in loops[-2::-1]:
@@ -319,8 +318,8 @@ class LoopNest:
         iterations, with a partial one as a fraction; full iterations, full repeats: within full iterations of the enclosing loop; second:
         repeats that follow a first iteration; later: the other repeats.
         """
-        outer, one = self._structure.places.outer, np.ones((1, self.columns))
-        total, own = self._tiles[self._structure.places.own]
+        outer, one = self.structure.places.outer, np.ones((1, self.columns))
+        total, own = self._tiles[self.structure.places.own]
         most = total / own
         most_full, most = np.maximum(1.0, most), np.ceil(most)
         iterations, full = np.minimum(self._trips, most), np.minimum(self._trips, most_full)

@@ -104,7 +104,8 @@ def miss_share(
         return share
     stream, column = np.divmod(places, needed.shape[1])
     order = streams.order[column]
-    own, (inputs, outputs, interleaved) = streams.operand[order, stream], streams.planes[:, streams.loops[order, stream], column]
+    own, loop = streams.operand[order, stream], streams.loops[order, stream]
+    (inputs, outputs), interleaved = streams.planes[:, loop, column], streams.interleaved[order, loop]
     between = streams.between[:, stream, column]
     lines, rows_of_k = between * scale[:, column] + 1e-9, inputs if nest.filters_in_rows_of_k else outputs
     if nest.windows_transposed:

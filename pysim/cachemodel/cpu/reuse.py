@@ -20,6 +20,7 @@ set, 392 reuses in all. Neighbours: 3 pairs of sets, 94 pairs of tiles within se
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -63,12 +64,13 @@ class ReuseFormula(NamedTuple):
 
 
 class ReusedBytes(NamedTuple):
-    """The bytes of every use as one table of sums, with the operand and the loop of each; `overwrites`: the use overwrites older data."""
+    """The bytes of every use as one table of sums, with the operand and the loop of each; `written`: the data lies where lines are
+    written."""
 
     sums: Sums
     operands: Indices
     loops: Indices
-    overwrites: NDArray[np.bool_]
+    written: NDArray[np.bool_]
 
 
 class Places(NamedTuple):
@@ -118,7 +120,8 @@ def _extents(pairs: list[tuple[int, str]], places: Places, operands: int) -> Ext
     return Extents(np.array(tiles), np.array(pair), rows, products_of(products))
 
 
-class Structure(NamedTuple):
+@dataclass(frozen=True, eq=False)  # hashed by identity
+class Structure:
     """All of a nest that does not depend on its sizes. `same`: per operand, the first operand that is the same buffer."""
 
     accesses: tuple[Access, ...]
@@ -143,6 +146,7 @@ class OperandStructure(NamedTuple):
     after_loops: bool
     refilled_by: str | None
     partly: bool
+    written: bool
 
 
 # loops: names, dimensions, and whether an iteration is a single tile
@@ -177,7 +181,7 @@ def structure(loops: tuple[tuple[str, str, bool], ...], operands: tuple[OperandS
         (*formulas.reuses,),
         rows,
         distance_formulas((*formulas.uses,), accesses, rows),
-        _bytes(formulas.reuses, rows),
+        _bytes(formulas.reuses, rows, [operand.written for operand in operands]),
     )
 
 
@@ -190,14 +194,14 @@ def _rows(of: "_Formulas", operands: int) -> Rows:
     return Rows(len(of.loops), operands, ends, tuple(factor for factor in factors if factor[0] in ("part", "overlap", "pairs", "tile")))
 
 
-def _bytes(reuses: Sequence[ReuseFormula], rows: Rows) -> ReusedBytes:
+def _bytes(reuses: Sequence[ReuseFormula], rows: Rows, written: Sequence[bool]) -> ReusedBytes:
     sums, uses = list[list[tuple[float, list[int]]]](), list[tuple[int, int, bool]]()
     for reuse in reuses:
         for share in reuse.shares:
             weight, factor = (1.0, (share,)) if isinstance(share, tuple) else (share, ())
             products = itertools.product(reuse.times, reuse.size)
             sums.append([(weight, [rows.of(one) for one in (*times, *size, *factor)]) for times, size in products])
-            uses.append((reuse.row, reuse.loop, reuse.first and reuse.kind == BUFFER))
+            uses.append((reuse.row, reuse.loop, written[reuse.row] or (reuse.first and reuse.kind == BUFFER)))  # overwrites older data
     return ReusedBytes(sums_of(sums), *(np.array(column) for column in zip(*uses, strict=True)))
 
 

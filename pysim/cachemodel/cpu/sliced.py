@@ -20,7 +20,8 @@ reuses are one kept tile apart, 3 are one set apart, and 1 is one run apart.
 `doubts` lists where a machine or a schedule violates an assumption of the closed forms.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
@@ -30,9 +31,10 @@ from numpy.typing import NDArray
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, select
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_taps
+from pysim.cachemodel.cpu.reuse import Structure
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
-from pysim.record.state import State
+from pysim.record.state import State, runs_ago
 
 OPERANDS = ("input", "packed", "filters", "output")  # as the levels of a cost name them
 INPUT, PACKED, FILTERS, OUTPUT = range(4)
@@ -48,8 +50,8 @@ class TableStreams(NamedTuple):
     runs_ago[k, i] runs ago (0: in this run). shares[k, :, i] is 1 in the row of its operand, read only or written, two rows for each of
     OPERANDS.
 
-    `planes`: planes of inputs, planes of outputs, and `interleaved` (2 where half of the outputs in between are of other planes) x the run
-    and one iteration of each loop x schedules. `working_set`: distinct bytes of OPERANDS that a run touches.
+    `planes`: planes of inputs and of outputs x the run and one iteration of each loop x schedules; `interleaved` (per order and loop): 2
+    where half of the outputs in between are of other planes. `working_set`: distinct bytes of OPERANDS that a run touches.
     """
 
     columns: list[slice]
@@ -58,6 +60,7 @@ class TableStreams(NamedTuple):
     loops: NDArray[np.int64]
     shares: Array
     runs_ago: Array
+    interleaved: Array
     bytes: Array
     between: Array
     planes: Array
@@ -154,33 +157,67 @@ def _filters(table: Table, outer: Mapping[str, Extent], set_size: Array, inner: 
     yield Operand("packed filters", {FILTER_TILES: Extent(panel, set_size * panel)}, inner)
 
 
+class _Roles(NamedTuple):
+    """What `TableStreams` says of the structure of each loop order: its fields of these names."""
+
+    operand: NDArray[np.int64]
+    loops: NDArray[np.int64]
+    shares: Array
+    runs_ago: Array
+    interleaved: Array
+
+
+@lru_cache(maxsize=256)
+def _roles(orders: tuple[Structure, ...], names: tuple[tuple[str, ...], ...], state: State) -> _Roles:
+    most, depth = max(of.bytes.loops.size for of in orders), len(orders[0].places.outer)
+    operand, loops = np.zeros((2, len(orders), most), np.int64)
+    shares, ago = np.zeros((len(orders), 2 * len(OPERANDS), most)), np.zeros((len(orders), most))
+    interleaved = np.ones((len(orders), depth + 1))
+    for at, (of, own) in enumerate(zip(orders, names, strict=True)):
+        uses, count = of.bytes, of.bytes.loops.size
+        operand[at, :count], loops[at, :count] = np.array(_buffers(own))[uses.operands], uses.loops + 1
+        shares[at, 2 * operand[at, :count] + uses.written, np.arange(count)] = 1.0
+        ago[at, :count] = np.array([runs_ago(state, name) for name in own])[uses.operands] * (uses.loops < 0)
+        moving = of.places.of[FILTER_TILES]
+        interleaved[at, 1:depth] += np.diff(moving)[: depth - 1] > 0
+    return _Roles(operand, loops, shares, ago, interleaved)
+
+
+def _buffers(names: Sequence[str]) -> list[int]:
+    """Which of OPERANDS each operand of a nest is part of."""
+    return [BUFFERS.get(name, PACKED) for name in names]
+
+
 def streams_of(table: Table, state: State) -> TableStreams:
     """The reuses of a table of schedules, with first touches in caches of a `state`."""
     nest, n, split = table.rates.nest, table.kernel.size, int(np.count_nonzero(table.keeps_windows))
     columns = [span for span in (slice(0, split), slice(split, n)) if span.start < span.stop]
     nests = [described(select(table, span), span.start < split) for span in columns]
-    streams = [of.streams(state) for of in nests]
-    orders, most, depth = len(nests), max(of.rows.size for of in streams), len(nests[0].loops) + 1
-    size, between, planes, working_set = (np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (3, depth), (len(OPERANDS),)))
-    operand, loops = np.zeros((2, orders, most), np.int64)
-    shares, runs_ago = np.zeros((orders, 2 * len(OPERANDS), most)), np.zeros((orders, most))
-    for at, (of, own, span) in enumerate(zip(nests, streams, columns, strict=True)):
-        count, buffers = own.rows.size, np.array([BUFFERS.get(name, PACKED) for name in of.names])
-        size[:count, span], runs_ago[at, :count], loops[at, :count] = own.bytes, own.runs_ago, own.loops + 1
-        operand[at, :count] = buffers[own.rows]
-        shares[at, 2 * operand[at, :count] + own.written, np.arange(count)] = 1.0
-        for buffer, distance, distinct in zip(buffers, of.distances, of.working_set, strict=True):
-            between[buffer, :count, span] += distance
-            working_set[buffer, span] += distinct
+    roles = _roles(tuple(of.structure for of in nests), tuple(of.names for of in nests), state)
+    most, depth = roles.operand.shape[1], roles.interleaved.shape[1]
+    size, between, planes, working_set = (np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (2, depth), (len(OPERANDS),)))
+    for of, span in zip(nests, columns, strict=True):
+        reused = of.reused_bytes
+        count = len(reused)
+        size[:count, span] = reused
         planes[0, :, span], planes[1, :, span] = of.tiles("channels"), of.tiles(FILTER_TILES) * table.rates.filters[span]
-        planes[2, :, span] = np.array([[1.0]] + [[1.0 + (loop.dimension == FILTER_TILES)] for loop in of.loops[:-1]] + [[1.0]])
+        filled = set[int]()
+        for row, buffer in enumerate(_buffers(of.names)):
+            if of.structure.same[row] != row:  # counted in that row
+                continue
+            if buffer in filled:
+                between[buffer, :count, span] += of.distances[row]
+                working_set[buffer, span] += of.working_set[row]
+            else:
+                between[buffer, :count, span], working_set[buffer, span] = of.distances[row], of.working_set[row]
+                filled.add(buffer)
     np.minimum(planes[1], nest.group_filters, out=planes[1])
-    order = np.repeat(np.arange(orders), [span.stop - span.start for span in columns])
-    if runs_ago.max() > 1:
-        between *= np.clip(runs_ago[order].T, 1.0, 1e6)
+    order = np.repeat(np.arange(len(nests)), [span.stop - span.start for span in columns])
+    if roles.runs_ago.max() > 1:
+        between *= np.clip(roles.runs_ago[order].T, 1.0, 1e6)
     if nest.fresh_input:  # nothing was touched since the input was written
-        between[1:, ((operand == INPUT) & (runs_ago > 0))[order].T] = 0.0
-    return TableStreams(columns, order, operand, loops, shares, runs_ago, size, between, planes, working_set)
+        between[1:, ((roles.operand == INPUT) & (roles.runs_ago > 0))[order].T] = 0.0
+    return TableStreams(columns, order, *roles, size, between, planes, working_set)
 
 
 def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
