@@ -53,6 +53,11 @@ np.empty(1 << 21)  # freeing one large block raises glibc's mmap threshold: late
 Number = Array | float
 
 
+def _is(constant: float, number: Number) -> bool:
+    """Whether a number is this constant for all schedules."""
+    return isinstance(number, (int, float)) and number == constant
+
+
 class Extent(NamedTuple):
     """Bytes (or rows) of n neighbouring tiles: min(n first_tile, overlap + n per_tile, limit).
 
@@ -75,7 +80,7 @@ class Extent(NamedTuple):
     @property
     def overlaps(self) -> bool:
         """Whether neighbouring tiles share anything."""
-        return not isinstance(self.reused, int | float) or self.reused != 0
+        return not _is(0.0, self.overlap) or not (self.shared is None or _is(0.0, self.shared))
 
     @property
     def tile(self) -> Number:
@@ -180,7 +185,7 @@ class LoopNest:
     def __init__(self, loops: Sequence[Loop], operands: Sequence[Operand], total: Mapping[str, Number], columns: int) -> None:
         self.loops, self.operands, self.total, self.columns = tuple(loops), tuple(operands), dict(total), columns
         self.structure = of = structure(
-            tuple((loop.name, loop.dimension, isinstance(loop.tiles, int | float) and loop.tiles == 1) for loop in loops),
+            tuple((loop.name, loop.dimension, _is(1.0, loop.tiles)) for loop in loops),
             tuple(map(_structure_of, operands)),
         )
         self.accesses, self._trips = of.accesses, as_rows(columns, *(loop.trips for loop in loops))
@@ -195,10 +200,9 @@ class LoopNest:
         tiles = self._tiles.take(of.tiles, axis=0)
         per_tile, limit = (as_rows(self.columns, *(extent[field] for extent in extents)).take(of.pair, axis=0) for field in range(2))
         per_tile *= tiles
-        for (row, name), at in of.rows.items():
-            extent, rows = self.operands[row].extents[name], slice(at[0], at[-1] + 1)
-            if extent.first_tile is not None or extent.overlaps:
-                np.minimum(per_tile[rows] + extent.overlap, extent.tile * tiles[rows], out=per_tile[rows])
+        for row, name, rows in of.overlapping:
+            extent = self.operands[row].extents[name]
+            np.minimum(per_tile[rows] + extent.overlap, extent.tile * tiles[rows], out=per_tile[rows])
         return np.minimum(per_tile, limit, out=per_tile)
 
     def _extent(self, row: int, name: str, loop: int = -1) -> Array:
@@ -318,15 +322,17 @@ class LoopNest:
         iterations, with a partial one as a fraction; full iterations, full repeats: within full iterations of the enclosing loop; second:
         repeats that follow a first iteration; later: the other repeats.
         """
-        outer, one = self.structure.places.outer, np.ones((1, self.columns))
+        outer, counts = self.structure.places.outer, np.ones((2, len(self.loops) + 1, self.columns))  # the last row: of no loop
         total, own = self._tiles[self.structure.places.own]
         most = total / own
         most_full, most = np.maximum(1.0, most), np.ceil(most)
-        iterations, full = np.minimum(self._trips, most), np.minimum(self._trips, most_full)
+        iterations, full = counts[:, :-1]
+        np.minimum(self._trips, most, out=iterations)
+        np.minimum(self._trips, most_full, out=full)
         for at in (at for at, around in enumerate(outer) if around >= 0):
             iterations[at] = np.minimum(iterations[outer[at]] * self._trips[at], most[at])
             full[at] = np.minimum(full[outer[at]] * self._trips[at], most_full[at])
-        firsts, full_firsts = (np.concatenate([count, one])[outer] for count in (iterations, full))
+        firsts, full_firsts = counts[:, outer]
         full_iterations = np.minimum(full_firsts * self._trips, most)
         repeats = iterations - firsts
         second = np.minimum(firsts, repeats)

@@ -100,24 +100,29 @@ class Extents(NamedTuple):
     dimension). The first is 1, the extent of an operand without dimensions.
 
     `tiles`: the row of tile counts of each; `pair`: its pair, counted from 1; `rows`: per pair, the row that holds in an iteration of each
-    loop of the nest, the whole run first; `footprints`: products of extents, for each operand in the whole run and in each loop.
+    loop of the nest, the whole run first; `overlapping`: pairs whose neighbouring tiles share data, with all rows of the pair;
+    `footprints`: products of extents, for each operand in the whole run and in each loop.
     """
 
     tiles: Indices
     pair: Indices
     rows: dict[tuple[int, str], Indices]
+    overlapping: tuple[tuple[int, str, slice], ...]
     footprints: Products
 
 
-def _extents(pairs: list[tuple[int, str]], places: Places, operands: int) -> Extents:
+def _extents(pairs: list[tuple[int, str]], places: Places, operands: Sequence["OperandStructure"]) -> Extents:
     tiles, pair, rows = [0], [0], dict[tuple[int, str], Indices]()
     for number, (row, name) in enumerate(pairs, 1):
         first, counts = places.of[name][0], 1 + len(places.over[name])
         rows[row, name] = len(tiles) + places.of[name] - first
         tiles += range(first, first + counts)
         pair += [number] * counts
-    products = [[rows[key][loop] for key in pairs if key[0] == row] for row in range(operands) for loop in range(len(places.outer) + 1)]
-    return Extents(np.array(tiles), np.array(pair), rows, products_of(products))
+    loops = range(len(places.outer) + 1)
+    products = [[rows[key][loop] for key in pairs if key[0] == row] for row in range(len(operands)) for loop in loops]
+    shared = ((row, name) for row, operand in enumerate(operands) for name, _ in operand.shared)
+    overlapping = tuple((row, name, slice(rows[row, name][0], rows[row, name][-1] + 1)) for row, name in shared)
+    return Extents(np.array(tiles), np.array(pair), rows, overlapping, products_of(products))
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity
@@ -175,7 +180,7 @@ def structure(loops: tuple[tuple[str, str, bool], ...], operands: tuple[OperandS
     rows = _rows(formulas, len(operands))
     return Structure(
         accesses,
-        _extents(pairs, places, len(operands)),
+        _extents(pairs, places, operands),
         places,
         same,
         (*formulas.reuses,),
