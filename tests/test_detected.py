@@ -62,10 +62,10 @@ def test_trials_are_repeated_until_the_two_best_agree(sysfs: Path, cpuinfo: Path
     class Interrupted(FakeProbes):
         """The first three readings of memory are plausible, but disturbed."""
 
-        shares = [0.3, 0.5, 0.7]
+        shares = iter((0.7, 0.5, 0.3))
 
         def probe_write(self, nbytes: int, seconds: float) -> float:
-            return super().probe_write(nbytes, seconds) * (self.shares.pop() if nbytes > 32 << 20 and self.shares else 1)
+            return super().probe_write(nbytes, seconds) * (next(self.shares, 1.0) if nbytes > 32 << 20 else 1.0)
 
     machine = run(Interrupted(), sysfs, cpuinfo, tmp_path)
     assert machine.memory.write_bytes_per_cycle.value == 16.0 and machine.sources["host_probes"].note is None

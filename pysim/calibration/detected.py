@@ -45,8 +45,9 @@ from pysim.measure.load import Watch
 from pysim.measure.speed import PLAIN
 
 PROBE_SECONDS = 0.02
-CLOCK_TRIALS, TRIALS, MEMORY_TRIALS, PAUSE = 8, 3, 2, 0.03  # at least (making a buffer in memory takes long); seconds between them
-MAX_TRIALS, AGREEMENT = 8, 0.05  # of one rate; relative difference of its two best trials
+CLOCK_TRIALS, TRIALS, PAUSE = 8, 3, 0.03  # at least; seconds between them
+MAX_TRIALS, AGREEMENT = 8, 0.05  # of one rate; relative difference of its best two trials
+CLOCK_READINGS = 3  # after a probe; the highest counts, because one that is read too low makes the rate too high
 SHARE_TRIALS = 15  # a server's two CPUs got 0.67 and 0.81 of their rates alone for a moment, 0.97 and 0.98 over a minute
 STEADY = 0.85  # least clock after a probe over that before; a lower reading was disturbed, since wide vectors slow cores down by less
 LOADED = 0.1  # share of the processors used by others from which on probes are in doubt
@@ -177,7 +178,7 @@ class _Rates:
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write rates of a buffer."""
-        how = (MEMORY_TRIALS, True) if isinstance(known, Memory) else (TRIALS, False)
+        how = (TRIALS, isinstance(known, Memory))
         read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, *how)
         write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, *how)
         return read, write
@@ -203,7 +204,8 @@ class _Rates:
         for trial in range(1, MAX_TRIALS + 1):
             if trial > 1:
                 self._pass(PAUSE)
-            before, rate, behind = self._clock_now(own_time), _sane(probe(), what), self._clock_now(own_time)
+            before, rate = self._clock_now(own_time), _sane(probe(), what)
+            behind = max(self._clock_now(own_time) for _ in range(CLOCK_READINGS))
             rates.append(rate / (behind if behind > STEADY * before else before))  # a disturbed reading is too low
             *_, second, best = sorted(rates)
             agree, plausible = second >= (1 - AGREEMENT) * best, known.value / self._far <= best <= known.value * self._far
