@@ -26,10 +26,11 @@ try:
 except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
-from pysim.frontends.torch import Tracer, rewrite
+from pysim.frontends.torch import Tracer, count_trainings, rewrite
 from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
 from pysim.models.torch_precision import MODEL_ACCURACIES, ModelAccuracy
+from pysim.models.torch_state import TrainedNorms
 
 __all__ = ["Decision", "backend", "optimize", "report"]
 
@@ -41,6 +42,7 @@ def backend(module: fx.GraphModule, example_inputs: Any, options: dict[str, Any]
     accuracy = _checked(rest.pop("accuracy", "strict"))
     if rest:
         raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has accuracy")
+    count_trainings(module)
     if torch.is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in example_inputs):
         return module.forward
     forward = rewrite(module, accuracy)[0].forward
@@ -107,6 +109,7 @@ class _Calls:
         self._modules, self._left_out = modules, left_out
         self._homes = [one._modules for one in modules if one._modules]
         self._children = [dict(home) for home in self._homes]
+        self.trained_norms = TrainedNorms(modules)
         self._hooks = [hooks for one in modules[1:] for hooks in (one._forward_pre_hooks, one._forward_hooks) if not hooks]
 
     def unchanged(self) -> bool:
@@ -129,6 +132,7 @@ class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         given = (*args, *kwargs.values())
         if torch.is_grad_enabled() and any(one.requires_grad for one in (*given, *self.parameters()) if isinstance(one, torch.Tensor)):
             return super().forward(*args, **kwargs)
+        self.__dict__["_pysim_calls"].trained_norms.look()
         return _in_pytorchs_layout(given, self.__dict__["_pysim"][0](*args, **kwargs))
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -145,6 +145,39 @@ def test_changed_weights_take_effect():
         assert_close(optimized(x), model(x))
 
 
+def test_statistics_of_a_norm_in_training_take_effect():
+    """PyTorch's version counters leave out what BatchNorm writes in training: frozen weights, statistics of one pass over other images."""
+
+    def through(call):
+        model.train()
+        call(3 + torch.randn(4, 3, 9, 9))
+        return model.eval()
+
+    model, x = settled(block()).requires_grad_(False), torch.randn(1, 3, 9, 9)
+    optimized, compiled = pysim.torch.optimize(model), torch.compile(model, backend=pysim.torch.backend)
+    with torch.no_grad():
+        for trained, calls in ((model, [optimized]), (optimized, [optimized]), (compiled, [optimized, compiled])):
+            for call in calls:
+                call(x)
+            wanted = through(trained)(x)
+            for call in calls:
+                assert_close(call(x), wanted)
+    torch._dynamo.reset()
+
+
+def test_statistics_may_change_between_forward_and_backward():
+    """Counting a training call leaves what autograd saved valid."""
+    model, x = settled(block()), torch.randn(2, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    model.train()
+    loss = model(x).sum() + model(x + 1).sum()
+    model.eval()
+    with torch.no_grad():
+        assert_close(optimized(x), model(x))
+    loss.backward()
+    assert model[0].weight.grad is not None
+
+
 def test_weights_of_inference_mode_are_read_again():
     with torch.inference_mode():
         model, x = settled(block()), torch.randn(1, 3, 9, 9)

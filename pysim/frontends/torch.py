@@ -24,6 +24,7 @@ from pysim.models.torch_layers import FusedLayer, Geometry
 from pysim.models.torch_norms import FactorLayer, NormLayer, RowNormLayer
 from pysim.models.torch_pools import max_pool
 from pysim.models.torch_precision import ModelAccuracy
+from pysim.models.torch_state import count_training
 
 _Arguments = dict[str, Any]
 _Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer | RowNormLayer)
@@ -90,6 +91,17 @@ def _supports(node: Node, epilogue: Any) -> bool:
     if epilogue == SCALE:
         return node.op == "Linear"
     return node.op in _WEIGHTED_OPS or (epilogue != OVERWRITE and node.op == "BatchNormalization")
+
+
+def count_trainings(module: fx.GraphModule) -> None:
+    """Counts each call of a BatchNorm in training, which writes the running statistics and leaves their version counters as they are."""
+    for node in list(module.graph.nodes):
+        if node.target is functional.batch_norm:
+            given = dict(zip(_NORM, node.args, strict=False)) | node.kwargs
+            if given.get("training", False) is not False:
+                with module.graph.inserting_after(node):
+                    module.graph.call_function(count_training, (given.get("running_mean"), given.get("running_var")))
+    module.recompile()
 
 
 # Operators that return their input in inference

@@ -4,11 +4,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 from operator import attrgetter, is_
+from threading import Lock
 from typing import Any
 
 import torch
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pysim.once import LruCache
 
@@ -37,20 +39,63 @@ def resolve_parameters(arguments: Sequence[Any], owners: Sequence[Owner]) -> lis
     return [_attribute(*owner) if owner else argument for argument, owner in zip(arguments, owners, strict=True)]
 
 
+# tensor -> [calls of BatchNorm in training that wrote it as a running statistic], which PyTorch's version counters leave out
+_TRAINING_CALLS = WeakIdKeyDictionary()
+_TRAINING_LOCK = Lock()
+
+
+def _training_calls(tensor: Any) -> list[int]:
+    with _TRAINING_LOCK:
+        calls: list[int] = _TRAINING_CALLS.setdefault(tensor, [0])
+    return calls
+
+
+def count_training(*statistics: Any) -> None:
+    """Counts a call of BatchNorm in training that wrote these running statistics; None for absent ones."""
+    for tensor in statistics:
+        if tensor is not None:
+            _training_calls(tensor)[0] += 1
+
+
 class TensorVersions:
     """Addresses and version counters of tensors. Every call of a model checks all of its parameters, so the loops run in C."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.tensors = tensors
         self._addresses, self._versions = [*map(torch.Tensor.data_ptr, tensors)], [*map(_version, tensors)]
+        self._calls = [*map(_training_calls, tensors)]
+        self._calls_before = [*map(list.copy, self._calls)]
 
     def unchanged(self) -> bool:
         """Whether no tensor was written to or moved."""
-        return self._versions == [*map(_version, self.tensors)] and self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
+        if self._calls != self._calls_before or self._versions != [*map(_version, self.tensors)]:
+            return False
+        return self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
 
     def are(self, tensors: Sequence[Any]) -> bool:
         """Whether these are the same tensor objects."""
         return len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+
+
+class TrainedNorms:
+    """Detects calls of a model's BatchNorm modules in training by their `num_batches_tracked`."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._norms = [one for one in modules if "num_batches_tracked" in one._buffers]
+        self._seen = self._counts()
+
+    def _counts(self) -> list[int | None]:
+        counters = (norm._buffers["num_batches_tracked"] for norm in self._norms)
+        return [None if one is None or one.is_inference() else one._version for one in counters]
+
+    def look(self) -> None:
+        """Counts the training calls since the last look."""
+        counts = self._counts()
+        if counts != self._seen:
+            for norm, count, seen in zip(self._norms, counts, self._seen, strict=True):
+                if count != seen:
+                    count_training(norm._buffers["running_mean"], norm._buffers["running_var"])
+            self._seen = counts  # after counting: another thread that sees no difference reads the new counts
 
 
 class OwnedTensors:
