@@ -12,6 +12,7 @@ from pysim.calibration import detected, host
 from pysim.calibration.detected import footprints
 from pysim.calibration.linux import Cpu
 from pysim.machine.load import load
+from pysim.measure import team
 
 
 def test_a_detection_beside_other_processes_says_so_and_is_usable(sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others) -> None:
@@ -155,14 +156,14 @@ def test_the_slowest_of_cpus_that_are_busy_at_once_is_distinguished_from_all_on_
     assert (core.together[1].slowest_share.value, core.together[1].mean_share.value) == (0.5, 0.875)
 
 
-@pytest.mark.skipif(len(detected.usable()) < 2, reason="needs two CPUs that the system tells apart")
+@pytest.mark.skipif(len(team.usable()) < 2, reason="needs two CPUs that the system tells apart")
 def test_threads_that_multiply_at_once_do_so_on_cpus_of_their_own() -> None:
     """Left to itself the system keeps both on one CPU for longer than a probe takes."""
-    before = set(detected.usable())
+    before = set(team.usable())
     for _ in range(20):
-        assert len(set(detected.all_at_once(lambda: min(detected.usable()), 2))) == 2
-    assert set(detected.usable()) == before
-    assert detected.all_at_once(lambda: 1.0, len(before) + 1) == [1.0] * (len(before) + 1)
+        assert len(set(team.all_at_once(lambda: min(team.usable()), 2))) == 2
+    assert set(team.usable()) == before
+    assert team.all_at_once(lambda: 1.0, len(before) + 1) == [1.0] * (len(before) + 1)
 
 
 def test_what_passes_between_trials_is_not_taken_for_what_others_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from pysim.check.fills import Array
 from pysim.errors import OperandError
-from pysim.measure import events, load, speed
+from pysim.measure import clock, events, load, speed
 from pysim.measure.clock import MAX_COPIES, MAX_ROUNDS, MIN_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
 from pysim.record.measurement import Ratio
@@ -293,17 +293,46 @@ def test_an_interval_is_as_much_wider_as_others_had_of_the_time() -> None:
     assert (wide.value, wide.low, wide.high) == (1.1, pytest.approx(0.84), pytest.approx(1.5))
 
 
-def test_how_fast_the_core_is_is_read_before_samples_between_them_and_behind_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks = itertools.cycle((4e9, 3e9, 5e9))
-    monkeypatch.setattr(speed, "read", lambda target: speed.Speed(next(clocks), 2.0, 5.0))
+def test_the_core_is_read_before_the_samples_and_after_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = itertools.cycle((4e9, 3e9, 5e9, 4e9))
+    monkeypatch.setattr(speed, "read", lambda target, threads: speed.Speed(next(clocks), 2.0, 5.0))
     monkeypatch.setattr(speed, "SHARE", np.inf)
     one = {"a": spin(1e-4)}
     options: dict[str, Any] = {"min_samples": 7, "min_seconds": 0, "warmup_seconds": 0}
-    found = interleave(one, CpuClock(), speedometer=partial(speed.Speedometer, "avx512"), **options)
-    assert found.speed == speed.Speed(4e9, 2.0, 5.0) and next(clocks) == 4e9  # of nine readings
-    interleave(one, CpuClock(2), speedometer=partial(speed.Speedometer, "avx512", 2), **options)
-    assert next(clocks) == 4e9  # two readings: before and after
+    result = interleave(one, CpuClock(), speedometer=partial(speed.Speedometer, "avx512"), **options)
+    assert result.speed == speed.Speed(4e9, 2.0, 5.0) and next(clocks) == 4e9  # of eight readings
+    assert result.left_out == 0 and result.samples["a"].size == 7
     assert interleave(one, CpuClock(), **options).speed is None
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rounds_on_a_shared_core_are_left_out_and_taken_again(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    shared = iter([False, *[True] * 9, *[False] * 1000])  # at the first reading, and after each round
+    now = False
+
+    def read(target: str, of: int) -> speed.Speed:
+        nonlocal now
+        assert of == threads
+        now = next(shared)
+        return speed.Speed(4e9, 1.0 if now else 2.0, 5.0)
+
+    monkeypatch.setattr(speed, "read", read)
+    monkeypatch.setattr(speed, "SHARE", np.inf)
+    monkeypatch.setattr(clock, "PATIENCE", 1000)
+    options: dict[str, Any] = {"min_samples": 10, "min_seconds": 0, "warmup_seconds": 0}
+    meter = partial(speed.Speedometer, "avx512", threads)
+    result = interleave({"a": lambda: spin(1e-3 if now else 1e-4)()}, CpuClock(threads), speedometer=meter, **options)
+    assert result.samples["a"].size == 5 and result.left_out == pytest.approx(10 / 15)  # half of the 10 that were wanted
+    assert np.median(result.samples["a"]) < 5e-4 and result.speed == speed.Speed(4e9, 2.0, 5.0)
+
+
+def test_all_rounds_are_kept_where_the_core_is_shared_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = itertools.chain([2.0], itertools.repeat(1.0))
+    monkeypatch.setattr(speed, "read", lambda target, threads: speed.Speed(4e9, next(readings), 5.0))
+    monkeypatch.setattr(speed, "SHARE", np.inf)
+    options: dict[str, Any] = {"min_samples": 30, "min_seconds": 0, "warmup_seconds": 0}
+    result = interleave({"a": spin(1e-3)}, CpuClock(), speedometer=partial(speed.Speedometer, "avx512"), **options)
+    assert result.left_out == 0 and result.samples["a"].size > 30
 
 
 def test_rates_are_of_a_cycle_of_the_clock_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +340,13 @@ def test_rates_are_of_a_cycle_of_the_clock_beside_them(monkeypatch: pytest.Monke
     monkeypatch.setattr(speed.cpu, "probe_clock", lambda: next(clocks))
     monkeypatch.setattr(speed.cpu, "probe_fma", lambda target, dtype: {"avx512": 6e9, speed.PLAIN: 12e9}[target])
     assert speed.read("avx512") == speed.Speed(3e9, 2.0, 4.0)
+
+
+def test_of_a_team_the_slowest_core_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"avx512": iter((6e9, 3e9)), speed.PLAIN: iter((9e9, 12e9))}
+    monkeypatch.setattr(speed.cpu, "probe_clock", lambda: 3e9)
+    monkeypatch.setattr(speed.cpu, "probe_fma", lambda target, dtype: next(rates[target]))
+    assert speed.read("avx512", 2) == speed.Speed(3e9, 1.0, 3.0)
 
 
 @pytest.mark.skipif(not load.STAT.exists(), reason="this system has no /proc/stat")

@@ -39,7 +39,7 @@ from pysim.machine.cpu import Machine, OfType, Together, Unit
 from pysim.machine.load import loads
 from pysim.machine.quantity import Number, Source, facts
 from pysim.machine.write import to_toml
-from pysim.measure.speed import PLAIN
+from pysim.measure.speed import PLAIN, SHARED_CORE
 from pysim.measure.store import environment
 
 SOURCE, FIT = "calibration", "calibration_fit"
@@ -48,8 +48,7 @@ FORKS = ("core.fork_join_cycles", "core.fork_join_thread_cycles")
 # Extra readings of a clock that is lower after a measurement: a core that ran no wide vectors for 10 ms is slower while it powers them up
 # (Granite Rapids: 3.6 of 4.1 GHz after a chain of loads)
 CLOCK_RETRIES = 3
-# Time of multiply-adds over their undisturbed time from which on the core counts as shared; undisturbed: this quantile of all readings
-SHARED_CORE, UNDISTURBED = 1.1, 0.1
+UNDISTURBED = 0.1  # quantile of all readings of the multiply-adds
 BUSY = 0.15  # CPUs used by other processes from which on a round counts as disturbed
 BUSY_TEXT = "other processes used it in nearly all rounds"
 SHARED_LEVELS_EVERY = 4  # rounds: buffers for shared levels are large

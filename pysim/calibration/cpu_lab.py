@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pysim import planner
-from pysim.calibration.detected import shares, team_sizes, usable
+from pysim.calibration.detected import shares, team_sizes
 from pysim.calibration.linux import read_caches
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.field import checked
@@ -17,6 +17,7 @@ from pysim.machine.cpu import Machine
 from pysim.measure.clock import Call, CpuClock, interleave
 from pysim.measure.load import Watch
 from pysim.measure.speed import PLAIN
+from pysim.measure.team import usable
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.runtime import cpu

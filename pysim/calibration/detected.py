@@ -22,12 +22,9 @@ Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32
 """
 
 import math
-import os
 import platform
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
@@ -43,6 +40,7 @@ from pysim.machine.load import load_any, names
 from pysim.machine.quantity import Number, Source, facts
 from pysim.measure.load import Watch
 from pysim.measure.speed import PLAIN
+from pysim.measure.team import all_at_once
 
 PROBE_SECONDS = 0.02
 CLOCK_TRIALS, TRIALS, PAUSE = 8, 3, 0.03  # at least; seconds between them
@@ -241,27 +239,6 @@ def team_sizes(cores: int) -> list[int]:
 def _share(inner: int, level: Level, cores: int) -> int:
     """Bytes for one core that fit well inside its share of a level and exceed its private caches."""
     return math.isqrt(inner * max(2 * inner, level.size_bytes // cores))
-
-
-def all_at_once(probe: Callable[[], float], cpus: int, allowed: Collection[int] | None = None) -> list[float]:
-    """The probe's result in each of `cpus` threads started together. Each is pinned to a CPU of its own, as in native/conv/thread_pool.c,
-    where enough are `allowed` (default: those of the calling thread). Unpinned, two may share a CPU for longer than a probe takes."""
-    ready = threading.Barrier(cpus)
-    places = sorted(usable() if allowed is None else allowed)
-
-    def one(number: int) -> float:
-        if len(places) >= cpus:
-            os.sched_setaffinity(0, {places[number * len(places) // cpus]})
-        ready.wait()
-        return probe()
-
-    with ThreadPoolExecutor(cpus) as pool:
-        return list(pool.map(one, range(cpus)))
-
-
-def usable() -> Collection[int]:
-    """The CPUs that the calling thread may run on; empty where unknown."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
 
 
 def shares(multiply: Callable[[], float], alone: float, cpus: int, allowed: Collection[int] | None = None) -> tuple[float, float]:

@@ -221,6 +221,9 @@ def put_cores(cores: "list[CoreThen]", of: str) -> None:
         shown = f"{min(clocks):.2f} to {max(clocks):.2f}" if len(clocks) > 1 else f"{clocks[0]:.2f}"
         message = f"clock {shown} GHz when timed, {off[0].machine_clock_hz / 1e9:.2f} GHz in the machine file"
         put((f"{message}, on {len(off)} of {plural(len(cores), of)}: predictions use the clock when timed", "yellow"))
+    if left_out := [result.left_out for result in cores if result.left_out]:
+        message = f"on {len(left_out)} of {plural(len(cores), of)} up to {max(left_out):.0%} of the rounds were left out"
+        put((f"{message}: another thread, perhaps of another virtual machine, shared a core then", "yellow"))
     if less := [result.multiply_share for result in cores if result.multiply_share < MIN_MULTIPLY_SHARE]:
         message = (
             f"on {len(less)} of {plural(len(cores), of)} the core reached only {min(less):.2f} of its peak multiply-adds per cycle or more"

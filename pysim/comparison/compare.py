@@ -120,7 +120,7 @@ def measure_plan(
         fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
         fields |= _measured(field, timed, plan.workspace_bytes)
         if how.threads == plan.threads:
-            then = fields["core"] = None if isinstance(machine, Gpu) else core_then(machine, timed.speed, target_of(plan))
+            then = fields["core"] = None if isinstance(machine, Gpu) else core_then(machine, timed.speed, target_of(plan), timed.left_out)
             plan = at_clock(plan, then.clock_hz) if then else plan
             fields["predicted_seconds"] = plan.seconds
             fields["above_roof"] = above(plan, fields["measured_seconds"], "measured") or above(plan, plan.seconds, "predicted")
@@ -142,7 +142,7 @@ def target_of(plan: Plan) -> str:
     return plan.kernel.rpartition("__")[2]
 
 
-def core_then(machine: Machine, speed: Speed | None, target: str) -> CoreThen | None:
+def core_then(machine: Machine, speed: Speed | None, target: str, left_out: float = 0.0) -> CoreThen | None:
     """The core's state from readings with an instruction set; None without readings."""
     unit, plain = machine.unit(target), machine.unit(PLAIN)
     if speed is None or unit is None:
@@ -150,7 +150,7 @@ def core_then(machine: Machine, speed: Speed | None, target: str) -> CoreThen | 
     shares = [speed.fma_per_cycle / unit.fma_per_cycle.value]
     if plain and plain.fma_per_cycle.kind == "measured":  # of this compiler's code
         shares.append(speed.plain_per_cycle / plain.fma_per_cycle.value)
-    return CoreThen(speed.clock_hz, machine.clock_hz, min(1.0, *shares))
+    return CoreThen(speed.clock_hz, machine.clock_hz, min(1.0, *shares), left_out)
 
 
 def at_clock(plan: Plan, hertz: float) -> Plan:

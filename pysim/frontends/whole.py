@@ -95,7 +95,7 @@ def compare(
     target = next((target_of(layer.plan) for layer in model.plan.layers if layer.plan), "")
     speedometer = partial(Speedometer, target, threads) if target else None
     timed = interleave(calls, CpuClock(threads), min_seconds=min_seconds, speedometer=speedometer) if correct else Timed({}, {})
-    core = core_then(on, timed.speed, target)
+    core = core_then(on, timed.speed, target, timed.left_out)
     medians = {who: float(np.median(seconds)) for who, seconds in timed.samples.items()}
     layers = tuple(_layer(one, core) for one in model.profile(*feeds.values())) if correct else ()
     return ModelComparison(

@@ -44,6 +44,7 @@ BATCH_SECONDS = 100e-6  # how long a batch should last: 1000 ticks of a 100 ns c
 MIN_ROUNDS, MAX_ROUNDS = 5, 1000  # even when the budget is spent; even when calls are short
 WARMUP_SECONDS, MIN_WARMUPS = 0.02, 3
 MAX_COPIES = 1 << 16  # of a candidate's buffers; a copy takes at least 12 KB of Python objects
+PATIENCE = 3  # a run on shared cores lasts at most this many times as long as on cores of its own
 MAX_UNTIMED, SETTLED = 6, 1.03  # untimed calls before a sample; a call is settled within this ratio of the fastest
 
 
@@ -96,13 +97,15 @@ class CpuClock(NamedTuple):
 
 class Timed(NamedTuple):
     """Seconds per call: one array per candidate, all of one length. Candidates that raised have an entry in `failed` instead. `load`: by
-    other processes, on a CPU; `launches`: median host seconds to issue a call, on a device; `speed`: of the core, if requested."""
+    other processes, on a CPU; `launches`: median host seconds to issue a call, on a device; `speed`: of the core, if requested;
+    `left_out`: the share of rounds without samples here, because another thread shared the core."""
 
     samples: dict[str, NDArray[np.float64]]
     failed: dict[str, Exception]
     load: Load | None = None
     launches: Mapping[str, float] = MappingProxyType({})
     speed: Speed | None = None
+    left_out: float = 0.0
 
 
 class Enough(NamedTuple):
@@ -146,7 +149,8 @@ def interleave(
 
     The run ends when samples are `Enough`; arrays shorter than `min_samples` mean that the budget ran out. Sample i of one array and sample
     i of another are neighbours in time. Errors of the first candidate, the reference, are raised. A `speedometer` is created and read on
-    the CPU that samples are taken on. OperandError for an unknown state or no candidate.
+    the CPU that samples are taken on: rounds in which another thread shared the core are left out, and more are taken, for at most PATIENCE
+    times as long; if fewer than MIN_ROUNDS remain, all are kept. OperandError for an unknown state or no candidate.
     """
     word(state, "cache state", TIMED)
     if not candidates:
@@ -175,19 +179,34 @@ def interleave(
             for name in list(taking):
                 attempt(name, taking[name].settle)
         speeds = speedometer() if speedometer else None
-        enough, start = Enough(min_samples, min_seconds, budget_seconds, certain), time.perf_counter()
-        for turn in itertools.count():
-            names = list(taking)
-            shift = turn % len(names)
-            for name in names[shift:] + names[:shift]:
-                attempt(name, taking[name].sample)
-            if speeds:
-                speeds.look()
-            if enough.are([one.spent for one in taking.values()], time.perf_counter() - start):
-                break
+        enough = Enough(min_samples, min_seconds, budget_seconds, certain)
+        rounds, kept = _take_rounds(taking, attempt, enough, speeds)
         load, speed = watch.load() if watch else None, speeds.speed() if speeds else None
     launches = {name: float(np.median(one.launched)) for name, one in taking.items() if one.launched}
-    return Timed({name: np.array(one.spent) / one.batch for name, one in taking.items()}, failed, load, launches, speed)
+    samples = {name: np.array(one.spent)[kept] / one.batch for name, one in taking.items()}
+    return Timed(samples, failed, load, launches, speed, 1 - kept.size / rounds)
+
+
+def _take_rounds(
+    taking: "dict[str, _Sampling]", attempt: Callable[[str, Call], None], enough: Enough, speeds: Speedometer | None
+) -> tuple[int, NDArray[np.int64]]:
+    """Takes rounds of samples until there are enough; their number and those to keep. Half of the rounds that would be enough on cores of
+    their own must have had them, or PATIENCE ends."""
+    needed, deadline, start = 0, math.inf, time.perf_counter()
+    for rounds in itertools.count(1):
+        names = list(taking)
+        shift = (rounds - 1) % len(names)
+        for name in names[shift:] + names[:shift]:
+            attempt(name, taking[name].sample)
+        elapsed = time.perf_counter() - start
+        if not needed and enough.are([one.spent for one in taking.values()], elapsed):
+            needed, deadline = rounds, min(PATIENCE * elapsed, max(elapsed, enough.budget_seconds))
+        if speeds:
+            speeds.look(rounds, now=rounds == needed)
+        if needed and (not speeds or elapsed >= deadline or 2 * np.count_nonzero(speeds.alone()) >= needed):
+            break
+    kept = np.flatnonzero(speeds.alone()) if speeds else np.arange(rounds)
+    return rounds, kept if kept.size >= MIN_ROUNDS else np.arange(rounds)
 
 
 @dataclass

@@ -7,7 +7,9 @@
 
 A machine file has these numbers from its making, but the clock of a virtual machine's core changes within an hour. If a thread of another
 virtual machine runs on the same core, kernels take up to 1.5 times their cycles, which neither the clock nor Linux's counters show. Wide
-vectors, two per cycle, may keep their rate beside such a thread; plain C does not.
+vectors, two per cycle, may keep their rate beside such a thread; plain C does not. Two CPUs of one virtual machine may share a core, too,
+for seconds at a time: then two threads take as long as one (a Zen 4 with two CPUs: MobileNet-v2 in 4.1 ms or in 7.4). So the CPUs of a
+team are read all at once, and samples between readings of shared cores are left out (`Speedometer.alone`).
 
 Worked number: the file has 3.9 GHz and a plain rate of 5.4, readings are 4.2 GHz and 3.9: times are 3.9 / 4.2 of the file's, and this
 thread had 0.72 of the core.
@@ -15,14 +17,19 @@ thread had 0.72 of the core.
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pysim.measure.team import all_at_once
 from pysim.runtime import cpu
 
 PLAIN = "portable"  # the instruction set of plain C
 SHARE = 0.04  # largest share of the time for readings, which take about 4 ms
+SHARED_CORE = 1.1  # time of multiply-adds over their undisturbed time from which on a core counts as shared
+ASLEEP_SECONDS = 1e-3  # after a call the threads of a team sleep: pysim's within 0.2 ms
 
 
 class Speed(NamedTuple):
@@ -42,36 +49,55 @@ class Speed(NamedTuple):
         return cls(*(float(environment[name]) for name in cls._fields)) if environment.keys() >= {*cls._fields} else None
 
 
-def read(target: str) -> Speed:
-    """Reads the calling thread's core. The clock is read after wide vectors, as kernels have it."""
-    rate, clock, plain = cpu.probe_fma(target, "f32"), cpu.probe_clock(), cpu.probe_fma(PLAIN, "f32")
-    return Speed(clock, rate / clock, plain / max(clock, cpu.probe_clock()))
+def read(target: str, threads: int = 1) -> Speed:
+    """Reads the calling thread's core, or the cores of so many threads at once: the rates of the slowest. The clock is read after wide
+    vectors, as kernels have it."""
+
+    def rate(of: str) -> float:
+        probe = partial(cpu.probe_fma, of, "f32")
+        return probe() if threads == 1 else min(all_at_once(probe, threads))
+
+    if threads > 1:
+        time.sleep(ASLEEP_SECONDS)
+    wide, clock, plain = rate(target), cpu.probe_clock(), rate(PLAIN)
+    return Speed(clock, wide / clock, plain / max(clock, cpu.probe_clock()))
 
 
 class Speedometer:
-    """Reads the calling thread's core between samples. With several threads only before and after all samples, since other threads of the
-    team may still be running in between."""
+    """Reads the cores of so many threads between samples."""
 
     def __init__(self, target: str, threads: int = 1) -> None:
-        self._target, self._share = target, SHARE if threads == 1 else 0.0
-        self._readings = list[Speed]()
-        self._read()
+        self._target, self._threads = target, threads
+        self._readings, self._rounds = list[Speed](), list[int]()
+        self._read(0)
 
-    def _read(self) -> Speed:
+    def _read(self, rounds: int) -> None:
         start = time.perf_counter()
-        self._readings.append(read(self._target))
+        self._readings.append(read(self._target, self._threads))
+        self._rounds.append(rounds)
         end = time.perf_counter()
-        self._next = end + (end - start) / self._share if self._share else np.inf
-        return self._readings[-1]
+        self._next = end + (end - start) / SHARE
 
-    def look(self) -> Speed | None:
-        """Call it between samples: it reads again where the last reading is old."""
-        return self._read() if time.perf_counter() >= self._next else None
+    def look(self, rounds: int, now: bool = False) -> Speed | None:
+        """Call it after each round of samples, with the number of rounds so far. It reads if `now`, or if the last reading is old."""
+        if now or time.perf_counter() >= self._next:
+            self._read(rounds)
+            return self._readings[-1]
+        return None
+
+    def alone(self) -> NDArray[np.bool_]:
+        """For each round up to the last reading, whether no other thread shared the cores: the readings before and after it are whole."""
+        whole = self._whole()
+        return np.repeat(whole[:-1] & whole[1:], np.diff(self._rounds))
+
+    def _whole(self) -> NDArray[np.bool_]:
+        """Whether multiply-adds reached the best reading's rates within SHARED_CORE, for each reading."""
+        rates = np.array(self._readings)[:, 1:]
+        return np.asarray((rates >= rates.max(axis=0) / SHARED_CORE).all(axis=1))
 
     def speed(self) -> Speed:
-        """Takes a last reading after all samples; the median of all."""
-        self._read()
-        return middle(self._readings)
+        """The median of the whole readings, of all if none is."""
+        return middle([one for one, whole in zip(self._readings, self._whole(), strict=True) if whole] or self._readings)
 
 
 def middle(readings: Sequence[Speed]) -> Speed:

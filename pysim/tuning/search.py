@@ -119,13 +119,13 @@ def search(
     trials = known(runs)
     spent = {purpose: sum(run.spent for run in runs if run.purpose == purpose) for purpose in PURPOSES}
     target = target_of(plans[incumbent])
-    meter = Speedometer(target) if isinstance(on, Machine) else None
+    meter = Speedometer(target, settings.threads) if isinstance(on, Machine) else None
     before, start = sum(spent.values()), perf_counter()
     while now := choose.step(orders, incumbent, trials, rig.failed, spent, settings.budget):
         samples = _measured(rig, now, incumbent, plans)
         if incumbent not in samples:
             break
-        speed = meter.look() if meter else None
+        speed = meter.look(len(trials)) if meter else None
         begin, start = start, perf_counter()  # storing a run counts towards the next one
         runs.append(Run(now.purpose, incumbent, samples, start - begin, speed))
         evidence.keep(store, question, plans, runs[-1])
