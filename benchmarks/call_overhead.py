@@ -76,11 +76,11 @@ def on_cpu() -> dict[str, dict[str, float]]:
     }
     ffi, lib = runtime.library()
     launch, work = prepared._launch, runtime.aligned(prepared.workspace_bytes, np.uint8)
-    told = [ffi.from_buffer(x), prepared._prepared, ffi.from_buffer(y), ffi.from_buffer(work)]
+    buffers = [ffi.from_buffer(x), prepared._prepared, ffi.from_buffer(y), ffi.from_buffer(work)]
     native = {
         "conv2d": native_calls(cpu_launch.ConvLaunch(conv.workload, conv.schedule), [x, w, y]),
         "gemm": native_calls(cpu_launch.GemmLaunch(product.workload, product.schedule), [a, a, c]),
-        "prepared": lambda: lib.pysim_run(launch._problem, launch._schedule, prepared._epilogue, 1, *told, work.nbytes, ffi.NULL),
+        "prepared": lambda: lib.pysim_run(launch._problem, launch._schedule, prepared._epilogue, 1, *buffers, work.nbytes, ffi.NULL),
     }
     return figures(calls, native)
 

@@ -50,9 +50,9 @@ def main() -> None:
     command = [sys.executable, __file__, "--one-pass", "-m", given.machine]
     passes = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(PASSES)]
     least = {what: [min(times) for times in zip(*(one[what] for one in passes), strict=True)] for what in passes[0]}
-    said = {what: {"problems": len(times), "median_ms": statistics.median(times), "sum_ms": sum(times)} for what, times in least.items()}
+    summary = {what: {"problems": len(times), "median_ms": statistics.median(times), "sum_ms": sum(times)} for what, times in least.items()}
     text = json.dumps(
-        {"planned_for": given.machine, "on": host.machine("host").description, "seed": SEED, "passes": PASSES, **said}, indent=1
+        {"planned_for": given.machine, "on": host.machine("host").description, "seed": SEED, "passes": PASSES, **summary}, indent=1
     )
     print(text)
     if given.output:

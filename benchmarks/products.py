@@ -118,11 +118,11 @@ def measure(text: str, seconds: float, prepared: bool) -> dict[str, float]:
     found = least(calls | peers(w, ours, prepared), seconds)
     own, call, s = found.pop("bound"), found.pop("call"), plan.schedule
     ratios = {name: other / own for name, other in found.items()}
-    beside = " ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
+    others = " ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
     row = f"{plan.algorithm} {s.kernel.split('__')[0]} {s.stationary[:2]} {s.pack} c{s.channels} k2 {s.k2} k3 {s.k3}"
     shares = f"packing {packing:.2f} predicted {plan.cost.seconds / own:.2f}"
     print(
-        f"{text:18} {own * 1e6:10.1f} us, call {call * 1e6:10.1f} us {2e-9 * w.m * w.n * w.k / own:4.0f} GF {shares} | {beside} | {row}",
+        f"{text:18} {own * 1e6:10.1f} us, call {call * 1e6:10.1f} us {2e-9 * w.m * w.n * w.k / own:4.0f} GF {shares} | {others} | {row}",
         flush=True,
     )
     return ratios

@@ -97,11 +97,11 @@ def _serve_onnxruntime(pipe: Any) -> None:
 
     calls: dict[int, Callable[[], object]] = {}
     while True:
-        if isinstance(asked := pipe.recv(), int):
-            with pinned(asked):
-                pipe.send(turn(calls[asked]))
+        if isinstance(request := pipe.recv(), int):
+            with pinned(request):
+                pipe.send(turn(calls[request]))
             continue
-        path, x, threads = asked
+        path, x, threads = request
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
         session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

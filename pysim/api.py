@@ -171,19 +171,19 @@ def compare(
         raise PlanError(f"compare times NCHW and NHWC; conv2d and prepare compute in {layout}")
     least, most = seconds(min_seconds, "min_seconds"), seconds(budget_seconds, "budget_seconds")
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=least, budget_seconds=most)
-    asked: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
-    asked |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
+    options: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
+    options |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
     word(state, "cache state", TIMED, PlanError)
-    planned = [(layer, _planned(layer.workload, on, asked)) for layer in layers]
+    planned = [(layer, _planned(layer.workload, on, options)) for layer in layers]
     refused = [plan for _, plan in planned if isinstance(plan, PlanError)]
     if refused and len(refused) == len(planned):
         raise refused[0]
     return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
 
 
-def _planned(workload: Workload, on: Machine | Gpu, asked: dict[str, Any]) -> values.Plan | PlanError:
+def _planned(workload: Workload, on: Machine | Gpu, options: dict[str, Any]) -> values.Plan | PlanError:
     try:
-        return planner.plan(workload, on, **asked)
+        return planner.plan(workload, on, **options)
     except PlanError as error:
         return error
 

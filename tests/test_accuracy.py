@@ -32,10 +32,10 @@ STRIDED = "conv:mb8ic64ih28oc64kh3sh2ph1"  # which nothing transforms
 H200, ZEN4 = load_any("h200"), load_any("zen4")
 
 
-def kernels(text: str, **asked) -> dict[str, Plan]:
+def kernels(text: str, **options) -> dict[str, Plan]:
     """The best plan of each kernel."""
     first: dict[str, Plan] = {}
-    for plan in planner.plans(text, H200, top=100_000, **asked):
+    for plan in planner.plans(text, H200, top=100_000, **options):
         first.setdefault(plan.kernel, plan)
     return first
 
@@ -220,9 +220,9 @@ def test_an_error_limit_leaves_what_is_below_it_and_says_so_where_nothing_is():
         planner.plan(CONV, ZEN4, error_limit=1e-9)
 
 
-@pytest.mark.parametrize("asked", [{}, {"accuracy": "strict"}, {"accuracy": "ieee"}, {"error_limit": 1e-3}])
-def test_on_a_cpu_where_all_are_direct_sums_the_plan_is_the_same(asked):
-    plain, plan = planner.plan(STRIDED, ZEN4), planner.plan(STRIDED, ZEN4, **asked)
+@pytest.mark.parametrize("options", [{}, {"accuracy": "strict"}, {"accuracy": "ieee"}, {"error_limit": 1e-3}])
+def test_on_a_cpu_where_all_are_direct_sums_the_plan_is_the_same(options):
+    plain, plan = planner.plan(STRIDED, ZEN4), planner.plan(STRIDED, ZEN4, **options)
     assert (plan.schedule, plan.cost, plan.error) == (plain.schedule, plain.cost, accuracy.direct_sum_error(parse(STRIDED), ZEN4))
 
 
@@ -230,13 +230,13 @@ def test_an_algorithm_of_split_operands_is_left_out_by_what_it_says_not_by_its_n
     """A module that says its operands are split, or its error large, is turned down; what it would cost is not looked at."""
     on = msgspec.structs.replace(ZEN4, name="a machine whose plans nobody keeps")
     one = import_module(f"pysim.algorithms.cpu.{planner.plan(STRIDED, on).algorithm}")
-    for bound, asked in (
+    for bound, options in (
         (DIRECT_SUM._replace(operands="split"), {"accuracy": "ieee"}),
         (DIRECT_SUM._replace(error=1e-3), {"accuracy": "strict"}),
         (DIRECT_SUM._replace(error=1e-3), {"error_limit": 1e-4}),
     ):
         monkeypatch.setattr(one, "tolerance", lambda problem, schedule, bound=bound: bound)
-        plan = planner.plan(STRIDED, on, **asked)
+        plan = planner.plan(STRIDED, on, **options)
         assert plan.considered and one.NAME not in {item.algorithm for item in plan.considered}
         assert "accuracy" in {item.code for item in plan.rejected}  # of kernels whose bound alone is too slow nobody asks the error
         assert planner.plan(STRIDED, on).algorithm == one.NAME
@@ -276,11 +276,11 @@ def test_calls_are_as_accurate_as_they_ask_and_a_plan_brings_its_own():
     draw = np.random.default_rng(1)
     x, w = draw.random((1, 8, 9, 9), np.float32), draw.random((8, 8, 3, 3), np.float32)
     want = reference(parse(SMALL), x.astype(float), w.astype(float))
-    for asked in ({}, {"accuracy": "strict"}, {"accuracy": "ieee"}, {"error_limit": 1e-3}):
+    for options in ({}, {"accuracy": "strict"}, {"accuracy": "ieee"}, {"error_limit": 1e-3}):
         for _ in range(2):
-            assert np.abs(pysim.conv2d(x, w, padding=1, **asked) - want).max() < 1e-4
-            assert np.abs(pysim.gemm(x[0, 0], x[0, 1], **asked) - x[0, 0] @ x[0, 1]).max() < 1e-4
-        assert np.abs(pysim.prepare(SMALL, w, **asked)(x) - want).max() < 1e-4
+            assert np.abs(pysim.conv2d(x, w, padding=1, **options) - want).max() < 1e-4
+            assert np.abs(pysim.gemm(x[0, 0], x[0, 1], **options) - x[0, 0] @ x[0, 1]).max() < 1e-4
+        assert np.abs(pysim.prepare(SMALL, w, **options)(x) - want).max() < 1e-4
     with pytest.raises(PlanError, match="is above the limit"):
         pysim.conv2d(x, w, padding=1, error_limit=1e-12)
     plan = pysim.plan(SMALL)

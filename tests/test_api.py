@@ -280,7 +280,7 @@ def test_an_output_over_its_input_is_refused_and_nothing_is_written():
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def requested(monkeypatch):
     """Stands in for `cuda_conv.conv2d`: its arguments, of the last call."""
     seen = {}
 
@@ -294,25 +294,25 @@ def asked(monkeypatch):
     return seen
 
 
-def test_a_convolution_for_a_gpu_gets_its_problem_and_a_schedule_in_each_layout(asked):
+def test_a_convolution_for_a_gpu_gets_its_problem_and_a_schedule_in_each_layout(requested):
     x, w = np.zeros((2, 8, 9, 9), np.float32), np.zeros((6, 4, 3, 3), np.float32)
     assert pysim.conv2d(x, w, stride=2, padding=1, groups=2, activation=("clamp", 0.0, 6.0), machine="h200") == "result"
-    assert asked["x"] is x and asked["activation"] == ("clamp", 0.0, 6.0) and asked["out"] is None
-    problem = asked["describe"](x.shape, w.shape, "f32")
+    assert requested["x"] is x and requested["activation"] == ("clamp", 0.0, 6.0) and requested["out"] is None
+    problem = requested["describe"](x.shape, w.shape, "f32")
     assert problem.text == "conv:g2mb2ic8ih9oc6kh3sh2ph1"
     for layout in ("nchw", "nhwc"):
-        assert asked["choose"](problem, layout) == pysim.plan(problem, "h200", layout=layout).schedule
+        assert requested["choose"](problem, layout) == pysim.plan(problem, "h200", layout=layout).schedule
 
 
-def test_a_plan_of_a_gpu_is_kept_to_and_fits_one_problem_and_layout(asked):
+def test_a_plan_of_a_gpu_is_kept_to_and_fits_one_problem_and_layout(requested):
     plan = pysim.plan("conv:mb2ic8ih9oc6kh3ph1", "h200", algorithm="direct")
     x, w = np.zeros((2, 8, 9, 9), np.float32), np.zeros((6, 8, 3, 3), np.float32)
     pysim.conv2d(x, w, padding=1, plan=plan)
-    assert asked["choose"](plan.workload, "nchw") == plan.schedule
+    assert requested["choose"](plan.workload, "nchw") == plan.schedule
     with pytest.raises(OperandError, match="the plan is for NCHW, but x lies NHWC"):
-        asked["choose"](plan.workload, "nhwc")
+        requested["choose"](plan.workload, "nhwc")
     with pytest.raises(OperandError, match="the arrays make conv:mb3"):
-        asked["choose"](parse("conv:mb3ic8ih9oc6kh3ph1"), "nchw")
+        requested["choose"](parse("conv:mb3ic8ih9oc6kh3ph1"), "nchw")
 
 
 def test_an_array_whose_own_methods_fail_is_refused():

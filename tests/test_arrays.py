@@ -183,34 +183,34 @@ def test_products_whose_matrices_have_no_dense_rows_are_not_for_the_kernels():
     assert Products(np.zeros((4, 6, 5)), x, np.zeros((8, 5), np.float32)).workload is None
 
 
-def refused(step, told, **fields):
+def refused(step, message, **fields):
     how = cpu.library()[0].cast(f"pysim_{fields.pop('of')} *", step.struct.of)
     for name, value in fields.items():
         if isinstance(value, list):
             getattr(how, name)[0] = value[0]
         else:
             setattr(how, name, value)
-    with pytest.raises(NativeError, match=told):
+    with pytest.raises(NativeError, match=message):
         step()
 
 
 def test_what_is_no_pair_no_rows_and_no_table_is_refused_before_anything_is_written():
     x, y = (np.ones((4, 8), np.float32) for _ in range(2))
     at, kept = np.array([0, 3]), y.copy()
-    for told, fields in (("1 to 6", {"axes": 7}), ("kind is 4", {"kind": 4}), ("at least 1", {"sizes": [0]}),
+    for message, fields in (("1 to 6", {"axes": 7}), ("kind is 4", {"kind": 4}), ("at least 1", {"sizes": [0]}),
                          ("int64", {"sizes": [1 << 62]}), ("at least 0", {"a_steps": [-1]}), ("f32 and f64", {"dtype": 4})):  # fmt: skip
-        refused(pair_step(y, x, x, "Add"), told, of="pair", **fields)
-    for told, fields in (("kind of rows is 4", {"kind": 4}), ("epsilon", {"epsilon": float("nan")}), ("at least 1", {"size": 0}),
+        refused(pair_step(y, x, x, "Add"), message, of="pair", **fields)
+    for message, fields in (("kind of rows is 4", {"kind": 4}), ("epsilon", {"epsilon": float("nan")}), ("at least 1", {"size": 0}),
                          ("int64", {"rows": 1 << 62}), ("local rows", {"kind": 3}), ("one by one", {"kind": 1, "inner": 2})):  # fmt: skip
-        refused(rows_step(y, x, "softmax"), told, of="rows", **fields)
+        refused(rows_step(y, x, "softmax"), message, of="rows", **fields)
     out = np.ones((2, 8), np.float32)
-    for told, fields in (
+    for message, fields in (
         ("at least 1", {"outer": 0}),
         ("int64", {"inner": 1 << 60}),
         ("there are 3 rows", {"size": 3}),
         ("no shares", {"taps": 2}),
     ):
-        refused(take_step(out, x, at, 0), told, of="take", **fields)
+        refused(take_step(out, x, at, 0), message, of="take", **fields)
     assert (y == kept).all() and (out == 1).all()
     for step in (pair_step(x[1:], x[:3], x[:3], "Add"), rows_step(x[1:], x[:3], "softmax"), take_step(x[:2], x, at, 0)):
         with pytest.raises(NativeError, match="overlaps"):
@@ -224,9 +224,9 @@ def test_products_are_refused_before_anything_is_written():
     products = Products(out, a, b)
     schedule = on_cpu(planner.plan(products.workload, host.runnable("host")))[0]
     workspace = cpu.aligned(products.workspace_bytes(schedule, 1) + 64, np.uint8)
-    for told, fields in (("0 to 4", {"axes": 5}), ("at least 1", {"counts": [0]}), ("at least 0", {"b_steps": [-1]}),
+    for message, fields in (("0 to 4", {"axes": 5}), ("at least 1", {"counts": [0]}), ("at least 0", {"b_steps": [-1]}),
                          ("at least 1", {"c_steps": [0]}), ("int64", {"counts": [1 << 62]})):  # fmt: skip
-        refused(products.step(schedule, 1, workspace), told, of="products", **fields)
+        refused(products.step(schedule, 1, workspace), message, of="products", **fields)
     assert (out == 1).all()
 
 
@@ -280,8 +280,8 @@ def test_other_targets_compute_the_same(tmp_path, target):
         assert same(result, x.T)
         at, shares = np.array([[0, 2, -1], [1, 3, -4]]), np.array([0.25, 0.5, 1], np.float32)
         result, right = (np.zeros((3, size), np.float32) for _ in range(2))
-        for asked in ((at[0].copy(), 0), (at, 0, shares)):
-            step = take_step(result, x, *asked)
-            take_step(right, x, *asked)()
+        for requested in ((at[0].copy(), 0), (at, 0, shares)):
+            step = take_step(result, x, *requested)
+            take_step(right, x, *requested)()
             call("take", step, step.struct.first, step.struct.second, step.struct.third, step.struct.result)
             assert np.allclose(result, right, rtol=1e-6, atol=1e-6, equal_nan=True)

@@ -173,7 +173,7 @@ def test_a_trace_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ((), "give a PROBLEM"),
         ((LAYER, "--picture", "a.svg"), "--sweep"),
@@ -184,11 +184,11 @@ def test_a_trace_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ((LAYER, SMALL, "--sweep", "k2"), "one layer"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(words: tuple[str, ...], told: str) -> None:
+def test_options_that_do_not_go_together_are_refused(words: tuple[str, ...], message: str) -> None:
     result = invoke("cache", *words, "-m", "zen4")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_a_product_of_very_many_accesses_is_looked_at_in_part_under_the_whole_ones_schedule() -> None:

@@ -206,7 +206,7 @@ def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, k
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "says"),
+    ("given_options", "kind", "says"),
     [
         ({"machine": "h200", "threads": 4}, PlanError, "threads is 4, but h200 is a GPU"),
         ({"model": "csa", "threads": 2}, PlanError, "threads is 2, but the csa model is for one core"),
@@ -229,9 +229,9 @@ def test_wrong_types_and_values_are_sentences_whatever_was_called_before(call, k
         ({"problem": b"conv:"}, ProblemError, "a problem is a text"),
     ],
 )
-def test_an_option_that_does_not_apply_to_a_plan_is_refused_and_never_ignored(asked, kind, says):
+def test_an_option_that_does_not_apply_to_a_plan_is_refused_and_never_ignored(given_options, kind, says):
     with pytest.raises(kind, match=says):
-        pysim.plan(**{"problem": "conv:ic4ih9oc6kh3", "machine": "zen4"} | asked)
+        pysim.plan(**{"problem": "conv:ic4ih9oc6kh3", "machine": "zen4"} | given_options)
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,11 @@ def test_an_algorithm_that_a_problem_lacks_is_answered_with_those_it_has():
 @native
 @pytest.mark.parametrize("command", ["run", "compare"])
 def test_the_planner_plans_with_the_algorithm_that_is_named(command, monkeypatch):
-    asked = []
+    requested = []
     plan = planner.plan
-    monkeypatch.setattr(planner, "plan", lambda *problem, **how: asked.append(how.get("algorithm")) or plan(*problem, **how))
+    monkeypatch.setattr(planner, "plan", lambda *problem, **how: requested.append(how.get("algorithm")) or plan(*problem, **how))
     ok(command, SMALL, "--algorithm", "sconv")
-    assert asked == ["sconv", None]  # then that very plan, at the clock when timed
+    assert requested == ["sconv", None]  # then that very plan, at the clock when timed
 
 
 @native
@@ -166,8 +166,8 @@ class Elsewhere:
 @native
 def test_a_measurement_under_load_says_so_and_has_a_wider_interval(monkeypatch):
     monkeypatch.setattr(clock, "Watch", Elsewhere)
-    told = "under load on 1 of 1 layer: other processes had the CPU for up to 25% of the time; intervals are widened by that share"
-    assert told in ok("run", SMALL) and told in ok("compare", SMALL, *QUICK)
+    message = "under load on 1 of 1 layer: other processes had the CPU for up to 25% of the time; intervals are widened by that share"
+    assert message in ok("run", SMALL) and message in ok("compare", SMALL, *QUICK)
     (wide,) = document("compare", SMALL, *QUICK)["comparisons"]
     assert wide["taken"] == 0.25
     monkeypatch.setattr(Elsewhere, "share", 0.0)
@@ -191,8 +191,8 @@ class Faster(Speedometer):
 @native
 def test_predictions_are_at_the_clock_when_timed_and_both_are_reported(monkeypatch):
     monkeypatch.setattr(comparison, "Speedometer", Faster)
-    told = r"clock \d\.\d\d GHz when timed, \d\.\d\d GHz in the machine file, on 1 of 1 layer: predictions use the clock when timed"
-    assert re.search(told, ok("run", SMALL)) and re.search(told, ok("compare", SMALL, *QUICK))
+    message = r"clock \d\.\d\d GHz when timed, \d\.\d\d GHz in the machine file, on 1 of 1 layer: predictions use the clock when timed"
+    assert re.search(message, ok("run", SMALL)) and re.search(message, ok("compare", SMALL, *QUICK))
     (one,) = document("compare", SMALL, *QUICK)["comparisons"]
     assert one["core"]["clock_hz"] == pytest.approx(1.08 * one["core"]["machine_clock_hz"])
     assert one["predicted_seconds"] == pytest.approx(one["plan"]["cost"]["seconds"] / 1.08)
@@ -203,10 +203,10 @@ def test_predictions_are_at_the_clock_when_timed_and_both_are_reported(monkeypat
 @native
 def test_a_core_that_another_thread_shares_is_reported(monkeypatch):
     monkeypatch.setattr(comparison, "Speedometer", Faster)
-    told = "on 1 of 1 layer the core reached only 0.70 of its peak multiply-adds per cycle or more: another thread"
-    assert told not in ok("run", SMALL)
+    message = "on 1 of 1 layer the core reached only 0.70 of its peak multiply-adds per cycle or more: another thread"
+    assert message not in ok("run", SMALL)
     monkeypatch.setattr(Faster, "rate", 0.7)
-    assert told in ok("run", SMALL)
+    assert message in ok("run", SMALL)
     (one,) = document("run", SMALL)["comparisons"]
     assert one["core"]["multiply_share"] == pytest.approx(0.7)
 
@@ -392,10 +392,10 @@ COMMAND_WORDS += [("--help",), ("--version",), ("plan", SMALL, "-m", "zen4", "--
 @pytest.mark.parametrize("words", COMMAND_WORDS, ids=" ".join)
 def test_a_stdout_that_takes_nothing_is_one_sentence_and_exit_code_2(words):
     command = f"{shlex.quote(sys.executable)} -m pysim {shlex.join(words)}"
-    for stdout, said in ((">&-", "stdout is closed"), ("> /dev/full", "No space left on device")):
+    for stdout, message in ((">&-", "stdout is closed"), ("> /dev/full", "No space left on device")):
         done = subprocess.run(["sh", "-c", f"{command} {stdout}"], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2
-        assert re.fullmatch(rf"pysim: .*{said}.*\n", done.stderr), done.stderr
+        assert re.fullmatch(rf"pysim: .*{message}.*\n", done.stderr), done.stderr
 
 
 def test_a_closed_stderr_changes_nothing_on_stdout():

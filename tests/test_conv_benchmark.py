@@ -215,7 +215,7 @@ def test_a_wrong_result_and_an_unwritten_element_are_recorded_and_never_timed(de
     SPOILS["IMPLICIT_GEMM"] = lambda y: y.__setitem__(5, np.nan)
     SPOILS["WINOGRAD_NONFUSED"] = lambda y: y.__setitem__(0, y[0] + 1e-4)  # within what a transform may
     line = run(tmp_path / "a.jsonl", "--set", "opencnn", "--only", "opencnn-1")[0]
-    found = {one.algorithm: one for one in line.contenders.values()}
+    found = {one.algorithm: one for one in line.candidates.values()}
     assert found["GEMM"].wrong.startswith("random fill: 1 of 108 elements are wrong") and found["GEMM"].seconds is None
     assert found["IMPLICIT_GEMM"].wrong.startswith("random fill: 1 of 108 elements are NaN") and found["IMPLICIT_GEMM"].error is None
     assert found["WINOGRAD_NONFUSED"].seconds and not found["WINOGRAD_NONFUSED"].wrong
@@ -231,7 +231,7 @@ def test_reasons_are_kept_of_who_refuses_fails_or_is_not_here(device, tmp_path):
             raise RuntimeError("CUDA error: misaligned address\nand a long trace")
 
     SPOILS["GEMM"] = third_call_fails
-    found = run(tmp_path / "a.jsonl", "--set", "opencnn", "--only", "opencnn-1")[0].contenders
+    found = run(tmp_path / "a.jsonl", "--set", "opencnn", "--only", "opencnn-1")[0].candidates
     assert found["cudnn DIRECT"].refused == "cuDNN refuses DIRECT"
     assert found["cudnn FFT"].refused.endswith("bytes of workspace: out of memory")
     assert found["cudnn GEMM"].refused == "failed in round 7: RuntimeError: CUDA error: misaligned address"
@@ -320,28 +320,28 @@ FAMILIES = {"fast": "im2win", "broken": "winograd", "unfit": "winograd"}
 
 def test_pysims_rows_take_part_with_their_best_schedule_or_their_reason(device, kernels, tmp_path):
     line = run(tmp_path / "a.jsonl", "--set", "opencnn", "--only", "opencnn-1", "--parties", "pysim")[0]
-    fast = line.contenders["pysim fast"]
+    fast = line.candidates["pysim fast"]
     assert line.planned == "pysim fast" and data.planned(line) is fast
     assert (fast.algorithm, fast.workspace_bytes, fast.predicted_seconds, fast.samples) == ("im2win", 128, 1e-6, 20)
     assert fast.schedule == {"kernel": "fast", "splits": 1}
-    third = line.contenders["pysim fast #3"]
+    third = line.candidates["pysim fast #3"]
     assert third.schedule == {"kernel": "fast", "splits": 3} and third.algorithm == "im2win" and third.samples == 20
-    assert line.contenders["pysim broken"].refused == line.contenders["pysim broken #4"].refused == "the library refused"
-    assert line.contenders["pysim unfit"].refused == "it takes 3x3 filters"
+    assert line.candidates["pysim broken"].refused == line.candidates["pysim broken #4"].refused == "the library refused"
+    assert line.candidates["pysim unfit"].refused == "it takes 3x3 filters"
 
 
 def test_half_types_are_measured_in_the_layout_they_are_used_in(device, kernels, tmp_path, monkeypatch):
     rows = [row(name, "implicit", "f16") for name in FAMILIES]
     monkeypatch.setattr(benchmark, "conv_kernels", lambda: rows)
     found = run(tmp_path / "a.jsonl", "--dtype", "f16", "--set", "opencnn", "--only", "opencnn-1", "--parties", "pysim")[0]
-    assert found.planned == "pysim fast nhwc" and found.contenders["pysim fast nhwc"].layout == "nhwc"
+    assert found.planned == "pysim fast nhwc" and found.candidates["pysim fast nhwc"].layout == "nhwc"
     assert found.problem.endswith(":f16")
 
 
 def test_rows_are_chosen_by_name_or_by_the_planner(device, kernels, tmp_path):
     for index, (rows, names) in enumerate({("planned",): {"pysim fast"}, ("unfit", "fast"): {"pysim unfit", "pysim fast"}}.items()):
         line = run(tmp_path / f"{index}.jsonl", "--set", "opencnn", "--only", "opencnn-1", "--parties", "pysim", "--rows", *rows)[0]
-        assert set(line.contenders) == names
+        assert set(line.candidates) == names
 
 
 @pytest.mark.parametrize("arguments", [["--set", "vgg"], ["--dtype", "f64"], [], ["-o", "x", "--samples", "0"]])

@@ -14,27 +14,27 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
 
 import conv_data as data  # noqa: E402
-from conv_data import Contender, Header, Line  # noqa: E402
+from conv_data import Candidate, Header, Line  # noqa: E402
 
 HEADER = Header(device="NVIDIA H200", driver="13.0", versions={}, command="", date="")
 
 
-def line(name: str, label: str, dtype: str = "f32", planned: str = "", text: str = "", **contenders: Contender) -> Line:
+def line(name: str, label: str, dtype: str = "f32", planned: str = "", text: str = "", **candidates: Candidate) -> Line:
     """A line of a problem that its label alone has."""
     text = text or f"conv:mb{1 + sum(map(ord, label))}ic3ih5oc4kh3"
-    return Line(set=name, label=label, problem=data.text_of(conv(text), dtype), dtype=dtype, planned=planned, contenders=contenders)
+    return Line(set=name, label=label, problem=data.text_of(conv(text), dtype), dtype=dtype, planned=planned, candidates=candidates)
 
 
-def ours(seconds: float, algorithm: str = "im2win", form: str = "full", space: int = 0) -> Contender:
-    return Contender(who="pysim", algorithm=algorithm, form=form, seconds=seconds, workspace_bytes=space)
+def ours(seconds: float, algorithm: str = "im2win", form: str = "full", space: int = 0) -> Candidate:
+    return Candidate(who="pysim", algorithm=algorithm, form=form, seconds=seconds, workspace_bytes=space)
 
 
-def theirs(seconds: float, algorithm: str = "GEMM", space: int = 0) -> Contender:
-    return Contender(who="cudnn", algorithm=algorithm, seconds=seconds, workspace_bytes=space)
+def theirs(seconds: float, algorithm: str = "GEMM", space: int = 0) -> Candidate:
+    return Candidate(who="cudnn", algorithm=algorithm, seconds=seconds, workspace_bytes=space)
 
 
-def torch(seconds: float) -> Contender:
-    return Contender(who="torch", seconds=seconds)
+def torch(seconds: float) -> Candidate:
+    return Candidate(who="torch", seconds=seconds)
 
 
 def test_the_sets_are_the_acceptance_tables():
@@ -50,7 +50,7 @@ def test_the_sets_are_the_acceptance_tables():
 
 
 def test_a_file_gives_back_what_was_written_and_forgives_its_last_line_alone(tmp_path):
-    out, one = tmp_path / "a.jsonl", line("im2win", "cv1", a=ours(1e-3), b=Contender(who="cudnn", algorithm="FFT", refused="no"))
+    out, one = tmp_path / "a.jsonl", line("im2win", "cv1", a=ours(1e-3), b=Candidate(who="cudnn", algorithm="FFT", refused="no"))
     tf32 = line("im2win", "cv1", "tf32", a=ours(1e-3))
     for record in (HEADER, one, tf32):
         data.write(out, record)
@@ -67,7 +67,7 @@ def test_a_later_file_replaces_candidates_by_name(tmp_path):
     for name, one in (("a", line("im2win", "cv1", x=ours(2.0), y=ours(3.0))), ("b", line("im2win", "cv1", x=ours(1.0)))):
         data.write(tmp_path / name, one)
     merged = data.lines_of([tmp_path / "a", tmp_path / "b"])
-    assert [{name: one.seconds for name, one in found.contenders.items()} for found in merged] == [{"x": 1.0, "y": 3.0}]
+    assert [{name: one.seconds for name, one in found.candidates.items()} for found in merged] == [{"x": 1.0, "y": 3.0}]
 
 
 def known_answers() -> list[Line]:
@@ -114,7 +114,7 @@ def test_the_figures_of_known_times_are_the_known_ones():
 def test_the_summary_says_what_is_met_missed_and_not_measured(tmp_path):
     for one in known_answers():
         data.write(tmp_path / "a.jsonl", one)
-    data.write(tmp_path / "a.jsonl", line("opencnn", "Conv3_N32", a=Contender(who="pysim", wrong="3 of 4 elements")))
+    data.write(tmp_path / "a.jsonl", line("opencnn", "Conv3_N32", a=Candidate(who="pysim", wrong="3 of 4 elements")))
     text = data.summary([tmp_path / "a.jsonl"])
     rows = {row[:82].rstrip(): row[82:].split() for row in text.splitlines() if len(row) > 82}
     assert rows["ResNet-50, planned, against PyTorch, f32: geometric mean"][:5] == ["1.20", "at", "least", "1.3", "MISS"]
@@ -135,7 +135,7 @@ def test_the_measured_data_are_whole_and_say_where_they_are_from():
     assert {(one.set, one.dtype) for one in lines} == wanted
     for name, dtype in wanted:
         assert len([one for one in lines if (one.set, one.dtype) == (name, dtype)]) == len(data.problems(name))
-    ours = [one for line in lines for one in line.contenders.values() if one.who == data.OURS]
+    ours = [one for line in lines for one in line.candidates.values() if one.who == data.OURS]
     assert not any(one.wrong for one in ours)
 
 

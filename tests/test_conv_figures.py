@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks" / "cuda")]
 
 import conv_data as data  # noqa: E402
 import conv_figures as figures  # noqa: E402
-from conv_data import Contender, Header, Line  # noqa: E402
+from conv_data import Candidate, Header, Line  # noqa: E402
 
 NAMES = ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "FFT", "FFT_TILING", "WINOGRAD_NONFUSED")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -44,7 +44,7 @@ def made_up(layer: data.Layer, name: str, dtype: str, number: int) -> Line:
     w, found = layer.workload, {}
     assert isinstance(w, Conv)
     for index, algorithm in enumerate(ALGORITHMS):
-        one = Contender(who="cudnn", algorithm=algorithm)
+        one = Candidate(who="cudnn", algorithm=algorithm)
         if algorithm not in NAMES or (algorithm == "FFT" and number % 3 == 0):
             one = msgspec.structs.replace(one, refused="no")
         elif algorithm == "GEMM" and number == 1:
@@ -52,10 +52,10 @@ def made_up(layer: data.Layer, name: str, dtype: str, number: int) -> Line:
         else:
             one = msgspec.structs.replace(one, seconds=w.flops / 50e12 * (0.6 + 0.3 * index) * (1 + 0.1 * (number % 4)), workspace_bytes=0)
         found[f"cudnn {algorithm}"] = one
-    found["torch"] = Contender(who="torch", seconds=w.flops / 40e12)
+    found["torch"] = Candidate(who="torch", seconds=w.flops / 40e12)
     for index, family in enumerate(("implicit", "im2win", "winograd")):
-        found[f"pysim {family}"] = Contender(who="pysim", algorithm=family, seconds=w.flops / 55e12 * (1 + 0.2 * index), workspace_bytes=0)
-    return Line(set=name, label=layer.label, problem=data.text_of(w, dtype), dtype=dtype, planned="pysim implicit", contenders=found)
+        found[f"pysim {family}"] = Candidate(who="pysim", algorithm=family, seconds=w.flops / 55e12 * (1 + 0.2 * index), workspace_bytes=0)
+    return Line(set=name, label=layer.label, problem=data.text_of(w, dtype), dtype=dtype, planned="pysim implicit", candidates=found)
 
 
 @pytest.fixture(scope="module")

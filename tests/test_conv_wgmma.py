@@ -290,11 +290,11 @@ def test_operands_off_the_copies_alignment_are_moved_and_others_are_not(monkeypa
     class Launch:
         workspace_bytes = 0
 
-        def run(self, *told):
-            launched.append(told[:3])
+        def run(self, *arguments):
+            launched.append(arguments[:3])
 
     monkeypatch.setattr(cuda, "DeviceArray", Memory)
-    monkeypatch.setattr(cuda, "copy", lambda *told: copies.append(told))
+    monkeypatch.setattr(cuda, "copy", lambda *arguments: copies.append(arguments))
     x = arrays.Matrix(4096 + 2, (1, 64, 8, 8), (4096, 1, 512, 64), "f16", 0, None, None)
     filters = arrays.Matrix(8192, (64, 64, 1, 1), (64, 1, 64, 64), "f16", 0, None, None)
     for row in (ROW, next(one for one in conv_kernels() if one.algorithm == "im2col" and one.dtype == "f16")):

@@ -19,11 +19,11 @@ SQUARE = np.ones((4, 4), np.float32)
 
 
 def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torch, host_device, monkeypatch):  # noqa: F811
-    told = []
+    calls = []
 
     def note(name: str) -> Any:
         def call(*arguments: Any) -> int:
-            told.append(name)
+            calls.append(name)
             if name.endswith("workspace_bytes"):
                 arguments[-1][0] = 64
             return 0
@@ -38,26 +38,26 @@ def test_a_second_call_on_device_tensors_asks_the_library_for_the_run_alone(torc
     a = Tensor(SQUARE, is_cuda=True)
     for call in (lambda: pysim.conv2d(x, w, bias), lambda: pysim.gemm(a, a)):
         call()
-        assert told == ["workspace_bytes", "run"]
-        told.clear()
+        assert calls == ["workspace_bytes", "run"]
+        calls.clear()
         torch.made.clear()
         result = call()
-        assert told == ["run"] and torch.made == [result]
+        assert calls == ["run"] and torch.made == [result]
         assert calls_of(call) <= 40
-        told.clear()
+        calls.clear()
 
 
 @pytest.fixture
 def workspaces(torch, host_device, monkeypatch) -> Any:  # noqa: F811
     """Calls `conv2d` on device tensors and gives the pointer of the workspace that the launch was told, of `bytes` bytes."""
-    told, bytes_of = [], {"bytes": 64}
+    calls, bytes_of = [], {"bytes": 64}
 
     def sizes(*arguments: Any) -> int:
         arguments[-1][0] = bytes_of["bytes"]
         return 0
 
     def run(*arguments: Any) -> int:
-        told.append(arguments[6])
+        calls.append(arguments[6])
         return 0
 
     ffi, _ = cuda.library()
@@ -73,7 +73,7 @@ def workspaces(torch, host_device, monkeypatch) -> Any:  # noqa: F811
             cuda_call.cache.clear()
         torch.stream = stream
         pysim.conv2d(x, w)
-        return told.pop()
+        return calls.pop()
 
     return call
 
@@ -128,10 +128,10 @@ def test_a_workspace_that_cannot_be_had_leaves_the_one_that_was_kept(workspaces,
 
 
 def test_each_call_has_its_own_bias(torch, host_device, monkeypatch):  # noqa: F811
-    told = []
+    calls = []
 
     def run(*arguments: Any) -> int:
-        told.append(int(ffi.cast("uintptr_t", arguments[2].bias)))
+        calls.append(int(ffi.cast("uintptr_t", arguments[2].bias)))
         return 0
 
     ffi, _ = cuda.library()
@@ -141,7 +141,7 @@ def test_each_call_has_its_own_bias(torch, host_device, monkeypatch):  # noqa: F
     x, w, *biases = (Tensor(one, is_cuda=True) for one in (IMAGE, FILTERS, np.ones(6, np.float32), np.ones(6, np.float32)))
     for bias in (biases[0], biases[1], None, biases[0]):
         pysim.conv2d(x, w, bias)
-        assert told.pop() == (0 if bias is None else bias.data_ptr())
+        assert calls.pop() == (0 if bias is None else bias.data_ptr())
 
 
 class SimpleLibrary:

@@ -117,14 +117,14 @@ class Forward:
         def run() -> None:
             SPOILS.get(algorithm, lambda _: None)(convolve(self.workload, pointers, self.layout))
 
-        run.contender = f"cudnn {algorithm}"
+        run.candidate = f"cudnn {algorithm}"
         return run
 
 
 class Torch:
     """PyTorch by NumPy, at 5 microseconds."""
 
-    contender = "torch"
+    candidate = "torch"
 
     def __init__(self, w: Conv, pointers: tuple[int, int, int], dtype: str = "", layout: str = "nchw") -> None:
         cudnn.describe(w, dtype, layout)
@@ -156,7 +156,7 @@ class Clock(events.Events):
         call()
         held = [cell.cell_contents for cell in getattr(call, "__closure__", None) or ()]
         held += [call, getattr(call, "__self__", None)]
-        name = next((one.contender for one in held if hasattr(one, "contender")), "pysim")
+        name = next((one.candidate for one in held if hasattr(one, "candidate")), "pysim")
         Clock.timed[name] = Clock.timed.get(name, 0) + 1
         return {"pysim": 1e-4, "torch": 5e-6, "cublas": 2e-5}.get(name) or MEDIANS[name]
 
@@ -362,7 +362,7 @@ def product_launch(monkeypatch) -> None:
             LEADS.append("cublas")
             multiply(pointers)
 
-        call.contender = "cublas"
+        call.candidate = "cublas"
         return call, "cuBLAS 13.0.0"
 
     monkeypatch.setattr(cublas, "product", product)
@@ -398,8 +398,8 @@ def test_a_mixed_list_shows_every_peer_and_workspace_and_a_dash_where_there_is_n
 
 
 def test_the_document_has_workspaces_and_the_algorithms_that_won():
-    asked = ("-m", "h200", "--seconds", "0", "--layout", "nhwc", "--memory-limit", "1GiB")
-    found = document("compare", SMALL, "conv:mb1ic8ih9oc8kh3ph1", *asked)
+    arguments = ("-m", "h200", "--seconds", "0", "--layout", "nhwc", "--memory-limit", "1GiB")
+    found = document("compare", SMALL, "conv:mb1ic8ih9oc8kh3ph1", *arguments)
     one = found["comparisons"][0]
     assert one["workspaces"] == {"pysim": one["plan"]["workspace_bytes"], "cudnn": 8192}
     assert one["algorithms"] == {"cudnn": "WINOGRAD_NONFUSED"}
@@ -408,7 +408,7 @@ def test_the_document_has_workspaces_and_the_algorithms_that_won():
 
 
 def test_products_and_convolutions_are_timed_by_one_loop_that_keeps_the_device_busy(monkeypatch):
-    """Calls between a check and the end: samples and warm-ups alone are timed, what goes before each sample is the contender's own."""
+    """Calls between a check and the end: samples and warm-ups alone are timed, what goes before each sample is the candidate's own."""
     product_launch(monkeypatch)
     runs: dict[str, int] = {}
     for name in SPACES:

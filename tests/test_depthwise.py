@@ -160,10 +160,10 @@ def test_short_rows_are_taken_by_lanes_of_groups_and_long_ones_by_lanes_of_colum
 def test_workspace_is_what_the_library_asks_for(text: str) -> None:
     problem = parse(text)
     ffi, lib = runtime.library()
-    asked = ffi.new("int64_t *")
+    size = ffi.new("int64_t *")
     for plan in plans_of(problem):
-        runtime.check(lib.pysim_workspace_bytes(runtime.problem_struct(problem), runtime.schedule_struct(plan.schedule, problem), 1, asked))
-        assert asked[0] == plan.workspace_bytes, plan.kernel
+        runtime.check(lib.pysim_workspace_bytes(runtime.problem_struct(problem), runtime.schedule_struct(plan.schedule, problem), 1, size))
+        assert size[0] == plan.workspace_bytes, plan.kernel
 
 
 def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:

@@ -146,11 +146,11 @@ def test_planes_are_never_planned_for_blocks_nor_blocks_for_planes():
 
 def test_a_plan_is_made_again_from_its_name_and_printed():
     plan = pysim.plan("conv:mb1ic64ih28oc128kh3sh2ph1", machine="zen5", layout="nchw16c", algorithm=direct_nchwc.NAME)
-    asked = {"machine": "zen5", "layout": "nchw16c"}
-    assert pysim.plan(plan.workload, name=plan.name, **asked).schedule == plan.schedule
+    options = {"machine": "zen5", "layout": "nchw16c"}
+    assert pysim.plan(plan.workload, name=plan.name, **options).schedule == plan.schedule
     assert "panels" in plan.explain() and "NCHW16C" in plan.explain()
     with pytest.raises(PlanError, match=r"has no such schedule for .*channels=16"):
-        pysim.plan(plan.workload, name=plan.name.replace(f"channels={plan.tile['channels']}", "channels=7"), **asked)
+        pysim.plan(plan.workload, name=plan.name.replace(f"channels={plan.tile['channels']}", "channels=7"), **options)
 
 
 def test_taps_inside_the_image_are_counted_as_a_loop_over_them_counts():

@@ -201,9 +201,9 @@ def test_run_says_what_is_right_and_shows_and_stores_no_time():
         assert one["measured_seconds"] is None and one["samples"] == 0 and one["quartiles"] == {}
     with Store() as store:
         assert len(store) == 0
-    told = invoke("run", SMALL, "-m", NAME, "--profile")
-    assert (told.exit_code, told.stdout) == (2, "")
-    assert "times mean nothing" in told.stderr
+    shown = invoke("run", SMALL, "-m", NAME, "--profile")
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert "times mean nothing" in shown.stderr
 
 
 @emulation

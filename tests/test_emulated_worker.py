@@ -50,8 +50,8 @@ print(foreign.worker(foreign.POWER10), emulated.EMULATED['mma'].call('pysim_kern
     answers = [one.communicate(timeout=200) for one in both]
     assert [one.returncode for one in both] == [0, 0], answers
     assert answers[0][0] == answers[1][0]
-    said = "".join(words for _, words in answers)
-    assert re.fullmatch(r"pysim: building the POWER10 kernels with .*\npysim: built in \d+ s\n", said)
+    messages = "".join(words for _, words in answers)
+    assert re.fullmatch(r"pysim: building the POWER10 kernels with .*\npysim: built in \d+ s\n", messages)
     assert len(list((tmp_path / "pysim").iterdir())) == 2  # the worker and the lock
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True).stderr == ""
 

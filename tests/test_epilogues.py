@@ -165,7 +165,7 @@ def test_a_prepared_convolution_takes_a_residual_and_gives_conv2ds_bits():
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ({"activation": "swish"}, "is not known"),
         ({"activation": "clamp"}, "clamp needs its bounds"),
@@ -177,8 +177,8 @@ def test_a_prepared_convolution_takes_a_residual_and_gives_conv2ds_bits():
         ({"residual": np.zeros((1, 3, 3, 3))}, "residual is float64"),
     ],
 )
-def test_what_an_epilogue_cannot_be_is_said(how, said):
-    with pytest.raises(OperandError, match=said):
+def test_what_an_epilogue_cannot_be_is_said(how, message):
+    with pytest.raises(OperandError, match=message):
         pysim.conv2d(np.zeros((1, 2, 5, 5), np.float32), np.zeros((3, 2, 3, 3), np.float32), **how)
 
 

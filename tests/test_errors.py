@@ -12,7 +12,7 @@ PACKAGE = Path(errors.__file__).parent
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         ("zen-4", ["xeon-4208", "zen4"], 'did you mean "zen4"? there are: xeon-4208, zen4'),
         ("abacus", ["zen4", "xeon-4208"], "there are: zen4, xeon-4208"),
@@ -21,8 +21,8 @@ PACKAGE = Path(errors.__file__).parent
         (7, {"f32": 4, "f64": 8}, "there are: f32, f64"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest_and_all_options_in_their_order(name, options, told):
-    assert choose(name, options) == told
+def test_an_unknown_name_is_answered_with_the_nearest_and_all_options_in_their_order(name, options, message):
+    assert choose(name, options) == message
 
 
 def test_the_nearest_option_does_not_depend_on_their_order_and_may_be_none():

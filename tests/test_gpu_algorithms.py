@@ -234,7 +234,7 @@ def test_first_layers_from_registers_are_predicted_as_they_were_measured(layout)
     for line in map(json.loads, (Path(__file__).parent.parent / "benchmarks/data/grouped-first-h200.jsonl").read_text().splitlines()[1:]):
         w = parse(line["problem"])
         first = w.groups == 1 and w.channels <= cuda_limits()["GROUPED_SINGLE_CHANNELS"]
-        for one in line["contenders"].values():
+        for one in line["candidates"].values():
             if first and (one.get("algorithm"), one.get("form"), one.get("layout", "nchw")) == ("grouped", "single", layout):
                 plans = planner.plans(line["problem"], H200, layout=layout, algorithm="grouped", top=10)
                 predicted = next(plan.cost.seconds for plan in plans if plan.kernel == one["schedule"]["kernel"])

@@ -53,10 +53,10 @@ def test_a_device_finds_the_rows_that_the_code_it_runs_was_compiled_with(tmp_pat
     options = [*emulated, "-I", ROOT / "native", "-std=c++17", "-ffunction-sections", "-Wl,--gc-sections"]
     subprocess.run(["g++", *options, tmp_path / "ask.cpp", "-o", tmp_path / "ask"], check=True)
 
-    def asked(rows: list[tuple[int, int]]) -> list[int]:
+    def requested(rows: list[tuple[int, int]]) -> list[int]:
         return [subprocess.run([tmp_path / "ask", str(device), *map(str, row)], check=False).returncode for row in rows]
 
-    assert asked(has) == [1] * len(has) and asked(lacks) == [0] * len(lacks)
+    assert requested(has) == [1] * len(has) and requested(lacks) == [0] * len(lacks)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")

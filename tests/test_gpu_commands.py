@@ -108,8 +108,8 @@ def test_a_layout_that_a_cpu_lacks_and_a_limit_that_its_kernels_pass_are_refused
 
 
 def test_a_limit_that_no_kernel_keeps_is_refused_with_what_one_needs():
-    said = refused(2, "plan", "conv:mb4ic128ih56oc128kh3ph1:f16", "-m", "h200", "--memory-limit", "0")
-    assert re.search(r"f16_\w+: its workspace of [\d,]+ bytes is above the limit of 0", said)
+    message = refused(2, "plan", "conv:mb4ic128ih56oc128kh3ph1:f16", "-m", "h200", "--memory-limit", "0")
+    assert re.search(r"f16_\w+: its workspace of [\d,]+ bytes is above the limit of 0", message)
 
 
 def test_running_for_a_gpu_that_is_not_there_is_refused_in_a_sentence():

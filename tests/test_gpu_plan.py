@@ -107,9 +107,9 @@ def test_plans_for_a_gpu_are_of_rows_that_a_build_for_it_has(name, problem):
 @pytest.mark.parametrize(("dtype", "older", "newer"), [("f16", "rtx-2080ti", "a100"), ("f32", "rtx-2080ti", "h200")])
 def test_rows_that_others_replace_are_planned_with_on_older_gpus_alone(dtype, older, newer):
     """Of f32: those that others beat by 4 % on every problem measured on an H200."""
-    beside = (dtype, AS_HALVES.get(dtype))
-    rows = {row.name for row in gemm_kernels() if row.below and row.dtype in beside}
-    older_alone = {row.name for row in gemm_kernels() if row.replaced_on == machine(newer).capability_number and row.dtype in beside}
+    types = (dtype, AS_HALVES.get(dtype))
+    rows = {row.name for row in gemm_kernels() if row.below and row.dtype in types}
+    older_alone = {row.name for row in gemm_kernels() if row.replaced_on == machine(newer).capability_number and row.dtype in types}
     for name, replaced in ((older, set()), (newer, rows | older_alone)):
         plan = planner.plan(f"gemm:512x512x512:{dtype}", name)
         assert rows and {item.what for item in plan.rejected if item.code == "replaced"} == replaced

@@ -108,8 +108,8 @@ def test_halves_of_filters_are_what_is_prepared():
 def test_the_workspace_of_a_pointwise_layer_in_halves_has_the_copy_of_its_planes():
     w = parse("conv:mb32ic256ih56oc64kh1")
     schedule = planner.plan(w.text, H200, algorithm="wgmma").schedule
-    asked = {wgmma.ALGORITHM.workspace_bytes(parse(f"{w.text}{dtype}"), schedule, "nchw") for dtype in ("", ":tf32x3")}
-    assert len(asked) == 1 and asked.pop() > 32 * 256 * 56 * 56 * 4
+    sizes = {wgmma.ALGORITHM.workspace_bytes(parse(f"{w.text}{dtype}"), schedule, "nchw") for dtype in ("", ":tf32x3")}
+    assert len(sizes) == 1 and sizes.pop() > 32 * 256 * 56 * 56 * 4
 
 
 def test_short_sums_that_are_requested_as_tf32x3_are_fp32s_own_and_f32_may_still_be_split():

@@ -91,8 +91,8 @@ def test_nothing_compares_an_algorithms_name(module: str) -> None:
     names = algorithm_names()
     for node in ast.walk(ast.parse(FILES[module].read_text())):
         if isinstance(node, ast.Compare):
-            said = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-            assert not said & names, f"{module}, line {node.lineno}: {said & names}"
+            texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+            assert not texts & names, f"{module}, line {node.lineno}: {texts & names}"
         if isinstance(node, ast.Dict):
             keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
             assert len(keys & names) < 2, f"{module}, line {node.lineno}: {keys & names}"

@@ -293,7 +293,7 @@ FREQUENCY = 'frequency_hz = { value = 3.661e9, kind = "measured", source = "band
             ["levels.L1", "2,097,152 bytes", "more than the 1,048,576 of L2", "none larger than the next"],
         ),
         ('name = "L2"', 'name = "L1"', ["levels", '"L1" stands twice']),
-        ("sets = 64", "forgets = true\nsets = 64", ["levels.L1", "forgets", "of no file"]),
+        ("sets = 64", "starts_cold = true\nsets = 64", ["levels.L1", "starts_cold", "leave it out of the file"]),
         ("line_bytes = 64", "line_bytes = 48", ["levels.L1", "line_bytes is 48", "power of two"]),
         ("sets = 64\nways = 8\nline_bytes = 64", "sets = 32\nways = 8\nline_bytes = 128", ["levels.L1", "no more than the 64 of L2"]),
         ("sets = 64", "cores = 2\nsets = 64", ["levels.L1", "cores is 2, shared is false", "shared = true"]),

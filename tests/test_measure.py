@@ -23,9 +23,9 @@ from pysim.record.measurement import Ratio
 from pysim.runtime import cpu as runtime
 
 
-def timed(contenders: dict[str, Callable[[], object]], **options: Any) -> dict[str, Array]:
+def timed(candidates: dict[str, Callable[[], object]], **options: Any) -> dict[str, Array]:
     """Seconds by the processor's timer."""
-    return interleave(contenders, CpuClock(), **options).samples
+    return interleave(candidates, CpuClock(), **options).samples
 
 
 def spin(seconds: float) -> Callable[[], None]:
@@ -51,7 +51,7 @@ def test_samples_are_seconds_of_one_call() -> None:
 
 
 class Caches(CpuClock):
-    """Whose contenders' first calls behind another's take `slow` times as long as the rest, call by call."""
+    """whose candidates' first calls behind another's take `slow` times as long as the rest, call by call."""
 
     slow: Sequence[float] = ()
     last, again = "", 0
@@ -60,7 +60,7 @@ class Caches(CpuClock):
         return 1e-4 * float(call())  # type: ignore[arg-type]
 
     @classmethod
-    def contender(cls, name: str, ran: list[str]) -> float:
+    def candidate(cls, name: str, ran: list[str]) -> float:
         cls.last, cls.again = name, cls.again + 1 if name == cls.last else 0
         ran.append(name)
         return cls.slow[cls.again] if cls.again < len(cls.slow) else 1.0
@@ -69,8 +69,8 @@ class Caches(CpuClock):
 @pytest.mark.parametrize(("slow", "leads"), [((), 1), ((1.5,), 1), ((1.5, 1.3, 1.02), 2), ((1.8, 1.5, 1.4, 1.3, 1.2), 5)])
 def test_candidates_take_turns_that_begin_with_untimed_calls_until_their_data_is_where_it_stays(slow: Sequence[float], leads: int) -> None:
     clock, ran = type("Clock", (Caches,), {"slow": slow}), list[str]()
-    contenders = {name: partial(clock.contender, name, ran) for name in "ab"}
-    found = interleave(contenders, clock(), min_samples=6, min_seconds=0, warmup_seconds=0).samples
+    candidates = {name: partial(clock.candidate, name, ran) for name in "ab"}
+    found = interleave(candidates, clock(), min_samples=6, min_seconds=0, warmup_seconds=0).samples
     a, b = ("a" * (leads + 1), "b" * (leads + 1))
     assert "".join(ran[-12 * (leads + 1) :]) == 3 * (a + b + b + a)
     assert max(found["a"].max(), found["b"].max()) <= 1.03e-4
@@ -117,7 +117,7 @@ class Drawn(CpuClock):
 
 
 def drawn(seed: int, *spread: float) -> dict[str, Array]:
-    """Samples around 1, 2 .. ms of contenders that scatter so much."""
+    """Samples around 1, 2 .. ms of candidates that scatter so much."""
     draw = np.random.default_rng(seed)
     calls = {f"{at}": partial(draw.lognormal, math.log(at * 1e-3), one) for at, one in enumerate(spread, 1)}
     return interleave(calls, Drawn(), state="cold", warmup_seconds=0, min_seconds=0.2, certain=0.005).samples
@@ -243,8 +243,8 @@ def test_a_device_is_kept_busy_by_a_candidates_own_calls_before_each_of_its_samp
     for state, leads in (("hot", hot), ("cold", cold)):
         ran: list[str] = []
         clock = Device(takes, ran)
-        contenders = {name: partial(ran.append, name) for name in "ab"}
-        found = interleave(contenders, clock, state=state, min_samples=6, min_seconds=0, warmup_seconds=0)
+        candidates = {name: partial(ran.append, name) for name in "ab"}
+        found = interleave(candidates, clock, state=state, min_samples=6, min_seconds=0, warmup_seconds=0)
         assert [len(values) for values in found.samples.values()] == [6, 6] and set(found.samples["a"]) == {takes}
         warm, timed = clock.before[:6], clock.before[6:]
         assert warm == [[]] * 6
@@ -281,8 +281,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch, threads: int = 1, **after: float) ->
 def test_what_a_timed_thread_did_not_run_and_what_the_hypervisor_took_was_others(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = loaded(monkeypatch, thread=6.0, process=7.0, busy=41.0)
     assert (alone.taken, alone.others, alone.switches, alone.heavy) == (0, 0, 0, False)
-    beside = loaded(monkeypatch, thread=5.9, process=6.9, busy=41.6, steal=1.04, switches=12)
-    assert (beside.taken, beside.others) == (pytest.approx(0.12), pytest.approx(0.7)) and beside.switches == 5 and beside.heavy
+    busy = loaded(monkeypatch, thread=5.9, process=6.9, busy=41.6, steal=1.04, switches=12)
+    assert (busy.taken, busy.others) == (pytest.approx(0.12), pytest.approx(0.7)) and busy.switches == 5 and busy.heavy
     assert loaded(monkeypatch, threads=2, thread=5.4, process=7.8, busy=41.8).taken == 0  # one thread waits for the other
     assert loaded(monkeypatch, threads=2, thread=5.4, process=7.8, busy=41.8, steal=1.2).taken == pytest.approx(0.1)
 

@@ -226,7 +226,7 @@ def test_the_same_graph_by_im2col_and_openblas_equals_onnxruntime(seed):
 
 def test_threads_do_not_change_bits_of_the_same_plans(monkeypatch):
     one = model_of(random_model(5))
-    monkeypatch.setattr("pysim.models.model.layers_of", lambda *asked: plan.layers_of(*asked[:4]))  # for one thread
+    monkeypatch.setattr("pysim.models.model.layers_of", lambda *options: plan.layers_of(*options[:4]))  # for one thread
     two = model_of(random_model(5), 2)
     x = given(random_model(5))
     assert all((a == b).all() for a, b in zip(several(one(x)), several(two(x)), strict=True))
@@ -287,7 +287,7 @@ def test_a_size_that_is_not_known_is_named():
 
 
 @pytest.mark.parametrize(
-    ("arrays", "named", "said"),
+    ("arrays", "named", "message"),
     [
         ((), {}, "not given"),
         ((1, 2), {}, "takes 1 arrays"),
@@ -295,8 +295,8 @@ def test_a_size_that_is_not_known_is_named():
         ((np.zeros((1, 2)),), {}, "the model takes float32"),
     ],
 )
-def test_what_a_model_is_called_with_is_checked(arrays, named, said):
-    with pytest.raises(OperandError, match=said):
+def test_what_a_model_is_called_with_is_checked(arrays, named, message):
+    with pytest.raises(OperandError, match=message):
         model_of(random_model(2))(*arrays, **named)
 
 
@@ -306,7 +306,7 @@ def test_a_gpus_plans_do_not_load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"batch": 0}, "batch is 0"),
         ({"seed": -1}, "seed is -1"),
@@ -314,8 +314,8 @@ def test_a_gpus_plans_do_not_load(tmp_path):
         ({"accuracy": "exact"}, '^no accuracy is named "exact"'),
     ],
 )
-def test_how_a_model_is_loaded_is_checked(tmp_path, wrong, said):
-    with pytest.raises(pysim.PysimError, match=said):
+def test_how_a_model_is_loaded_is_checked(tmp_path, wrong, message):
+    with pytest.raises(pysim.PysimError, match=message):
         pysim.load(saved(tmp_path / "m.onnx", random_model(2)), **wrong)
 
 
@@ -348,7 +348,7 @@ def test_a_layers_prediction_is_at_the_clock_when_timed():
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda proto: proto.graph.initializer[0].dims.append(3), 'the constant "c0" cannot be read'),
         (lambda proto: proto.graph.node[1].input.__setitem__(0, "lost"), 'Relu "second" reads "lost", which no node before it makes'),
@@ -358,16 +358,16 @@ def test_a_layers_prediction_is_at_the_clock_when_timed():
         ),
     ],
 )
-def test_a_damaged_model_is_refused_with_what_is_wrong(damage, said):
+def test_a_damaged_model_is_refused_with_what_is_wrong(damage, message):
     build = Builder(0)
     build.shapes["x"] = (1, 4, 5, 6)
     y = build.add("Conv", ["x", build.constant(np.ones((2, 4, 1, 1)))], (1, 2, 5, 6))
     proto = build.model([build.add("Relu", [y], (1, 2, 5, 6))])
     proto.graph.node[1].name = "second"
-    if "declares" in said:
+    if "declares" in message:
         proto.graph.node[0].output[0] = proto.graph.node.pop().output[0]
     damage(proto)
-    with pytest.raises(ProblemError, match=said):
+    with pytest.raises(ProblemError, match=message):
         model_of(proto)
 
 

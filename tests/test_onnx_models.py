@@ -103,13 +103,13 @@ def with_if(b, condition, then, other, results=("y",)):
 def test_the_branch_of_a_known_condition_is_taken(value):
     """Both branches use the same names, and read what stands outside."""
     b = Builder(0)
-    b.constants.append(numpy_helper.from_array(np.array(value), "told"))
+    b.constants.append(numpy_helper.from_array(np.array(value), "known_condition"))
     outer = b.add("Tanh", ["x"], b.shapes["x"])
     two = numpy_helper.from_array(np.array(2, np.float32), "number")
     nodes = [helper.make_node("Mul", [outer, "number"], ["inner"]), helper.make_node("Identity", [outer], ["same"])]
     then = branch("then", nodes, ["inner", "same"], [two])
     other = branch("else", [helper.make_node("Relu", ["x"], ["inner"]), helper.make_node("Exp", ["inner"], ["same"])], ["inner", "same"])
-    assert_as_onnxruntime(with_if(b, "told", then, other, ("y", "z")))
+    assert_as_onnxruntime(with_if(b, "known_condition", then, other, ("y", "z")))
 
 
 def test_a_condition_on_shapes_is_known_and_branches_may_have_branches():
@@ -119,13 +119,13 @@ def test_a_condition_on_shapes_is_known_and_branches_may_have_branches():
     axis = b.constants.append(numpy_helper.from_array(np.array([1]), "axis")) or "axis"
     one = b.constants.append(numpy_helper.from_array(np.array([1]), "one")) or "one"
     size = b.add("Gather", [b.add("Shape", ["x"], (4,)), axis], (1,))
-    told = b.add("Equal", [size, one], (1,))
+    known_condition = b.add("Equal", [size, one], (1,))
     then, other = (branch(op, [helper.make_node(op, ["seen"], ["n"])], ["n"]) for op in ("Neg", "Abs"))
-    deeper = helper.make_node("If", [told], ["deep"], name="deeper", then_branch=then, else_branch=other)
+    deeper = helper.make_node("If", [known_condition], ["deep"], name="deeper", then_branch=then, else_branch=other)
     then = branch("then", [helper.make_node("Squeeze", ["x", axis], ["seen"]), deeper], ["deep"])
     other = branch("else", [helper.make_node("Frobnicate", ["x"], ["seen"], domain="elsewhere")], ["seen"])
     b.shapes["y"] = 2, 4, 5
-    proto = with_if(b, told, then, other)
+    proto = with_if(b, known_condition, then, other)
     proto.opset_import.append(helper.make_opsetid("elsewhere", 1))
     x = given(proto)
     assert (model_of(proto)(x) == -x[:, 0]).all()
@@ -133,10 +133,10 @@ def test_a_condition_on_shapes_is_known_and_branches_may_have_branches():
 
 def test_a_condition_that_is_not_known_is_named():
     b = Builder(0)
-    told = b.add("Greater", [b.add("ReduceMax", ["x"], (1, 1, 1, 1), keepdims=0), b.constant(np.array(0.0))], ())
+    known_condition = b.add("Greater", [b.add("ReduceMax", ["x"], (1, 1, 1, 1), keepdims=0), b.constant(np.array(0.0))], ())
     then, other = (branch(op, [helper.make_node(op, ["x"], ["inner"])], ["inner"]) for op in ("Relu", "Neg"))
     with pytest.raises(ProblemError, match=r'If "If_0" cannot be run: its condition is not known'):
-        model_of(with_if(b, told, then, other))
+        model_of(with_if(b, known_condition, then, other))
 
 
 # Declared shapes

@@ -66,8 +66,8 @@ def test_pads_are_numbers_and_may_cut_away(opset, value):
         nodes = [helper.make_node("Pad", ["x"], ["y"], pads=pads, value=value)]
     else:
         axes = ["", "axes"][: opset - 17 + 1][1:]  # which are told from opset 18 on
-        told = {"pads": [-1, 2, 2, -2] if axes else pads, "axes": [-2, 3]}
-        nodes = [helper.make_node("Constant", [], [name], value_ints=numbers) for name, numbers in told.items()]
+        pad_inputs = {"pads": [-1, 2, 2, -2] if axes else pads, "axes": [-2, 3]}
+        nodes = [helper.make_node("Constant", [], [name], value_ints=numbers) for name, numbers in pad_inputs.items()]
         nodes.append(helper.make_node("Pad", ["x", "pads", "v", *axes], ["y"]))
     proto = exported(nodes, (2, 3, 5, 6), {"v": value}, opset)
     content, x = proto.SerializeToString(), given(proto)

@@ -135,7 +135,7 @@ def winograd_spans(of: winograd.Candidates) -> Spans:
     planes, wide, held = shape.planes, 4 * kernel.windows, 4 * kernel.filters
     plane, pitch = 4 * winograd.plane_elements(w, kernel, winograd.shape_of(w, kernel, 4)), 4 * planes * kernel.windows * k3 + 64
     sizes = (4 * w.channels * w.height * w.width, planes * shape.filter_panels * shape.channels * wide, 4 * w.filters * w.windows)
-    x, f, y, patches, sums = (int(at) for at in np.cumsum([0, *(-(-size // 4096) * 4096 for size in (*sizes, k2 * planes * plane))]))
+    x, f, y, patches, products = (int(at) for at in np.cumsum([0, *(-(-size // 4096) * 4096 for size in (*sizes, k2 * planes * plane))]))
     seen: dict[str, range] = {}
     for operand, tiles in walk(nest):
         seen |= tiles
@@ -150,15 +150,15 @@ def winograd_spans(of: winograd.Candidates) -> Spans:
         elif operand == "patches":
             yield patches + (panels[0] % k2 * planes + tiles["planes"][0]) * plane + c0 * held, len(tiles["channels"]) * held, False
         elif operand == "filters":
-            at = ((tiles["filters"][0] * planes + tiles["planes"][0]) * shape.channels + c0) * wide
+            at = ((tiles["filter panels"][0] * planes + tiles["planes"][0]) * shape.channels + c0) * wide
             yield f + at, len(tiles["channels"]) * wide, False
-        elif operand == "sums":
+        elif operand == "products":
             for tile in range(panels[0] % k2 * shape.panel, (panels[-1] % k2 + 1) * shape.panel):
                 for p in tiles["planes"]:
-                    at = sums + tile * pitch + (p * k3 + tiles["filters"][0] % k3) * wide
-                    yield at, len(tiles["filters"]) * wide, one
+                    at = products + tile * pitch + (p * k3 + tiles["filter panels"][0] % k3) * wide
+                    yield at, len(tiles["filter panels"]) * wide, one
         elif operand == "output":
-            for k in range(tiles["filters"][0] * kernel.windows, min(w.filters, (tiles["filters"][-1] + 1) * kernel.windows)):
+            for k in range(tiles["filter panels"][0] * kernel.windows, min(w.filters, (tiles["filter panels"][-1] + 1) * kernel.windows)):
                 first, last = (min(w.out_h, panel * rows) for panel in (panels[0], panels[-1] + 1))
                 yield y + 4 * (k * w.out_h + first) * w.out_w, 4 * (last - first) * w.out_w, True
     assert channels
@@ -205,6 +205,6 @@ def test_a_buffer_of_two_phases_comes_again_after_parts_of_both() -> None:
 def test_no_two_uses_of_an_operand_have_the_same_words(text: str) -> None:
     for one in planner.plan(text, "zen4").considered:
         plan = planner.plan(text, "zen4", name=name_of(one.algorithm, one.schedule))
-        told = explain(plan).split("\n\nreuse\n")[1].split("\n\n")[0].splitlines()
-        uses = [re.split(r" +[0-9.]+ [KMG]?i?B", line)[0] for line in told]
+        reuse_lines = explain(plan).split("\n\nreuse\n")[1].split("\n\n")[0].splitlines()
+        uses = [re.split(r" +[0-9.]+ [KMG]?i?B", line)[0] for line in reuse_lines]
         assert uses and len({*uses}) == len(uses), uses

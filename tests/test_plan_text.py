@@ -117,8 +117,8 @@ def test_an_assumed_number_that_changes_the_cost_is_among_those_it_leaned_on(tex
 
 def test_an_explanation_lists_assumed_numbers_where_there_are_some_and_only_there() -> None:
     leans, measured = plan(LAYER, "xeon-4208"), plan(LAYER, without_assumptions(machine.load("xeon-4208")))
-    told = leans.explain().split("\n\nassumed numbers\n")[1].splitlines()
-    assert tuple(line.strip() for line in told) == leans.assumed
+    explained = leans.explain().split("\n\nassumed numbers\n")[1].splitlines()
+    assert tuple(line.strip() for line in explained) == leans.assumed
     assert leans.assumed
     assert measured.schedule == leans.schedule
     assert measured.assumed == ()
@@ -131,7 +131,7 @@ def test_an_explanation_lists_assumed_numbers_where_there_are_some_and_only_ther
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_an_explanation_tells_loops_tiles_caches_costs_and_losers(text: str) -> None:
     chosen = plan(text, "xeon-4208", algorithm=nest_algorithm(text))
-    told = chosen.explain()
+    explained = chosen.explain()
     for part in (
         "loops",
         "reuse",
@@ -142,17 +142,17 @@ def test_an_explanation_tells_loops_tiles_caches_costs_and_losers(text: str) -> 
         "heaviest flow",
         chosen.kernel,
     ):
-        assert part in told
-    assert re.search(r" reused in the next .* [0-9.]+ (KiB|MiB|B)  \d+% of L\d \(", told)
+        assert part in explained
+    assert re.search(r" reused in the next .* [0-9.]+ (KiB|MiB|B)  \d+% of L\d \(", explained)
     for considered in chosen.considered:
-        assert considered.schedule.stationary in told
-    loops = told.split("loops\n")[1].split("\n\n")[0].splitlines()
+        assert considered.schedule.stationary in explained
+    loops = explained.split("loops\n")[1].split("\n\n")[0].splitlines()
     assert [len(line) - len(line.lstrip()) for line in loops] == [2 * depth for depth in range(1, len(loops) + 1)]
     nest = nest_of(parse(text))
     outer = [f"for each of {count} {name}" for count, name in ((nest.batch, "images"), (nest.groups, "groups")) if count > 1]
     assert [line.strip() for line in loops[: len(outer)]] == outer
     assert len(loops) == len(outer) + 5 + 1  # and the micro-kernel
-    assert max(map(len, told.splitlines())) <= 160
+    assert max(map(len, explained.splitlines())) <= 160
 
 
 def loops_of(text: str) -> list[str]:
@@ -176,10 +176,10 @@ def test_the_explained_loops_run_as_often_as_the_schedule_says(text: str) -> Non
 
 
 def test_the_csa_explanation_says_by_which_terms_the_loser_lost() -> None:
-    told = plan(LAYER, "power10-e1050", model="csa").explain()
-    assert "weight_stationary is 9.3% slower: more cycles in l2 (+170,496), l3 (+3,456)" in told
-    assert "input_stationary: channels 33, k2 8, k3 160, cost 20,136,600" in told.split("exact maxima\n")[1]
-    assert "lines from memory to L1" in told.split("heaviest flow\n")[1]
+    explained = plan(LAYER, "power10-e1050", model="csa").explain()
+    assert "weight_stationary is 9.3% slower: more cycles in l2 (+170,496), l3 (+3,456)" in explained
+    assert "input_stationary: channels 33, k2 8, k3 160, cost 20,136,600" in explained.split("exact maxima\n")[1]
+    assert "lines from memory to L1" in explained.split("heaviest flow\n")[1]
 
 
 def test_the_graph_carries_every_byte_of_the_cost() -> None:

@@ -248,14 +248,14 @@ def test_the_name_of_a_machine_or_of_a_layer_changes_no_choice() -> None:
 
 
 def test_a_requested_micro_kernel_is_the_one_that_is_planned() -> None:
-    asked = plan(LAYER, "power10-e1050", model="csa", micro_kernel="4x16")
-    assert (asked.tile["windows"], asked.tile["filters"], asked.schedule.stationary) == (4, 16, "weight_stationary")
+    csa = plan(LAYER, "power10-e1050", model="csa", micro_kernel="4x16")
+    assert (csa.tile["windows"], csa.tile["filters"], csa.schedule.stationary) == (4, 16, "weight_stationary")
     assert plan(LAYER, "zen4", micro_kernel="4x16").kernel == "f32_outer_4x16__avx512"
     assert {item.kernel for item in plans(LAYER, "zen4", top=5, micro_kernel="64x6")} == {"f32_win_64x6__avx512"}
 
 
 @pytest.mark.parametrize(
-    ("problem", "asked"),
+    ("problem", "options"),
     [
         ("conv:ic3ih224oc64kh7sh2ph3", {}),
         ("conv:g32ic32ih56oc32kh3ph1", {}),
@@ -269,15 +269,15 @@ def test_a_requested_micro_kernel_is_the_one_that_is_planned() -> None:
         ("conv:g32ic32ih56oc32kh3ph1:f16", {"machine": "h200", "layout": "nhwc"}),
     ],
 )
-def test_every_kernel_that_a_plan_names_can_be_requested_by_its_name_and_by_its_tile(problem: str, asked: dict[str, Any]) -> None:
-    asked = {"machine": "zen4", **asked}
-    names = {one.kernel for one in plans(problem, top=1000, **asked)}
+def test_every_kernel_that_a_plan_names_can_be_requested_by_its_name_and_by_its_tile(problem: str, options: dict[str, Any]) -> None:
+    options = {"machine": "zen4", **options}
+    names = {one.kernel for one in plans(problem, top=1000, **options)}
     assert len(names) > 1
     for name in names:
-        named = plan(problem, micro_kernel=name, **asked)
+        named = plan(problem, micro_kernel=name, **options)
         assert named.kernel == name
         tile = [named.tile[field] for field in ("windows", "filters") if field in named.tile]
-        assert not tile or plan(problem, micro_kernel="x".join(map(str, tile)), **asked).cost.cycles <= named.cost.cycles
+        assert not tile or plan(problem, micro_kernel="x".join(map(str, tile)), **options).cost.cycles <= named.cost.cycles
 
 
 @pytest.mark.parametrize("problem", ["conv:ic256ih14oc256kh3ph1", "conv:ic64ih28oc128kh5ph2", "gemm:512x512x512:tn"])

@@ -128,13 +128,13 @@ def test_workspace_and_prepared_bytes_are_what_the_library_asks_for(text: str) -
     problem = parse(text)
     assert isinstance(problem, Conv)
     ffi, lib = runtime.library()
-    asked = ffi.new("int64_t *")
+    nbytes = ffi.new("int64_t *")
     for plan in plans_of(problem):
         structs = runtime.problem_struct(problem), runtime.schedule_struct(plan.schedule, problem)
-        runtime.check(lib.pysim_workspace_bytes(*structs, 1, asked))
-        assert asked[0] == polyphase.workspace_bytes(problem, plan.schedule, "nchw"), called(plan)
-        runtime.check(lib.pysim_prepared_bytes(*structs, asked))
-        assert asked[0] == polyphase.prepare(problem, plan.schedule, "nchw").size_bytes, called(plan)
+        runtime.check(lib.pysim_workspace_bytes(*structs, 1, nbytes))
+        assert nbytes[0] == polyphase.workspace_bytes(problem, plan.schedule, "nchw"), called(plan)
+        runtime.check(lib.pysim_prepared_bytes(*structs, nbytes))
+        assert nbytes[0] == polyphase.prepare(problem, plan.schedule, "nchw").size_bytes, called(plan)
 
 
 def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:

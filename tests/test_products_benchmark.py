@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
 import products
 
 
-def beside(monkeypatch: pytest.MonkeyPatch, other: object) -> object:
+def opened_build(monkeypatch: pytest.MonkeyPatch, other: object) -> object:
     ffi, own = cuda.library()
     monkeypatch.setattr(cuda, "library", lambda: (SimpleNamespace(dlopen=lambda _: other, new=ffi.new, string=ffi.string), own))
     return products.other_build("other.so")
@@ -22,14 +22,14 @@ def beside(monkeypatch: pytest.MonkeyPatch, other: object) -> object:
 
 def test_a_build_of_the_same_rows_is_timed_beside(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = cuda.library()[1]
-    assert beside(monkeypatch, own) is own
+    assert opened_build(monkeypatch, own) is own
 
 
 def test_a_build_without_the_last_row_is_refused(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = cuda.library()[1]
     fewer = SimpleNamespace(pysim_cuda_gemm_count=lambda: own.pysim_cuda_gemm_count() - 1, pysim_cuda_gemm_at=own.pysim_cuda_gemm_at)
     with pytest.raises(SystemExit, match=f"row {own.pysim_cuda_gemm_count() - 1}:"):
-        beside(monkeypatch, fewer)
+        opened_build(monkeypatch, fewer)
 
 
 def test_a_build_whose_rows_stand_in_another_order_is_refused(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,4 +39,4 @@ def test_a_build_whose_rows_stand_in_another_order_is_refused(emulated: None, mo
         pysim_cuda_gemm_at=lambda row, info: own.pysim_cuda_gemm_at({3: 4, 4: 3}.get(row, row), info),
     )
     with pytest.raises(SystemExit, match="row 3:"):
-        beside(monkeypatch, turned)
+        opened_build(monkeypatch, turned)

@@ -79,10 +79,10 @@ def test_what_comes_out_is_the_convolution_of_what_the_prologue_makes(text, by_i
     one.x[1, 2, 0, 1], one.x[2, 0, 3, 3] = np.nan, np.inf
     one.scale[:, :3] = 1  # infinity times zero is none
     assert one.refused() is None
-    begun = one.x * one.scale + one.shift[:, None, None]
-    begun = np.where(begun < 0, np.float32(0), begun) if relu else begun
+    with_prologue = one.x * one.scale + one.shift[:, None, None]
+    with_prologue = np.where(with_prologue < 0, np.float32(0), with_prologue) if relu else with_prologue
     with np.errstate(invalid="ignore"):
-        right = (begun[:, None] * one.filters[None]).sum(2, dtype=np.float64)
+        right = (with_prologue[:, None] * one.filters[None]).sum(2, dtype=np.float64)
     np.testing.assert_array_equal(one.y, right.astype(np.float32))
     assert np.isnan(right).any() and np.isfinite(right[0]).all()
 
@@ -105,11 +105,11 @@ def test_arguments_of_a_prologue_are_looked_at(emulated):
 
 @pytest.mark.parametrize("text", ["mb32ic256ih14oc128kh1", "mb32ic224ih56oc128kh1", "mb1ic64ih56oc128kh1", "mb32ic992ih7oc128kh1"])
 def test_a_plan_with_a_prologue_is_of_a_row_that_takes_it_and_takes_no_less(text):
-    plain, begun = (planner.plan(f"conv:{text}", "h200", accuracy="strict", prologue=prologue) for prologue in (False, True))
-    assert conv_kernel(begun.kernel).prologue
-    assert plain.seconds <= begun.seconds < 2 * plain.seconds
-    same = planner.plan(f"conv:{text}", "h200", name=begun.name)
-    assert same.seconds <= begun.seconds
+    plain, with_prologue = (planner.plan(f"conv:{text}", "h200", accuracy="strict", prologue=prologue) for prologue in (False, True))
+    assert conv_kernel(with_prologue.kernel).prologue
+    assert plain.seconds <= with_prologue.seconds < 2 * plain.seconds
+    same = planner.plan(f"conv:{text}", "h200", name=with_prologue.name)
+    assert same.seconds <= with_prologue.seconds
 
 
 def test_rows_that_take_none_are_rejected_with_that_reason():

@@ -241,7 +241,7 @@ def test_a_run_that_no_search_left_so_does_not_count(monkeypatch: pytest.MonkeyP
     other = os.environ["PYSIM_STORE"] + ".other"
     monkeypatch.setenv("PYSIM_STORE", other)
     without = {"spent": "long"}, {"plan": ""}
-    wrong = [msgspec.structs.replace(kept[0], environment=kept[0].environment | said, run=str(said)) for said in without]
+    wrong = [msgspec.structs.replace(kept[0], environment=kept[0].environment | missing, run=str(missing)) for missing in without]
     short = [msgspec.structs.replace(one, samples=one.samples[: 2 + number % 2], run="short") for number, one in enumerate(kept)]
     with Store() as store:
         store.add_run(wrong + short)
@@ -266,14 +266,14 @@ def test_a_pinned_plan_is_one_that_is_allowed() -> None:
 @native
 def test_an_installed_package_and_a_checkout_name_what_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     known = environment() | {"commit": "0123456789ab", "pysim": "7"}
-    for given, said in ((known, "0123456789ab"), ({key: known[key] for key in known if key != "commit"}, "7")):
+    for given, version in ((known, "0123456789ab"), ({key: known[key] for key in known if key != "commit"}, "7")):
         monkeypatch.setattr(evidence, "environment", lambda given=given: given)
-        assert evidence.question_of(parse(SMALL), host.runnable_any("host"), 1, "nchw").here["pysim"] == said
+        assert evidence.question_of(parse(SMALL), host.runnable_any("host"), 1, "nchw").here["pysim"] == version
 
 
 @native
 def test_without_a_search_the_model_plans_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "legal", lambda *of, **asked: pytest.fail("all plans were made, which takes a second"))
+    monkeypatch.setattr(evidence, "legal", lambda *of, **options: pytest.fail("all plans were made, which takes a second"))
     result = invoke("plan", SMALL, "--pinned")
     assert result.exit_code == 0 and "the model's plan, not a measured one (it was never searched); run pysim search" in result.stderr
 
@@ -364,16 +364,16 @@ def test_a_gpu_is_searched_by_the_same_code(host_device: Any, monkeypatch: pytes
 
 @native
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("search", SMALL, "-m", "zen4"), "zen4 is not known to be this computer"),
         (("search", "conv:mb1"), "conv:mb1"),
         (("plan", SMALL, "-m", "zen4", "--pinned"), "zen4 is not known to be this computer"),
     ],
 )
-def test_what_cannot_be_searched_is_said(words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_searched_is_said(words: tuple[str, ...], message: str) -> None:
     result = invoke(*words)
-    assert result.exit_code in (2, 3) and said in result.stderr and not result.stdout
+    assert result.exit_code in (2, 3) and message in result.stderr and not result.stdout
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "nan", "soon"])

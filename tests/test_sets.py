@@ -190,10 +190,10 @@ def test_a_set_may_be_of_another_batch_and_type():
 
 
 @pytest.mark.parametrize(
-    ("word", "said"), [("resnet50:mb0", "mb0"), ("vgg16:f17", "no type"), ("cutlass:mb3", "gemm:MxNxK"), ("resnet50:", "no batch")]
+    ("word", "message"), [("resnet50:mb0", "mb0"), ("vgg16:f17", "no type"), ("cutlass:mb3", "gemm:MxNxK"), ("resnet50:", "no batch")]
 )
-def test_what_a_set_cannot_be_is_refused(word, said):
-    with pytest.raises(ProblemError, match=said):
+def test_what_a_set_cannot_be_is_refused(word, message):
+    with pytest.raises(ProblemError, match=message):
         resolve([word])
 
 

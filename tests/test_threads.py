@@ -103,14 +103,14 @@ def test_a_plan_says_its_threads_and_what_forking_costs() -> None:
 @pytest.mark.parametrize("text", ["conv:ic256ih14oc1024kh1", "gemm:512x512x512", "conv:ic64ih28oc64kh3ph1"])
 def test_what_lies_along_a_divided_loop_is_each_threads_own_and_the_rest_is_shared(text: str) -> None:
     plan = planner.plan(text, "sapphire-rapids", threads=8, algorithm="gemm" if text.startswith("gemm") else "sconv")
-    told = explain(plan).split("\n\nthreads\n")[1].split("\n\n")[0].splitlines()
+    thread_lines = explain(plan).split("\n\nthreads\n")[1].split("\n\n")[0].splitlines()
     w, s = parse(text), plan.schedule
     assert isinstance(s, Schedule)
     windows, filters = (w.n, w.m) if isinstance(w, Gemm) else (w.windows, w.filters)
     parts = grid(-(-windows // s.windows), -(-filters // s.filters), 8)
     lines = [f"  {count} parts of {what} tiles:" for count, what in zip(parts, ("window", "filter"), strict=True) if count > 1]
-    assert sorted(line.split(":")[0] + ":" for line in told) == sorted(lines)
-    for line in told:
+    assert sorted(line.split(":")[0] + ":" for line in thread_lines) == sorted(lines)
+    for line in thread_lines:
         own, shared = line.split("each has its own ")[1].split("; they share ")
         assert "output" in own and ("filters" in shared if "window tiles" in line else "input" in shared)
         assert "packed" not in shared
@@ -120,7 +120,7 @@ def test_cores_share_capacity_and_bandwidth_of_what_is_shared_alone() -> None:
     total = Number(value=20.0, kind="measured", source="l3")
     levels = tuple(_replace(level, total_read_bytes_per_cycle=total) if level.shared else level for level in ZEN4.levels)
     seen = machine_of_one_core(_replace(ZEN4, levels=levels), 4, 0.25)
-    assert seen.levels[:2] == tuple(_replace(level, forgets=True) for level in ZEN4.levels[:2])  # what other runs left is elsewhere
+    assert seen.levels[:2] == tuple(_replace(level, starts_cold=True) for level in ZEN4.levels[:2])  # what other runs left is elsewhere
     assert seen.levels[2].size_bytes == ZEN4.levels[2].size_bytes // 4 and seen.levels[2].read_bytes_per_cycle.value == 5.0
     assert seen.levels[2].write_bytes_per_cycle == ZEN4.levels[2].write_bytes_per_cycle
     assert machine_of_one_core(ZEN4, 1, 1.0) is ZEN4

@@ -387,13 +387,13 @@ def test_what_no_trace_can_be_made_of_is_refused_by_the_library():
     below = ffi.new("pysim_trace_bases *", [-4096, 4096, 8192, 12288, 0])
     sink = ffi.callback("pysim_trace_sink", lambda *chunk: None)
     product = Gemm(m=1, n=1, k=2)
-    told = runtime.problem_struct(product), runtime.schedule_struct(schedule(PORTABLE["f32"], 2), product)
+    native_structs = runtime.problem_struct(product), runtime.schedule_struct(schedule(PORTABLE["f32"], 2), product)
     for what, status in (
         ("bases", lib.pysim_trace(problem, plan, ffi.NULL, sink, ffi.NULL)),
         ("sink", lib.pysim_im2col_trace(runtime.conv_struct(LAYER), at, ffi.NULL, ffi.NULL)),
         ("base -4096", lib.pysim_trace(problem, plan, below, sink, ffi.NULL)),
         ("schedule is NULL", lib.pysim_trace(problem, ffi.NULL, at, sink, ffi.NULL)),
-        ("a", lib.pysim_trace(*told, ffi.new("pysim_trace_bases *"), sink, ffi.NULL)),
+        ("a", lib.pysim_trace(*native_structs, ffi.new("pysim_trace_bases *"), sink, ffi.NULL)),
         ("state", lib.pysim_simulate(problem, plan, at, ffi.NULL, ffi.NULL)),
     ):
         assert status == lib.PYSIM_BAD_ARGUMENT, what

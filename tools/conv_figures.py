@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
 
 import conv_data  # noqa: E402
-from conv_data import CUDNN, OURS, TORCH, Contender, Line  # noqa: E402
+from conv_data import CUDNN, OURS, TORCH, Candidate, Line  # noqa: E402
 
 from pysim.errors import MachineError, MissingError, PysimError, StoreError  # noqa: E402
 from pysim.machine.gpu import Gpu  # noqa: E402
@@ -54,8 +54,8 @@ def intensity(w: Conv) -> float:
     return w.flops / size / (w.batch * w.channels * w.height * w.width + filters + w.batch * w.filters * w.windows)
 
 
-def kind_of(one: Contender) -> str:
-    """What a contender is drawn as."""
+def kind_of(one: Candidate) -> str:
+    """What a candidate is drawn as."""
     if one.who == TORCH:
         return "PyTorch"
     if one.who == OURS:
@@ -115,7 +115,7 @@ def roofline(lines: list[Line], gpu: Gpu, out: Path) -> None:
     dtype = lines[0].dtype
     points: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
-        best: dict[str, Contender] = {}
+        best: dict[str, Candidate] = {}
         for who in (CUDNN, TORCH, OURS):
             for one in line.of(who).values():
                 best.setdefault(kind_of(one), one)
@@ -194,15 +194,15 @@ def _layer_names(axes: Any, lines: list[Line]) -> None:
 def heat(lines: list[Line], against: str, out: Path) -> None:
     """Draws the ratios of all lines, which are of one type."""
     base, title = base_of(against)
-    names = list(dict.fromkeys(name for line in lines for name, one in line.contenders.items() if one.who != OURS))
-    timed = [name for name in names if any((one := line.contenders.get(name)) and one.seconds for line in lines)]
+    names = list(dict.fromkeys(name for line in lines for name, one in line.candidates.items() if one.who != OURS))
+    timed = [name for name in names if any((one := line.candidates.get(name)) and one.seconds for line in lines)]
     plots = pyplot()
     figure, axes = plots.subplots(figsize=(3.2 + 0.92 * len(timed), 2.5 + 0.27 * len(lines)), layout="constrained")
     colours, scale = plots.get_cmap("RdBu"), plots.Normalize(-FACTOR, FACTOR)
     for row, line in enumerate(lines):
         mine = base(line)
         for column, name in enumerate(timed):
-            one = line.contenders.get(name)
+            one = line.candidates.get(name)
             ratio = one.seconds / mine.seconds if one and mine and one.seconds and mine.seconds else None
             shade = colours(scale(math.log2(ratio))) if ratio else "white"
             box = {"facecolor": shade, "edgecolor": "white" if ratio else "0.75", "hatch": None if ratio else "////"}
@@ -226,14 +226,14 @@ def heat(lines: list[Line], against: str, out: Path) -> None:
 
 
 def short_name(name: str) -> str:
-    """A contender's name in lines that fit over a column."""
+    """A candidate's name in lines that fit over a column."""
     return name.replace("IMPLICIT_PRECOMP_GEMM", "IMPLICIT_ PRECOMP_ GEMM").replace("_GEMM", "_ GEMM").replace("_ _", "_").replace(
         "NONFUSED", " NONFUSED"
     ).replace("FFT_TILING", "FFT_ TILING").replace(" ", "\n")  # fmt: skip
 
 
-def base_of(against: str) -> tuple[Callable[[Line], Contender | None], str]:
-    """(which contender of a line the others are divided by, its name)."""
+def base_of(against: str) -> tuple[Callable[[Line], Candidate | None], str]:
+    """(which candidate of a line the others are divided by, its name)."""
     if against == "planned":
         return conv_data.planned, "what pysim planned"
     titles = {OURS: "pysim's fastest", CUDNN: "cuDNN's fastest", TORCH: "PyTorch's fastest"}
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--against", help="heat: divide by this; without it pysim where the data have it, else cudnn")
     options = parser.parse_args()
     lines = [line for line in conv_data.lines_of(options.data) if (line.set, line.dtype) == (options.name, options.dtype)]
-    lines = [line for line in lines if any(one.seconds for one in line.contenders.values())]
+    lines = [line for line in lines if any(one.seconds for one in line.candidates.values())]
     if not lines:
         raise StoreError(f"nothing of {options.name} in {options.dtype} was timed in {', '.join(map(str, options.data))}")
     if options.picture == "roofline":

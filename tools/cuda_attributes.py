@@ -154,8 +154,8 @@ def main() -> None:
     kernels = before | {name: msgspec.to_builtins(one) for name, one in found.items()}
     kept = {key: value for key, value in old.items() if key.startswith("efficiencies")}
     sources = {"source": gemm_kernels(), "source of convolutions": conv_kernels()}
-    told = {key: source if any(row.name in found for row in rows) else old.get(key, "") for key, rows in sources.items()}
-    document = {"schema": 1, "command": "tools/cuda_attributes.py", **told, **kept}
+    documented = {key: source if any(row.name in found for row in rows) else old.get(key, "") for key, rows in sources.items()}
+    document = {"schema": 1, "command": "tools/cuda_attributes.py", **documented, **kept}
     target.write_text(json.dumps(document | {"kernels": kernels}, indent=1) + "\n")
     stacks = sum(one["local_bytes"] > 0 for one in kernels.values())
     print(f"{target.name}: {len(found)} kernels found, {len(kernels)} in all, {stacks} of them with a stack in local memory")

@@ -12,7 +12,7 @@ machine's [model] table, its L2 and memory rates, and each kernel's efficiency. 
     --families        fixes rates, latencies and the sharing of L2: the fit of the convolutions depends on them
     --machine-alone   fixes the kernels' efficiencies: machines of one compute capability share them
     --own-alone       frees only the efficiencies of these files' kernels and the constants of their families; --write does not support it
-    --kin             names another machine of the same chip, and its files: both are fitted with the same free parameters, except the
+    --same-chip       names another machine of the same chip, and its files: both are fitted with the same free parameters, except the
                       memory rate and the size of L2, which each machine keeps
 
 Launches of kernels that CHANGED since they were measured are ignored.
@@ -279,11 +279,11 @@ def heuristics(cases: list[Case], gpu: str) -> dict[str, Any] | None:
         except MissingError as error:
             missing.add(str(error))
             continue
-        told = np.array([i for i, seconds in enumerate(estimates) if seconds])
-        if len(told) < 3:
+        estimated = np.array([i for i, seconds in enumerate(estimates) if seconds])
+        if len(estimated) < 3:
             continue
-        part = case._replace(table=case.table.select(told), seconds=case.seconds[told])
-        seconds = np.array([estimates[i] for i in told])
+        part = case._replace(table=case.table.select(estimated), seconds=case.seconds[estimated])
+        seconds = np.array([estimates[i] for i in estimated])
         errors.append(np.abs(np.log(seconds / part.seconds)))
         each.append(judged(part, seconds))
     print(*sorted(missing), sep="\n", file=sys.stderr)
@@ -342,30 +342,32 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("-m", "--machine", default="h200")
     parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--no-fit", action="store_true", help="report on the constants as they are")
-    parser.add_argument("--write", action="store_true", help="into the machine's file and the attributes' file")
+    parser.add_argument("--no-fit", action="store_true", help="report only, with the present constants")
+    parser.add_argument("--write", action="store_true", help="store the constants in the machine file, attributes in the registry")
     return parser
 
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--families", action="store_true", help="leave rates, latencies and shares of L2 as they are")
-    parser.add_argument("--machine-alone", action="store_true", help="leave kernels' efficiencies as they are")
-    parser.add_argument("--own-alone", action="store_true", help="leave all but families and kernels of these files as it is")
-    parser.add_argument("--other-half", action="store_true", help="fit on the half of the problems that is else reported on")
-    parser.add_argument("--report", type=Path, nargs="+", default=[], help="fit on all of the other files, and report on these")
-    parser.add_argument("--dtype", default="", help="of this type alone")
-    parser.add_argument("--kin", nargs="+", default=[], metavar=("MACHINE", "FILE"), help="another machine of the chip, fitted along")
+    parser.add_argument("--families", action="store_true", help="fix the rates, latencies and shares of L2")
+    parser.add_argument("--machine-alone", action="store_true", help="fix the kernels' efficiencies")
+    parser.add_argument("--own-alone", action="store_true", help="free only the kernels and families of these files")
+    parser.add_argument("--other-half", action="store_true", help="exchange the two halves: fit one, report on the other")
+    parser.add_argument("--report", type=Path, nargs="+", default=[], help="files to report on; all problems of FILES are then fitted")
+    parser.add_argument("--dtype", default="", help="only problems of this element type")
+    parser.add_argument(
+        "--same-chip", nargs="+", default=[], metavar=("MACHINE", "FILE"), help="another machine of the chip, and its files"
+    )
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
     assert isinstance(gpu, Gpu)
     cases = of_type(cases, options.dtype)
-    kin = [load_any(name) for name in options.kin[:1]]
-    files_of_kin = [Path(name) for name in options.kin[1:]]
-    of_kin = of_type(read(files_of_kin)[0], options.dtype)
+    others = [load_any(name) for name in options.same_chip[:1]]
+    more_files = [Path(name) for name in options.same_chip[1:]]
+    of_others = of_type(read(more_files)[0], options.dtype)
     for name, one in gemm_attributes(gpu.capability_number).items():  # the fit starts from the previous efficiencies
-        told = attributes.get(name, one)
-        attributes[name] = msgspec.structs.replace(told, efficiency=one.efficiency)
+        measured = attributes.get(name, one)
+        attributes[name] = msgspec.structs.replace(measured, efficiency=one.efficiency)
     halves = {
         name: [case for case in cases if half_of(case.problem) == half]
         for name, half in (("fitted on", int(options.other_half)), ("reported on", int(not options.other_half)))
@@ -377,12 +379,12 @@ def main() -> None:
     if not options.no_fit:
         moved = Moved(STARTS, (), not options.machine_alone) if options.families else Moved(CONSTANTS, RATES, not options.machine_alone)
         moved = Moved((), (), True) if options.own_alone else moved
-        own = [case for case in of_kin if options.report or half_of(case.problem) == int(options.other_half)]
-        (gpu, *kin), known, _ = fit([Measured(gpu, halves["fitted on"]), *(Measured(one, own) for one in kin)], attributes, moved)
+        own = [case for case in of_others if options.report or half_of(case.problem) == int(options.other_half)]
+        (gpu, *others), known, _ = fit([Measured(gpu, halves["fitted on"]), *(Measured(one, own) for one in others)], attributes, moved)
     found = {name: report(some, gpu, known) for name, some in halves.items()}
-    for one in kin:
+    for one in others:
         found[f"{one.name}, reported on"] = report(
-            [case for case in of_kin if half_of(case.problem) != int(options.other_half)], one, known
+            [case for case in of_others if half_of(case.problem) != int(options.other_half)], one, known
         )
     for dtype in sorted({case.problem.dtype for case in cases}):
         for half, some in halves.items():
@@ -401,8 +403,9 @@ def main() -> None:
         options.out.write_text(json.dumps({"schema": 1, "constants": constants, "efficiencies": efficiencies, "sets": found}, indent=1))
     if options.write:
         flags = [f"--{name.replace('_', '-')}" for name in ("families", "machine_alone", "other_half") if getattr(options, name)]
-        command, files = " ".join(["tools/fit_gpu.py", *flags, *(f"--kin {one.name}" for one in kin)]), [*options.files, *files_of_kin]
-        for one in (gpu, *kin):
+        command = " ".join(["tools/fit_gpu.py", *flags, *(f"--same-chip {one.name}" for one in others)])
+        files = [*options.files, *more_files]
+        for one in (gpu, *others):
             write(one, {} if options.machine_alone or one is not gpu else known, files, command)
 
 

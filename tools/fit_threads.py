@@ -98,11 +98,11 @@ def main() -> None:
         )
         own = with_shares(machine, known)
         for threads in sorted({one.threads for one in rows}):
-            told = []
+            error_texts = []
             for of in sorted({one.of for one in rows}):
                 found = errors([one for one in rows if (one.of, one.threads) == (of, threads)], own, hertz)
-                told.append(f"{of} {np.median(found):.1%}, {np.quantile(found, 0.9):.1%}")
-            print(f"  {threads:>2} threads: {'; '.join(told)}")
+                error_texts.append(f"{of} {np.median(found):.1%}, {np.quantile(found, 0.9):.1%}")
+            print(f"  {threads:>2} threads: {'; '.join(error_texts)}")
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def main() -> None:
         for (file, of, threads), some in groups(rows).items():
             median, most = errors(some)
             worst = max(some, key=lambda row: abs(row.error))
-            told = f"worst {worst.predicted / worst.measured:.2f}x: {worst.problem}"
+            tail = f"worst {worst.predicted / worst.measured:.2f}x: {worst.problem}"
             print(
-                f"{file:<32} {of:<12} {threads:>2} threads {len(some):>3} plans  median {median:5.1%}  90th percentile {most:5.1%}  {told}"
+                f"{file:<32} {of:<12} {threads:>2} threads {len(some):>3} plans  median {median:5.1%}  90th percentile {most:5.1%}  {tail}"
             )
 
 

@@ -47,12 +47,12 @@ def speed(one: dict[str, Any], level: str = "") -> float:
 
 def summary() -> str:
     """Geometric means of the bars, and the networks that PyTorch runs faster."""
-    told, slower = [], []
+    means, slower = [], []
     for label, (file, _) in PRECISIONS.items():
         _, rows = networks(file, BATCHES)
-        told.append(f"{label} {geometric_mean(map(speed, rows)):.2f}x ({len(rows)} networks)")
+        means.append(f"{label} {geometric_mean(map(speed, rows)):.2f}x ({len(rows)} networks)")
         slower += [f"{one['model']} ({label}, {speed(one):.2f}x)" for one in rows if speed(one) < 1]
-    return f"Geometric means: {', '.join(told)}. PyTorch is faster on {', '.join(slower) or 'none'}.\n"
+    return f"Geometric means: {', '.join(means)}. PyTorch is faster on {', '.join(slower) or 'none'}.\n"
 
 
 def draw(out: Path) -> None:

@@ -96,10 +96,10 @@ def teams() -> Iterator[Sample]:
 
 
 def convolutions() -> Iterator[Sample]:
-    """All of pysim's contenders on an H200."""
+    """All of pysim's candidates on an H200."""
     for path in sorted(DATA.glob("conv-h200*.jsonl")):
         for one in (one for one in lines(path.name) if one["kind"] == "problem"):
-            for it in one["contenders"].values():
+            for it in one["candidates"].values():
                 if it["who"] == "pysim" and it.get("seconds") and it.get("predicted_seconds"):
                     yield Sample("H200", True, it["algorithm"], one["dtype"], one["problem"], it["predicted_seconds"], it["seconds"])
 

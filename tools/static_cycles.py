@@ -116,9 +116,9 @@ def words(build: Build, addresses: Sequence[int]) -> list[str]:
 
 def cycles(lines: Sequence[str], times: int) -> float:
     """Cycles of one of `times` repetitions."""
-    told = run("llvm-mca", *LLVM, f"-iterations={times}", "--instruction-info=0", "--resource-pressure=0", "-", stdin="\n".join(lines))
-    found = re.search(r"^Total Cycles:\s+(\d+)$", told, re.MULTILINE)
-    assert found, told
+    report = run("llvm-mca", *LLVM, f"-iterations={times}", "--instruction-info=0", "--resource-pressure=0", "-", stdin="\n".join(lines))
+    found = re.search(r"^Total Cycles:\s+(\d+)$", report, re.MULTILINE)
+    assert found, report
     return int(found[1]) / times
 
 

@@ -95,8 +95,8 @@ def main() -> None:
                 found.append([errors(of, a, b) for of in (multiply_adds(a, b), by_thirds(a, b, False), by_thirds(a, b, True))])
             base, *ways = np.mean(found, axis=0)
             pairs = zip(("thirds", "remnant"), (way / base for way in ways), strict=True)
-            told = "   ".join(f"{name} {' / '.join(f'{x:.2f}' for x in over)}" for name, over in pairs)
-            print(f"{fill:<7} k {k:>4}   {told}", flush=True)
+            columns = "   ".join(f"{name} {' / '.join(f'{x:.2f}' for x in over)}" for name, over in pairs)
+            print(f"{fill:<7} k {k:>4}   {columns}", flush=True)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def conv_figures(names: list[str]) -> str:
     mec = [line for line in lines if (line.set, line.dtype) == ("im2win", "f32")]
     rows += ["", "| im2win on cv1 to cv12 | measured, times the first | predicted |", "| --- | --: | --: |"]
     for row in ABLATION:
-        pairs = [(line.contenders[f"pysim {row}"], line.contenders[f"pysim {ABLATION[0]}"]) for line in mec]
+        pairs = [(line.candidates[f"pysim {row}"], line.candidates[f"pysim {ABLATION[0]}"]) for line in mec]
         measured = geometric_mean(one.seconds / whole.seconds for one, whole in pairs)
         predicted = geometric_mean(one.predicted_seconds / whole.predicted_seconds for one, whole in pairs)
         rows.append(f"| `{row}` | {measured:.2f} | {predicted:.2f} |")
@@ -360,8 +360,8 @@ if __name__ == "__main__":
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())
     output = (DATA / "search-zen5.txt").read_text()
-    asked = "@benchmarks/search_layers.txt --budget 12"
-    put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {asked}\n{output}```\n\n{search_summary('search-zen5.json')}")
+    arguments = "@benchmarks/search_layers.txt --budget 12"
+    put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {arguments}\n{output}```\n\n{search_summary('search-zen5.json')}")
     put(ROOT / "docs" / "search.md", "search calibrated", search_summary("search-zen5-calibrated.json"))
     put(ROOT / "docs" / "search.md", "search server", search_summary("search-xeon-server.json"))
     put(ROOT / "docs" / "search.md", "search gpu", gpu_search_text())

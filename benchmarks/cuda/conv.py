@@ -31,7 +31,7 @@ from typing import Any
 import conv_data
 import msgspec
 import numpy as np
-from conv_data import CUDNN, OURS, TORCH, Contender, Header, Line
+from conv_data import CUDNN, OURS, TORCH, Candidate, Header, Line
 
 from pysim import planner
 from pysim.algorithms.contract import DIRECT_SUM
@@ -103,7 +103,7 @@ class Operands:
         return "" if judged.passed else judged.reason, judged.error
 
 
-# Contenders
+# Candidates
 
 
 class Field:
@@ -111,10 +111,10 @@ class Field:
 
     def __init__(self) -> None:
         self.calls: dict[str, Callable[[], object]] = {}
-        self.known: dict[str, Contender] = {}
+        self.known: dict[str, Candidate] = {}
         self.kept: list[object] = []  # keeps alive the memory that the calls use
 
-    def enter(self, name: str, known: Contender, make: Callable[[], tuple[Callable[[], object], dict[str, Any]]]) -> None:
+    def enter(self, name: str, known: Candidate, make: Callable[[], tuple[Callable[[], object], dict[str, Any]]]) -> None:
         """Adds a candidate, which `make` prepares, checks and describes. If that fails in any way, the reason is recorded."""
         try:
             call, facts = make()
@@ -166,15 +166,15 @@ class Field:
 def add_cudnn(field: Field, operands: Operands, layout: str) -> None:
     """Adds every algorithm of cuDNN."""
     for algorithm in cudnn.ALGORITHMS:
-        _add(field, operands, Contender(who=CUDNN, algorithm=algorithm, layout=layout), cudnn)
+        _add(field, operands, Candidate(who=CUDNN, algorithm=algorithm, layout=layout), cudnn)
 
 
 def add_torch(field: Field, operands: Operands, layout: str) -> None:
     """Adds PyTorch."""
-    _add(field, operands, Contender(who=TORCH, layout=layout), torch)
+    _add(field, operands, Candidate(who=TORCH, layout=layout), torch)
 
 
-def _add(field: Field, operands: Operands, known: Contender, library: Any) -> None:
+def _add(field: Field, operands: Operands, known: Candidate, library: Any) -> None:
     def made() -> tuple[Callable[[], object], dict[str, Any]]:
         ready = library.make(operands.workload, operands.given(known.layout), known.algorithm)
         wrong, error = operands.check(ready, known.layout)
@@ -188,7 +188,7 @@ def add_pysim(field: Field, w: Conv, dtype: str, layout: str, rows: list[str], t
 
     With "all": the best predicted schedule of each row, and the `top` best predicted schedules of all rows, numbered by rank.
     """
-    nobody = Contender(who=OURS, layout=layout)
+    nobody = Candidate(who=OURS, layout=layout)
     try:
         problem = msgspec.structs.replace(w, dtype=dtype)
         plans = planner.plans(problem, gpu, top=EVERY, layout=layout)
@@ -201,9 +201,9 @@ def add_pysim(field: Field, w: Conv, dtype: str, layout: str, rows: list[str], t
     for plan in plans:
         best.setdefault(plan.kernel, plan)
     known = {row.name: row for row in conv_kernels()}
-    asked = [name for name, row in known.items() if row.dtype == dtype and (rows == ["all"] or name in rows)]
-    wanted: dict[str, Any] = {name: best.get(name) for name in asked}
-    for name in asked:
+    requested = [name for name, row in known.items() if row.dtype == dtype and (rows == ["all"] or name in rows)]
+    wanted: dict[str, Any] = {name: best.get(name) for name in requested}
+    for name in requested:
         if known[name].ablation:
             schedule = GpuSchedule(name, "data_parallel", 1, False, 8 if known[name].block_k else 1)
             with suppress(PlanError):  # raised if it does not support this problem
@@ -270,7 +270,7 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
         problem=conv_data.text_of(w, dtype),
         dtype=dtype,
         planned=next(iter(chosen), ""),
-        contenders=field.known,
+        candidates=field.known,
     )
 
 
@@ -324,7 +324,7 @@ def run(options: argparse.Namespace) -> None:
                     return
                 line = measure_safely(name, layer, dtype, options, gpu)
                 conv_data.write(options.out, line)
-                print(told(line), flush=True)
+                print(progress(line), flush=True)
                 release()
                 cuda.synchronize()  # if a candidate broke the device, the run ends here, after its line is written
 
@@ -334,19 +334,19 @@ def measure_safely(name: str, layer: Layer, dtype: str, options: argparse.Namesp
     try:
         return measure(name, layer, dtype, options, gpu)
     except (PysimError, MemoryError) as error:
-        reason = Contender(who=OURS, refused=f"the problem cannot be set up: {reason_of(error)}")
-        return Line(set=name, label=layer.label, problem=conv_data.text_of(layer.workload, dtype), dtype=dtype, contenders={OURS: reason})
+        reason = Candidate(who=OURS, refused=f"the problem cannot be set up: {reason_of(error)}")
+        return Line(set=name, label=layer.label, problem=conv_data.text_of(layer.workload, dtype), dtype=dtype, candidates={OURS: reason})
 
 
-def told(line: Line) -> str:
+def progress(line: Line) -> str:
     """One line of text for a problem: the best of each library."""
     words = [f"{line.label or line.problem:<16} {line.dtype:<5}"]
     for who in (OURS, CUDNN, TORCH):
         if timed := line.of(who):
             name, one = next(iter(timed.items()))
             words.append(f"{name} {(one.seconds or 0) * 1e6:.1f} us {line.tflops(one):.1f} TFLOP/s")
-    failed = [f"{name}: WRONG {one.wrong}" for name, one in line.contenders.items() if one.wrong]
-    refused = sum(bool(one.refused) for one in line.contenders.values())
+    failed = [f"{name}: WRONG {one.wrong}" for name, one in line.candidates.items() if one.wrong]
+    refused = sum(bool(one.refused) for one in line.candidates.values())
     return "  ".join([*words, *failed, f"{refused} refused"])
 
 
@@ -372,7 +372,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", default=["all"], help='"planned", "all" (the default), or kernels by name')
     parser.add_argument("--top", type=int, default=10, help="of the best predicted schedules, beside the best of each row")
     parser.add_argument("--only", default="", help="problems whose label or text contains this")
-    parser.add_argument("--samples", type=int, default=20, help="of each contender")
+    parser.add_argument("--samples", type=int, default=20, help="of each candidate")
     parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other problem is begun")
     parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
     parser.add_argument("--summary", nargs="+", type=Path, metavar="FILE", help="print the figures of data files")

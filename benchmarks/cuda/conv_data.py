@@ -43,7 +43,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="h
     note: str = ""
 
 
-class Contender(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Measurements of one candidate, or why there are none: `refused` (it did not run) or `wrong` (its result was).
 
     `who`: pysim, cudnn or torch. `algorithm`: cuDNN's, or the family of pysim's kernel; `form` distinguishes the family's rows. `seconds`:
@@ -76,7 +76,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pro
     problem: str
     dtype: str
     planned: str = ""
-    contenders: dict[str, Contender]
+    candidates: dict[str, Candidate]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -89,19 +89,19 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="pro
         assert isinstance(found, Conv)
         return found
 
-    def of(self, who: str, keep: Callable[[Contender], bool] = lambda _: True) -> dict[str, Contender]:
+    def of(self, who: str, keep: Callable[[Candidate], bool] = lambda _: True) -> dict[str, Candidate]:
         """The timed candidates of one library for which keep() is true, fastest first."""
-        timed = {name: one for name, one in self.contenders.items() if one.who == who and one.seconds is not None and keep(one)}
+        timed = {name: one for name, one in self.candidates.items() if one.who == who and one.seconds is not None and keep(one)}
         return dict(sorted(timed.items(), key=lambda item: item[1].seconds or 0.0))
 
-    def best(self, who: str, keep: Callable[[Contender], bool] = lambda _: True) -> Contender | None:
+    def best(self, who: str, keep: Callable[[Candidate], bool] = lambda _: True) -> Candidate | None:
         """The fastest of `of`."""
         return next(iter(self.of(who, keep).values()), None)
 
-    def tflops(self, contender: Contender) -> float:
+    def tflops(self, candidate: Candidate) -> float:
         """Operations of the direct method, 2 N K P Q C R S, per second / 1e12, also for transforms, which do fewer."""
-        assert contender.seconds
-        return self.workload.flops / contender.seconds / 1e12
+        assert candidate.seconds
+        return self.workload.flops / candidate.seconds / 1e12
 
 
 Record = Header | Line
@@ -179,9 +179,9 @@ def lines_of(paths: Iterable[Path]) -> list[Line]:
         for record in read(path):
             if isinstance(record, Line):
                 earlier = merged.get(record.key)
-                contenders = (earlier.contenders if earlier else {}) | record.contenders
+                candidates = (earlier.candidates if earlier else {}) | record.candidates
                 planned = record.planned or (earlier.planned if earlier else "")
-                merged[record.key] = msgspec.structs.replace(record, contenders=contenders, planned=planned)
+                merged[record.key] = msgspec.structs.replace(record, candidates=candidates, planned=planned)
     return list(merged.values())
 
 
@@ -203,7 +203,7 @@ class Ratios(NamedTuple):
         return min(self.values)
 
 
-Side = Callable[[Line], Contender | None]
+Side = Callable[[Line], Candidate | None]
 
 
 def ratios(lines: Iterable[Line], ours: Side, theirs: Side) -> Ratios:
@@ -216,13 +216,13 @@ def ratios(lines: Iterable[Line], ours: Side, theirs: Side) -> Ratios:
     return found
 
 
-def _free(one: Contender) -> bool:
+def _free(one: Candidate) -> bool:
     return one.workspace_bytes is not None and one.workspace_bytes < NO_WORKSPACE
 
 
-def planned(line: Line) -> Contender | None:
+def planned(line: Line) -> Candidate | None:
     """The candidate that pysim's planner chose, if it was timed."""
-    one = line.contenders.get(line.planned)
+    one = line.candidates.get(line.planned)
     return one if one and one.seconds else None
 
 
@@ -277,22 +277,22 @@ def figures(lines: Iterable[Line]) -> list[Figure]:
     def some(name: str, dtype: str) -> list[Line]:
         return [line for line in lines if (line.set, line.dtype) == (name, dtype)]
 
-    def im2win(line: Line) -> Contender | None:
+    def im2win(line: Line) -> Candidate | None:
         return line.best(OURS, lambda one: one.algorithm == "im2win")
 
-    def winograd(line: Line) -> Contender | None:
+    def winograd(line: Line) -> Candidate | None:
         return line.best(OURS, lambda one: one.algorithm == "winograd" and one.form != "staged")
 
-    def alone(line: Line) -> Contender | None:
+    def alone(line: Line) -> Candidate | None:
         return line.best(OURS, lambda one: one.algorithm == "winograd" and one.form != "staged" and one.workspace_bytes == 0)
 
-    def any_winograd(line: Line) -> Contender | None:
+    def any_winograd(line: Line) -> Candidate | None:
         return line.best(OURS, lambda one: one.algorithm == "winograd")
 
-    def cudnn(keep: Callable[[Contender], bool] = lambda _: True) -> Side:
+    def cudnn(keep: Callable[[Candidate], bool] = lambda _: True) -> Side:
         return lambda line: line.best(CUDNN, keep)
 
-    def torch(line: Line) -> Contender | None:
+    def torch(line: Line) -> Candidate | None:
         return line.best(TORCH)
 
     mec, layers, resnet = some("im2win", "f32"), some("opencnn", "f32"), some("resnet50", "f32")
@@ -382,7 +382,7 @@ def summary(paths: Iterable[Path]) -> str:
             out += ["", f"{family} f32, seconds over those of the family's fastest form on the layer, geometric mean", ""]
             out += [f"  {form:<34} {one.mean:8.2f}  {len(one.values)} layers" for form, one in found.items()]
     for line in lines:
-        out += [f"wrong: {line.label} {line.dtype} {name}: {one.wrong}" for name, one in line.contenders.items() if one.wrong]
+        out += [f"wrong: {line.label} {line.dtype} {name}: {one.wrong}" for name, one in line.candidates.items() if one.wrong]
     return "\n".join(out).rstrip() + "\n"
 
 

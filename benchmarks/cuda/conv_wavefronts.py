@@ -116,15 +116,15 @@ def main() -> None:
     runs = [r for row in rows for r in runs_of(row)]
     if options.launch:
         return launch(runs)
-    version, found, said = counted([__file__, "--launch", "--only", options.only], KERNELS)
-    ran = [int(number) for number in re.findall(rf"^{RAN}(\d+)$", said, re.MULTILINE)]
+    version, found, messages = counted([__file__, "--launch", "--only", options.only], KERNELS)
+    ran = [int(number) for number in re.findall(rf"^{RAN}(\d+)$", messages, re.MULTILINE)]
     if len(ran) > len(found):
-        sys.exit(f"ncu counted {len(found)} launches of {len(ran)}:\n{said[-6000:]}")
+        sys.exit(f"ncu counted {len(found)} launches of {len(ran)}:\n{messages[-6000:]}")
     entries, missing = compared(runs, dict(zip(ran, found, strict=False)))  # ncu may also count the launch that failed last
     if options.output:
         write(options.output, version, entries)
     if missing:
-        print("".join(line for line in said.splitlines(True) if not line.startswith(RAN)), *missing, "", sep="\n")
+        print("".join(line for line in messages.splitlines(True) if not line.startswith(RAN)), *missing, "", sep="\n")
     for entry in entries:
         if not entry["equal"]:
             print(entry)

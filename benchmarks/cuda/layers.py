@@ -23,7 +23,7 @@ from typing import Any
 import conv
 import conv_data
 import msgspec
-from conv_data import OURS, TORCH, Contender, Line
+from conv_data import OURS, TORCH, Candidate, Line
 
 from pysim import planner
 from pysim.calibration import host
@@ -105,7 +105,7 @@ def add_plans(field: conv.Field, operands: Operands, layout: Layout, options: ar
         kernel = " ".join(words)
         row = next(row for row in conv.conv_kernels() if row.name == plan.kernel)
         levels = tuple(plan_of.get(kernel, ()))
-        known = Contender(who=OURS, algorithm=row.algorithm, form=row.variant, layout=layout, plan_of=levels)
+        known = Candidate(who=OURS, algorithm=row.algorithm, form=row.variant, layout=layout, plan_of=levels)
 
         def made(plan: Plan = plan) -> tuple[Callable[[], object], dict[str, Any]]:
             launch = cuda.Launch(operands.workload, plan.schedule, result=operands.result, layout=layout).on(
@@ -139,10 +139,10 @@ def measure(name: str, layer: Layer, dtype: str, options: argparse.Namespace, gp
             wrong, error = operands.check(ready, layout)
             return ready.call, {"wrong": wrong, "error": conv.finite(error), "workspace_bytes": ready.workspace_bytes}
 
-        field.enter(conv.named(TORCH, "", layout), Contender(who=TORCH, layout=layout), made)
+        field.enter(conv.named(TORCH, "", layout), Candidate(who=TORCH, layout=layout), made)
     field.time(options.samples)
     problem = conv_data.text_of(w, dtype)
-    return Line(set=name, label=layer.label, problem=problem, dtype=dtype, planned=chosen[0], contenders=field.known)
+    return Line(set=name, label=layer.label, problem=problem, dtype=dtype, planned=chosen[0], candidates=field.known)
 
 
 def at_batch(layer: Layer, batch: int) -> Layer:

@@ -163,13 +163,13 @@ def main() -> None:
             out.write(json.dumps(row) + "\n")
             out.flush()
             held = row["memory_bytes"]
-            told = "  ".join(
+            result_text = "  ".join(
                 f"{who} {one['host_us']:.0f} us {one['ms']:.3f} ms" + (f" {held[who]['peak'] / 2**20:.0f} MiB" if who in held else "")
                 for who, one in row["calls"].items()
             )
             errors = " ".join(f"{error:.1e}" for error in row["errors"].values())
             layers = f"{row['native']} of {row['layers']} layers, {row['python_us']:.0f} us of Python"
-            print(f"{text:<18} {layers}  {told}  errors {errors}", flush=True)
+            print(f"{text:<18} {layers}  {result_text}  errors {errors}", flush=True)
             torch.cuda.empty_cache()
 
 

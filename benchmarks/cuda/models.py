@@ -204,8 +204,8 @@ def main() -> None:
             errors = "  ".join(f"{label} {value:.1e} {row['mean_errors'][label]:.1e}" for label, value in row["errors"].items())
             ours = sum(one["runs"] == "pysim" for one in row["decisions"])
             memory = row["peak_bytes"]["pysim"] / row["peak_bytes"]["pytorch"]
-            told = f"{ours}/{len(row['decisions'])} layers; errors {errors}; memory {memory:.2f}x"
-            print(f"{name:<16} {batch:>3}  {row['ratio']:.2f}x  {times}  {told}; graph equal {row['graph_equals_call']}", flush=True)
+            summary = f"{ours}/{len(row['decisions'])} layers; errors {errors}; memory {memory:.2f}x"
+            print(f"{name:<16} {batch:>3}  {row['ratio']:.2f}x  {times}  {summary}; graph equal {row['graph_equals_call']}", flush=True)
             torch.cuda.empty_cache()
 
 

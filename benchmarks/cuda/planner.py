@@ -90,7 +90,7 @@ class Operands:
                    for j in range(0, w.n, CHUNK))  # fmt: skip
 
 
-class Contender:
+class Timed:
     """A launch and its measurements."""
 
     def __init__(self, launch: Bound, row: list) -> None:
@@ -134,7 +134,7 @@ def measure(w: Gemm, operands: Operands, gpu, workspace: DeviceArray, deadline: 
         except PysimError as error:
             wrong.append([*row, str(error)])
             continue
-        found.append(Contender(launch, row))
+        found.append(Timed(launch, row))
         found[-1].sample(1)
     cublas = peer(w, operands)
     best = min((one.least for one in found), default=0.0)
@@ -212,10 +212,10 @@ def main() -> None:
         for w in some:
             remaining = options.seconds - (time.monotonic() - started)
             share, left = work(w) / left * remaining, left - work(w)
-            begun = time.monotonic()
-            document["problems"].append(measure(w, operands, gpu, workspace, begun + 2.5 * share))
+            started_at = time.monotonic()
+            document["problems"].append(measure(w, operands, gpu, workspace, started_at + 2.5 * share))
             options.out.write_text(json.dumps(document))
-            tell(document["problems"][-1], time.monotonic() - begun)
+            tell(document["problems"][-1], time.monotonic() - started_at)
         del operands
     print(f"{len(document['problems'])} problems in {time.monotonic() - started:.0f} s")
 

@@ -68,7 +68,7 @@ def timed(calls: dict[str, Call]) -> dict[str, float]:
 @torch.no_grad()
 def measure(w: Conv, multiplied: bool) -> dict[str, Any]:
     on = host.gpu_here()
-    plain, begun = (planner.plan(w, on, accuracy="strict", prologue=prologue) for prologue in (False, True))
+    plain, fused = (planner.plan(w, on, accuracy="strict", prologue=prologue) for prologue in (False, True))
 
     def numbers(*shape: int) -> Any:
         return torch.rand(*shape, device="cuda") + 0.5
@@ -87,7 +87,7 @@ def measure(w: Conv, multiplied: bool) -> dict[str, Any]:
             return x * factor
         return torch.relu_(torch.batch_norm(x, gamma, beta, mean, var, False, 0.0, 1e-5, True))
 
-    one, other = GpuLaunch(begun, None), GpuLaunch(plain, None)
+    one, other = GpuLaunch(fused, None), GpuLaunch(plain, None)
     calls: dict[str, Call] = {
         "prologue": lambda: one(x, f, None, None, prologue=prologue),
         "row alone": lambda: one(x, f, None, None),
@@ -104,7 +104,7 @@ def measure(w: Conv, multiplied: bool) -> dict[str, Any]:
     exact = conv2d(d, f.double())
     errors = [float((calls[name]().double() - exact).abs().max() / exact.abs().max()) for name in ("prologue", "operators and convolution")]
     row = {"problem": w.text, "first": "product" if multiplied else "norm, relu", "microseconds": timed(calls), "errors": errors}
-    return row | {"plans": [begun.name, plain.name], "predicted": [round(1e6 * (one.seconds or 0), 2) for one in (begun, plain)]}
+    return row | {"plans": [fused.name, plain.name], "predicted": [round(1e6 * (one.seconds or 0), 2) for one in (fused, plain)]}
 
 
 def main() -> None:
@@ -122,9 +122,9 @@ def main() -> None:
                     out.write(json.dumps(row) + "\n")
                     out.flush()
                     times = "  ".join(f"{name} {value:.1f}" for name, value in row["microseconds"].items())
-                    told = "  ".join(f"{one:.1f}" for one in row["predicted"])
+                    predictions = "  ".join(f"{one:.1f}" for one in row["predicted"])
                     print(
-                        f"{row['problem']:<28} {times}  predicted {told}  errors " + " ".join(f"{one:.1e}" for one in row["errors"]),
+                        f"{row['problem']:<28} {times}  predicted {predictions}  errors " + " ".join(f"{one:.1e}" for one in row["errors"]),
                         flush=True,
                     )
 

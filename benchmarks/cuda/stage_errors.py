@@ -30,7 +30,7 @@ def stages(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def told(y: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
+def errors_of(y: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
     error = y.double() - exact
     signed = float((error * exact).sum() / (exact * exact).sum())
     rest = float((error - signed * exact).norm() / exact.norm())
@@ -50,7 +50,7 @@ def main() -> None:
             exact = part.double()(x.double())
             part.float()
             rows = {"pytorch": part(x)} | {level: pysim.torch.optimize(part, level)(x) for level in options.accuracy.split(",")}
-            lines.append({"stage": name} | {who: told(y, exact) for who, y in rows.items()})
+            lines.append({"stage": name} | {who: errors_of(y, exact) for who, y in rows.items()})
             print(json.dumps(lines[-1]), flush=True)
     options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -141,9 +141,9 @@ def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access
                 yield Access(operand, False, False, 8 if k_last or not pairs else _CHUNK, address, everyone)
         return
     # 16 rows (columns) x 32 bytes of k, or, with a transposing load, 16 of k x 16 rows
-    upper, beside = lane // 8 % 2, lane // 16
+    upper, column_half = lane // 8 % 2, lane // 16
     if operand == "B":
-        upper, beside = beside, upper
+        upper, column_half = column_half, upper
     element, pitch = _BYTES[kernel.dtype], pitch_of(kernel, operand, k_last)
     if element == 4 and not k_last:
         for down, right in ((0, 0), (1, 0), (0, 1), (1, 1)):
@@ -151,9 +151,9 @@ def fragments(kernel: GemmKernel, operand: str, k_last: bool) -> Iterator[Access
             yield Access(operand, False, False, element, address, everyone)
         return
     if k_last:
-        address = (base + lane % 8 + 8 * upper) * pitch + beside * _CHUNK
+        address = (base + lane % 8 + 8 * upper) * pitch + column_half * _CHUNK
     else:
-        address = (lane % 8 + 8 * beside) * pitch + (base + 8 * upper) * element
+        address = (lane % 8 + 8 * column_half) * pitch + (base + 8 * upper) * element
     yield Access(operand, False, False, _CHUNK, address, everyone)
 
 

@@ -100,10 +100,10 @@ def counted(command: list[str], kernels: str = PRODUCTS) -> tuple[str, list[Coun
     ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "none"]
     ncu += ["--kernel-name-base", "function", "--kernel-name", kernels, "--metrics", ",".join(COUNTERS)]
     done = subprocess.run([*ncu, sys.executable, *command], capture_output=True, text=True)
-    said = "".join(line for line in (done.stdout + done.stderr).splitlines(True) if not line.startswith('"'))
+    messages = "".join(line for line in (done.stdout + done.stderr).splitlines(True) if not line.startswith('"'))
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     if len(lines) < 3:
-        sys.exit(f"ncu failed ({done.returncode}):\n{said[-6000:]}")
+        sys.exit(f"ncu failed ({done.returncode}):\n{messages[-6000:]}")
     found = []
     for row in list(csv.DictReader(lines))[1:]:  # the first row has the units
         value = {name: round(float(row[name].replace(",", ""))) for name in COUNTERS}
@@ -112,7 +112,7 @@ def counted(command: list[str], kernels: str = PRODUCTS) -> tuple[str, list[Coun
             "passed": {kind: value[f"{HARDWARE}{endings[0]}.sum"] for kind, endings in KINDS.items()},
         })  # fmt: skip
     version = subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout.split("Version ")[-1].split()[0]
-    return version, found, said
+    return version, found, messages
 
 
 def compared(runs: list[Run], seen: list[Counts]) -> list[dict[str, Any]]:
@@ -167,9 +167,9 @@ def main() -> None:
     runs = [r for kernel in gemm_kernels() if re.search(options.only, kernel.name) for r in runs_of(kernel)]
     if options.launch:
         return launch(runs)
-    version, seen, said = counted([__file__, "--launch", "--only", options.only])
+    version, seen, messages = counted([__file__, "--launch", "--only", options.only])
     if len(seen) != len(runs):
-        sys.exit(f"ncu counted {len(seen)} launches of {len(runs)}:\n{said[-6000:]}")
+        sys.exit(f"ncu counted {len(seen)} launches of {len(runs)}:\n{messages[-6000:]}")
     entries = compared(runs, seen)
     if options.output:
         write(options.output, version, entries)

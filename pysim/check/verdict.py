@@ -42,8 +42,8 @@ class Verdict(NamedTuple):
 
 def judge(t: Trial, bound: Bound, exact: Array, random: Callable[[], Array], everywhere: Everywhere = lambda: None) -> Verdict:
     """The verdict on both fills. The random one is computed only if the exact one is correct."""
-    found = on_exact(t, bound, exact)
-    return on_random(t, bound, random(), everywhere) if found.passed else found
+    verdict = on_exact(t, bound, exact)
+    return on_random(t, bound, random(), everywhere) if verdict.passed else verdict
 
 
 def on_exact(t: Trial, bound: Bound, got: Array) -> Verdict:
@@ -53,9 +53,9 @@ def on_exact(t: Trial, bound: Bound, got: Array) -> Verdict:
         return Verdict("failed", math.nan, f"exact fill: the result has shape {got.shape}, right is {expected}")
     for rows in _chunks(expected):
         want = t.want.rows(rows)
-        found = compare(got[rows], want, of_rms(bound, want))
-        if not found.passed:
-            return found._replace(error=math.nan, reason=f"exact fill: {found.reason}{_counted(rows)}")
+        verdict = compare(got[rows], want, of_rms(bound, want))
+        if not verdict.passed:
+            return verdict._replace(error=math.nan, reason=f"exact fill: {verdict.reason}{_counted(rows)}")
     return Verdict("passed", math.nan)
 
 
@@ -67,20 +67,20 @@ def on_random(t: Trial, bound: Bound, got: Array, everywhere: Everywhere = lambd
     if bad := sum(int(np.count_nonzero(~np.isfinite(got[rows]))) for rows in _chunks(expected)):
         return Verdict("failed", math.nan, f"random fill: {bad} of {got.size} elements are NaN, infinite or were never written")
     taken = where.of(got)
-    found = compare(taken, where.want, allowed(bound, t.sums, where.want, where.scale))
+    verdict = compare(taken, where.want, allowed(bound, t.sums, where.want, where.scale))
     off, tiny = np.abs(taken.astype(np.float64) - where.want), np.finfo(np.float64).tiny
     error = float(np.max(off / np.maximum(where.scale, tiny)))
     over_rms = float(off.max() / max(math.sqrt(float(np.mean(where.want**2))), tiny))
-    reason = found.reason
-    if found.passed and (known_everywhere := everywhere()):
+    reason = verdict.reason
+    if verdict.passed and (known_everywhere := everywhere()):
         want, scale = known_everywhere
         for rows in _chunks(expected):
             known, size = want[rows].astype(np.float64), scale[rows].astype(np.float64)
-            found = compare(got[rows], known, allowed(bound, t.sums, known, size, stored=2))
-            if not found.passed:
-                reason = found.reason + _counted(rows)
+            verdict = compare(got[rows], known, allowed(bound, t.sums, known, size, stored=2))
+            if not verdict.passed:
+                reason = verdict.reason + _counted(rows)
                 break
-    return Verdict(found.status, error, reason and f"random fill: {reason}", over_rms)
+    return Verdict(verdict.status, error, reason and f"random fill: {reason}", over_rms)
 
 
 def compare(got: Array, want: Array, off: Array | float = 0.0) -> Verdict:

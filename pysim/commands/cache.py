@@ -195,11 +195,11 @@ def _footprints(case: Case, on: "Machine") -> list[str]:
 
 def _levels(case: Case, on: "Machine") -> dict[str, dict[str, Any]]:
     """Per cache: predicted and simulated misses and write-backs; simulated misses by operand and by phase."""
-    found: dict[str, dict[str, Any]] = {}
+    levels_json: dict[str, dict[str, Any]] = {}
     for place, level in enumerate(on.levels):
         supplier = case.cost.levels[on.levels[place + 1].name if place + 1 < len(on.levels) else "memory"]
         predicted, misses = supplier["lines"] - supplier["writeback_lines"], case.counted[level.name].misses
-        found[level.name] = {
+        levels_json[level.name] = {
             "analytic_lines": predicted,
             "simulated_misses": misses,
             "difference_percent": 100 * (predicted - misses) / misses if misses else 0.0 if predicted < 0.5 else None,
@@ -208,7 +208,7 @@ def _levels(case: Case, on: "Machine") -> dict[str, dict[str, Any]]:
             "operands": {name: _misses(case, level.name, name) for name in PARTS},
             "phases": {name: case.counted.by(level.name, phase=name).misses for name in PHASES},
         }
-    return found
+    return levels_json
 
 
 def _misses(case: Case, level: str, operand: str) -> int:

@@ -51,21 +51,21 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
     Example
       pysim doctor
     """
-    found = {group: list(checks()) for group, checks in GROUPS.items()}
-    works = all(check.status == "ok" for check in found["pysim"] if check.name in ("packages", "native library", "kernels"))
+    groups = {group: list(checks()) for group, checks in GROUPS.items()}
+    works = all(check.status == "ok" for check in groups["pysim"] if check.name in ("packages", "native library", "kernels"))
     if as_json:
-        checks = [{"group": group, **check._asdict()} for group, checks in found.items() for check in checks]
+        checks = [{"group": group, **check._asdict()} for group, checks in groups.items() for check in checks]
         document(works=works, checks=checks)
     else:
-        _put(found)
+        _put(groups)
         put("")
         put("pysim compare resnet50 works here" if works else "pysim compare does not work here yet: see the missing items under pysim")
     ctx.exit(0 if works else MissingError.exit_code)
 
 
-def _put(found: dict[str, list[Check]]) -> None:
-    width = max(len(check.name) for checks in found.values() for check in checks)
-    for number, (group, checks) in enumerate(found.items()):
+def _put(groups: dict[str, list[Check]]) -> None:
+    width = max(len(check.name) for checks in groups.values() for check in checks)
+    for number, (group, checks) in enumerate(groups.items()):
         if number:
             put("")
         put((group, "bold"))
@@ -285,7 +285,7 @@ def _emulation(cpu: "Cpu") -> Iterator[Check]:
 
 
 def _tool(name: str, commands: tuple[str, ...], use: str, fix: str) -> Check:
-    path = next((found for command in commands if (found := shutil.which(command))), None)
+    path = next((groups for command in commands if (groups := shutil.which(command))), None)
     if path is None:
         return Check(name, "missing", f"no {' or '.join(commands)} on PATH; it {use}", fix)
     return Check(name, "ok", f"{path}: {_answer([path, '--version'])}; it {use}")

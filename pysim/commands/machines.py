@@ -109,9 +109,9 @@ def _list(as_json: bool) -> None:
     from pysim.machine.gpu import Gpu
     from pysim.machine.load import load_any, names
 
-    found = [load_any(name) for name in names()]
+    shipped = [load_any(name) for name in names()]
     if as_json:
-        document(machines=found)
+        document(machines=shipped)
         return
     cpus: list[Column[Machine]] = [
         Column("cpu", lambda cpu: (cpu.name, "bold"), left=True),
@@ -131,9 +131,9 @@ def _list(as_json: bool) -> None:
         Column("memory", lambda gpu: f"{gpu.memory_bytes_per_second.value / 1e12:.2f} TB/s"),
         Column("assumed", _assumed),
     ]
-    put_table(cpus, [machine for machine in found if isinstance(machine, Machine)])
+    put_table(cpus, [machine for machine in shipped if isinstance(machine, Machine)])
     put("")
-    put_table(gpus, [machine for machine in found if isinstance(machine, Gpu)])
+    put_table(gpus, [machine for machine in shipped if isinstance(machine, Gpu)])
     put("")
     put("host is this computer: pysim machines detect. assumed: numbers that were neither measured nor published, of all")
 

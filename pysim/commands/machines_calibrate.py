@@ -88,34 +88,34 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
     say(f"{machine.description}: preparing and checking plans, then measuring for {budget:g} s")
     lab = HostLab(machine)
     with progress() as show, pinned():
-        found = calibrate(machine, lab, budget, show)
+        result = calibrate(machine, lab, budget, show)
         show("")
-    made = calibrated(machine, found, output.stem if output else "host")
+    made = calibrated(machine, result, output.stem if output else "host")
     if output is not None:
         save(made, output, force)
     else:
         host.keep(made)
     if as_json:
-        document(calibrations=[found])
+        document(calibrations=[result])
         return
-    _report_cpu(machine, found)
+    _report_cpu(machine, result)
     put(f"plans with -m {output or 'host'} use these numbers from now on")
 
 
-def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
+def _report_cpu(machine: "Machine", result: "cpu_calibrate.Calibration") -> None:
     """Writes each number beside its old value, the prediction errors before and after, and what is doubtful."""
     from pysim.machine.quantity import Count, facts
 
     before = dict(facts(machine))
     last = machine.levels[-1]
     before[f"levels.{last.name}.ways"] = Count(value=last.ways, kind=last.kind, source=last.source)
-    put((found.machine, "bold"), f": {found.description}; {found.rounds} rounds in {found.seconds:.0f} s")
+    put((result.machine, "bold"), f": {result.description}; {result.rounds} rounds in {result.seconds:.0f} s")
     put("")
-    _put_estimates("number", before, found.numbers | found.fitted)
-    for path, why in found.rejected.items():
+    _put_estimates("number", before, result.numbers | result.fitted)
+    for path, why in result.rejected.items():
         put((f"{path} is unchanged: {why}", "yellow"))
     put("")
-    fit = found.fit
+    fit = result.fit
     columns: list[Column[cpu_fit.Shape]] = [
         Column("micro-kernel", lambda one: one.kernel, left=True),
         Column("plans", lambda one: str(one.plans)),
@@ -128,25 +128,25 @@ def _report_cpu(machine: "Machine", found: "cpu_calibrate.Calibration") -> None:
     put_lines(wrapped(f"prediction error of {plural(fit.plans, 'plan')}: {text}", ""))
     if fit.rejected:
         put(f"{plural(fit.rejected, 'plan')} left out: their rounds disagree")
-    put(f"other processes used {found.others:.2f} CPUs during the calibration (median of the rounds)")
-    if found.shared > MIN_REPORTED_SHARE:
-        put((f"another virtual machine shared this core during {found.shared:.0%} of the measurements, which are left out", "yellow"))
-    doubts = len(found.doubts) + len(found.rejected)
+    put(f"other processes used {result.others:.2f} CPUs during the calibration (median of the rounds)")
+    if result.shared > MIN_REPORTED_SHARE:
+        put((f"another virtual machine shared this core during {result.shared:.0%} of the measurements, which are left out", "yellow"))
+    doubts = len(result.doubts) + len(result.rejected)
     if doubts:
         put((f"{plural(doubts, 'number')} doubtful: calibrate again when the machine is quieter, or with a larger --budget", "yellow"))
 
 
-def _put_estimates(title: str, before: "Mapping[str, Any]", found: "Mapping[str, Estimate]") -> None:
+def _put_estimates(title: str, before: "Mapping[str, Any]", result: "Mapping[str, Estimate]") -> None:
     """Writes each number by its path: old value, new value, and whether that is certain."""
     columns: list[Column[str]] = [
         Column(title, str, left=True),
         Column("was", lambda path: quantity(before[path].value) if path in before else "-"),
         Column("kind", lambda path: kind_cell(before[path].kind) if path in before else "", left=True),
-        Column("is", lambda path: quantity(found[path].value)),
-        Column("+-", lambda path: quantity(found[path].error)),
-        Column("", lambda path: "" if found[path].sure else (f"doubtful: {found[path].doubt}", "yellow"), left=True),
+        Column("is", lambda path: quantity(result[path].value)),
+        Column("+-", lambda path: quantity(result[path].error)),
+        Column("", lambda path: "" if result[path].sure else (f"doubtful: {result[path].doubt}", "yellow"), left=True),
     ]
-    put_table(columns, found)
+    put_table(columns, result)
 
 
 def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_json: bool) -> None:
@@ -158,8 +158,8 @@ def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_
 
     host.runnable_any(machine)
     device = cuda.devices()[0]
-    found = cuda_probe.calibrate(machine, device, cuda_probe.DeviceProbes())
-    probed = cuda_probe.merged(machine, found, output.stem if output else None)
+    result = cuda_probe.calibrate(machine, device, cuda_probe.DeviceProbes())
+    probed = cuda_probe.merged(machine, result, output.stem if output else None)
     say(f"{machine.description}: measuring matrix products for {budget:g} s")
     with progress() as show:
         products = gpu_calibrate.calibrate(probed, gpu_lab.DeviceLab(machine), budget, show)
@@ -167,22 +167,22 @@ def _of_gpu(machine: "Gpu", budget: float, output: Path | None, force: bool, as_
     if output is not None:
         save(gpu_calibrate.with_constants(probed, products, device.name, machine.name), output, force)
     if as_json:
-        document(calibrations=[msgspec.to_builtins(found) | {"products": products}])
+        document(calibrations=[msgspec.to_builtins(result) | {"products": products}])
     else:
-        _report_gpu(found)
+        _report_gpu(result)
         _report_products(machine, products)
 
 
-def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
+def _report_products(machine: "Gpu", result: "gpu_calibrate.GpuFit") -> None:
     """Writes each constant beside its old value, and the prediction errors before and after."""
     from pysim.machine.quantity import facts
 
     put("")
-    _put_estimates("constant", dict(facts(machine)), found.constants)
+    _put_estimates("constant", dict(facts(machine)), result.constants)
     put("")
-    text = f"{plural(found.problems, 'product')}, {found.launches:,} launches in {found.seconds:.0f} s"
+    text = f"{plural(result.problems, 'product')}, {result.launches:,} launches in {result.seconds:.0f} s"
     put(f"{text}; prediction error, and regret of the model's choice:")
-    quality = {"before": found.before, "now": found.after, "now, on products held out of the fit": found.left_out}
+    quality = {"before": result.before, "now": result.after, "now, on products held out of the fit": result.left_out}
     columns: list[Column[str]] = [
         Column("", str, left=True),
         Column("median", lambda when: f"{quality[when].median_error:.1%}"),
@@ -193,12 +193,12 @@ def _report_products(machine: "Gpu", found: "gpu_calibrate.GpuFit") -> None:
     put_table(columns, quality)
 
 
-def _report_gpu(found: "cuda_probe.Calibration") -> None:
+def _report_gpu(result: "cuda_probe.Calibration") -> None:
     """Writes the cycles of each instruction and access pattern, then the rates beside those of the machine file."""
     from pysim.calibration.cuda_probe import MAX_WARPS
 
-    device = found.device
-    put((found.machine, "bold"), f": {device.name}, driver {device.driver}, CUDA {device.runtime}; medians of {found.samples} launches")
+    device = result.device
+    put((result.machine, "bold"), f": {device.name}, driver {device.driver}, CUDA {device.runtime}; medians of {result.samples} launches")
     put("")
     columns: list[Column[cuda_probe.SharedRow]] = [
         Column("instruction", lambda row: row.instruction, left=True),
@@ -211,14 +211,14 @@ def _report_gpu(found: "cuda_probe.Calibration") -> None:
         Column("over predicted", lambda row: (f"{row.ratio:.2f} !", "yellow") if row.differs else f"{row.ratio:.2f}  "),
         Column("latency", lambda row: "-" if row.latency_cycles is None else f"{row.latency_cycles.median:.1f}"),
     ]
-    put_table(columns, found.shared)
+    put_table(columns, result.shared)
     put("")
-    differ, of = sum(row.differs for row in found.shared), len(found.shared)
+    differ, of = sum(row.differs for row in result.shared), len(result.shared)
     put("1 warp, more warps, latency: cycles per instruction; predicted: one wavefront per cycle")
-    put(f"{differ} of {of} differ from the prediction by more than {found.tolerance:.0%} (!)")
-    if found.unsaturated:
-        put((f"in {found.unsaturated} of {of}, half as many warps were slower: shared memory may not have been saturated", "yellow"))
-    put(f"a wavefront takes {found.load_cycles:.3f} cycles for loads, {found.store_cycles:.3f} for stores (medians)")
+    put(f"{differ} of {of} differ from the prediction by more than {result.tolerance:.0%} (!)")
+    if result.unsaturated:
+        put((f"in {result.unsaturated} of {of}, half as many warps were slower: shared memory may not have been saturated", "yellow"))
+    put(f"a wavefront takes {result.load_cycles:.3f} cycles for loads, {result.store_cycles:.3f} for stores (medians)")
     put("")
     rates: list[Column[cuda_probe.Rate]] = [
         Column("number", lambda rate: rate.path, left=True),
@@ -227,4 +227,4 @@ def _report_gpu(found: "cuda_probe.Calibration") -> None:
         Column("measured", lambda rate: quantity(rate.measured.median)),
         Column("by --output", lambda rate: f"kept: {rate.kept}" if rate.kept else "replaced", left=True),
     ]
-    put_table(rates, found.rates)
+    put_table(rates, result.rates)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pysim.record.plan import Plan
     from pysim.tuning.evidence import Pinned
 
-    Found = list[tuple[Layer, list[Plan]]]
+    Ranked = list[tuple[Layer, list[Plan]]]
     Columns = list[Column[tuple[int, Plan]]]  # a row: (rank or number of occurrences, plan)
 
 SHORT = {"input_stationary": "IS", "weight_stationary": "WS"}
@@ -105,30 +105,30 @@ def plan(
 
     layers, on = layers_of(problems, every), (host.runnable_any if pinned else host.any_machine)(machine_name)
     options["micro_kernel"] = micro_kernel
-    found: Found
+    planned: Ranked
     evidence: list[Pinned | None] = []
     if pinned:
-        found, evidence = _pinned(layers, on, options)
+        planned, evidence = _pinned(layers, on, options)
     elif threads > 1:
         refuse_on_gpu(on, threads=True)
-        found = _plans(layers, on, None, model, options | {"threads": threads})
+        planned = _plans(layers, on, None, model, options | {"threads": threads})
     else:
-        found = _plans(layers, on, top, model, options)
+        planned = _plans(layers, on, top, model, options)
     if as_json:
-        named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in found for item in ranked]
+        named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in planned for item in ranked]
         document(plans=[one | {"pinned": about} for one, about in zip(named, evidence, strict=True)] if pinned else named)
     elif explain:
         from pysim.explain.text import explain as explained
 
-        put_lines("\n\n\n".join(explained(item) for _, ranked in found for item in ranked))
+        put_lines("\n\n\n".join(explained(item) for _, ranked in planned for item in ranked))
     elif top:
-        _put_ranked(found)
+        _put_ranked(planned)
     elif model == "csa":
-        _put_csa(found)
+        _put_csa(planned)
     else:
-        _put_plans(found)
+        _put_plans(planned)
     if not as_json:
-        _put_evidence(found, evidence)
+        _put_evidence(planned, evidence)
 
 
 def _check_usage(top: int | None, explain: bool, model: str, pinned: bool, threads: int, as_json: bool) -> None:
@@ -142,7 +142,7 @@ def _check_usage(top: int | None, explain: bool, model: str, pinned: bool, threa
         raise click.UsageError("--pinned shows one measured plan; --top and --model csa rank plans by the model")
 
 
-def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, options: dict[str, Any]) -> "Found":
+def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, options: dict[str, Any]) -> "Ranked":
     from pysim import planner
 
     if top:
@@ -150,21 +150,21 @@ def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: A
     return [(layer, [planner.plan(layer.workload, on, model, **options)]) for layer in layers]
 
 
-def _pinned(layers: "list[Layer]", on: "Machine | Gpu", options: dict[str, Any]) -> "tuple[Found, list[Pinned | None]]":
+def _pinned(layers: "list[Layer]", on: "Machine | Gpu", options: dict[str, Any]) -> "tuple[Ranked, list[Pinned | None]]":
     """The best measured plan of each layer with its measurements; where there is none, the model's plan, with the reason on stderr."""
     from pysim.measure.store import Store
     from pysim.tuning.evidence import pinned
 
     with Store() as store:
-        found = [pinned(store, layer.workload, on, options) for layer in layers]
-    for why in (why for _, _, why in found if why):
+        planned = [pinned(store, layer.workload, on, options) for layer in layers]
+    for why in (why for _, _, why in planned if why):
         say(why)
-    return [(layer, [item]) for layer, (item, _, _) in zip(layers, found, strict=True)], [about for _, about, _ in found]
+    return [(layer, [item]) for layer, (item, _, _) in zip(layers, planned, strict=True)], [about for _, about, _ in planned]
 
 
-def _put_evidence(found: "Found", evidence: "list[Pinned | None]") -> None:
+def _put_evidence(planned: "Ranked", evidence: "list[Pinned | None]") -> None:
     """When and where each pinned plan was measured, and its time."""
-    for (layer, _), about in zip(found, evidence, strict=False):
+    for (layer, _), about in zip(planned, evidence, strict=False):
         if about:
             times = f"{seconds(about.measured_seconds)}, {about.over_incumbent:.3f} of the time of the model's choice"
             of = f"the best of {plural(about.plans_measured, 'plan')}, {plural(about.samples, 'sample')}, last {about.time}"
@@ -202,47 +202,47 @@ COLUMNS: "Columns" = [
 WORKSPACE: "Column[tuple[int, Plan]]" = Column("workspace", lambda row: size(row[1].workspace_bytes))
 
 
-def _put_plans(found: "Found") -> None:
+def _put_plans(planned: "Ranked") -> None:
     """One row per layer, then the predicted time of all layers."""
     columns: Columns = [
         *COLUMNS,
-        *[WORKSPACE] * _on_gpu(found),
+        *[WORKSPACE] * _on_gpu(planned),
         Column("x", lambda row: str(row[0])),
         Column("problem", lambda row: row[1].problem, left=True),
     ]
-    put_table(columns, [(layer.count, item) for layer, (item,) in found])
-    _put_notes(found)
-    if len(found) > 1:
-        total = sum(layer.count * _seconds(item) for layer, (item,) in found)
-        layers = sum(layer.count for layer, _ in found)
+    put_table(columns, [(layer.count, item) for layer, (item,) in planned])
+    _put_notes(planned)
+    if len(planned) > 1:
+        total = sum(layer.count * _seconds(item) for layer, (item,) in planned)
+        layers = sum(layer.count for layer, _ in planned)
         put(f"predicted for {plural(layers, 'layer')}: {seconds(total)}")
 
 
-def _put_ranked(found: "Found") -> None:
+def _put_ranked(planned: "Ranked") -> None:
     """The best plans of each problem, with each plan's time over the best time."""
-    for layer, ranked in found:
-        if layer is not found[0][0]:
+    for layer, ranked in planned:
+        if layer is not planned[0][0]:
             put("")
         put((layer.workload.text, "bold"))
         columns: Columns = [
             Column("#", lambda row: str(row[0])),
             _over(_seconds(ranked[0])),
             *COLUMNS,
-            WORKSPACE if _on_gpu(found) else Column("pack", lambda row: getattr(row[1].schedule, "pack", ""), left=True),
+            WORKSPACE if _on_gpu(planned) else Column("pack", lambda row: getattr(row[1].schedule, "pack", ""), left=True),
         ]
         put_table(columns, enumerate(ranked, start=1))
-    _put_notes(found)
+    _put_notes(planned)
 
 
 def _over(best: float) -> "Column[tuple[int, Plan]]":
     return Column("over best", lambda row: f"{_seconds(row[1]) / best:.3f}")
 
 
-def _on_gpu(found: "Found") -> bool:
-    return "group" in found[0][1][0].tile
+def _on_gpu(planned: "Ranked") -> bool:
+    return "group" in planned[0][1][0].tile
 
 
-def _put_csa(found: "Found") -> None:
+def _put_csa(planned: "Ranked") -> None:
     """The paper's integers: the cost of both schedules in latency cycles."""
     columns: Columns = [
         *map(_csa_cost, STATIONARY),
@@ -252,8 +252,8 @@ def _put_csa(found: "Found") -> None:
         Column("x", lambda row: str(row[0])),
         Column("problem", lambda row: row[1].problem, left=True),
     ]
-    put_table(columns, [(layer.count, item) for layer, (item,) in found])
-    _put_notes(found)
+    put_table(columns, [(layer.count, item) for layer, (item,) in planned])
+    _put_notes(planned)
 
 
 def _csa_cost(kind: str) -> "Column[tuple[int, Plan]]":
@@ -266,17 +266,17 @@ def _csa_cost(kind: str) -> "Column[tuple[int, Plan]]":
     return Column(f"{SHORT[kind]} cost", cell)
 
 
-def _put_notes(found: "Found") -> None:
+def _put_notes(planned: "Ranked") -> None:
     """The legend, whether plans can be run at all, and the assumed numbers."""
     from pysim.machine.gpu import Gpu
 
     put("")
-    put(LEGEND_GPU if _on_gpu(found) else LEGEND)
-    if found[0][1][0].seconds is not None:
+    put(LEGEND_GPU if _on_gpu(planned) else LEGEND)
+    if planned[0][1][0].seconds is not None:
         put("max error: largest error over the result's root mean square, stated by the algorithm")
-    on = found[0][1][0].on
+    on = planned[0][1][0].on
     if isinstance(on, Gpu) and on.planning_only:
         put(f"planning only: {on.planning_only}")
-    assumed = dict.fromkeys(path for _, ranked in found for item in ranked for path in item.assumed)
+    assumed = dict.fromkeys(path for _, ranked in planned for item in ranked for path in item.assumed)
     if assumed:
-        put(f"assumed numbers of {found[0][1][0].machine}: {', '.join(assumed)}")
+        put(f"assumed numbers of {planned[0][1][0].machine}: {', '.join(assumed)}")

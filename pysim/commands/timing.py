@@ -59,16 +59,16 @@ def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", **options: Any) 
 
     if options.get("name") and options.get("algorithm"):
         raise click.UsageError("--plan NAME contains the algorithm; give --plan or --algorithm")
-    found: list[Planned] = []
+    planned: list[Planned] = []
     for layer in layers:
         try:
-            found.append((layer, planner.plan(layer.workload, on, **options)))
+            planned.append((layer, planner.plan(layer.workload, on, **options)))
         except PlanError as error:
-            found.append((layer, error))
-    errors = [plan for _, plan in found if isinstance(plan, PlanError)]
-    if len(errors) == len(found):
+            planned.append((layer, error))
+    errors = [plan for _, plan in planned if isinstance(plan, PlanError)]
+    if len(errors) == len(planned):
         raise errors[0]
-    return found
+    return planned
 
 
 def measured(
@@ -89,10 +89,12 @@ def measured(
     return comparisons()
 
 
-def report(planned: "list[Planned]", found: "Iterable[Comparison]", columns: "Columns", as_json: bool, **more: Any) -> "list[Comparison]":
+def report(
+    planned: "list[Planned]", comparisons: "Iterable[Comparison]", columns: "Columns", as_json: bool, **more: Any
+) -> "list[Comparison]":
     """Shows every result, row by row as it comes or as one document with the fields `more`, and returns all."""
     done: list[Comparison] = []
-    results = iter(found)
+    results = iter(comparisons)
     if not as_json:
         put_header(columns)
     with progress() as show:
@@ -177,20 +179,20 @@ def _predicted(against: "Callable[[Comparison], float | None]") -> "Columns":
 
 def put_prediction(summary: Mapping[str, Any]) -> None:
     """Writes the median and 90th percentile of |log(predicted / measured)|, and the layers with large errors."""
-    if found := summary.get("prediction"):
-        _put_errors(found, "measured", "measured_seconds")
+    if errors := summary.get("prediction"):
+        _put_errors(errors, "measured", "measured_seconds")
 
 
 def put_static_prediction(summary: Mapping[str, Any]) -> None:
     """The same against static+simulated times."""
-    if found := summary.get("static_prediction"):
-        _put_errors(found, found["kind"], "static_seconds")
+    if errors := summary.get("static_prediction"):
+        _put_errors(errors, errors["kind"], "static_seconds")
         put("static+simulated: in-core cycles of the machine file and exactly simulated caches; nothing is measured")
 
 
-def _put_errors(found: Mapping[str, Any], against: str, key: str) -> None:
-    put(f"prediction error |log(predicted/{against})|: median {found['median_error']:.1%}, 90th percentile {found['p90_error']:.1%}")
-    for result in found["large_errors"]:
+def _put_errors(errors: Mapping[str, Any], against: str, key: str) -> None:
+    put(f"prediction error |log(predicted/{against})|: median {errors['median_error']:.1%}, 90th percentile {errors['p90_error']:.1%}")
+    for result in errors["large_errors"]:
         pair = f"{seconds(result['predicted_seconds'])} predicted, {seconds(result[key])} {against}"
         put((f"    above 40 %: {pair}, bound by {result['bound_by']}: {result['problem']}", "yellow"))
 

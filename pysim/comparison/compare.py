@@ -186,8 +186,8 @@ def _timed(
             kept += copies
     clock = bench.clock()
     certain = 0.0 if clock.asynchronous else CERTAIN  # a device slows down while it is busy
-    asked: dict[str, Any] = {"min_seconds": how.min_seconds, "budget_seconds": how.budget_seconds, "certain": certain}
-    timed = interleave(calls, clock, state=how.state, speedometer=speedometer, **asked)
+    limits: dict[str, Any] = {"min_seconds": how.min_seconds, "budget_seconds": how.budget_seconds, "certain": certain}
+    timed = interleave(calls, clock, state=how.state, speedometer=speedometer, **limits)
     for label, error in timed.failed.items():
         del field.ready[label]
         field.missing[label] = f"failed when timed: {reason_of(error)}"
@@ -226,11 +226,11 @@ def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any
 def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[str, str]) -> None:
     """Stores one measurement per candidate under one run id, with the core's speed in the environment."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
-    lying = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
+    layout = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
     speed = timed.speed.as_environment() if timed.speed else {}
     for name, values in timed.samples.items():
         own = {"kernel": plan.kernel, "schedule": schedule} if name == OURS else {"kernel": name, "schedule": ""}
-        here = environment() | {"threads": str(how.threads if name == OURS else 1)} | lying | speed
-        found = here | ({"version": versions[name]} if name in versions else {})
+        here = environment() | {"threads": str(how.threads if name == OURS else 1)} | layout | speed
+        details = here | ({"version": versions[name]} if name in versions else {})
         what = {"problem": plan.problem, "machine": plan.machine, "time": time, "run": run} | own
-        store.add(Measurement(samples=tuple(values.tolist()), environment=found, state=how.state, **what))
+        store.add(Measurement(samples=tuple(values.tolist()), environment=details, state=how.state, **what))

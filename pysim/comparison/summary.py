@@ -79,9 +79,9 @@ def _against(name: str, timed: Sequence[Comparison]) -> dict[str, Any]:
 
 def _prediction(timed: Sequence[Comparison]) -> dict[str, Any]:
     """Errors |log(predicted / measured)|, the layers where they are large, and the rank correlation over plans of a problem."""
-    found = _errors(timed, "measured_seconds")
+    errors_summary = _errors(timed, "measured_seconds")
     taus = [tau for tau in map(_tau, _by_problem(timed)) if tau is not None]
-    return found | ({"kendall_tau": float(np.mean(taus))} if taus else {})
+    return errors_summary | ({"kendall_tau": float(np.mean(taus))} if taus else {})
 
 
 def _static_prediction(static: Sequence[Comparison]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One cache level; latency and bandwidth are those of a hit here as the core sees it (L2: a line from L2 into L1).
 
     `kind` and `source` are those of the geometry. `shared`: several cores use this level, `cores` of them (default: all); the totals are
-    what they get together. `forgets`, never in a file: the data of the previous run are in other cores' caches.
+    what they get together. `starts_cold`: the previous run's data are in other cores' caches; set for plans of several
+    threads, never in a file.
     """
 
     name: Text
@@ -27,7 +28,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: Kind
     source: Text
     shared: bool = False
-    forgets: bool = False
+    starts_cold: bool = False
     cores: Positive | None = None
     policy: Policy = "lru"
     latency_cycles: Number

@@ -212,8 +212,8 @@ def _check_cpu(machine: Machine, where: str) -> None:
         at = f"{where}: levels.{level.name}"
         if level.line_bytes & (level.line_bytes - 1):
             raise MachineError(f"{at}: line_bytes is {level.line_bytes}; it should be a power of two")
-        if level.forgets:
-            raise MachineError(f"{at}: forgets is of what several threads see, and of no file; leave it out")
+        if level.starts_cold:
+            raise MachineError(f"{at}: starts_cold is computed for plans of several threads; leave it out of the file")
         if level.cores is not None and not (level.shared and level.cores <= machine.cores):
             right = f"at most the machine's {machine.cores} that share it, and shared = true"
             raise MachineError(f"{at}: cores is {level.cores}, shared is {str(level.shared).lower()}; right is {right}")

@@ -55,7 +55,7 @@ def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
 
 def _ordered(table: Any) -> list[tuple[str, Any]]:
     """A table's items as tomlkit has them, values before tables: TOML cannot return to a table once another begins."""
-    made = [(key, _item(value)) for key, value in items(table) if value not in (None, ()) and key != "forgets"]  # only in a core's view
+    made = [(key, _item(value)) for key, value in items(table) if value not in (None, ()) and key != "starts_cold"]  # only in a core's view
     return sorted(made, key=lambda item: _is_table(item[1]))
 
 

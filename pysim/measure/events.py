@@ -81,10 +81,10 @@ class Events:
         while True:
             self._hold()
             started = time.perf_counter()
-            found = self._between(call, times)
-            if found.made - started < self._held or self._held >= MAX_WAIT:
-                return found.seconds
-            self._held = min(MAX_WAIT, 2 * (found.made - started))
+            timed = self._between(call, times)
+            if timed.made - started < self._held or self._held >= MAX_WAIT:
+                return timed.seconds
+            self._held = min(MAX_WAIT, 2 * (timed.made - started))
 
     def _between(self, call: Callable[[], object], times: int) -> "_Sample":
         begin, end = self._pair

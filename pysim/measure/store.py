@@ -225,7 +225,7 @@ def now() -> str:
 @functools.cache
 def environment() -> dict[str, str]:
     """Conditions of a measurement besides its key: CPU, governor, kernel, versions. Unknown values are left out."""
-    found = {
+    details = {
         "cpu": _cpu_model(),
         "cpus": str(os.cpu_count() or ""),
         "governor": _text(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
@@ -237,7 +237,7 @@ def environment() -> dict[str, str]:
         "pysim": _version("pysim-planner"),  # on PyPI pysim is another project
         "commit": _commit(),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in details.items() if value}
 
 
 def _text(path: Path) -> str:

@@ -84,7 +84,7 @@ def describe(w: Conv, dtype: str = "", layout: str = "nchw") -> Descriptor:
     if (w.pad_top, w.pad_left) != (w.pad_bottom, w.pad_right):
         sides = f"{w.pad_top} above and {w.pad_bottom} below, {w.pad_left} left and {w.pad_right} right"
         raise MissingError(f"{w.text} pads {sides}; cuDNN and PyTorch pad both sides alike: copy the input into a padded one first")
-    found = Descriptor(
+    descriptor = Descriptor(
         format=LAYOUTS.index(layout),  # cudnnTensorFormat_t has their order
         data=_DATA[dtype],
         math=_MATH[dtype],
@@ -96,10 +96,10 @@ def describe(w: Conv, dtype: str = "", layout: str = "nchw") -> Descriptor:
         dilations=(w.dilation_h, w.dilation_w),
         groups=w.groups,
     )
-    for numbers in found[3:9]:
+    for numbers in descriptor[3:9]:
         if max(numbers) > _LARGEST:
             raise MissingError(f"{w.text} has a size of {max(numbers)}; cuDNN's descriptors hold at most {_LARGEST}")
-    return found
+    return descriptor
 
 
 # The library

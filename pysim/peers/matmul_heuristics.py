@@ -42,8 +42,8 @@ def _problem(w: Gemm, gpu: str) -> tuple[Any, Any, str]:
 def estimate(workload: Gemm, gpu: str) -> tuple[float, str]:
     """(predicted seconds of its own best kernel, version). MissingError without a prediction."""
     interface, problem, precision = _problem(workload, gpu)
-    found = [float(item["runtime"]) for item in interface.get(problem, 8, precision=precision)]
-    times = [seconds for seconds in found if seconds > 0]
+    runtimes = [float(item["runtime"]) for item in interface.get(problem, 8, precision=precision)]
+    times = [seconds for seconds in runtimes if seconds > 0]
     if not times:
         raise MissingError(f"nvidia-matmul-heuristics has no estimate for {workload.text}")
     return min(times), f"nvidia-matmul-heuristics {metadata.version('nvidia-matmul-heuristics')}"

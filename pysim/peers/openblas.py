@@ -39,8 +39,8 @@ def _file() -> tuple[Path, str]:
     """(path, name) of the OpenBLAS in the wheel scipy-openblas64, or else in NumPy's wheel."""
     places = [("scipy_openblas64", "lib", "scipy-openblas64"), ("numpy", "../numpy.libs", "numpy")]
     for package, folder, name in places:
-        found = importlib.util.find_spec(package)
-        for parent in list(found.submodule_search_locations or []) if found else []:
+        spec = importlib.util.find_spec(package)
+        for parent in list(spec.submodule_search_locations or []) if spec else []:
             for file in sorted(Path(parent, folder).resolve().glob("libscipy_openblas64*.so")):
                 return file, f"OpenBLAS of {name} {metadata.version(name)}"
     raise MissingError("OpenBLAS is not installed: pip install scipy-openblas64")

@@ -109,14 +109,14 @@ def pointer(ffi: Any, array: Array) -> Any:
 
 def forced(*variables: str) -> str:
     """The kernel choice that environment variables force on a library, as part of its version; empty without one."""
-    told = [f"{name}={os.environ[name]}" for name in variables if os.environ.get(name)]
-    return f" (forced by {', '.join(told)})" if told else ""
+    settings = [f"{name}={os.environ[name]}" for name in variables if os.environ.get(name)]
+    return f" (forced by {', '.join(settings)})" if settings else ""
 
 
 def cuda_files(name: str) -> list[str]:
     """Candidate paths of CUDA's lib<name>: folders of wheels, then the system's linker."""
-    found = importlib.util.find_spec("nvidia")
-    folders = [Path(place) for place in list(found.submodule_search_locations or [])] if found else []
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(place) for place in list(spec.submodule_search_locations or [])] if spec else []
     files = [file for folder in folders for part in ("cu13", name) for file in sorted((folder / part / "lib").glob(f"lib{name}.so.*"))]
     system = ctypes.util.find_library(name)
     return [str(file) for file in files] + ([system] if system else [])

@@ -61,14 +61,14 @@ def _parse(text: str, bare: bool = False) -> Layer:
         raise ProblemError(f"a problem is a text such as {_CONV_RIGHT}, not {quote(text)}")
     text = text.strip()
     label, masked = "", text
-    if found := _QUOTED_LABEL.search(text):  # overwritten with "_", so that positions stay
-        label, masked = found[1], text[: found.start()] + "_" * len(found[0]) + text[found.end() :]
+    if matched := _QUOTED_LABEL.search(text):  # overwritten with "_", so that positions stay
+        label, masked = matched[1], text[: matched.start()] + "_" * len(matched[0]) + text[matched.end() :]
     try:
         kind, parts = _split(masked, bare)
         if kind == "gemm":
             return Layer(_parse_gemm(parts), label)
         descriptor, start = parts[0]
-        last = max((found.end() for found in _LABEL_END.finditer(descriptor)), default=0)
+        last = max((matched.end() for matched in _LABEL_END.finditer(descriptor)), default=0)
         if (at := descriptor.find("n", last)) >= 0:
             label, parts[0] = label or descriptor[at + 1 :], (descriptor[:at], start)
         return Layer(_parse_conv(parts), label)
@@ -266,14 +266,14 @@ def resolve(specs: Sequence[str], read_model: Callable[[ModelFile], Iterable[Lay
 def _changed(layer: Layer, word: str) -> Layer:
     """A built-in set's layer with the suffixes of the set's word: `:mb32` (convolutions only), `:f16` (all)."""
     workload = layer.workload
-    for asked in word.split(":")[1:]:
-        batch, known = re.fullmatch(r"mb([0-9]{1,9})", asked), CONV_DTYPES if isinstance(workload, Conv) else GEMM_DTYPES
+    for suffix in word.split(":")[1:]:
+        batch, known = re.fullmatch(r"mb([0-9]{1,9})", suffix), CONV_DTYPES if isinstance(workload, Conv) else GEMM_DTYPES
         if batch and int(batch[1]) and isinstance(workload, Conv):
             workload = msgspec.structs.replace(workload, batch=int(batch[1]))
-        elif asked in known:
-            workload = msgspec.structs.replace(workload, dtype=asked)
+        elif suffix in known:
+            workload = msgspec.structs.replace(workload, dtype=suffix)
         elif not batch or not int(batch[1]):
-            raise ProblemError(f"{quote(word)}: {quote(asked)} is no batch (mb32) and no type ({', '.join(known)})")
+            raise ProblemError(f"{quote(word)}: {quote(suffix)} is no batch (mb32) and no type ({', '.join(known)})")
         else:
             raise ProblemError(f"{quote(word)} has matrix products, whose sizes have no batch; write them out: gemm:MxNxK")
     return layer._replace(workload=workload)

@@ -18,21 +18,21 @@ from pysim.registry.files import epilogue_numbers, native_file
 # Tables in the order of registry.c, with the forms of their kernels
 _TABLES = {
     "kernels.inc": {
-        "win": "lanes hold windows, one filter value is broadcast",
-        "fil": "lanes hold filters, one window value is broadcast",
+        "win": "vector lanes hold windows; each filter value is broadcast",
+        "fil": "vector lanes hold filters; each window value is broadcast",
         "outer": "one register holds a 4x4 outer product (SConv)",
     },
     "conv/depthwise.inc": {
-        "rows": "lanes hold columns of a row of outputs, operands as they lie",
-        "planes": "lanes hold groups of one channel, planes are transposed",
-        "blocks": "lanes hold groups of one channel, which lie in blocks of so many (NCHWc)",
+        "rows": "vector lanes hold columns of an output row; operands are read in place",
+        "planes": "vector lanes hold groups of one channel; input planes are transposed",
+        "blocks": "vector lanes hold groups of one channel; the layout is NCHWc",
     },
     "conv/skinny.inc": {
-        "axpy": "lanes hold neighbouring results of a product with few rows or columns, the large matrix as it lies along them",
-        "dot": "lanes hold neighbouring k of such a product, the large matrix as it lies along k",
+        "axpy": "product with few rows or columns: vector lanes hold neighbouring results; the large matrix is read in place",
+        "dot": "product with few rows or columns: vector lanes hold neighbouring k; the large matrix is read in place",
     },
-    "conv/polyphase.inc": {"phases": "lanes hold columns of a row of outputs, the input parted by the phases of the stride"},
-    "conv/direct_nchwc.inc": {"nchwc": "lanes hold filters, channels lie in blocks of so many (NCHWc)"},
+    "conv/polyphase.inc": {"phases": "vector lanes hold columns of an output row; the input is split by the phases of the stride"},
+    "conv/direct_nchwc.inc": {"nchwc": "vector lanes hold filters; the layout is NCHWc"},
 }
 FORMS = {form: text for forms in _TABLES.values() for form, text in forms.items()}
 _LINE = re.compile(r"^PYSIM_(?:KERNEL|DIRECT|SKINNY|PHASES|NCHWC)\((.*)\)", re.MULTILINE)

@@ -36,7 +36,7 @@ _CONV_DEFAULTS: dict[str, Any] = {"variant": "full", "makes_product": False} | d
 
 def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
     """The columns of each row of a family's table; a size becomes one column per axis."""
-    found: list[dict[str, Any]] = []
+    parsed: list[dict[str, Any]] = []
     common: dict[str, Any] = {}
     for kind, text in _ROWS.findall(native_file(f"cuda/{path}").read_text()):
         columns: dict[str, Any] = {}
@@ -48,8 +48,8 @@ def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
         if kind == "FAMILY":
             common = columns
         else:
-            found.append(common | columns)
-    return found
+            parsed.append(common | columns)
+    return parsed
 
 
 class Tiles(NamedTuple):

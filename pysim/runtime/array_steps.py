@@ -32,15 +32,15 @@ def _dtype(array: Array) -> int:
 
 def _axes(shape: tuple[int, ...], *arrays: Array) -> list[Axis]:
     """Sizes and strides in elements, with adjacent axes merged where all strides allow it. All arrays have this shape."""
-    found: list[Axis] = []
+    merged: list[Axis] = []
     for size, *steps in zip(shape, *([by // x.dtype.itemsize for by in x.strides] for x in arrays), strict=True):
         if size == 1:
             continue
-        if found and all(before == size * step for before, step in zip(found[-1][1:], steps, strict=True)):
-            found[-1] = (found[-1][0] * size, *steps)
+        if merged and all(before == size * step for before, step in zip(merged[-1][1:], steps, strict=True)):
+            merged[-1] = (merged[-1][0] * size, *steps)
         else:
-            found.append((size, *steps))
-    return found or [(1, *[1] * len(arrays))]
+            merged.append((size, *steps))
+    return merged or [(1, *[1] * len(arrays))]
 
 
 def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation = None) -> Step | None:

@@ -105,12 +105,12 @@ def devices() -> tuple[Device, ...]:
         raise MissingError(f"no CUDA device can be used here: {words}; a GPU with a driver for CUDA 13 is needed (nvidia-smi tells)")
     if not count[0]:
         raise MissingError("there is a CUDA driver but no device: run where nvidia-smi -L lists one, and unset CUDA_VISIBLE_DEVICES")
-    found, info = [], ffi.new("pysim_cuda_device *")
+    usable, info = [], ffi.new("pysim_cuda_device *")
     for index in range(count[0]):
         check(lib.pysim_cuda_device_at(index, info))
         same = {name: int(getattr(info, name)) for name in Device.__struct_fields__ if name not in ("index", "name", "capability")}
-        found.append(Device(index=index, name=ffi.string(info.name).decode(), capability=10 * info.major + info.minor, **same))
-    return tuple(found)
+        usable.append(Device(index=index, name=ffi.string(info.name).decode(), capability=10 * info.major + info.minor, **same))
+    return tuple(usable)
 
 
 # Structs

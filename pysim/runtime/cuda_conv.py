@@ -109,12 +109,12 @@ def _layouts_of(x: Matrix, target: Matrix | None) -> list[str]:
     """The layouts that x, and the result if given, both have; at least one."""
     if len(x.shape) != 4 or not all(x.shape):
         raise OperandError(f"x must be [N][C][H][W] with no size 0; its shape is {x.shape}")
-    found = _layouts(x)
-    if not found:
+    readable = _layouts(x)
+    if not readable:
         raise OperandError(f"x of shape {x.shape} has strides {x.strides}: neither NCHW nor channels last; pass a contiguous copy")
     if target is None or len(target.shape) != 4:
-        return found
-    return [layout for layout in found if lies(target, layout)] or found[:1]
+        return readable
+    return [layout for layout in readable if lies(target, layout)] or readable[:1]
 
 
 def _chosen(choose: Chooser, problem: Conv, layouts: list[str]) -> tuple[GpuSchedule, str]:

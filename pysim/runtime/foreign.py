@@ -53,16 +53,16 @@ class Cpu(NamedTuple):
 
     def compilers(self) -> list[Compiler]:
         """The installed compilers, the faster one first; MissingError says how to install one."""
-        found = []
+        usable = []
         if path := shutil.which(self.gcc):
             file = os.stat(path)
-            found.append(Compiler(path, (path,), self.gcc_flags, f"{path} {file.st_size} {file.st_mtime_ns}"))
+            usable.append(Compiler(path, (path,), self.gcc_flags, f"{path} {file.st_size} {file.st_mtime_ns}"))
         if version := installed("ziglang"):
             command = (sys.executable, "-m", "ziglang", "cc", "-target", self.zig_target)
-            found.append(Compiler(f"ziglang {version}", command, self.zig_flags, version))
-        if not found:
+            usable.append(Compiler(f"ziglang {version}", command, self.zig_flags, version))
+        if not usable:
             raise MissingError(f"no compiler for {self.name} is here, neither {self.gcc} nor ziglang: {self.install_compiler}")
-        return found
+        return usable
 
 
 def installed(package: str) -> str | None:

@@ -105,11 +105,11 @@ def copy_step(out: Array, x: Array) -> Step | None:
 def _merged(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """(size, stride in x, stride in y) of each axis after merging, in the order of y's memory. The axis that is contiguous in x is last or
     next to last."""
-    found: list[tuple[int, int, int]] = []
+    merged: list[tuple[int, int, int]] = []
     for size, read, written in sorted(axes, key=lambda axis: -axis[2]):
-        if found and found[-1][1] == size * read and found[-1][2] == size * written:
-            found[-1] = found[-1][0] * size, read, written
+        if merged and merged[-1][1] == size * read and merged[-1][2] == size * written:
+            merged[-1] = merged[-1][0] * size, read, written
         else:
-            found.append((size, read, written))
-    rows = [axis for axis in found[:-1] if axis[1] == 1]
-    return [axis for axis in found[:-1] if axis not in rows] + rows + found[-1:] or [(1, 1, 1)]
+            merged.append((size, read, written))
+    rows = [axis for axis in merged[:-1] if axis[1] == 1]
+    return [axis for axis in merged[:-1] if axis not in rows] + rows + merged[-1:] or [(1, 1, 1)]

@@ -60,21 +60,21 @@ Trials = Mapping[str, Trial]
 
 def after(trials: Trials, run: Run) -> dict[str, Trial]:
     """The trials with one more run."""
-    beside = run.samples[run.incumbent]
-    found = dict(trials)
+    incumbent_samples = run.samples[run.incumbent]
+    updated = dict(trials)
     for name, samples in run.samples.items():
         before = trials.get(name, Trial(np.empty(0), np.nan, 0))
-        ratios = np.concatenate([before.ratios, samples / beside])
-        found[name] = Trial(ratios, float(np.median(ratios)), before.runs + 1)
-    return found
+        ratios = np.concatenate([before.ratios, samples / incumbent_samples])
+        updated[name] = Trial(ratios, float(np.median(ratios)), before.runs + 1)
+    return updated
 
 
 def known(runs: Iterable[Run]) -> dict[str, Trial]:
     """The trials of all runs."""
-    found: dict[str, Trial] = {}
+    updated: dict[str, Trial] = {}
     for run in runs:
-        found = after(found, run)
-    return found
+        updated = after(updated, run)
+    return updated
 
 
 def seconds_of(trials: Trials, runs: Iterable[Run]) -> dict[str, float]:

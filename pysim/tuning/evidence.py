@@ -87,9 +87,9 @@ def keep(store: Store, question: Question, plans: Mapping[str, Plan], run: Run) 
     common = {"problem": question.problem, "machine": question.here["machine"], "time": now(), "run": str(uuid.uuid4())}
 
     def measurement(name: str, samples: Array) -> Measurement:
-        schedule, found = plans[name].schedule, environment() | question.here | about | {"plan": name}
-        told: dict[str, Any] = {"schedule": msgspec.json.encode(schedule).decode(), "environment": found, **common}
-        return Measurement(kernel=schedule.kernel, state=STATE, samples=tuple(samples.tolist()), **told)
+        schedule, details = plans[name].schedule, environment() | question.here | about | {"plan": name}
+        columns: dict[str, Any] = {"schedule": msgspec.json.encode(schedule).decode(), "environment": details, **common}
+        return Measurement(kernel=schedule.kernel, state=STATE, samples=tuple(samples.tolist()), **columns)
 
     store.add_run(measurement(name, samples) for name, samples in run.samples.items())
 

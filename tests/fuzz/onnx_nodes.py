@@ -96,9 +96,9 @@ def norm(w: Walk) -> None:
         w.add(kind, [x], **w.some(axes=w.axes(len(w.shape(x)))))
     elif kind == "LayerNormalization":
         axis = w.axis(len(w.shape(x)))
-        told, of = ({}, w.shape(x)[-1:]) if w.chance(0.3) else ({"axis": axis}, w.shape(x)[axis:])
+        attributes, of = ({}, w.shape(x)[-1:]) if w.chance(0.3) else ({"axis": axis}, w.shape(x)[axis:])
         scale = [w.weights(of)] + [w.weights(of)] * w.chance()
-        w.add(kind, [x, *scale], w.one(1, 1, 1, 3), **told, **epsilon)
+        w.add(kind, [x, *scale], w.one(1, 1, 1, 3), **attributes, **epsilon)
     elif w.opset >= 18:
         groups = w.one(*(g for g in (1, 2, 3, c) if c % g == 0))
         of = c if w.opset >= 21 else groups

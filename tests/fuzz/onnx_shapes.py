@@ -61,8 +61,8 @@ def cut(w: Walk) -> None:
         return
     steps = [w.one(1, 1, 2, -1, -2, 3) for _ in axes] if w.chance(0.6) else []
     ends = [end if step > 0 else -(1 << 63) if end > 1 << 30 else end for end, step in zip(ends, steps or [1] * len(ends), strict=True)]
-    told = w.indices(axes) if steps or w.chance(0.8) else ""
-    w.add("Slice", [x, w.indices(starts), w.indices(ends), told, w.indices(steps) if steps else ""])
+    axes_input = w.indices(axes) if steps or w.chance(0.8) else ""
+    w.add("Slice", [x, w.indices(starts), w.indices(ends), axes_input, w.indices(steps) if steps else ""])
 
 
 def split(w: Walk) -> None:
@@ -203,22 +203,22 @@ def moved(w: Walk) -> None:
 def sizes(w: Walk) -> None:
     """Shapes that are computed: a Reshape to what Shape, Gather and Concat make, as exporters write views."""
     x = w.value(2, 4)
-    told = w.add("Shape", [x], **(w.some(start=w.whole(-2, 1), end=w.whole(-1, 3)) if w.opset >= 15 else {}))
+    shape = w.add("Shape", [x], **(w.some(start=w.whole(-2, 1), end=w.whole(-1, 3)) if w.opset >= 15 else {}))
     kind = w.whole(0, 3)
-    if not told:
+    if not shape:
         return
     if kind == 0:
-        first = w.add("Gather", [told, w.indices(0)], axis=0)
+        first = w.add("Gather", [shape, w.indices(0)], axis=0)
         inputs, how = ([first or "", w.indices([0])], {}) if w.opset >= 13 else ([first or ""], {"axes": [0]})
         first = first and w.add("Unsqueeze", inputs, **how)
         wanted = first and w.add("Concat", [first, w.indices([-1])], axis=0)
         if wanted:
             w.add("Reshape", [x, wanted])
     elif kind == 1:
-        w.add("ConstantOfShape", [told], **w.some(value=helper.make_tensor("value", TensorProto.FLOAT, [1], [0.5])))
+        w.add("ConstantOfShape", [shape], **w.some(value=helper.make_tensor("value", TensorProto.FLOAT, [1], [0.5])))
     elif kind == 2:
         w.add("Size", [x])
     else:
-        number = w.add("Cast", [told], to=helper.np_dtype_to_tensor_dtype(w.dtype))
+        number = w.add("Cast", [shape], to=helper.np_dtype_to_tensor_dtype(w.dtype))
         if number and w.chance():
             w.add("Mul", [number, w.constant(np.array(0.5))])

@@ -24,7 +24,7 @@ def session(content: bytes) -> Any:
     return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
-def told(name: str, array: Any, shape: Any = ()) -> Any:
+def value_info(name: str, array: Any, shape: Any = ()) -> Any:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape if shape == () else shape)
 
 
@@ -151,15 +151,15 @@ class Walk:
 
     def proto(self, nodes: list[Any], arrays: dict[str, Any], outputs: list[str], declared: bool = False) -> onnx.ModelProto:
         """A model of nodes that reads arrays, those that are constants as initializers."""
-        inputs = [told(name, array) for name, array in arrays.items() if name not in self.constants]
+        inputs = [value_info(name, array) for name, array in arrays.items() if name not in self.constants]
         made = {name for node in nodes for name in node.output}
         kept = [numpy_helper.from_array(self.constants[name], name) for name in arrays if name in self.constants and name not in made]
         ends = [helper.make_value_info(name, onnx.TypeProto()) for name in outputs]
         if declared:
-            ends = [told(name, self.values[name], () if self.chance() else None) for name in outputs]
+            ends = [value_info(name, self.values[name], () if self.chance() else None) for name in outputs]
         graph = helper.make_graph(nodes, "walk", inputs, ends, kept)
         if declared and self.chance(0.3):
-            graph.value_info.extend(told(name, self.values[name]) for name in made - set(outputs) if name and self.chance())
+            graph.value_info.extend(value_info(name, self.values[name]) for name in made - set(outputs) if name and self.chance())
         opsets = [helper.make_opsetid("", self.opset)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=8 if self.opset < 20 else 10)
 

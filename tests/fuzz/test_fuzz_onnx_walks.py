@@ -39,8 +39,8 @@ def one_by_one(walk):
         content = walk.proto([node], arrays, list(node.output)).SerializeToString()
         found = results(content, {name: array for name, array in arrays.items() if name not in walk.constants})
         for name, y in zip(node.output, found if isinstance(found, tuple) else (), strict=False):
-            if said := differs(np.asarray(y), walk.values[name], node.op_type in ("QuantizeLinear", "QLinearConv")):
-                return f"{node.op_type} {name}: {said}"
+            if fault := differs(np.asarray(y), walk.values[name], node.op_type in ("QuantizeLinear", "QLinearConv")):
+                return f"{node.op_type} {name}: {fault}"
     return ""
 
 
@@ -53,10 +53,10 @@ def verdict(seed):
     if isinstance(found, str):
         return "refused", found
     for name, y in zip(outputs, found, strict=True):
-        if said := differs(np.asarray(y), walk.values[name], name in walk.sharp):
+        if fault := differs(np.asarray(y), walk.values[name], name in walk.sharp):
             few = name in walk.sharp or not differs(np.asarray(y), walk.values[name], sharp=True)  # what a small number divides
-            said = one_by_one(walk) if few else f"{name}: {said}"
-            return ("wrong", said) if said else ("equal", "node by node")
+            fault = one_by_one(walk) if few else f"{name}: {fault}"
+            return ("wrong", fault) if fault else ("equal", "node by node")
     session(content).run(None, given)  # which is a valid model
     return "equal", ""
 

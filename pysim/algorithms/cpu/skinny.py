@@ -170,7 +170,7 @@ def described(shape: Shape, rows: Rows) -> LoopNest:
 def _shares(machine: Machine, shape: Shape, size: int, state: State) -> Array:
     """The share of the matrix that each level supplies."""
     found = miss_share(machine.levels, np.array([float(shape.results * shape.k * size)]))[:, 0]
-    found = np.where([runs_ago(state, "filters") == NEVER or level.forgets for level in machine.levels], 1.0, found)
+    found = np.where([runs_ago(state, "filters") == NEVER or level.starts_cold for level in machine.levels], 1.0, found)
     return found - np.append(found[1:], 0.0)
 
 

@@ -264,13 +264,13 @@ class LoopNest:
         inside it misses. `state` is that of the caches before the run."""
         missed = np.zeros((len(levels), len(self.operands), self.columns))
         largest = self.working_set.sum(axis=0).max() * max(runs_ago(state, name) for name in self.names)
-        spilled = [level for level in levels if level.forgets or largest > (level.ways - 1) * level.way_bytes]
+        spilled = [level for level in levels if level.starts_cold or largest > (level.ways - 1) * level.way_bytes]
         if not spilled:
             return missed
         streams = self.streams(state)
         share = miss_share(spilled, self.total_distances * np.maximum(streams.runs_ago, 1.0)[:, None])
         for of_level, level in zip(share, spilled, strict=True):
-            if level.forgets:
+            if level.starts_cold:
                 of_level[streams.runs_ago > 0] = 1.0
         share *= streams.bytes
         for row in range(len(self.operands)):

@@ -60,15 +60,15 @@ def traffic(table: Table, streams: TableStreams, certain_only: bool = False) -> 
     for level, of_level in zip(levels, moved, strict=True):
         way = level.way_bytes
         excess = np.maximum(0.0, (seen * distinct).sum(axis=0) / way - level.ways)
-        if level.forgets or never.any():
-            cold = (streams.runs_ago > 0 if level.forgets else never)[streams.order].T
+        if level.starts_cold or never.any():
+            cold = (streams.runs_ago > 0 if level.starts_cold else never)[streams.order].T
         most = excess * ((level.ways + 1) / (level.ways + excess)) + cold  # a working set that fits has cold misses only
         needed = (most > 0) & (missed > 0)
         if not needed.any():
             break
         share = miss_share(level, table, seen / way, streams, needed, certain_only)
         np.minimum(share, most, out=share)
-        if level.forgets:
+        if level.starts_cold:
             np.maximum(share, cold, out=share)
         share *= streams.bytes
         missed = np.minimum(share, missed, out=share)

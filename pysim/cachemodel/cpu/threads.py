@@ -120,7 +120,7 @@ def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:
 
     def own(level: Level) -> Level:
         if not level.shared:
-            return msgspec.structs.replace(level, forgets=True)
+            return msgspec.structs.replace(level, starts_cold=True)
         one = _at_most(level, min(threads, level.cores or machine.cores))
         return msgspec.structs.replace(one, sets=max(1, round(level.sets * min(1.0, part))))
 

@@ -2,7 +2,7 @@
 """The cost of Winograd convolutions on a CPU: transforms, products, and the traffic of their operands.
 
 F(m x m, r x r) has e = m + r - 1 and e^2 planes; on tiles of m x m outputs it needs e^2 multiplications instead of r^2 m^2. The loops
-are those of `native/conv/winograd.c`: blocks of K2 panels of tiles; in each block sets of K3 panels of filters; planes, channel sets,
+are those of `native/conv/winograd.c`: blocks of K2 panels of tiles; in each, blocks of K3 panels of filters; planes, channel sets,
 panels. A stride s splits each channel into s^2 phases, with r = ceil(kernel / s); the rest is a convolution of stride 1 on them
 (`dense`).
 
@@ -60,8 +60,8 @@ Array = NDArray[np.float64]
 PASSES = (
     (("phases",), (("image", False), ("input", True))),
     (("patches",), (("input", False), ("patches", True))),
-    (("kernel", "call", "store"), (("patches", False), ("filters", False), ("sums", True))),
-    (("outputs",), (("sums", False), ("output", True))),
+    (("kernel", "call", "store"), (("patches", False), ("filters", False), ("products", True))),
+    (("outputs",), (("products", False), ("output", True))),
 )
 FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: unused elements after a plane's last channel
 ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: rows of filters that are prefetched ahead
@@ -247,7 +247,7 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
     def waits(rows: Array) -> Array:
         return core.store_run_cycles.value * np.maximum(0.0, 1 - core.prefetch_streams.value / rows)
 
-    runs = misses["sums", True][beyond] / (windows * w.element_bytes)
+    runs = misses["products", True][beyond] / (windows * w.element_bytes)
     terms = {
         "kernel": kernel,
         "call": SHORT_CALL * core.call_cycles.value * calls * sets,
@@ -255,7 +255,7 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
         "patches": patches
         + misses["input", False][0] / line * core.pack_line_cycles.value
         + misses["patches", True][beyond] / line * waits(planes),
-        "outputs": outputs + misses["sums", False][beyond] / line * core.scattered_wait,
+        "outputs": outputs + misses["products", False][beyond] / line * core.scattered_wait,
     }
     if w.stride_h > 1:
         split = _phase_cycles(w, machine, machine.unit_of(of.cases[0][0].target))
@@ -288,12 +288,12 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
             along, across = ceil_div(filters, kernel.lane_windows), ceil_div(tiles, kernel.lane_filters)
             steps += tile_panels * filter_panels * unit.step_cycles(w.dtype, along, across)
             vectors += tile_panels * filter_panels * tiles * ceil_div(filters, lanes)
-    calls, sums = of.planes * of.panels * of.filter_panels, of.planes * vectors
+    calls, products = of.planes * of.panels * of.filter_panels, of.planes * vectors
     return (
         of.planes * of.channels * steps,
         calls,
-        sums / unit.stores_per_cycle.value,
-        sums / unit.loads_per_cycle.value,
+        products / unit.stores_per_cycle.value,
+        products / unit.loads_per_cycle.value,
         _input_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
         _output_transform_cycles(w, unit, machine.core.transform_wait, of, lanes),
     )
@@ -372,7 +372,7 @@ def _counts(of: Candidates) -> Array:
 
 
 def described(of: Candidates) -> LoopNest:
-    """The loops of native/conv/winograd.c: blocks and sets of panels, and the phases of their bodies."""
+    """The loops of native/conv/winograd.c: blocks of panels of tiles and of filters, and the phases of their bodies."""
     w, size = dense(of.workload), of.workload.element_bytes
     channels, panels, filter_panels, planes, outputs, panel, wide, held = _counts(of)
     wide, held = wide * size, held * size
@@ -380,10 +380,10 @@ def described(of: Candidates) -> LoopNest:
         *([Loop("run", "run", 1, 1)] if of.workload.stride_h > 1 else []),
         *([Loop("groups", "groups", 1, w.groups)] if w.groups > 1 else []),
         Loop("blocks", "tiles", of.k2, np.ceil(panels / of.k2)),
-        Loop("sets", "filters", of.k3, np.ceil(filter_panels / of.k3)),
+        Loop("filter blocks", "filter panels", of.k3, np.ceil(filter_panels / of.k3)),
         Loop("planes", "planes", 1, planes),
         Loop("channel sets", "channels", of.channels, np.ceil(channels / of.channels)),
-        Loop("panels of filters", "filters", 1, of.k3),
+        Loop("panels of filters", "filter panels", 1, of.k3),
         Loop("panels of tiles", "tiles", 1, of.k2),
     )
     image, output = w.input_elements // w.groups * size, w.output_elements // w.groups * size
@@ -393,7 +393,7 @@ def described(of: Candidates) -> LoopNest:
     halo = (w.kernel_h - 1) / outputs * image / panels  # rows that two rows of tiles share
     image_of = {**groups, "tiles": Extent(image / panels, image, halo)}
     patches = {"planes": each, "channels": depth, "tiles": Extent(held, of.k2 * held)}
-    sums = {"planes": each, "tiles": Extent(panel, of.k2 * panel), "filters": Extent(wide, of.k3 * wide)}
+    products = {"planes": each, "tiles": Extent(panel, of.k2 * panel), "filter panels": Extent(wide, of.k3 * wide)}
     phases = (
         Operand("image", {"run": Extent(source, source)}, "run"),
         Operand("input", image_of, "run", written=True),
@@ -405,17 +405,17 @@ def described(of: Candidates) -> LoopNest:
         Operand("patches", patches, "panels of tiles"),
         Operand(
             "filters",
-            {**groups, "planes": each, "channels": depth, "filters": Extent(wide, filter_panels * wide)},
+            {**groups, "planes": each, "channels": depth, "filter panels": Extent(wide, filter_panels * wide)},
             "panels of tiles",
         ),
         # prefetched after the filters that are multiplied
         Operand("", {**groups, "rows": Extent(ROWS_AHEAD * wide, ROWS_AHEAD * wide)}, "panels of tiles"),
-        Operand("sums", sums, "panels of tiles", written=True),
-        Operand("sums", sums, "sets", after_loops=True),
+        Operand("products", products, "panels of tiles", written=True),
+        Operand("products", products, "filter blocks", after_loops=True),
         Operand(
             "output",
-            {**groups, "tiles": Extent(output / panels, output), "filters": Extent(1 / filter_panels, 1.0)},
-            "sets",
+            {**groups, "tiles": Extent(output / panels, output), "filter panels": Extent(1 / filter_panels, 1.0)},
+            "filter blocks",
             after_loops=True,
             written=True,
         ),
@@ -425,7 +425,7 @@ def described(of: Candidates) -> LoopNest:
         "groups": w.groups,
         "rows": 1,
         "tiles": panels,
-        "filters": filter_panels,
+        "filter panels": filter_panels,
         "planes": planes,
         "channels": channels,
     }
