@@ -9,7 +9,7 @@ import pytest
 from problems import conv
 
 from pysim import planner
-from pysim.algorithms.cpu.im2col import columns_pass
+from pysim.algorithms.cpu.im2col import MASK_CYCLES, SEGMENT_CYCLES, columns_pass, copy_cycles
 from pysim.cachemodel.cpu.cost import cost_from, predict_schedule
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
@@ -34,8 +34,15 @@ def test_columns_that_packing_writes_cost_its_calls_too() -> None:
     w, core = conv("conv:mb1ic16ih14oc16kh3ph1"), ON.core
     own, packed = columns_cost(w, ON), cost_from([columns_pass(w, ON, "hot", ON.unit_of("avx512"))])
     lines = own.levels["L2"]["input_bytes"] / 64
-    more = 16 * 9 * 14 * core.pack_cycles.value + 16 * 3 * 14 * core.pack_call_cycles.value + lines * core.pack_line_cycles.value
+    call = core.pack_call_cycles.value + SEGMENT_CYCLES
+    more = 16 * 9 * 14 * core.pack_cycles.value + 16 * 3 * 14 * call + lines * core.pack_line_cycles.value
     assert packed.terms["copy"] == pytest.approx(own.terms["copy"] + more)
+
+
+def test_taps_with_masks_of_their_own_take_longer() -> None:
+    near, far = conv("conv:mb1ic16ih14oc16kh3ph1"), conv("conv:mb1ic16ih14oc16kh3ph2dh1")
+    cycles = [copy_cycles(w, ON, ON.unit_of("avx512")) for w in (near, far)]
+    assert near.windows == far.windows and cycles[1] - cycles[0] == pytest.approx(16 * 9 * 14 * MASK_CYCLES)
 
 
 @pytest.mark.parametrize("problem", ["conv:mb1ic64ih56oc64kh3ph1", "conv:mb1ic64ih224oc64kh3ph1"])

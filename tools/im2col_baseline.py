@@ -10,7 +10,7 @@ Worked number: 64 channels, 56x56, 3x3: 64 * 9 * 3,136 = 1,806,336 elements, in 
 import msgspec
 import numpy as np
 
-from pysim.algorithms.cpu.im2col import columns_pass
+from pysim.algorithms.cpu.im2col import columns_pass, copy_cycles
 from pysim.cachemodel.cpu.cost import Pass, cost_from
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
@@ -36,11 +36,11 @@ def columns_cost(w: Conv, machine: Machine, by_element: bool = False) -> Cost:
         return Cost(0.0, 0.0, "copy", {}, {"copy": 0.0})
     free = {name: msgspec.structs.replace(getattr(machine.core, name), value=0.0) for name in PACKING}
     plain = msgspec.structs.replace(machine, core=msgspec.structs.replace(machine.core, **free))
-    made = columns_pass(w, plain, "hot", max(machine.core.units, key=lambda one: one.vector_bytes))
-    if by_element:
-        elements = w.channels * w.kernel_h * w.kernel_w * w.batch * nest_of(w).windows
-        made = Pass(machine, {"copy": np.array([float(elements)])}, made.operands, made.moved)
-    return cost_from([made])
+    packer = max(machine.core.units, key=lambda one: one.vector_bytes)
+    made = columns_pass(w, plain, "hot", packer)
+    elements = w.channels * w.kernel_h * w.kernel_w * w.batch * nest_of(w).windows
+    copy = float(elements) if by_element else copy_cycles(w, plain, packer, prepares=False)
+    return cost_from([Pass(machine, {"copy": np.array([copy])}, made.operands, made.moved)])
 
 
 PACKING = "pack_cycles", "pack_call_cycles", "pack_line_cycles"

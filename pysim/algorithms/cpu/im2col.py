@@ -7,8 +7,9 @@ In a cost, `input` is what building the columns reads, and `columns` is what the
 weights must be finite if the problem is padded.
 
     copy      C R S P Q elements per image, in vectors of a load and a store each; short rows of outputs fill the last vector badly. The
-              copy uses SConv's packing: pack_cycles more per vector, pack_call_cycles per row of outputs, pack_line_cycles per line from
-              beyond L1.
+              copy uses SConv's packing: pack_cycles more per vector, pack_line_cycles per line from beyond L1, and pack_call_cycles per
+              row of outputs and kernel row. Such a call packs a single channel, so nothing amortises its preparation: SEGMENT_CYCLES
+              more per call, and MASK_CYCLES per vector where each tap has its own masks (dilations, strides above PHASES, long rows).
     transfer  input: the first read of a line is a whole run after its last use; the other reads, R S per plane, are one plane and one row
               of columns apart. columns: written once, a whole run after their last use.
 
@@ -16,8 +17,8 @@ Compute and transfers overlap as in `cost`. A whole run touches image, columns, 
 (arXiv 2303.04739, sections 2.2 and 7); `tools/im2col_baseline.py` costs and traces it.
 
 Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 elements, 7.2 MB. 16 lanes fill rows of 56 with 4 vectors, so
-64 * 9 * 56 * 4 = 129,024 vectors take 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store per cycle. The product takes
-7.2 million.
+64 * 9 * 56 * 4 = 129,024 vectors take 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store per cycle, and 64 * 3 * 56 = 10,752
+calls 107,520 to prepare. The product takes 7.2 million.
 """
 
 from collections.abc import Sequence
@@ -48,6 +49,12 @@ from pysim.registry.cpu import Kernel
 
 NAME = "im2col"
 COMPUTES = Conv
+# Of native/x86/pack.h: strides up to PHASES whose taps are separated together, in rows of at most CHAIN vectors
+PHASES, CHAIN = 4, 8
+# Chosen on 267 plans of random layers (Zen 4, regret-zen4.jsonl): median error 6.2 -> 5.4 %, 90th percentile 40 -> 29 %. Of plans of
+# other layers and machines: Zen 4 13.0 -> 6.8 and 25 -> 22 %, Zen 5 12.7 -> 8.8 and 35 -> 33 %, Granite Rapids 9.5 -> 8.3 and 29 %,
+# Emerald Rapids 15.9 -> 11.8 and 36 -> 35 %.
+SEGMENT_CYCLES, MASK_CYCLES = 10.0, 15.0
 
 
 @lru_cache(maxsize=64)
@@ -59,15 +66,18 @@ def columns_pass(w: Conv, machine: Machine, state: State, packer: Unit) -> Pass:
     return Pass(machine, {"copy": np.array([copy_cycles(w, machine, packer) + waits])}, ("input", "columns"), moved)
 
 
-def copy_cycles(w: Conv, machine: Machine, packer: Unit) -> float:
-    """Cycles of the copy if all lines are in L1."""
+def copy_cycles(w: Conv, machine: Machine, packer: Unit, prepares: bool = True) -> float:
+    """Cycles of the copy if all lines are in L1, with or without what its calls take to prepare."""
     nest, core = nest_of(w), machine.core
-    rows = w.channels * w.taps * w.batch * nest.out_h  # rows of outputs, in all columns
+    calls = w.channels * w.kernel_h * w.batch * nest.out_h
     lanes = packer.lanes(nest.element_bytes)
-    strided = min(nest.stride_w, lanes)  # loads, and permutes to deinterleave them, per vector
-    permutes = strided if strided > 1 else 0
-    vector = strided / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + permutes
-    return rows * (ceil_div(nest.out_w, lanes) * (vector + core.pack_cycles.value) + core.pack_call_cycles.value / nest.kernel_w)
+    vectors, stride = ceil_div(nest.out_w, lanes), min(nest.stride_w, lanes)
+    permutes = stride if stride > 1 else 0  # to deinterleave as many loads
+    together = w.dilation_w == 1 and stride <= PHASES and vectors <= CHAIN
+    each = stride / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + permutes + core.pack_cycles.value
+    masks = 0.0 if together else MASK_CYCLES
+    preparing = SEGMENT_CYCLES + nest.kernel_w * vectors * masks if prepares else 0.0
+    return calls * (nest.kernel_w * vectors * each + core.pack_call_cycles.value + preparing)
 
 
 def columns_nest(w: Conv, machine: Machine) -> LoopNest:
