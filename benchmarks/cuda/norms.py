@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times norms in one pass over memory and PyTorch's operators, on a GPU: medians of 20 CUDA graphs of ten launches each.
+"""Times norms in one pass over memory and PyTorch's operators, on a GPU: medians of 20 replays of CUDA graphs of ten
+launches, interleaved.
 
     benchmarks/cuda/norms.py -o norms-h200.jsonl
 
@@ -10,12 +11,12 @@ One JSON line each: microseconds, and bytes read and written per second.
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from graphs import microseconds
 from torch.nn import functional
 
 from pysim.models.torch_gpu import run_norm
@@ -46,34 +47,16 @@ ROWS = (  # rows, channels, types
 )
 
 
-def microseconds(call: Callable[[], Any]) -> float:
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(10):
-            call()
-    found = []
-    for _ in range(20):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) * 100)
-    return statistics.median(found)
-
-
 def line(kind: str, x: list[Any], dtype: Any, ours: Callable[[], Any], theirs: Callable[[], Any]) -> dict[str, Any]:
     if ours() is None:
         raise SystemExit("no kernel takes this norm: is the CUDA library built?")
     elements, channels = sum(one.numel() for one in x), [one.shape[1] for one in x]
     moved = elements * (x[0].element_size() + torch.empty(0, dtype=dtype).element_size())
     names = [str(one).removeprefix("torch.") for one in (x[0].dtype, dtype)]
-    took, torchs = microseconds(ours), microseconds(theirs)
+    spent = microseconds({"us": lambda _: ours(), "torch_us": lambda _: theirs()}, count=10, replays=20)
     sizes = {"kind": kind, "rows": elements // sum(channels), "channels": channels, "dtype": names[0], "result": names[1]}
-    return sizes | {"us": round(took, 1), "torch_us": round(torchs, 1), "bytes_per_second": float(f"{moved / took * 1e6:.3g}")}
+    times = {name: round(time, 1) for name, time in spent.items()}
+    return sizes | times | {"bytes_per_second": float(f"{moved / spent['us'] * 1e6:.3g}")}
 
 
 def by_channels(rows: int, channels: tuple[int, ...], dtype: Any, result: Any) -> dict[str, Any]:

@@ -11,12 +11,11 @@ One JSON line per layer.
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from graphs import Call, microseconds
 from torch.nn.functional import conv2d
 
 from pysim import planner
@@ -25,7 +24,7 @@ from pysim.models.torch_gpu import GpuLaunch, PrologueTensors
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 
-CALLS, TURNS = 10, 7
+CALLS, REPLAYS = 10, 7
 NORMED = (
     "ic64ih56oc128 ic128ih56oc128 ic224ih56oc128 ic256ih56oc128 ic128ih28oc128 ic288ih28oc128 ic480ih28oc128 ic512ih28oc256 "
     "ic256ih14oc128 ic512ih14oc128 ic992ih14oc128 ic1024ih14oc512 ic512ih7oc128 ic992ih7oc128"
@@ -34,35 +33,6 @@ MULTIPLIED = (
     "ic32ih112oc16 ic96ih56oc24 ic144ih56oc24 ic144ih28oc40 ic240ih28oc40 ic240ih14oc80 ic480ih14oc80 ic480ih14oc112 ic672ih14oc112 "
     "ic672ih7oc192 ic1152ih7oc192 ic1152ih7oc320"
 )
-Call = Callable[[], Any]
-
-
-def captured(call: Call) -> Any:
-    """A CUDA graph of some calls."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    return graph
-
-
-def timed(calls: dict[str, Call]) -> dict[str, float]:
-    """Median microseconds of a call of each, interleaved."""
-    graphs, spent = {name: captured(call) for name, call in calls.items()}, {name: list[float]() for name in calls}
-    for _ in range(TURNS):
-        for name, graph in graphs.items():
-            first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            graph.replay()
-            first.record()
-            graph.replay()
-            last.record()
-            last.synchronize()
-            spent[name].append(1e3 / CALLS * first.elapsed_time(last))
-    return {name: round(statistics.median(values), 2) for name, values in spent.items()}
 
 
 @torch.no_grad()
@@ -82,18 +52,18 @@ def measure(w: Conv, multiplied: bool) -> dict[str, Any]:
     scale = gamma / torch.sqrt(var + 1e-5)
     prologue = PrologueTensors(factor, None, True) if multiplied else PrologueTensors(scale, beta - mean * scale, False, True)
 
-    def first() -> Any:
+    def first(_: int = 0) -> Any:
         if multiplied:
             return x * factor
         return torch.relu_(torch.batch_norm(x, gamma, beta, mean, var, False, 0.0, 1e-5, True))
 
     one, other = GpuLaunch(fused, None), GpuLaunch(plain, None)
     calls: dict[str, Call] = {
-        "prologue": lambda: one(x, f, None, None, prologue=prologue),
-        "row alone": lambda: one(x, f, None, None),
-        "convolution": lambda: other(x, f, None, None),
+        "prologue": lambda _: one(x, f, None, None, prologue=prologue),
+        "row alone": lambda _: one(x, f, None, None),
+        "convolution": lambda _: other(x, f, None, None),
         "operators": first,
-        "operators and convolution": lambda: other(first(), f, None, None),
+        "operators and convolution": lambda _: other(first(), f, None, None),
     }
     d = x.double()
     d = (
@@ -102,8 +72,10 @@ def measure(w: Conv, multiplied: bool) -> dict[str, Any]:
         else torch.relu(torch.batch_norm(d, *(t.double() for t in (gamma, beta, mean, var)), False, 0.0, 1e-5, True))
     )
     exact = conv2d(d, f.double())
-    errors = [float((calls[name]().double() - exact).abs().max() / exact.abs().max()) for name in ("prologue", "operators and convolution")]
-    row = {"problem": w.text, "first": "product" if multiplied else "norm, relu", "microseconds": timed(calls), "errors": errors}
+    results = one(x, f, None, None, prologue=prologue), other(first(), f, None, None)
+    errors = [float((result.double() - exact).abs().max() / exact.abs().max()) for result in results]
+    spent = {name: round(time, 2) for name, time in microseconds(calls, CALLS, REPLAYS).items()}
+    row = {"problem": w.text, "first": "product" if multiplied else "norm, relu", "microseconds": spent, "errors": errors}
     return row | {"plans": [fused.name, plain.name], "predicted": [round(1e6 * (one.seconds or 0), 2) for one in (fused, plain)]}
 
 

@@ -9,11 +9,10 @@
 Medians of 9 replays of a CUDA graph of 20 calls; the filters of the calls are different arrays.
 """
 
-import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from graphs import microseconds
 from torch.nn import functional
 
 CALLS, REPLAYS = 20, 9
@@ -26,28 +25,6 @@ ROWS = (
     (4096, 25088),
 )  # fmt: skip
 MATRIX_BYTES = 15e9  # of the filters of all calls
-
-
-def microseconds(call: Callable[[int], object]) -> float:
-    """Microseconds per call of calls 0 to CALLS - 1."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for at in range(CALLS):
-            call(at)
-    times = []
-    for _ in range(REPLAYS):
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        graph.replay()
-        first.record()
-        graph.replay()
-        last.record()
-        last.synchronize()
-        times.append(first.elapsed_time(last) / CALLS * 1e3)
-    return statistics.median(times)
 
 
 def as_volume(x: Any, kernel: int, stride: int, padding: int) -> Any:
@@ -67,7 +44,8 @@ def pool(dtype: Any, batch: int, channels: int, size: int, kernel: int, stride: 
         return as_volume(x, kernel, stride, padding)
 
     assert torch.equal(image(), volume())
-    print("pool", _name(dtype), batch, channels, size, kernel, stride, f"{microseconds(image):.1f} {microseconds(volume):.1f}", flush=True)
+    spent = microseconds({"image": image, "volume": volume}, CALLS, REPLAYS)
+    print("pool", _name(dtype), batch, channels, size, kernel, stride, f"{spent['image']:.1f} {spent['volume']:.1f}", flush=True)
 
 
 def row(filters: int, channels: int) -> None:
@@ -77,7 +55,7 @@ def row(filters: int, channels: int) -> None:
     exact = functional.linear(x.double(), weights[0].double(), bias.double())
     difference = functional.linear(x, weights[0], bias).double() - exact
     error = float(difference.square().mean().sqrt() / exact.square().mean().sqrt())
-    spent = microseconds(lambda at: functional.linear(x, weights[at % count], bias))
+    spent = microseconds({"row": lambda at: functional.linear(x, weights[at % count], bias)}, CALLS, REPLAYS)["row"]
     print(f"row float32 {filters} {channels} {spent:.1f} {error:.1e}", flush=True)
 
 
