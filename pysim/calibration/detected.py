@@ -15,7 +15,7 @@ measured with four times the last level, between 64 and 512 MiB. Geometry is rec
 Each rate is the best of trials spread over time, since disturbances make probes slower. Trials are repeated until the best two agree
 within AGREEMENT; if they never do, the source says that the rate is not sure. A rate that differs from the shipped machine's by more than
 MAX_RATIO is measured again, and replaced by that machine's if it stays so. If other processes used a share of LOADED or more meanwhile, the
-machine's description and the sources of its numbers say so.
+machine's description and the sources of its numbers say so, and nothing is measured on all cores at once.
 
 Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32 KiB x 1 MiB) = 181 KiB; 117 GB/s at
 3.66 GHz is 32 bytes a cycle. Memory at 1.1 bytes a cycle is absurd of a Zen 5, whose file has 8.7: less than a quarter.
@@ -41,8 +41,10 @@ from pysim.machine.quantity import Number, Source, facts
 from pysim.measure.load import Watch
 from pysim.measure.speed import PLAIN
 from pysim.measure.team import all_at_once
+from pysim.registry.cpu import results_of_multiply_add
 
 PROBE_SECONDS = 0.02
+TEAM_SECONDS = 0.08  # of all cores at once, which start up to 20 ms apart, since each makes its buffer first
 CLOCK_TRIALS, TRIALS, PAUSE = 8, 3, 0.03  # at least; seconds between them
 MAX_TRIALS, AGREEMENT = 8, 0.05  # of one rate; relative difference of its best two trials
 CLOCK_READINGS = 3  # after a probe; the highest counts, because one that is read too low makes the rate too high
@@ -90,7 +92,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     alone = Watch()
-    rates = _Rates(probes, kin, max(targets, key=lambda one: probes.probe_fma(one, "f32")))
+    rates = _Rates(probes, kin, max(targets, key=lambda one: probes.probe_fma(one, "f32") * results_of_multiply_add(one)))
     units = [_unit(target, rates, kin) for target in targets]
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
     levels = [_level(one, caches[0], nbytes, rates, kin) for one, nbytes in zip(caches, sizes, strict=False)]
@@ -101,7 +103,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         if most < MIN_CORE_SHARE:
             cores = -(-cores // 2)
             together = tuple(one for one in together if one.cpus <= cores)
-    if cores > 1:
+    if cores > 1 and others < LOADED:
         all_busy = Watch(cores)
         own = [levels[0].size_bytes, *(one.size_bytes for one in levels)]  # of the level before
         pairs = zip(own, levels, strict=False)
@@ -161,14 +163,16 @@ class _Rates:
         medians of trials spread over time. And the best share of the vector rate that all CPUs kept (0.5 for hardware threads shown as
         cores)."""
         found: dict[int, list[tuple[float, float]]] = {count: [] for count in team_sizes(cpus)}
+        vectors = 0.0
         for _ in range(SHARE_TRIALS):
             self._pass(PAUSE)
             for count, trials in found.items():
                 trials.append(self._shares(plain, count))
+            vectors = max(vectors, self._shares(self._target, cpus)[1])
         middle = {count: np.median(of, axis=0).tolist() for count, of in found.items()}
         return tuple(
             Together(cpus=count, slowest_share=_measured(slowest), mean_share=_measured(mean)) for count, (slowest, mean) in middle.items()
-        ), max(self._shares(self._target, cpus)[1] for _ in range(_ATTEMPTS))
+        ), vectors
 
     def _shares(self, target: str, cpus: int) -> tuple[float, float]:
         multiply = partial(self._probes.probe_fma, target, "f32")
@@ -186,7 +190,7 @@ class _Rates:
 
         def total(probe: Callable[[int, float], float], alone: float) -> Number:
             size = max(_PAGE_BYTES, nbytes // _PAGE_BYTES * _PAGE_BYTES)
-            value = _sane(sum(all_at_once(partial(probe, size, PROBE_SECONDS), cores)), "all cores") / self._hertz
+            value = _sane(sum(all_at_once(partial(probe, size, TEAM_SECONDS), cores)), "all cores") / self._hertz
             return _measured(min(max(value, alone), cores * alone))
 
         return msgspec.structs.replace(
