@@ -355,7 +355,8 @@ if __name__ == "__main__":
     model_figure.draw(ROOT / "docs" / "models.svg")
     for machine in ("", "-granite-rapids", "-zen4"):
         put(ROOT / "docs" / "models.md", f"cpu models{machine}", cpu_models_table(f"models-cpu{machine}.jsonl"))
-    put(ROOT / "docs" / "models.md", "two threads", cpu_models_table("models-cpu-two-threads.jsonl"))
+    for machine in ("", "-zen4"):
+        put(ROOT / "docs" / "models.md", f"two threads{machine}", cpu_models_table(f"models-cpu-two-threads{machine}.jsonl"))
     output = (DATA / "compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "model.md", "fit", fit_table())
