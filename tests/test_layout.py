@@ -303,6 +303,9 @@ def test_a_missing_or_unreadable_file_is_refused(tmp_path: Path):
     (tmp_path / "list.json").write_text("[" * 100000)
     with pytest.raises(ProblemError, match="not JSON"):
         tilefile.load(tmp_path / "list.json")
+    (tmp_path / "text.json").write_text("<svg")
+    with pytest.raises(ProblemError, match=r"text.json: not JSON: invalid character \(byte 0\)"):
+        tilefile.load(tmp_path / "text.json")
     (tmp_path / "large.toml").write_text("#" * (1 << 20) + "#")
     with pytest.raises(ProblemError, match="is too large"):
         tilefile.load(tmp_path / "large.toml")

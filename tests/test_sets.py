@@ -41,6 +41,7 @@ def test_a_list_is_read_with_its_labels_and_without_its_comments(tmp_path):
     [
         (b"conv:ic3ih9oc4kh3\n--dir=FWD_B\n", "line 2: '--dir=FWD_B': character 1: a problem begins with"),
         (b"# nothing\n", "holds no problem"),
+        (b"resnet50:mb32\n", "line 1: 'resnet50:mb32' is a built-in set; a list has problems alone"),
         (b"", "holds no problem"),
         (b"\xff\xfe", "cannot be read as UTF-8 text"),
         (b"conv:ic3ih9 oc4kh3\n", "line 1: 'conv:ic3ih9 oc4kh3': character 12: ' ' stands where"),

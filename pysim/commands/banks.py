@@ -162,7 +162,7 @@ def _draw(path: Path, reports: list[Report], memory: SharedMemory) -> None:
     try:
         path.write_text(svg(title, drawn), encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:
-        raise ProblemError(f"{path} cannot be written: {error}") from None
+        raise ProblemError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _report(report: Report, memory: SharedMemory) -> None:

@@ -273,7 +273,7 @@ def pattern(name: str) -> Tile:
     """The pattern of that name, or a ProblemError that says which are near."""
     if name not in _catalog():
         close = difflib.get_close_matches(name, names(), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "pysim banks --list shows all"
+        hint = f"did you mean {' or '.join(close)}?" if close else "pysim banks --list shows all; a file ends in .toml or .json"
         raise ProblemError(f'no layout is named "{name}"; {hint}')
     return _catalog()[name](name)
 

@@ -88,7 +88,8 @@ def loads(text: str, where: str = "tile text", json: bool = False) -> Tile:
     try:
         document = msgspec.json.decode(text) if json else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ProblemError(f"{where}: not {'JSON' if json else 'TOML'}: {error or 'nested too deeply'}") from None
+        fault = str(error).removeprefix("JSON is malformed: ") or "nested too deeply"
+        raise ProblemError(f"{where}: not {'JSON' if json else 'TOML'}: {fault}") from None
     try:
         file = msgspec.convert(document, _File)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:

@@ -27,15 +27,17 @@ def to_toml(machine: Machine | Gpu) -> str:
 
 def check_place(path: Path, replace: bool = False) -> None:
     """MachineError if no machine file can be written at `path`, or an existing one must be kept."""
-    if path.suffix != ".toml" or not path.parent.is_dir():
-        raise MachineError(f"{path}: a machine file ends in .toml and goes to a folder that is there")
+    if path.suffix != ".toml":
+        raise MachineError(f"{path}: the name of a machine file ends in .toml")
+    if not path.parent.is_dir():
+        raise MachineError(f"{path} cannot be written: there is no folder {path.parent}")
     if path.exists() and not (replace and path.is_file()):
         raise MachineError(f"{path} is there already and is kept; give another name, or --force to replace a file")
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             (Path(folder) / path.name).touch()
     except (OSError, ValueError) as error:
-        raise MachineError(f"{path} cannot be written: {error}") from None
+        raise MachineError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
@@ -50,7 +52,7 @@ def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
             else:
                 os.link(partial, path)  # never overwrites a file created meanwhile
     except (OSError, ValueError) as error:
-        raise MachineError(f"{path} cannot be written: {error}") from None
+        raise MachineError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _ordered(table: Any) -> list[tuple[str, Any]]:

@@ -311,7 +311,9 @@ def _read_lines(path: Path) -> list[Layer]:
         try:
             layers.append(_parse(match[1] if match else line, bare=True))
         except ProblemError as error:
-            raise ProblemError(f"{path}, line {number}: {error}") from None
+            is_set = line.strip().partition(":")[0] in sets()
+            fault = f"{quote(line.strip())} is a built-in set; a list has problems alone, such as {_CONV_RIGHT}" if is_set else error
+            raise ProblemError(f"{path}, line {number}: {fault}") from None
     if not layers:
         raise ProblemError(f"{quote(str(path))} holds no problem; each line should hold one such as {_CONV_RIGHT}")
     return layers
