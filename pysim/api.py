@@ -487,7 +487,7 @@ def _dtype(plan: values.Plan | None, *arrays: Any) -> str:
         return "bf16"
     if len(names) != 1 or not names <= _DTYPES.keys():
         bits = "; uint16 is taken for the bits of bf16 only with a plan or a problem text of that type" if "uint16" in names else ""
-        right = f"the CPU kernels take {' or '.join(_DTYPES)}, the same for all"
+        right = f"the CPU kernels take {', '.join(_DTYPES)}, the same for all arrays"
         raise OperandError(f"the arrays are {' and '.join(sorted(names))}; {right}{bits}")
     return _DTYPES[names.pop()]
 

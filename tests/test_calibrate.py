@@ -425,7 +425,7 @@ def test_what_cannot_be_calibrated_is_said_before_anything_is_measured(zen4_file
     assert "is not known to be this computer" in refused(3, "machines", "calibrate", "-m", "zen4", "-o", str(tmp_path / "mine.toml"))
     assert f"there is no folder {tmp_path / 'none'}" in refused(2, "machines", "calibrate", "-o", str(tmp_path / "none" / "mine.toml"))
     assert "ends in .toml" in refused(2, "machines", "calibrate", "-o", str(tmp_path / "mine.json"))
-    assert "/proc/mine.toml cannot be written: No such file or directory\n" in refused(2, "machines", "calibrate", "-o", "/proc/mine.toml")
+    assert refused(2, "machines", "calibrate", "-o", "/proc/mine.toml").endswith("mine.toml cannot be written: No such file or directory")
     assert "emulated" in refused(2, "machines", "calibrate", "-m", "power10-e1050", "-o", str(tmp_path / "mine.toml"))
 
 
