@@ -61,9 +61,9 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     calls, so layers are chosen without counting host time.
 
     `state_dict`, training and gradients are the model's own. Changed weights take effect, except writes through `.data`, which PyTorch does
-    not count: call `optimize` again after these. Calls that give an argument whose default is None run by PyTorch, and so do all calls
-    after a module was replaced or got a hook. OperandError for a model that torch.fx cannot trace: torch.compile(model, backend="pysim")
-    can."""
+    not count: call `optimize` again after these. Arguments whose default is None, a bool or a text are traced as that default: calls that
+    give another value run by PyTorch, and so do all calls after a module was replaced or got a hook. OperandError for a model that torch.fx
+    cannot trace: torch.compile(model, backend="pysim") can."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; right is a torch.nn.Module")
     if cuda_graph not in (True, False, "caller"):
@@ -105,7 +105,7 @@ _TRAINING = attrgetter("training")
 class _Calls:
     """Whether a call of a model may run what was traced."""
 
-    def __init__(self, modules: tuple[torch.nn.Module, ...], left_out: dict[str, int]) -> None:
+    def __init__(self, modules: tuple[torch.nn.Module, ...], left_out: "_LeftOut") -> None:
         self._modules, self._left_out = modules, left_out
         self._homes = [one._modules for one in modules if one._modules]
         self._children = [dict(home) for home in self._homes]
@@ -116,24 +116,30 @@ class _Calls:
         """Whether no module was replaced or got a hook."""
         return self._homes == self._children and not any(self._hooks)
 
+    def traced(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The named arguments that the trace has under their names."""
+        return {name: value for name, value in kwargs.items() if name not in self._left_out}
+
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call is in inference, not traced, and gives only the traced arguments."""
         if any(map(_TRAINING, self._modules)) or torch.compiler.is_compiling() or torch.jit.is_tracing() or not self.unchanged():
             return False
-        return all((args[at] if at < len(args) else kwargs.get(name)) is None for name, at in self._left_out.items())
+        given = ((args[at] if at < len(args) else kwargs.get(name, default), default) for name, (at, default) in self._left_out.items())
+        return all(one is default or (isinstance(one, str) and one == default) for one, default in given)
 
 
 class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
     """Mixed in before a model's own class, whose forward is used in training, tracing and export."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.__dict__["_pysim_calls"].may_run(args, kwargs):
+        calls: _Calls = self.__dict__["_pysim_calls"]
+        if not calls.may_run(args, kwargs):
             return super().forward(*args, **kwargs)
         given = (*args, *kwargs.values())
         if torch.is_grad_enabled() and any(one.requires_grad for one in (*given, *self.parameters()) if isinstance(one, torch.Tensor)):
             return super().forward(*args, **kwargs)
-        self.__dict__["_pysim_calls"].trained_norms.look()
-        return _in_pytorchs_layout(given, self.__dict__["_pysim"][0](*args, **kwargs))
+        calls.trained_norms.look()
+        return _in_pytorchs_layout(given, self.__dict__["_pysim"][0](*args, **calls.traced(kwargs)))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles the original model, and optimizes the copy."""
@@ -155,21 +161,29 @@ def _in_pytorchs_layout(given: Iterable[Any], results: Any) -> Any:
     return _pytree.tree_map_only(torch.Tensor, lambda one: _in_pytorchs_layout(given, one), results)
 
 
-def _left_out(model: torch.nn.Module) -> dict[str, int]:
-    """The arguments whose default is None, by name, with their positions: they are traced as None, since no symbol can be None."""
+_LeftOut = dict[str, tuple[int, Any]]  # argument -> its position and its default
+
+
+def _left_out(model: torch.nn.Module) -> _LeftOut:
+    """The arguments that are traced as their default: None, a bool or a text, since control flow may depend on them, and no symbol can be
+    one."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {one.name: sys.maxsize if one.kind is one.KEYWORD_ONLY else at for at, one in enumerate(parameters) if one.default is None}
+    return {
+        one.name: (sys.maxsize if one.kind is one.KEYWORD_ONLY else at, one.default)
+        for at, one in enumerate(parameters)
+        if one.default is None or isinstance(one.default, bool | str)
+    }
 
 
-def _traced(model: torch.nn.Module, left_out: Iterable[str]) -> fx.GraphModule:
+def _traced(model: torch.nn.Module, left_out: _LeftOut) -> fx.GraphModule:
     """The model traced in inference; modules in training are set back to it."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        return fx.GraphModule(model, Tracer().trace(model, dict.fromkeys(left_out)))
+        return fx.GraphModule(model, Tracer().trace(model, {name: default for name, (_, default) in left_out.items()}))
     except Exception as error:  # whatever the model's own code raises on symbols
         what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise OperandError(f'{type(model).__name__} cannot be traced ({what}); use torch.compile(model, backend="pysim")') from None

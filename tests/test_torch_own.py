@@ -104,6 +104,7 @@ def test_an_argument_that_may_be_left_out_is_none_or_pytorchs():
     with torch.no_grad():
         assert_close(optimized(x), model(x))
         assert_close(optimized(x, None), model(x))
+        assert_close(optimized(x, mask=None, scale=None), model(x))
         for told in ({"mask": x}, {"scale": 3}, {"mask": x, "scale": x[..., :7, :7].sum()}):
             assert torch.equal(optimized(x, **told), model(x, **told))
         assert torch.equal(optimized(x, x), model(x, x))
