@@ -28,7 +28,7 @@ outputs  the output transform, for each tile and vector of filters: e^2 loads, m
 In the transforms, loads, stores, and multiply-adds with shuffles (one a cycle; on wide vectors they share ports) overlap, each at its
 rate. Since they form short dependent chains, each instruction takes at least transform_cycles. Each input line that misses L1 costs
 pack_line_cycles, as in packing. Products that come from beyond L2 are lines pages apart, in the planes of a tile: no prefetcher
-follows, and each waits scattered_line_cycles.
+follows, and each waits scattered_line_cycles, of which its transfer is a part.
 
 The traffic follows from the description of the loops (`described`, `loops`). Assumptions: as in `cost`, and the filters are prepared.
 
@@ -244,6 +244,9 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
     sets, line = np.ceil(channels / of.channels), machine.line_bytes
     beyond = min(1, len(machine.levels) - 1)
 
+    supplier = machine.levels[2] if len(machine.levels) > 2 else machine.memory
+    scattered = max(0.0, core.scattered_wait - line / supplier.read_bytes_per_cycle.value)
+
     def waits(rows: Array) -> Array:
         return core.store_run_cycles.value * np.maximum(0.0, 1 - core.prefetch_streams.value / rows)
 
@@ -255,7 +258,7 @@ def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[s
         "patches": patches
         + misses["input", False][0] / line * core.pack_line_cycles.value
         + misses["patches", True][beyond] / line * waits(planes),
-        "outputs": outputs + misses["products", False][beyond] / line * core.scattered_wait,
+        "outputs": outputs + misses["products", False][beyond] / line * scattered,
     }
     if w.stride_h > 1:
         split = _phase_cycles(w, machine, machine.unit_of(of.cases[0][0].target))
