@@ -90,7 +90,7 @@ def test_the_planner_takes_it_where_one_row_is_multiplied_by_a_large_matrix(mach
         for layout in LAYOUTS:
             plan = planner.plan(f"gemm:{size}:{layout}", load_any(machine))
             least = min(one.cost.seconds for one in plan.considered if one.algorithm == skinny.NAME)
-            assert least <= 1.01 * plan.cost.seconds, (size, layout)
+            assert least <= 1.02 * plan.cost.seconds, (size, layout)
 
 
 @pytest.mark.parametrize("machine", ["zen4", "zen5", "sapphire-rapids"])

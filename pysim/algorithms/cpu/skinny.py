@@ -11,11 +11,13 @@ The schedule has blocks of k and strips of results. The cycles of `cost`, from t
 
 kernel  A pass multiplies f of the few with tiles of n vectors of the matrix. V = ceil(R / lanes) K (axpy) or R ceil(K / lanes) (dot)
         vectors are loaded and prefetched, and a vector of the few per n. A pass takes max(f V / fma rate, (2 + f / n) V / load rate,
-        V / n fma latencies). A single pass on vectors of 64 bytes has more loads (`_loads`).
+        V / n fma latencies). A load that crosses a line counts twice. A single pass on vectors of 64 bytes has more loads (`_loads`).
 store   axpy: accumulators are loaded and stored once per block. dot: lanes are added once per block, those of a tile together, by a tree of
         additions of two shuffled vectors each. Then each result is stored once.
-pack    The few are copied into the kernel's order: a store per element, and pack_cycles per run of 16 (dot) or 1 (axpy) elements.
-call    call_cycles per strip and block; and L3's latency over the vectors of a tile per line that L2 loses between prefetch and use.
+pack    The few are copied into the kernel's order: a store per element (per 16 bytes if both orders run along k), and pack_cycles per
+        run of 16 (dot) or 1 (axpy) elements.
+call    call_cycles per strip and block, TILE_CALL of them per tile; and L3's latency over the vectors of a tile per line that L2 loses
+        between prefetch and use.
 
 Transfers. The matrix crosses a second time from beyond each level that cannot hold the data between a prefetch and its use; twice that if
 rows of a block fall in half the sets of L1. Each run of the matrix (a row of a strip, or of a block of k) waits run_start_share of the
@@ -38,6 +40,7 @@ import numpy as np
 from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, latencies, traffic_of, transfer_cycles, write_allocate_cycles
+from pysim.cachemodel.cpu.incore import line_accesses
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, round_up, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, miss_share
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
@@ -63,6 +66,11 @@ DOT_BLOCKS = (256, 512, 1024, 2048, 4096, 8192)  # columns; also all of them
 MAX_TILE_VECTORS = 8  # of the matrix (native/conv/skinny_kernels.h)
 MAX_DOT_FEW = 4  # rows or columns of the few in a tile of `dot`
 OVERLAPPED = 0.4  # share of the compute of dot that transfers overlap with
+COPY_BYTES = 16  # a vector of plain C
+# Start and end of a tile's loop over k, relative to a call of the nest. Tiles of dot took 30 to 45 cycles beyond their instructions, those
+# of axpy 29 (Zen 4, eight products of 13 to 32 rows or columns); a tenth of a call is enough to choose their plans, and more chooses worse
+# ones on Zen 5
+TILE_CALL = 0.1
 FEW_RUN = 16  # consecutive elements of k in the copy that `dot` reads (PYSIM_VECTOR_STEP)
 _MATRIX, _ACCUMULATORS = 2, 4  # places among the operands of `described`
 WIDE_BYTES = 64  # a vector of AVX-512, which has 32 registers
@@ -110,25 +118,40 @@ def _block(shape: Shape, kernel: Kernel) -> int:
     return passes(shape.few, kernel)[0][1] if shape.dot else kernel.windows
 
 
-def _kernel_cycles(shape: Shape, kernel: Kernel, unit: Unit) -> float:
+def _kernel_cycles(shape: Shape, kernel: Kernel, unit: Unit, line: int) -> float:
     lanes, dtype = lanes_of(kernel), kernel.dtype
     if lanes == 1:  # plain C: the rate includes the loop overhead
         return shape.few * shape.results * shape.k / unit.rate(dtype)
     vectors = shape.results * ceil_div(shape.k, lanes) if shape.dot else ceil_div(shape.results, lanes) * shape.k
     loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
-    made = passes(shape.few, kernel)
-    again = len(made) == 1 and lanes * SIZES[dtype] == WIDE_BYTES
-    taken = (_loads(few, wide, again and wide < MAX_TILE_VECTORS, shape.dot) for few, wide in made)
+    made, size = passes(shape.few, kernel), SIZES[dtype]
+    again = len(made) == 1 and lanes * size == WIDE_BYTES
+    accesses = line_accesses((shape.k if shape.dot else shape.results) * size, unit.vector_bytes, line)
+    taken = (_loads(few, wide, again and wide < MAX_TILE_VECTORS, shape.dot, accesses) for few, wide in made)
     each = (max(few / unit.rate(dtype), of / loads, latency / wide) for (few, wide), of in zip(made, taken, strict=True))
     return vectors * sum(each)
 
 
-def _loads(few: int, wide: int, again: bool, dot: bool) -> float:
-    """Loads per vector of the matrix in a tile of `wide` vectors: the vector, its prefetch, and 1 / wide for each of the few; `again`: one
-    for each, since multiply-adds read them from memory."""
+def _loads(few: int, wide: int, again: bool, dot: bool, accesses: float) -> float:
+    """Accesses to L1 per vector of the matrix in a tile of `wide` vectors: the vector, its prefetch, and 1 / wide for each of the few;
+    `again`: one for each, since multiply-adds read them from memory. `accesses`: those of a load of the matrix."""
     if not again:
-        return 2 + few / wide
-    return 2 + few if few > wide and not dot else 1 + few + few / wide
+        return accesses + 1 + few / wide
+    return accesses + 1 + few if few > wide and not dot else 1 + few * accesses + few / wide
+
+
+def _tiles(shape: Shape, kernel: Kernel) -> int:
+    """Tiles of a block of k, in all passes; none in plain C, whose rate includes them."""
+    lanes = lanes_of(kernel)
+    return 0 if lanes == 1 else sum(ceil_div(shape.results, wide * (1 if shape.dot else lanes)) for _, wide in passes(shape.few, kernel))
+
+
+def _copy_cycles(g: Gemm, shape: Shape, machine: Machine) -> float:
+    """Copying the few into the kernel's order, in plain C: element by element, or by COPY_BYTES where runs of k stay together."""
+    along_k = not g.trans_a if shape.few_rows else g.trans_b
+    stores = max(unit.stores_per_cycle.value for unit in machine.core.units)
+    each = COPY_BYTES / g.element_bytes if shape.dot and along_k else 1
+    return shape.few * shape.k * (1 / (each * stores) + machine.core.pack_cycles.value / (FEW_RUN if shape.dot else 1))
 
 
 def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: Array) -> Array:
@@ -202,9 +225,13 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
 
 
 def _run_starts(shape: Shape, rows: Rows) -> Array:
-    """Runs of the matrix that do not continue the previous run."""
+    """Runs of the matrix that do not continue the previous run. Rows of a tile of dot start at once: the tile waits as long as for the
+    most rows that a tile has."""
     number, strips = _counts(shape, rows)
-    return shape.results * number * (number > 1) if shape.dot else shape.k * strips * (strips > 1)
+    if not shape.dot:
+        return shape.k * strips * (strips > 1)
+    tiles = np.ceil(shape.results / rows.columns(lambda kernel: [_block(shape, kernel)])[0])
+    return tiles * MAX_TILE_VECTORS * number * (number > 1)
 
 
 def _prefetch_distance(shape: Shape, rows: Rows, machine: Machine) -> Array:
@@ -232,9 +259,9 @@ def terms(g: Gemm, rows: Rows, machine: Machine, layout: Layout) -> tuple[Array 
     (kernel,) = rows.kernels
     shape, unit = Shape.of(g), machine.unit_of(kernel.target)
     number, strips = _counts(shape, rows)
-    call = number * strips * machine.core.call_cycles.value
-    pack = shape.few * shape.k * (1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value / (FEW_RUN if shape.dot else 1))
-    return _kernel_cycles(shape, kernel, unit), call, _store_cycles(shape, kernel, unit, number), pack
+    call = (number * strips + TILE_CALL * number * _tiles(shape, kernel)) * machine.core.call_cycles.value
+    pack = _copy_cycles(g, shape, machine)
+    return _kernel_cycles(shape, kernel, unit, machine.line_bytes), call, _store_cycles(shape, kernel, unit, number), pack
 
 
 # The answers of the contract

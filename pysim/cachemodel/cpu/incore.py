@@ -6,7 +6,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import log2
+from math import gcd, log2
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,6 +165,12 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
 def _plain(kernel: Kernel) -> bool:
     """Whether the kernel is plain C."""
     return kernel.lane_windows * kernel.lane_filters == 1
+
+
+def line_accesses(pitch: int, vector: int, line: int) -> float:
+    """Mean accesses to L1 of a load of `vector` bytes from a row that begins at a multiple of `pitch` bytes: one more where it crosses a
+    line."""
+    return 1 + max(0, vector - gcd(pitch, line)) / line
 
 
 def k_depth(kernel: Kernel, width: int) -> int:
