@@ -7,6 +7,8 @@
  *         KR ROWS multiply-adds at stride 1. KR kernel rows share loads this way if KR is a constant (3, 5, 7); otherwise kernel rows are
  *         processed one by one. Image edges are masked or skipped. */
 
+#include <math.h>
+
 enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL_ROWS: for tiles of several filters */
 /* Fewest rows of a tile. Fewer output rows run as a tile of this many with rows skipped: the accumulators' latency leaves room for their
  * multiply-adds. */
@@ -30,6 +32,7 @@ typedef struct {
     int64_t channels, kernel_h, kernel_w, stride, dilation_h, dilation, height, width, pad; /* stride, dilation and pad: along columns */
     int64_t out_filter;    /* elements between two filters' outputs */
     T low, high;           /* bounds of outputs */
+    int clamped;           /* there is a bound */
 } TILES;
 
 /* Bit j: row y + j*step is inside the image. */
@@ -109,7 +112,8 @@ INLINE void add_3x3(const int SH, const int ROWS, const int MODE, const int EDGE
 #pragma GCC unroll 21
     for (int j = 0; j < (ROWS - 1) * SH + 3; j++, x += pitch) {
         if (EDGE == CORNER && !(live >> j & 1)) continue;
-        const VEC a = load_lanes(x, EDGE, low), after = load_lanes(x + behind, 1, next);
+        const VEC a = load_lanes(x, EDGE, low);
+        const VEC after = v_kept(EDGE ? v_load_mask(x + behind, next) : v_load_first(x + behind, MODE == PAIRS ? 1 : 2));
         VEC taps[3] = {a, a, a};
         if (MODE == PAIRS) {
             const VEC b = load_lanes(x + LANES, EDGE, high);
@@ -168,7 +172,13 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
                      acc);
         }
     }
-    const VEC low = v_set1(t->low), high = v_set1(t->high);
+    if (t->clamped) { /* otherwise 16 comparisons beside the 72 multiply-adds of a tile of 3x3 */
+        const VEC low = v_set1(t->low), high = v_set1(t->high);
+#pragma GCC unroll 4
+        for (int f = 0; f < FILTERS; f++)
+#pragma GCC unroll 8
+            for (int o = 0; o < ROWS; o++) acc[f][o] = v_between(low, high, acc[f][o]);
+    }
     const MASK keep = v_lanes(0, t->q - q);
 #pragma GCC unroll 4
     for (int f = 0; f < FILTERS; f++) {
@@ -176,11 +186,10 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
 #pragma GCC unroll 8
         for (int o = 0; o < ROWS; o++, out += t->out_pitch) {
             if (EDGE == CORNER && o >= t->rows) break;
-            const VEC value = v_between(low, high, acc[f][o]);
             if (EDGE)
-                v_store_mask(out, value, keep);
+                v_store_mask(out, acc[f][o], keep);
             else
-                v_store(out, value);
+                v_store(out, acc[f][o]);
         }
     }
 }
@@ -193,18 +202,20 @@ INLINE void corner(const int KR, const int SH, const int ROWS, const int FILTERS
 /* Tiles whose input rows are all inside the image. Columns [begin, end) read whole vectors. */
 INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end,
                    void (*corner)(const TILES *t, int64_t begin, int64_t end)) {
-    if (MODE == STRIDED || (MASKS_ARE_FREE && MODE == UNIT && KR > 3)) { /* gathers, or five or more multiply-adds per load, hide a row's test */
+    if (MODE == STRIDED) {
         corner(t, 0, t->q);
         return;
     }
-    if (MASKS_ARE_FREE) {
-        for (int64_t q = 0; q < t->q; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, COLUMNS, t, q);
-        return;
-    }
-    int64_t q = pysim_min(t->q, pysim_ceil_div(begin, LANES) * LANES);
-    corner(t, 0, q);
-    for (; q < end; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, q);
-    corner(t, q, t->q);
+    begin = pysim_min(t->q, pysim_ceil_div(begin, LANES) * LANES);
+    const int masked = MASKS_ARE_CHEAP && KR <= 3; /* in larger kernels more multiply-adds per load hide the corners' tests of rows */
+    if (!masked) corner(t, 0, begin);
+    int64_t q = masked ? 0 : begin;
+    for (; q < (masked ? t->q : end); q += LANES)
+        if (masked && (q < begin || q >= end))
+            tile(KR, SH, ROWS, FILTERS, MODE, COLUMNS, t, q);
+        else
+            tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, q);
+    if (!masked) corner(t, q, t->q);
 }
 
 #define TILES_OF(KR, SH, MODE, ROWS, FILTERS)                                                                                     \
@@ -263,14 +274,6 @@ static int shared_rows(const pysim_conv *c) {
     return square && listed && (c->kernel_h == 3 || c->kernel_h == 5 || c->kernel_h == 7) ? (int)c->kernel_h : 1;
 }
 
-/* Prefetches lines for the next tiles; an address outside the operands does no harm. */
-static void fetch(const T *from, int64_t count) {
-    for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 0, 3);
-}
-static void fetch_for_stores(const T *from, int64_t count) {
-    for (const char *line = (const char *)from, *end = (const char *)(from + count); line < end; line += 64) __builtin_prefetch(line, 1, 3);
-}
-
 /* Output rows [begin, end) of each group, in tiles of up to `high` rows x `most` filters. With a row dilation, output rows that far
  * apart share input rows: each such set ("phase") is a dense convolution. */
 static void rows_body(int high, int most, const pysim_direct *of, const T *image, const T *filters, const T *bias, T *out, int64_t groups,
@@ -287,7 +290,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
     TILES t = {.step = shared > 1 ? c->dilation_h : c->stride_h, .out_pitch = phases * of->q, .q = of->q, .channels = of->channels,
                .kernel_h = c->kernel_h, .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h,
                .dilation = c->dilation_w, .height = c->height, .width = c->width, .pad = c->pad_left, .out_filter = of->p * of->q,
-               .low = (T)of->bounds.low, .high = (T)of->bounds.high};
+               .low = (T)of->bounds.low, .high = (T)of->bounds.high, .clamped = of->bounds.low > -INFINITY || of->bounds.high < INFINITY};
     for (int64_t phase = 0; phase < pysim_min(phases, end - begin); phase++) {
         const int64_t rows = pysim_ceil_div(end - begin - phase, phases), blocks = pysim_ceil_div(rows, high);
         const int64_t least = rows / blocks, more = rows % blocks;
@@ -300,13 +303,11 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
             t.x = in + t.y * c->width - c->pad_left;
             const int64_t rows_end = t.y + (here - 1) * phases * c->stride_h + reach;
             const int at_edge = t.y < 0 || rows_end > c->height;
-            fetch(in + rows_end * c->width, here * phases * c->stride_h * c->width);
             for (int64_t f = g * of->filters, width; f < (g + 1) * of->filters; f += width) {
                 width = (g + 1) * of->filters - f >= most ? most : 1;
                 t.w = filters + f * size;
                 t.bias = bias ? bias + f : NULL;
                 t.out = out + (f * of->p + p) * of->q;
-                fetch_for_stores(t.out + here * phases * of->q, here * phases * of->q);
                 const int64_t fewest = width > 1 ? MIN_SEVERAL_ROWS : MIN_ROWS;
                 /* rows of the smallest tile that exists */
                 const int64_t whole = shared > 1 ? pysim_max(fewest, here) : width > 1 ? SEVERAL_ROWS : MAX_ROWS;

@@ -10,7 +10,11 @@ INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
 
 /* The lanes from lane n of low on, n a constant. */
 #define v_shifted(low, high, n) _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(high), _mm512_castps_si512(low), n))
-enum { MASKS_ARE_FREE = 1 }; /* 0.99 to 1.01 times whole loads, Zen 5 */
+/* The first 1 or 2 elements of p in the first lanes; nothing behind them is read. */
+INLINE VEC v_load_first(const T *p, const int count) {
+    return count == 1 ? v_set1(*p) : _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_load_sd((const double *)(const void *)p)));
+}
+enum { MASKS_ARE_CHEAP = 1 }; /* a masked load is one operation more on Intel, none on Zen */
 enum { SHIFTS_ARE_CHEAP = 1 }; /* and nine weights find a register each */
 
 /* 128-bit parts that lie so far apart, in one register; and within each part the transposition of PART registers. */
