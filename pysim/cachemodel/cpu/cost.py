@@ -246,15 +246,21 @@ def _run_stalls(table: Table, moved: Array) -> Array | float:
 
 
 def _exposed(table: Table, kernel: Array, moved: Array) -> Array | float:
-    """Transfer cycles of a convolution's filters from beyond L2 that multiply-adds do not hide: the first window tile that reads a filter
-    has no more multiply-adds for each byte than the others."""
+    """Transfer cycles from beyond L2 that multiply-adds do not hide. A product's windows in place: before a tile the nest prefetches more
+    lines of the next one than a core has misses in flight. A convolution's filters: the first window tile that reads a filter has no more
+    multiply-adds for each byte than the others."""
     rates = table.rates
     nest = rates.nest
-    if not nest.filters_packed or len(moved) < 2:
+    if len(moved) < 2:
         return 0.0
-    read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.group_channels * nest.repeats
-    per_byte = 1 / _rates(rates.machine)[1:, :1] - kernel / read
-    return (served(moved)[1:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, per_byte)).sum(axis=0)
+    beyond, rate = served(moved)[1:], _rates(rates.machine)[1:, :1]
+    exposed: Array | float = 0.0
+    if not nest.filters_packed or nest.filters_in_place:
+        exposed = (1 - table.packed) * (beyond[:, 2 * OPERANDS.index("input")] / rate).sum(axis=0)
+    if nest.filters_packed:
+        read = rates.stored_tile * rates.filter_tiles * rates.window_tiles * nest.group_channels * nest.repeats
+        exposed += (beyond[:, 2 * OPERANDS.index("filters")] * np.maximum(0.0, 1 / rate - kernel / read)).sum(axis=0)
+    return exposed
 
 
 def _rows_ahead(table: Table) -> Array | float:
