@@ -129,8 +129,9 @@ def _shown(nest: LoopNest, row: int) -> bool:
 
 def _words(loop: Loop, names: Names, size: str = "of ") -> str:
     """A loop in words: blocks of (3) panels of tiles; panels of tiles."""
-    name, dimension = names.get(loop.name, loop.name), names.get(loop.dimension, loop.dimension)
-    return f"{name} {size}{dimension}" if size and _number(loop.tiles) > 1 else name
+    if size and _number(loop.tiles) > 1:
+        return f"{names.get(loop.name, loop.name)} {size}{names.get(loop.dimension, loop.dimension)}"
+    return loop.name
 
 
 def reused(nest: LoopNest, on: Machine, names: Names = MappingProxyType({})) -> Iterator[str]:
