@@ -43,7 +43,7 @@ from pysim.runtime import cpu as runtime
 Accurate = tuple[Accuracy, float | None]  # the level, and the largest accepted error relative to the results' rms
 ANY: Accurate = ("standard", None)  # the default, which call signatures leave out
 
-# signature -> the prepared launch or chooser, and the objects whose ids are in the signature: kept alive, or an id could be reused
+# signature -> the prepared launch or chooser, and the objects whose ids are in the signature: if they were freed, an id could be reused
 _ready: LruCache[tuple[Any, Any, Any]] = LruCache(256)
 _choosers: LruCache[tuple[Any, Any, Any]] = LruCache(256)
 
@@ -229,9 +229,9 @@ def conv2d(
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out, residual=residual)
     if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
         if layout in values.BLOCKED:
-            raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU x tells how it lies")
+            raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU the strides of x give the layout, NCHW or channels last")
         if residual is not None:
-            raise OperandError("a residual is added by the CPU's kernels; on a GPU add it behind the call")
+            raise OperandError("only the CPU's kernels add a residual; on a GPU add it to the result")
         return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out, _multiplied(plan))
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
@@ -428,7 +428,7 @@ def _layout(plan: Any, layout: Any) -> Layout:
 
 def _refuse_both(plan: values.Plan | None, accurate: Accurate) -> None:
     if plan is not None and accurate != ANY:
-        raise PlanError("accuracy and error_limit choose a plan, and this call brings one; ask pysim.plan for a plan that is so accurate")
+        raise PlanError("accuracy and error_limit choose a plan, but a plan is given; pass them to pysim.plan instead")
 
 
 def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu, accurate: Accurate) -> Any:

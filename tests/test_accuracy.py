@@ -286,7 +286,7 @@ def test_calls_are_as_accurate_as_they_ask_and_a_plan_brings_its_own():
     plan = pysim.plan(SMALL)
     for call in (lambda **a: pysim.conv2d(x, w, padding=1, plan=plan, **a), lambda **a: pysim.prepare(SMALL, w, plan=plan, **a)):
         call()
-        with pytest.raises(PlanError, match="accuracy and error_limit choose a plan, and this call brings one"):
+        with pytest.raises(PlanError, match="accuracy and error_limit choose a plan, but a plan is given"):
             call(accuracy="strict")
 
 

@@ -186,7 +186,7 @@ def test_workspaces_that_lie_idle_are_bounded_and_serve_the_next_call():
         (lambda: pysim.conv2d(IMAGE, FILTERS, plan="foo"), PlanError, 'plan is "foo"; right is what pysim.plan returns'),
         (lambda: pysim.conv2d(IMAGE, FILTERS, machine=3), MachineError, "machine is 3"),
         (lambda: pysim.conv2d(IMAGE, FILTERS, activation=["relu"]), OperandError, "activation .'relu'. is not known"),
-        (lambda: pysim.conv2d(IMAGE, FILTERS, out=[[1.0]]), OperandError, "out is a list, of which NumPy sees a copy only"),
+        (lambda: pysim.conv2d(IMAGE, FILTERS, out=[[1.0]]), OperandError, "out is a list, which NumPy can only copy"),
         (lambda: pysim.gemm(SQUARE, SQUARE, alpha="2"), OperandError, 'alpha is "2"; right is a number'),
         (lambda: pysim.gemm(SQUARE, SQUARE, alpha=True), OperandError, "alpha is True"),
         (lambda: pysim.gemm(SQUARE, SQUARE, SQUARE, beta=float("nan")), OperandError, "beta is nan; it must be finite"),

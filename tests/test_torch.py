@@ -337,5 +337,5 @@ def test_tensors_that_lie_negated_are_what_they_mean():
     with torch.no_grad():
         assert_close(pysim.torch.optimize(model)(negated), model(negated))
     assert_close(pysim.conv2d(negated, filters), functional.conv2d(negated, filters))
-    with pytest.raises(OperandError, match="of which NumPy sees a copy only"):
+    with pytest.raises(OperandError, match="which NumPy can only copy"):
         pysim.gemm(torch.ones(2, 2), torch.ones(2, 2), out=torch._neg_view(torch.ones(2, 2)))

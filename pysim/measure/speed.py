@@ -50,8 +50,8 @@ class Speed(NamedTuple):
 
 
 def read(target: str, threads: int = 1) -> Speed:
-    """Reads the calling thread's core, or the cores of so many threads at once: the rates of the slowest. The clock is read after wide
-    vectors, as kernels have it."""
+    """The speed of the calling thread's core; for several threads, of the slowest core while all are busy. The clock is read after wide
+    vectors, as in kernels."""
 
     def rate(of: str) -> float:
         probe = partial(cpu.probe_fma, of, "f32")
@@ -64,7 +64,7 @@ def read(target: str, threads: int = 1) -> Speed:
 
 
 class Speedometer:
-    """Reads the cores of so many threads between samples."""
+    """Reads the speed of the cores between samples."""
 
     def __init__(self, target: str, threads: int = 1) -> None:
         self._target, self._threads = target, threads

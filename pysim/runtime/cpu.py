@@ -206,7 +206,7 @@ def as_numpy(x: Any, name: str) -> Array:
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ma.MaskedArray):
-        raise OperandError(f"{name} is a masked array, of which the mask would not be read; right is {name}.filled(0), or another value")
+        raise OperandError(f"{name} is a masked array, and kernels do not read masks; right is {name}.filled(0), or another value")
     if isinstance(x, np.ndarray):
         return x
     if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
@@ -244,7 +244,7 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
         return aligned(shape, kind)
     array = as_numpy(out, "out")
     if array is not out and not np.may_share_memory(array, as_numpy(out, "out")):
-        raise OperandError(f"out is a {type(out).__name__}, of which NumPy sees a copy only; right is an array that can be written")
+        raise OperandError(f"out is a {type(out).__name__}, which NumPy can only copy; right is a writable array")
     flags = array.flags
     if array.shape != shape or array.dtype != kind or not flags.carray:
         faults = {"read-only": not flags.writeable, "not C-contiguous": not flags.c_contiguous, "not aligned": not flags.aligned}
