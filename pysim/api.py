@@ -229,7 +229,7 @@ def conv2d(
     arrays.refuse_gradients(x=x, w=w, bias=bias, out=out, residual=residual)
     if arrays.is_cuda(x) or arrays.is_cuda(w) or _on_gpu(plan, machine):
         if layout in values.BLOCKED:
-            raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU the strides of x give the layout, NCHW or channels last")
+            raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU the strides of x give the layout")
         if residual is not None:
             raise OperandError("only the CPU's kernels add a residual; on a GPU add it to the result")
         return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out, _multiplied(plan))
