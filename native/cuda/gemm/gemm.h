@@ -29,9 +29,10 @@ struct GemmRow {
 };
 
 /* Each family's rows, in the order of its .inc. */
-Rows<GemmRow> simt_f32_rows(), simt_f64_rows(), simt_f16_rows(), simt_s8_rows();
+Rows<GemmRow> simt_f32_rows_part1(), simt_f32_rows_part2(), simt_f32_rows_part3(), simt_f32_rows_part4();
+Rows<GemmRow> simt_f64_rows(), simt_f16_rows(), simt_s8_rows();
 Rows<GemmRow> wmma_rows(), mma_f64_rows(), mma_rows(), mma_tf32x3_rows();
-Rows<GemmRow> wgmma_f16_rows(), wgmma_bf16_rows(), wgmma_narrow_rows(), wgmma_tf32x3_rows();
+Rows<GemmRow> wgmma_f16_rows(), wgmma_bf16_rows(), wgmma_tf32_rows(), wgmma_s8_rows(), wgmma_f8_rows(), wgmma_tf32x3_rows();
 
 /* layout_conversion.cu: to[r][c] = from[r][c] (`transpose`: from[c][r]) for r < rows, c < columns; zeros up to to_pitch. rows = 0: no copy. */
 struct LayoutConversion {
