@@ -110,7 +110,7 @@ def product(draw: random.Random, row: GemmKernel, layout: int) -> Gemm:
     }
     if draw.random() < 0.3:
         side = draw.choice("mnk")
-        sizes[side] = _about(draw, draw.choice((MOST["GEMM_K"] if side == "k" else MOST["GEMM_SIDE"], MOST["RELAYOUT_ROWS"])))
+        sizes[side] = _about(draw, draw.choice((MOST["GEMM_K"] if side == "k" else MOST["GEMM_SIDE"], MOST["LAYOUT_CONVERSION_ROWS"])))
     elif draw.random() < 0.1:  # about as many tiles as there may be
         columns = MOST["TILES"] // -(-MOST["GEMM_SIDE"] // (row.block_m * row.cluster_m)) * row.block_n * row.cluster_n
         sizes |= {"m": MOST["GEMM_SIDE"], "n": min(_about(draw, columns), MOST["GEMM_SIDE"]), "k": 1}
@@ -276,7 +276,7 @@ def told(row: GemmKernel | ConvKernel) -> tuple[str, str]:
 
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "f64", "s8"])
 def test_a_product_about_a_limit_is_planned_as_a_launch_that_the_library_takes_or_refused(dtype: str) -> None:
-    sides, ks, rows = MOST["GEMM_SIDE"], MOST["GEMM_K"], MOST["RELAYOUT_ROWS"]
+    sides, ks, rows = MOST["GEMM_SIDE"], MOST["GEMM_K"], MOST["LAYOUT_CONVERSION_ROWS"]
     sizes = [(m, 64, 64) for m in (sides - 1, sides, sides + 1, rows, rows + 1)] + [(64, 64, k) for k in (ks - 8, ks, ks + 1)]
     for (m, n, k), layout in itertools.product([*sizes, (sides, sides, 8)], ("nn", "tt")):
         w = Gemm(m=m, n=n, k=k, trans_a=layout == "tt", trans_b=layout == "tt", dtype=dtype)

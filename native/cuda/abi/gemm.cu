@@ -100,8 +100,8 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major == 1, g->m, g->k, element, row.needs);
     w->b = row.needs.thirds ? thirds_of(g->trans_b, g->n, g->k) : operand_of(b, g->ldb, g->trans_b, row.needs.k_major != 0, g->n, g->k, element, row.needs);
     for (const Operand *o : {&w->a, &w->b})
-        if (o->bytes && o->rows > limit::RELAYOUT_ROWS)
-            return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)limit::RELAYOUT_ROWS);
+        if (o->bytes && o->rows > limit::LAYOUT_CONVERSION_ROWS)
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)limit::LAYOUT_CONVERSION_ROWS);
     const int64_t slots = s->decomposition == PYSIM_SPLIT_K && s->splits <= row.reduces_in_cluster ? 0 : grid.slots(p);
     w->flags = slots ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
     w->partials = slots * high * wide * sum_bytes(g->dtype);
@@ -223,7 +223,7 @@ pysim_status run(const Call &call) {
     if (w.flags) p.flags = (unsigned *)at, p.partials = at + w.flags;
     if (a.rows || b.rows || w.flags) {
         const PartsOf parts = !w.b.thirds ? PartsOf::NONE : p.trans_a ? PartsOf::THIRDS : PartsOf::THIRDS_INTERLEAVED;
-        status = check(convert_layouts(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "re-layout of operands, flags of partial sums");
+        status = check(convert_layouts(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "layout conversion of operands, flags of partial sums");
         p.follows = has_dependent_launch();
     }
     return status == PYSIM_OK ? check(row->launch(p, sms, call.stream), row->info.name) : status;

@@ -62,11 +62,11 @@ struct Conv {
     Problem product;          /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
     short halves;             /* 1: the row takes filters in halves (core/split.cuh) */
     short folds;              /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
-    short step_bytes;         /* of channels of a window, which a step of it takes */
+    short step_bytes;         /* bytes of a window's channels in one k-iteration */
     int gemm;                 /* the schedule's row of gemm/, or -1 */
-    bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); } /* a window is one */
-    bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }              /* and windows are the pixels */
-    int tile_m, tile_n, cluster; /* what the product is cut into, if it is: a block's tile, or that of a cluster of so many blocks */
+    bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); } /* a window is one pixel */
+    bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }              /* windows are all pixels */
+    int tile_m, tile_n, cluster; /* tiled rows: the tile of a cluster, and the cluster's blocks */
     Prologue prologue;
 };
 
@@ -74,19 +74,19 @@ struct ConvRow {
     char name[80];
     pysim_cuda_conv_info info;
     bool exact_capability; /* info.capability alone */
-    /* NULL where the row computes `c`, else the reason: "it takes ..." */
+    /* NULL if the row computes `c`, else the reason: "it takes ..." */
     const char *(*refuses)(const Conv &c);
-    /* Bytes of `own`; NULL: none. It may call pysim_cuda_workspace_bytes and then fails as that does. */
+    /* Bytes of `own`; NULL: none. Returns the status of pysim_cuda_workspace_bytes if it calls that. */
     pysim_status (*own_bytes)(const Conv &c, int64_t *bytes);
-    /* Puts everything on the stream; a row that makes products runs them by pysim_cuda_run. */
+    /* Enqueues all kernels; a row that makes products runs them by pysim_cuda_run. */
     pysim_status (*launch)(const Conv &c, int sms, cudaStream_t stream);
     cudaError_t (*attributes)(const Conv &c, pysim_cuda_attributes *out);
-    /* NULL where the product is as `conv_of` makes it (abi/conv.cu), else sets its sizes, tile_m, tile_n, cluster and group_tiles. */
+    /* Sets the product's sizes, tile_m, tile_n, cluster and group_tiles; NULL: the product stays as `conv_of` makes it (abi/conv.cu). */
     void (*tile)(Conv &c);
-    bool chunked;           /* data parallel, and `splits` says in how many chunks of windows */
+    bool chunked;           /* data parallel in `splits` chunks of windows */
     static constexpr int below = 0; /* see gemm/rows.h */
     int replaced_on;        /* see gemm/rows.h */
-    int reduces_in_cluster; /* so many parts of split-K are reduced in a cluster and need no workspace: then the product has no partials */
+    int reduces_in_cluster; /* see gemm/rows.h */
 };
 
 /* Each family's rows, in the order of its rows.inc. */
@@ -96,7 +96,7 @@ Rows<ConvRow> winograd_fused2_rows(), winograd_unfused4_rows(), winograd_fused4_
 Rows<ConvRow> wgmma_conv_f16_rows(), wgmma_conv_bf16_rows(), wgmma_conv_tf32_rows(), wgmma_conv_tf32x3_rows();
 Rows<ConvRow> conv_mma_rows(), conv_mma_tf32x3_rows(), grouped_rows();
 
-/* conv/reference.cu: alpha == 0 leaves the product out */
+/* conv/reference.cu; alpha == 0: without the product */
 cudaError_t conv_reference(const Conv &c, cudaStream_t stream);
 }
 #endif

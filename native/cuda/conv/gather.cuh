@@ -111,7 +111,7 @@ template <bool NHWC> struct Listed {
     }
 
     /* A thread's position k = outer * count + inner: inner is the tap under NCHW, the channel under NHWC. */
-    class Walk {
+    class Taps {
         int inner, outer, k;
         static __device__ const Divisor &count(const Arguments &a) { return NHWC ? a.c.per_kernel_row : a.c.per_channel; }
         static __device__ Tap next(const Arguments &a, int &inner, int &outer) {
@@ -122,7 +122,7 @@ template <bool NHWC> struct Listed {
         }
 
       public:
-        __device__ Walk(const Arguments &a, int from) : k(from) { outer = count(a).of(from, inner); }
+        __device__ Taps(const Arguments &a, int from) : k(from) { outer = count(a).of(from, inner); }
         template <int STEP> __device__ void advance(const Arguments &a) {
             int rest;
             outer += count(a).of(STEP, rest), inner += rest, k += STEP;
@@ -174,11 +174,11 @@ struct Divided {
         return {(int)(c.nhwc ? ((unsigned)h * c.width + w) * wide + channel : ((unsigned)channel * c.height + h) * c.width + w), h, w};
     }
     static __device__ void prepare(const Arguments &, int, int) {}
-    class Walk {
+    class Taps {
         int k;
 
       public:
-        __device__ Walk(const Arguments &, int from) : k(from) {}
+        __device__ Taps(const Arguments &, int from) : k(from) {}
         template <int STEP> __device__ void advance(const Arguments &) { k += STEP; }
         template <int COUNT> __device__ void taps(const Arguments &a, Tap (&to)[COUNT]) const {
 #pragma unroll
@@ -204,7 +204,7 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
     const Arguments &a;
     const typename Knows::Place place;
     const In *const from; /* the window's first element; may be before the tensor */
-    typename Knows::Walk at; /* this thread's first tap in the k-iteration to load next */
+    typename Knows::Taps at; /* this thread's first tap in the k-iteration to load next */
     const bool all;
 
     /* The shuffle tells the compiler that the row is uniform in a warp, so that it uses uniform registers. */
@@ -254,7 +254,7 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
 
     const Arguments &a;
     typename Knows::Place place[PASSES];
-    typename Knows::Walk at; /* this thread's first tap in the k-iteration to load next */
+    typename Knows::Taps at; /* this thread's first tap in the k-iteration to load next */
     const bool all, vector;
 
   public:
@@ -302,12 +302,12 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
 
 /* Columns or AcrossWindows with a prologue, applied between registers and shared memory. A thread's windows belong to one image. The convolution is
  * pointwise, so k is a channel. */
-template <class Base> class Begun : public Base {
+template <class Base> class PrologueLoader : public Base {
     const Conv &c;
     int channel, end, row; /* the thread's first channel in the k-iteration to store next; the last channel + 1; its image's first scale */
 
   public:
-    __device__ Begun(const Base &base, const Arguments &a, int group, int window, int begin, int end, int thread)
+    __device__ PrologueLoader(const Base &base, const Arguments &a, int group, int window, int begin, int end, int thread)
         : Base(base), c(a.c), channel(group * c.channels + begin + Base::first_line(thread)), end(group * c.channels + end),
           row(c.per_image.of(min(window, c.windows - 1)) * c.groups * c.channels) {}
     __device__ void store(char *shared, typename Base::Staged &staged, int thread) {
@@ -388,7 +388,7 @@ template <class Windows> struct WithPrologue {
     static __device__ void prepare(const Arguments &a, int threads) { Windows::prepare(a, threads); }
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
         const auto plain = Windows::template of<S, EXTENT>(g, group, first, begin, end);
-        return Begun<std::remove_const_t<decltype(plain)>>(plain, g, group, first + plain.inner_of(threadIdx.x), begin, end, threadIdx.x);
+        return PrologueLoader<std::remove_const_t<decltype(plain)>>(plain, g, group, first + plain.inner_of(threadIdx.x), begin, end, threadIdx.x);
     }
 };
 

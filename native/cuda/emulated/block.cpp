@@ -343,7 +343,7 @@ void wait(Barrier &barrier, int expected) {
 }
 
 /* Removes lanes that do not exist from `mask`; returns the barrier of the rest. */
-Barrier &meeting(unsigned &mask) {
+Barrier &lanes_barrier(unsigned &mask) {
     const int first = current->thread / 32 * 32, lanes = std::min(threads - first, 32);
     if (!(mask >> lane() & 1)) fault("a lane that is not in the mask 0x%x", mask);
     const unsigned there = 0xffffffffu >> (32 - lanes);
@@ -369,13 +369,13 @@ void wait_block(int id, int count) {
 }
 
 void wait_warp(unsigned mask) {
-    Barrier &barrier = meeting(mask);
+    Barrier &barrier = lanes_barrier(mask);
     wait_for_lanes(barrier, mask);
 }
 
 /* Whole warps alternate between two buffers, since one lane can be at most one exchange ahead of another. */
 const char *give(unsigned &mask, const void *gift, int bytes) {
-    Barrier &barrier = meeting(mask);
+    Barrier &barrier = lanes_barrier(mask);
     const bool whole = &barrier >= warps && &barrier < warps + MOST_THREADS / 32;
     auto &gifts = whole ? warp_gifts[barrier.generation % 2] : part_gifts;
     memcpy(gifts[current->thread], gift, (size_t)bytes);
@@ -385,7 +385,7 @@ const char *give(unsigned &mask, const void *gift, int bytes) {
 
 /* Parts of warps may overlap in any way, so they wait until all lanes have read the values. */
 void taken(unsigned mask) {
-    Barrier &barrier = meeting(mask);
+    Barrier &barrier = lanes_barrier(mask);
     if (&barrier >= parts && &barrier < parts + MOST_THREADS) wait_for_lanes(barrier, mask);
 }
 

@@ -13,7 +13,7 @@
 namespace pysim {
 namespace emulated {
 namespace {
-enum { ALIGN = 256, SHARED_UNASKED = 48 * 1024, SHARED_ASKED = 227 * 1024 };
+enum { ALIGN = 256, DEFAULT_SHARED = 48 * 1024, MOST_SHARED = 227 * 1024 };
 
 size_t page() {
     static const size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
@@ -57,18 +57,18 @@ void describe(const void *address, char *text, size_t size) {
             snprintf(text, size, "a byte %zu before the start of an allocation of %zu bytes", (size_t)(data - at), bytes);
     }
     const char *const first = dynamic_shared();
-    if (at > first && at < first + SHARED_ASKED + page()) snprintf(text, size, "byte %zu of dynamic shared memory", (size_t)(at - first));
+    if (at > first && at < first + MOST_SHARED + page()) snprintf(text, size, "byte %zu of dynamic shared memory", (size_t)(at - first));
 }
 
 cudaError_t allow_shared(const void *kernel, int bytes) {
-    if (bytes < 0 || bytes > SHARED_ASKED) return note(cudaErrorInvalidValue);
+    if (bytes < 0 || bytes > MOST_SHARED) return note(cudaErrorInvalidValue);
     allowances()[kernel] = bytes;
     return cudaSuccess;
 }
 
 cudaError_t launch(const void *kernel, const Launch &launch) {
-    const auto asked = allowances().find(kernel);
-    const size_t allowed = asked == allowances().end() ? (size_t)SHARED_UNASKED : (size_t)max((int)SHARED_UNASKED, asked->second);
+    const auto allowance = allowances().find(kernel);
+    const size_t allowed = allowance == allowances().end() ? (size_t)DEFAULT_SHARED : (size_t)max((int)DEFAULT_SHARED, allowance->second);
     if (launch.shared > allowed) return note(cudaErrorInvalidValue);
     const unsigned *const g = launch.grid, *const t = launch.threads;
     if (!g[0] || !g[1] || !g[2] || g[0] > 0x7fffffffu || g[1] > 65535 || g[2] > 65535) return note(cudaErrorInvalidConfiguration);
@@ -106,7 +106,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
     snprintf(out->name, sizeof out->name, "emulated on the CPU");
     out->major = 9, out->multiProcessorCount = 4, out->l2CacheSize = 1 << 20, out->regsPerMultiprocessor = 65536;
     out->maxThreadsPerMultiProcessor = 2048, out->maxBlocksPerMultiProcessor = 32, out->totalGlobalMem = (size_t)1 << 30;
-    out->sharedMemPerMultiprocessor = 228 * 1024, out->sharedMemPerBlockOptin = SHARED_ASKED;
+    out->sharedMemPerMultiprocessor = 228 * 1024, out->sharedMemPerBlockOptin = MOST_SHARED;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {

@@ -137,10 +137,10 @@ template <class From, class To, int N, int HELD> __global__ void __launch_bounds
 }
 
 template <class From, class To, int N> cudaError_t start_by_channels(const Norm &n, int sms, cudaStream_t stream) {
-    const int vectors = (n.channels + N - 1) / N, beside = (vectors + THREADS - 1) / THREADS, wide = (vectors + beside - 1) / beside;
+    const int vectors = (n.channels + N - 1) / N, columns = (vectors + THREADS - 1) / THREADS, wide = (vectors + columns - 1) / columns;
     const int64_t high = THREADS / wide, needed = (n.rows + TOGETHER * high - 1) / (TOGETHER * high);
-    const int64_t blocks = std::min(needed, std::max((int64_t)1, (int64_t)sms * BLOCKS / beside));
-    return launch(by_channels<From, To, N>, dim3((unsigned)blocks, (unsigned)beside), dim3(THREADS), 0, stream, n, wide);
+    const int64_t blocks = std::min(needed, std::max((int64_t)1, (int64_t)sms * BLOCKS / columns));
+    return launch(by_channels<From, To, N>, dim3((unsigned)blocks, (unsigned)columns), dim3(THREADS), 0, stream, n, wide);
 }
 
 template <class From, class To, int N, int HELD> cudaError_t start_by_rows(const Norm &n, cudaStream_t stream) {

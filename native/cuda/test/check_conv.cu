@@ -166,9 +166,9 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     int channels = (draw.of(steps) * bk + draw.below(3) - 1 + taps - 1) / taps;
     const bool by_vectors = !strcmp(row.family, "wgmma") || !strcmp(row.family, "mma");
     if (by_vectors && kind != 3) { /* channels in whole vectors and whole blocks, in whole vectors only, or any */
-        const int vector = 16 / bytes_of[s.dtype], lying = draw.below(3);
-        if (lying == 0) channels = bk * (1 + draw.below(3));
-        if (lying == 1) channels = (channels + vector - 1) / vector * vector;
+        const int vector = 16 / bytes_of[s.dtype], rounding = draw.below(3);
+        if (rounding == 0) channels = bk * (1 + draw.below(3));
+        if (rounding == 1) channels = (channels + vector - 1) / vector * vector;
     }
     s.channels = s.groups * (channels < 1 ? 1 : kind == 3 ? 1 : channels);
     if (!strcmp(row.form, "folded")) { /* few channels, strided windows */

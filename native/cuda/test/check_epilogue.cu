@@ -33,7 +33,7 @@ template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORD
 }
 
 /* ONE: one code for strips serves both orders. */
-template <class S, ResultOrder ORDER, bool ONE> __global__ void leave_tiles(Problem p, Planes planes, const typename S::Acc *sums) {
+template <class S, ResultOrder ORDER, bool ONE> __global__ void store_tiles(Problem p, Planes planes, const typename S::Acc *sums) {
     if constexpr (CODE_CAPABILITY < 90) return; /* no stmatrix */
     using Acc = typename S::Acc;
     const int group = threadIdx.x / 128 % S::GROUPS, tiles_n = ceil_div(p.n, S::BLOCK_N), tiles = ceil_div(p.m, S::BLOCK_M) * tiles_n;
@@ -127,7 +127,7 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     p.c = want;
     each((long long)p.m * p.n, define<Acc, ORDER>, p, planes, (const Acc *)sums);
     p.c = out;
-    const auto kernel = leave_tiles<S, ORDER, ONE>;
+    const auto kernel = store_tiles<S, ORDER, ONE>;
     need(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES), "shared memory");
     need(pysim::launch(kernel, 2, 128 * S::GROUPS, S::SHARED_BYTES, nullptr, p, planes, (const Acc *)sums), name);
     const bool smooth = p.activation > 1 && p.activation != 3;

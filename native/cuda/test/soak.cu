@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Runs every row of gemms.inc and convs.inc repeatedly at real sizes, alone and beside a kernel that keeps shared memory, L2 and the load/store units
+ * Runs every row of gemms.inc and convs.inc repeatedly at real sizes, alone and together with a kernel that keeps shared memory, L2 and the load/store units
  * busy. Races between copies and reads show only in a few launches, and only if blocks fill the SMs.
  *
  * Operands are small integers, different in each k-iteration, so that every sum is exact in the accumulators' type in any order (f16: integers up to
@@ -61,10 +61,10 @@ struct Hog {
     }
     void start(int blocks) {
         need(cudaMemsetAsync(stop, 0, 4, stream), "memset");
-        need(pysim::launch(hog, (unsigned)blocks, 256, 0, stream, (const uint4 *)data, (unsigned)HOG_BYTES / 16, (const volatile int *)stop, (unsigned *)stop + 1), "the kernel beside");
+        need(pysim::launch(hog, (unsigned)blocks, 256, 0, stream, (const uint4 *)data, (unsigned)HOG_BYTES / 16, (const volatile int *)stop, (unsigned *)stop + 1), "the disturbing kernel");
     }
     void end() { need(cudaMemsetAsync(stop, 1, 4, nullptr), "memset"); } /* takes effect after the launches before it */
-    void wait() { need(cudaStreamSynchronize(stream), "the kernel beside"); }
+    void wait() { need(cudaStreamSynchronize(stream), "the disturbing kernel"); }
 };
 
 /* x rounded to the type */
@@ -102,15 +102,15 @@ struct Options {
 struct Tally { long long launches = 0, wrong = 0, rows = 0, fewest = INT64_MAX; double seconds = 0; };
 std::map<std::string, Tally> tallies; /* by family */
 
-Hog beside;
+Hog disturber;
 Found *found;
 int sms;
 Buffer buffer_out, buffer_before, buffer_work, buffer_want;
 
-/* room: the disturbing kernel's blocks fit on an SM beside one of the row's. */
+/* room: the disturbing kernel's blocks fit on an SM together with one of the row's. */
 struct Result { int dtype; long long count; double allowed; bool same_bits, room; };
 
-/* REPEATS launches, alone and then beside the hog. Before each the result is set to NaN, after each it is compared. False: run() refused. */
+/* REPEATS launches, alone and then with the disturbing kernel. Before each the result is set to NaN, after each it is compared. False: run() refused. */
 template <class Run> bool soak(const std::string &text, const std::string &again, const Result &r, int64_t bytes, unsigned number, Tally &tally, Run run) {
     const double start = now();
     const size_t size = (size_t)r.count * bytes_of[r.dtype];
@@ -123,9 +123,9 @@ template <class Run> bool soak(const std::string &text, const std::string &again
         for (int i = 0; i < REPEATS; i++) {
             need(cudaMemsetAsync(out, r.dtype == PYSIM_S32 ? 0x80 : 0xff, size, nullptr), "memset"); /* NaN, or an integer that cannot be a result */
             if (bytes) need(cudaMemsetAsync(work, 0xff, (size_t)bytes, nullptr), "memset");
-            if (busy) beside.start(chosen);
+            if (busy) disturber.start(chosen);
             const pysim_status status = run(out, bytes ? work : nullptr);
-            if (busy) beside.end();
+            if (busy) disturber.end();
             if (status != PYSIM_OK) {
                 tally.wrong++;
                 printf("FAIL %s: %s\n     %s\n", text.c_str(), pysim_cuda_last_error(), again.c_str());
@@ -135,12 +135,12 @@ template <class Run> bool soak(const std::string &text, const std::string &again
             each(r.count, differ, (const void *)out, r.dtype, (const double *)buffer_want.data, r.count, r.allowed, (const float *)before, found + i);
         }
         need(cudaMemcpy(each_found, found, sizeof each_found, cudaMemcpyDeviceToHost), text.c_str());
-        if (busy) beside.wait();
+        if (busy) disturber.wait();
         for (const Found &f : each_found) {
             tally.launches++;
             if (!f.wrong) continue;
             if (++tally.wrong <= 10)
-                printf("FAIL %s, %s: %llu of %lld elements are wrong, the first is %llu\n     %s\n", text.c_str(), busy ? "beside" : "alone", f.wrong,
+                printf("FAIL %s, %s: %llu of %lld elements are wrong, the first is %llu\n     %s\n", text.c_str(), busy ? "disturbed" : "alone", f.wrong,
                        r.count, f.first, again.c_str());
         }
     }
@@ -421,7 +421,7 @@ int main(int argc, char **argv) {
     if (!found_device()) return 77;
     need(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "the device");
     need(cudaMalloc(&found, REPEATS * sizeof *found), "memory");
-    beside.make();
+    disturber.make();
 
     std::map<std::pair<int, int>, int> cases; /* each row's next case */
     for (const Work &w : all)

@@ -112,11 +112,11 @@ def too_large(problem: Gemm, kernel: GemmKernel, placement: Placement) -> Reason
     most, tiles = cuda_limits(), tiles_of(problem, kernel)
     if tiles > most["TILES"]:
         return Reason("size", f"it would need {tiles:,} tiles; the CUDA kernels take up to {most['TILES']:,}")
-    if max(problem.m, problem.n, problem.k) <= most["RELAYOUT_ROWS"]:
+    if max(problem.m, problem.n, problem.k) <= most["LAYOUT_CONVERSION_ROWS"]:
         return None
     rows = max((one.rows for one in copies(problem, kernel, placement)), default=0)
-    if rows > most["RELAYOUT_ROWS"]:
-        return Reason("size", f"it would copy an operand of {rows:,} rows; copies take up to {most['RELAYOUT_ROWS']:,}")
+    if rows > most["LAYOUT_CONVERSION_ROWS"]:
+        return Reason("size", f"it would copy an operand of {rows:,} rows; copies take up to {most['LAYOUT_CONVERSION_ROWS']:,}")
     return None
 
 

@@ -114,8 +114,8 @@ class Wgmma(ChannelsLast):
             why = f"it takes padding of up to {corner}"
         elif any(not -corner <= after - span < corner for after, span in zip((w.pad_bottom, w.pad_right), spans, strict=True)):
             why = f"its last window must begin at most {corner} rows and columns before the input's end, or {corner - 1} after"
-        elif row.promotion and w.filters * w.taps > most["RELAYOUT_ROWS"]:
-            why = f"it splits up to {most['RELAYOUT_ROWS']} taps of all filters into halves"
+        elif row.promotion and w.filters * w.taps > most["LAYOUT_CONVERSION_ROWS"]:
+            why = f"it splits up to {most['LAYOUT_CONVERSION_ROWS']} taps of all filters into halves"
         return Reason("shape", why) if why else None
 
     # Windows

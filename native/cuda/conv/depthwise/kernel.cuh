@@ -265,8 +265,8 @@ __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant_
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
                 const int below = h - i * c.stride_h, r = below / c.dilation_h;
-                const bool meets = below >= 0 && r < c.kernel_h && r * c.dilation_h == below;
-                tap[i] = meets ? r * taps.row : -1, any |= meets;
+                const bool reads = below >= 0 && r < c.kernel_h && r * c.dilation_h == below;
+                tap[i] = reads ? r * taps.row : -1, any |= reads;
             }
             if (!any) continue;
             const T *const from = image + (h0 + h) * in.row;

@@ -19,9 +19,9 @@
 namespace pysim {
 namespace mma_sync {
 
-enum { NOWHERE = -(1 << 30), PAST = 1 << 29 }; /* rows of no image, whatever the tap or the window */
+enum { NOWHERE = -(1 << 30), PAST = 1 << 29 }; /* rows that are outside every image, for any window and any tap */
 
-/* Where a window begins: its first tap's element, modulo 2^32 as the sums of it with a tap's are, and that one's row and column of the image. */
+/* A window's first tap: its element's offset in the input, modulo 2^32, and its row and column of the image. */
 struct Place {
     unsigned at;
     int h, w;
@@ -34,7 +34,7 @@ struct Place {
         at = (unsigned)image * g.image + (unsigned)group * g.group + (unsigned)h * g.row + (unsigned)w * g.pitch;
     }
 };
-/* Element k of every window: where it lies from the first tap's, in elements, rows and columns. */
+/* Element k of every window: its distance from the window's first tap in elements, rows and columns. */
 struct Tap {
     unsigned at;
     int h, w;
@@ -50,11 +50,11 @@ struct Tap {
     }
 };
 
-/* A thread's share of the copies of windows: the same 16 bytes of k of every STEPth window (Copies: of a matrix). */
+/* A thread's share of the copies of windows: the same 16 bytes of k of every STEPth window. */
 template <class S, class Tile> class Gather {
     using In = typename S::Element;
     static constexpr int STEP = S::threads / Tile::chunks, COUNT = Tile::rows / STEP;
-    static_assert(S::threads % Tile::chunks == 0 && Tile::rows % STEP == 0, "a thread has so many windows, and the same k of each");
+    static_assert(S::threads % Tile::chunks == 0 && Tile::rows % STEP == 0, "a thread has COUNT windows and the same k of each");
     const Windows &g;
     Place place[COUNT];
     int k, offset;
@@ -74,7 +74,7 @@ template <class S, class Tile> class Gather {
     }
 };
 
-/* Where operands come from and sums go: a Source of multiply_tiles. */
+/* The operands and the epilogue: a Source of multiply_tiles. */
 template <class S, bool NHWC, bool PLANES> struct Source {
     using In = typename S::Element;
     enum { BLOCK = NHWC ? S::block_m : S::block_n }; /* of windows */

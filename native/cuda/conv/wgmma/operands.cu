@@ -131,7 +131,7 @@ const char *refuses(const Conv &c) {
     if (c.pad_top > limit::TMA_CORNER || c.pad_left > limit::TMA_CORNER) return "it takes padding of up to 128";
     for (const int64_t after : {c.pad_bottom - high, c.pad_right - wide})
         if (after < -limit::TMA_CORNER || after >= limit::TMA_CORNER) return "its last window must begin at most 128 rows and columns before the input's end, or 127 after";
-    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > limit::RELAYOUT_ROWS) return "it splits up to 4194240 taps of all filters into halves";
+    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > limit::LAYOUT_CONVERSION_ROWS) return "it splits up to 4194240 taps of all filters into halves";
     return nullptr;
 }
 
