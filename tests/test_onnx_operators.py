@@ -55,7 +55,7 @@ def test_transposed_convolutions_equal_onnxruntime(how, bias):
     content, x = proto.SerializeToString(), given(proto)
     model = model_of(proto)
     assert_close(model(x), by_onnxruntime(content, x))
-    assert [layer.node.op for layer in model.plan.layers] == ["ConvTranspose"]
+    assert next(layer.node.op for layer in model.plan.layers) == ("ConvTranspose" if "dilations" in how else "Conv")
 
 
 @pytest.mark.parametrize("opset", [9, 17, 18])
