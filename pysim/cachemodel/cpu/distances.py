@@ -168,15 +168,12 @@ def evaluate_sums(values: Array, of: Sums) -> Array:
 Sum = dict[tuple[int, ...], float]  # products of rows and their weights
 
 
-def _add(to: Sum, terms: Sum, weight: float, *factors: int) -> Sum:
-    """Adds terms, times a weight and factors, to a sum, which it returns."""
-    for term, own in terms.items():
-        key = *term, *factors
-        if total := to.get(key, 0.0) + weight * own:
-            to[key] = total
-        else:
-            to.pop(key, None)
-    return to
+def _add(to: Sum, weight: float, *factors: int) -> None:
+    """Adds a product of factors, times a weight."""
+    if total := to.get(factors, 0.0) + weight:
+        to[factors] = total
+    else:
+        to.pop(factors, None)
 
 
 class _Equations(NamedTuple):
@@ -187,8 +184,8 @@ class _Equations(NamedTuple):
     access: Access
     footprints: tuple[int, ...]
 
-    def footprint(self, loop: int) -> tuple[int]:
-        return (self.footprints[loop + 1],)
+    def footprint(self, loop: int) -> int:
+        return self.footprints[loop + 1]
 
     def around(self, use: Use) -> Sum:
         """around(use.loop), for X = use.of."""
@@ -196,30 +193,38 @@ class _Equations(NamedTuple):
         if y.inside < loop:
             return {}
         innermost = min(body for body in (y.inside, x.inside, x.only_first - 1) if body >= loop)
-        around: Sum = {self.footprint(innermost): 1.0}
+        around: Sum = {(self.footprint(innermost),): 1.0}
         for m in range(innermost, loop, -1):
             if m not in x.indexed_by:
                 continue
-            tile: Sum = {self.footprint(m): 1.0}
+            tile = self.footprint(m)
             if m in y.indexed_by and m != y.only_first:
-                _add(_add(around, {self.footprint(m - 1): 1.0}, 1.0), tile, -1.0)
+                _add(around, 1.0, self.footprint(m - 1))
+                _add(around, -1.0, tile)
             elif m == y.only_first or use.at_end is None:
                 passes, per_trip = 1.0 if m == y.only_first else 2.0, self.rows.of(("1 / trips", m))
-                around = _add(_add(_add({}, around, 1.0, per_trip), tile, passes), tile, -passes, per_trip)
+                around = {(*term, per_trip): weight for term, weight in around.items()}
+                _add(around, passes, tile)
+                _add(around, -passes, tile, per_trip)
             else:
                 share, several = 0.5 if use.at_end else 1.0, self.rows.of(("several trips", m))
-                around = _add(_add({**around}, around, -share, several), tile, 2 * share, several)
+                for term, weight in [*around.items()]:
+                    _add(around, -share * weight, *term, several)
+                _add(around, 2 * share, tile, several)
         return around
 
     def distance(self, use: Use) -> Sum:
         """Bytes of Y between a use and the next."""
         loop, first = use.loop, self.access.only_first
         if use.fraction is not None and (loop <= first or loop == self.access.inside):
-            return {self.footprint(max(loop, first)): use.fraction}
+            return {(self.footprint(max(loop, first)),): use.fraction}
         if loop == first:
             return {}
         around = self.around(use)
-        return _add({}, around, 1.0, self.rows.of(("1 / trips", first))) if NO_LOOP < first < loop else around
+        if not NO_LOOP < first < loop:
+            return around
+        per_trip = self.rows.of(("1 / trips", first))
+        return {(*term, per_trip): weight for term, weight in around.items()}
 
 
 class DistanceFormulas(NamedTuple):
@@ -244,10 +249,10 @@ def distance_formulas(uses: tuple[Use | Fixed, ...], operands: tuple[Access, ...
     ]
     places: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # of each distance: where it occurs, (operand, use)
     for (number, use), of in itertools.product(enumerate(uses), equations):
-        overlapping, (limit,) = None, of.footprint(-1)
+        overlapping, limit = None, of.footprint(-1)
         if isinstance(use, Use):
-            terms, (limit,), body = of.distance(use), of.footprint(max(-1, use.loop - 1)), of.footprint(use.loop)
-            if use.loop in of.access.indexed_by and {term[:1] for term in terms} == {body} and terms != {body: 1.0}:
+            terms, limit, body = of.distance(use), of.footprint(max(-1, use.loop - 1)), of.footprint(use.loop)
+            if use.loop in of.access.indexed_by and {term[0] for term in terms} == {body} and terms != {(body,): 1.0}:
                 overlapping = of.row, use.loop
         else:
             terms = {(rows.of(factor),): weight for operand, factor, weight in use if operand == of.row}
