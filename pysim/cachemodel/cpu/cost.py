@@ -119,11 +119,10 @@ class Prediction(NamedTuple):
         return self.costs.cycles
 
 
-def predict(table: Table, state: State = "hot", terms: Mapping[str, Array] | None = None, prune: bool = False) -> Prediction:
-    """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start; `terms`
-    are the schedules' `compute_cycles`. `prune`: only the schedules that may be the best of their kind, if there are many."""
-    terms = terms or compute_cycles(table)
-    streams = streams_of(table, state)
+def predict(table: Table, state: State = "hot", prune: bool = False) -> Prediction:
+    """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start.
+    `prune`: only the schedules that may be the best of their kind, if there are many."""
+    terms, streams = compute_cycles(table), streams_of(table, state)
     if prune and table.kernel.size >= MIN_PRUNED:
         return _pruned(table, terms, streams)
     return assemble(table, terms, traffic(table, streams))

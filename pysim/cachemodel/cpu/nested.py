@@ -32,8 +32,8 @@ TRANSFERS = 0.6  # transfer cycles of most best schedules over their compute cyc
 
 
 class NestCandidates(NamedTuple):
-    """Schedules of a nest as a table with compute `terms`, and lower `bounds` of its kernels in cycles. The table has all schedules whose
-    compute takes less than `limit` cycles (per kind of STATIONARY). `prune`: only the best of each kind is needed."""
+    """Schedules of a nest as a table, and lower `bounds` of its kernels in cycles. The table has all schedules whose compute takes less
+    than `limit` cycles (per kind of STATIONARY). `prune`: only the best of each kind is needed."""
 
     table: Table
     state: State
@@ -41,7 +41,6 @@ class NestCandidates(NamedTuple):
     limit: Array
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
-    terms: dict[str, Array] | None = None
     prune: bool = False
 
 
@@ -105,8 +104,8 @@ def candidates(
     most = np.full(2, np.maximum(first, limit))
     place = tilings.in_place_reason(nest)
     rejected = (*((place,) if place else ()), *rows.rejected)
-    table, terms, beyond = tilings.within(of, most)
-    return NestCandidates(table, request.state, bounds, beyond, rejected, algorithm, terms, bool(np.isfinite(most).all()))
+    table, beyond = tilings.table(of, most)
+    return NestCandidates(table, request.state, bounds, beyond, rejected, algorithm, bool(np.isfinite(most).all()))
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
@@ -116,7 +115,7 @@ def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
 
 def costs_of(of: NestCandidates) -> tuple[Pass, Costs]:
     """The predicted costs of a nest's schedules, and the pass that has them."""
-    prediction = predict(of.table, of.state, of.terms, of.prune)
+    prediction = predict(of.table, of.state, of.prune)
     table, costs, pruned = prediction
     nest, machine, kernels, *_ = table.rates
     in_place = nest.filters_in_place or not nest.filters_packed  # no prefetcher follows their rows

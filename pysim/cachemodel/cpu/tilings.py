@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, fetch_cycles, select
+from pysim.cachemodel.cpu.incore import Array, Rates, Table, fetch_cycles
 from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine
@@ -89,38 +89,21 @@ def in_place_reason(nest: Nest) -> Rejected | None:
     return Rejected("pack none", "only an unpadded 1x1 convolution of stride 1 has its windows consecutive in memory", "shape")
 
 
-class Within(NamedTuple):
-    """Schedules within a limit, their compute terms, and the least cycles of computing and packing of the schedules left out, per kind."""
-
-    table: Table
-    terms: dict[str, Array]
-    beyond: Array
-
-
-def within(rates: Rates, limit: Array = _UNLIMITED) -> Within:
-    """The candidate schedules, input stationary before weight stationary. A schedule is left out if its compute cycles, with the least
-    stalls of packing, exceed the `limit` of its kind; at least one schedule is kept."""
+def table(rates: Rates, limit: Array = _UNLIMITED) -> tuple[Table, Array]:
+    """The candidate schedules, input stationary before weight stationary. Channel sets whose `least_cycles` exceed the `limit` of their
+    kind are left out; second, the least of those cycles, per kind."""
     places = (0.0,) if rates.nest.windows_packed else (1.0, 0.0) if rates.nest.in_place else (1.0,)
     kernels = range(len(rates.kernels))
     keeps, packed, kernel = (np.array(column) for column in zip(*itertools.product((True, False), places, kernels), strict=True))
     row, channels, k2, k3, beyond = _columns(rates.of(kernel), packed, keeps, limit)
-    table = Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], channels, k2, k3)
-    terms = compute_cycles(table)
-    least = sum(terms.values(), table.packed * fetch_cycles(rates))
-    kept = least <= np.where(table.keeps_windows, *limit)
-    kept[least.argmin()] |= not kept.any()
-    if kept.all():
-        return Within(table, terms, beyond)
-    left_out = np.where(kept, np.inf, least)
-    np.minimum.at(beyond, 1 - table.keeps_windows, left_out)
-    return Within(select(table, kept), {name: term[kept] for name, term in terms.items()}, beyond)
+    return Table(rates.of(kernel[row]), keeps[row], kernel[row], packed[row], channels, k2, k3), beyond
 
 
 def _columns(
     rates: Rates, packed: Array, keeps_windows: NDArray[np.bool_], limit: Array
 ) -> tuple[NDArray[np.int64], Array, Array, Array, Array]:
-    """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3. Channel sets whose `least_cycles`
-    exceed the limit are left out; last, the least of these, per kind."""
+    """row, channels, k2, k3 of every candidate: rows are expanded by channels, then by K2, then by K3; last, the least cycles that were
+    left out, per kind."""
     l1, l2, l3 = (usable(rates.machine.levels[min(i, len(rates.machine.levels) - 1)]) for i in range(3))
     size, tile = rates.nest.element_bytes, rates.windows
     window = np.where(packed > 0, tile * rates.packed_window, tile * size + rates.place_edge)
