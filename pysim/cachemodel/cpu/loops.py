@@ -31,13 +31,11 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.distances import Array as Array
 from pysim.cachemodel.cpu.distances import (
     DistanceFormulas,
     Fixed,
-    Indices,
     Term,
     distance_formulas,
     evaluate_products,
@@ -157,18 +155,6 @@ def as_rows(columns: int, *rows: Any) -> Array:
     return array
 
 
-class Streams(NamedTuple):
-    """All reuses of a nest, one row for each use, grouped by operand: `bytes` (x schedules) of operand `rows` are reused in the next
-    iteration of `loops`. `runs_ago`: how many runs ago they were touched last, 0 for this run. `written`: the data lies where lines are
-    written."""
-
-    rows: Indices
-    loops: Indices
-    runs_ago: Array
-    written: NDArray[np.bool_]
-    bytes: Array
-
-
 _ONE = Extent(1.0, 1.0)
 
 
@@ -267,23 +253,17 @@ class LoopNest:
         spilled = [level for level in levels if level.starts_cold or largest > (level.ways - 1) * level.way_bytes]
         if not spilled:
             return missed
-        streams = self.streams(state)
-        share = miss_share(spilled, self.total_distances * np.maximum(streams.runs_ago, 1.0)[:, None])
+        uses, ago = self.structure.bytes, self.structure.runs_ago(state)
+        share = miss_share(spilled, self.total_distances * np.maximum(ago, 1.0)[:, None])
         for of_level, level in zip(share, spilled, strict=True):
             if level.starts_cold:
-                of_level[streams.runs_ago > 0] = 1.0
-        share *= streams.bytes
-        for row in range(len(self.operands)):
-            share[:, slice(*streams.rows.searchsorted((row, row + 1)))].sum(axis=1, out=missed[: len(spilled), row])
+                of_level[ago > 0] = 1.0
+        share *= self.reused_bytes
+        missed[: len(spilled)] = np.add.reduceat(share, uses.operands.searchsorted(np.arange(len(self.operands))), axis=1)
         missed[:, [not name for name in self.names]] = 0.0  # operands that only occupy cache
         for inner, outer in itertools.pairwise(missed):
             np.minimum(outer, inner, out=outer)
         return missed
-
-    def streams(self, state: State = "hot") -> Streams:
-        """Every reuse, grouped by operand."""
-        of, ago = self.structure.bytes, np.array([runs_ago(state, name) for name in self.names])
-        return Streams(of.operands, of.loops, ago[of.operands] * (of.loops < 0), of.written, self.reused_bytes)
 
     @cached_property
     def reused_bytes(self) -> Array:

@@ -4,7 +4,7 @@
 `tilings` lists the schedules worth predicting, `cost` predicts them, `csa` is SConv's own cost model of the same nest.
 
 Worked number: two kernels with lower bounds of 7.2 and 9.1 M cycles. If compute hides 0.8 of the transfers, schedules with at most (1 +
-TRANSFERS (1 - 0.8)) 7.2 = 8.1 M cycles of compute are predicted first. The second kernel is predicted only if none of them takes less
+TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles of compute are predicted first. The second kernel is predicted only if none of them takes less
 than 9.1 M cycles.
 """
 
@@ -28,7 +28,7 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
-TRANSFERS = 0.6  # transfer cycles of most best schedules over their compute cycles, at most
+TRANSFERS = 0.5  # transfer cycles of most best schedules over their compute cycles, at most
 
 
 class NestCandidates(NamedTuple):

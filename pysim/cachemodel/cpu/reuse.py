@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.cpu.distances import (
     NO_LOOP,
     Access,
+    Array,
     DistanceFormulas,
     Factor,
     Fixed,
@@ -43,6 +44,7 @@ from pysim.cachemodel.cpu.distances import (
     products_of,
     sums_of,
 )
+from pysim.record.state import State, runs_ago
 
 FRACTIONS = (0.25, 0.75)
 AGAIN, AFTER_FILL, BUFFER, ACROSS, WITHIN = "again", "after fill", "buffer", "across", "within"
@@ -137,6 +139,11 @@ class Structure:
     rows: Rows
     distances: DistanceFormulas
     bytes: ReusedBytes
+    names: tuple[str, ...]
+
+    def runs_ago(self, state: State) -> Array:
+        """How many runs ago the data of each use was touched last; 0: in this run."""
+        return np.array([runs_ago(state, name) for name in self.names])[self.bytes.operands] * (self.bytes.loops < 0)
 
 
 class OperandStructure(NamedTuple):
@@ -187,6 +194,7 @@ def structure(loops: tuple[tuple[str, str, bool], ...], operands: tuple[OperandS
         rows,
         distance_formulas((*formulas.uses,), accesses, rows),
         _bytes(formulas.reuses, rows, [operand.written for operand in operands]),
+        (*names,),
     )
 
 

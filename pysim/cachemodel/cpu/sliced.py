@@ -34,7 +34,7 @@ from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, live_taps
 from pysim.cachemodel.cpu.reuse import Structure
 from pysim.machine.cpu import Machine
 from pysim.record.schedule import Schedule
-from pysim.record.state import State, runs_ago
+from pysim.record.state import State
 
 OPERANDS = ("input", "packed", "filters", "output")  # as the levels of a cost name them
 INPUT, PACKED, FILTERS, OUTPUT = range(4)
@@ -168,16 +168,16 @@ class _Roles(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _roles(orders: tuple[Structure, ...], names: tuple[tuple[str, ...], ...], state: State) -> _Roles:
+def _roles(orders: tuple[Structure, ...], state: State) -> _Roles:
     most, depth = max(of.bytes.loops.size for of in orders), len(orders[0].places.outer)
     operand, loops = np.zeros((2, len(orders), most), np.int64)
     shares, ago = np.zeros((len(orders), 2 * len(OPERANDS), most)), np.zeros((len(orders), most))
     interleaved = np.ones((len(orders), depth + 1))
-    for at, (of, own) in enumerate(zip(orders, names, strict=True)):
+    for at, of in enumerate(orders):
         uses, count = of.bytes, of.bytes.loops.size
-        operand[at, :count], loops[at, :count] = np.array(_buffers(own))[uses.operands], uses.loops + 1
+        operand[at, :count], loops[at, :count] = np.array(_buffers(of.names))[uses.operands], uses.loops + 1
         shares[at, 2 * operand[at, :count] + uses.written, np.arange(count)] = 1.0
-        ago[at, :count] = np.array([runs_ago(state, name) for name in own])[uses.operands] * (uses.loops < 0)
+        ago[at, :count] = of.runs_ago(state)
         moving = of.places.of[FILTER_TILES]
         interleaved[at, 1:depth] += np.diff(moving)[: depth - 1] > 0
     return _Roles(operand, loops, shares, ago, interleaved)
@@ -193,7 +193,7 @@ def streams_of(table: Table, state: State) -> TableStreams:
     nest, n, split = table.rates.nest, table.kernel.size, int(np.count_nonzero(table.keeps_windows))
     columns = [span for span in (slice(0, split), slice(split, n)) if span.start < span.stop]
     nests = [described(select(table, span), span.start < split) for span in columns]
-    roles = _roles(tuple(of.structure for of in nests), tuple(of.names for of in nests), state)
+    roles = _roles(tuple(of.structure for of in nests), state)
     most, depth = roles.operand.shape[1], roles.interleaved.shape[1]
     size, between, planes, working_set = (np.zeros((*rows, n)) for rows in ((most,), (len(OPERANDS), most), (2, depth), (len(OPERANDS),)))
     for of, span in zip(nests, columns, strict=True):
