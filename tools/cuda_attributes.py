@@ -56,7 +56,7 @@ def patterns(row: ConvKernel) -> list[str]:
     if not row.block_k:
         return []
     if row.tiles.by_warpgroups:
-        return [pattern(row.tiles.turned, "", "Gathered")]
+        return [pattern(row.tiles.transposed, "", "Gathered")]
     products = [product_tiles(row, layout) for layout in LAYOUTS]
     if row.staged:
         return [f"stage_products<pysim::{shape_of(product)}" for product in products]

@@ -126,7 +126,7 @@ template <class S, bool NHWC, bool PLANES> struct Source {
         const int group = group_of(t);
         const auto as = [&](auto out) {
             with_conv_output<NHWC, float, decltype(out)>(g.c, group, group * g.c.group_tiles * BLOCK, [&](const auto &to) {
-                Sums::template store_by<std::decay_t<decltype(to)>::WIDE>(to, shared, t.i * S::block_m, t.j * S::block_n);
+                Sums::template store_by<std::decay_t<decltype(to)>::WIDE, 1>(to, shared, t.i * S::block_m, t.j * S::block_n);
             });
         };
         if (sizeof(In) == 2 && g.c.product.c_dtype != PYSIM_F32) as(In());

@@ -138,7 +138,8 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
         }
         __syncthreads();
         source.template store<Sums>(t, shared);
-        __syncthreads(); /* the tile is stored */
+        if (p.kind != PYSIM_STREAM_K) return; /* the block has one tile */
+        __syncthreads();                      /* the tile is stored */
     }
 }
 

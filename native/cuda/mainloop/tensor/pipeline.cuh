@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The pipeline that the warp-level tensor-core kernels (mma, wmma) share: tiles of A and B are copied in their layout in memory to padded rows of shared
- * memory by 16-byte cp.async, `STAGES` k-iterations deep. Unaligned rows are copied element by element, neighbouring lanes neighbouring elements:
- * elements of 4 bytes by cp.async, smaller ones by loads and stores, synchronously, or, if a thread has few, held in registers while it multiplies.
+ * memory by 16-byte cp.async, `STAGES` k-iterations deep. Rows aligned to 4 bytes are copied by 4-byte cp.async, neighbouring lanes neighbouring words.
+ * Other rows are copied element by element by loads and stores: synchronously, or, if a thread has few, held in registers while it multiplies.
  *
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
@@ -41,8 +41,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
     static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
     const char *origin;
     int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
-    int rows_left, bytes_left, offset;
-    bool ragged;
+    int rows_left, bytes_left, offset, unit; /* unit: bytes that are copied at once: 16, 4 or one element */
 
     __device__ static bool is_idle(int pass) { return Tile::rows % row_step && pass * row_step + (int)threadIdx.x / Tile::chunks >= Tile::rows; }
 
@@ -54,7 +53,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
         Element some[FEW ? PASSES : 1][PIECES];
     };
     __device__ void ask(Held &held, char *base, int step) const {
-        if (!ragged) return start(base, step);
+        if (unit != element) return start(base, step);
         const char *const from = origin + step * k_pitch;
         const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = bytes_left - (K_LAST ? step * K * element : 0);
 #pragma unroll
@@ -65,7 +64,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
         }
     }
     __device__ void put(const Held &held, char *base) const {
-        if (!ragged) return;
+        if (unit != element) return;
 #pragma unroll
         for (int i = 0; i < PASSES * PIECES; i++) {
             const int pass = i / PIECES, there = i % PIECES * Tile::chunks * element;
@@ -77,8 +76,9 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
         const int row = (int)threadIdx.x / Tile::chunks, chunk = (int)threadIdx.x % Tile::chunks * 16;
         const int row0 = row + (K_LAST ? outer0 : 0), column0 = K_LAST ? 0 : outer0;
         pitch = ld * element, k_pitch = K_LAST ? K * element : K * pitch;
-        ragged = !ALIGNED && ((uintptr_t)matrix | (uintptr_t)pitch) % 16 != 0;
-        const int begin = ragged ? chunk / PIECES : chunk; /* of the thread's bytes in a row: elements that lie side by side, or one piece */
+        const unsigned aligned = (unsigned)((uintptr_t)matrix | (uintptr_t)pitch);
+        unit = ALIGNED || aligned % 16 == 0 ? 16 : aligned % 4 == 0 ? 4 : element;
+        const int begin = chunk / 16 * unit; /* first byte of the thread in a row: neighbouring lanes copy neighbouring units */
         origin = (const char *)matrix + row0 * pitch + column0 * element + begin;
         rows_left = (K_LAST ? outer_end : k_end) - row0;
         bytes_left = ((K_LAST ? k_end : outer_end) - column0) * element - begin;
@@ -87,7 +87,7 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
     __device__ void start(char *base, int step) const {
         const char *from = origin + step * k_pitch;
         const int rows = rows_left - (K_LAST ? 0 : step * K), bytes = bytes_left - (K_LAST ? step * K * element : 0);
-        if (ALIGNED || !ragged) {
+        if (ALIGNED || unit == 16) {
             const int piece = max(0, min(16, bytes));
 #pragma unroll
             for (int pass = 0; pass < PASSES; pass++) {
@@ -95,14 +95,14 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
                 copy_async<16>(base + offset + pass * row_step * Tile::pitch, from, pass * row_step < rows ? piece : 0);
                 from += row_step * pitch;
             }
-        } else if constexpr (element == 4) {
+        } else if (element == 4 || unit == 4) {
 #pragma unroll
             for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
-                for (int word = 0; word < PIECES; word++) {
-                    const int there = word * Tile::chunks * element;
+                for (int word = 0; word < 4; word++) {
+                    const int there = word * Tile::chunks * 4;
                     if (!is_idle(pass))
-                        copy_async<4>(base + offset + pass * row_step * Tile::pitch + there, from + pass * row_step * pitch + there, pass * row_step < rows && there < bytes ? 4 : 0);
+                        copy_async<4>(base + offset + pass * row_step * Tile::pitch + there, from + pass * row_step * pitch + there, pass * row_step < rows ? max(0, min(4, bytes - there)) : 0);
                 }
         } else {
             constexpr int AT_ONCE = PASSES < 32 / PIECES ? PASSES : 32 / PIECES, NEXT = Tile::chunks * element;
@@ -251,14 +251,25 @@ __device__ void pipeline(const Left &left, const Right &right, const Tile &t, ch
 template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     static constexpr int pitch = BN + 8, bytes = BM * pitch * (int)sizeof(Acc), vector = 16 / sizeof(Acc) < 4 ? 16 / sizeof(Acc) : 4;
     __device__ static Acc *at(char *base, int row, int column) { return (Acc *)base + row * pitch + column; }
-    template <int WIDE, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0, int column0) {
+    /* Stores the tile in pieces of WIDE columns, AT_ONCE of a thread at a time. */
+    template <int WIDE, int AT_ONCE, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0, int column0) {
+        constexpr int PIECES = BN / WIDE, STEP = THREADS / PIECES; /* of a row; rows between a thread's pieces */
+        static_assert(THREADS % PIECES == 0 && BM % (STEP * AT_ONCE) == 0, "threads stay in their columns");
+        const int column = (int)threadIdx.x % PIECES * WIDE;
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < BM * BN / WIDE; i += THREADS) {
-            const int row = i / (BN / WIDE), column = i % (BN / WIDE) * WIDE;
-            Acc sums[WIDE];
-            *(Pack<Acc, WIDE> *)sums = *(const Pack<Acc, WIDE> *)at(base, row, column);
-            epilogue.store(row0 + row, column0 + column, sums);
+        for (int row = (int)threadIdx.x / PIECES; row < BM; row += STEP * AT_ONCE) {
+            Acc sums[AT_ONCE][WIDE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) *(Pack<Acc, WIDE> *)sums[i] = *(const Pack<Acc, WIDE> *)at(base, row + i * STEP, column);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) epilogue.store(row0 + row + i * STEP, column0 + column, sums[i]);
         }
+    }
+    /* Several pieces at once hide latency; with arithmetic one at a time, so that its code exists once. */
+    template <int WIDE, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0, int column0) {
+        constexpr int ALL = BM * BN / WIDE / THREADS, AT_ONCE = ALL < 8 ? ALL : 8;
+        if (epilogue.plain) store_by<WIDE, AT_ONCE>(epilogue, base, row0, column0);
+        else store_by<WIDE, 1>(epilogue, base, row0, column0);
     }
     __device__ static void store(const Problem &p, char *base, int row0, int column0) {
         with_epilogue<Acc>(p, [&](const auto &epilogue) {
