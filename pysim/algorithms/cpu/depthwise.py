@@ -20,18 +20,21 @@ The in-core cost, from the machine's numbers alone, for every image and group (t
              + transposition: max(loads / load rate, shuffles + MERGE merges), one shuffle per cycle as in `fil` kernels
     store    vectors of outputs and of transposed planes. Outputs that are not blocks begin anywhere in a line: a share
              (vector - element) / line of the vectors crosses into the next line, one access more.
+    free     rows: max((multiply-adds + shuffles) / fma rate, loads / load rate) - dependency chains. In these cycles accumulators are
+             ready before they can issue, so stores, then transfers, of neighbouring tiles go on, too. None are where chains bound a tile.
     call     call_cycles per call of a block of L groups; SHORT_CALL of that per row of tiles
 
 Each accumulator waits fma_latency for each of its multiply-adds, a chain that few rows do not hide. A tile starts with a load from L1 and a
 multiply-add that nothing overlaps.
 
 Whole rows of outputs are written one after another, so prefetchers bring their lines as in the probe of the write rate: they cost that rate
-and nothing else. `rows` overlaps no transfer with computing: its tiles load a few vectors of each input row when they need them.
+and nothing else. `planes` and `blocks` overlap transfers with all of their computing, `rows` with its free cycles only: its tiles load
+a few vectors of each input row when they need them.
 
 Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 lanes, `planes` all of them; for 16 groups it
 transposes 13 parts of 4 columns of the input, 3 of the weights and 13 of the outputs. 144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x
 4 tiles a group with 72 multiply-adds, 20 shuffles and 29 loads each. At 2 multiply-adds per cycle that is 46 cycles, where chains of 9 need
-36, and 9 to start; 8 vectors are stored.
+36, and 9 to start; 8 vectors are stored. 10 cycles are free. At 1 per cycle (Zen 4) 92 - 36 = 56 are: the stores hide in 31 of them.
 """
 
 from collections.abc import Sequence
@@ -62,7 +65,6 @@ tolerance = direct_sum
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
-OVERLAPPED = {ROWS: 0.0, PLANES: 1.0, BLOCKS: 1.0}  # share of the in-core cycles that transfers overlap with
 ROW_CYCLES = 25  # to start a row of tiles (form blocks; Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
 TAP_CYCLES = 16  # to start a row of outputs for one tap in plain C (Zen 5, gcc 12: 3x3 on 7x7 to 112x112, both strides and types)
 SHARED_WIDTHS = (3, 5, 7)  # of kernels whose rows of outputs share loads (native/x86/depthwise.h)
@@ -94,14 +96,22 @@ class Work(NamedTuple):
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """Cycles of (kernel, store)."""
         store = self.stores * unit.store_cycles(SIZES[dtype], machine.line_bytes) + self.aligned_stores / unit.stores_per_cycle.value
-        latency, rate = unit.fma_latency_cycles.value, unit.rate(dtype)
-        busy = (self.multiply_adds + self.shuffles) / rate
-        chains = self.tiles * self.chain * latency
-        tiles = max(busy, self.loads / unit.loads_per_cycle.value, chains)
-        tiles += (self.tiles + self.restarts) * (machine.levels[0].latency_cycles.value + latency)
+        issue, chains = self._issue(unit, dtype)
+        tiles = max(issue, chains)
+        tiles += (self.tiles + self.restarts) * (machine.levels[0].latency_cycles.value + unit.fma_latency_cycles.value)
         narrow = max(one.loads_per_cycle.value for one in machine.core.units)
         tiles += self.rows * ROW_CYCLES + self.taps * TAP_CYCLES
         return tiles + max(self.parts / narrow, self.transposing + MERGE * self.merges), store
+
+    def free_cycles(self, unit: Unit, dtype: str) -> float:
+        """Cycles in which stores and transfers of the neighbouring tiles go on: those by which issuing exceeds the dependency chains."""
+        issue, chains = self._issue(unit, dtype)
+        return max(0.0, issue - chains)
+
+    def _issue(self, unit: Unit, dtype: str) -> tuple[float, float]:
+        """Cycles in which all tiles issue their instructions, and of their dependency chains."""
+        issue = max((self.multiply_adds + self.shuffles) / unit.rate(dtype), self.loads / unit.loads_per_cycle.value)
+        return issue, self.tiles * self.chain * unit.fma_latency_cycles.value
 
 
 def shares_input_rows(w: Conv, kernel: Kernel) -> bool:
@@ -284,8 +294,18 @@ def _rows_nest(w: Conv, kernels: Sequence[Kernel]) -> LoopNest:
 
 def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -> Pass:
     """Costs of schedules of kernels of one form, from their in-core terms, on one core."""
-    nest = described(w, rows)
-    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), OVERLAPPED[rows.kernels[0].form])
+    nest, overlappable = described(w, rows), np.ones(1)
+    if rows.kernels[0].form == ROWS:
+        overlappable = np.array([_free(w, kernel, machine)[1] for kernel in rows.kernels]) / sum(of.values())
+    return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), overlappable)
+
+
+def _free(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float]:
+    """Form rows, all groups: cycles in which stores, and cycles in which transfers go on beside multiply-adds; stores come first."""
+    unit, work = machine.unit_of(kernel.target), rows_work(w, kernel)
+    free, (_, store) = work.free_cycles(unit, w.dtype), work.cycles(unit, machine, w.dtype)
+    groups = w.batch * w.groups
+    return groups * min(free, store), groups * max(0.0, free - store)
 
 
 def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float, float, float]:
@@ -295,7 +315,8 @@ def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float,
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(machine.unit_of(kernel.target), machine, w.dtype)
     each = machine.core.call_cycles.value * (SHORT_CALL if kernel.form == ROWS else 1.0)
-    return calls * busy, calls * work.calls * each, calls * store
+    beside = _free(w, kernel, machine)[0] if kernel.form == ROWS else 0.0
+    return calls * busy, calls * work.calls * each, calls * store - beside
 
 
 # The answers of the contract
