@@ -16,6 +16,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import distinct, parse, resolve
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
 DATA = ROOT / "benchmarks" / "data" / "paper-comparison.json"
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="needs the data files of a checkout")
