@@ -7,9 +7,8 @@
 
 A machine file has these numbers from its making, but the clock of a virtual machine's core changes within an hour. If a thread of another
 virtual machine runs on the same core, kernels take up to 1.5 times their cycles, which neither the clock nor Linux's counters show. Wide
-vectors, two per cycle, may keep their rate beside such a thread; plain C does not. Two CPUs of one virtual machine may share a core, too,
-for seconds at a time: then two threads take as long as one (a Zen 4 with two CPUs: MobileNet-v2 in 4.1 ms or in 7.4). So the CPUs of a
-team are read all at once, and samples between readings of shared cores are left out (`Speedometer.alone`).
+vectors, two per cycle, may keep their rate beside such a thread; plain C does not. The CPUs of a team are read all at once. Samples between
+readings of shared cores are left out (`Speedometer.alone`).
 
 Worked number: the file has 3.9 GHz and a plain rate of 5.4, readings are 4.2 GHz and 3.9: times are 3.9 / 4.2 of the file's, and this
 thread had 0.72 of the core.
