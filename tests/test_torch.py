@@ -240,7 +240,7 @@ assert "pysim.torch" in sys.modules
 
 def test_an_installed_package_is_a_backend_by_name(tmp_path):
     """As the package's metadata names it."""
-    points = tomllib.loads((Path(pysim.__file__).parent.parent / "pyproject.toml").read_text())["project"]["entry-points"]
+    points = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]["entry-points"]
     installed = tmp_path / "pysim_planner-0.0.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pysim-planner\nVersion: 0.0.0\n")
