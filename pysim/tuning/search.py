@@ -125,7 +125,7 @@ def search(
         samples = _measured(rig, now, incumbent, plans)
         if incumbent not in samples:
             break
-        speed = meter.look(len(trials)) if meter else None
+        speed = meter.look(len(runs)) if meter else None
         begin, start = start, perf_counter()  # storing a run counts towards the next one
         runs.append(Run(now.purpose, incumbent, samples, start - begin, speed))
         evidence.keep(store, question, plans, runs[-1])

@@ -296,12 +296,12 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
     """Costs of schedules of kernels of one form, from their in-core terms, on one core."""
     nest, overlappable = described(w, rows), np.ones(1)
     if rows.kernels[0].form == ROWS:
-        overlappable = np.array([_free(w, kernel, machine)[1] for kernel in rows.kernels]) / sum(of.values())
+        overlappable = np.array([_free_of_rows(w, kernel, machine)[1] for kernel in rows.kernels]) / sum(of.values())
     return Pass(machine, of, nest.names, traffic_of(nest, nest.misses(machine.levels, request.state)), overlappable)
 
 
-def _free(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float]:
-    """Form rows, all groups: cycles in which stores, and cycles in which transfers go on beside multiply-adds; stores come first."""
+def _free_of_rows(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float]:
+    """Form rows, all groups: the free cycles that hide stores, and the rest, which hides transfers."""
     unit, work = machine.unit_of(kernel.target), rows_work(w, kernel)
     free, (_, store) = work.free_cycles(unit, w.dtype), work.cycles(unit, machine, w.dtype)
     groups = w.batch * w.groups
@@ -315,8 +315,8 @@ def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float,
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
     busy, store = work.cycles(machine.unit_of(kernel.target), machine, w.dtype)
     each = machine.core.call_cycles.value * (SHORT_CALL if kernel.form == ROWS else 1.0)
-    beside = _free(w, kernel, machine)[0] if kernel.form == ROWS else 0.0
-    return calls * busy, calls * work.calls * each, calls * store - beside
+    hidden = _free_of_rows(w, kernel, machine)[0] if kernel.form == ROWS else 0.0
+    return calls * busy, calls * work.calls * each, calls * store - hidden
 
 
 # The answers of the contract
