@@ -160,8 +160,10 @@ def clock_of(on: Any) -> dict[str, float]:
 def again(path: Path, machine: str | None = None) -> Iterator[dict[str, Any]]:
     """The lines of a file as the current model predicts them, on a CPU at its clock then."""
     first, *rows = map(json.loads, path.read_text().splitlines())
-    named = first["machine_file"]
-    on: Any = load_any(machine or (path.parent / named if named.endswith(".toml") else named))
+    if machine is None:
+        named = first["machine_file"]
+        machine = str(path.parent / named) if named.endswith(".toml") else named
+    on: Any = load_any(machine)
     for row in rows:
         then = on.at_clock(row["clock_hz"]) if "clock_hz" in row else on
         yield row | {"predicted_seconds": planner.plan(row["problem"], then, name=row["plan"], threads=row["threads"]).seconds}
