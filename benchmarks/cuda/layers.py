@@ -189,7 +189,7 @@ def main() -> None:
         for dtype, path in paths.items():
             line = measure(name, layer, dtype, options, gpu)
             conv_data.write(path, line)
-            print(conv.told(line), flush=True)
+            print(conv.progress(line), flush=True)
             release()
             cuda.synchronize()
 
