@@ -6,6 +6,7 @@ Input of benchmarks/models.py on other machines; needs torch, torchvision and on
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -22,7 +23,7 @@ def main() -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     for name in given.models:
         torch.manual_seed(0)
-        options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+        options: dict[str, Any] = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
         if name.startswith(("deeplab", "fcn", "lraspp")):
             options = {"weights_backbone": None}
         model = torchvision.models.get_model(name, weights=None, **options).eval()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pysim
 from pysim.calibration import host
@@ -30,7 +31,8 @@ def one_pass(machine: str) -> dict[str, list[float]]:
     """Milliseconds of each problem."""
     pysim.plan("conv:mb1ic8ih8oc8kh1", machine=machine)  # opens files and libraries
     found: dict[str, list[float]] = {"convolutions of resnet50": [], "products": []}
-    for what, problems in zip(found, ([layer.workload for layer in distinct(resolve(["resnet50"]))], products()), strict=True):
+    sets: tuple[list[Any], list[Any]] = ([layer.workload for layer in distinct(resolve(["resnet50"]))], products())
+    for what, problems in zip(found, sets, strict=True):
         for problem in problems:
             start = time.process_time()
             pysim.plan(problem, machine=machine)

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -153,7 +154,7 @@ def main() -> None:
     before = {name: one for name, one in old.get("kernels", {}).items() if name in known}
     kernels = before | {name: msgspec.to_builtins(one) for name, one in found.items()}
     kept = {key: value for key, value in old.items() if key.startswith("efficiencies")}
-    sources = {"source": gemm_kernels(), "source of convolutions": conv_kernels()}
+    sources: dict[str, Any] = {"source": gemm_kernels(), "source of convolutions": conv_kernels()}
     documented = {key: source if any(row.name in found for row in rows) else old.get(key, "") for key, rows in sources.items()}
     document = {"schema": 1, "command": "tools/cuda_attributes.py", **documented, **kept}
     target.write_text(json.dumps(document | {"kernels": kernels}, indent=1) + "\n")

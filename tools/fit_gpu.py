@@ -382,9 +382,9 @@ def main() -> None:
         own = [case for case in of_others if options.report or half_of(case.problem) == int(options.other_half)]
         (gpu, *others), known, _ = fit([Measured(gpu, halves["fitted on"]), *(Measured(one, own) for one in others)], attributes, moved)
     found = {name: report(some, gpu, known) for name, some in halves.items()}
-    for one in others:
-        found[f"{one.name}, reported on"] = report(
-            [case for case in of_others if half_of(case.problem) != int(options.other_half)], one, known
+    for other in others:
+        found[f"{other.name}, reported on"] = report(
+            [case for case in of_others if half_of(case.problem) != int(options.other_half)], other, known
         )
     for dtype in sorted({case.problem.dtype for case in cases}):
         for half, some in halves.items():
@@ -405,8 +405,8 @@ def main() -> None:
         flags = [f"--{name.replace('_', '-')}" for name in ("families", "machine_alone", "other_half") if getattr(options, name)]
         command = " ".join(["tools/fit_gpu.py", *flags, *(f"--same-chip {one.name}" for one in others)])
         files = [*options.files, *more_files]
-        for one in (gpu, *others):
-            write(one, {} if options.machine_alone or one is not gpu else known, files, command)
+        for machine in (gpu, *others):
+            write(machine, {} if options.machine_alone or machine is not gpu else known, files, command)
 
 
 if __name__ == "__main__":

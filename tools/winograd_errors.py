@@ -9,6 +9,7 @@ too.
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ def main() -> None:
     for dtype in KERNELS:
         for channels in given.channels:
             w = parse(f"conv:ic{channels}ih{given.size}oc{given.filters}kh{given.taps}ph{given.taps // 2}:{dtype}")
-            random, kind = np.random.default_rng(0), runtime.NUMPY_DTYPES[dtype]
+            random = np.random.default_rng(0)
+            kind: Any = runtime.NUMPY_DTYPES[dtype]
             x = (random.random((1, channels, given.size, given.size)) * 2 - 1).astype(kind)
             filters = (random.random((given.filters, channels, given.taps, given.taps)) * 2 - 1).astype(kind)
             wide = np.longdouble if dtype == "f64" else np.float64

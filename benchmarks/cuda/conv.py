@@ -89,7 +89,8 @@ class Operands:
         return DeviceArray(lies.shape, self.result).fill(lies)
 
     def given(self, layout: str) -> Given:
-        return Given(*self.at[layout], self.y, layout, self._scratch)
+        x, filters = self.at[layout]
+        return Given(x, filters, self.y, layout, self._scratch)
 
     def check(self, ready: Ready, layout: str) -> tuple[str, float]:
         """Checks what a call wrote to y. Returns (what is wrong or "", largest |got - want| / |A||B|)."""

@@ -373,9 +373,9 @@ def summary(paths: Iterable[Path]) -> str:
             if mine := [line for line in lines if (line.set, line.dtype) == (name, dtype)]:
                 rates = "TFLOP/s of the direct method: geometric mean (least), and the largest workspace"
                 out += ["", f"{name} {dtype}, {len(mine)} layers, {rates}", ""]
-                for one in parties(mine):
-                    space = f"{one.workspace_bytes / 2**20:9.1f} MiB  {one.layers} of {len(mine)}"
-                    out.append(f"  {one.name:<34} {one.mean:8.1f} ({one.least:6.1f})  {space}")
+                for party in parties(mine):
+                    space = f"{party.workspace_bytes / 2**20:9.1f} MiB  {party.layers} of {len(mine)}"
+                    out.append(f"  {party.name:<34} {party.mean:8.1f} ({party.least:6.1f})  {space}")
     for family in ("im2win", "winograd"):
         found = forms([line for line in lines if line.dtype == "f32"], family)
         if found:

@@ -22,7 +22,7 @@ from layers import BOUNDS, Operands
 
 from pysim import planner
 from pysim.calibration import host
-from pysim.measure.events import LEAD
+from pysim.measure.events import UNTIMED
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
@@ -63,7 +63,7 @@ def measure(text: str, dtype: str, layout: str, gpu: Any) -> dict[str, Any]:
     plan = planner.plan(w, gpu, **({"layout": layout} if isinstance(w, Conv) else {}))
     result = "f32" if dtype == "tf32" else dtype
     if isinstance(w, Conv):
-        operands = Operands(w)
+        operands: Any = Operands(w)
         y, pointers = operands.seen(operands.y, operands.out, layout), operands.given(layout).pointers
         lines, shape = w.filters, (1, -1, 1, 1)
     else:
@@ -92,7 +92,7 @@ def measure(text: str, dtype: str, layout: str, gpu: Any) -> dict[str, Any]:
             if BEHIND[name][0]:
                 y.fill_(0.0)
                 torch.cuda.synchronize()
-            spent[name].append(statistics.median(call.time(RUNS, max(2, round(LEAD / 2e-5)))))
+            spent[name].append(statistics.median(call.time(RUNS, max(2, round(UNTIMED / 2e-5)))))
     seconds = {name: statistics.median(some) for name, some in spent.items()}
     wrong = [name for name, error in errors.items() if not error <= BOUNDS[dtype]]
     return {"problem": w.text, "layout": layout, "kernel": plan.kernel, "schedule": msgspec.to_builtins(plan.schedule), "seconds": seconds,

@@ -76,7 +76,8 @@ class Operands:
         return view if layout == "nchw" else view.permute(0, 3, 1, 2)
 
     def given(self, layout: str) -> Given:
-        return Given(*self._memory[layout], self.y, layout, self._scratch)
+        x, filters = self._memory[layout]
+        return Given(x, filters, self.y, layout, self._scratch)
 
     def check(self, ready: Ready, layout: str) -> tuple[str, float]:
         """Checks what a call wrote to y. Returns (what is wrong or "", the largest error over the sum of magnitudes)."""

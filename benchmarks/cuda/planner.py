@@ -18,6 +18,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -201,7 +202,7 @@ def main() -> None:
     left = sum(work(w) for some in problems.values() for w in some)
     workspace = DeviceArray((3 << 30,), "u8")
     attributes = {row.name: of(row) for row in gemm_kernels()}
-    document = {
+    document: dict[str, Any] = {
         "schema": 1, "device": {name: getattr(device, name) for name in device.__struct_fields__}, "machine": gpu.name,
         "command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d"), "kernels": [row.name for row in gemm_kernels()],
         "columns": ["kernel", "decomposition", "splits", "along_n", "group", "seconds", "samples", "predicted"],
