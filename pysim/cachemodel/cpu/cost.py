@@ -6,7 +6,8 @@
     cycles   = max(compute, transfer) + (1 - overlap) min(compute, transfer)          seconds = cycles / frequency
 
 kernel  A k-iteration of a tile takes max(multiply-adds / fma_per_cycle, (window vectors + filter vectors) / loads_per_cycle,
-        fma_latency) cycles, since it updates every accumulator once. Edge tiles fill whole lanes. There are channels x taps
+        fma_latency) cycles, since it updates every accumulator once. A register that holds an outer product also takes a shuffle
+        for each operand, SPREAD_CYCLES beyond the multiply-adds. Edge tiles fill whole lanes. There are channels x taps
         k-iterations, less the kernel rows that lie in vertical padding for all windows of a tile (`Nest.live_rows`).
 call    call_cycles for each micro-kernel call: channel sets x window tiles x filter tiles.
 store   Output vectors / stores_per_cycle, once per channel set; after the first set they are also loaded. A `fil` kernel also

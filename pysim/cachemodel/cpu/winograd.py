@@ -10,8 +10,8 @@ panels. A stride s splits each channel into s^2 phases, with r = ceil(kernel / s
     transfer from each supplier, as in `pysim.cachemodel.cpu.cost`
     cycles   = sum over four passes of  compute + transfer - overlap min(compute, transfer):
                the split into phases, the input transform, the products (kernel, call, store), the output transform. Passes do not overlap
-               each other. Products: min(compute / k2, transfer), because a panel of filters is transferred while it is multiplied with
-               the first of k2 panels of tiles; no prefetch runs during the others
+               each other. A panel of filters is transferred while it is multiplied with the first of k2 panels of tiles, so compute / k2
+               of the products hides it; all of the products hides their other operands
 
 phases   with a stride: a load, s permutes, a store and pack_cycles for each vector of a row of a phase, pack_call_cycles for each row of
          a channel, pack_line_cycles for each line of the image that misses L1
@@ -35,7 +35,7 @@ The traffic follows from the description of the loops (`described`, `loops`). As
 Worked number: 64 -> 64 channels, 56x56, F(4x4): 196 tiles; 36 * 64 * 64 * 196 = 28.9 M multiplications for 115.6 M.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from math import log2
@@ -44,7 +44,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
+from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of, transfer_cycles
+from pysim.cachemodel.cpu.incore import step_cycles
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Number, Operand
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.machine.cpu import Machine, Unit
@@ -229,10 +230,19 @@ def predict(of: Candidates) -> list[Pass]:
         if names[0] in terms:
             at = [row for key, row in rows.items() if key in own]
             which = [2 * row + back for row in at for back in range(2)]
-            overlappable = 1 / of.k2 if "kernel" in names else 1.0
             operands = [nest.operands[row].name for row in at]
-            passes.append(Pass(of.machine, {name: terms[name] for name in names}, operands, moved[:, which], overlappable))
+            compute = {name: terms[name] for name in names}
+            exposed = _exposed(of, moved[:, which], operands, compute) if "kernel" in names else 0.0
+            passes.append(Pass(of.machine, compute, operands, moved[:, which], exposed=exposed))
     return passes
+
+
+def _exposed(of: Candidates, moved: Array, operands: Sequence[str], compute: Mapping[str, Array]) -> Array:
+    """Cycles in which filters are transferred and nothing is multiplied. `moved` as in `Pass`."""
+    of_filters = np.repeat([name == "filters" for name in operands], 2)
+    transfer = transfer_cycles(of.machine, moved[:, of_filters]).sum(axis=0)
+    exposed: Array = np.maximum(0.0, transfer - sum(compute.values()) / of.k2)
+    return exposed
 
 
 def _compute(of: Candidates, misses: Mapping[tuple[str, bool], Array]) -> dict[str, Array]:
@@ -288,8 +298,7 @@ def _in_core(w: Conv, machine: Machine, kernel: Kernel, of: Shape) -> tuple[floa
     steps, vectors, lanes = 0.0, 0, unit.lanes(w.element_bytes)
     for tile_panels, tiles in ((of.panels - 1, of.panel), (1, last_tiles)):
         for filter_panels, filters in ((of.filter_panels - 1, kernel.windows), (1, last_filters)):
-            along, across = ceil_div(filters, kernel.lane_windows), ceil_div(tiles, kernel.lane_filters)
-            steps += tile_panels * filter_panels * unit.step_cycles(w.dtype, along, across)
+            steps += tile_panels * filter_panels * step_cycles(kernel, unit, w.dtype, filters, tiles)
             vectors += tile_panels * filter_panels * tiles * ceil_div(filters, lanes)
     calls, products = of.planes * of.panels * of.filter_panels, of.planes * vectors
     return (
