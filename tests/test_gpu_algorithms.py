@@ -13,7 +13,7 @@ import pytest
 
 from pysim import planner
 from pysim.algorithms import algorithm_named, algorithms_for
-from pysim.algorithms.gpu import depthwise, gemm, grouped, winograd
+from pysim.algorithms.gpu import depthwise, gemm, grouped, pointwise, winograd
 from pysim.cachemodel.gpu.launches import cost, hidden
 from pysim.errors import PlanError
 from pysim.explain.text import explain
@@ -272,3 +272,49 @@ def test_tiles_that_no_multiprocessor_can_hold_are_refused():
         planner.plan("conv:mb2ic32ih14oc64kh1:f16", small)
     rejected = grouped.ALGORITHM.candidates(Request(parse("conv:mb2ic32ih14oc64kh1:f16"), small)).rejected
     assert any("no block of this problem fits" in one.reason for one in rejected)
+
+
+def test_pointwise_layers_of_few_channels_are_streams_and_deep_ones_products():
+    for text in ("mb32ic24ih56oc144kh1", "mb32ic32ih112oc16kh1", "mb32ic32ih28oc192kh1"):
+        for dtype in ("f16", "bf16"):
+            plan = planner.plan(f"conv:{text}:{dtype}", "h100", layout="nhwc")
+            assert (plan.algorithm, plan.workspace_bytes) == ("pointwise", 0)
+            assert "pointwise" in explain(plan)
+    assert planner.plan("conv:mb32ic256ih14oc1024kh1:f16", "h100", layout="nhwc").algorithm != "pointwise"
+
+
+@pytest.mark.parametrize(
+    ("problem", "layout", "says"),
+    [
+        ("conv:mb1ic32ih9oc32kh3:f16", "nhwc", "1x1 kernels of stride 1"),
+        ("conv:mb1ic32ih9oc32kh1:f16", "nchw", "1x1 kernels of stride 1"),
+        ("conv:mb1ic36ih9oc32kh1:f16", "nhwc", "whole 16 bytes"),
+        ("conv:mb1ic264ih9oc32kh1:f16", "nhwc", "up to 512 bytes of channels"),
+    ],
+)
+def test_what_no_stream_computes_is_said(problem, layout, says):
+    with pytest.raises(PlanError, match=says):
+        planner.plan(problem, H200, layout=layout, algorithm="pointwise")
+
+
+def test_a_stream_has_as_many_warps_as_fit_and_as_many_stages_as_they_leave():
+    tiling = pointwise.tiling_of(parse("conv:mb32ic24ih56oc144kh1:f16"), 132)
+    assert tiling is not None
+    assert (tiling.blocks_k, tiling.groups, tiling.parts, tiling.warps, tiling.stages, tiling.tiles) == (1, 5, 1, 8, 4, 3136)
+    few = pointwise.tiling_of(parse("conv:mb32ic32ih28oc192kh1:f16"), 132)  # fewer tiles than warps: filters are shared out
+    assert few is not None and few.parts == 2
+    for channels in range(8, 257, 8):
+        tiling = pointwise.tiling_of(parse(f"conv:mb32ic{channels}ih56oc64kh1:f16"), 132)
+        assert tiling is not None and tiling.shared <= cuda_limits()["GROUPED_HELD"] and tiling.stages >= 2
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32"])
+def test_streams_are_predicted_as_they_were_measured(dtype):
+    logs = []
+    data = Path(__file__).parent.parent / f"benchmarks/data/layers-h100-pointwise-{dtype}.jsonl"
+    for line in map(json.loads, data.read_text().splitlines()[1:]):
+        for one in line["candidates"].values():
+            if one.get("algorithm") == "pointwise":
+                plan = planner.plan(line["problem"], "h100", layout="nhwc", algorithm="pointwise")
+                logs.append(abs(math.log(plan.cost.seconds / one["seconds"])))
+    assert len(logs) > 7 and median(logs) < 0.1 and max(logs) < 0.5

@@ -10,7 +10,7 @@ for f32 and in FP32 without TF32 for narrower types. The recorded error is the l
 that differs by more than BOUNDS, or still has a NaN from before the run, is wrong and not timed. (conv.py compares with NumPy's float64,
 which takes seconds per layer.)
 `--rows all`, for tools/fit_conv.py: the best predicted launches, whole tiles and in parts, of each row of the algorithms on tensor cores
-and of depthwise, if predicted within WITHIN of the best of all. Repeated layers are measured once. conv_data.py defines the file's format.
+of depthwise and of pointwise, if predicted within WITHIN of the best of all. Repeated layers are measured once. conv_data.py defines the file's format.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from pysim.runtime.cuda import DeviceArray
 
 # Relative to the sum of magnitudes: four times the rounding of the result and of its operands (TF32)
 BOUNDS = {"f16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8, "tf32": 4 * 2.0**-10, "f32": 2.0**-14}
-ALGORITHMS = ("wgmma", "im2col", "depthwise")
+ALGORITHMS = ("wgmma", "im2col", "depthwise", "pointwise")
 WITHIN = 1.5
 
 

@@ -24,7 +24,7 @@ _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 MAINLOOPS = ("simt", "wmma", "mma", "wgmma")
 WARP, WARPGROUP = 32, 128
 # Convolutions on tensor cores, and the threads that issue one instruction together
-TENSOR = {"wgmma": WARPGROUP, "mma": WARP, "grouped": WARP}
+TENSOR = {"wgmma": WARPGROUP, "mma": WARP, "grouped": WARP, "pointwise": WARP}
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
@@ -249,7 +249,7 @@ def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
 
 # The CUDA kernels of convolutions
 
-CONV_ALGORITHMS = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma", "mma", "grouped")
+CONV_ALGORITHMS = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma", "mma", "grouped", "pointwise")
 
 
 Finite = Literal["nothing", "filters", "operands"]

@@ -94,7 +94,7 @@ Rows<ConvRow> direct_rows(), im2col_rows(), implicit_rows(), im2win_rows();
 Rows<ConvRow> depthwise_f32_rows(), depthwise_f16_rows(), depthwise_bf16_rows();
 Rows<ConvRow> winograd_fused2_rows(), winograd_unfused4_rows(), winograd_fused4_rows();
 Rows<ConvRow> wgmma_conv_f16_rows(), wgmma_conv_bf16_rows(), wgmma_conv_tf32_rows(), wgmma_conv_tf32x3_rows();
-Rows<ConvRow> conv_mma_rows(), conv_mma_tf32x3_rows(), grouped_rows();
+Rows<ConvRow> conv_mma_rows(), conv_mma_tf32x3_rows(), grouped_rows(), pointwise_rows();
 
 /* conv/reference.cu; alpha == 0: without the product */
 cudaError_t conv_reference(const Conv &c, cudaStream_t stream);

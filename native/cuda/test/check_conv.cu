@@ -208,6 +208,11 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
         if (few) s.groups = 1, s.channels = 1 + draw.below(4), s.filters = draw.of(of_group_filters), s.kernel_w = 1 + draw.below(7);
         if (few || draw.below(3) == 0) s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
     }
+    if (!strcmp(row.family, "pointwise")) { /* tiles and groups of filters, filled or not; up to several blocks of k */
+        const int vector = 16 / bytes_of[s.dtype], vectors[] = {1, 2, 3, 4, 5, 8, 9, 12, 16};
+        s.groups = 1, s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
+        s.channels = draw.of(vectors) * vector, s.filters = draw.of(vectors) * vector, s.height = 1 + draw.below(40), s.width = 1 + draw.below(40);
+    }
     return s;
 }
 

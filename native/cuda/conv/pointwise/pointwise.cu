@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The rows of conv/pointwise/rows.inc. */
+#include "conv/pointwise/kernel.cuh"
+#include "conv/rows.h"
+
+namespace pysim {
+namespace rows {
+namespace {
+using Columns = ConvColumns;
+#include "conv/pointwise/rows.inc"
+};
+}
+}
+
+namespace {
+
+const char *refuses(const Conv &c) {
+    const int element = dtypes[c.dtype].bytes;
+    if (!c.pointwise() || c.groups > 1 || !c.nhwc) return "it takes 1x1 kernels of stride 1 without padding and groups, channels last";
+    if (c.channels * element % pointwise::VECTOR || c.filters * element % pointwise::VECTOR) return "it takes channels and filters of whole 16 bytes";
+    static_assert(limit::POINTWISE_BYTES == 32 * pointwise::VECTOR, "a vector of a lane; and what the sentence says");
+    if (c.channels * element > limit::POINTWISE_BYTES) return "it takes up to 512 bytes of channels";
+    return pointwise::tiling_of(c, 1).shared ? nullptr : "its filters and the windows of four warps exceed 224 KiB of shared memory";
+}
+
+template <int DTYPE> struct In { using T = float; };
+template <> struct In<PYSIM_F16> { using T = __half; };
+template <> struct In<PYSIM_BF16> { using T = __nv_bfloat16; };
+}
+
+Rows<ConvRow> pointwise_rows() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr auto c = rows::lines[line];
+        using T = typename In<c.dtype>::T;
+        add(row_of(c, {refuses, nullptr, pointwise::launch<T>, pointwise::attributes<T>}));
+    });
+}
+}
