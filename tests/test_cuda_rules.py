@@ -237,8 +237,8 @@ LIMITS = (*[lambda draw: {}] * 8, _tensor, _taps, _corner, _span, _image, _line,
 
 
 def convolution(draw: random.Random, row: ConvKernel) -> Conv:
-    if row.algorithm == "pointwise" and draw.random() < 0.7:
-        side, channels, filters = draw.randint(1, 60), 4 * draw.randint(1, 80), 4 * draw.randint(1, 80)
+    if row.algorithm == "pointwise" and draw.random() < 0.9:
+        side, channels, filters = draw.randint(1, 60), 4 * draw.randint(1, 35), 4 * draw.randint(1, 80)
         return Conv(
             batch=draw.randint(1, 8), channels=channels, height=side, width=side, filters=filters, kernel_h=1, kernel_w=1, dtype=row.dtype
         )

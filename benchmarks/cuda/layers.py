@@ -9,8 +9,8 @@ Operands are drawn on the device. Every element of every result is compared ther
 for f32 and in FP32 without TF32 for narrower types. The recorded error is the largest difference over |x| * |w| at that element. A result
 that differs by more than BOUNDS, or still has a NaN from before the run, is wrong and not timed. (conv.py compares with NumPy's float64,
 which takes seconds per layer.)
-`--rows all`, for tools/fit_conv.py: the best predicted launches, whole tiles and in parts, of each row of the algorithms on tensor cores
-of depthwise and of pointwise, if predicted within WITHIN of the best of all. Repeated layers are measured once. conv_data.py defines the file's format.
+`--rows all`, for tools/fit_conv.py: the best predicted launches, whole tiles and in parts, of each row of ALGORITHMS, if predicted within
+WITHIN of the best of all. Repeated layers are measured once. conv_data.py defines the file's format.
 """
 
 import argparse
