@@ -61,12 +61,14 @@ struct Grid {
 /* Iterates over the tiles of block `block` of `blocks`: `for (Work w(...); w.next(t);)`. A block has one tile if there are as many blocks as items, else
  * (persistent kernels) several. Every thread of a block sees the same tiles. */
 class Work {
+  protected:
     const Problem &p;
     const Grid grid;
     const int blocks;
     int item;
     int64_t at, stop; /* stream-K: k-iterations, counted over all tiles */
 
+  private:
     __device__ int64_t first_step(int g) const { return share((int64_t)grid.tiles() * grid.steps, g, p.splits); }
     __device__ int block_of(int64_t step) const { /* the last g with first_step(g) <= step */
         return (int)(((uint64_t)(step + 1) * p.splits - 1) / ((uint64_t)grid.tiles() * grid.steps));
@@ -109,6 +111,38 @@ class Work {
         if (p.kind != PYSIM_STREAM_K) return t.slot + part;
         const int g = t.slot + part;
         return 2 * (int64_t)g + ((int64_t)grid.tiles() * g < (int64_t)t.index * p.splits); /* first_step(g) is before the tile's first */
+    }
+};
+
+/* The grid of a launch of clusters of `blocks` blocks, of which up to `resident` run at once; `cluster_split`: those of a tile's parts form one cluster along
+ * z. If each block has one tile, blocks are numbered by row, column and part: no division then precedes a block's first load. All run at once, so their
+ * order does not matter. */
+inline dim3 place_blocks(Problem &p, const Grid &grid, int resident, bool cluster_split, int blocks = 1) {
+    constexpr int MAX_Y = 65535;
+    const int items = grid.items(p), parts = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
+    p.placed = p.kind != PYSIM_STREAM_K && grid.tiles_n <= MAX_Y && (cluster_split || items <= resident);
+    if (p.placed) return dim3((unsigned)(grid.tiles_m * blocks), (unsigned)grid.tiles_n, (unsigned)parts);
+    if (cluster_split) return dim3((unsigned)(grid.tiles() * blocks), 1, (unsigned)parts);
+    return dim3((unsigned)((items < resident ? items : resident) * blocks));
+}
+
+/* The tiles of a block of such a launch: block or cluster `x` of `count` along x. */
+class PlacedWork : public Work {
+    const int x;
+    bool first = true;
+
+  public:
+    __device__ PlacedWork(const Problem &p, const Grid &grid, int x, int count)
+        : Work(p, grid, x + (int)blockIdx.z * count, count * (int)gridDim.z), x(x) {}
+    __device__ bool next(Tile &t) {
+        if (!p.placed) return Work::next(t);
+        if (!first) return false;
+        first = false;
+        t.i = x, t.j = (int)blockIdx.y;
+        t.part = (int)blockIdx.z, t.parts = (int)gridDim.z;
+        t.begin = (int)share(grid.steps, t.part, t.parts), t.end = (int)share(grid.steps, t.part + 1, t.parts);
+        t.index = t.i * grid.tiles_n + t.j, t.slot = t.index * t.parts;
+        return true;
     }
 };
 

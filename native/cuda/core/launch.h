@@ -69,20 +69,21 @@ __device__ inline void wait_for_previous() {
 /* Whether the code that the current device runs has both calls. Code below 9.0, which the driver may have compiled from PTX, has none (abi/code.cu). */
 bool has_dependent_launch();
 
-/* cluster: blocks of a cluster; early: the kernel may start before the previous one ends. Emulation ignores both. */
+/* cluster: blocks of a cluster along x; early: the kernel may start before the previous one ends; parts: blocks of a cluster along z. Emulation ignores them. */
 struct LaunchOptions {
     int cluster = 1;
     bool early = false;
+    int parts = 1;
 };
 template <class... Parameters, class... Arguments>
 cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
 #ifndef PYSIM_EMULATED
-    if (options.cluster > 1 || options.early) {
+    if (options.cluster * options.parts > 1 || options.early) {
         cudaLaunchAttribute attributes[2] = {};
         unsigned count = 0;
-        if (options.cluster > 1) {
+        if (options.cluster * options.parts > 1) {
             attributes[count].id = cudaLaunchAttributeClusterDimension;
-            attributes[count++].val.clusterDim = {(unsigned)options.cluster, 1, 1};
+            attributes[count++].val.clusterDim = {(unsigned)options.cluster, 1, (unsigned)options.parts};
         }
         if (options.early) {
             attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -25,6 +25,7 @@ struct Problem {
     short follows;    /* 1: the previous launch allows this kernel to start before it ends (programmatic dependent launch, core/launch.h) */
     short by_row;     /* 1: bias and scale have one value per row of C */
     short transposed; /* 1: the kernel computes C' = B' A'; its element (i, j) is stored at c[j ldc + i] */
+    short placed;     /* 1: each block has one tile: row blockIdx.x, column blockIdx.y, split-K part blockIdx.z (core/decomposition.cuh) */
     void *partials;   /* split-K and stream-K: accumulators of unfinished tiles, laid out by core/decomposition.cuh */
     unsigned *flags;  /* zeroed before the launch; if it `follows`, by the previous launch */
 };

@@ -211,7 +211,8 @@ template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStr
     const bool made = c.own && (c.in == c.own || c.weights == c.own); /* by a kernel before */
     cudaError_t error = !c.pitch ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
-    return error == cudaSuccess ? start<S, Windows>(wgmma_kernel<S, Gathered>, windows, filters, c, c.product, sms, stream, made) : error;
+    Windows arguments = c;
+    return error == cudaSuccess ? start<S, Windows>(wgmma_kernel<S, Gathered>, windows, filters, arguments, arguments.product, sms, stream, made) : error;
 }
 
 template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) { return attributes_of<S, Windows>(wgmma_kernel<S, Gathered>, out); }

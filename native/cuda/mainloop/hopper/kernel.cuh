@@ -127,12 +127,8 @@ struct Matrices {
 
 /* A block's position: its cluster's share of the work, its split-K part within the launch's cluster, its rank within the row's cluster. */
 template <class S> struct Place {
-    int share, part = 0, rank = 0, rank_m, rank_n;
-    __device__ Place(const Problem &p, bool cluster_split) : share((int)blockIdx.x / S::BLOCKS) {
-        if (cluster_split) {
-            part = share % p.splits;
-            share = part * ((int)gridDim.x / S::BLOCKS / p.splits) + share / p.splits;
-        }
+    int share, part, rank = 0, rank_m, rank_n;
+    __device__ explicit Place(bool cluster_split) : share((int)blockIdx.x / S::BLOCKS), part(cluster_split ? (int)blockIdx.z : 0) {
         if (S::BLOCKS > 1) rank = (int)blockIdx.x % S::BLOCKS;
         rank_m = rank / S::CLUSTER_N, rank_n = rank % S::CLUSTER_N;
     }
@@ -148,7 +144,7 @@ __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorM
     uint16_t column = 0;                                                                    /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << place.block(i, rank_n));
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
-    Work work(Operands::product(arguments), grid, place.share, gridDim.x / S::BLOCKS);
+    PlacedWork work(Operands::product(arguments), grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
     /* with one column of tiles whose k-iterations reuse the same stages, each stage keeps its B */
     const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
@@ -166,6 +162,9 @@ __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorM
             if (both) shares.load_b(shared.b(ring.stage) + share_b * S::B_ROW, map_b, full, step, column);
         }
     }
+    /* a block must not exit before the others of its cluster have released its last stages; consumers wait for all that others write to this block */
+    if constexpr (S::BLOCKS > 1)
+        for (int stage = 0; stage < S::STAGES; stage++, ring.advance<S::STAGES>()) barrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
 }
 
 /* The matrix descriptor of an operand in a stage. Rows of an MN-major operand have 128 bytes of m (or n) for any ROW. */
@@ -236,7 +235,7 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
     unsigned *const tile_flags = p.flags + place.rank * grid.tiles();
     const Partials<S, Acc> partials(p, place.rank * grid.slots(p), thread);
     const bool signals = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
-    Work work(p, grid, place.share, gridDim.x / S::BLOCKS);
+    PlacedWork work(p, grid, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
     int number = -1; /* index of the tile among the block's */
     for (Tile t; work.next(t);) {
@@ -311,7 +310,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     shared.barriers = shared.data + S::STAGES * S::STAGE_BYTES;
     int *flag = (int *)(memory + (shared.barriers + 16 * S::STAGES - shared_address(memory)));
     const bool cluster_split = is_cluster_split_k(Operands::product(arguments)); /* the launch's cluster has one cluster of the row's shape per split-K part */
-    const Place<S> place(Operands::product(arguments), cluster_split);
+    const Place<S> place(cluster_split);
     if (threadIdx.x == 0) {
         tensor_prefetch(&map_a);
         tensor_prefetch(&map_b);
@@ -322,7 +321,7 @@ __global__ void __launch_bounds__(S::THREADS, 1)
         for (int set = 0; S::SETS > 1 && set < S::SETS; set++) barrier_init(shared.multiplied(set), 4 * S::GROUPS);
         barrier_init_done();
     }
-    if (S::BLOCKS > 1) cluster_sync();
+    if (S::BLOCKS > 1) cluster_sync_initialized();
     else __syncthreads();
     wait_for_previous();
 
@@ -335,8 +334,6 @@ __global__ void __launch_bounds__(S::THREADS, 1)
         if (S::HANDS_OVER) registers_up<S::CONSUMER_REGISTERS>();
         consume<S, Operands>(shared, flag, arguments, grid, place, cluster_split);
     }
-    /* a block must not exit while others may signal its barriers or write its shared memory; after a cluster reduction nobody does */
-    if (S::BLOCKS > 1 && !cluster_split) cluster_sync();
 }
 
 /* A driver function, looked up at run time, so that the library needs no driver to load. */
@@ -388,16 +385,16 @@ template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel
     return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
 }
 
-/* `early`: the kernel may start before the previous one ends, as it does after its own layout conversion. */
+/* `p` is the product in `arguments`. `early`: the kernel may start before the previous one ends, as it does after its own layout conversion. */
 template <class S, class Arguments>
-cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, const Arguments &arguments, const Problem &p, int sms,
+cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, Arguments &arguments, Problem &p, int sms,
                   cudaStream_t stream, bool early = false) {
     const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const bool cluster_split = is_cluster_split_k(p);
-    const int clusters = cluster_split || grid.items(p) < sms / S::BLOCKS ? grid.items(p) : sms / S::BLOCKS;
-    return launch_with({cluster_split ? p.splits * S::BLOCKS : S::BLOCKS, p.follows || early}, kernel, clusters * S::BLOCKS, S::THREADS, S::SHARED_BYTES, stream, a, b, arguments);
+    const dim3 blocks = place_blocks(p, grid, sms / S::BLOCKS, cluster_split, S::BLOCKS);
+    return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, arguments);
 }
 
 template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out) {
@@ -405,7 +402,8 @@ template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> 
     return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES, out) : error;
 }
 
-template <class S> cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
+template <class S> cudaError_t launch(const Problem &problem, int sms, cudaStream_t stream) {
+    Problem p = problem;
     CUtensorMap a, b;
     const Encode encode = encoder().call;
     const int box_a = Matrices::box_a<S>(p), box_b = Matrices::box_b<S>(p);

@@ -92,11 +92,11 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
     using Sums = SharedSums<Acc, R::BM, R::BN, R::THREADS>;
     PYSIM_DYNAMIC_SHARED(shared);
     /* The block's state is in shared memory, because the loop needs the registers. */
-    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now;
-    Work &work = *(Work *)now.work;
+    __shared__ struct { Tile tile; alignas(PlacedWork) char work[sizeof(PlacedWork)]; bool valid; int last; } now;
+    PlacedWork &work = *(PlacedWork *)now.work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp / S::warps_n * R::WM, warp_column = warp % S::warps_n * R::WN;
-    if (threadIdx.x == 0) new (now.work) Work(p, Grid(p, R::BM, R::BN, R::BK), blockIdx.x, gridDim.x);
+    if (threadIdx.x == 0) new (now.work) PlacedWork(p, Grid(p, R::BM, R::BN, R::BK), blockIdx.x, gridDim.x);
     while (true) {
         if (threadIdx.x == 0) now.valid = work.next(now.tile);
         __syncthreads();
@@ -173,8 +173,11 @@ template <class R, class F> cudaError_t choose(const Problem &p, F f) {
 #undef LAYOUT
 }
 
-template <class R> cudaError_t launch(const Problem &p, int, cudaStream_t stream) {
-    const int blocks = Grid(p, R::BM, R::BN, R::BK).items(p);
+template <class R> cudaError_t launch(const Problem &problem, int sms, cudaStream_t stream) {
+    Problem p = problem;
+    const Grid grid(p, R::BM, R::BN, R::BK);
+    dim3 blocks = place_blocks(p, grid, sms, false);
+    if (!p.placed) blocks = dim3((unsigned)grid.items(p));
     return choose<R>(p, [&](auto kernel, int shared) { return start(kernel, p, blocks, R::THREADS, shared, stream); });
 }
 template <class R> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {

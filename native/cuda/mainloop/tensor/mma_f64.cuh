@@ -110,18 +110,13 @@ __device__ inline void bring_elements(uint32_t to, const void *data, int64_t pit
     }
 }
 
-/* A block's share of the work: the blocks of a cluster compute the parts of one tile. */
-__device__ inline int share_of(const Problem &p, const Grid &grid) {
-    return is_cluster_split_k(p) ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : (int)blockIdx.x;
-}
-
 /* Fills the stages of a block, by one thread, or by all 128 if an operand is copied element by element (not whole). */
 template <class S, bool TA, bool TB, bool WHOLE>
 __device__ inline void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b, const Problem &p) {
     const bool whole_a = WHOLE || is_aligned(p.a, p.lda), whole_b = WHOLE || is_aligned(p.b, p.ldb);
     const int bytes = (whole_a ? S::A_BYTES : 0) + (whole_b ? S::STAGE_BYTES - S::A_BYTES : 0);
     const Grid grid(p, S::BLOCK_M, S::BLOCK_N, S::BLOCK_K);
-    Work work(p, grid, share_of(p, grid), gridDim.x);
+    PlacedWork work(p, grid, blockIdx.x, gridDim.x);
     Ring ring;
     for (Tile t; work.next(t);)
         for (int step = t.begin; step < t.end; step++, ring.advance<S::STAGES>()) {
@@ -168,7 +163,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
     const int row = warp / (S::BLOCK_N / S::WARP_N) * S::WARP_M, column = warp % (S::BLOCK_N / S::WARP_N) * S::WARP_N;
     const int origin_a = A::origin(row), origin_b = S::A_BYTES + B::origin(column);
     const Grid grid(p, S::BLOCK_M, S::BLOCK_N, S::BLOCK_K);
-    Work work(p, grid, share_of(p, grid), gridDim.x);
+    PlacedWork work(p, grid, blockIdx.x, gridDim.x);
     Ring ring;
     for (Tile t; work.next(t);) {
         double acc[TILES_M * ROW] = {}, a[2][2][2], b[2][TILES_N / 2][2][2];
@@ -296,7 +291,8 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
         return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
 #undef LAYOUT
     }
-    static cudaError_t launch(const Problem &p, int sms, cudaStream_t stream) {
+    static cudaError_t launch(const Problem &problem, int sms, cudaStream_t stream) {
+        Problem p = problem;
         CUtensorMap a = {}, b = {};
         const Encode encode = encoder().call;
         cudaError_t error = encoder().error;
@@ -306,8 +302,10 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
             error = p.trans_b ? describe<S>(&b, encode, p.b, p.k, p.n, p.ldb, BN) : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, BK);
         if (error == cudaSuccess) error = prepare<S>(layout(p));
         if (error != cudaSuccess) return error;
-        const int items = Grid(p, BM, BN, BK).items(p), blocks = is_cluster_split_k(p) ? items : std::min(items, sms * S::BLOCKS); /* they stay */
-        return launch_with({is_cluster_split_k(p) ? p.splits : 1, p.follows != 0}, layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
+        const Grid grid(p, BM, BN, BK);
+        const bool cluster_split = is_cluster_split_k(p);
+        const dim3 blocks = place_blocks(p, grid, sms * S::BLOCKS, cluster_split);
+        return launch_with({1, p.follows != 0, cluster_split ? p.splits : 1}, layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
     }
     static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
         return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);

@@ -280,7 +280,7 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
 };
 
 /* Launches `kernel` with its dynamic shared memory. */
-template <class Kernel, class Arguments> cudaError_t start(Kernel kernel, const Arguments &p, int blocks, int threads, int shared, cudaStream_t stream) {
+template <class Kernel, class Arguments> cudaError_t start(Kernel kernel, const Arguments &p, dim3 blocks, int threads, int shared, cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error != cudaSuccess) return error;
     return launch(kernel, blocks, threads, shared, stream, p);
