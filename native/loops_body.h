@@ -90,14 +90,14 @@ INLINE int64_t taps_inside(int64_t at, int64_t size, int64_t kernel, int64_t dil
     return pysim_max(0, last - first);
 }
 
-/* The number of taps that a mean divides by, for a window at row y or column x. */
+/* The number of taps that a mean divides by, for a window at row y or column x; 1 if no tap is inside the plane, so that the mean is 0. */
 INLINE int64_t counted_rows(const pysim_pool *p, int64_t y) {
-    if (p->count_padding) return taps_inside(y + p->pad_top, p->height + p->pad_top + p->pad_bottom, p->kernel_h, p->dilation_h);
-    return taps_inside(y, p->height, p->kernel_h, p->dilation_h);
+    const int64_t top = p->count_padding ? p->pad_top : 0, bottom = p->count_padding ? p->pad_bottom : 0;
+    return pysim_max(1, taps_inside(y + top, p->height + top + bottom, p->kernel_h, p->dilation_h));
 }
 INLINE int64_t counted_columns(const pysim_pool *p, int64_t x) {
-    if (p->count_padding) return taps_inside(x + p->pad_left, p->width + p->pad_left + p->pad_right, p->kernel_w, p->dilation_w);
-    return taps_inside(x, p->width, p->kernel_w, p->dilation_w);
+    const int64_t left = p->count_padding ? p->pad_left : 0, right = p->count_padding ? p->pad_right : 0;
+    return pysim_max(1, taps_inside(x + left, p->width + left + right, p->kernel_w, p->dilation_w));
 }
 
 INLINE VEC combined(const int largest, VEC a, VEC b) { return largest ? v_larger(a, b) : v_add(a, b); }

@@ -57,22 +57,27 @@ def seconds(value: Any, name: str) -> float:
     return found
 
 
+# activations with two numbers, as a caller writes them
+_WITH_NUMBERS = {
+    "clamp": "('clamp', low, high), low at most high",
+    "leaky_relu": "('leaky_relu', factor of negative numbers, factor of others)",
+}
 Activation = str | tuple[str, float, float] | None
 
 
 def activation(given: Any, numbers: Mapping[str, int]) -> tuple[int, float, float]:
-    """(number, low, high) of an activation: None, a name in `numbers`, or ("clamp", low, high)."""
+    """(number, low, high) of an activation: None, a name in `numbers`, or one of `_WITH_NUMBERS` with its two numbers."""
     name, low, high = given if isinstance(given, tuple) and len(given) == 3 else (given, -math.inf, math.inf)
     name = "identity" if name is None else name
     try:
         low, high = float(low), float(high)
     except (TypeError, ValueError):
-        raise OperandError(f"activation is {quoted(given)}; clamp's bounds are two numbers: ('clamp', low, high)") from None
+        raise OperandError(f"activation is {quoted(given)}; a tuple is a name and two numbers: {_WITH_NUMBERS['clamp']}") from None
     if not isinstance(name, str) or name not in numbers:
         raise OperandError(f"activation {quoted(name)} is not known; {choose(name, numbers)}, clamp as ('clamp', low, high)")
-    if name == "clamp" and not (isinstance(given, tuple) and low <= high):
-        raise OperandError("clamp needs its bounds: activation=('clamp', low, high), low at most high")
-    if name != "clamp" and isinstance(given, tuple):
+    if name in _WITH_NUMBERS and not (isinstance(given, tuple) and (name != "clamp" or low <= high)):
+        raise OperandError(f"{name} needs its numbers: activation={_WITH_NUMBERS[name]}")
+    if name not in _WITH_NUMBERS and isinstance(given, tuple):
         raise OperandError(f"activation is {quoted(given)}, and {name} has no bounds: activation={name!r}")
     return numbers[name], low, high
 

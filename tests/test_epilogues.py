@@ -40,6 +40,7 @@ FORMULAS = {
     "hard_swish": lambda x: x * np.where(x + 3 < 0, 0, np.where(x + 3 > 6, 6, x + 3)) / 6,
     "tanh": np.tanh,
     "erf": special.erf,
+    ("leaky_relu", 0.1, 1.0): lambda x: x * np.where(x < 0, 0.1, 1.0),
     "gelu_tanh": lambda x: x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
 # algorithm, problem: tiles that end in rows and filters, channels in sets, more images and groups than one
@@ -168,7 +169,7 @@ def test_a_prepared_convolution_takes_a_residual_and_gives_conv2ds_bits():
     ("how", "message"),
     [
         ({"activation": "swish"}, "is not known"),
-        ({"activation": "clamp"}, "clamp needs its bounds"),
+        ({"activation": "clamp"}, "clamp needs its numbers"),
         ({"activation": ("clamp", 2, 1)}, "low at most high"),
         ({"activation": ("clamp", "a", 1)}, "two numbers"),
         ({"activation": ("relu", 0, 6)}, "relu has no bounds"),

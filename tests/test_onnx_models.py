@@ -52,6 +52,14 @@ def test_windows_that_would_begin_in_padding_are_left_out(sizes, how, op, opset)
     assert_as_onnxruntime(without_shapes(b.model([b.add("Tanh", [y], b.shapes["x"])], opset)))
 
 
+def test_a_mean_of_windows_in_padding_alone_is_zero():
+    how = {"kernel_shape": [2, 4], "dilations": [2, 1], "pads": [1, 0, 0, 2], "strides": [3, 3], "ceil_mode": 1}
+    b = Builder(0)
+    b.shapes["x"] = 3, 4, 1, 12
+    y = b.add("AveragePool", ["x"], b.shapes["x"], **how)
+    assert_as_onnxruntime(without_shapes(b.model([b.add("Tanh", [y], b.shapes["x"])], 20)))
+
+
 def test_what_stands_behind_a_pool_has_the_sizes_that_it_makes():
     b = Builder(0)
     b.shapes["x"] = 1, 4, 5, 5

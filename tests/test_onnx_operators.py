@@ -28,7 +28,7 @@ RANDOM = np.random.default_rng(1)
 
 @pytest.mark.parametrize("rank", [1, 3])
 def test_convolutions_and_pools_of_one_and_three_axes_run_with_what_follows_them(rank):
-    """They are no convolution of this library, and nothing may be fused into them."""
+    """Those of one axis are convolutions of images of one row; those of three are none of this library, and nothing is fused into them."""
     constants = {"w": RANDOM.standard_normal((4, 3, *[3] * rank)), "s": np.full((4, *[1] * rank), 0.5)}
     nodes = [helper.make_node("Conv", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
              helper.make_node("Mul", ["b", "s"], ["c"]),
@@ -154,8 +154,11 @@ def test_text_is_refused_before_anything_runs():
 
 def test_a_definition_that_contradicts_shape_inference_is_named():
     """It would be spread over a larger result without a word."""
-    wide = helper.make_node("Conv", ["x", "w"], ["y"], name="wide", kernel_shape=[1, 1, 5], strides=[1, 1, 3])
-    proto = exported([wide], (1, 1, 2, 2, 3), {"w": np.ones((1, 1, 1, 1, 5))})
+    half = helper.np_dtype_to_tensor_dtype(np.dtype(np.float16))
+    wide = helper.make_node("Conv", ["hx", "hw"], ["hy"], name="wide", kernel_shape=[1, 1, 5], strides=[1, 1, 3])
+    casts = [helper.make_node("Cast", [name], [f"h{name}"], to=half) for name in ("x", "w")]
+    nodes = [*casts, wide, helper.make_node("Cast", ["hy"], ["y"], to=onnx.TensorProto.FLOAT)]
+    proto = exported(nodes, (1, 1, 2, 2, 3), {"w": np.ones((1, 1, 1, 1, 5))})
     model = model_of(proto)
     with pytest.raises(ProblemError, match='Conv "wide" cannot be run: onnx'):
         model(given(proto))
@@ -176,3 +179,47 @@ def test_group_normalization_is_defined_by_the_type_of_its_input():
     proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (2, 6, 3, 4)))
     content, x = proto.SerializeToString(), given(proto)
     assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+SEQUENCES = [
+    ("Conv", {"strides": [2], "pads": [1, 2]}, (6, 4, 3)), ("Conv", {"group": 4, "dilations": [2]}, (4, 1, 3)),
+    ("Conv", {"auto_pad": "SAME_UPPER"}, (6, 4, 4)), ("ConvTranspose", {"strides": [3], "pads": [1, 0], "output_padding": [1]}, (4, 6, 5)),
+    ("ConvTranspose", {"strides": [2], "auto_pad": "SAME_LOWER"}, (4, 6, 3)), ("ConvTranspose", {"output_shape": [15]}, (4, 6, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "how", "shape"), SEQUENCES, ids=str)
+def test_convolutions_of_sequences_are_native_with_what_follows_them(op, how, shape):
+    filters = shape[0] if op == "Conv" else shape[1]
+    constants = {"w": RANDOM.standard_normal(shape), "b": RANDOM.standard_normal(filters), "c": RANDOM.standard_normal((4, 4, 1))}
+    nodes = [helper.make_node(op, ["x", "w", "b"], ["a"], **how), helper.make_node("LeakyRelu", ["a"], ["l"], alpha=0.2)]
+    nodes += [helper.make_node("Gelu", ["l"], ["g"], approximate="tanh"), helper.make_node("Add", ["g", "a"], ["y"])]
+    proto = exported(nodes, (2, 4, 13), constants, 20)
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert_close(model(x), by_onnxruntime(content, x))
+    assert next(layer.node.op for layer in model.plan.layers if layer.node.op != "View") == "Conv"
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_convolutions_of_volumes_and_of_computed_weights(settled):
+    constants = {"w": RANDOM.standard_normal((6, 2, 2, 3, 2)), "v": RANDOM.standard_normal((6, 3, 2, 1, 3)), "b": RANDOM.standard_normal(6)}
+    how = {"group": 2, "strides": [1, 2, 1], "pads": [0, 1, 1, 1, 0, 1], "dilations": [2, 1, 1]}
+    w = [] if settled else [helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0), helper.make_node("Mul", ["w", "m"], ["wm"])]
+    nodes = [*w, helper.make_node("Conv", ["x", "w" if settled else "wm", "b"], ["a"], **how)]
+    nodes.append(helper.make_node("ConvTranspose", ["a", "v"], ["y"], strides=[2, 1, 1], pads=[0, 0, 1, 1, 0, 0]))
+    proto = exported(nodes, (2, 4, 5, 6, 4), constants)
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 40), (1, 6, 7, 9)], ids=str)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_norms_of_planes_are_native(shape, scaled):
+    """Also as exporters write group norms: planes of a group as one row, with scale 1 and shift 0."""
+    numbers = RANDOM.standard_normal((2, 6)) if scaled else np.stack([np.ones(6), np.zeros(6)])
+    proto = exported([helper.make_node("InstanceNormalization", ["x", "s", "t"], ["y"])], shape, {"s": numbers[0], "t": numbers[1]})
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert_close(model(x), by_onnxruntime(content, x))
+    assert [layer.node.op for layer in model.plan.layers] == ["LayerNormalization", "Affine"][: 1 + scaled]

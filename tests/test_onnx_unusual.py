@@ -51,6 +51,9 @@ def test_transposed_convolutions_with_auto_pad_have_no_more_outputs_by_output_pa
     how = {"auto_pad": rule, "strides": [2, 3], "output_padding": [0, 1]}
     equal([helper.make_node("ConvTranspose", ["x", "w"], ["y"], **how)], (1, 2, 5, 4), {"w": np.ones((2, 3, 2, 1), np.float32)})
     equal([helper.make_node("ConvTranspose", ["x", "w"], ["y"], **how)], (1, 2, 5, 4), {"w": np.ones((2, 3, 2, 3), np.float32)})
+    constants = {"c": np.ones((1, 2, 5, 4), np.float32), "w": np.ones((2, 3, 1, 1), np.float32)}
+    nodes = [helper.make_node("ConvTranspose", ["c", "w"], ["z"], **how), helper.make_node("Mul", ["z", "x"], ["y"])]
+    equal(nodes, (1, 1, 1, 1), constants)
 
 
 def test_a_slice_that_begins_in_front_of_an_axis_and_goes_backward_begins_at_its_first_element():

@@ -61,6 +61,11 @@ def activation(node: Node, graph: Graph, constants: Constants, opset: int) -> No
     return Node(node.op, node.name, node.inputs, node.outputs) if is_native(graph, *node.inputs) else None
 
 
+def gelu(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    about = {"approximate": node.attributes.get("approximate", b"none")}
+    return Node(node.op, node.name, node.inputs, node.outputs, about) if is_native(graph, *node.inputs) else None
+
+
 def expand(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Expand; the target shape is the inferred one."""
     return Node("Expand", node.name, node.inputs[:1], node.outputs) if is_native(graph, node.inputs[0], node.output) else None
@@ -286,4 +291,4 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 
 SEVERAL = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
-LOWER = {"Erf": activation, "Expand": expand, "HardSwish": activation, "LayerNormalization": layer_norm, "ReduceL2": length}
+LOWER = {"Erf": activation, "Expand": expand, "Gelu": gelu, "HardSwish": activation, "LayerNormalization": layer_norm, "ReduceL2": length}

@@ -18,6 +18,7 @@ from pysim.frontends import onnx_shapes
 from pysim.frontends.onnx_branches import captured, with_branches
 from pysim.frontends.onnx_lower import LOWER, SEVERAL, split
 from pysim.frontends.onnx_patterns import with_patterns
+from pysim.frontends.onnx_rows import with_rows
 from pysim.frontends.onnx_seeds import seeded
 from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed, without_empty
 from pysim.models.operators import reference
@@ -73,7 +74,7 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     graph = without_empty(graph._replace(tensors=tensors), ("AveragePool", "Conv", "LpPool", "MaxPool"))
-    return live(read.lowered(with_patterns(graph)))
+    return live(read.lowered(with_rows(with_patterns(graph), opset)))
 
 
 def _array(tensor: "onnx.TensorProto", name: str) -> Array:

@@ -41,38 +41,51 @@ def _problem(node: Node, graph: Graph) -> Any:
 
 
 def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    problem = _problem(node, graph)
-    if problem is None and is_image(node.inputs[0], graph):
+    problem, x = _problem(node, graph), graph.tensors[node.inputs[0]]
+    if problem is None and x.native and len(x.shape) > 2:
         _check_window(node, graph)
     if problem is None or not all(name in constants for name in node.inputs[1:]):
-        return None
+        return _conv_by_taps(node, graph)
     told, made = graph.tensors[node.output].shape, (problem.batch, problem.filters, problem.out_h, problem.out_w)
     if told != made:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
     return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
 
 
+def _conv_by_taps(node: Node, graph: Graph) -> Node | None:
+    """A convolution over any number of axes, or of weights that are computed, by NumPy."""
+    given, (x, w) = node.attributes, (graph.tensors[name].shape for name in node.inputs[:2])
+    if not graph.tensors[node.inputs[0]].native or len(x) < 3:
+        return None
+    ones = [1] * (len(x) - 2)
+    strides, dilations = (layers.integers_of(given, name, ones) for name in ("strides", "dilations"))
+    extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, w[2:], strict=True)]
+    pads = layers.pads_of(given, [*x[2:]], extents, strides)
+    about = {"strides": strides, "dilations": dilations, "pads": pads, "group": given.get("group", 1)}
+    return Node("ConvByTaps", node.name, node.inputs, node.outputs, about)
+
+
 def _check_window(node: Node, graph: Graph) -> None:
     """ProblemError for a window larger than the padded image. Shape inference does not reject it: it infers one output."""
     given, (sizes, kernel) = node.attributes, [list(graph.tensors[name].shape[2:]) for name in node.inputs[:2]]
-    dilations, strides = (layers.integers_of(given, name, [1, 1]) for name in ("dilations", "strides"))
+    dilations, strides = (layers.integers_of(given, name, [1] * len(sizes)) for name in ("dilations", "strides"))
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, kernel, strict=True)]
     pads = layers.pads_of(given, sizes, extents, strides)
-    padded = [sum(sides) for sides in zip(sizes, pads[:2], pads[2:], strict=True)]
+    padded = [sum(sides) for sides in zip(sizes, pads[: len(sizes)], pads[len(sizes) :], strict=True)]
     if any(extent > size for extent, size in zip(extents, padded, strict=True)):
         raise ProblemError(f'{node.op} "{printable(node.name)}": its window spans {extents}, more than the padded image, {padded}')
 
 
 def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """A transposed convolution with explicit pads. If the node gives none, they crop the output to the inferred shape."""
-    given = node.attributes
-    if not is_image(node.inputs[0], graph):
+    given, count = node.attributes, len(graph.tensors[node.inputs[0]].shape) - 2
+    if not graph.tensors[node.inputs[0]].native:
         if "output_shape" in given or given.get("auto_pad", b"NOTSET") != b"NOTSET":
-            why = "its pads follow from its output's shape, which is computed of float32 and float64 images alone; right are pads"
+            why = "its pads follow from its output's shape, which is computed of float32 and float64 alone; right are pads"
             raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
         return None
-    plain = {name: layers.integers_of(given, name, [fill] * count) for name, fill, count in (
-        ("strides", 1, 2), ("dilations", 1, 2), ("pads", 0, 4), ("output_padding", 0, 2))}  # fmt: skip
+    plain = {name: layers.integers_of(given, name, [fill] * many) for name, fill, many in (
+        ("strides", 1, count), ("dilations", 1, count), ("pads", 0, 2 * count), ("output_padding", 0, count))}  # fmt: skip
     rule, more = given.get("auto_pad", b"NOTSET"), plain.pop("output_padding")
     if rule != b"NOTSET" or "output_shape" in given:
         sizes, kernel, out = (graph.tensors[name].shape[2:] for name in (*node.inputs[:2], node.output))
@@ -92,7 +105,7 @@ def _transposed_by_phases(node: Node, graph: Graph, constants: Constants) -> Par
         y[s q + r - pad] = sum over j of x[q - j] w[r + s j],  0 <= r < s, j < ceil(k / s)
 
     Worked number: 3 taps with stride 2 are two phases of 2 taps, one of which is 0."""
-    plain = _transposed(node, graph, constants, 0)
+    plain = _transposed(node, graph, constants, 0) if is_image(node.inputs[0], graph) else None
     if plain is None or not all(name in constants for name in node.inputs[1:] if name) or set(plain.attributes["dilations"]) != {1}:
         return None
     (n, channels, *sizes), out = graph.tensors[node.inputs[0]].shape, graph.tensors[node.output].shape
@@ -261,7 +274,25 @@ def _plane_means(node: Node, graph: Graph, constants: Constants) -> Parts | None
     return [(pooled, (n, c, 1, 1)), (Node("View", node.name, pooled.outputs, node.outputs), graph.tensors[node.output].shape)]
 
 
-SEVERAL = {"ConvTranspose": _transposed_by_phases, "HardSigmoid": _hard_sigmoid, "ReduceMean": _plane_means, **onnx_arrays.SEVERAL}
+def _plane_norm(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """InstanceNormalization with constant scales: a layer norm of each plane, and an Affine unless that changes nothing."""
+    x = graph.tensors[node.inputs[0]]
+    if not onnx_arrays.is_native(graph, node.inputs[0]) or len(x.shape) < 3 or not all(name in constants for name in node.inputs[1:]):
+        return None
+    ones, zeros = (np.full(x.shape[2:], number, x.dtype) for number in (1, 0))
+    names = [constant_of(constants, node, what, array) for what, array in (("ones", ones), ("zeros", zeros))]
+    about = {"axis": 2, "epsilon": node.attributes.get("epsilon", 1e-5)}
+    norm = Node("LayerNormalization", node.name, (node.inputs[0], *names), node.outputs[:1], about)
+    if (constants[node.inputs[1]] == 1).all() and not constants[node.inputs[2]].any():
+        return [(norm, x.shape)]
+    norm = norm._replace(name=f"{node.name}:norm", outputs=(f"{node.output}:norm",))
+    return [(norm, x.shape), (Node("Affine", node.name, (norm.output, *node.inputs[1:]), node.outputs[:1]), x.shape)]
+
+
+SEVERAL = {
+    "ConvTranspose": _transposed_by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm,
+    "ReduceMean": _plane_means, **onnx_arrays.SEVERAL,
+}  # fmt: skip
 
 
 def _mean(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -342,6 +373,11 @@ def _pow(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
     return Node("Mul", node.name, (x, x), node.outputs)
 
 
+def _leaky_relu(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    floating = graph.tensors[node.output].dtype.kind == "f"
+    return Node(node.op, node.name, node.inputs, node.outputs, {"alpha": node.attributes.get("alpha", 0.01)}) if floating else None
+
+
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """Floating-point operators with the same meaning as their NumPy function."""
     floating = graph.tensors[node.output].dtype.kind == "f"
@@ -352,7 +388,7 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
-    "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise, "Pad": _pad, "Pow": _pow,
-    "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax, "Sub": _as_it_is,
-    "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view), **onnx_arrays.LOWER,
+    "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
+    "Pad": _pad, "Pow": _pow, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
+    "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view), **onnx_arrays.LOWER,
 }  # fmt: skip

@@ -250,9 +250,11 @@ def _padded(inputs: tuple[str, ...], count: int) -> tuple[str, ...]:
 
 
 def activation_of(node: Node) -> Any:
-    """The activation that a node computes: a name or ("clamp", low, high); None for other nodes."""
+    """The activation that a node computes: a name, or a name and two numbers (`pysim.arguments.activation`); None for other nodes."""
     if node.op == "Clip" and len(node.inputs) == 1:
         return ("clamp", node.attributes["min"], node.attributes["max"])
     if node.op == "Gelu" and node.attributes.get("approximate", b"none") in (b"tanh", "tanh"):
         return "gelu_tanh"
+    if node.op == "LeakyRelu":
+        return ("leaky_relu", node.attributes["alpha"], 1.0)
     return ACTIVATIONS.get(node.op)

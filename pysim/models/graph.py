@@ -80,11 +80,15 @@ class Graph(NamedTuple):
 Evaluate = Callable[[Node, Sequence[Array]], Sequence[Array]]
 
 
+# If is left to `with_branches`; the onnx package's ConvTranspose pads an output that auto_pad would make larger than the full one
+_NOT_FOLDED = ("If", "ConvTranspose")
+
+
 def folded(graph: Graph, evaluate: Evaluate) -> Graph:
-    """The graph with constant folding: `evaluate` computes nodes whose inputs are all constants. An If is left to `with_branches`."""
+    """The graph with constant folding: `evaluate` computes nodes whose inputs are all constants."""
     constants, nodes = dict(graph.constants), []
     for node in graph.nodes:
-        if node.op != "If" and all(name in constants or not name for name in node.inputs):
+        if node.op not in _NOT_FOLDED and all(name in constants or not name for name in node.inputs):
             made = evaluate(node, [constants[name] for name in node.inputs if name])
             constants |= {name: np.asarray(one, order="C") for name, one in zip(node.outputs, made, strict=True) if name}
         else:

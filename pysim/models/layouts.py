@@ -29,9 +29,10 @@ from pysim.models.fusion import RESIDUAL_INPUT
 from pysim.models.graph import Graph, Node
 
 _FORBIDDEN = 1e4  # seconds, above the time of any network
-LAYOUT_PRESERVING = frozenset(
-    {"Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice", "Take"}
-)
+LAYOUT_PRESERVING = (
+    "Add", "Affine", "AveragePool", "Clip", "Concat", "GlobalAveragePool", "LeakyRelu", "MaxPool", "Mul", "Relu", "Sigmoid", "Slice",
+    "Take",
+)  # fmt: skip
 
 Seconds = Callable[[Node, int, int], float | None]  # seconds of a node, by the block sizes of its input and output; None: no plan
 Conversion = Callable[[str, bool], float]  # seconds to convert a value to blocks (True) or to planes

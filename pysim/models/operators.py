@@ -97,12 +97,13 @@ def _lp_pool(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Non
 
 
 def _counts(size: int, out: int, kernel: int, stride: int, dilation: int, before: int, *, behind: int, padded: bool) -> Array:
-    """Along an axis, the number of taps by which a mean divides each window: the taps inside the image, or inside the padded image."""
+    """Along an axis, the number of taps by which a mean divides each window: those inside the image, or inside the padded image; 1 if none
+    are, whose mean is 0."""
     counts = np.zeros(out)
     size, before = (size + before + behind, 0) if padded else (size, before)
     for to, _ in taps(size, out, kernel, stride, dilation, before):
         counts[to] += 1
-    return counts
+    return np.maximum(counts, 1)
 
 
 def _plane_means(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
@@ -132,22 +133,37 @@ def parts(out: Array, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Arra
     return [out[(*[slice(None)] * axis, slice(end - shape[axis], end))] for shape, end in zip(shapes, ends, strict=True)]
 
 
+def _reaching(x: Sequence[int], out: Sequence[int], kernel: Sequence[int], attributes: Attributes) -> list[list[tuple[Any, ...]]]:
+    """For each axis of a convolution of images of `x` to `out`: (tap, slice of outputs, slice of inputs) of the taps inside the image."""
+    axes = zip(x, out, kernel, attributes["strides"], attributes["dilations"], attributes["pads"], strict=False)
+    return [
+        [(tap, *lie) for tap in range(count) for lie in taps(size, made, 1, stride, 1, before - tap * dilation)]
+        for size, made, count, stride, dilation, before in axes
+    ]
+
+
+def _convolution_by_taps(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """A convolution over any number of axes: a product for each tap, added to the outputs that it reaches."""
+    x, weights, *bias = inputs
+    batch, groups, axes = x.shape[0], attributes["group"], x.ndim - 2
+    out[...] = bias[0].reshape(-1, *[1] * axes) if bias else 0
+    for lies in product(*_reaching(x.shape[2:], out.shape[2:], weights.shape[2:], attributes)):
+        at, to, of = ((..., *numbers) for numbers in zip(*lies, strict=True))
+        image = x[of].reshape(batch, groups, x.shape[1] // groups, -1)
+        out[to] += (weights[at].reshape(groups, -1, image.shape[2]) @ image).reshape(out[to].shape)
+
+
 def _transposed_convolution(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     """One product multiplies each input by all weights. Its results are added to the outputs that a convolution would read at that tap."""
     x, weights, *bias = inputs
-    (batch, channels, height, width), (_, filters, *kernel), groups = x.shape, weights.shape, attributes["group"]
+    (batch, channels, *sizes), (_, filters, *kernel), groups = x.shape, weights.shape, attributes["group"]
     across = weights.reshape(groups, channels // groups, -1).transpose(0, 2, 1)
-    products = across @ x.reshape(batch, groups, channels // groups, height * width)
-    products = products.reshape(batch, groups * filters, *kernel, height, width)
-    axes = zip(out.shape[2:], x.shape[2:], kernel, attributes["strides"], attributes["dilations"], attributes["pads"], strict=False)
-    rows, columns = (
-        [(tap, *lie) for tap in range(count) for lie in taps(size, read, 1, stride, 1, before - tap * dilation)]
-        for size, read, count, stride, dilation, before in axes
-    )
-    out[...] = bias[0].reshape(-1, 1, 1) if bias else 0
-    for i, of_rows, to_rows in rows:
-        for j, of_columns, to_columns in columns:
-            out[:, :, to_rows, to_columns] += products[:, :, i, j, of_rows, of_columns]
+    products = across @ x.reshape(batch, groups, channels // groups, -1)
+    products = products.reshape(batch, groups * filters, *kernel, *sizes)
+    out[...] = bias[0].reshape(-1, *[1] * len(sizes)) if bias else 0
+    for lies in product(*_reaching(out.shape[2:], sizes, kernel, attributes)):
+        at, of, to = zip(*lies, strict=True)
+        out[(..., *to)] += products[(slice(None), slice(None), *at, *of)]
 
 
 def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -221,6 +237,10 @@ def _relu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     np.maximum(inputs[0], 0, out=out)
 
 
+def _leaky_relu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    np.multiply(inputs[0], np.where(inputs[0] < 0, attributes["alpha"], 1.0), out=out, casting="same_kind")
+
+
 def _ufunc(function: Any) -> Run:
     def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
         function(*inputs, out=out)
@@ -266,18 +286,20 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 NATIVE: dict[str, Bind] = {
     "Add": arrays.pair("Add"), "Affine": _affine, "AveragePool": _pool(largest=False),
     "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])), "Div": arrays.pair("Div"), "Erf": _activated(lambda of: "erf"),
-    "Gelu": _activated(lambda of: "gelu"), "GlobalAveragePool": _plane_means, "HardSwish": _activated(lambda of: "hard_swish"),
-    "Identity": _copied, "MaxPool": _pool(largest=True), "Mul": _times, "Pad": arrays.pad, "ReduceMean": _means,
-    "Relu": _activated(lambda of: "relu"), "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece,
-    "Softmax": arrays.softmax, "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed,
-    **arrays.NATIVE_ONLY,
+    "Gelu": _activated(lambda of: "gelu_tanh" if of.get("approximate") == b"tanh" else "gelu"), "GlobalAveragePool": _plane_means,
+    "HardSwish": _activated(lambda of: "hard_swish"), "Identity": _copied,
+    "LeakyRelu": _activated(lambda of: ("leaky_relu", of["alpha"], 1.0)), "MaxPool": _pool(largest=True), "Mul": _times,
+    "Pad": arrays.pad, "ReduceMean": _means, "Relu": _activated(lambda of: "relu"), "Reorder": _reorder,
+    "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Softmax": arrays.softmax, "Sub": arrays.pair("Sub"),
+    "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
-    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvTranspose": _transposed_convolution,
-    "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes, "Hardmax": _hardmax, "Identity": _copy,
-    "LogSoftmax": _log_softmax, "LpPool": _lp_pool, "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True),
-    "Mul": _ufunc(np.multiply), "Pad": _pad, "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice,
-    "Softmax": _softmax, "Sub": _ufunc(np.subtract), "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvByTaps": _convolution_by_taps,
+    "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes,
+    "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
+    "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,
+    "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
+    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
 }  # fmt: skip
 
 
@@ -296,7 +318,7 @@ def _natively(name: str) -> Run:
 
 OPERATORS = _BY_NUMPY | {name: _natively(name) for name in NATIVE}
 # Elementwise or row operators that may overwrite their input: an element is written after its last read.
-IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "Mul", "Relu", "Softmax", "Sub", "Tanh"})
+IN_PLACE = frozenset({"Add", "Affine", "Clip", "Div", "LeakyRelu", "Mul", "Relu", "Softmax", "Sub", "Tanh"})
 ACTIVATED = frozenset({"Add", "Affine"})  # may have a fused ReLU
 
 
