@@ -89,6 +89,7 @@ enum { PYSIM_VECTOR_STEP = 16 };
 typedef struct {
     int64_t k, n_vectors, ld;
     int64_t block; /* block size along k, 1..k; for dot k itself or a multiple of PYSIM_VECTOR_STEP */
+    int64_t prefetch_level; /* cache that receives prefetched lines of the matrix: 1 or 2 */
     const void *matrix, *vectors;
 } pysim_skinny;
 

@@ -6,7 +6,8 @@
  *   few columns        vectors: columns of op(B);  matrix: op(A); results run along m
  *
  * Each run first copies the vectors into the kernel's layout. In the schedule, `channels` is a block of k, and `k2` the strip of results, in windows of
- * the row, whose accumulators a thread keeps. Threads divide the results. The order of a sum depends on its place and the schedule alone. */
+ * the row, whose accumulators a thread keeps; `k3` is the cache level, 1 or 2, into which the matrix is prefetched. Threads divide the results. The
+ * order of a sum depends on its place and the schedule alone. */
 #include <string.h>
 
 #include "algorithm.h"
@@ -27,7 +28,7 @@ static int64_t round_to_lines(int64_t bytes) { return pysim_ceil_div(bytes, ALIG
 static shape shape_of(const pysim_gemm *g, const pysim_schedule *s) {
     const int few_rows = g->m <= g->n;
     shape x = {.few_rows = few_rows, .bytes = pysim_dtype_bytes(g->dtype), .results = few_rows ? g->n : g->m};
-    x.of = (pysim_skinny){.k = g->k, .n_vectors = few_rows ? g->m : g->n, .ld = few_rows ? g->ldb : g->lda, .block = s->channels};
+    x.of = (pysim_skinny){.k = g->k, .n_vectors = few_rows ? g->m : g->n, .ld = few_rows ? g->ldb : g->lda, .block = s->channels, .prefetch_level = s->k3};
     x.dot = few_rows ? g->trans_b : !g->trans_a;
     const int along_k = few_rows ? !g->trans_a : g->trans_b; /* do the vectors run along k */
     const int64_t ld = few_rows ? g->lda : g->ldb;
@@ -51,8 +52,8 @@ static pysim_status check_schedule(const pysim_schedule *s, const shape *x, cons
     if (s->channels < 1 || s->channels > x->of.k || (x->dot && s->channels < x->of.k && s->channels % PYSIM_VECTOR_STEP))
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.channels is %lld; it must be %lld, or less%s", (long long)s->channels,
                           (long long)x->of.k, x->dot ? " and a multiple of 16" : "");
-    if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->k2 < 1 || s->k3 != 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, k2 %lld, k3 %lld; right are 0, 0, at least 1, 1",
+    if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->k2 < 1 || s->k3 < 1 || s->k3 > 2)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, k2 %lld, k3 %lld; right are 0, 0, at least 1, 1 or 2",
                           (int)s->stationary, (int)s->pack, (long long)s->k2, (long long)s->k3);
     return PYSIM_OK;
 }

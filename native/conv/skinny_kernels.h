@@ -11,7 +11,12 @@
  * The order of a sum depends on the blocks of p alone, so the bits do not depend on tiles.
  *
  * The limit is the number of lines in flight from memory. Matrix rows are a page or more apart, and multiply-adds between the loads leave few loads
- * in the core's reorder window. So each tile prefetches the data that comes one tile (dot) or one block (axpy) later, in memory order. */
+ * in the core's reorder window. So each tile prefetches:
+ *
+ *   prefetch_level 1  into L1, the data that comes one tile (dot) or one block (axpy) later, in memory order
+ *   prefetch_level 2  into L2, LINES_AHEAD lines ahead in its own rows, then in those of the next tile or block. L1 has few miss buffers, and a
+ *                     line from memory would keep one for hundreds of cycles. Tiles of many vectors, whose multiply-adds fill the reorder
+ *                     window, also prefetch from L2 into L1, a few lines ahead. */
 #include "../kernel.h"
 
 /* A tile has up to 20 accumulators of 32 registers (vectors of 64 bytes), else 8. */
@@ -21,6 +26,9 @@ enum {
     MAX_NF = LANES * sizeof(T) == 64 ? 8 : 4,  /* vectors of a tile, axpy */
     MAX_NF_DOT = 4,
     LINE = 64 / sizeof(T),
+    LINES_AHEAD = 64,    /* to L2 */
+    DOT_LINES_NEAR = 8,  /* to L1; axpy: two tiles */
+    MIN_NF_NEAR = 3,     /* vectors of a tile from which on it prefetches into L1, too */
 };
 
 /* If one pass covers all vectors in tiles narrower than MAX_NV, 64-byte multiply-adds read one operand from memory again, a vector of
@@ -51,12 +59,27 @@ INLINE void prefetch_next(const int vectors, PREFETCHER *a) {
     }
 }
 
+/* Prefetches of one row of a tile, `elements` wide, into L2 and L1. */
+INLINE void prefetch_own(const int nf, const int elements, const T *far, const T *near) {
+#pragma GCC unroll 8
+    for (int i = 0; i < elements; i += LINE) __builtin_prefetch(far + i, 0, 2);
+#pragma GCC unroll 8
+    for (int i = 0; nf >= MIN_NF_NEAR && i < elements; i += LINE) __builtin_prefetch(near + i);
+}
+
+/* Elements from place `at` of a run to the place LINES_AHEAD lines ahead. A run has `width` elements, and the next one starts `next` elements
+ * behind its start. */
+INLINE int64_t elements_ahead(int64_t at, int64_t width, int64_t next) {
+    const int64_t ahead = pysim_min(LINES_AHEAD * LINE, width);
+    return at + ahead < width ? ahead : ahead - width + next;
+}
+
 /* Adds nk rows to nf vectors x nv registers of results; loads are masked if `masked`, sums are whole registers. */
 INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first,
-                      MASK mask, T *sums, int64_t pitch, PREFETCHER *ahead) {
+                      MASK mask, T *sums, int64_t pitch, PREFETCHER *ahead, int64_t far) {
     VEC acc[MAX_NF][MAX_NV];
     PREFETCHER a = *ahead;
-    const int reload = reload_operands(of->n_vectors, nf, nv);
+    const int own = of->prefetch_level > 1, reload = reload_operands(of->n_vectors, nf, nv);
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
@@ -64,7 +87,10 @@ INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_
     for (int64_t p = 0; p < nk; p++, matrix += of->ld, vectors += of->n_vectors) {
         VEC x[MAX_NV];
         const T *row = matrix, *values = vectors;
-        prefetch_next(nv, &a);
+        if (own)
+            prefetch_own(nf, nv * LANES, matrix + far, matrix + 2 * nv * LANES);
+        else
+            prefetch_next(nv, &a);
 #pragma GCC unroll 8
         for (int v = 0; v < nv; v++) x[v] = masked ? v_load_mask(matrix + v * LANES, mask) : v_load(matrix + v * LANES);
         if (reload && nf > nv)
@@ -90,13 +116,16 @@ INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_
     *ahead = a;
 }
 
-/* Whole tiles of nv registers of results, then the rest one register at a time. */
-INLINE void axpy_block(const int nf, const int nv, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, int64_t count,
-                       T *sums, int64_t pitch, PREFETCHER *ahead) {
+/* Results [at, at + count) of a run of `width`: whole tiles of nv registers, then the rest one register at a time. */
+INLINE void axpy_block(const int nf, const int nv, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, int64_t at,
+                       int64_t count, int64_t width, T *sums, int64_t pitch, PREFETCHER *ahead) {
     int64_t i = 0;
     for (; i + nv * LANES <= count; i += nv * LANES)
-        axpy_tile(nf, nv, 0, of, vectors, matrix + i, nk, first, v_lanes(0, LANES), sums + i, pitch, ahead);
-    for (; i < count; i += LANES) axpy_tile(nf, 1, 1, of, vectors, matrix + i, nk, first, v_lanes(0, count - i), sums + i, pitch, ahead);
+        axpy_tile(nf, nv, 0, of, vectors, matrix + i, nk, first, v_lanes(0, LANES), sums + i, pitch, ahead,
+                  elements_ahead(at + i, width, nk * of->ld));
+    for (; i < count; i += LANES)
+        axpy_tile(nf, 1, 1, of, vectors, matrix + i, nk, first, v_lanes(0, count - i), sums + i, pitch, ahead,
+                  elements_ahead(at + i, width, nk * of->ld));
 }
 
 /* Adds up the lanes of `count` registers (a power of two, 1 to LANES); sum v ends in lane v LANES / count. Each stage adds halves to
@@ -129,18 +158,22 @@ INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T
                      int64_t pitch, PREFETCHER *ahead) {
     VEC acc[MAX_NF][MAX_NV];
     PREFETCHER a = *ahead;
-    const int reload = reload_operands(of->n_vectors, nf, nr);
+    const int own = of->prefetch_level > 1, reload = reload_operands(of->n_vectors, nf, nr);
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
         for (int r = 0; r < nr; r++) acc[f][r] = v_zero();
     int64_t p = 0;
-    for (; p + PYSIM_VECTOR_STEP <= nk; vectors += of->n_vectors * PYSIM_VECTOR_STEP)
+    for (; p + PYSIM_VECTOR_STEP <= nk; vectors += of->n_vectors * PYSIM_VECTOR_STEP) {
+        const T *far = matrix + p + elements_ahead(p, nk, nr * of->ld), *near = matrix + p + DOT_LINES_NEAR * LINE;
+#pragma GCC unroll 8
+        for (int r = 0; own && r < nr; r++) prefetch_own(nf, PYSIM_VECTOR_STEP, far + r * of->ld, near + r * of->ld);
 #pragma GCC unroll 2
         for (int at = 0; at < PYSIM_VECTOR_STEP; at += LANES, p += LANES) {
-            prefetch_next(nr, &a);
+            if (!own) prefetch_next(nr, &a);
             DOT_STEP(v_load(matrix + r * of->ld + p), at, reload)
         }
+    }
     for (; p < nk; p += LANES) {
         const MASK mask = v_lanes(0, nk - p);
         DOT_STEP(v_load_mask(matrix + r * of->ld + p, mask), p % PYSIM_VECTOR_STEP, 0)
@@ -176,7 +209,8 @@ INLINE void dot_block(const int nf, const int nr, const pysim_skinny *of, const 
 #define PASS(nf)                                                                                                                 \
     case nf:                                                                                                                     \
         if (!dot && nf <= MAX_NF)                                                                                                \
-            axpy_block(nf, (int)tile_registers(nf), of, vectors + f, matrix, nk, p == 0, count, sums + f * pitch, pitch, &next); \
+            axpy_block(nf, (int)tile_registers(nf), of, vectors + f, matrix, nk, p == 0, i, count, results, sums + f * pitch, pitch,     \
+                       &next);                                                                                                           \
         DOT_PASS(nf, MAX_NV)                                                                                                     \
         DOT_PASS(nf, MAX_NV / 2)                                                                                                 \
         DOT_PASS(nf, MAX_NV / 4)                                                                                                 \

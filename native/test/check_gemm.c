@@ -47,7 +47,7 @@ static void make_skinny(gemm_case *k, const check_plan *plan, int32_t kernel, co
     k->s = check_schedule(kernel, row, plan, g->k, &k->random);
     const int64_t block = dot && k->s.channels < g->k ? (k->s.channels + 15) / 16 * 16 : k->s.channels;
     k->s = (pysim_schedule){CHECK_skinny, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters,
-                            block < g->k ? block : g->k, k->s.k2, 1, 0};
+                            block < g->k ? block : g->k, k->s.k2, 1 + k->index % 2, 0};
 }
 
 static int64_t pitch(int64_t columns, int64_t slack, int64_t bytes) {

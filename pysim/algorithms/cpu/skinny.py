@@ -7,11 +7,13 @@ Below, F is the number of rows or columns of the small operand ("the few"), R th
 
 Worked number: gemm:1x4096x4096 reads 64 MiB of B for 33.6 MFLOP. Packing would write and read these bytes once more.
 
-The schedule has blocks of k and strips of results. The cycles of `cost`, from the machine's numbers alone:
+The schedule has blocks of k, strips of results, and k3, the cache level into which the matrix is prefetched. The cycles of `cost`, from the
+machine's numbers alone:
 
 kernel  A pass multiplies f of the few with tiles of n vectors of the matrix. V = ceil(R / lanes) K (axpy) or R ceil(K / lanes) (dot)
-        vectors are loaded and prefetched, and a vector of the few per n. A pass takes max(f V / fma rate, (2 + f / n) V / load rate,
-        V / n fma latencies). A load that crosses a line counts twice. A single pass on vectors of 64 bytes has more loads (`_loads`).
+        vectors are loaded and prefetched, and one of the few per n. A pass takes the largest of f V / fma rate, V / n fma latencies, and
+        the loads: whole vectors at the unit's load rate, prefetches and broadcasts at the core's highest. A load that crosses a line
+        counts twice. A single pass on vectors of 64 bytes has more loads (`_loads`).
 store   axpy: accumulators are loaded and stored once per block. dot: lanes are added once per block, those of a tile together, by a tree of
         additions of two shuffled vectors each. Then each result is stored once.
 pack    The few are copied into the kernel's order: a store per element (per 16 bytes if both orders run along k), and pack_cycles per
@@ -22,9 +24,11 @@ call    call_cycles per strip and block, TILE_CALL of them per tile; and L3's la
 Transfers. The matrix crosses a second time from beyond each level that cannot hold the data between a prefetch and its use; twice that if
 rows of a block fall in half the sets of L1. Each run of the matrix (a row of a strip, or of a block of k) waits run_start_share of the
 latency of the level that supplies it, at least L2's. axpy overlaps that with computing; rows of a tile of dot start at once. Accumulators
-of axpy that L1 has lost are also written back. dot loads right before its multiply-adds, so only OVERLAPPED of its compute overlaps.
-Measured on a Zen 5, cycles for 16 accumulators of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to
-14 with 8.
+of axpy that L1 has lost are also written back. With prefetches into L1, a line from memory waits prefetch_line_cycles for one of L1's few
+miss buffers, and dot loads right before its multiply-adds, so only OVERLAPPED of its compute overlaps. With prefetches into L2, all compute
+overlaps; but tiles of less than MIN_FEW_NEAR rows or columns do not prefetch from L2 into L1, and there the rows of a block beyond
+prefetch_streams wait L2's latency, shared by the loads of a tile. Measured on a Zen 5, cycles for 16 accumulators of 16 lanes, whose
+multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to 14 with 8.
 
 Worked number: 1x4096x4096 FP32 with B not transposed: F = 1, R = K = 4096, 16 lanes: V = 1,048,576, n = 8. Two loads per cycle take 1.1
 million cycles, 64 MiB from a memory with 14.5 bytes per cycle 4.6 million.
@@ -60,12 +64,14 @@ COMPUTES = Gemm
 tolerance, prepare = direct_sum, nothing_prepared
 MAX_FEW = 32  # rows or columns: with more, packing was faster on every matrix tried
 STRIP_BYTES = (1024, 2048, 4096, 8192, 16384)  # a strip of 3 KiB often spans two pages, and takes 1.1 times one of 4
-AXPY_BLOCKS = (4, 8, 16, 32)  # rows of the matrix
+AXPY_BLOCKS = (4, 8, 16, 32, 48)  # rows of the matrix
 DOT_BLOCKS = (256, 512, 1024, 2048, 4096, 8192)  # columns; also all of them
 
 MAX_TILE_VECTORS = 8  # of the matrix (native/conv/skinny_kernels.h)
 MAX_DOT_FEW = 4  # rows or columns of the few in a tile of `dot`
-OVERLAPPED = 0.4  # share of the compute of dot that transfers overlap with
+L1, L2 = 1, 2  # prefetch levels, k3 of a schedule
+LINES_AHEAD, MIN_FEW_NEAR = 64, 3  # prefetches into L2 (native/conv/skinny_kernels.h)
+OVERLAPPED = 0.4  # share of the compute of dot that transfers overlap with where prefetches go into L1
 COPY_BYTES = 16  # a vector of plain C
 # Start and end of a tile's loop over k, relative to a call of the nest. Tiles of dot took 30 to 45 cycles beyond their instructions, those
 # of axpy 29 (Zen 4, eight products of 13 to 32 rows or columns); a tenth of a call is enough to choose their plans, and more chooses worse
@@ -118,26 +124,35 @@ def _block(shape: Shape, kernel: Kernel) -> int:
     return passes(shape.few, kernel)[0][1] if shape.dot else kernel.windows
 
 
-def _kernel_cycles(shape: Shape, kernel: Kernel, unit: Unit, line: int) -> float:
-    lanes, dtype = lanes_of(kernel), kernel.dtype
+def _kernel_cycles(shape: Shape, kernel: Kernel, machine: Machine, near: Array) -> Array | float:
+    """`near`: which schedules prefetch from L2 into L1, too."""
+    lanes, dtype, unit, line = lanes_of(kernel), kernel.dtype, machine.unit_of(kernel.target), machine.line_bytes
     if lanes == 1:  # plain C: the rate includes the loop overhead
         return shape.few * shape.results * shape.k / unit.rate(dtype)
     vectors = shape.results * ceil_div(shape.k, lanes) if shape.dot else ceil_div(shape.results, lanes) * shape.k
     loads, latency = unit.loads_per_cycle.value, unit.fma_latency_cycles.value
+    narrow_loads = max(one.loads_per_cycle.value for one in machine.core.units)
     made, size = passes(shape.few, kernel), SIZES[dtype]
     again = len(made) == 1 and lanes * size == WIDE_BYTES
     accesses = line_accesses((shape.k if shape.dot else shape.results) * size, unit.vector_bytes, line)
-    taken = (_loads(few, wide, again and wide < MAX_TILE_VECTORS, shape.dot, accesses) for few, wide in made)
-    each = (max(few / unit.rate(dtype), of / loads, latency / wide) for (few, wide), of in zip(made, taken, strict=True))
-    return vectors * sum(each)
+    cycles: Array | float = 0.0
+    for few, wide in made:
+        whole, narrow = _loads(few, wide, again and wide < MAX_TILE_VECTORS, shape.dot, accesses)
+        taken = whole / loads + (narrow + near * (few >= MIN_FEW_NEAR)) / narrow_loads
+        cycles = cycles + np.maximum(max(few / unit.rate(dtype), latency / wide), taken)
+    return vectors * cycles
 
 
-def _loads(few: int, wide: int, again: bool, dot: bool, accesses: float) -> float:
-    """Accesses to L1 per vector of the matrix in a tile of `wide` vectors: the vector, its prefetch, and 1 / wide for each of the few;
-    `again`: one for each, since multiply-adds read them from memory. `accesses`: those of a load of the matrix."""
-    if not again:
-        return accesses + 1 + few / wide
-    return accesses + 1 + few if few > wide and not dot else 1 + few * accesses + few / wide
+def _loads(few: int, wide: int, again: bool, dot: bool, accesses: float) -> tuple[float, float]:
+    """Accesses to L1 per vector of the matrix in a tile of `wide` vectors, of whole vectors and of less: the vector, its prefetch, and
+    1 / wide for each of the few (dot: a vector; axpy: a broadcast); `again`: one for each, since multiply-adds read them from memory.
+    `accesses`: those of a load of the matrix."""
+    each = few / wide
+    if dot:
+        return (few * accesses if again else accesses) + each, 1.0
+    if again and few <= wide:
+        return few * accesses, 1.0 + each
+    return accesses, 1.0 + (few if again else each)
 
 
 def _tiles(shape: Shape, kernel: Kernel) -> int:
@@ -201,16 +216,19 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
     """Costs of schedules from their in-core terms, on one core."""
     shape, size, state = Shape.of(g), g.element_bytes, request.state
     waiting = latencies(machine)
-    lost = miss_share(machine.levels, _prefetch_distance(shape, rows, machine))
+    lost, into_l1 = miss_share(machine.levels, _prefetch_distance(shape, rows, machine)), rows.k3 == L1
     # dot: hardware prefetchers bring runs of rows from L2. axpy: the core reaches the next lines sooner, the fewer multiply-adds per line
     beside = 1 - 1 / shape.few
-    lost[0] = lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * beside
+    lost[0] = into_l1 * (lost[min(1, len(lost) - 1)] if shape.dot else lost[0] * beside)
     nest = described(shape, rows)
     matrix, line = nest.footprint(-1, _MATRIX), machine.line_bytes
     misses = nest.misses(machine.levels, state)
     misses[:, _MATRIX] += matrix * lost
     beyond = min(1, len(lost) - 1)
     call = of["call"] + lost[beyond] * matrix / line * waiting[beyond] / MAX_TILE_VECTORS  # lines that L2 has lost are not prefetched again
+    if not shape.dot and shape.few < MIN_FEW_NEAR:  # L1's prefetchers follow some rows of a block, and nothing else prefetches from L2
+        unfollowed = np.maximum(0.0, 1.0 - machine.core.prefetch_streams.value / rows.channels)
+        call = call + ~into_l1 * unfollowed * matrix / line * waiting[0] / MAX_TILE_VECTORS
     moved = traffic_of(nest, np.minimum.accumulate(misses))
     share = machine.core.run_start_share
     waits = np.maximum(share.value * waiting if share else 0.0, waiting[0]) * _shares(machine, shape, size, state)
@@ -220,7 +238,9 @@ def passed(g: Gemm, rows: Rows, of: Mapping[str, Array], machine: Machine, reque
             1.0, of["kernel"] / np.maximum(1.0, transfer_cycles(machine, moved).sum(axis=0))
         )
         waits += beside * transfer_cycles(machine, np.stack((np.zeros(waits.shape), moved[:, 2 * _ACCUMULATORS]), 1))
-    covers = OVERLAPPED if shape.dot else 1.0
+    if held := machine.core.prefetch_line_cycles:
+        waits += into_l1 * held.value * matrix / line * _shares(machine, shape, size, state)[-1]
+    covers = np.where(into_l1 & shape.dot, OVERLAPPED, 1.0)
     return Pass(machine, {**of, "call": call}, nest.names, moved, covers, waits + write_allocate_cycles(machine, moved[:, -2:]))
 
 
@@ -237,11 +257,13 @@ def _run_starts(shape: Shape, rows: Rows) -> Array:
 def _prefetch_distance(shape: Shape, rows: Rows, machine: Machine) -> Array:
     """Bytes that enter a cache between the prefetch of a line of the matrix and its use; more if rows share sets."""
     size, way = SIZES[rows.kernels[0].dtype], machine.levels[0].way_bytes
+    (block,) = rows.columns(lambda kernel: [_block(shape, kernel)])
+    own = LINES_AHEAD * machine.line_bytes * (block if shape.dot else rows.channels)
     if shape.dot:
-        return 2.0 * size * rows.channels * rows.columns(lambda kernel: [_block(shape, kernel)])[0]
+        return np.where(rows.k3 == L1, 2.0 * size * rows.channels * block, own)
     strip = np.minimum(_strip(rows), shape.results) * size
     crowd = np.maximum(1.0, gcd(shape.results * size, way) / strip)
-    return 2.0 * rows.channels * strip * crowd + shape.few * strip
+    return np.where(rows.k3 == L1, 2.0 * rows.channels * strip * crowd, own) + shape.few * strip
 
 
 def _strip(rows: Rows) -> Array:
@@ -258,10 +280,11 @@ def terms(g: Gemm, rows: Rows, machine: Machine, layout: Layout) -> tuple[Array 
     """kernel, call, store, pack."""
     (kernel,) = rows.kernels
     shape, unit = Shape.of(g), machine.unit_of(kernel.target)
+    compute = _kernel_cycles(shape, kernel, machine, rows.k3 == L2)
     number, strips = _counts(shape, rows)
     call = (number * strips + TILE_CALL * number * _tiles(shape, kernel)) * machine.core.call_cycles.value
     pack = _copy_cycles(g, shape, machine)
-    return _kernel_cycles(shape, kernel, unit, machine.line_bytes), call, _store_cycles(shape, kernel, unit, number), pack
+    return compute, call, _store_cycles(shape, kernel, unit, number), pack
 
 
 # The answers of the contract
@@ -282,19 +305,21 @@ def _unfit(problem: Gemm, kernel: Kernel, layout: Layout) -> Reason | None:
 
 
 def _nearest(problem: Gemm, kernel: Kernel, schedule: Schedule, layout: Layout) -> Sizes:
-    return min(problem.k, round_up(schedule.channels, FEW_RUN if kernel.form == "dot" else 1)), max(1, schedule.k2)
+    block = min(problem.k, round_up(schedule.channels, FEW_RUN if kernel.form == "dot" else 1))
+    return block, max(1, schedule.k2), min(max(L1, schedule.k3), L2)
 
 
 def _schedules(problem: Gemm, kernel: Kernel, request: Request) -> list[Sizes]:
     """Blocks of k (channels) and strips of results (k2, in windows of the kernel): strips of STRIP_BYTES, and the largest one whose
-    accumulators fit in a quarter of L2."""
+    accumulators fit in a quarter of L2. Prefetches go into L1, or into L2 (k3) where those into L1 wait."""
     shape, size = Shape.of(problem), problem.element_bytes
     most = ceil_div(shape.results, kernel.windows)
     largest = min(most, max(1, request.cpu.outer.size_bytes // 4 // (shape.few * kernel.windows * size)))
     strips = {largest, *(max(1, run // (kernel.windows * size)) for run in STRIP_BYTES if run < largest * kernel.windows * size)}
     blocks = (*DOT_BLOCKS, shape.k) if shape.dot else AXPY_BLOCKS
     tried = [max(strips)] if shape.dot else sorted(strips)
-    return [(k, strip) for k in sorted({min(block, shape.k) for block in blocks}) for strip in tried]
+    levels = (L1, L2) if request.cpu.core.prefetch_line_cycles else (L1,)
+    return [(k, strip, level) for k in sorted({min(block, shape.k) for block in blocks}) for strip in tried for level in levels]
 
 
 _LISTED = ListedAlgorithm(NAME, skinny_kernels, _schedules, _nearest, terms, passed, _unfit, latencies=True)

@@ -54,25 +54,26 @@ def round_up(size: int, step: int) -> int:
     return ceil_div(max(1, size), step) * step
 
 
-Sizes = tuple[int, int]  # channels of a set, and k2
+Sizes = tuple[int, ...]  # channels of a set, k2, and k3 where it is not 1
 
 
 class Rows(NamedTuple):
-    """Schedules grouped by kernel, `counts` of each kernel, with the channels of a set and `k2` of each schedule."""
+    """Schedules grouped by kernel, `counts` of each kernel, with the channels of a set, `k2` and `k3` of each schedule."""
 
     kernels: tuple[Kernel, ...]
     counts: tuple[int, ...]
     channels: Array
     k2: Array
+    k3: Array
 
     @classmethod
     def of(cls, *groups: tuple[Kernel, Sequence[Sizes]]) -> "Rows":
-        kernels, sizes = [kernel for kernel, _ in groups], [size for _, of in groups for size in of]
-        return cls((*kernels,), tuple(len(of) for _, of in groups), *np.array(sizes, dtype=np.float64).reshape(-1, 2).T)
+        kernels, sizes = [kernel for kernel, _ in groups], [(*size, 1)[:3] for _, of in groups for size in of]
+        return cls((*kernels,), tuple(len(of) for _, of in groups), *np.array(sizes, dtype=np.float64).reshape(-1, 3).T)
 
     @classmethod
     def alone(cls, kernel: Kernel, schedule: Schedule) -> "Rows":
-        return cls.of((kernel, [(schedule.channels, schedule.k2)]))
+        return cls.of((kernel, [(schedule.channels, schedule.k2, schedule.k3)]))
 
     def columns(self, of: Callable[[Kernel], Iterable[float]]) -> Array:
         """Numbers of a kernel, as the columns of its schedules."""
@@ -84,7 +85,7 @@ class Rows(NamedTuple):
         for _, group in itertools.groupby(zip(self.kernels, self.counts, strict=True), key=lambda one: key(one[0])):
             kernels, counts = zip(*group, strict=True)
             span = slice(start, start := start + sum(counts))
-            yield span, Rows(kernels, counts, self.channels[span], self.k2[span])
+            yield span, Rows(kernels, counts, self.channels[span], self.k2[span], self.k3[span])
 
 
 Terms = Mapping[str, Array]
@@ -164,9 +165,9 @@ class ListedAlgorithm(NamedTuple):
             raise PlanError(f"{kernel.name} has no such schedule for {problem.text}; the nearest is {name_of(self.name, right)}")
         return Rows.of((kernel, [sizes])), ()
 
-    def schedule(self, kernel: Kernel, channels: int, k2: int) -> Schedule:
+    def schedule(self, kernel: Kernel, channels: int, k2: int, k3: int = 1) -> Schedule:
         """A schedule with a kernel's own tile."""
-        return Schedule(kernel.name, "input_stationary", self.pack, kernel.windows, kernel.filters, channels, k2, 1, self.name)
+        return Schedule(kernel.name, "input_stationary", self.pack, kernel.windows, kernel.filters, channels, k2, k3, self.name)
 
     def cost(self, machine: Machine, found: Sequence[Listed]) -> list[Costs]:
         """The costs of each list."""
@@ -195,7 +196,7 @@ class ListedAlgorithm(NamedTuple):
             np.zeros(cycles.size, dtype=np.int64),
             np.array([cycles[span].min() for span, _ in rows.grouped(lambda kernel: kernel)]),
             kernel,
-            lambda row: self.schedule(rows.kernels[kernel[row]], int(rows.channels[row]), int(rows.k2[row])),
+            lambda row: self.schedule(rows.kernels[kernel[row]], int(rows.channels[row]), int(rows.k2[row]), int(rows.k3[row])),
             cost,
             lambda row: assumed(machine, rows.kernels[kernel[row]].target, self.latencies, UNUSED_CONSTANTS),
         )
