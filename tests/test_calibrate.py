@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pysim import planner
 from pysim.calibration import cpu_lab, host
-from pysim.calibration.cpu_calibrate import FIT, FORKS, SOURCE, TEAM, Calibration, calibrate, calibrated
+from pysim.calibration.cpu_calibrate import BUSY, FIT, FORKS, SOURCE, TEAM, Calibration, calibrate, calibrated
 from pysim.calibration.cpu_fit import CONSTANTS, ON_SHARED_LEVELS, with_constants
 from pysim.calibration.cpu_lab import LARGE, LAYERS, SMALL, Measured, chosen
 from pysim.calibration.cpu_share import ways_left, with_ways
@@ -31,6 +31,7 @@ from pysim.problem.text import resolve
 ZEN4 = load("zen4")
 TRUTH = (80.0, 30.0, 1.3, 7.5, 14.0, 0.9, 0.7)
 DATA = Path(__file__).parent.parent / "benchmarks" / "data"
+LOAD = DATA / "calibration-load-zen4.jsonl"
 FORK, FORK_THREAD = 9000.0, 2500.0
 SOME = (*(SMALL[at] for at in (2, 3, 4, 9, 10, 12)), *(LARGE[at] for at in (0, 2, 3, 6, 8)))
 SETS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet", "mec", "opencnn", "cutlass")
@@ -252,13 +253,13 @@ def test_a_last_level_that_is_whole_keeps_its_source(quiet: Calibration) -> None
     assert calibrated(ZEN4, quiet).levels[-1].kind == ZEN4.levels[-1].kind
 
 
-def test_plans_timed_on_a_shared_zen_4_say_that_strangers_use_half_of_its_last_level() -> None:
+def test_plans_timed_on_a_shared_zen_4_say_that_strangers_use_at_least_half_of_its_last_level() -> None:
     rows = [json.loads(line) for line in (DATA / "l3-share-zen4.jsonl").read_text().splitlines()]
     whole = msgspec.structs.replace(ZEN4.levels[-1], sets=32768, ways=16)  # as Linux reports it
     on = msgspec.structs.replace(ZEN4, levels=(*ZEN4.levels[:-1], whole))
     timed = [Measured(row["problem"], row["plan"], "") for row in rows]
     found = ways_left(on, 16, timed, np.array([row["measured_seconds"] for row in rows]) * on.clock_hz)
-    assert found is not None and 5 <= found.value <= 9 and not found.sure
+    assert found is not None and 4 <= found.value <= 8 and not found.sure
 
 
 def test_an_earlier_calibrations_share_is_no_bound(truth: Machine, plans: tuple[Measured, ...]) -> None:
@@ -453,3 +454,14 @@ def test_this_computer_is_calibrated_in_rounds_of_its_own_probes(monkeypatch: py
     machine = load_any(tmp_path / "mine.toml")
     assert isinstance(machine, Machine) and machine.core.call_cycles.kind == "fitted"
     assert machine.core.frequency_hz.source == SOURCE and machine.name == "mine"
+
+
+def test_recorded_calibrations_beside_a_busy_process_call_no_number_sure_that_is_5_percent_off() -> None:
+    rows = [json.loads(line) for line in LOAD.read_text().splitlines()[1:]]
+    quiet, loaded = ([row for row in rows if (row["busy"] > 0) == beside] for beside in (False, True))
+    assert quiet and all(row["others"] < BUSY for row in quiet) and len(loaded) >= 10
+    for row in loaded:
+        sure = {name: value for name, (value, _, doubt) in row["numbers"].items() if not doubt}
+        assert len(sure) >= 10
+        for name, value in sure.items():
+            assert value == pytest.approx(quiet[0]["numbers"][name][0], rel=SURE), name
