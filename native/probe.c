@@ -10,6 +10,10 @@
  *   write   every byte stored once per pass with ordinary stores; the buffer's contents are lost.
  *   latency a chain of loads, each of the address that the one before gave, over all lines of the buffer in one random cycle that no
  *           prefetcher follows: seconds / load of the best sample. The pages of large buffers count, too.
+ *   line_transfer
+ *           two threads of a team pass a buffer to and fro: each in turn reads and writes all its lines. Seconds / line of one pass; median.
+ *           One line: its transfer alone, as at the start and the end of a parallel region. Many lines: transfers overlap, as between
+ *           layers whose outputs another thread reads.
  *
  * A sample is stretched until it takes 50 us: a clock reading costs about 25 ns, which then is 0.05 %. Warm-up ends when rates rise no
  * more, so that a core that was busy is read in 1.5 ms, and its clock in half of one: as it was behind wide vectors, for which cores of
@@ -19,16 +23,20 @@
 #include "probe.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <time.h>
 
+#include "conv/nest.h"
 #include "elements.h"
 #include "pysim.h"
 #include "status.h"
 
-enum { SAMPLES = 21, CLOCK_SAMPLES = 5, STEADY_CALLS = 4, STREAM_SAMPLES = 511, WINDOW_BYTES = 8 << 20 };
+enum { SAMPLES = 21, CLOCK_SAMPLES = 5, STEADY_CALLS = 4, STREAM_SAMPLES = 511, WINDOW_BYTES = 8 << 20, SAMPLE_LINES = 64, SPINS = 256 };
 static const double SAMPLE_SECONDS = 50e-6, WARM_UP_SECONDS = 5e-3, RISE = 1.01; /* at most; of a rate */
+static const double PARTNER_SECONDS = 20e-3; /* wait for a second thread: longer than its wake-up */
+static const double SLOWEST_LINE = 10e-6;    /* seconds; a transfer that takes longer waited for a thread without a CPU */
 
 static double now(void) {
     struct timespec t;
@@ -297,16 +305,24 @@ static void *follow(void *at, int64_t loads) {
     return at;
 }
 
-pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_load) {
+/* Checks a buffer of `least` lines or more. */
+static pysim_status check_lines(const void *buffer, int64_t bytes, int64_t line_bytes, int64_t least, double seconds) {
     if (!buffer) return pysim_fail(PYSIM_BAD_ARGUMENT, "buffer is NULL");
-    if (!seconds_per_load) return pysim_fail(PYSIM_BAD_ARGUMENT, "seconds_per_load, which receives the result, is NULL");
     if (line_bytes < 8 || line_bytes % 8 != 0)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "line_bytes is %lld; it must be a multiple of 8", (long long)line_bytes);
     if ((uintptr_t)buffer % 8 != 0) return pysim_fail(PYSIM_BAD_ARGUMENT, "buffer is not aligned to 8 bytes");
-    const int64_t lines = bytes / line_bytes;
-    if (lines < 2) return pysim_fail(PYSIM_BAD_ARGUMENT, "bytes is %lld; it must be at least two lines", (long long)bytes);
+    if (bytes / line_bytes < least)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "bytes is %lld; it must be at least %lld lines", (long long)bytes, (long long)least);
     if (!isfinite(seconds) || seconds <= 0)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "seconds is %g; it must be positive and finite", seconds);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_load) {
+    const int64_t lines = line_bytes > 0 ? bytes / line_bytes : 0;
+    pysim_status status = check_lines(buffer, bytes, line_bytes, 2, seconds);
+    if (status != PYSIM_OK) return status;
+    if (!seconds_per_load) return pysim_fail(PYSIM_BAD_ARGUMENT, "seconds_per_load, which receives the result, is NULL");
     make_cycle(buffer, lines, line_bytes);
     void *at = follow(buffer, lines);
     int64_t loads = 1024;
@@ -322,4 +338,66 @@ pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes
             best = took / (double)loads;
     } while (!isfinite(best) || now() - started < seconds);
     return give(best, seconds_per_load);
+}
+
+/* Two threads that pass a buffer to and fro. The first word of the buffer says whose turn it is, so that a buffer of one line moves alone. */
+enum { CALLER, PARTNER, ENDED };
+typedef struct {
+    unsigned char *buffer;
+    int64_t lines, line_bytes;
+    double seconds;
+    _Atomic int present; /* the partner has begun */
+    double rate;         /* lines per second; 0: none */
+} transfer;
+
+static _Atomic uint64_t *turn_of(const transfer *t) { return (_Atomic uint64_t *)(void *)t->buffer; }
+
+/* Reads and writes all lines but the first, then passes the first, unless the passing has ended. */
+static void pass_lines(const transfer *t, uint64_t from, uint64_t to) {
+    for (int64_t i = 1; i < t->lines; i++) ++*(uint64_t *)(void *)(t->buffer + i * t->line_bytes);
+    atomic_compare_exchange_strong(turn_of(t), &from, to);
+}
+
+/* Waits for the turn of `self` until `end`; returns whose turn it is then. */
+static uint64_t await_turn(const transfer *t, uint64_t self, double end) {
+    uint64_t turn;
+    for (int64_t spins = 0; (turn = atomic_load_explicit(turn_of(t), memory_order_acquire)) != self && turn != ENDED; spins++)
+        if (spins % SPINS == SPINS - 1 && now() > end) break;
+    return turn;
+}
+
+static void time_transfers(transfer *t) {
+    const int64_t rounds = pysim_ceil_div(SAMPLE_LINES, t->lines);
+    const double started = now(), end = started + t->seconds + PARTNER_SECONDS;
+    double rates[STREAM_SAMPLES];
+    int32_t count = 0;
+    while (!atomic_load(&t->present) && now() < end) continue;
+    for (uint64_t turn = atomic_load(&t->present) ? CALLER : ENDED; turn == CALLER && (count < SAMPLES || now() - started < t->seconds);) {
+        const double before = now();
+        for (int64_t i = 0; i < rounds && turn == CALLER; i++) pass_lines(t, CALLER, PARTNER), turn = await_turn(t, CALLER, end);
+        if (turn == CALLER) rates[count++ % STREAM_SAMPLES] = (double)(2 * rounds * t->lines) / (now() - before);
+    }
+    atomic_store(turn_of(t), ENDED);
+    if (count) t->rate = median(rates, count < STREAM_SAMPLES ? count : STREAM_SAMPLES);
+}
+
+static void transfer_item(int64_t item, int64_t thread, const void *context) {
+    transfer *t = *(transfer *const *)context;
+    if (thread == 0 && item == 0) {
+        time_transfers(t);
+    } else if (thread == 1 && item == 1) {
+        atomic_store(&t->present, 1);
+        while (await_turn(t, PARTNER, INFINITY) == PARTNER) pass_lines(t, PARTNER, CALLER);
+    }
+}
+
+pysim_status pysim_probe_line_transfer(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_line) {
+    pysim_status status = check_lines(buffer, bytes, line_bytes, 1, seconds);
+    if (status != PYSIM_OK) return status;
+    if (!seconds_per_line) return pysim_fail(PYSIM_BAD_ARGUMENT, "seconds_per_line, which receives the result, is NULL");
+    transfer t = {.buffer = buffer, .lines = bytes / line_bytes, .line_bytes = line_bytes, .seconds = seconds}, *const shared = &t;
+    memset(buffer, 0, (size_t)bytes);
+    pysim_parallel_for(2, 2, transfer_item, &shared);
+    if (t.rate * SLOWEST_LINE < 1) return pysim_fail(PYSIM_UNSUPPORTED, "no second thread had a CPU of its own");
+    return give(1 / t.rate, seconds_per_line);
 }

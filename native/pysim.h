@@ -256,6 +256,9 @@ pysim_status pysim_probe_read(void *buffer, int64_t bytes, double seconds, doubl
 pysim_status pysim_probe_write(void *buffer, int64_t bytes, double seconds, double *bytes_per_second);
 /* Load latency: a pointer chase over the buffer's lines in random order. The buffer is aligned to 8 and has two lines or more. */
 pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_load);
+/* Lines that one CPU has written and another then reads and writes, between the caller's CPU and that of thread 1 of a team. The buffer is
+ * aligned to 8 and has one line or more. PYSIM_UNSUPPORTED if no second thread gets a CPU of its own. */
+pysim_status pysim_probe_line_transfer(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_line);
 
 /* Exact cache simulation. A hierarchy is `levels` caches, L1 first, seen by `cores` cores; its whole state lies in one buffer of
  * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulate.h. */

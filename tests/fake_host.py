@@ -22,7 +22,7 @@ class FakeProbes:
 
     def __init__(self, targets: tuple[str, ...] = ("avx512", "portable"), rates: dict[str, float] | None = None) -> None:
         self.targets = targets
-        self.rates = {"clock": 4e9, "fma": 8e9, "read": 128e9, "write": 64e9} | (rates or {})
+        self.rates = {"clock": 4e9, "fma": 8e9, "read": 128e9, "write": 64e9, "line": 5e-8} | (rates or {})
         self.streams: list[int] = []  # of one core
         self.together: list[int] = []  # of several at once
 
@@ -45,6 +45,10 @@ class FakeProbes:
     def probe_write(self, nbytes: int, seconds: float) -> float:
         assert 0 < seconds < 0.1
         return self.rates["write"]
+
+    def probe_line_transfer(self, nbytes: int, line_bytes: int, seconds: float) -> float:
+        assert nbytes == line_bytes and 0 < seconds < 0.1
+        return self.rates["line"]
 
 
 class Others:

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from pysim.check.fills import Array
-from pysim.errors import OperandError
+from pysim.errors import NativeError, OperandError
 from pysim.measure import clock, events, load, speed
 from pysim.measure.clock import MAX_COPIES, MAX_ROUNDS, MIN_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
@@ -346,7 +347,36 @@ def test_of_a_team_the_slowest_core_is_read(monkeypatch: pytest.MonkeyPatch) -> 
     rates = {"avx512": iter((6e9, 3e9)), speed.PLAIN: iter((9e9, 12e9))}
     monkeypatch.setattr(speed.cpu, "probe_clock", lambda: 3e9)
     monkeypatch.setattr(speed.cpu, "probe_fma", lambda target, dtype: next(rates[target]))
-    assert speed.read("avx512", 2) == speed.Speed(3e9, 1.0, 3.0)
+    monkeypatch.setattr(speed, "line_seconds", lambda: 5e-8)
+    assert speed.read("avx512", 2) == speed.Speed(3e9, 1.0, 3.0, 5e-8)
+
+
+def test_the_middle_of_lines_is_of_those_that_were_read() -> None:
+    readings = [speed.Speed(4e9, 2.0, 5.0, line) for line in (4e-8, math.nan, 2e-7)]
+    assert speed.middle(readings) == speed.Speed(4e9, 2.0, 5.0, 1.2e-7)
+    assert math.isnan(speed.middle(readings[1:2]).line_seconds)
+
+
+def test_a_speed_is_read_back_from_an_environment_with_and_without_lines() -> None:
+    known = speed.Speed(4e9, 2.0, 5.0, 5e-8)
+    older = {name: text for name, text in known.as_environment().items() if name != "line_seconds"}
+    assert speed.Speed.from_environment(known.as_environment()) == known
+    found = speed.Speed.from_environment(older)
+    assert found and found[:3] == known[:3] and math.isnan(found.line_seconds)
+    assert speed.Speed.from_environment({}) is None
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()) < 2, reason="this computer has one CPU")
+def test_many_lines_in_order_take_less_each_than_one_alone() -> None:
+    def least(nbytes: int) -> float:
+        """Of several readings; another process may have one of the CPUs."""
+        found = []
+        for _ in range(20):
+            with suppress(NativeError):
+                found.append(runtime.probe_line_transfer(nbytes, 64, 1e-3))
+        return min(found)
+
+    assert 1e-9 < least(64) < 1e-5 and least(4096) < least(64)
 
 
 @pytest.mark.skipif(not load.STAT.exists(), reason="this system has no /proc/stat")

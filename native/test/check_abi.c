@@ -271,6 +271,16 @@ void check_probes(void) {
         if (steps != bytes / line) check_fail("the cycle has %lld of %lld lines", (long long)steps, (long long)(bytes / line));
         check_end();
     }
+    for (int64_t lines = 1; lines <= 64; lines *= 8) {
+        char id[32];
+        snprintf(id, sizeof id, "line_transfer/%lld", (long long)lines);
+        if (!check_begin(id, "pysim_probe_line_transfer: a buffer between two CPUs, or no second CPU")) continue;
+        unsigned char *buffer = guard_place(&arena, (size_t)(64 * lines), GUARD_RIGHT);
+        const pysim_status status = pysim_probe_line_transfer(buffer, 64 * lines, 64, 1e-4, &rate);
+        if (status != PYSIM_UNSUPPORTED) positive("line transfer", status, &rate);
+        if (!guard_intact(&arena)) check_fail("a write beside the buffer");
+        check_end();
+    }
     if (check_begin("latency/refused", "pysim_probe_latency of what has no cycle")) {
         uint64_t words[32];
         const int64_t bad[][2] = {{64, 64}, {256, 12}, {256, 0}, {256, -8}, {-1, 8}};

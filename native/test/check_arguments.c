@@ -458,6 +458,13 @@ static void without_operands(void) {
         expect(name, "a stream for ever", streams[i](buffer, 64, INFINITY, &rate), PYSIM_BAD_ARGUMENT);
         expect(name, "a stream with no result", streams[i](buffer, 64, 1e-4, NULL), PYSIM_BAD_ARGUMENT);
     }
+    int64_t line[8] = {0};
+    expect("line/null", "pysim_probe_line_transfer of no buffer", pysim_probe_line_transfer(NULL, 64, 64, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
+    expect("line/short", "pysim_probe_line_transfer of less than a line", pysim_probe_line_transfer(line, 63, 64, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
+    expect("line/size", "pysim_probe_line_transfer of lines of 12 bytes", pysim_probe_line_transfer(line, 64, 12, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
+    expect("line/odd", "pysim_probe_line_transfer of an odd address", pysim_probe_line_transfer((char *)line + 4, 32, 16, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
+    expect("line/ever", "pysim_probe_line_transfer for ever", pysim_probe_line_transfer(line, 64, 64, INFINITY, &rate), PYSIM_BAD_ARGUMENT);
+    expect("line/result", "pysim_probe_line_transfer with no result", pysim_probe_line_transfer(line, 64, 64, 1e-4, NULL), PYSIM_BAD_ARGUMENT);
 }
 
 static void *fail_elsewhere(void *message) {

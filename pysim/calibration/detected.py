@@ -5,6 +5,7 @@
     clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
     total bandwidth of shared levels    measured: all cores at once, each in a buffer that fits its share and exceeds its private caches
     rate of several CPUs at once        measured: multiply-adds of 2, 4, ... all CPUs over those of one
+    line from one CPU to another        measured: the median of readings spread over time
     latencies, loads, stores, overlap   from the shipped machine of the same microarchitecture, with kind and source, or from the most
                                         similar one, then of kind assumed
 
@@ -25,6 +26,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
@@ -34,12 +36,12 @@ import numpy as np
 
 from pysim.calibration.linux import BY_HAND, SYSFS, Cpu, Geometry, cpu_count
 from pysim.calibration.relatives import Relative, relative
-from pysim.errors import MachineError
+from pysim.errors import MachineError, NativeError
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Together, Unit
 from pysim.machine.load import load_any, names
 from pysim.machine.quantity import Number, Source, facts
 from pysim.measure.load import Watch
-from pysim.measure.speed import PLAIN
+from pysim.measure.speed import LINE_SECONDS, PLAIN
 from pysim.measure.team import all_at_once
 from pysim.registry.cpu import results_of_multiply_add
 
@@ -73,6 +75,7 @@ class Probes(Protocol):
     def probe_fma(self, target: str, dtype: str) -> float: ...
     def probe_read(self, nbytes: int, seconds: float) -> float: ...
     def probe_write(self, nbytes: int, seconds: float) -> float: ...
+    def probe_line_transfer(self, nbytes: int, line_bytes: int, seconds: float) -> float: ...
 
 
 class Detected(NamedTuple):
@@ -111,6 +114,8 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         levels = [rates.totals(one, _share(inner, one, cores), cores) if one.shared else one for inner, one in pairs]
         memory = rates.totals(memory, sizes[-1] // cores, cores)
         others = max(others, all_busy.load().share)
+    line = rates.line_transfer(levels[0].line_bytes) if cores > 1 and others < LOADED else None
+    inherited = {name: _inherit(number, kin) for name in _OPTIONAL if (number := getattr(kin.machine.core, name))}
     core = Core(
         name=cpu.name,
         frequency_hz=rates.clock,
@@ -121,7 +126,7 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         store_run_cycles=_inherit(kin.machine.core.store_run_cycles, kin),
         prefetch_streams=_inherit(kin.machine.core.prefetch_streams, kin),
         overlap=_inherit(kin.machine.core.overlap, kin),
-        **{name: _inherit(number, kin) for name in _OPTIONAL if (number := getattr(kin.machine.core, name))},
+        **(inherited | ({"written_line_cycles": line} if line else {})),
         together=together,
         units=tuple(units),
     )
@@ -185,6 +190,15 @@ class _Rates:
         read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, *how)
         write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, *how)
         return read, write
+
+    def line_transfer(self, line: int) -> Number | None:
+        """Cycles of a line from one CPU to another: the median of trials spread over time; None if no second CPU was free."""
+        found = list[float]()
+        for _ in range(SHARE_TRIALS):
+            self._pass(PAUSE)
+            with suppress(NativeError):
+                found.append(self._probes.probe_line_transfer(line, line, LINE_SECONDS) * self._hertz)
+        return _measured(float(np.median(found))) if found else None
 
     def totals(self, place: Place, nbytes: int, cores: int) -> Place:
         """Adds the total rates of all cores, `nbytes` each: at least the rate of one core, at most that times the cores."""

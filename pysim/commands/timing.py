@@ -217,7 +217,7 @@ def put_state(done: "list[Comparison]") -> None:
 
 
 def put_cores(cores: "list[CoreThen]", of: str) -> None:
-    """Writes where the core differed from the machine file: its clock, its multiply-adds per cycle."""
+    """Writes where the core differed from the machine file: its clock, its multiply-adds per cycle. And the time of a line between CPUs."""
     if off := [result for result in cores if abs(result.clock_hz / result.machine_clock_hz - 1) > CLOCK_TOLERANCE]:
         clocks = [result.clock_hz / 1e9 for result in off]
         shown = f"{min(clocks):.2f} to {max(clocks):.2f}" if len(clocks) > 1 else f"{clocks[0]:.2f}"
@@ -231,6 +231,10 @@ def put_cores(cores: "list[CoreThen]", of: str) -> None:
             f"on {len(less)} of {plural(len(cores), of)} the core reached only {min(less):.2f} of its peak multiply-adds per cycle or more"
         )
         put((f"{message}: another thread, perhaps of another virtual machine, shared it, and times are longer", "yellow"))
+
+    if lines := [result.line_seconds * 1e9 for result in cores if result.line_seconds]:
+        shown = f"{min(lines):.0f} to {max(lines):.0f}" if len(lines) > 1 else f"{lines[0]:.0f}"
+        put(f"a cache line took {shown} ns from one CPU of the team to another")
 
 
 def put_failures(summary: Mapping[str, Any]) -> None:

@@ -150,7 +150,8 @@ def core_then(machine: Machine, speed: Speed | None, target: str, left_out: floa
     shares = [speed.fma_per_cycle / unit.fma_per_cycle.value]
     if plain and plain.fma_per_cycle.kind == "measured":  # of this compiler's code
         shares.append(speed.plain_per_cycle / plain.fma_per_cycle.value)
-    return CoreThen(speed.clock_hz, machine.clock_hz, min(1.0, *shares), left_out)
+    line = None if math.isnan(speed.line_seconds) else speed.line_seconds
+    return CoreThen(speed.clock_hz, machine.clock_hz, min(1.0, *shares), left_out, line)
 
 
 def at_clock(plan: Plan, hertz: float) -> Plan:

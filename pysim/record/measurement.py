@@ -19,12 +19,13 @@ class Ratio(msgspec.Struct, frozen=True):
 class CoreThen(msgspec.Struct, frozen=True):
     """The core while samples were taken: its clock and the machine file's, and its multiply-adds per cycle over the file's. The latter is
     below 1 when a thread of another virtual machine shares the core (`pysim/measure/speed.py`). `left_out`: the share of all rounds that
-    were left out because of such a thread."""
+    were left out because of such a thread. `line_seconds`: of several threads, the time of a cache line from one CPU to another."""
 
     clock_hz: float
     machine_clock_hz: float
     multiply_share: float
     left_out: float = 0.0
+    line_seconds: float | None = None
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

@@ -358,3 +358,12 @@ def probe_latency(nbytes: int, line_bytes: int, seconds: float) -> float:
     buffer, result = aligned(nbytes, np.uint8), ffi.new("double *")
     check(lib.pysim_probe_latency(ffi.from_buffer(buffer), nbytes, line_bytes, seconds, result))
     return float(result[0])
+
+
+def probe_line_transfer(nbytes: int, line_bytes: int, seconds: float) -> float:
+    """Seconds per line of a buffer that two CPUs of a team pass to and fro: of one line, its transfer alone. NativeError if the team has
+    one CPU."""
+    ffi, lib = library()
+    buffer, result = aligned(nbytes, np.uint8), ffi.new("double *")
+    check(lib.pysim_probe_line_transfer(ffi.from_buffer(buffer), nbytes, line_bytes, seconds, result))
+    return float(result[0])
