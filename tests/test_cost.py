@@ -402,8 +402,15 @@ def again(prediction: Prediction, on: Machine) -> Prediction:
     return predict(table._replace(rates=rates(table.rates.nest, on, table.rates.kernels).of(table.kernel)))
 
 
-# of Winograd, of threads
-OF_OTHERS = ("scattered_line_cycles", "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles", "transform_cycles")
+# of Winograd, of threads, of skinny products
+OF_OTHERS = (
+    "scattered_line_cycles",
+    "fork_join_cycles",
+    "fork_join_thread_cycles",
+    "written_line_cycles",
+    "transform_cycles",
+    "prefetch_line_cycles",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in ZEN4.core.__struct_fields__ if name.endswith("_cycles") and name not in OF_OTHERS])

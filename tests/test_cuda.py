@@ -291,7 +291,7 @@ M, N = np.zeros((3, 4), np.float32), np.zeros((4, 5), np.float32)
         ((M, N), {"bias": np.zeros(4, np.float32)}, "5 contiguous values, one per column"),
         ((M, N), {"bias": np.zeros(5)}, "bias is f64; it must be of the result's type, f32"),
         ((M, N), {"activation": "swish"}, 'activation "swish" is not known; did you mean "hard_swish"? there are: identity, relu'),
-        ((M, N), {"activation": "clamp"}, "clamp needs its bounds"),
+        ((M, N), {"activation": "clamp"}, "clamp needs its numbers"),
         ((M, N), {"activation": ("clamp", 2.0, 1.0)}, "low at most high"),
     ],
 )

@@ -254,7 +254,7 @@ def test_a_map_scales_shifts_adds_and_activates_planes(kind):
 
 
 def pooled(x, out, kernel, strides, dilations, pads, largest, count_padding):
-    """The definition, window by window."""
+    """The definition, window by window; the mean of a window that counts no element is 0."""
     result = np.empty((len(x), *out))
     for p in range(out[0]):
         for q in range(out[1]):
@@ -264,7 +264,7 @@ def pooled(x, out, kernel, strides, dilations, pads, largest, count_padding):
             bounds = (-pads[0], x.shape[1] + pads[2], -pads[1], x.shape[2] + pads[3]) if count_padding else (0, x.shape[1], 0, x.shape[2])
             count = sum(bounds[0] <= i < bounds[1] and bounds[2] <= j < bounds[3] for i in ys for j in xs)
             with np.errstate(all="ignore"):
-                result[:, p, q] = np.max([np.full(len(x), -np.inf), *inside], axis=0) if largest else np.divide(sum(inside), count)
+                result[:, p, q] = np.max([np.full(len(x), -np.inf), *inside], axis=0) if largest else np.divide(sum(inside), max(1, count))
     return result
 
 

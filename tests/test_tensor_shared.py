@@ -157,8 +157,8 @@ def test_products_of_halves_are_refused_as_not_counted():
 
 def nobody_counted(row):
     """Whose sets of warpgroups take turns, or parts meet in clusters, rows that move tiles as the same tiles do; 192 columns, and tiles of
-    32x32 for halves."""
-    narrow = row.mainloop == "mma" and row.dtype in ("f16", "bf16") and row.block_n == 32
+    32x32."""
+    narrow = row.mainloop == "mma" and row.dtype in ("f16", "bf16", "tf32") and row.block_n == 32
     return row.promotion or row.pingpong or row.variant == "cluster" or row.block_n == 192 or narrow
 
 
