@@ -96,7 +96,7 @@ def record(given: argparse.Namespace) -> None:
 
     try:
         with pinned():
-            cpu_calibrate.calibrate(machine, recorder, float("inf"), stop)  # type: ignore[arg-type]
+            cpu_calibrate.calibrate(machine, recorder, float("inf"), stop)
     except BudgetSpentError:
         pass
     finally:
@@ -115,7 +115,7 @@ def fitted(path: Path) -> dict[str, Any]:
     def count(_: str) -> None:
         finished[0] += 1
 
-    found = cpu_calibrate.calibrate(kept["machine"], lab, kept["rounds"] + 0.5, count, lambda: float(finished[0]))  # type: ignore[arg-type]
+    found = cpu_calibrate.calibrate(kept["machine"], lab, kept["rounds"] + 0.5, count, lambda: float(finished[0]))
     numbers = {name: [one.value, one.error, one.doubt] for name, one in (found.numbers | found.fitted).items()}
     about = {name: kept[name] for name in ("busy", "rounds", "seconds")} | {"others": found.others, "shared": found.shared}
     return about | {"unchanged": found.rejected, "numbers": numbers}
