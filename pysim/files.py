@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads whole files that a user names. Only regular files up to a size limit are accepted."""
+"""Reads and writes whole files that a user names. Only regular files up to a size limit are read."""
 
+import os
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from pysim.errors import ProblemError, printable
+from pysim.errors import ProblemError, PysimError, printable
 
 _LONGEST = 300
 
@@ -31,6 +35,44 @@ def read_text(path: Path, most: int) -> str:
         return read_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ProblemError(f"{_name(path)} cannot be read as UTF-8 text: {error}") from None
+
+
+@contextmanager
+def written(path: Path, error: type[PysimError] = ProblemError, replace: bool = True) -> Iterator[Path]:
+    """Yields the path of a new file, which takes the place of `path` when the block ends. If the block fails, `path` stays as it was.
+
+    A pipe or device is written to directly. Raises `error` if the file cannot be written, or exists and `replace` is false.
+    """
+    try:
+        target = path.resolve()  # a symbolic link stays
+        if target.exists() and not target.is_file():
+            yield path
+            return
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            partial = Path(folder) / target.name
+            yield partial
+            if replace:
+                partial.replace(target)
+            else:
+                os.link(partial, target)  # fails if a file was created meanwhile
+    except (OSError, ValueError, RuntimeError) as cause:
+        raise error(f"{_name(path)} cannot be written: {getattr(cause, 'strerror', None) or cause}") from None
+
+
+def check_writable(path: Path, error: type[PysimError] = ProblemError) -> None:
+    """Raises `error` if `written(path)` would fail. Leaves nothing behind."""
+    name = _name(path)
+    if path.is_dir():
+        raise error(f"{name} cannot be written: it is a folder")
+    if not path.parent.is_dir():
+        raise error(f"{name} cannot be written: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        return
+    try:
+        with tempfile.TemporaryDirectory(dir=path.resolve().parent) as folder:
+            (Path(folder) / path.name).touch()
+    except (OSError, ValueError, RuntimeError) as cause:
+        raise error(f"{name} cannot be written: {getattr(cause, 'strerror', None) or cause}") from None
 
 
 def _name(path: Path) -> str:

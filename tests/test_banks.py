@@ -451,7 +451,7 @@ def test_the_command_lists_layouts_and_rules():
         (["4,8:1"], "one stride per mode"),
         (["0:1"], "sizes"),
         (["32:9999999"], "bytes; 262144 are allowed"),
-        (["32:1", "--svg", "/no/such/folder/out.svg"], "/no/such/folder/out.svg cannot be written: No such file or directory\n"),
+        (["32:1", "--svg", "/no/such/folder/out.svg"], "/no/such/folder/out.svg cannot be written: there is no folder /no/such/folder\n"),
         (["setup"], "a file ends in .toml or .json"),
         (["32:1", "--width", "3"], "Invalid value"),
     ],

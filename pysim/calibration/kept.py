@@ -7,12 +7,13 @@ A detection under load goes into a separate file, which is used only until there
 import hashlib
 import json
 import platform
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from pysim.calibration.linux import Cpu, Geometry
 from pysim.errors import MachineError
+from pysim.files import written
 from pysim.machine.cpu import Machine
 from pysim.machine.load import loads
 from pysim.registry.cpu import kernels
@@ -47,11 +48,7 @@ def recall(path: Path) -> Machine | None:
 
 def remember(path: Path, text: str) -> None:
     """Writes the file atomically, since other processes may read it. A failure to write is ignored."""
-    try:
+    with suppress(OSError, MachineError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            partial = Path(folder) / path.name
+        with written(path, MachineError) as partial:
             partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-    except OSError:
-        return

@@ -15,9 +15,10 @@ from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory, rules
 from pysim.cachemodel.shared_memory.fix import Fixes, Option, fix
 from pysim.cachemodel.shared_memory.layout import Layout, cosize, describe, name
 from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tally, Tile, addresses, tally
-from pysim.commands.common import Choice, Column, document, json_option, put, put_table
+from pysim.commands.common import Choice, Column, OutputFile, document, json_option, put, put_table
 from pysim.errors import OperandError, ProblemError
 from pysim.explain.bankmap import Picture, picture, svg, text
+from pysim.files import written
 from pysim.frontends import patterns, tilefile
 
 _LANE_LAYOUT = re.compile(r"\(?([0-9]+(?:,[0-9]+)*)\)?:\(?([0-9]+(?:,[0-9]+)*)\)?")
@@ -52,7 +53,7 @@ class Report(NamedTuple):
 @click.option("--store", is_flag=True, help="A lane layout is stored, not loaded; of other layouts, show only stores.")
 @click.option("--fix", "fixing", is_flag=True, help="Search paddings, swizzles and rotations for the fewest wavefronts.")
 @click.option("--rule", default="hopper", show_default=True, help="The GPU generation whose bank rule applies (see --list).")
-@click.option("--svg", "picture_file", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the bank maps into this SVG file.")
+@click.option("--svg", "picture_file", type=OutputFile(), help="Also draw the bank maps into this SVG file.")
 @click.option("--list", "listing", is_flag=True, help="List the built-in layouts and the bank rules.")
 @json_option
 def banks(
@@ -159,10 +160,8 @@ def _draw(path: Path, reports: list[Report], memory: SharedMemory) -> None:
             better = msgspec.structs.replace(tile, maps=fixes.best.maps)
             drawn += _pictures(better, fixes.best.tallies, memory, f" ({tile.name} with {_maps(fixes.best)})")
     title = f"{', '.join(one.tile.name for one in reports)}: lanes and banks under the {memory.rule} rule"
-    try:
-        path.write_text(svg(title, drawn), encoding="utf-8", errors="backslashreplace")
-    except (OSError, ValueError) as error:
-        raise ProblemError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    with written(path) as partial:
+        partial.write_text(svg(title, drawn), encoding="utf-8", errors="backslashreplace")
 
 
 def _report(report: Report, memory: SharedMemory) -> None:

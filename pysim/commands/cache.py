@@ -10,6 +10,7 @@ from pysim.commands.common import (
     Cell,
     Choice,
     Column,
+    OutputFile,
     document,
     json_option,
     layers_of,
@@ -22,7 +23,8 @@ from pysim.commands.common import (
     say,
     wrapped,
 )
-from pysim.errors import MissingError, PlanError, ProblemError
+from pysim.errors import MissingError, PlanError
+from pysim.files import written
 
 if TYPE_CHECKING:
     from pysim.cachemodel.simulator.hierarchy import Result
@@ -59,7 +61,7 @@ Swept = tuple[Case, dict[str, dict[str, Any]]]  # with the result of `_levels`
 @click.option("--plan", "name", metavar="NAME", help="Simulate exactly this plan; its name is in plan.name and in the JSON documents.")
 @click.option("--cold", is_flag=True, help="Caches start empty; by default they hold what the previous run left.")
 @click.option("--sweep", type=Choice(SWEPT), help="Vary this parameter of the schedule, the others as planned.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the sweep into this .svg or .png file.")
+@click.option("--picture", type=OutputFile(".svg", ".png"), help="Also draw the sweep into this .svg or .png file.")
 @click.option(
     "--trace",
     "trace_file",
@@ -124,10 +126,6 @@ def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | N
         raise click.UsageError("give a PROBLEM, or a trace file with --trace")
     if picture and not sweep:
         raise click.UsageError(f"--picture draws a sweep; add --sweep {'|'.join(SWEPT)}")
-    if picture and picture.suffix not in (".svg", ".png"):
-        raise click.UsageError(f"--picture {picture}: the name should end in .svg or .png")
-    if picture and not picture.parent.is_dir():
-        raise click.UsageError(f"--picture {picture}: there is no folder {picture.parent}")
 
 
 # From layers to cases
@@ -387,10 +385,7 @@ def _draw(file: Path, cases: list[Case], planned: "Schedule", on: "Machine", ove
     figure.axes[0].legend(loc="best", frameon=False)
     figure.suptitle(f"{cases[0].layer.workload.text} on {on.name}\n{planned.kernel}, {planned.stationary.replace('_', ' ')}", fontsize=10)
     try:
-        figure.savefig(file, dpi=150)
-    except OSError as error:
-        raise ProblemError(f"{file} cannot be written: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ProblemError(f"{file} cannot be written: {error}") from None
+        with written(file) as partial:
+            figure.savefig(partial, dpi=150)
     finally:
         pyplot.close(figure)

@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import click
 
 from pysim.errors import ProblemError, choose, printable, quoted
+from pysim.files import check_writable
 from pysim.record.accuracy import ACCURACIES
 from pysim.registry.cuda import CONV_LAYOUTS
 
@@ -91,6 +93,21 @@ def _is_finite(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+class OutputFile(click.Path):
+    """The path of a file to write. A file that cannot be written is refused before the command begins its work."""
+
+    def __init__(self, *suffixes: str) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+        self.suffixes = suffixes  # that are accepted; none: any
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if self.suffixes and path.suffix not in self.suffixes:
+            self.fail(f"the name of {quoted(value)} should end in {' or '.join(self.suffixes)}", param, ctx)
+        check_writable(path)
+        return path
 
 
 # Arguments and options of several commands

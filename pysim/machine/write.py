@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines written as TOML."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pysim.errors import MachineError
+from pysim.files import check_writable, written
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.quantity import Count, Number, items
@@ -29,30 +28,16 @@ def check_place(path: Path, replace: bool = False) -> None:
     """MachineError if no machine file can be written at `path`, or an existing one must be kept."""
     if path.suffix != ".toml":
         raise MachineError(f"{path}: the name of a machine file ends in .toml")
-    if not path.parent.is_dir():
-        raise MachineError(f"{path} cannot be written: there is no folder {path.parent}")
+    check_writable(path, MachineError)
     if path.exists() and not (replace and path.is_file()):
         raise MachineError(f"{path} is there already and is kept; give another name, or --force to replace a file")
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            (Path(folder) / path.name).touch()
-    except (OSError, ValueError) as error:
-        raise MachineError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def save(machine: Machine | Gpu, path: Path, replace: bool = False) -> None:
     """Writes a machine file atomically; MachineError if it cannot, or if a file exists and `replace` is false."""
     check_place(path, replace)
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            partial = Path(folder) / path.name
-            partial.write_text(to_toml(machine), encoding="utf-8")
-            if replace:
-                partial.replace(path)
-            else:
-                os.link(partial, path)  # never overwrites a file created meanwhile
-    except (OSError, ValueError) as error:
-        raise MachineError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    with written(path, MachineError, replace) as partial:
+        partial.write_text(to_toml(machine), encoding="utf-8")
 
 
 def _ordered(table: Any) -> list[tuple[str, Any]]:
