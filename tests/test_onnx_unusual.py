@@ -56,6 +56,28 @@ def test_transposed_convolutions_with_auto_pad_have_no_more_outputs_by_output_pa
     equal(nodes, (1, 1, 1, 1), constants)
 
 
+def test_a_transposed_convolution_in_float16_is_accumulated_in_float32():
+    """With groups and auto_pad, which the onnx package's definition lacks."""
+    x, w = (np.random.default_rng(0).standard_normal(shape).astype(np.float16) for shape in ((1, 64, 5, 4), (64, 3, 3, 2)))
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], auto_pad="SAME_LOWER", strides=[2, 2], group=2)
+    models = []
+    for kind in (np.float16, np.float32):
+        ends = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), None) for name in "xy"]
+        ends[0] = helper.make_tensor_value_info("x", ends[1].type.tensor_type.elem_type, x.shape)
+        graph = helper.make_graph([node], "unusual", ends[:1], ends[1:], [numpy_helper.from_array(w.astype(kind), "w")])
+        models.append(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    (right,) = by_onnxruntime(models[1].SerializeToString(), x.astype(np.float32))
+    np.testing.assert_array_max_ulp(model_of(models[0])(x), right.astype(np.float16), 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "slope"), [((2, 3, 4), (1, 2, 3, 4)), ((1, 3, 1), (3, 5)), ((2, 3, 4), (3, 1)), ((2, 3, 4), (1,))], ids=str
+)
+def test_the_input_of_a_prelu_may_be_broadcast_to_its_slope(shape, slope):
+    """Which ONNX Runtime does, and ONNX's shape inference does not."""
+    equal([helper.make_node("PRelu", ["x", "s"], ["y"])], shape, {"s": np.random.default_rng(1).standard_normal(slope).astype(np.float32)})
+
+
 def test_a_slice_that_begins_in_front_of_an_axis_and_goes_backward_begins_at_its_first_element():
     numbers = {"starts": [-5], "ends": [-(2**63)], "axes": [1], "steps": [-2]}
     equal([helper.make_node("Slice", ["x", *numbers], ["y"])], (3, 4), numbers)

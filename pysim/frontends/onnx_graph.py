@@ -127,8 +127,11 @@ def _settled(
         read = read._replace(types=types)
 
 
-def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array]:
-    run = node.attributes["reference"]
+def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array] | None:
+    """The outputs of a node; None for an If, which has no reference: `with_branches` replaces it."""
+    run = node.attributes.get("reference")
+    if run is None:
+        return None
     found: Sequence[Array] = run(inputs)
     if sum(array.nbytes for array in map(np.asarray, found)) > _MOST_FOLDED_BYTES:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes a constant of more than {_MOST_FOLDED_BYTES:,} bytes')

@@ -77,23 +77,13 @@ def _check_window(node: Node, graph: Graph) -> None:
 
 
 def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """A transposed convolution with explicit pads. If the node gives none, they crop the output to the inferred shape."""
-    given, count = node.attributes, len(graph.tensors[node.inputs[0]].shape) - 2
+    """A transposed convolution with explicit pads."""
     if not graph.tensors[node.inputs[0]].native:
-        if "output_shape" in given or given.get("auto_pad", b"NOTSET") != b"NOTSET":
-            why = "its pads follow from its output's shape, which is computed of float32 and float64 alone; right are pads"
-            raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
         return None
-    plain = {name: layers.integers_of(given, name, [fill] * many) for name, fill, many in (
-        ("strides", 1, count), ("dilations", 1, count), ("pads", 0, 2 * count), ("output_padding", 0, count))}  # fmt: skip
-    rule, more = given.get("auto_pad", b"NOTSET"), plain.pop("output_padding")
-    if rule != b"NOTSET" or "output_shape" in given:
-        sizes, kernel, out = (graph.tensors[name].shape[2:] for name in (*node.inputs[:2], node.output))
-        axes = zip(sizes, kernel, out, plain["strides"], plain["dilations"], more, strict=True)
-        cut = [max(0, (x - 1) * stride + dilation * (k - 1) + 1 + extra - y) for x, k, y, stride, dilation, extra in axes]
-        less, rest = [one // 2 for one in cut], [one - one // 2 for one in cut]
-        plain["pads"] = less + rest if rule == b"SAME_UPPER" else rest + less
-    return Node(node.op, node.name, node.inputs, node.outputs, plain | {"group": given.get("group", 1)})
+    sizes, kernel = (graph.tensors[name].shape[2:] for name in node.inputs[:2])
+    window = onnx_shapes.transposed_of(node.attributes, sizes, kernel)
+    about = {"strides": window.strides, "dilations": window.dilations, "pads": window.pads, "group": node.attributes.get("group", 1)}
+    return Node(node.op, node.name, node.inputs, node.outputs, about)
 
 
 _MOST_ZEROS = 4  # taps of the convolution over those of the transposed one

@@ -5,17 +5,21 @@
                                                 after the image: the rule of PyTorch, ONNX Runtime and, since opset 22, ONNX
     ceil(H / stride)                            auto_pad SAME_UPPER, SAME_LOWER, whatever ceil_mode is
 
-Before opset 22 shape inference counts differently. It is therefore given pools with other attributes that lead to the right sizes.
+Before opset 22 shape inference counts differently. It is therefore given pools with other attributes that lead to the right sizes, and
+likewise transposed convolutions with auto_pad (`pysim.models.convolutions`) and a PRelu whose slope has more axes than its input.
 
 Worked number: 5 pixels, a window of 2, stride 2, one pixel of padding on either side and ceil_mode give 3 windows: a fourth would start
 at the sixth pixel, which is padding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from pysim.errors import ProblemError
 from pysim.frontends import onnx as layers
+from pysim.models.convolutions import SAME, Transposed, transposed_window
 
 if TYPE_CHECKING:
     import onnx
@@ -92,6 +96,8 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
         return False
     if node.op_type == "ConvTranspose":
         return _enlarged_anew(node, types)
+    if node.op_type == "PRelu":
+        return _broadcast_both(node, types)
     if node.op_type not in _POOLS:
         return False
     x, y = (types.get(name, layers.ValueType(None, "")).sizes for name in (node.input[0], node.output[0]))
@@ -115,25 +121,45 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
 
 
 def _enlarged_anew(node: "onnx.NodeProto", types: Types) -> bool:
-    """Sets the output_shape of a transposed convolution with auto_pad SAME: stride times the image, or the full output if that is smaller.
-    Returns whether the inferred shape was wrong."""
+    """Sets the output_shape of a transposed convolution with auto_pad SAME. Returns whether the inferred shape was wrong."""
     import onnx
 
     given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
     x, w, y = (types.get(name, layers.ValueType(None, "")) for name in (*node.input[:2], node.output[0]))
-    if given.get("auto_pad") not in (b"SAME_UPPER", b"SAME_LOWER") or "output_shape" in given or not (is_known(x) and is_known(w)):
+    if given.get("auto_pad") not in SAME or "output_shape" in given or not (is_known(x) and is_known(w)):
         return False
     sizes, kernel = ([size for size in of.sizes[2:] if isinstance(size, int)] for of in (x, w) if of.sizes)
-    ones = [1] * len(sizes)
-    strides, dilations = (layers.integers_of(given, name, ones) for name in ("strides", "dilations"))
-    more = layers.integers_of(given, "output_padding", [0] * len(sizes))
-    axes = zip(sizes, kernel, strides, dilations, more, strict=True)
-    made = [min(size * stride, (size - 1) * stride + dilation * (k - 1) + 1 + extra) for size, k, stride, dilation, extra in axes]
+    made = transposed_of(given, sizes, kernel).outputs
     if list((y.sizes or ())[2:]) == made:
         return False
     kept = [one for one in node.attribute if one.name not in ("auto_pad", "output_padding")]
     del node.attribute[:]
     node.attribute.extend([*kept, onnx.helper.make_attribute("output_shape", made)])
+    return True
+
+
+def transposed_of(given: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]) -> Transposed:
+    """The window of a transposed convolution with these attributes; ProblemError if their lengths are wrong."""
+    count = len(sizes)
+    lengths = {"strides": count, "dilations": count, "output_padding": count, "pads": 2 * count}
+    checked = {name: layers.integers_of(given, name, [0] * length) for name, length in lengths.items() if name in given}
+    return transposed_window({**given, **checked}, sizes, kernel)
+
+
+def _broadcast_both(node: "onnx.NodeProto", types: Types) -> bool:
+    """Gives a PRelu the shape to which its input and slope are broadcast, as in ONNX Runtime: that of a sum. Returns whether the inferred
+    shape, its input's, was wrong."""
+    x, slope = (types.get(name, layers.ValueType(None, "")) for name in node.input[:2])
+    if not (is_known(x) and is_known(slope)):
+        return False
+    sizes: list[Any] = [x.sizes, slope.sizes]
+    try:
+        wrong = np.broadcast_shapes(*sizes) != x.sizes
+    except ValueError:
+        return False
+    if not wrong:
+        return False
+    node.op_type = "Add"
     return True
 
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standard operators of which the onnx package has no definition, or one that is not what https://onnx.ai/onnx/operators/ says.
 
-Each is run(inputs, attributes) and gives the one output, but for DynamicQuantizeLinear. What is wrong in the package's: GlobalMaxPool is of
-images alone, LRN of size 1 leaves out all channels but the first, DynamicQuantizeLinear of zeros has a scale of its own, LpNormalization
-adds up numbers for magnitudes and divides by a norm of 0, GatherElements refuses indices that leave some of an axis, Mean writes into its
-first operand, MeanVarianceNormalization is of images alone,
-Unsqueeze takes several axes one after the other, Softmax
-and its kin take one axis where opset 12 and before take all from one on, and Slice goes backward from in front of an axis to nothing.
+Each is run(inputs, attributes) and returns the one output, except DynamicQuantizeLinear. What is wrong in the package's definitions:
+    ConvTranspose               with auto_pad it may make more outputs than the full ones
+    DynamicQuantizeLinear       of zeros has another scale
+    GatherElements              rejects indices that leave out some of an axis
+    GlobalMaxPool, MeanVarianceNormalization    support images only
+    LRN                         of size 1 leaves out all channels but the first
+    LpNormalization             adds numbers instead of magnitudes, and divides by a norm of 0
+    Mean                        writes into its first operand
+    Slice                       backward from before an axis is empty
+    Softmax, LogSoftmax, Hardmax    take one axis; until opset 12 they take all from that one on
+    Unsqueeze                   inserts several axes one after the other
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +19,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pysim.models import convolutions
 
 Array = NDArray[Any]
 _SMALL = 1e-9  # what a standard deviation gets added, of the function that defines MeanVarianceNormalization
@@ -26,6 +33,15 @@ def _norms(x: Array, axes: int | tuple[int, ...], p: int) -> Array:
 
 def _planes(x: Array) -> tuple[int, ...]:
     return tuple(range(2, x.ndim))
+
+
+def _conv_transpose(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    x, weights, *bias = (one.astype(np.float32) if one.dtype == np.float16 else one for one in inputs)
+    groups = attributes.get("group", 1)
+    window = convolutions.transposed_window(attributes, x.shape[2:], weights.shape[2:])
+    out = np.empty((len(x), weights.shape[1] * groups, *window.outputs), x.dtype)
+    convolutions.transposed(out, [x, weights, *bias], window._asdict() | {"group": groups})
+    return out.astype(inputs[0].dtype)
 
 
 def _global_lp_pool(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
@@ -189,8 +205,8 @@ def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Def
 
 Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]]]  # an onnx.NodeProto and its opset -> what runs it
 DEFINED: dict[str, Definition] = {
-    "DynamicQuantizeLinear": _quantized, "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool),
-    "GlobalMaxPool": _of(_global_max_pool), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LogSoftmax": _along(_logarithms),
-    "LpNormalization": _of(_lp_normalization), "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice),
-    "Softmax": _along(_shares), "Unsqueeze": _of(_unsqueeze),
+    "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized, "GatherElements": _of(_gather_elements),
+    "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool), "Hardmax": _along(_largest), "LRN": _of(_lrn),
+    "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization), "Mean": _of(_mean),
+    "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice), "Softmax": _along(_shares), "Unsqueeze": _of(_unsqueeze),
 }  # fmt: skip

@@ -77,22 +77,19 @@ class Graph(NamedTuple):
         return {name: at for at, node in enumerate(self.nodes) for name in node.outputs if name}
 
 
-Evaluate = Callable[[Node, Sequence[Array]], Sequence[Array]]
-
-
-# If is left to `with_branches`; the onnx package's ConvTranspose pads an output that auto_pad would make larger than the full one
-_NOT_FOLDED = ("If", "ConvTranspose")
+Evaluate = Callable[[Node, Sequence[Array]], Sequence[Array] | None]
 
 
 def folded(graph: Graph, evaluate: Evaluate) -> Graph:
-    """The graph with constant folding: `evaluate` computes nodes whose inputs are all constants."""
+    """The graph with constant folding: `evaluate` computes nodes whose inputs are all constants, or returns None for a node to keep."""
     constants, nodes = dict(graph.constants), []
     for node in graph.nodes:
-        if node.op not in _NOT_FOLDED and all(name in constants or not name for name in node.inputs):
-            made = evaluate(node, [constants[name] for name in node.inputs if name])
-            constants |= {name: np.asarray(one, order="C") for name, one in zip(node.outputs, made, strict=True) if name}
-        else:
+        known = all(name in constants or not name for name in node.inputs)
+        made = evaluate(node, [constants[name] for name in node.inputs if name]) if known else None
+        if made is None:
             nodes.append(node)
+        else:
+            constants |= {name: np.asarray(one, order="C") for name, one in zip(node.outputs, made, strict=True) if name}
     return graph._replace(nodes=tuple(nodes), constants=constants)
 
 

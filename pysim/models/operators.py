@@ -6,7 +6,7 @@ Other frequent ones use NumPy with few allocations. All remaining standard opera
 (`onnx.reference`), which is correct and often slow.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import erf, sqrt
 from typing import Any
@@ -14,24 +14,15 @@ from typing import Any
 import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
-from pysim.models import arrays
+from pysim.models import arrays, convolutions
 from pysim.models.arrays import Attributes, Bind
+from pysim.models.convolutions import taps
 from pysim.models.definitions import DEFINED
 from pysim.models.graph import Array, Node
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
 
 Run = Callable[[Array, Sequence[Array], Attributes], object]
-
-
-def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: int) -> Iterator[tuple[slice, slice]]:
-    """For each tap of a window along an axis: the slice of outputs whose tap is inside the input, and the slice of inputs they read."""
-    for tap in range(kernel):
-        shift = tap * dilation - before
-        first = max(0, -(shift // stride) if shift < 0 else 0)
-        last = min(out, (size - 1 - shift) // stride + 1)
-        if first < last:
-            yield slice(first, last), slice(first * stride + shift, (last - 1) * stride + shift + 1, stride)
 
 
 def _window(attributes: Attributes) -> Window:
@@ -131,39 +122,6 @@ def parts(out: Array, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Arra
     """The views of a concatenation that hold arrays of these shapes."""
     ends = np.cumsum([shape[axis] for shape in shapes])
     return [out[(*[slice(None)] * axis, slice(end - shape[axis], end))] for shape, end in zip(shapes, ends, strict=True)]
-
-
-def _reaching(x: Sequence[int], out: Sequence[int], kernel: Sequence[int], attributes: Attributes) -> list[list[tuple[Any, ...]]]:
-    """For each axis of a convolution of images of `x` to `out`: (tap, slice of outputs, slice of inputs) of the taps inside the image."""
-    axes = zip(x, out, kernel, attributes["strides"], attributes["dilations"], attributes["pads"], strict=False)
-    return [
-        [(tap, *lie) for tap in range(count) for lie in taps(size, made, 1, stride, 1, before - tap * dilation)]
-        for size, made, count, stride, dilation, before in axes
-    ]
-
-
-def _convolution_by_taps(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """A convolution over any number of axes: a product for each tap, added to the outputs that it reaches."""
-    x, weights, *bias = inputs
-    batch, groups, axes = x.shape[0], attributes["group"], x.ndim - 2
-    out[...] = bias[0].reshape(-1, *[1] * axes) if bias else 0
-    for lies in product(*_reaching(x.shape[2:], out.shape[2:], weights.shape[2:], attributes)):
-        at, to, of = ((..., *numbers) for numbers in zip(*lies, strict=True))
-        image = x[of].reshape(batch, groups, x.shape[1] // groups, -1)
-        out[to] += (weights[at].reshape(groups, -1, image.shape[2]) @ image).reshape(out[to].shape)
-
-
-def _transposed_convolution(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """One product multiplies each input by all weights. Its results are added to the outputs that a convolution would read at that tap."""
-    x, weights, *bias = inputs
-    (batch, channels, *sizes), (_, filters, *kernel), groups = x.shape, weights.shape, attributes["group"]
-    across = weights.reshape(groups, channels // groups, -1).transpose(0, 2, 1)
-    products = across @ x.reshape(batch, groups, channels // groups, -1)
-    products = products.reshape(batch, groups * filters, *kernel, *sizes)
-    out[...] = bias[0].reshape(-1, *[1] * len(sizes)) if bias else 0
-    for lies in product(*_reaching(out.shape[2:], sizes, kernel, attributes)):
-        at, of, to = zip(*lies, strict=True)
-        out[(..., *to)] += products[(slice(None), slice(None), *at, *of)]
 
 
 def _softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -294,8 +252,8 @@ NATIVE: dict[str, Bind] = {
     "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
-    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvByTaps": _convolution_by_taps,
-    "ConvTranspose": _transposed_convolution, "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes,
+    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvByTaps": convolutions.convolution,
+    "ConvTranspose": convolutions.transposed, "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes,
     "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
     "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),

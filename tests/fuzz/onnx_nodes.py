@@ -31,7 +31,7 @@ def window(w: Walk, rank: int, dilated: bool = True) -> dict[str, Any]:
 
 
 def conv(w: Walk) -> None:
-    x = w.value(3, 5) if w.chance(0.15) else w.image()
+    x = w.value(3, 5) if w.chance(0.3) else w.image()
     _, c, *sizes = w.shape(x)
     groups = w.one(*(g for g in (1, 1, 1, 2, 3, c) if c % g == 0))
     filters = groups * (w.whole(1, 20) if groups < c else w.whole(1, 2))
@@ -41,7 +41,7 @@ def conv(w: Walk) -> None:
 
 
 def transposed(w: Walk) -> None:
-    x = w.value(3, 5) if w.chance(0.15) else w.image()
+    x = w.value(3, 5) if w.chance(0.3) else w.image()
     _, c, *sizes = w.shape(x)
     groups = w.one(*(g for g in (1, 1, 2, c) if c % g == 0))
     kernel = w.rng.integers(1, 4, len(sizes)).tolist()
@@ -86,7 +86,7 @@ def norm(w: Walk) -> None:
     if kind == "BatchNormalization":
         numbers = [w.weights((c,)), w.weights((c,)), w.weights((c,)), w.constant(w.rng.uniform(0.1, 2, c))]
         w.add(kind, [x, *numbers], **epsilon, **w.some(momentum=0.5), **({"spatial": 1} if w.opset < 9 and w.chance() else {}))
-    elif kind == "InstanceNormalization" and w.values[x].size > 1000:  # of a pixel ONNX Runtime loses digits
+    elif kind == "InstanceNormalization" and w.values[x].size > 16 * c * w.shape(x)[0]:  # of a few pixels ONNX Runtime loses digits
         w.add(kind, [x, w.weights((c,)), w.weights((c,))], **epsilon)
     elif kind == "LRN":
         w.add(kind, [x], size=w.one(1, 2, 3, 5, 9), **w.some(alpha=0.1, beta=float(w.one(0.5, 0.7, 1, 2)), bias=2.0))
@@ -103,6 +103,35 @@ def norm(w: Walk) -> None:
         groups = w.one(*(g for g in (1, 2, 3, c) if c % g == 0))
         of = c if w.opset >= 21 else groups
         w.add(kind, [x, w.weights((of,)), w.weights((of,))], num_groups=groups, **epsilon)
+
+
+def block(w: Walk) -> None:
+    """What networks of sequences, images and volumes repeat: a convolution that keeps the sizes, a norm, an activation, the input added."""
+    x = w.value(3, 5)
+    c, axes = w.shape(x)[1], len(w.shape(x)) - 2
+    kernel, dilation, groups = w.one(1, 3), w.whole(1, 2), w.one(1, 1, c)
+    how = {"pads": [kernel // 2 * dilation] * (2 * axes), "dilations": [dilation] * axes, "group": groups}
+    y = w.add("Conv", [x, w.weights((c, c // groups, *[kernel] * axes))] + [w.weights((c,))] * w.chance(), **how)
+    if y and w.chance():
+        y = group_norm(w, y) if w.chance() else w.add("BatchNormalization", [y, *(w.constant(w.rng.uniform(0.1, 2, c)) for _ in range(4))])
+    if y and w.chance(0.7):
+        y = w.add("LeakyRelu", [y], alpha=float(w.one(0.01, 0.2))) if w.chance() else w.add("Relu", [y])
+    y = y and w.add("Add", [x, y] if w.chance() else [y, x])
+    if y and w.chance(0.3):
+        w.add("Relu", [y])
+
+
+def group_norm(w: Walk, x: str) -> str | None:
+    """As exporters before opset 18 write it: planes of a group as one row."""
+    n, c, *sizes = w.shape(x)
+    groups = w.one(*(g for g in (1, 2, 3) if c % g == 0))
+    rows = w.add("Reshape", [x, w.indices([0, groups, -1])])
+    numbers = [w.constant(np.full(groups, number)) for number in (1, 0)]
+    rows = rows and w.add("InstanceNormalization", [rows, *numbers], epsilon=0.01)
+    y = rows and w.add("Reshape", [rows, w.indices([n, c, *sizes])])
+    for op in ("Mul", "Add"):
+        y = y and w.add(op, [y, w.constant(w.numbers((c, *[1] * len(sizes))))])
+    return y
 
 
 def elementwise(w: Walk) -> None:
@@ -292,12 +321,20 @@ def quantized(w: Walk) -> None:
 
 def recurrent(w: Walk) -> None:
     x = w.value(3, 3)
-    size = w.shape(x)[2]
+    _, batch, size = w.shape(x)
     op, gates = w.one(("LSTM", 4), ("GRU", 3), ("RNN", 1))
-    hidden = w.whole(1, 5)
-    numbers = [w.constant(w.numbers((1, gates * hidden, size)) / 2), w.constant(w.numbers((1, gates * hidden, hidden)) / 2)]
-    numbers += [w.constant(w.numbers((1, 2 * gates * hidden)) / 2)] * w.chance()
-    w.add(op, [x, *numbers], w.whole(1, 3 if op == "LSTM" else 2), hidden_size=hidden)
+    hidden, direction = w.whole(1, 5), w.one("forward", "forward", "reverse", "bidirectional")
+    count = 1 + (direction == "bidirectional")
+    numbers = [w.constant(w.numbers((count, gates * hidden, of)) / 2) for of in (size, hidden)]
+    numbers.append(w.constant(w.numbers((count, 2 * gates * hidden)) / 2) if w.chance() else "")
+    if w.chance(0.4):
+        numbers += ["", *(w.weights((count, batch, hidden)) for _ in range(2 if op == "LSTM" else 1))]
+    how = {"direction": direction, "hidden_size": hidden} | (w.some(linear_before_reset=w.whole(0, 1)) if op == "GRU" else {})
+    y = w.add(op, [x, *numbers], w.whole(1, 3 if op == "LSTM" else 2), **how)
+    if y and w.chance():  # as exporters do
+        y = w.add("Transpose", [y], perm=[0, 2, 1, 3])
+        if y:
+            w.add("Reshape", [y, w.indices([0, 0, -1])])
 
 
 def rare(w: Walk) -> None:
@@ -318,9 +355,10 @@ def rare(w: Walk) -> None:
         w.add("Compress", [x, w.constant(flag, bool)], axis=0)
 
 
-STEPS = [conv, conv, conv, conv, transposed, pool, pool, global_pool, norm, norm, elementwise, elementwise, elementwise, clip, binary,
-         binary, comparison, gate, residual, residual, product, product, attention, reshape, reshape, transpose, cut, split, concat,
-         concat, pad, reduction, softmax, chosen, spread, resize, moved, sizes, branch, quantized, recurrent, rare]  # fmt: skip
+STEPS = [conv, conv, conv, conv, transposed, block, block, pool, pool, global_pool, norm, norm, elementwise, elementwise, elementwise,
+         clip, binary, binary, comparison, gate, residual, residual, product, product, attention, reshape, reshape, transpose, cut, split,
+         concat, concat, pad, reduction, softmax, chosen, spread, resize, moved, sizes, branch, quantized, recurrent, recurrent,
+         rare]  # fmt: skip
 
 
 def walked(seed: int) -> Walk:

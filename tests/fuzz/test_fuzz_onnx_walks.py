@@ -57,7 +57,10 @@ def verdict(seed):
             few = name in walk.sharp or not differs(np.asarray(y), walk.values[name], sharp=True)  # what a small number divides
             fault = one_by_one(walk) if few else f"{name}: {fault}"
             return ("wrong", fault) if fault else ("equal", "node by node")
-    session(content).run(None, given)  # which is a valid model
+    try:
+        session(content).run(None, given)
+    except Exception as error:  # ONNX Runtime's shape inference of a whole graph rejects some that it runs node by node
+        return "equal", f"node by node: {str(error)[:200]}"
     return "equal", ""
 
 
