@@ -10,15 +10,19 @@ from pysim.errors import MachineError, ProblemError
 from pysim.files import check_writable, written
 
 
+def write_half_and_raise(file: Path, error: Exception) -> None:
+    with written(file) as partial:
+        partial.write_text("half")
+        raise error
+
+
 def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "a.svg"
     file.write_text("old")
-    with pytest.raises(KeyError), written(file) as partial:
-        partial.write_text("half")
-        raise KeyError
-    with pytest.raises(ProblemError, match=r"a\.svg cannot be written: No space left"), written(file) as partial:
-        partial.write_text("half")
-        raise OSError(28, "No space left on device")
+    with pytest.raises(KeyError):
+        write_half_and_raise(file, KeyError())
+    with pytest.raises(ProblemError, match=r"a\.svg cannot be written: No space left"):
+        write_half_and_raise(file, OSError(28, "No space left on device"))
     assert file.read_text() == "old" and os.listdir(tmp_path) == ["a.svg"]
 
 

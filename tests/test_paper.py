@@ -75,3 +75,15 @@ def test_a_baseline_that_does_more_is_never_quicker_and_pointwise_layers_need_no
 def test_the_mean_speed_ups_are_within_a_tenth_of_table_2() -> None:
     for name, paper in (("xeon-4208", 1.19), ("power10-e1050", 1.30)):
         assert found()[name]["geometric_mean"]["caffe"] == pytest.approx(paper, abs=0.1)
+
+
+def test_the_page_and_its_figures_show_the_committed_data() -> None:
+    pytest.importorskip("matplotlib")
+    import sconv_figures as figures
+
+    assert figures.table() in (ROOT / "docs" / "sconv.md").read_text()
+    assert sum(sum(network.values()) for network in figures.counts().values()) == 393
+    for file in figures.FIGURES:
+        picture = (ROOT / "docs" / file).read_text()
+        titles = figures.MISSES.values() if "misses" in file else (one.title for one in figures.machines())
+        assert all(title in picture for title in titles)

@@ -2,13 +2,14 @@
 """The SConv paper's comparison redone on the model: which operand stays, and SConv against im2col and a matrix product.
 
     python tools/paper_comparison.py > benchmarks/data/paper-comparison.json
-    python tools/update_readme.py                 # puts the tables into docs/power10.md
+    python tools/update_readme.py                 # puts the tables into docs/sconv.md
 
 For every distinct convolution of the paper's seven networks, on its two machines (arXiv 2303.04739, section 7):
 
 csa        cost of input and of weight stationary by the slicing analysis, equations 6 to 14
 full       the least predicted cycles of each stationary kind by the full model
 sconv      predicted seconds of the plan, hot caches
+free       predicted seconds of the best plan among all algorithms
 baseline   predicted seconds of im2col (`pysim.algorithms.cpu.im2col`) and of the product, by image and group; unpadded 1x1 layers of
            stride 1 are the product alone. Three of them, from the best that this project could do to the one that the paper timed:
              planned   im2col in vectors, the planned product: it may read the columns where they lie
@@ -58,7 +59,7 @@ BASELINES = ("planned", "blas", "caffe")
 def of_layer(workload: Conv, on: Machine) -> dict[str, Any]:
     """Everything that is predicted of one convolution."""
     csa, full = planner.plan(workload, on, model="csa"), planner.plan(workload, on, algorithm="sconv")
-    ours = full.cost
+    ours, free = full.cost, planner.plan(workload, on)
     assert isinstance(ours, Cost)
     return {
         "problem": workload.text,
@@ -71,6 +72,8 @@ def of_layer(workload: Conv, on: Machine) -> dict[str, Any]:
         "sconv_seconds": ours.seconds,
         "sconv_packing_seconds": ours.seconds * ours.terms["pack"] / ours.cycles,
         "peak_share": workload.flops / PEAK[on.name] / ours.seconds,
+        "free_algorithm": free.algorithm,
+        "free_seconds": free.seconds,
         "baseline": baselines(workload, on),
     }
 
@@ -102,6 +105,7 @@ def network(layers: list[Layer], found: dict[str, dict[str, Any]]) -> dict[str, 
     ours = sum(count * one["sconv_seconds"] for count, one in every)
     pack = sum(count * one["sconv_packing_seconds"] for count, one in every)
     document["sconv_seconds"], document["sconv_packing_share"] = ours, pack / ours
+    document["free_seconds"] = sum(count * one["free_seconds"] for count, one in every)
     document["peak_share"] = sum(count * one["sconv_seconds"] * one["peak_share"] for count, one in every) / ours
     document["baseline"] = {name: _against(every, name, ours, pack) for name in BASELINES}
     return document
@@ -137,7 +141,7 @@ def stationary_table(document: dict[str, Any]) -> str:
                 one = document["machines"][on]["networks"][name][model]
                 cells.append(f"{one['input_stationary']} / {one['weight_stationary']}, {one['cost_ratio']:.2f}")
         rows.append([name, str(document["machines"][MACHINES[0]]["networks"][name]["layers"]), *cells])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def speed_table(document: dict[str, Any]) -> str:
@@ -153,7 +157,7 @@ def speed_table(document: dict[str, Any]) -> str:
     means = [document["machines"][on]["geometric_mean"][copy] for on in MACHINES for copy in BASELINES]
     papers = [math.exp(sum(math.log(pair[place]) for pair in TABLE_2.values()) / len(TABLE_2)) for place in range(2)]
     rows.append(["geometric mean", *(f"{value:.2f}" for value in (*means[:3], papers[0], *means[3:], papers[1]))])
-    return _markdown(rows)
+    return markdown(rows)
 
 
 def detail_table(document: dict[str, Any]) -> str:
@@ -168,10 +172,10 @@ def detail_table(document: dict[str, Any]) -> str:
     rows.append(["packing's share, SConv", *(f"{one['sconv_packing_share']:.0%}" for one, _ in both)])
     rows.append(["packing time, baseline / SConv", *(f"{base['packing_ratio']:.1f}x" for _, base in both)])
     rows.append(["SConv's share of the peak", *(f"{one['peak_share']:.0%}" for one, _ in both)])
-    return _markdown(rows)
+    return markdown(rows)
 
 
-def _markdown(rows: list[list[str]]) -> str:
+def markdown(rows: list[list[str]]) -> str:
     ruled = [rows[0], ["---", *["--:"] * (len(rows[0]) - 1)], *rows[1:]]
     return "\n".join(f"| {' | '.join(row)} |" for row in ruled) + "\n"
 
