@@ -264,12 +264,15 @@ def _exposed(table: Table, kernel: Array, moved: Array) -> Array | float:
 
 
 def _rows_ahead(table: Table) -> Array | float:
-    """Rows of windows in place that are in flight at once. The nest prefetches the next tile, or set of tiles, into L2. If L2 does not
+    """Rows of windows in place that are in flight at once. Kernels prefetch rows of any pitch but multiples of an L1 way
+    (`ahead_of` of native/x86/lanes.h). For those only the nest prefetches the next tile, or set of tiles, into L2. If L2 does not
     hold that and the current one, lines come only when they are used: 128x3072x768 in sets of 786 KB 3.8 ms, of 295 KB 3.2; 128x768x3072
     3.1 and 2.8 (Zen 5, 1 MiB). Rows at a pitch P use a share (bytes of a tile's row) / gcd(P, way) of the sets: tiles of 48 columns, rows
     12 KiB apart, use 48 KiB of 1 MiB."""
     rates, outer = table.rates, table.rates.machine.outer
     nest = rates.nest
+    if nest.plane_bytes % rates.machine.levels[0].way_bytes:
+        return ROWS_AHEAD
     row = rates.windows * nest.element_bytes
     places = np.minimum(1.0, row / gcd(nest.plane_bytes, outer.way_bytes))
     tiles = np.where(table.keeps_windows, 1.0, np.minimum(table.k2, rates.window_tiles))
