@@ -201,6 +201,24 @@ def test_convolutions_of_sequences_are_native_with_what_follows_them(op, how, sh
     assert next(layer.node.op for layer in model.plan.layers if layer.node.op != "View") == "Conv"
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    "how", [{"pads": [1] * 6}, {"strides": [2, 1, 1], "pads": [0, 1, 0, 2, 1, 2]}, {"dilations": [2, 1, 1], "group": 4}], ids=str
+)
+def test_convolutions_of_volumes_are_one_of_images_for_each_tap_of_the_depth(batch, how):
+    """With what follows them fused into the last tap's, a residual into the first tap's."""
+    w, v, s, t = (RANDOM.standard_normal(shape) for shape in ((16, 16 // how.get("group", 1), 3, 3, 2), (16, 16, 3, 1, 1), 16, 16))
+    nodes = [helper.make_node("Conv", ["x", "w", "s"], ["a"], **how), helper.make_node("Relu", ["a"], ["r"]),
+             helper.make_node("Conv", ["r", "v"], ["b"], pads=[1, 0, 0, 1, 0, 0]),
+             helper.make_node("BatchNormalization", ["b", "s", "t", "t", "p"], ["c"]), helper.make_node("Add", ["c", "r"], ["d"]),
+             helper.make_node("Relu", ["d"], ["y"])]  # fmt: skip
+    proto = exported(nodes, (batch, 16, 5, 6, 4), {"w": w, "v": v, "s": s, "t": t, "p": np.abs(s)})
+    content, x = proto.SerializeToString(), given(proto)
+    model = model_of(proto)
+    assert_close(model(x), by_onnxruntime(content, x))
+    assert [layer.node.op for layer in model.plan.layers if layer.node.op in ("Affine", "Conv", "Add", "Relu")] == ["Conv"] * 6
+
+
 @pytest.mark.parametrize("settled", [True, False])
 def test_convolutions_of_volumes_and_of_computed_weights(settled):
     constants = {"w": RANDOM.standard_normal((6, 2, 2, 3, 2)), "v": RANDOM.standard_normal((6, 3, 2, 1, 3)), "b": RANDOM.standard_normal(6)}

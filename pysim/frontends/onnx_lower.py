@@ -44,16 +44,17 @@ def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     problem, x = _problem(node, graph), graph.tensors[node.inputs[0]]
     if problem is None and x.native and len(x.shape) > 2:
         _check_window(node, graph)
-    if problem is None or not all(name in constants for name in node.inputs[1:]):
-        return _conv_by_taps(node, graph)
+    constant = all(name in constants for name in node.inputs[1:] if name)
+    if problem is None or not constant:
+        return _conv_by_taps(node, graph, constant)
     told, made = graph.tensors[node.output].shape, (problem.batch, problem.filters, problem.out_h, problem.out_w)
     if told != made:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
     return Node("Conv", node.name, node.inputs, node.outputs, {"problem": problem})
 
 
-def _conv_by_taps(node: Node, graph: Graph) -> Node | None:
-    """A convolution over any number of axes, or of weights that are computed, by NumPy."""
+def _conv_by_taps(node: Node, graph: Graph, constant: bool) -> Node | None:
+    """A convolution of volumes (`pysim.models.volumes`) if its weights are constant, else one over any number of axes by NumPy."""
     given, (x, w) = node.attributes, (graph.tensors[name].shape for name in node.inputs[:2])
     if not graph.tensors[node.inputs[0]].native or len(x) < 3:
         return None
@@ -62,7 +63,7 @@ def _conv_by_taps(node: Node, graph: Graph) -> Node | None:
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, w[2:], strict=True)]
     pads = layers.pads_of(given, [*x[2:]], extents, strides)
     about = {"strides": strides, "dilations": dilations, "pads": pads, "group": given.get("group", 1)}
-    return Node("ConvByTaps", node.name, node.inputs, node.outputs, about)
+    return Node("Conv" if constant and len(x) == 5 else "ConvByTaps", node.name, node.inputs, node.outputs, about)
 
 
 def _check_window(node: Node, graph: Graph) -> None:

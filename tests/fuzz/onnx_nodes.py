@@ -322,6 +322,8 @@ def quantized(w: Walk) -> None:
 def recurrent(w: Walk) -> None:
     x = w.value(3, 3)
     _, batch, size = w.shape(x)
+    if not w.values[x].size:
+        return  # ONNX Runtime aborts the process
     op, gates = w.one(("LSTM", 4), ("GRU", 3), ("RNN", 1))
     hidden, direction = w.whole(1, 5), w.one("forward", "forward", "reverse", "bidirectional")
     count = 1 + (direction == "bidirectional")
