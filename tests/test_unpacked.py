@@ -17,6 +17,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import parse
+from pysim.record.cost import Cost
 from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
@@ -171,3 +172,12 @@ def test_a_product_bound_to_its_arrays_is_the_product() -> None:
             out = np.full((problem.m, problem.n), np.nan, np.float32)
             one.step(a, b, out, np.empty(one.workspace_bytes, np.uint8))()
             assert np.array_equal(out, product(problem, a, b, plan))
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_a_prepared_b_of_few_rows_is_one_stream(layout: str) -> None:
+    """Also for 8 rows in a first-level cache with 8 ways: lines of B evict them once per line, not in every k-iteration."""
+    for m in (1, 2, 4, 8):
+        found = pysim.plan(f"gemm:{m}x4096x4096:{layout}", "zen4", prepared=True)
+        assert found.algorithm == panels.NAME and isinstance(found.cost, Cost)
+        assert found.cost.cycles < 1.4 * max(found.cost.levels["memory"]["cycles"], m * 4096 * 4096 / 16)

@@ -46,6 +46,10 @@ INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole,
  * prefetched address is the end of each vector: a row that begins within a line has one line more than vectors, and the tile before has
  * read the first. 575x1420x1515, rows of 5,680 bytes: 13.0 ms, and 12.1 so (Zen 5). */
 enum { PANEL_ROWS_AHEAD = 96, PLANES_AHEAD = 8 };
+/* Tiles of fewer filters do not prefetch panels: up to one broadcast a line leaves enough loads of a panel in the core's reorder window,
+ * and prefetches only occupy L1's miss buffers. 1, 2, 3 and 4 rows x 4096 x 4096, panels of 64 or 48 columns from memory, 96 -> 0 rows
+ * ahead: 1.73 -> 1.58, 1.86 -> 1.58, 1.85 -> 1.69, 1.95 -> 1.73 ms; 6 and 8 rows: 2.16 -> 2.01, 2.68 -> 3.01 (Zen 4). */
+enum { MIN_PREFETCHED_FILTERS = 5 };
 /* Distance of prefetched rows. None for rows that share sets of L1: they would evict rows not yet read. Cycles over the multiply-adds'
  * cycles, B in L2, tiles of 32x14, 48x9 and 64x6 (Zen 5, 12 ways), 8 -> 0 rows ahead, rows 12 KiB apart: 1.18 -> 0.99, 1.19 -> 0.99,
  * 1.42 -> 1.01; 4 KiB: 1.09 -> 0.99, 1.09 -> 1.01, 1.37 -> 1.00. */
@@ -59,7 +63,8 @@ INLINE int64_t ahead_of(int64_t pitch) {
  * two 0.965, 0.95 and 0.94, panels in L1 or L2. */
 INLINE void win_loop(const int nv, const int nf, const int masked, int64_t k, const T *f, int64_t f_pitch, const int64_t f_step, const T *w,
                      int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
-    const int64_t ahead = ahead_of(w_pitch), f_ahead = f_step == 1 ? ahead_of(f_pitch) : 0;
+    const int in_panel = w_pitch <= MAX_VECTORS * LANES;
+    const int64_t ahead = nf < MIN_PREFETCHED_FILTERS && in_panel ? 0 : ahead_of(w_pitch), f_ahead = f_step == 1 ? ahead_of(f_pitch) : 0;
 #pragma GCC unroll 2
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];

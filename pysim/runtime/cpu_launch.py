@@ -141,10 +141,12 @@ class Launch:
         check(self._native_prepare(self._problem, self._schedule, weights, prepared, self.prepared_bytes), self.executor)
         return prepared
 
-    def apply(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
+    def apply(self, x: Any, prepared: Any, epilogue: Any, out: Any) -> Array:
         """The convolution or product with prepared weights, a cffi pointer."""
-        if profile is None and self.run_at_once(x, prepared, epilogue, out):
-            return out
+        return out if self.run_at_once(x, prepared, epilogue, out) else self.apply_checked(x, prepared, epilogue, out)
+
+    def apply_checked(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
+        """`apply` of any arrays, with the reason if they do not fit."""
         dense, y = self.first(x), self.output(out)
         if out is not None and dense is not x:
             check_apart(y, **{self.names[0]: x})
@@ -257,18 +259,19 @@ class Prepared:
 
     def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Any:
         """`residual`, of the result's shape, is added before the activation. The result is `out`, or a new array of the kind that x is."""
-        y = self._apply(x, out, residual)
+        launch = self._launch
+        if residual is None:
+            if launch.run_at_once(x, self._prepared, self._epilogue, out):
+                return out
+            y = launch.apply_checked(x, self._prepared, self._epilogue, out)
+        else:
+            epilogue = launch.epilogue(self._bias, self._activation, residual)
+            if out is not None:
+                check_apart(launch.output(out), residual=residual)
+            y = launch.apply(x, self._prepared, epilogue, out)
         if out is not None:
             return out
         return y if type(x) is _ndarray else like(x, y)
-
-    def _apply(self, x: Any, out: Any, residual: Any) -> Array:
-        if residual is None:
-            return self._launch.apply(x, self._prepared, self._epilogue, out)
-        epilogue = self._launch.epilogue(self._bias, self._activation, residual)
-        if out is not None:
-            check_apart(self._launch.output(out), residual=residual)
-        return self._launch.apply(x, self._prepared, epilogue, out)
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -282,7 +285,7 @@ class Prepared:
 
     def profile(self, x: Any, out: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        return _profiled(lambda into: self._launch.apply(x, self._prepared, self._epilogue, out, into))
+        return _profiled(lambda into: self._launch.apply_checked(x, self._prepared, self._epilogue, out, into))
 
 
 def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:

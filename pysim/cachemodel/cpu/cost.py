@@ -300,14 +300,15 @@ def _kernel_stalls(table: Table, moved: Array) -> Array | float:
 
 
 def _refetched_lines(rates: Rates) -> Array:
-    """Lines of filters in place that every k-iteration reloads from L2, because the rows of a tile share more sets of L1 than it has
-    ways."""
+    """Lines of filters in place that are reloaded from L2 because the rows of a tile share sets of L1. If a set has more rows than ways,
+    every k-iteration reloads all rows. If it has as many, each line of windows in that set evicts the rows one after another."""
     nest, inner = rates.nest, rates.machine.levels[0]
     way, apart = inner.way_bytes, gcd(inner.way_bytes, nest.group_channels * nest.element_bytes)
     places = way // apart if apart >= inner.line_bytes else way
-    conflict = np.ceil(rates.filters / places) > inner.ways - 1  # one way is left to streamed data
+    rows = np.ceil(rates.filters / places)
+    evicted = np.where(rows > inner.ways, 1.0, (rows == inner.ways) * np.minimum(1.0, rates.windows * nest.element_bytes / way))
     iterations = nest.repeats * nest.group_channels * rates.window_tiles * rates.filter_tiles
-    return conflict * iterations * rates.filters
+    return evicted * iterations * rates.filters
 
 
 def write_allocate_cycles(machine: Machine, moved: Array) -> Array:
