@@ -48,12 +48,13 @@ class Workspaces:
 
     def __init__(self, idle_bytes: int) -> None:
         self.idle_bytes = idle_bytes
-        self._idle: list[Any] = []  # a stack: the buffer returned last is the warmest in the caches
+        # A stack of (bytes of this buffer and of all below it, buffer): the buffer returned last is the warmest in the caches
+        self._idle: list[tuple[int, Any]] = []
 
     def take(self, nbytes: int) -> Any:
         """A cffi buffer of at least `nbytes`."""
         try:
-            buffer = self._idle.pop()
+            _, buffer = self._idle.pop()
         except IndexError:
             return self._make(nbytes)
         return buffer if len(buffer) >= nbytes else self._make(nbytes)
@@ -62,9 +63,13 @@ class Workspaces:
         return library()[0].from_buffer(aligned(nbytes, np.uint8))
 
     def give(self, buffer: Any) -> None:
-        idle = self._idle
-        if len(buffer) + (sum(map(len, idle)) if idle else 0) <= self.idle_bytes:
-            idle.append(buffer)
+        idle, kept = self._idle, len(buffer)
+        try:
+            kept += idle[-1][0] if idle else 0
+        except IndexError:  # another thread took the last buffer
+            pass
+        if kept <= self.idle_bytes:
+            idle.append((kept, buffer))
 
 
 _workspaces = Workspaces(_IDLE_BYTES)
