@@ -22,6 +22,11 @@ Array = NDArray[np.float64]
 # Of a shuffle that spreads an operand over a register, beyond the multiply-adds beside it. f32_outer_16x4 and 4x16 take 7.3 and 6.8 cycles
 # for a k-iteration of four multiply-adds and five shuffles (Zen 4, operands in L1)
 SPREAD_CYCLES = 0.55
+# Packing a run of windows starts with divisions and masks; with a dilation each vector of each tap has a mask. Packing a set's other
+# channels hides them, so a set of C channels pays 1 / C. Recorded plans of layers with one channel a group (benchmarks/data): 80 without
+# dilation are predicted at 0.83 of their time without this and 1.05 with it, 17 with dilation at 0.36 and 1.01 (medians)
+RUN_SETUP_CYCLES = 22
+MASK_CYCLES = 15
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -30,10 +35,11 @@ class Rates(NamedTuple):
     schedule.
 
     Cycles are of the whole run: `kernel` in full; `store`, `reload`, `pack` and `pack_filters` for one pass over their operand. Packing
-    takes `pack_calls` calls of its routine in each channel set. `windows` and `filters` are those of a tile; `window_tiles` and
-    `filter_tiles` count the tiles of one repeat; `panel_windows` are the windows of all panels, with a partial last panel rounded up to
-    whole lines. Bytes for one channel: `packed_window` of a window in a panel, `stored_tile` of a filter panel, `filter_tile` of its
-    live part. Bytes of lines that a run of windows shares with its neighbour, for one channel: `pack_edge` of all packed runs,
+    takes `pack_calls` calls of its routine in each channel set, and `pack_setup` cycles that the set's channels share. `windows` and
+    `filters` are those of a tile; `window_tiles` and `filter_tiles` count the tiles of one repeat; `panel_windows` are the windows of all
+    panels, with a partial last panel rounded up to whole lines. Bytes for one channel: `packed_window` of a window in a panel,
+    `stored_tile` of a filter panel, `filter_tile` of its live part. Bytes of lines that a run of windows shares with its neighbour, for one
+    channel: `pack_edge` of all packed runs,
     `place_edge` of a tile's run in place. `out_edge`: the same in a row of the output, `filter_edge` in a row of k of a transposed A.
     """
 
@@ -46,6 +52,7 @@ class Rates(NamedTuple):
     pack: Array
     pack_filters: Array
     pack_calls: Array
+    pack_setup: Array
     windows: Array
     filters: Array
     window_tiles: Array
@@ -136,6 +143,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
         pack,
         pack_filters,
         nest.repeats * runs * live_mean,
+        nest.repeats * live_mean * (runs * RUN_SETUP_CYCLES + nest.kernel_w * vectors * MASK_CYCLES * (nest.dilation_w > 1)),
         tile,
         min(kernel.filters, nest.group_filters),
         window_tiles,
@@ -234,7 +242,8 @@ def compute_cycles(table: Table) -> dict[str, Array]:
     sets = np.ceil(nest.group_channels / table.channels)
     of_windows, of_filters = np.ceil(of.window_tiles / table.k3), np.ceil(of.filter_tiles / table.k3)  # sets of kept tiles
     passes, filter_passes = np.where(table.keeps_windows, 1.0, of_filters), np.where(table.keeps_windows, of_windows, 1.0)
-    pack = table.packed * passes * (of.pack + pack_call * sets * of.pack_calls)
+    setup = of.pack_setup / np.minimum(table.channels, nest.group_channels)
+    pack = table.packed * passes * (of.pack + sets * (pack_call * of.pack_calls + setup))
     if not nest.filters_packed:
         pack += filter_passes * (of.pack_filters + call * nest.repeats * sets * of.filter_tiles)
     return {
