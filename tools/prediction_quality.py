@@ -28,6 +28,8 @@ import model_errors
 import numpy as np
 
 from pysim.calibration import gpu_fit
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any, names
 from pysim.machine.quantity import facts
 from pysim.measure.statistics import kendall_tau
@@ -40,6 +42,7 @@ SEARCHES = (
     ("Zen 5", False, "search-zen5.json"),
     ("Zen 5, calibrated", True, "search-zen5-calibrated.json"),
     ("Xeon server, calibrated", True, "search-xeon-server.json"),
+    ("Zen 4, calibrated", True, "search-zen4-calibrated.json"),
 )
 SEEN, UNSEEN = "#0072b2", "#d55e00"  # Okabe and Ito's
 
@@ -138,11 +141,11 @@ def calibrated() -> Iterator[Sample]:
 
 def random_layers() -> Iterator[Sample]:
     """Every algorithm's best plan on layers of no network, and several schedules of some of networks (benchmarks/regret.py)."""
-    for path in sorted(DATA.glob("regret-*.jsonl")):
+    for path in sorted([*DATA.glob("regret-*.jsonl"), *DATA.glob("held-out-*.jsonl")]):
         plans, machine = lines(path.name)[1:], model_errors.machine_of(path)
         other = path.stem.removeprefix(f"regret-{machine.name}").replace("-", " ")
         label = model_errors.header(path).get("label") or f"{machine.core.name}, random layers{other}"
-        seen = machine.name not in never_fitted()
+        seen = has_fitted(machine)
         for one in plans:
             algorithm = one["plan"].partition(",")[0]
             yield Sample(label, seen, algorithm, *typed(one["problem"]), one["predicted_seconds"], one["measured_seconds"])
@@ -201,9 +204,14 @@ def table(found: list[Row]) -> str:
     return "\n".join([*text, "", f"Machine files with no constant fitted to measurements: {', '.join(never_fitted())}.", ""])
 
 
+def has_fitted(machine: Machine | Gpu) -> bool:
+    """Whether any number of its model was fitted to measurements."""
+    return any(fact.kind == "fitted" for _, fact in facts(machine))
+
+
 def never_fitted() -> list[str]:
     """Shipped machines whose model has no fitted number."""
-    return [name for name in names() if all(fact.kind != "fitted" for _, fact in facts(load_any(name)))]
+    return [name for name in names() if not has_fitted(load_any(name))]
 
 
 def drawn(found: list[Row]) -> dict[str, Row]:

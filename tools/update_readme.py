@@ -325,18 +325,20 @@ def search_summary(name: str) -> str:
     return f"{over} In the same time the model's order found at least as good a plan as the random one on {ahead} of {len(both)}.\n"
 
 
+def search_table(name: str) -> str:
+    """The three regrets of a file of searches, tau, and the table of problems."""
+    rows = ["| problem | plans, of | first choice | of 8 | of 16 | tau | model | random |", "| --- |" + " --: |" * 7]
+    for one in json.loads((DATA / name).read_text())["searches"]:
+        keys = ("regret", "regret_8", "regret_16", "kendall_tau", "model_regret", "random_regret")
+        cells = " | ".join("-" if one[key] is None else f"{one[key]:.3f}" for key in keys)
+        rows.append(f"| `{one['problem']}` | {one['plans_measured']}, {one['plans_legal']:,} | {cells} |")
+    return f"{search_summary(name)}\n" + "\n".join(rows) + "\n"
+
+
 def gpu_search_text() -> str:
-    """Of each GPU that was searched: the three regrets, tau, and the table of problems."""
-    told = []
-    for path in sorted(DATA.glob("search-gpu-*.json")):
-        found = json.loads(path.read_text())["searches"]
-        rows = ["| problem | plans, of | first choice | of 8 | of 16 | tau | model | random |", "| --- |" + " --: |" * 7]
-        for one in found:
-            keys = ("regret", "regret_8", "regret_16", "kendall_tau", "model_regret", "random_regret")
-            cells = " | ".join("-" if one[key] is None else f"{one[key]:.3f}" for key in keys)
-            rows.append(f"| `{one['problem']}` | {one['plans_measured']}, {one['plans_legal']:,} | {cells} |")
-        told.append(f"{path.stem.rpartition('-')[2].upper()}: {search_summary(path.name)}\n" + "\n".join(rows) + "\n")
-    return "\n".join(told)
+    """The searches of each GPU that was searched."""
+    paths = sorted(DATA.glob("search-gpu-*.json"))
+    return "\n".join(f"{path.stem.rpartition('-')[2].upper()}: {search_table(path.name)}" for path in paths)
 
 
 if __name__ == "__main__":
@@ -362,6 +364,7 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {arguments}\n{output}```\n\n{search_summary('search-zen5.json')}")
     put(ROOT / "docs" / "search.md", "search calibrated", search_summary("search-zen5-calibrated.json"))
     put(ROOT / "docs" / "search.md", "search server", search_summary("search-xeon-server.json"))
+    put(ROOT / "docs" / "search.md", "search zen4", search_table("search-zen4-calibrated.json"))
     put(ROOT / "docs" / "search.md", "search gpu", gpu_search_text())
     power10, paper = ROOT / "docs" / "power10.md", json.loads((DATA / "paper-comparison.json").read_text())
     put(power10, "static", static_cycles.tables(json.loads((DATA / "power10-static.json").read_text())))
