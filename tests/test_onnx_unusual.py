@@ -78,6 +78,15 @@ def test_the_input_of_a_prelu_may_be_broadcast_to_its_slope(shape, slope):
     equal([helper.make_node("PRelu", ["x", "s"], ["y"])], shape, {"s": np.random.default_rng(1).standard_normal(slope).astype(np.float32)})
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("aligned", [0, 1])
+def test_samples_at_points_in_and_outside_an_image(mode, padding, aligned):
+    grid = np.random.default_rng(3).uniform(-2.6, 2.6, (2, 4, 7, 2)).astype(np.float32)
+    how = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
+    equal([helper.make_node("GridSample", ["x", "g"], ["y"], **how)], (2, 3, 5, 4), {"g": grid})
+
+
 def test_a_slice_that_begins_in_front_of_an_axis_and_goes_backward_begins_at_its_first_element():
     numbers = {"starts": [-5], "ends": [-(2**63)], "axes": [1], "steps": [-2]}
     equal([helper.make_node("Slice", ["x", *numbers], ["y"])], (3, 4), numbers)

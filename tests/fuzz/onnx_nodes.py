@@ -140,7 +140,10 @@ def elementwise(w: Walk) -> None:
     how = {defaults[op]: float(w.one(0.1, 0.5, 1, 2))} if op in defaults and w.chance() else {}
     if op == "Gelu":
         how = w.some(approximate=w.one("none", "tanh"))
-    w.add(op, [w.value()], sharp=op in SHARP, **how)
+    x = w.value()
+    if op in ("Cos", "Sin") and np.abs(w.values[x]).max(initial=0) > 10:
+        return  # which enlarges the rounding of large numbers
+    w.add(op, [x], sharp=op in SHARP, **how)
 
 
 def clip(w: Walk) -> None:
