@@ -87,6 +87,18 @@ def test_samples_at_points_in_and_outside_an_image(mode, padding, aligned):
     equal([helper.make_node("GridSample", ["x", "g"], ["y"], **how)], (2, 3, 5, 4), {"g": grid})
 
 
+@pytest.mark.parametrize(
+    ("op", "numbers", "opset", "how"),
+    [("LayerNormalization", (4, 5), 14, {"axis": 2}), ("GroupNormalization", (2,), 18, {"num_groups": 2, "epsilon": 0.1}),
+     ("MeanVarianceNormalization", (), 13, {}), ("ThresholdedRelu", (), 9, {"alpha": 0.3})],
+)  # fmt: skip
+def test_shapes_are_known_where_inference_of_the_opset_does_not_know_the_operator(op, numbers, opset, how):
+    constants = {
+        name: np.random.default_rng(at).uniform(0.5, 1, numbers).astype(np.float32) for at, name in enumerate("sb" if numbers else "")
+    }
+    equal([helper.make_node(op, ["x", *constants], ["z"], **how), helper.make_node("Relu", ["z"], ["y"])], (2, 6, 4, 5), constants, opset)
+
+
 def test_a_slice_that_begins_in_front_of_an_axis_and_goes_backward_begins_at_its_first_element():
     numbers = {"starts": [-5], "ends": [-(2**63)], "axes": [1], "steps": [-2]}
     equal([helper.make_node("Slice", ["x", *numbers], ["y"])], (3, 4), numbers)

@@ -6,7 +6,8 @@
     ceil(H / stride)                            auto_pad SAME_UPPER, SAME_LOWER, whatever ceil_mode is
 
 Before opset 22 shape inference counts differently. It is therefore given pools with other attributes that lead to the right sizes, and
-likewise transposed convolutions with auto_pad (`pysim.models.convolutions`) and a PRelu whose slope has more axes than its input.
+likewise transposed convolutions with auto_pad (`pysim.models.convolutions`), a PRelu whose slope has more axes than its input, and
+operators that keep a shape but are unknown to inference in an early opset.
 
 Worked number: 5 pixels, a window of 2, stride 2, one pixel of padding on either side and ceil_mode give 3 windows: a fourth would start
 at the sixth pixel, which is padding.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Types = Mapping[str, layers.ValueType]
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
+_SHAPE_KEEPING = ("GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "ThresholdedRelu")
 
 
 class Pool(NamedTuple):
@@ -98,6 +100,8 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
         return _enlarged_anew(node, types)
     if node.op_type == "PRelu":
         return _broadcast_both(node, types)
+    if node.op_type in _SHAPE_KEEPING:
+        return _kept(node, types)
     if node.op_type not in _POOLS:
         return False
     x, y = (types.get(name, layers.ValueType(None, "")).sizes for name in (node.input[0], node.output[0]))
@@ -160,6 +164,17 @@ def _broadcast_both(node: "onnx.NodeProto", types: Types) -> bool:
     if not wrong:
         return False
     node.op_type = "Add"
+    return True
+
+
+def _kept(node: "onnx.NodeProto", types: Types) -> bool:
+    """Makes an Identity of an operator that keeps the shape of its input, if inference of its opset does not know it. Returns whether it
+    did."""
+    x, y = (types.get(name, layers.ValueType(None, "")) for name in (node.input[0], node.output[0]))
+    if not is_known(x) or is_known(y) or any(node.output[1:]):
+        return False
+    node.op_type = "Identity"
+    del node.input[1:], node.output[1:], node.attribute[:]
     return True
 
 
