@@ -387,3 +387,22 @@ def test_an_odd_value_of_an_option_is_refused_with_one_that_is_right(words, says
     assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)
     assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("plan", "gemm:8x8x8", "-m", "h200", "--layout", "nhwc"), "--layout nhwc is for convolutions; gemm:8x8x8 is a matrix product"),
+        (("search", "gemm:8x8x8", "gemm:9x9x9", "--layout", "nhwc"), "--layout nhwc is for convolutions"),
+        (("search", SMALL, "--threads", "1000"), "--threads is 1000, but this computer has"),
+        (("banks", "--list", "--store"), "--list shows the built-in layouts"),
+        (("cache", "--trace", "accesses.din", "--whole"), "it cannot be combined with"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(words, says):
+    result = invoke(*words)
+    assert result.exit_code == 2 and says in " ".join(result.stderr.split())
+
+
+def test_a_layout_is_that_of_the_convolutions_among_the_problems():
+    assert invoke("plan", "gemm:8x8x8", SMALL, "-m", "h200", "--layout", "nhwc").exit_code == 0

@@ -82,6 +82,10 @@ def banks(
     """
     memory = SharedMemory(rule=rule)
     if listing:
+        if layouts or width or store or fixing or picture_file:
+            raise click.UsageError(
+                "--list shows the built-in layouts and rules; it cannot be combined with a LAYOUT or with --width, --store, --fix or --svg"
+            )
         _list(memory, as_json)
         return
     if not layouts:

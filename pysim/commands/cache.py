@@ -94,7 +94,7 @@ def cache(
       pysim cache conv:mb1ic64ih56oc64kh3ph1 -m zen4 --sweep k2 --picture misses.svg
       pysim cache -m zen4 --trace accesses.din.gz
     """
-    _check_usage(problems, sweep, picture, trace_file, stationary or name or cold)
+    _check_usage(problems, sweep, picture, trace_file, stationary or name or cold or whole)
     if stationary and name:
         raise click.UsageError("--plan NAME contains the stationary operand; give --plan or --stationary")
     from pysim.calibration import host
@@ -120,7 +120,7 @@ def cache(
 def _check_usage(problems: tuple[str, ...], sweep: str | None, picture: Path | None, trace_file: Path | None, of_plan: Any) -> None:
     if trace_file and (problems or sweep or of_plan):
         raise click.UsageError(
-            "--trace takes its accesses from the file; it cannot be combined with PROBLEM, --plan, --stationary, --cold or --sweep"
+            "--trace takes its accesses from the file; it cannot be combined with PROBLEM, --plan, --stationary, --cold, --whole or --sweep"
         )
     if not trace_file and not problems:
         raise click.UsageError("give a PROBLEM, or a trace file with --trace")

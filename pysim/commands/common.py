@@ -134,6 +134,15 @@ def layout_option(*others: str, text: str = "Layout of a convolution's input and
     return click.option("--layout", type=Choice([*CONV_LAYOUTS, *others]), default="nchw", show_default=True, help=text)
 
 
+def refuse_layout(layers: "list[Layer]", layout: str) -> None:
+    """UsageError for a layout of convolutions where there are only matrix products."""
+    from pysim.problem.gemm import Gemm
+
+    if layout != CONV_LAYOUTS[0] and all(isinstance(layer.workload, Gemm) for layer in layers):
+        product = f"{layers[0].workload.text} is a matrix product, whose layout is part of its name, e.g. gemm:64x64x64:nt"
+        raise click.UsageError(f"--layout {layout} is for convolutions; {product}")
+
+
 def memory_limit_option(command: Command) -> Command:
     text = "Most workspace that a plan may need (GPU), e.g. 0 or 64MiB."
     return click.option("--memory-limit", metavar="BYTES", callback=byte_count, help=text)(command)

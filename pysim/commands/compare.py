@@ -24,6 +24,7 @@ from pysim.commands.common import (
     plural,
     problems,
     put,
+    refuse_layout,
     say,
     seconds,
     size,
@@ -92,6 +93,7 @@ def compare(
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=options["threads"] > 1)
+    refuse_layout(layers, options["layout"])
     from pysim.comparison.summary import OURS, summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen
@@ -101,6 +103,8 @@ def compare(
     state = "cold" if cold else "hot"
     planned = timing.plan_layers(layers, on, state=state, **options)
     threads, layout = options["threads"], options["layout"]
+    if executor.kind == "local" and (note := timing.too_many_threads(threads)):
+        say(note)
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     measured_layers = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
     networks = models.measured(problems, on, threads, peers, min_seconds)

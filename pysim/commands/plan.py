@@ -27,6 +27,7 @@ from pysim.commands.common import (
     put,
     put_lines,
     put_table,
+    refuse_layout,
     say,
     seconds,
     size,
@@ -104,6 +105,7 @@ def plan(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), (host.runnable_any if pinned else host.any_machine)(machine_name)
+    refuse_layout(layers, options["layout"])
     options["micro_kernel"] = micro_kernel
     planned: Ranked
     evidence: list[Pinned | None] = []

@@ -23,6 +23,7 @@ from pysim.commands.common import (
     put_header,
     put_row,
     put_table,
+    refuse_layout,
     say,
     seconds,
 )
@@ -107,6 +108,9 @@ def search(
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=threads > 1)
+    refuse_layout(layers, layout)
+    if reason := timing.too_many_threads(threads):
+        raise click.UsageError(reason)
     say(f"{on.description}; up to {budget:g} s of measuring for each of {plural(len(layers), 'problem')}")
     results: list[Search] = []
     with Store() as store, progress() as show:

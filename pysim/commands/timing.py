@@ -2,6 +2,7 @@
 """Shared by `run` and `compare`: plans, checks and times one layer after the other, and writes each row when it is done."""
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,14 @@ def refuse_on_gpu(on: "Machine | Gpu", **options: bool) -> None:
 
     for name in [name for name, is_given in options.items() if is_given and isinstance(on, Gpu)]:
         raise click.UsageError(f"--{name} is for CPUs; {on.name} is a GPU")
+
+
+def too_many_threads(threads: int) -> str:
+    """What is wrong with more threads than this computer has CPUs; empty if there are enough."""
+    cpus = os.cpu_count() or threads
+    return (
+        f"--threads is {threads}, but this computer has {plural(cpus, 'CPU')}: threads would wait for each other" if threads > cpus else ""
+    )
 
 
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
