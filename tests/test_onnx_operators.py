@@ -231,6 +231,25 @@ def test_convolutions_of_volumes_and_of_computed_weights(settled):
     assert_close(model_of(proto)(x), by_onnxruntime(content, x))
 
 
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("states", [True, False])
+@pytest.mark.parametrize("separate", [0, 1])
+def test_recurrent_layers(op, gates, direction, states, separate):
+    """`separate`: in a GRU the product of the state is computed before the state is reset."""
+    count = 1 + (direction == "bidirectional")
+    shapes = {"w": (count, gates * 6, 5), "r": (count, gates * 6, 6), "b": (count, 2 * gates * 6), "h": (count, 2, 6), "c": (count, 2, 6)}
+    inputs = ["x", "w", "r", "b", "", "h", *["c"] * (op == "LSTM")] if states else ["x", "w", "r"]
+    how = {"hidden_size": 6, "direction": direction} | ({"linear_before_reset": separate} if op == "GRU" else {})
+    nodes = [helper.make_node(op, inputs, ["a", "last"], **how), helper.make_node("Squeeze", ["last"], ["s"])]
+    nodes.append(helper.make_node("Add", ["a", "s"], ["y"]))
+    if count == 2:
+        nodes[2:] = [helper.make_node("Add", ["a", "last"], ["y"])]
+    proto = exported(nodes, (7, 2, 5), {name: RANDOM.standard_normal(shapes[name]) / 2 for name in inputs if name in shapes})
+    content, x = proto.SerializeToString(), given(proto)
+    assert_close(model_of(proto)(x), by_onnxruntime(content, x))
+
+
 @pytest.mark.parametrize("shape", [(2, 6, 40), (1, 6, 7, 9)], ids=str)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_norms_of_planes_are_native(shape, scaled):

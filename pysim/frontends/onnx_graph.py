@@ -70,7 +70,7 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     used = graph.users()  # an unused second output may have no known type
     nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
     graph = graph._replace(nodes=nodes)
-    tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
+    tensors = {value: read.tensor(value, node) for node in graph.nodes for value in node.outputs if value}
     tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     graph = without_empty(graph._replace(tensors=tensors), ("AveragePool", "Conv", "LpPool", "MaxPool"))
@@ -145,12 +145,13 @@ class _Reader(NamedTuple):
     opset: int
     types: Mapping[str, layers.ValueType]
 
-    def tensor(self, name: str) -> Tensor:
-        """The shape and type of a value; ProblemError if either is unknown."""
+    def tensor(self, name: str, maker: Node | None = None) -> Tensor:
+        """The shape and type of a value; ProblemError, which names the node that makes the value, if either is unknown."""
         found = self.types.get(name, layers.ValueType(None, "UNDEFINED"))
         sizes = found.sizes
         if sizes is None or not all(isinstance(size, int) for size in sizes):
             shape = "no known shape" if sizes is None else f"the dynamic shape [{', '.join(map(str, sizes))}]"
+            shape += f' behind {maker.op} "{printable(maker.name)}"' if maker else ""
             right = "give the model fixed sizes (a symbolic batch is set)"
             raise ProblemError(f'{self.model}: the value "{layers.text_of(name)}" has {shape}; {right}')
         import onnx

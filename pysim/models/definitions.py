@@ -7,6 +7,7 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     GatherElements              rejects indices that leave out some of an axis
     GlobalMaxPool, MeanVarianceNormalization    support images only
     GridSample                  is a Python loop over points, and lacks opset 16's names of the modes
+    GRU, LSTM, RNN              multiply the inputs step by step
     LRN                         of size 1 leaves out all channels but the first
     LpNormalization             adds numbers instead of magnitudes, and divides by a norm of 0
     Mean                        writes into its first operand
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from pysim.models import convolutions
 from pysim.models.grid_sample import grid_sample
+from pysim.models.recurrent import recurrent
 
 Array = NDArray[Any]
 _SMALL = 1e-9  # what a standard deviation gets added, of the function that defines MeanVarianceNormalization
@@ -205,11 +207,12 @@ def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Def
     return bound
 
 
-Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]]]  # an onnx.NodeProto and its opset -> what runs it
+# an onnx.NodeProto and its opset -> what runs it; None: the onnx package's definition does
+Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] | None]
 DEFINED: dict[str, Definition] = {
     "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized, "GatherElements": _of(_gather_elements),
     "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool), "GridSample": _of(grid_sample),
     "Hardmax": _along(_largest), "LRN": _of(_lrn), "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization),
     "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice), "Softmax": _along(_shares),
-    "Unsqueeze": _of(_unsqueeze),
+    "Unsqueeze": _of(_unsqueeze), **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
 }  # fmt: skip

@@ -292,7 +292,8 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     given, made = [name for name in node.input if name], [bool(name) for name in node.output]
     about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
     own = DEFINED.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    evaluate = _packages(node, opset, elements, given, about) if own is None else own(node, opset)
+    defined = None if own is None else own(node, opset)
+    evaluate = _packages(node, opset, elements, given, about) if defined is None else defined
 
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         try:
