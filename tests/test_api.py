@@ -215,7 +215,7 @@ def test_arrays_of_other_libraries_come_back_in_kind():
         (lambda x, w: pysim.gemm(x[0, 0], w[0, 0]), "must agree"),
         (lambda x, w: pysim.gemm(x, w), "must be matrices"),
         (lambda x, w: pysim.prepare("gemm:3x3x3", w), "b has shape"),
-        (lambda x, w: pysim.conv2d("text", w), "the arrays are"),
+        (lambda x, w: pysim.conv2d("text", w), 'x is "text"; right is an array'),
         (lambda x, w: pysim.conv2d(x.astype(np.float16), w.astype(np.float16)), "float16; the CPU kernels take float32, "),
         (lambda x, w: pysim.conv2d(x.astype("i1"), w.astype("i1"), bias=np.zeros(3, "f4")), "but the results of s8 are int32"),
         (lambda x, w: pysim.conv2d(x.astype("i1"), w.astype("i1"), out=np.zeros((1, 3, 3, 3), "i1")), "C-contiguous int32"),
@@ -325,3 +325,9 @@ def test_an_array_whose_own_methods_fail_is_refused():
 
     with pytest.raises(OperandError, match="Broken, which NumPy cannot view as an array: nothing here"):
         pysim.gemm(Broken(), np.ones((2, 2), np.float32))
+
+
+@pytest.mark.parametrize(("given", "shown"), [(None, "None"), ("w.npy", '"w.npy"')])
+def test_what_is_no_array_is_refused_by_its_name(given: object, shown: str) -> None:
+    with pytest.raises(OperandError, match=f"^w is {shown}; right is an array$"):
+        pysim.conv2d(np.ones((1, 3, 8, 8), np.float32), given)

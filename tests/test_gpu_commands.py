@@ -107,6 +107,12 @@ def test_a_layout_that_a_cpu_lacks_and_a_limit_that_its_kernels_pass_are_refused
     assert says in refused(2, "plan", "conv:ic8ih9oc8kh3", "-m", "zen4", *words)
 
 
+@pytest.mark.parametrize("command", ["compare", "search"])
+def test_a_layout_of_gpus_is_refused_on_a_cpu_without_naming_layouts_that_the_command_lacks(command):
+    result = invoke(command, "conv:ic8ih9oc8kh3", "--layout", "nhwc")
+    assert result.exit_code == 2 and "--layout is for GPUs; host is a CPU" in result.stderr
+
+
 def test_a_limit_that_no_kernel_keeps_is_refused_with_what_one_needs():
     message = refused(2, "plan", "conv:mb4ic128ih56oc128kh3ph1:f16", "-m", "h200", "--memory-limit", "0")
     assert re.search(r"f16_\w+: its workspace of [\d,]+ bytes is above the limit of 0", message)

@@ -17,6 +17,7 @@ import numpy as np
 import paper_comparison
 import prediction_quality
 import sconv_figures
+import sconv_misses
 import static_cycles
 
 ROOT = Path(__file__).parent.parent
@@ -383,6 +384,8 @@ if __name__ == "__main__":
     put(cache, "validation other networks", validation_table("cache-validation-other.json"))
     put(cache, "validation drawn schedules", validation_table("cache-validation-random.json"))
     put(cache, "validation worst", worst_table())
+    for mark, file in (("hot", "sconv-misses"), ("cold", "sconv-misses-cold"), ("power10", "sconv-misses-power10")):
+        put(cache, f"misses {mark}", sconv_misses.table(json.loads((DATA / f"{file}.json").read_text())) + "\n")
     put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
     put(ROOT / "docs" / "performance-cuda-conv.md", "winograd error", (DATA / "winograd-error.md").read_text())
     put(ROOT / "docs" / "accuracy.md", "errors", accuracy_table("accuracy-h200.jsonl", "accuracy-cpu.jsonl"))

@@ -94,6 +94,7 @@ def compare(
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=options["threads"] > 1)
     refuse_layout(layers, options["layout"])
+    timing.refuse_on_cpu(on, layout=options["layout"] != "nchw")
     from pysim.comparison.summary import OURS, summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen

@@ -111,6 +111,7 @@ def search(
     refuse_layout(layers, layout)
     if reason := timing.too_many_threads(threads):
         raise click.UsageError(reason)
+    timing.refuse_on_cpu(on, layout=layout != "nchw")
     say(f"{on.description}; up to {budget:g} s of measuring for each of {plural(len(layers), 'problem')}")
     results: list[Search] = []
     with Store() as store, progress() as show:

@@ -46,6 +46,14 @@ def too_many_threads(threads: int) -> str:
     )
 
 
+def refuse_on_cpu(on: "Machine | Gpu", **options: bool) -> None:
+    """UsageError for options that do not apply to a CPU."""
+    from pysim.machine.gpu import Gpu
+
+    for name in [name for name, is_given in options.items() if is_given and not isinstance(on, Gpu)]:
+        raise click.UsageError(f"--{name} is for GPUs; {on.name} is a CPU")
+
+
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
     text = "Threads of pysim's kernels; plans are made for them. Other libraries run on one thread."
     return click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help=text)(command)

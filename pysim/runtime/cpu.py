@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pysim.arguments import Activation
 from pysim.arguments import activation as activation_of
-from pysim.errors import MissingError, NativeError, OperandError, PlanError
+from pysim.errors import MissingError, NativeError, OperandError, PlanError, quoted
 from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -209,6 +209,8 @@ def as_numpy(x: Any, name: str) -> Array:
         raise OperandError(f"{name} is a masked array, and kernels do not read masks; right is {name}.filled(0), or another value")
     if isinstance(x, np.ndarray):
         return x
+    if x is None or isinstance(x, str | bytes):
+        raise OperandError(f"{name} is {quoted(x)}; right is an array")
     if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
         raise MissingError(f"{name} lies on a GPU, and this build has no CUDA kernels; pass a CPU array")
     if getattr(x, "requires_grad", False) is True:  # NumPy refuses these; `arrays.refuse_gradients` ran before
