@@ -48,8 +48,8 @@ static void gemm_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64
 
 /* Rows of a transposed A that are packed into all panels before the next rows. A line of such a row belongs to several panels; this way
  * it is fetched from a far cache once instead of once per panel. 2048x64x2048:tn (Zen 5), all rows, 128, 64, 32, 16: 5.5, 4.6, 4.2, 3.9,
- * 3.9 ms. */
-enum { ROWS_AT_ONCE = 32 };
+ * 3.9 ms; packing alone (Zen 4), 32, 16, 8: 2.71, 2.27, 2.30 ms, 700x100x3000:tn 1.40, 1.17, 1.06. */
+enum { ROWS_AT_ONCE = 16 };
 
 static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
     const pysim_gemm *g = n->problem;

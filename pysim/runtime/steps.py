@@ -22,7 +22,8 @@ class Step:
         self._keep_alive |= {f"array {at}": array for at, array in enumerate(arrays)}
 
     def __call__(self) -> None:
-        check(self._native(self.struct, 1))
+        if status := self._native(self.struct, 1):
+            check(status)
 
 
 class Chain:
@@ -34,4 +35,5 @@ class Chain:
         self._native = lib.pysim_run_steps
 
     def __call__(self) -> None:
-        check(self._native(self._structs, len(self.steps)))
+        if status := self._native(self._structs, len(self.steps)):
+            check(status)
