@@ -63,11 +63,11 @@ class Workspaces:
         return library()[0].from_buffer(aligned(nbytes, np.uint8))
 
     def give(self, buffer: Any) -> None:
-        idle, kept = self._idle, len(buffer)
+        idle = self._idle
         try:
-            kept += idle[-1][0] if idle else 0
+            kept = len(buffer) + (idle[-1][0] if idle else 0)
         except IndexError:  # another thread took the last buffer
-            pass
+            kept = len(buffer)
         if kept <= self.idle_bytes:
             idle.append((kept, buffer))
 
