@@ -13,9 +13,14 @@ from typing import Any, NamedTuple
 
 DATA = Path(__file__).resolve().parent.parent / "benchmarks" / "data"
 PRECISIONS = {  # files of benchmarks/cuda/models.py, and the colour of their bars
-    "FP32": ("models-h200.jsonl", "#1f4e79"),
-    "TF32 allowed": ("models-tf32-h200.jsonl", "#5b9bd5"),
-    "autocast to float16": ("models-f16-h200.jsonl", "#f4a742"),
+    "FP32": ("models-h100.jsonl", "#1f4e79"),
+    "TF32 allowed": ("models-tf32-h100.jsonl", "#5b9bd5"),
+    "autocast to float16": ("models-f16-h100.jsonl", "#f4a742"),
+}
+CPUS = {  # files of benchmarks/models.py
+    "Zen 5, one core": "models-cpu.jsonl",
+    "Zen 4, one core": "models-cpu-zen4.jsonl",
+    "Granite Rapids, one core": "models-cpu-granite-rapids.jsonl",
 }
 BATCHES = (4, 32)  # that are drawn: a GPU is busy with them
 BAR = 0.26  # height, of 1 for a network
@@ -46,13 +51,26 @@ def speed(one: dict[str, Any], level: str = "") -> float:
 
 
 def summary() -> str:
-    """Geometric means of the bars, and the networks that PyTorch runs faster."""
-    means, slower = [], []
-    for label, (file, _) in PRECISIONS.items():
-        _, rows = networks(file, BATCHES)
-        means.append(f"{label} {geometric_mean(map(speed, rows)):.2f}x ({len(rows)} networks)")
-        slower += [f"{one['model']} ({label}, {speed(one):.2f}x)" for one in rows if speed(one) < 1]
-    return f"Geometric means: {', '.join(means)}. PyTorch is faster on {', '.join(slower) or 'none'}.\n"
+    """Slowest, geometric mean and fastest of the bars and of ONNX models on CPUs, as a Markdown table."""
+    gpu = {f"H100, {label}": [(one["model"], speed(one)) for one in networks(file, BATCHES)[1]] for label, (file, _) in PRECISIONS.items()}
+    cpu = {machine: [(one["model"].removesuffix(".onnx"), cpu_speed(one)) for one in networks(file)[1]] for machine, file in CPUS.items()}
+    rows = [*_rows(gpu, "the best of PyTorch"), *_rows(cpu, "ONNX Runtime")]
+    titles = "| on | over | networks | slowest | geometric mean | fastest |"
+    return "\n".join([titles, "|---|---|--:|---|--:|---|", *rows, ""])
+
+
+def _rows(measured: dict[str, list[tuple[str, float]]], over: str) -> list[str]:
+    rows = []
+    for on, pairs in measured.items():
+        (slow, least), *_, (fast, most) = sorted(pairs, key=lambda pair: pair[1])
+        mean = geometric_mean(value for _, value in pairs)
+        rows.append(f"| {on} | {over} | {len(pairs)} | {least:.2f}x {slow} | {mean:.2f}x | {most:.2f}x {fast} |")
+    return rows
+
+
+def cpu_speed(one: dict[str, Any]) -> float:
+    """ONNX Runtime's time over pysim's."""
+    return float(one["peers"]["onnxruntime"] / one["measured_seconds"])
 
 
 def draw(out: Path) -> None:
