@@ -111,22 +111,28 @@ template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
     }
     /* Stores columns [column, column + N) of one row; columns outside C are skipped. */
     template <int N> __device__ void store(int row, int column, const Acc (&acc)[N]) const {
+        if (plain) store_as<true>(row, column, acc);
+        else store_as<false>(row, column, acc);
+    }
+    /* The same for a caller that has tested `plain` outside of an unrolled loop. */
+    template <bool PLAIN, int N> __device__ void store_as(int row, int column, const Acc (&acc)[N]) const {
         if (row < first_row || row >= m || column + N <= first_column || column >= n) return;
         Out *to = c + row * ldc + column;
         const auto exists = [&](int i) { return column + i >= first_column && column + i < n; };
         const bool whole = N > 1 && column >= first_column && column + N <= n && aligned % (sizeof(Out) * N) == 0 && column % N == 0;
         using Vector = Pack<Out, N>;
         Vector result;
-        if (beta != T(0)) {
+        if (!PLAIN && beta != T(0)) {
             if (whole) result = *(const Vector *)to;
             else
 #pragma unroll
                 for (int i = 0; i < N; i++) result.value[i] = exists(i) ? to[i] : Out(0.f);
         }
-        if (plain)
+        if constexpr (PLAIN) {
 #pragma unroll
             for (int i = 0; i < N; i++) result.value[i] = Out(T(acc[i]));
-        else finish(acc, result.value, [&](int i) { return by_row ? row : min(column + i, n - 1); });
+        } else
+            finish(acc, result.value, [&](int i) { return by_row ? row : min(column + i, n - 1); });
         if (whole) *(Vector *)to = result;
         else
 #pragma unroll
@@ -187,18 +193,11 @@ template <class Acc, class Out, class Body> __device__ inline void by_function(c
     body(Epilogue<Acc, Out, false>(p));
 }
 
-/* Calls body(Epilogue) for the type of C that `p` names, among the result types of `Acc`. */
-template <class Acc, class Body> __device__ inline void with_epilogue(const Problem &p, Body body) {
-    if constexpr (sizeof(Acc) == 8)
-        body(Epilogue<Acc, double>(p));
-    else if constexpr (typename Arithmetic<Acc>::type(0.5) == 0)
-        body(Epilogue<Acc, int>(p));
-    else
-        switch (p.c_dtype) {
-        case PYSIM_F16: body(Epilogue<Acc, __half>(p)); break;
-        case PYSIM_BF16: body(Epilogue<Acc, __nv_bfloat16>(p)); break;
-        default: body(Epilogue<Acc, float>(p));
-        }
+/* Calls body(Epilogue) for the type of C that `p` names: that of a two-byte operand, else the type that the epilogue computes in. */
+template <class In, class Acc, class Body> __device__ inline void with_epilogue(const Problem &p, Body body) {
+    if constexpr (sizeof(In) == 2)
+        if (p.c_dtype != PYSIM_F32) return body(Epilogue<Acc, In>(p));
+    body(Epilogue<Acc, typename Arithmetic<Acc>::type>(p));
 }
 }
 #endif

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
             for (int j = 0; j < tiles_n; j++)
                 wmma::store_matrix_sync(Sums::at(shared, warp_row + i * 16, warp_column + j * 16), sum[i][j], Sums::pitch, wmma::mem_row_major);
         __syncthreads();
-        Sums::store(p, shared, t.i * BM, t.j * BN);
+        Sums::template store<__half>(p, shared, t.i * BM, t.j * BN);
     }
 }
 

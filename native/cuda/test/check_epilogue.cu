@@ -63,8 +63,10 @@ template <class S, ResultOrder ORDER, bool ONE> __global__ void store_tiles(Prob
 }
 
 /* The definition, computed by Epilogue for one element at a time. */
-template <class Acc, ResultOrder ORDER> __global__ void define(Problem p, Planes planes, const Acc *sums) {
-    with_epilogue<Acc>(p, [&](auto e) {
+template <class S, ResultOrder ORDER> __global__ void define(Problem p, Planes planes, const typename S::Acc *sums) {
+    using Acc = typename S::Acc;
+    with_result<S::DTYPE, Acc>(p.c_dtype, [&](auto result) {
+        const Epilogue<Acc, typename decltype(result)::type> e(p);
         for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < (int64_t)p.m * p.n; i += (int64_t)gridDim.x * blockDim.x) {
             const int r = (int)(i / p.n), c = (int)(i % p.n), plane = planes.plane;
             auto &at = e.c[ORDER == BY_ROWS ? r * p.ldc + c : ((int64_t)(r / plane) * p.n + c) * plane + r % plane];
@@ -125,7 +127,7 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     cases++;
     p.c = want;
-    each((long long)p.m * p.n, define<Acc, ORDER>, p, planes, (const Acc *)sums);
+    each((long long)p.m * p.n, define<S, ORDER>, p, planes, (const Acc *)sums);
     p.c = out;
     const auto kernel = store_tiles<S, ORDER, ONE>;
     need(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES), "shared memory");

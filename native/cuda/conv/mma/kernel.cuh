@@ -126,7 +126,8 @@ template <class S, bool NHWC, bool PLANES> struct Source {
         const int group = group_of(t);
         const auto as = [&](auto out) {
             with_conv_output<NHWC, float, decltype(out)>(g.c, group, group * g.c.group_tiles * BLOCK, [&](const auto &to) {
-                Sums::template store_by<std::decay_t<decltype(to)>::WIDE, 1>(to, shared, t.i * S::block_m, t.j * S::block_n);
+                constexpr int WIDE = std::decay_t<decltype(to)>::WIDE;
+                Sums::template store_by<WIDE, 1>(shared, t.i * S::block_m, t.j * S::block_n, [&](int row, int column, const float (&sums)[WIDE]) { to.store(row, column, sums); });
             });
         };
         if (sizeof(In) == 2 && g.c.product.c_dtype != PYSIM_F32) as(In());

@@ -154,7 +154,7 @@ template <class S> struct Product : Matrices<S> {
             value = fmaf(a[S::a_k_last ? k : k * p.lda], b[S::b_k_last ? k : k * p.ldb], value);
         return value;
     }
-    template <class Sums> __device__ void store(const Tile &t, char *shared) const { Sums::store(p, shared, t.i * S::block_m, t.j * S::block_n); }
+    template <class Sums> __device__ void store(const Tile &t, char *shared) const { Sums::template store<typename S::Element>(p, shared, t.i * S::block_m, t.j * S::block_n); }
 };
 
 template <class R, bool TA, bool TB>

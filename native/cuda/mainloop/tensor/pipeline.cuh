@@ -251,8 +251,8 @@ __device__ void pipeline(const Left &left, const Right &right, const Tile &t, ch
 template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     static constexpr int pitch = BN + 8, bytes = BM * pitch * (int)sizeof(Acc), vector = 16 / sizeof(Acc) < 4 ? 16 / sizeof(Acc) : 4;
     __device__ static Acc *at(char *base, int row, int column) { return (Acc *)base + row * pitch + column; }
-    /* Stores the tile in pieces of WIDE columns, AT_ONCE of a thread at a time. */
-    template <int WIDE, int AT_ONCE, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0, int column0) {
+    /* Calls store(row, column, sums) for the tile in pieces of WIDE columns, AT_ONCE of a thread at a time. */
+    template <int WIDE, int AT_ONCE, class Store> __device__ static void store_by(char *base, int row0, int column0, Store store) {
         constexpr int PIECES = BN / WIDE, STEP = THREADS / PIECES; /* of a row; rows between a thread's pieces */
         static_assert(THREADS % PIECES == 0 && BM % (STEP * AT_ONCE) == 0, "threads stay in their columns");
         const int column = (int)threadIdx.x % PIECES * WIDE;
@@ -262,17 +262,18 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) *(Pack<Acc, WIDE> *)sums[i] = *(const Pack<Acc, WIDE> *)at(base, row + i * STEP, column);
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) epilogue.store(row0 + row + i * STEP, column0 + column, sums[i]);
+            for (int i = 0; i < AT_ONCE; i++) store(row0 + row + i * STEP, column0 + column, sums[i]);
         }
     }
     /* Several pieces at once hide latency; with arithmetic one at a time, so that its code exists once. */
     template <int WIDE, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0, int column0) {
         constexpr int ALL = BM * BN / WIDE / THREADS, AT_ONCE = ALL < 8 ? ALL : 8;
-        if (epilogue.plain) store_by<WIDE, AT_ONCE>(epilogue, base, row0, column0);
-        else store_by<WIDE, 1>(epilogue, base, row0, column0);
+        if (epilogue.plain) store_by<WIDE, AT_ONCE>(base, row0, column0, [&](int row, int column, const Acc (&sums)[WIDE]) { epilogue.template store_as<true>(row, column, sums); });
+        else store_by<WIDE, 1>(base, row0, column0, [&](int row, int column, const Acc (&sums)[WIDE]) { epilogue.template store_as<false>(row, column, sums); });
     }
-    __device__ static void store(const Problem &p, char *base, int row0, int column0) {
-        with_epilogue<Acc>(p, [&](const auto &epilogue) {
+    /* In: the type of the operands. */
+    template <class In> __device__ static void store(const Problem &p, char *base, int row0, int column0) {
+        with_epilogue<In, Acc>(p, [&](const auto &epilogue) {
             if (epilogue.aligned % (vector * sizeof(*epilogue.c)) == 0) store_by<vector>(epilogue, base, row0, column0);
             else store_by<1>(epilogue, base, row0, column0); /* neighbouring lanes at neighbours still */
         });
