@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The rows of gemm/mma.inc of the given types; gemm/mma_f64.cu has those of f64. */
+#include "core/element.h"
 #include "gemm/rows.h"
 #include "mainloop/tensor/mma.cuh"
 
@@ -15,7 +16,7 @@ template <int... DTYPES> Rows<GemmRow> mma_rows() {
     return table_of<GemmRow>(lines, [](auto line, auto add) {
         constexpr Columns c = lines[line];
         if constexpr (((c.dtype == DTYPES) || ...)) {
-            using R = mma_sync::Row<typename mma_sync::In<c.dtype>::T, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.promotion, c.replaced_on>;
+            using R = mma_sync::Row<ElementOf<c.dtype>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.promotion, c.replaced_on>;
             static_assert(c.capability >= CAPABILITY && c.k_major == R::K_MAJOR, "types that can be loaded from rows that run along m or n");
             if constexpr (c.below && !ABLATIONS) add(row_of(c, nullptr, nullptr));
             else add(row_of(c, mma_sync::launch<R>, mma_sync::attributes<R>));

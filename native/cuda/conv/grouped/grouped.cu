@@ -2,6 +2,7 @@
  * The rows of conv/grouped/rows.inc. */
 #include "conv/grouped/kernel.cuh"
 #include "conv/rows.h"
+#include "core/element.h"
 
 namespace pysim {
 namespace rows {
@@ -20,16 +21,12 @@ template <bool SINGLE> const char *refuses(const Conv &c) {
     if (SINGLE && c.channels > limit::GROUPED_SINGLE_CHANNELS) return "it takes up to 8 channels a group";
     return grouped::tiling_of(c, 1, SINGLE).shared ? nullptr : "a tile of its pixels and filters exceeds 96 KiB of shared memory";
 }
-
-template <int DTYPE> struct In { using T = float; };
-template <> struct In<PYSIM_F16> { using T = __half; };
-template <> struct In<PYSIM_BF16> { using T = __nv_bfloat16; };
 }
 
 Rows<ConvRow> grouped_rows() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr auto c = rows::lines[line];
-        using T = typename In<c.dtype>::T;
+        using T = ElementOf<c.dtype>;
         constexpr bool single = c.variant == "single";
         add(row_of(c, {refuses<single>, nullptr, grouped::launch<T, single>, grouped::attributes<T, single>}));
     });

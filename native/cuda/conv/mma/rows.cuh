@@ -4,6 +4,7 @@
 
 #include "conv/mma/kernel.cuh"
 #include "conv/rows.h"
+#include "core/element.h"
 
 namespace pysim {
 namespace rows {
@@ -21,7 +22,7 @@ template <int... DTYPES> Rows<ConvRow> conv_mma_rows() {
     return table_of<ConvRow>(lines, [](auto line, auto add) {
         constexpr Columns c = lines[line];
         if constexpr (((c.dtype == DTYPES) || ...)) {
-            using In = typename mma_sync::In<c.dtype>::T;
+            using In = ElementOf<c.dtype>;
             using Wide = mma_sync::Row<In, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.promotion, c.replaced_on>;
             using Deep = mma_sync::Row<In, c.block.n, c.block.m, c.block.k, c.warp.n, c.warp.m, c.stages, c.promotion, c.replaced_on>;
             using Of = mma_sync::Kernels<Wide, Deep>;

@@ -2,6 +2,7 @@
  * The rows of conv/pointwise/rows.inc. */
 #include "conv/pointwise/kernel.cuh"
 #include "conv/rows.h"
+#include "core/element.h"
 
 namespace pysim {
 namespace rows {
@@ -22,16 +23,12 @@ const char *refuses(const Conv &c) {
     if (c.channels * element > limit::POINTWISE_BYTES) return "it takes up to 512 bytes of channels";
     return pointwise::tiling_of(c, 1).shared ? nullptr : "its filters and the windows of four warps exceed 224 KiB of shared memory";
 }
-
-template <int DTYPE> struct In { using T = float; };
-template <> struct In<PYSIM_F16> { using T = __half; };
-template <> struct In<PYSIM_BF16> { using T = __nv_bfloat16; };
 }
 
 Rows<ConvRow> pointwise_rows() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr auto c = rows::lines[line];
-        using T = typename In<c.dtype>::T;
+        using T = ElementOf<c.dtype>;
         add(row_of(c, {refuses, nullptr, pointwise::launch<T>, pointwise::attributes<T>}));
     });
 }

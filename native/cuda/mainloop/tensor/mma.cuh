@@ -183,13 +183,6 @@ template <class R> cudaError_t launch(const Problem &problem, int sms, cudaStrea
 template <class R> cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
     return choose<R>(p, [&](auto kernel, int shared) { return attributes_of(kernel, R::THREADS, shared, out); });
 }
-
-template <int DTYPE> struct In;
-template <> struct In<PYSIM_F16> { using T = __half; };
-template <> struct In<PYSIM_BF16> { using T = __nv_bfloat16; };
-template <> struct In<PYSIM_TF32> { using T = float; };
-template <> struct In<PYSIM_TF32X3> { using T = float; };
-template <> struct In<PYSIM_S8> { using T = signed char; };
 }
 }
 #endif
