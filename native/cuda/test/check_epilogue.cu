@@ -95,7 +95,7 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     Planes planes = {draw(3) ? wide * (1 + draw(20)) : 1 + draw(100)};
     p.m = ORDER == BY_COLUMNS ? planes.plane * (1 + draw(2 * S::BLOCK_M / planes.plane + 2)) : 1 + draw(2 * S::BLOCK_M + 40);
     p.ldc = ORDER == BY_COLUMNS ? 0 : draw(3) ? (p.n + wide - 1) / wide * wide + wide * draw(2) : p.n + draw(4);
-    if (ORDER == BY_ROWS && draw(2)) p.n = (int)(p.ldc - p.ldc % wide), p.ldc = p.n; /* whole vectors */
+    if (ORDER == BY_ROWS && p.ldc >= wide && draw(2)) p.n = (int)(p.ldc - p.ldc % wide), p.ldc = p.n; /* whole vectors */
     const int offset = draw(8) ? 0 : 1;
     p.alpha = draw(2) ? 1 : -2, p.beta = draw(2) ? 0 : draw(2) ? 1 : -2;
     const bool whole = sizeof(Acc) == 4 && Acc(0.5f) == Acc(0);
