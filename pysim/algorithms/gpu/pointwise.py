@@ -23,7 +23,7 @@ from pysim.registry.cuda import WARP, Attributes, cuda_limits
 # (native/cuda/conv/pointwise/tiles.h)
 WINDOWS, VECTOR, BLOCK_BYTES = 32, 16, 64
 MAX_WARPS, MAX_STAGES, BLOCKS = 8, 4, 2
-REGISTERS = 110  # of a thread (-Xptxas -v)
+REGISTERS = 128  # of a thread (-Xptxas -v)
 # Instructions, counted in the machine code: a copied vector, a stored vector with its conversion, a k-iteration beside its loads, products
 # and rounding, a group, a tile, the start of a warp
 COPY, STORE, ITERATION, GROUP, TILE, START = 15.0, 12.0, 28.0, 50.0, 60.0, 300.0

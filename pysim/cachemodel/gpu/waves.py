@@ -39,7 +39,8 @@ layout conversion
             An operand that the kernel cannot read as stored is copied first, at copy_share of L2's or memory's rate. Bytes smaller than
             MIN_COPY_ELEMENT_BYTES take as long as elements of that size: the copy moves squares of a fixed number of elements.
 launch      launch_seconds; pass_seconds for a copy of operands, else clear_seconds to clear the flags of split-K and stream-K. Clusters
-            take CLUSTER_LAUNCH_LATENCIES longer, except after a copy, which hides their start.
+            take CLUSTER_LAUNCH_LATENCIES longer, except after a copy, which hides their start. Those of split-K parts start again in
+            every round: a cluster waits until as many blocks as it has are done.
 
 Assumptions: blocks of a wave start together; the clock is constant; TLB misses and the two L2 partitions exist only in fitted rates.
 
@@ -193,7 +194,7 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
     ends = _prologues_and_epilogues(gpu, c, facts, waves, latency)
     rate = copy_rate(gpu, c.conversion_bytes, np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)) * gpu.model.copy_share.value
     converted = c.conversion_bytes * gpu.clock_hz / rate
-    others = np.stack([ends, _fixup(gpu, c, table, in_cluster, facts, latency), converted, _launch(gpu, c, table, in_cluster)])
+    others = np.stack([ends, _fixup(gpu, c, table, in_cluster, facts, latency), converted, _launch(gpu, c, table, in_cluster, facts)])
     work = facts["first_blocks"] * c.iteration * facts["iterations"] * facts["waves"]
     bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound)
     wavefronts = c.shared * facts["iterations"] * facts["items"]
@@ -236,7 +237,8 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[
 
     fast, slow = ordered(c.bytes_a, c.bytes_b)
     n_fast, n_slow = ordered(facts["tiles_m"], facts["tiles_n"])
-    at_once = np.minimum(facts["tiles"], facts["slots"])
+    # The parts of a tile share nothing
+    at_once = np.minimum(facts["tiles"], np.maximum(1, facts["slots"] / np.where(stream, 1, table.splits)))
     share = np.where(stream, facts["tiles"] * facts["all_iterations"] / table.splits, 0)
     group = np.minimum(table.group, n_slow)
     reads = sharing(gpu, Rasterisation(fast, slow, n_fast, n_slow, group, at_once, facts["all_iterations"], share))
@@ -322,10 +324,11 @@ def _fixup(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[st
     return np.where(table.kind == DATA_PARALLEL, 0.0, np.where(in_cluster, through_cluster, through_memory))
 
 
-def _launch(gpu: Gpu, c: Columns, table: Table, in_cluster: Array) -> Array:
+def _launch(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[str, Array]) -> Array:
     """Cycles of a launch beside its blocks' work."""
     flags = (table.kind != DATA_PARALLEL) & ~in_cluster
     passes = np.where(c.conversions > 0, gpu.model.pass_seconds.value, flags * gpu.model.clear_seconds.value)
     clusters = ((c.cluster_blocks > 1) | in_cluster) & (c.conversions == 0)
-    waits = np.where(clusters, CLUSTER_LAUNCH_LATENCIES * gpu.l2_latency_cycles.value, 0.0)
+    rounds = np.where(in_cluster, np.ceil(facts["items"] / facts["slots"]), 1.0)
+    waits = np.where(clusters, rounds * CLUSTER_LAUNCH_LATENCIES * gpu.l2_latency_cycles.value, 0.0)
     return (c.launch_seconds + passes) * gpu.clock_hz + waits

@@ -113,8 +113,8 @@ template <class T> __device__ inline void multiply(const Pointwise &g, const Buf
     }
 }
 
-/* The epilogue of a warp: each lane stores 16 bytes (32 of f32 results of a 16-bit type) in four rows. Factors, bias, ReLU and clamp of aligned results
- * have unrolled code, `direct`; all else is a loop. */
+/* The epilogue of a warp: each lane stores 16 bytes (32 of f32 results of a 16-bit type) in four rows. Factors, bias, the addition of C, ReLU and clamp of
+ * aligned results have unrolled code, `direct`; all else is a loop. */
 template <class T, class Out> struct Results {
     enum { TILES = Of<T>::TILES, RUN = Of<T>::RUN };
     using To = Epilogue<float, Out>;
@@ -122,7 +122,7 @@ template <class T, class Out> struct Results {
     const Function function;
     const bool direct;
     __device__ explicit Results(const Problem &p)
-        : to(p), function(function_of(p.activation)), direct(to.beta == 0 && !is_smooth(function) && to.aligned % VECTOR == 0) {}
+        : to(p), function(function_of(p.activation)), direct(!is_smooth(function) && to.aligned % VECTOR == 0) {}
 
     __device__ void store(int window, int filter, const float (&sum)[2][TILES][4]) const {
         float rows[4][RUN];
@@ -144,7 +144,13 @@ template <class T, class Out> struct Results {
   private:
     __device__ void store_direct(int window, int filter, float (&rows)[4][RUN]) const {
         if (filter >= to.n) return;
+        using Vector = Pack<Out, RUN>;
+        const int pitch = (int)to.ldc, first = window * pitch + filter; /* an output has fewer than 2^31 elements */
         if (!to.plain) {
+            Vector old[4]; /* loaded together, before their use */
+            if (to.beta != 0)
+#pragma unroll
+                for (int i = 0; i < 4; i++) old[i] = window + i * 8 < to.m ? *(const Vector *)(to.c + (first + i * 8 * pitch)) : Vector{};
             float factor[RUN], shift[RUN];
 #pragma unroll
             for (int e = 0; e < RUN; e++) factor[e] = to.scale ? to.alpha * to.scale[filter + e] : to.alpha, shift[e] = to.bias ? float(to.bias[filter + e]) : 0.f;
@@ -152,16 +158,18 @@ template <class T, class Out> struct Results {
             for (int i = 0; i < 4; i++) {
 #pragma unroll
                 for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(rows[i][e], factor[e], shift[e]);
+                if (to.beta != 0)
+#pragma unroll
+                    for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(to.beta, float(old[i].value[e]), rows[i][e]);
                 bound(function, rows[i], to.low, to.high);
             }
         }
-        const int pitch = (int)to.ldc, first = window * pitch + filter; /* an output has fewer than 2^31 elements */
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            Pack<Out, RUN> result;
+            Vector result;
 #pragma unroll
             for (int e = 0; e < RUN; e++) result.value[e] = Out(rows[i][e]);
-            if (window + i * 8 < to.m) *(Pack<Out, RUN> *)(to.c + (first + i * 8 * pitch)) = result;
+            if (window + i * 8 < to.m) *(Vector *)(to.c + (first + i * 8 * pitch)) = result;
         }
     }
 };
