@@ -239,8 +239,20 @@ def test_clusters_that_do_not_all_run_at_once_take_another_round():
     assert (few.facts["full_waves"][0], few.facts["tail_blocks"][0]) == (1, 0)
     assert (many.facts["full_waves"][0], many.facts["tail_blocks"][0]) == (1, 1)
     assert many.cycles[0] > 1.3 * few.cycles[0]
+    start = waves.CLUSTER_LAUNCH_LATENCIES * H200.l2_latency_cycles.value  # of the second round's clusters
+    assert many.terms["launch"][0] - few.terms["launch"][0] == pytest.approx(start)
     blocks = msgspec.structs.replace(WGMMA, reduces_in_cluster=0)  # whose parts meet through memory, each block on its own
     assert predicted(H200, Gemm(m=128, n=128 * (count + 1), k=8192, dtype="f16", trans_b=True), blocks, eight).facts["full_waves"][0] == 0
+
+
+def test_parts_of_a_tile_share_no_bytes_so_a_wave_holds_fewer_tiles():
+    """64 x 32 tiles in two parts: 66 tiles at once instead of 132, so a panel of A serves fewer tiles at a time."""
+    problem = Gemm(m=128 * 64, n=128 * 32, k=4096, dtype="f16", trans_b=True)
+    whole, parts = (
+        predicted(H200, problem, WGMMA, GpuSchedule(WGMMA.name, kind, splits, False, 1)).facts["l2_served"][0]
+        for kind, splits in (("data_parallel", 1), ("split_k", 2))
+    )
+    assert parts > whole
 
 
 def test_parts_of_a_cluster_s_tile_are_reduced_in_a_cluster_of_clusters():
