@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from pysim import planner
-from pysim.explain.roof import above, floor_of, floor_seconds, read_bytes
+from pysim.explain.roof import above, floor_of, read_bytes
 from pysim.explain.text import explain
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any, names
@@ -29,7 +29,7 @@ def test_no_plan_is_predicted_above_the_roof(machine: str, state: State) -> None
     for text in PROBLEMS:
         for plan in planner.plans(text, machine, top=20, state=state):
             assert above(plan, plan.seconds, "predicted") == ""
-            assert above(plan, 0.5 * floor_seconds(plan), "measured") or not floor_seconds(plan)
+            assert above(plan, 0.5 * floor_of(plan).seconds, "measured") or not floor_of(plan).seconds
 
 
 PADDED = (
@@ -84,8 +84,8 @@ def test_operands_that_no_cache_holds_take_what_memory_gives() -> None:
     for state, held in (("cold", 0), ("hot", caches)):
         plan = planner.plan("gemm:1x4096x4096", zen4, state=state)
         assert read_bytes(plan.workload) == 4 * (4096 + 4096 * 4096)
-        assert floor_seconds(plan) == pytest.approx((read_bytes(plan.workload) - held) / rate)
-        assert "from memory" in above(plan, 0.9 * floor_seconds(plan), "measured") and f"caches {state}" in above(plan, 1e-9, "measured")
+        assert floor_of(plan).seconds == pytest.approx((read_bytes(plan.workload) - held) / rate)
+        assert "from memory" in above(plan, 0.9 * floor_of(plan).seconds, "measured") and f"caches {state}" in above(plan, 1e-9, "measured")
     small = planner.plan("gemm:1x64x64", zen4, state="hot")
     assert "multiply-adds" in floor_of(small).what and "from memory" in floor_of(msgspec.structs.replace(small, state="cold")).what
 

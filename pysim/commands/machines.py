@@ -158,7 +158,7 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
     put("")
     columns: list[Column[tuple[str, Any]]] = [
         Column("number", lambda one: one[0], left=True),
-        Column("value", lambda one: _value(*one)),
+        Column("value", lambda one: _value(one[1])),
         Column("kind", lambda one: kind_cell(one[1].kind), left=True),
         Column("source", lambda one: one[1].source, left=True),
     ]
@@ -171,7 +171,7 @@ def _show(machine: "Machine | Gpu", as_json: bool) -> None:
                 put_lines(wrapped(f"{name}: {text}", "    "))
 
 
-def _value(path: str, fact: Any) -> str:
+def _value(fact: Any) -> str:
     """A number of the file as text; cache geometry with its size."""
     from pysim.machine.cpu import Csa, Level, Unit
     from pysim.machine.quantity import Number

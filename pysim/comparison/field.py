@@ -48,7 +48,10 @@ def field_of(bench: Bench, peers: Mapping[str, Peer], gpu: str) -> Field:
     field = Field({}, {}, {}, {})
     for name, peer in peers.items():
         if isinstance(bench.trial.workload, peer.computes):
-            (_estimate if peer.analytic else _enter)(field, bench, name, peer, gpu)
+            if peer.analytic:
+                _estimate(field, bench, name, peer, gpu)
+            else:
+                _enter(field, bench, name, peer)
     return field
 
 
@@ -59,7 +62,7 @@ def _estimate(field: Field, bench: Bench, name: str, peer: Peer, gpu: str) -> No
         field.missing[name] = str(error)
 
 
-def _enter(field: Field, bench: Bench, name: str, peer: Peer, gpu: str) -> None:
+def _enter(field: Field, bench: Bench, name: str, peer: Peer) -> None:
     """Adds every algorithm of a peer. Refusals are reported only if none ran; lack of memory and wrong results always."""
     refused: dict[str, str] = {}
     for algorithm in peer.library.ALGORITHMS:

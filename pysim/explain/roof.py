@@ -43,10 +43,6 @@ def floor_of(plan: Plan) -> Floor:
     return max(multiplying, moving)
 
 
-def floor_seconds(plan: Plan) -> float:
-    return floor_of(plan).seconds
-
-
 def read_bytes(w: Workload) -> int:
     """Bytes of the elements of both operands that contribute to a result."""
     if isinstance(w, Gemm):
