@@ -24,7 +24,6 @@ from pysim.commands.common import (
     plural,
     problems,
     put,
-    refuse_layout,
     say,
     seconds,
     size,
@@ -92,9 +91,7 @@ def compare(
     from pysim.calibration import host
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
-    timing.refuse_on_gpu(on, threads=options["threads"] > 1)
-    refuse_layout(layers, options["layout"])
-    timing.refuse_on_cpu(on, layout=options["layout"] != "nchw")
+    timing.check_threads_and_layout(layers, on, options["threads"], options["layout"])
     from pysim.comparison.summary import OURS, summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen

@@ -23,7 +23,6 @@ from pysim.commands.common import (
     put_header,
     put_row,
     put_table,
-    refuse_layout,
     say,
     seconds,
 )
@@ -107,11 +106,9 @@ def search(
     from pysim.tuning.search import Settings
 
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
-    timing.refuse_on_gpu(on, threads=threads > 1)
-    refuse_layout(layers, layout)
+    timing.check_threads_and_layout(layers, on, threads, layout)
     if reason := timing.too_many_threads(threads):
         raise click.UsageError(reason)
-    timing.refuse_on_cpu(on, layout=layout != "nchw")
     say(f"{on.description}; up to {budget:g} s of measuring for each of {plural(len(layers), 'problem')}")
     results: list[Search] = []
     with Store() as store, progress() as show:

@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pysim.arguments import MOST_THREADS
-from pysim.commands.common import Cell, Column, Whole, document, error, plural, progress, put, put_header, put_row, say, seconds
+from pysim.commands.common import (
+    Cell,
+    Column,
+    Whole,
+    document,
+    error,
+    plural,
+    progress,
+    put,
+    put_header,
+    put_row,
+    refuse_layout,
+    say,
+    seconds,
+)
 from pysim.errors import PlanError
 
 if TYPE_CHECKING:
@@ -38,20 +52,22 @@ def refuse_on_gpu(on: "Machine | Gpu", **options: bool) -> None:
         raise click.UsageError(f"--{name} is for CPUs; {on.name} is a GPU")
 
 
+def check_threads_and_layout(layers: "list[Layer]", on: "Machine | Gpu", threads: int, layout: str) -> None:
+    """UsageError for threads on a GPU, and for a layout on a CPU or without a convolution."""
+    from pysim.machine.gpu import Gpu
+
+    refuse_on_gpu(on, threads=threads > 1)
+    refuse_layout(layers, layout)
+    if layout != "nchw" and not isinstance(on, Gpu):
+        raise click.UsageError(f"--layout is for GPUs; {on.name} is a CPU")
+
+
 def too_many_threads(threads: int) -> str:
     """What is wrong with more threads than this computer has CPUs; empty if there are enough."""
     cpus = os.cpu_count() or threads
     return (
         f"--threads is {threads}, but this computer has {plural(cpus, 'CPU')}: threads would wait for each other" if threads > cpus else ""
     )
-
-
-def refuse_on_cpu(on: "Machine | Gpu", **options: bool) -> None:
-    """UsageError for options that do not apply to a CPU."""
-    from pysim.machine.gpu import Gpu
-
-    for name in [name for name, is_given in options.items() if is_given and not isinstance(on, Gpu)]:
-        raise click.UsageError(f"--{name} is for GPUs; {on.name} is a CPU")
 
 
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
