@@ -13,6 +13,7 @@ import pysim
 from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.cpu import im2col
+from pysim.cachemodel.cpu.incore import stride_cycles
 from pysim.errors import MissingError, PlanError
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load
@@ -144,3 +145,16 @@ def test_a_schedule_of_another_kind_of_problem_is_refused() -> None:
     assert isinstance(product, Schedule)
     with pytest.raises(PlanError, match="no algorithm 'im2col'"):
         cpu_launch.GemmLaunch(parse("gemm:8x8x8"), msgspec.structs.replace(product, algorithm="im2col"))
+
+
+def test_taps_up_to_four_columns_apart_share_the_permutes_of_a_stride() -> None:
+    unit = load("zen5").unit("avx512")
+    assert unit and unit.loads_per_cycle.value == 2
+
+    def added(layer: str) -> float:
+        return stride_cycles(parse(f"conv:ic3ih224oc96{layer}"), unit, 4)
+
+    assert added("kh4sh4") == pytest.approx(15 / 16 / 2 + (80 - 24) / 16)
+    assert added("kh7sh2") < added("kh3sh2") < added("kh1sh2")  # more taps share them
+    assert added("kh4sh5") == 4 / 2 + 5 and added("kh4sh4dh1") == 3 / 2 + 4
+    assert added("kh4") == 0

@@ -101,8 +101,6 @@ def compare(
     state = "cold" if cold else "hot"
     planned = timing.plan_layers(layers, on, state=state, **options)
     threads, layout = options["threads"], options["layout"]
-    if executor.kind == "local" and (note := timing.too_many_threads(threads)):
-        say(note)
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     measured_layers = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
     networks = models.measured(problems, on, threads, peers, min_seconds)

@@ -62,8 +62,6 @@ def run(
         say(f"emulated by {executor.about}: results are checked, not timed")
         if profile:
             raise MachineError(f"--profile needs times, and {on.name} is emulated here, where times mean nothing")
-    elif note := timing.too_many_threads(options["threads"]):
-        say(note)
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
     planned = timing.plan_layers(layers, on, **options)
     measured_layers = timing.measured(planned, on, {}, executor, threads=options["threads"], profile=profile)

@@ -112,6 +112,8 @@ def measured(
     from pysim.measure.store import Store
 
     setting = How(**how)
+    if executor.kind == "local" and (note := too_many_threads(setting.threads)):
+        say(note)
     store = Store()  # opened here, so that an error comes before any output
 
     def comparisons() -> "Iterator[Comparison]":

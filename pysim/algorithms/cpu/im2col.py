@@ -32,6 +32,7 @@ from pysim.algorithms.contract import DIRECT_SUM, Array, Bound, Prepared, requir
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
+from pysim.cachemodel.cpu.incore import PHASES, stride_cycles
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, nest_of, packed_filter_bytes
 from pysim.cachemodel.cpu.nest import workspace_bytes as panel_bytes
@@ -49,8 +50,7 @@ from pysim.registry.cpu import Kernel
 
 NAME = "im2col"
 COMPUTES = Conv
-# Of native/x86/pack.h: strides up to PHASES whose taps are separated together, in rows of at most CHAIN vectors
-PHASES, CHAIN = 4, 8
+CHAIN = 8  # of native/x86/pack.h: most vectors of a row whose taps are separated together
 # Chosen on 267 plans of random layers (Zen 4, regret-zen4.jsonl): median error 6.2 -> 5.4 %, 90th percentile 40 -> 29 %. Of plans of
 # other layers and machines: Zen 4 13.0 -> 6.8 and 25 -> 22 %, Zen 5 12.7 -> 8.8 and 35 -> 33 %, Granite Rapids 9.5 -> 8.3 and 29 %,
 # Emerald Rapids 15.9 -> 11.8 and 36 -> 35 %.
@@ -71,10 +71,9 @@ def copy_cycles(w: Conv, machine: Machine, packer: Unit, prepares: bool = True) 
     nest, core = nest_of(w), machine.core
     calls = w.channels * w.kernel_h * w.batch * nest.out_h
     lanes = packer.lanes(nest.element_bytes)
-    vectors, stride = ceil_div(nest.out_w, lanes), min(nest.stride_w, lanes)
-    permutes = stride if stride > 1 else 0  # to deinterleave as many loads
-    together = w.dilation_w == 1 and stride <= PHASES and vectors <= CHAIN
-    each = stride / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + permutes + core.pack_cycles.value
+    vectors = ceil_div(nest.out_w, lanes)
+    together = w.dilation_w == 1 and w.stride_w <= PHASES and vectors <= CHAIN
+    each = 1 / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + core.pack_cycles.value + stride_cycles(w, packer, vectors)
     masks = 0.0 if together else MASK_CYCLES
     preparing = SEGMENT_CYCLES + nest.kernel_w * vectors * masks if prepares else 0.0
     return calls * (nest.kernel_w * vectors * each + core.pack_call_cycles.value + preparing)
