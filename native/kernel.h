@@ -122,6 +122,8 @@ typedef struct {
     int first, last;         /* first set: sums start at the bias, else at `out`; last set: results are clamped */
     const void *bias, *residual; /* one bias per filter; residual in the layout of `out`; either may be NULL */
     pysim_bounds bounds;
+    int64_t without_first; /* the first taps of each kernel row that leave out the first pixel, */
+    int64_t without_last;  /* the last taps that leave out the last pixel: these pixels' elements lie in the padding */
     const char *ahead;   /* filters of a later call, prefetched `ahead_lines` lines at each tap */
     int64_t ahead_lines;
 } pysim_nchwc_tile;

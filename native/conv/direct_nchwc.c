@@ -6,9 +6,9 @@
  *   for each block of k2 tiles: for each panel of filters: for each set of channels: for each tile: KERNEL
  *
  * Filters are prepared as [group][panel][channel block][row][tap][channel][filter of the panel]. A tile at the left or right edge of the image
- * makes one call for the taps that are inside the image for all its pixels, and calls for the other taps with only those pixels that need
- * them: padding is not multiplied. Each tile prefetches its share of the filters that come next, because they are read once, from a far level
- * (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
+ * makes one call for the taps of which at most its first and its last pixel lie in the padding, and calls for the other taps with only those
+ * pixels that need them: padding is not multiplied. Each tile prefetches its share of the filters that come next, because they are read once,
+ * from a far level (256 -> 256 channels, 14x14, 3x3: 1131 us without, 1047 with, on a busy Zen 5). */
 #include "algorithm.h"
 
 enum { LINE = 64 };
@@ -27,6 +27,7 @@ typedef struct {
     shape of;
     pysim_nchwc_kernel kernel;
     const pysim_call *call;
+    int contiguous;                  /* whether the taps of a kernel row are contiguous: an input of planes */
     int64_t k2, blocks, panel_parts; /* tiles per block; blocks; into how many parts the panels of a block are divided */
 } nchwc_run;
 
@@ -132,9 +133,8 @@ static void call_kernel(const nchwc_run *r, const tile *t, int64_t lo, int64_t h
     else call.input = (const char *)call.input + at * r->of.inner * bytes;
     call.filters = (const char *)call.filters + s0 * call.filter_tap * bytes;
     call.rows = t->rows;
-    const int contiguous = r->of.inner == 1 && c->dilation_w == 1; /* the taps of a kernel row are contiguous */
-    call.taps = contiguous ? 1 : taps;
-    call.inner = contiguous ? taps : r->of.inner;
+    call.taps = r->contiguous ? 1 : taps;
+    call.inner = r->contiguous ? taps : r->of.inner;
     call.out = (char *)call.out + lo * r->of.lanes * bytes;
     call.pixels = hi - lo;
     call.first = first, call.last = last;
@@ -150,31 +150,48 @@ static void pixels_of_tap(const pysim_conv *c, const tile *t, int64_t s, int64_t
     *hi = last < 0 ? *lo : pysim_max(*lo, pysim_min(t->pixels, last / c->stride_w + 1));
 }
 
-/* Adds one channel set to a tile. The taps [full, full_end), which all pixels have, come last, together with the epilogue. */
-static void sum_set(const nchwc_run *r, const tile *t, int first, int last) {
+/* Adds the taps [s, s_end) of each kernel row, all in the padding for some pixels, by a call for each run of taps that the same pixels have. Returns
+ * whether the accumulators have not been started yet. */
+static int sum_side_taps(const nchwc_run *r, const tile *t, int64_t s, int64_t s_end, int first) {
     const pysim_conv *c = r->of.conv;
-    if (t->x >= 0 && t->x + (t->pixels - 1) * c->stride_w + (c->kernel_w - 1) * c->dilation_w < c->width) {
-        call_kernel(r, t, 0, t->pixels, 0, c->kernel_w, first, last);
-        return;
-    }
-    int64_t full = 0, full_end = 0, lo, hi, next_lo, next_hi;
-    for (int64_t s = 0, end; s < c->kernel_w && t->rows; s = end) {
+    for (int64_t end, lo, hi, next_lo, next_hi; s < s_end; s = end) {
         pixels_of_tap(c, t, s, &lo, &hi);
-        for (end = s + 1; end < c->kernel_w; end++) {
+        for (end = s + 1; end < s_end; end++) {
             pixels_of_tap(c, t, end, &next_lo, &next_hi);
             if (next_lo != lo || next_hi != hi) break;
         }
         if (lo >= hi) continue;
-        if (lo == 0 && hi == t->pixels) {
-            full = s, full_end = end;
-            continue;
-        }
         call_kernel(r, t, lo, hi, s, end, first, 0);
         if (first && lo > 0) call_kernel(r, t, 0, lo, 0, 0, 1, 0);
         if (first && hi < t->pixels) call_kernel(r, t, hi, t->pixels, 0, 0, 1, 0);
         first = 0;
     }
-    if (full < full_end || first || last) call_kernel(r, t, 0, t->pixels, full, full_end, first, last);
+    return first;
+}
+
+/* The first tap >= s whose column, `at` for tap 0, is not below `bound`. */
+static int64_t tap_from(const pysim_conv *c, int64_t s, int64_t at, int64_t bound) {
+    while (s < c->kernel_w && at + s * c->dilation_w < bound) s++;
+    return s;
+}
+
+/* Adds one channel set to a tile. The taps [main, main_end), of which at most the first and the last pixel lie in the padding, come last, together
+ * with the epilogue. No divisions: for tiles of few channels they would take as long as a tenth of the multiply-adds. */
+static void sum_set(const nchwc_run *r, tile *t, int first, int last) {
+    const pysim_conv *c = r->of.conv;
+    if (t->x >= 0 && t->x + (t->pixels - 1) * c->stride_w + (c->kernel_w - 1) * c->dilation_w < c->width) {
+        call_kernel(r, t, 0, t->pixels, 0, c->kernel_w, first, last);
+        return;
+    }
+    const int64_t spare = r->contiguous ? 0 : c->stride_w, end = t->x + (t->pixels - 1) * c->stride_w;
+    const int64_t main = tap_from(c, 0, t->x + spare, 0), main_end = tap_from(c, main, end - spare, c->width);
+    if (t->rows) {
+        first = sum_side_taps(r, t, 0, main, first);
+        first = sum_side_taps(r, t, main_end, c->kernel_w, first);
+    }
+    t->call.without_first = tap_from(c, main, t->x, 0) - main;
+    t->call.without_last = pysim_max(0, main_end - tap_from(c, main, end, c->width));
+    if (main < main_end || first || last) call_kernel(r, t, 0, t->pixels, main, main_end, first, last);
 }
 
 /* Computes tile i of one image's group for one panel of filters and one channel set; prefetches range `part` of `parts` of the next set
@@ -185,11 +202,12 @@ static void run_tile(const nchwc_run *r, int64_t image, int64_t i, int64_t panel
     const int64_t row = i / of->per_row, map = of->p * of->q, y = row * c->stride_h - c->pad_top, bytes = of->bytes;
     int64_t q0, q1;
     pysim_split_range(of->q, i % of->per_row, of->per_row, &q0, &q1);
-    const int64_t r0 = y >= 0 ? 0 : pysim_min(c->kernel_h, pysim_ceil_div(-y, c->dilation_h));
-    const int64_t r1 = y >= c->height ? 0 : pysim_min(c->kernel_h, (c->height - 1 - y) / c->dilation_h + 1);
+    int64_t r0 = 0, r1 = c->kernel_h; /* kernel rows inside the image */
+    while (r0 < r1 && y + r0 * c->dilation_h < 0) r0++;
+    while (r0 < r1 && y + (r1 - 1) * c->dilation_h >= c->height) r1--;
     const int64_t width = of->panel * of->lanes, b0 = set * of->set, plane = c->height * c->width * of->inner;
     const int64_t filter = image * of->vectors + panel * of->panel, at = (filter * map + row * of->q + q0) * of->lanes;
-    tile t = {.pixels = q1 - q0, .x = q0 * c->stride_w - c->pad_left, .rows = pysim_max(0, r1 - r0)};
+    tile t = {.pixels = q1 - q0, .x = q0 * c->stride_w - c->pad_left, .rows = r1 - r0};
     t.call = (pysim_nchwc_tile){
         .blocks = t.rows ? pysim_min(of->set, of->blocks - b0) : 0,
         .block = plane, .row = c->dilation_h * c->width * of->inner, .tap = c->dilation_w * of->inner, .pixel = c->stride_w * of->inner,
@@ -230,6 +248,7 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
 static void run_nchwc(pysim_job *job, const pysim_call *call) {
     nchwc_run r = {.of = shape_of(&job->own, &job->nest.row, &job->nest.schedule), .kernel = job->nest.row.nchwc, .call = call};
     const int64_t images = job->own.batch * job->own.groups;
+    r.contiguous = r.of.inner == 1 && job->own.dilation_w == 1;
     r.k2 = pysim_min(job->nest.schedule.k2, r.of.tiles);
     r.blocks = pysim_ceil_div(r.of.tiles, r.k2);
     r.panel_parts = pysim_min(panels_of(&r.of), pysim_split_count(images * r.blocks, call->threads));

@@ -25,7 +25,7 @@ The in-core cost, from the machine's numbers alone, for every image and group (t
     call     call_cycles per call of a block of L groups; SHORT_CALL of that per row of tiles
 
 Each accumulator waits fma_latency for each of its multiply-adds, a chain that few rows do not hide. A tile starts with a load from L1 and a
-multiply-add that nothing overlaps.
+multiply-add that nothing overlaps, and so does each channel of a group: its weights are loaded first.
 
 Whole rows of outputs are written one after another, so prefetchers bring their lines as in the probe of the write rate: they cost that rate
 and nothing else. `planes` and `blocks` overlap transfers with all of their computing, `rows` with its free cycles only: its tiles load
@@ -91,7 +91,7 @@ class Work(NamedTuple):
     aligned_stores: float = 0.0  # that cross no line
     rows: float = 0.0  # of tiles (blocks)
     taps: float = 0.0  # rows of outputs, once per tap (plain C)
-    restarts: float = 0.0  # loops within a tile that start with an exposed load and multiply-add
+    restarts: float = 0.0  # loops within a tile, after its first, that start with an exposed load and multiply-add
 
     def cycles(self, unit: Unit, machine: Machine, dtype: str) -> tuple[float, float]:
         """Cycles of (kernel, store)."""
@@ -128,7 +128,8 @@ def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
         return (2.0, 2.0) if shifts else (taps, 0.0)
     if w.stride_w > 2 or w.dilation_w > 1:
         return taps * kernel.lane_windows, taps
-    return (3.0, 3.0) if shifts else (2 * ceil_div(taps, 2), taps * (DEINTERLEAVE if kernel.target == "avx2" else 1.0))
+    pairs = taps if shared and kernel.filters > 1 else ceil_div(taps, 2)
+    return (3.0, 3.0) if shifts else (2 * pairs, taps * (DEINTERLEAVE if kernel.target == "avx2" else 1.0))
 
 
 def rows_work(w: Conv, kernel: Kernel) -> Work:
@@ -157,7 +158,7 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
         calls * vectors,
         float(channels * w.taps),
         calls=calls,
-        restarts=0.0 if shared else calls * each * w.taps * alive,
+        restarts=calls * vectors * (channels - 1) if shared else calls * each * w.taps * alive,
     )
 
 

@@ -17,8 +17,8 @@ kernel  Per channel and tap of a tile: max(P F / fma rate, F / load rate + (P + 
         Kernel rows and taps in the padding are left out; taps that some pixels of a tile need cost those pixels only. Vectors without
         filters in the last panel are computed all the same. Each run of consecutive input elements costs RUN_CYCLES more.
 store   P F vectors are stored once per set, and loaded again in every set after the first.
-call    call_cycles + TILE_CYCLES per tile and set. Tiles at the sides of a padded image take one call more per tap that reaches out, and
-        one to clear the accumulators.
+call    call_cycles + TILE_CYCLES per tile and set. Tiles at the sides of a padded image take one call more per tap that at least two
+        pixels (of an NCHW input: one) have in the padding, and one to clear the accumulators.
 
 Transfers overlap with all compute but loops whose loads take longer than their multiply-adds, since lines that come into L1 compete with
 those loads. On 213 random layers (Zen 4, benchmarks/regret.py) transfers cost all of their time beside tiles of 12 x 8 on AVX2, with 7
@@ -126,7 +126,8 @@ def _of_set(shape: Shape, kernel: Kernel, machine: Machine) -> tuple[float, floa
             loading += count * loads * (loads > computing)
     each = shape.panels * shape.channels
     behind = (w.out_w - 1) * w.stride_w + w.dilation_w * (w.kernel_w - 1) + 1 - w.pad_left - w.width  # padded columns at the end
-    reaching = [min(w.kernel_w, ceil_div(pad, w.dilation_w)) for pad in (w.pad_left, behind) if pad > 0]
+    skipped = 0 if shape.inner == 1 and w.dilation_w == 1 else w.stride_w  # columns of padding that the kernel skips
+    reaching = [min(w.kernel_w, ceil_div(pad - skipped, w.dilation_w)) for pad in (w.pad_left, behind) if pad > skipped]
     sides = sum(reaching) + min(len(reaching), shape.per_row)
     calls = shape.panels * (shape.tiles + shape.rows * sides)
     stored = w.windows * shape.vectors
