@@ -125,6 +125,12 @@ INLINE VEC gelu(VEC x) {
     return x * where_negative(x, tail, 1 - tail);
 }
 
+/* tanh ln(1 + e^x) = n / (n + 2), n = e^x (e^x + 2); it is 1 where x > 20. */
+INLINE VEC mish(VEC x) {
+    const VEC e = exponential(v_between(v_set1(-(T)__builtin_inf()), v_set1(20), x)), n = e * (e + 2);
+    return x * (n / (n + 2));
+}
+
 /* `activation` is a constant. */
 INLINE VEC activated(const int activation, VEC low, VEC high, VEC x) {
     switch (activation) {
@@ -136,6 +142,7 @@ INLINE VEC activated(const int activation, VEC low, VEC high, VEC x) {
     case PYSIM_EPILOGUE_erf: return error_function(x);
     case PYSIM_EPILOGUE_sigmoid: return 1 / (1 + exponential(-x));
     case PYSIM_EPILOGUE_hard_swish: return x * v_between(v_zero(), v_set1(6), x + 3) * (T)(1.0 / 6);
+    case PYSIM_EPILOGUE_mish: return mish(x);
     case PYSIM_EPILOGUE_leaky_relu: return x * where_negative(x, low, high);
     case PYSIM_EPILOGUE_gelu_tanh: /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
         return x / (1 + exponential((T)-1.59576912160573071176 * (x + (T)0.044715 * x * x * x)));

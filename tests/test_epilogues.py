@@ -40,6 +40,7 @@ FORMULAS = {
     "hard_swish": lambda x: x * np.where(x + 3 < 0, 0, np.where(x + 3 > 6, 6, x + 3)) / 6,
     "tanh": np.tanh,
     "erf": special.erf,
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
     ("leaky_relu", 0.1, 1.0): lambda x: x * np.where(x < 0, 0.1, 1.0),
     "gelu_tanh": lambda x: x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
@@ -209,7 +210,7 @@ void loop(float *p, int64_t n, VEC low, VEC high) {
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("gcc"), reason="counts what GCC makes for AVX-512")
-@pytest.mark.parametrize("name", ["gelu", "silu", "hard_swish", "gelu_tanh", "sigmoid", "tanh", "erf"])
+@pytest.mark.parametrize("name", ["gelu", "silu", "hard_swish", "gelu_tanh", "sigmoid", "tanh", "erf", "mish"])
 def test_a_vector_of_an_activation_has_the_operations_that_the_registry_says(tmp_path, name):
     flags = ["-std=gnu11", "-O3", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mfma", "-mprefer-vector-width=512"]
     command = ["gcc", *flags, f"-I{NATIVE}", f"-DNUMBER={cpu_epilogues()[name]}", "-S", "-x", "c", "-", "-o", "-"]

@@ -276,6 +276,20 @@ def test_functions_of_one_number(op):
     assert_native(exported([node(op, "a")], x.shape), x, strange=True, alike=5e-7)
 
 
+@pytest.mark.parametrize("slope", [(1,), (6, 1, 1), (1, 6, 1, 1)], ids=str)
+def test_a_prelu_with_constant_slopes_of_channels_is_native(slope):
+    proto = exported([node("PRelu", "a", "s")], (2, 6, 4, 5), {"s": floats(5, *slope)})
+    assert_native(proto, floats(6, 2, 6, 4, 5), strange=True)
+
+
+@pytest.mark.parametrize("opset", [17, 18])
+def test_mish_is_one_operator_also_in_parts(opset):
+    x = np.concatenate([floats(1, 50), 4 * floats(2, 50), [0, 1e-20, 19.9, 20.1, 90, -20, -90, 1, -1]])[None].astype(np.float32)
+    parts = [node("Softplus", "a", to="s"), node("Tanh", "s", to="t"), node("Mul", "a", "t")]
+    proto = exported([node("Mish", "a")] if opset == 18 else parts, x.shape, opset=opset)
+    assert_native(proto, x, alike=5e-7)
+
+
 @pytest.mark.parametrize(
     ("equation", "shapes"),
     [

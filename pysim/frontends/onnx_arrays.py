@@ -291,4 +291,5 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 
 SEVERAL = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
-LOWER = {"Erf": activation, "Expand": expand, "Gelu": gelu, "HardSwish": activation, "LayerNormalization": layer_norm, "ReduceL2": length}
+LOWER = {"Erf": activation, "Expand": expand, "Gelu": gelu, "HardSwish": activation, "LayerNormalization": layer_norm, "Mish": activation,
+         "ReduceL2": length}  # fmt: skip

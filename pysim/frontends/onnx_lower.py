@@ -280,8 +280,30 @@ def _plane_norm(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     return [(norm, x.shape), (Node("Affine", node.name, (norm.output, *node.inputs[1:]), node.outputs[:1]), x.shape)]
 
 
+def _prelu(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """max(x, 0) + slope min(x, 0) of an image with a constant slope per channel; a LeakyRelu if that is one number."""
+    (name, slope), y = node.inputs, graph.tensors[node.output]
+    numbers, channels = constants.get(slope), y.shape[1] if len(y.shape) == 4 else 0
+    if numbers is None or graph.tensors[name] != y or not onnx_arrays.is_native(graph, name, slope):
+        return None
+    if numbers.size == 1:
+        return [(Node("LeakyRelu", node.name, (name,), node.outputs, {"alpha": float(numbers.reshape(()))}), y.shape)]
+    if numbers.shape[-3:] != (channels, 1, 1) or numbers.size != channels:
+        return None
+    scales = [
+        constant_of(constants, node, what, of) for what, of in (("slope", numbers.reshape(-1)), ("shift", np.zeros(channels, y.dtype)))
+    ]
+    high, low, scaled = (f"{node.output}:{what}" for what in ("high", "low", "scaled"))
+    return [
+        (Node("Clip", f"{node.name}:low", (name,), (low,), {"min": -np.inf, "max": 0.0}), y.shape),
+        (Node("Affine", f"{node.name}:scaled", (low, *scales), (scaled,)), y.shape),
+        (Node("Relu", f"{node.name}:high", (name,), (high,)), y.shape),
+        (Node("Add", node.name, (high, scaled), node.outputs), y.shape),
+    ]
+
+
 SEVERAL = {
-    "ConvTranspose": _transposed_by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm,
+    "ConvTranspose": _transposed_by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
     "ReduceMean": _plane_means, **onnx_arrays.SEVERAL,
 }  # fmt: skip
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognises operators that exporters write as several nodes because their opset lacks them: GELU by erf (before opset 20) and layer norm
-(before opset 17).
+"""Recognises operators that exporters write as several nodes because their opset lacks them: GELU by erf (before opset 20), Mish (before
+opset 18) and layer norm (before opset 17).
 
+Mul(x, Tanh(Softplus(x)))
 Mul(Mul(x, Add(Erf(Div(x, sqrt 2)), 1)), 1/2)        operands in any order; also a product with 1/sqrt 2 instead of the quotient
 Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))    where d = Sub(x, ReduceMean(x)) and means are over the last axes; followed by a product
     with a constant scale and a sum with a constant shift of these axes' shape
@@ -16,7 +17,7 @@ from pysim.models.graph import Graph, Node, live
 
 def with_patterns(graph: Graph) -> Graph:
     """The graph with each pattern replaced by one node, if no other node reads its intermediate values."""
-    for find in (_Patterns.gelu, _Patterns.layer_norm):
+    for find in (_Patterns.gelu, _Patterns.mish, _Patterns.layer_norm):
         found = _Patterns(graph)
         nodes = tuple(find(found, node) or node for node in graph.nodes)
         graph = graph._replace(nodes=nodes) if nodes != graph.nodes else graph
@@ -39,6 +40,15 @@ class _Patterns:
                 and self._graph.tensors[x].native
             ):
                 return Node("Gelu", half.name, (x,), half.outputs)
+        return None
+
+    def mish(self, product: Node) -> Node | None:
+        """The Mish that ends with this node."""
+        for x, other in (product.inputs, product.inputs[::-1]) if product.op == "Mul" and len(product.inputs) == 2 else ():
+            tanh = self._alone(other, "Tanh")
+            softplus = self._alone(tanh.inputs[0], "Softplus") if tanh else None
+            if softplus and softplus.inputs == (x,) and self._graph.tensors[x].native:
+                return Node("Mish", product.name, (x,), product.outputs)
         return None
 
     def layer_norm(self, last: Node) -> Node | None:

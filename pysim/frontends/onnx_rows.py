@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _PER_AXIS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0, "output_shape": 1}  # what the axis of one row has
 _ELEMENTWISE = (
-    "Add", "BatchNormalization", "Clip", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Sub", "Tanh",
+    "Add", "BatchNormalization", "Clip", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Mul", "Relu", "Sigmoid",
+    "Sub", "Tanh",
 )  # fmt: skip
 
 

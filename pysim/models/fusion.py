@@ -33,7 +33,8 @@ NORM, RESIDUAL, OVERWRITE, INPUT_OP, PARTS, SCALE = "norm", "residual", "overwri
 RESIDUAL_INPUT = 7  # the inputs of a Conv or Linear before it: x, w, bias, gamma, beta, mean, var; "" if absent
 # operator -> activation, as the native epilogues name it
 ACTIVATIONS = {
-    "Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid", "Silu": "silu", "Tanh": "tanh", "Erf": "erf"
+    "Relu": "relu", "Gelu": "gelu", "HardSwish": "hard_swish", "Sigmoid": "sigmoid", "Silu": "silu", "Tanh": "tanh", "Erf": "erf",
+    "Mish": "mish",
 }  # fmt: skip
 _WEIGHTED_OPS = ("Conv", "Linear")
 

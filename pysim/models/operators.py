@@ -246,10 +246,10 @@ NATIVE: dict[str, Bind] = {
     "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])), "Div": arrays.pair("Div"), "Erf": _activated(lambda of: "erf"),
     "Gelu": _activated(lambda of: "gelu_tanh" if of.get("approximate") == b"tanh" else "gelu"), "GlobalAveragePool": _plane_means,
     "HardSwish": _activated(lambda of: "hard_swish"), "Identity": _copied,
-    "LeakyRelu": _activated(lambda of: ("leaky_relu", of["alpha"], 1.0)), "MaxPool": _pool(largest=True), "Mul": _times,
-    "Pad": arrays.pad, "ReduceMean": _means, "Relu": _activated(lambda of: "relu"), "Reorder": _reorder,
-    "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Softmax": arrays.softmax, "Sub": arrays.pair("Sub"),
-    "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
+    "LeakyRelu": _activated(lambda of: ("leaky_relu", of["alpha"], 1.0)), "MaxPool": _pool(largest=True),
+    "Mish": _activated(lambda of: "mish"), "Mul": _times, "Pad": arrays.pad, "ReduceMean": _means, "Relu": _activated(lambda of: "relu"),
+    "Reorder": _reorder, "Sigmoid": _activated(lambda of: "sigmoid"), "Slice": _piece, "Softmax": arrays.softmax,
+    "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
     "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvByTaps": convolutions.convolution,
