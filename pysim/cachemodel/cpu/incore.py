@@ -28,8 +28,9 @@ SPREAD_CYCLES = 0.55
 # dilation are predicted at 0.83 of their time without this and 1.05 with it, 17 with dilation at 0.36 and 1.01 (medians)
 RUN_SETUP_CYCLES = 22
 MASK_CYCLES = 15
-# Of native/x86/pack.h: strides up to PHASES have their taps separated together; shuffles that shift a pair of vectors by one tap
-PHASES, SHIFTS = 4, 2
+# Of native/x86/pack.h: strides up to PHASES have their taps separated together; shuffles that shift a pair of vectors by one tap.
+# Other units load and permute each tap by itself (native/power10/pack.c)
+PHASES, SHIFTS, SEPARATES_PHASES = 4, 2, ("avx2", "avx512")
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -180,9 +181,9 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
 def stride_cycles(nest: Conv, unit: Unit, chunks: float) -> float:
     """Cycles that a stride adds to each packed vector, in runs of `chunks` vectors (native/x86/pack.h).
 
-    Strides up to PHASES: all taps share the loads of a run and the permutes that separate its phases, and taps of the same phase are
-    shifts of each other. Without a stride, one chain of shifts makes all taps. Larger strides and dilations load and permute each tap
-    by itself.
+    Strides up to PHASES on x86: all taps share the loads of a run and the permutes that separate its phases, and taps of the same phase
+    are shifts of each other. Without a stride, one chain of shifts makes all taps. Larger strides, dilations and other units load and
+    permute each tap by itself.
 
     Worked number: 4 taps, stride 4, runs of 4 vectors: (4 + 1) 4 loads and (4 + 1) 16 permutes for 16 vectors, less 5 loads and 24
     shifts without a stride. With two loads a cycle that adds 0.47 + 3.5 cycles to a vector.
@@ -190,7 +191,7 @@ def stride_cycles(nest: Conv, unit: Unit, chunks: float) -> float:
     stride, taps, loads_per_cycle = min(nest.stride_w, unit.lanes(nest.element_bytes)), nest.kernel_w, unit.loads_per_cycle.value
     if stride == 1:
         return 0.0
-    if nest.dilation_w > 1 or stride > PHASES:
+    if nest.dilation_w > 1 or stride > PHASES or unit.target not in SEPARATES_PHASES:
         return (stride - 1) / loads_per_cycle + stride
     sources = (chunks + 1) / (chunks * taps)  # of each phase, for a packed vector: the last taps reach into one vector more
     shifts = SHIFTS * (max(0, taps - stride) - (taps - 1)) / taps
