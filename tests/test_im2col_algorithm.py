@@ -158,5 +158,5 @@ def test_taps_up_to_four_columns_apart_share_the_permutes_of_a_stride() -> None:
     assert added("kh7sh2") < added("kh3sh2") < added("kh1sh2")  # more taps share them
     assert added("kh4sh5") == 4 / 2 + 5 and added("kh4sh4dh1") == 3 / 2 + 4
     assert added("kh4") == 0
-    power10 = load("power10-e1050").units[0]
-    assert stride_cycles(parse("conv:ic3ih224oc96kh1sh2"), power10, 4) == 1 / power10.loads_per_cycle.value + 2
+    power10 = load("power10-e1050").unit("mma")
+    assert power10 and stride_cycles(parse("conv:ic3ih224oc96kh1sh2"), power10, 4) == 1 / power10.loads_per_cycle.value + 2
