@@ -32,7 +32,7 @@ from pysim.algorithms.contract import DIRECT_SUM, Array, Bound, Prepared, requir
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
-from pysim.cachemodel.cpu.incore import PHASES, stride_cycles
+from pysim.cachemodel.cpu.incore import MASK_CYCLES, PHASES, stride_cycles
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, nest_of, packed_filter_bytes
 from pysim.cachemodel.cpu.nest import workspace_bytes as panel_bytes
@@ -51,10 +51,10 @@ from pysim.registry.cpu import Kernel
 NAME = "im2col"
 COMPUTES = Conv
 CHAIN = 8  # of native/x86/pack.h: most vectors of a row whose taps are separated together
-# Chosen on 267 plans of random layers (Zen 4, regret-zen4.jsonl): median error 6.2 -> 5.4 %, 90th percentile 40 -> 29 %. Of plans of
-# other layers and machines: Zen 4 13.0 -> 6.8 and 25 -> 22 %, Zen 5 12.7 -> 8.8 and 35 -> 33 %, Granite Rapids 9.5 -> 8.3 and 29 %,
-# Emerald Rapids 15.9 -> 11.8 and 36 -> 35 %.
-SEGMENT_CYCLES, MASK_CYCLES = 10.0, 15.0
+# Chosen, with the MASK_CYCLES of incore.py, on 267 plans of random layers (Zen 4, regret-zen4.jsonl): median error 6.2 -> 5.4 %, 90th
+# percentile 40 -> 29 %. Of plans of other layers and machines: Zen 4 13.0 -> 6.8 and 25 -> 22 %, Zen 5 12.7 -> 8.8 and 35 -> 33 %, Granite
+# Rapids 9.5 -> 8.3 and 29 %, Emerald Rapids 15.9 -> 11.8 and 36 -> 35 %.
+SEGMENT_CYCLES = 10.0
 
 
 @lru_cache(maxsize=64)

@@ -28,8 +28,8 @@ of axpy that L1 has lost are also written back. With prefetches into L1, a line 
 miss buffers, and dot loads right before its multiply-adds, so only OVERLAPPED of its compute overlaps. With prefetches into L2, all compute
 overlaps; but tiles of less than MIN_FEW_NEAR rows or columns do not prefetch from L2 into L1, and there the rows of a block beyond
 prefetch_streams wait L2's latency, shared by the loads of a tile, and nothing hides that wait.
-Measured on a Zen 5, cycles for 16 accumulators of 16 lanes, whose
-multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to 14 with 8.
+Measured on a Zen 5, cycles for 16 accumulators of 16 lanes, whose multiply-adds take 8: 10 to 12 with 4 lines from L2 (4.4 alone), 13 to
+14 with 8.
 
 Worked number: 1x4096x4096 FP32 with B not transposed: F = 1, R = K = 4096, 16 lanes: V = 1,048,576, n = 8. Two loads per cycle take 1.1
 million cycles, 64 MiB from a memory with 14.5 bytes per cycle 4.6 million.

@@ -43,8 +43,8 @@ class Rates(NamedTuple):
     `filters` are those of a tile; `window_tiles` and `filter_tiles` count the tiles of one repeat; `panel_windows` are the windows of all
     panels, with a partial last panel rounded up to whole lines. Bytes for one channel: `packed_window` of a window in a panel,
     `stored_tile` of a filter panel, `filter_tile` of its live part. Bytes of lines that a run of windows shares with its neighbour, for one
-    channel: `pack_edge` of all packed runs,
-    `place_edge` of a tile's run in place. `out_edge`: the same in a row of the output, `filter_edge` in a row of k of a transposed A.
+    channel: `pack_edge` of all packed runs, `place_edge` of a tile's run in place. `out_edge`: the same in a row of the output,
+    `filter_edge` in a row of k of a transposed A.
     """
 
     nest: Nest
