@@ -2,8 +2,16 @@
  * ABI entry points for operators between convolutions and for chains of calls: arguments are checked here, the loops of loops.h compute. */
 #include <string.h>
 
+#include "conv/nest.h"
 #include "operators.h"
 #include "status.h"
+
+enum { MIN_PART_BYTES = 16 << 10 }; /* of a thread: less is done before another thread has started */
+
+/* Parts to divide `count` blocks of planes into, `bytes` in all. */
+static int64_t parts_of(int64_t bytes, int64_t count, int32_t threads) {
+    return pysim_max(1, pysim_min(pysim_min(threads, count), bytes / MIN_PART_BYTES));
+}
 
 pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops) {
     const pysim_status status = pysim_check_dtype(dtype);
@@ -42,16 +50,47 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
     return pysim_check_apart(spans, 5);
 }
 
-pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y) {
+/* Threads divide blocks of planes, as in depthwise convolutions, so each reads mostly what it wrote in the layer before. */
+typedef struct {
+    const pysim_map *map;
+    pysim_finish finish;
     const pysim_loops *loops;
+    const char *x, *scale, *shift;
+    char *y;
+    int64_t parts;
+} map_run;
+
+static void map_part(int64_t part, int64_t thread, const void *context) {
+    const map_run *r = context;
+    const int64_t block = pysim_max(1, r->map->block), bytes = pysim_dtype_bytes(r->map->dtype);
+    const int64_t period = r->map->period == 1 ? r->map->planes : r->map->period;
+    pysim_map some = *r->map;
+    int64_t begin, end;
+    (void)thread;
+    pysim_split_range(some.planes / block, part, r->parts, &begin, &end);
+    for (int64_t k = begin * block; k < end * block; k += some.planes) { /* up to the next repetition of the scales */
+        const int64_t at = k * some.size * bytes, of = k % r->map->period * bytes;
+        some.planes = pysim_min(end * block, (k / period + 1) * period) - k;
+        r->loops->map(&some, &r->finish, r->x + at, r->scale ? r->scale + of : NULL, r->shift ? r->shift + of : NULL, r->y + at);
+    }
+}
+
+static pysim_status run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y,
+                            int32_t threads) {
+    map_run r = {.map = m, .x = x, .scale = scale, .shift = shift, .y = y};
     if (!m || !e) return pysim_fail(PYSIM_BAD_ARGUMENT, "the %s is NULL", m ? "epilogue" : "map");
-    pysim_status status = pysim_loops_of(m->dtype, &loops);
+    pysim_status status = pysim_loops_of(m->dtype, &r.loops);
     if (status == PYSIM_OK) status = check_map(m, e, x, scale, shift, y);
     if (status != PYSIM_OK) return status;
     const int same = !e->residual && e->activation == PYSIM_IDENTITY;
-    const pysim_finish finish = {same ? NULL : loops, y, e->residual, e->activation, e->low, e->high};
-    loops->map(m, &finish, x, scale, shift, y);
+    r.finish = (pysim_finish){same ? NULL : r.loops, y, e->residual, e->activation, e->low, e->high};
+    r.parts = parts_of(m->planes * m->size * pysim_dtype_bytes(m->dtype), m->planes / pysim_max(1, m->block), threads);
+    pysim_parallel_for(r.parts, threads, map_part, &r);
     return PYSIM_OK;
+}
+
+pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const void *x, const void *scale, const void *shift, void *y) {
+    return run_map(m, e, x, scale, shift, y, 1);
 }
 
 static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y) {
@@ -86,14 +125,38 @@ static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y
     return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
 }
 
-pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) {
+/* Threads divide blocks of planes. */
+typedef struct {
+    const pysim_pool *pool;
     const pysim_loops *loops;
-    if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pool is NULL");
-    pysim_status status = pysim_loops_of(p->dtype, &loops);
-    if (status == PYSIM_OK) status = check_pool(p, x, y);
-    if (status == PYSIM_OK) loops->pool(p, x, y);
-    return status;
+    const char *x;
+    char *y;
+    int64_t parts;
+} pool_run;
+
+static void pool_part(int64_t part, int64_t thread, const void *context) {
+    const pool_run *r = context;
+    const int64_t block = pysim_max(1, r->pool->block), bytes = pysim_dtype_bytes(r->pool->dtype);
+    pysim_pool some = *r->pool;
+    int64_t begin, end;
+    (void)thread;
+    pysim_split_range(some.planes / block, part, r->parts, &begin, &end);
+    some.planes = (end - begin) * block;
+    r->loops->pool(&some, r->x + begin * block * some.height * some.width * bytes, r->y + begin * block * some.out_h * some.out_w * bytes);
 }
+
+static pysim_status run_pool(const pysim_pool *p, const void *x, void *y, int32_t threads) {
+    pool_run r = {.pool = p, .x = x, .y = y};
+    if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the pool is NULL");
+    pysim_status status = pysim_loops_of(p->dtype, &r.loops);
+    if (status == PYSIM_OK) status = check_pool(p, x, y);
+    if (status != PYSIM_OK) return status;
+    r.parts = parts_of(p->planes * p->height * p->width * pysim_dtype_bytes(p->dtype), p->planes / pysim_max(1, p->block), threads);
+    pysim_parallel_for(r.parts, threads, pool_part, &r);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_run_pool(const pysim_pool *p, const void *x, void *y) { return run_pool(p, x, y, 1); }
 
 static pysim_status check_reorder(const pysim_reorder *r, const void *x, const void *y) {
     const int64_t sizes[] = {r->planes, r->size, r->block}, all[] = {r->planes, r->size, pysim_dtype_bytes(r->dtype)};
@@ -108,24 +171,42 @@ static pysim_status check_reorder(const pysim_reorder *r, const void *x, const v
     return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
 }
 
-pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) {
-    const pysim_loops *loops;
-    if (!r) return pysim_fail(PYSIM_BAD_ARGUMENT, "the reordering is NULL");
-    pysim_status status = pysim_loops_of(r->dtype, &loops);
-    if (status == PYSIM_OK) status = check_reorder(r, x, y);
-    if (status != PYSIM_OK) return status;
-    const pysim_pack_transposed transposed = pysim_transposer_for(r->dtype);
-    const int64_t bytes = pysim_dtype_bytes(r->dtype) * r->block * r->size;
-    for (int64_t i = 0; i < r->planes / r->block; i++) {
-        const char *from = (const char *)x + i * bytes;
-        char *to = (char *)y + i * bytes;
-        if (r->to_planes)
-            transposed(from, r->block, r->size, r->block, r->size, to, NULL);
+/* Threads divide blocks of planes. */
+typedef struct {
+    const pysim_reorder *of;
+    const char *x;
+    char *y;
+    int64_t parts;
+} reorder_run;
+
+static void reorder_part(int64_t part, int64_t thread, const void *context) {
+    const reorder_run *r = context;
+    const pysim_pack_transposed transposed = pysim_transposer_for(r->of->dtype);
+    const int64_t block = r->of->block, size = r->of->size, bytes = pysim_dtype_bytes(r->of->dtype) * block * size;
+    int64_t i, end;
+    (void)thread;
+    pysim_split_range(r->of->planes / block, part, r->parts, &i, &end);
+    for (; i < end; i++) {
+        if (r->of->to_planes)
+            transposed(r->x + i * bytes, block, size, block, size, r->y + i * bytes, NULL);
         else
-            transposed(from, r->size, r->block, r->size, r->block, to, NULL);
+            transposed(r->x + i * bytes, size, block, size, block, r->y + i * bytes, NULL);
     }
+}
+
+static pysim_status run_reorder(const pysim_reorder *of, const void *x, void *y, int32_t threads) {
+    reorder_run r = {.of = of, .x = x, .y = y};
+    const pysim_loops *loops;
+    if (!of) return pysim_fail(PYSIM_BAD_ARGUMENT, "the reordering is NULL");
+    pysim_status status = pysim_loops_of(of->dtype, &loops);
+    if (status == PYSIM_OK) status = check_reorder(of, x, y);
+    if (status != PYSIM_OK) return status;
+    r.parts = parts_of(of->planes * of->size * pysim_dtype_bytes(of->dtype), of->planes / of->block, threads);
+    pysim_parallel_for(r.parts, threads, reorder_part, &r);
     return PYSIM_OK;
 }
+
+pysim_status pysim_run_reorder(const pysim_reorder *r, const void *x, void *y) { return run_reorder(r, x, y, 1); }
 
 enum { MAX_AXES = 6 }; /* axes of a copy */
 
@@ -195,12 +276,17 @@ pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) {
 }
 
 static pysim_status run_step(const pysim_step *s) {
+    int64_t none;
+    if (s->threads != 0) {
+        const pysim_status status = pysim_threads_workspace(0, s->threads, &none);
+        if (status != PYSIM_OK) return status;
+    }
     switch (s->kind) {
     case PYSIM_STEP_RUN:
         return pysim_run(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes, NULL);
-    case PYSIM_STEP_MAP: return pysim_run_map(s->of, s->epilogue, s->first, s->second, s->third, s->result);
-    case PYSIM_STEP_POOL: return pysim_run_pool(s->of, s->first, s->result);
-    case PYSIM_STEP_REORDER: return pysim_run_reorder(s->of, s->first, s->result);
+    case PYSIM_STEP_MAP: return run_map(s->of, s->epilogue, s->first, s->second, s->third, s->result, s->threads);
+    case PYSIM_STEP_POOL: return run_pool(s->of, s->first, s->result, s->threads);
+    case PYSIM_STEP_REORDER: return run_reorder(s->of, s->first, s->result, s->threads);
     case PYSIM_STEP_COPY: return pysim_run_copy(s->of, s->first, s->result);
     case PYSIM_STEP_PAIR: return pysim_run_pair(s->of, s->epilogue, s->first, s->second, s->result);
     case PYSIM_STEP_ROWS: return pysim_run_rows(s->of, s->first, s->second, s->third, s->result);

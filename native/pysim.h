@@ -235,9 +235,9 @@ typedef enum {
     PYSIM_STEP_PRODUCTS = 8
 } pysim_step_kind;
 typedef struct {
-    int32_t kind, threads;              /* which function; threads, schedule and workspace: PYSIM_STEP_RUN and _PRODUCTS only */
+    int32_t kind, threads;              /* which function; threads: 0 is the caller alone. PAIR, ROWS, TAKE and COPY ignore them */
     const void *of;                     /* pysim_problem, pysim_map and so on */
-    const pysim_schedule *schedule;
+    const pysim_schedule *schedule;     /* schedule and workspace: PYSIM_STEP_RUN and _PRODUCTS only */
     const pysim_epilogue *epilogue;     /* of a run, products, a map and a pair */
     const void *first, *second, *third; /* the function's operands, in its order */
     void *result, *workspace;

@@ -7,7 +7,7 @@ import pytest
 import pysim
 from pysim.errors import MissingError, NativeError
 from pysim.runtime import cpu
-from pysim.runtime.operators import Window, copy_step, map_step, pool_step
+from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step
 from pysim.runtime.steps import Chain
 
 try:
@@ -96,3 +96,34 @@ def test_a_bound_call_keeps_its_arrays_alive():
     ffi = cpu.library()[0]
     results = [np.frombuffer(ffi.buffer(ffi.cast("float *", step.struct.result), 4000), np.float32) for step in steps]
     assert (np.array(results) == 3).all() and not np.any(junk)
+
+
+@pytest.mark.parametrize(("planes", "block"), [(12, 1), (48, 8)])
+def test_maps_pools_and_conversions_give_the_same_bits_on_any_number_of_threads(planes, block):
+    rng = np.random.default_rng(0)
+    x, residual = (rng.standard_normal((1, planes, 61, 67)).astype(np.float32) for _ in range(2))
+    scale, shift = (rng.standard_normal(planes // 2).astype(np.float32) for _ in range(2))  # repeated, as for two images
+    out, pooled = np.empty_like(x), np.empty((1, planes, 30, 33), np.float32)
+    steps = [
+        (out, map_step(out, x, planes, scale, shift, residual, "relu", block)),
+        (out, map_step(out, x, planes, activation="silu")),
+        (pooled, pool_step(pooled, x, Window((3, 3), (2, 2)), largest=True, block=block)),
+    ]
+    if block > 1:
+        steps += [(out, reorder_step(out, x, block, to_planes)) for to_planes in (False, True)]
+    for result, step in steps:
+        step()
+        alone = result.tobytes()
+        for threads in (1, 2, 3, 7):
+            result.fill(np.nan)
+            step.on_threads(threads)
+            step()
+            assert result.tobytes() == alone
+
+
+def test_a_negative_number_of_threads_is_refused():
+    x = np.zeros((1, 2, 3, 4), np.float32)
+    step = map_step(x, x, 2, activation="relu")
+    step.on_threads(-1)
+    with pytest.raises(NativeError, match="threads is -1"):
+        step()

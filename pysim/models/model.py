@@ -191,6 +191,8 @@ class _Run:
         if node.op in operators.NATIVE and self._fixed.issuperset(names):
             step = operators.NATIVE[node.op](out, [values[name] for name in names], attributes)
             if step is not None:
+                for one in step.steps if isinstance(step, Chain) else (step,):
+                    one.on_threads(self._threads)
                 return step
         return lambda: operator(out, [values[name] for name in names], attributes)
 

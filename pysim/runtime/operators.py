@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators between convolutions, run by the native library on one thread: maps of planes, pools, layout conversions and copies
+"""Operators between convolutions, run by the native library: maps of planes, pools, layout conversions and copies
 (`native/operators.c`).
 
-Each is a `Step`, which is called to run. Operands are dense float32 or float64 arrays, which `takes` checks.
+Each is a `Step`, which is called to run, on one thread unless `Step.on_threads` divides it. Operands are dense float32 or float64 arrays,
+which `takes` checks.
 """
 
 from functools import lru_cache

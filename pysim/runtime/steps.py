@@ -21,6 +21,10 @@ class Step:
         """Keeps arrays alive that the step only points to."""
         self._keep_alive |= {f"array {at}": array for at, array in enumerate(arrays)}
 
+    def on_threads(self, threads: int) -> None:
+        """Divides the call among threads if it is a map, a pool or a layout conversion. The bits of the result do not change."""
+        self.struct.threads = threads
+
     def __call__(self) -> None:
         if status := self._native(self.struct, 1):
             check(status)
