@@ -24,6 +24,7 @@ from pysim.commands.common import Group, say
 from pysim.errors import PysimError, printable
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
+NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2; its message is the help text
 
 # Name -> what it does. The command is the object of that name in pysim/commands/<name>.py.
 COMMANDS = {
@@ -44,6 +45,8 @@ def _sentences() -> Iterator[None]:
     """Turns every error into one line on stderr and an exit code."""
     try:
         yield
+    except NO_ARGUMENTS:
+        raise
     except click.ClickException as error:
         error.message = printable(error.message)  # type: ignore[misc]  # click has no other way
         raise

@@ -37,6 +37,10 @@ def test_help_lists_exactly_the_files_of_the_commands_folder():
     assert all(re.search(rf"^  {name} +\S", text, re.MULTILINE) for name in COMMANDS)
 
 
+def test_without_arguments_the_help_is_shown_in_its_lines():
+    assert invoke().output.splitlines() == ok("--help").splitlines()
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_teaches_itself_with_an_example(name):
     text = ok(name, "--help")
@@ -83,6 +87,12 @@ def test_bad_usage_exits_2_and_says_how_to_get_help(words):
 
 
 # plan
+
+
+def test_more_threads_than_cores_are_noted():
+    enough, more = (invoke("plan", SMALL, "-m", "zen4", "--threads", threads).stderr for threads in "89")
+    assert not enough
+    assert more == "--threads is 9, but zen4 has 8 cores: in the prediction, threads wait for a core\n"
 
 
 def test_csa_gives_the_integers_of_the_worked_example():

@@ -112,7 +112,7 @@ def plan(
     if pinned:
         planned, evidence = _pinned(layers, on, options)
     elif threads > 1:
-        refuse_on_gpu(on, threads=True)
+        _check_threads(on, threads)
         planned = _plans(layers, on, None, model, options | {"threads": threads})
     else:
         planned = _plans(layers, on, top, model, options)
@@ -142,6 +142,15 @@ def _check_usage(top: int | None, explain: bool, model: str, pinned: bool, threa
         raise click.UsageError("--threads plans with the full model; it cannot be combined with --top, --pinned or --model csa")
     if pinned and (top or model == "csa"):
         raise click.UsageError("--pinned shows one measured plan; --top and --model csa rank plans by the model")
+
+
+def _check_threads(on: "Machine | Gpu", threads: int) -> None:
+    """UsageError on a GPU; a note on stderr if the machine has fewer cores."""
+    from pysim.machine.gpu import Gpu
+
+    refuse_on_gpu(on, threads=True)
+    if not isinstance(on, Gpu) and threads > on.cores:
+        say(f"--threads is {threads}, but {on.name} has {plural(on.cores, 'core')}: in the prediction, threads wait for a core")
 
 
 def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, options: dict[str, Any]) -> "Ranked":
