@@ -166,7 +166,7 @@ def compare(
         words = list(problem) if np.iterable(problem) and not isinstance(problem, str | bytes) else [problem]
         layers = distinct(resolve(words, lambda model: onnx.read(*model)[0]))
     if store is not None and not isinstance(store, Store):
-        raise OperandError(f"store is {quoted(store)}; right is a pysim.measure.store.Store, open")
+        raise OperandError(f"store is {quoted(store)}; expected a pysim.measure.store.Store, open")
     if _layout(None, layout) in values.BLOCKED:
         raise PlanError(f"compare times NCHW and NHWC; conv2d and prepare compute in {layout}")
     least, most = seconds(min_seconds, "min_seconds"), seconds(budget_seconds, "budget_seconds")
@@ -374,7 +374,7 @@ def _identity(machine: values.Plan | str | Machine | Gpu) -> Hashable:
 
 def _check(plan: Any, machine: Any) -> None:
     if plan is not None and not isinstance(plan, values.Plan):
-        raise PlanError(f"plan is {quoted(plan)}; right is what pysim.plan returns")
+        raise PlanError(f"plan is {quoted(plan)}; expected a plan from pysim.plan")
     if not isinstance(machine, str | Machine | Gpu):
         load_any(machine)  # raises with the accepted kinds
 
@@ -410,7 +410,7 @@ def _on_cpu(
 
 
 def _accurate(accuracy: Any, error_limit: Any) -> Accurate:
-    """The requested accuracy, checked and hashable. PlanError for an unknown level, OperandError for a limit that is no finite number."""
+    """The requested accuracy, checked and hashable. PlanError for an unknown level, OperandError for a limit that is not finite."""
     if error_limit is None and type(accuracy) is str and accuracy == "standard":
         return ANY
     word(accuracy, "accuracy", ACCURACIES, PlanError)

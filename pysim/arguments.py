@@ -22,7 +22,7 @@ def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
         try:
             value = operator.index(cast("Any", None if _is_bool(value) else value))
         except TypeError:
-            raise OperandError(f"{name} is {quoted(value)}; right is a whole number, at least {least}") from None
+            raise OperandError(f"{name} is {quoted(value)}; expected a whole number, at least {least}") from None
     if not least <= value <= most:
         raise OperandError(f"{name} is {value}; it must be {f'at least {least}' if value < least else f'at most {most}'}")
     return int(value)
@@ -33,7 +33,7 @@ def wholes(value: Any, name: str, least: int, counts: tuple[int, ...], right: st
     message."""
     if (isinstance(value, Sequence) and not isinstance(value, str)) or getattr(value, "ndim", 0) == 1:
         if len(value) not in counts:
-            raise OperandError(f"{name} is {quoted(value)}; right is one whole number or {right}")
+            raise OperandError(f"{name} is {quoted(value)}; expected one whole number or {right}")
         return tuple(whole(item, name, least) for item in value)
     return (whole(value, name, least),) * counts[0]
 
@@ -44,7 +44,7 @@ def number(value: Any, name: str) -> float:
         try:
             value = float(cast("Any", None if _is_bool(value) or isinstance(value, str | bytes) else value))
         except (TypeError, ValueError, OverflowError):
-            raise OperandError(f"{name} is {quoted(value)}; right is a number") from None
+            raise OperandError(f"{name} is {quoted(value)}; expected a number") from None
     if not math.isfinite(value):
         raise OperandError(f"{name} is {value}; it must be finite")
     return float(value)
@@ -86,7 +86,7 @@ def flag(value: Any, name: str) -> bool:
     """A Python or NumPy bool."""
     if _is_bool(value):
         return bool(value)
-    raise OperandError(f"{name} is {quoted(value)}; right is True or False")
+    raise OperandError(f"{name} is {quoted(value)}; expected True or False")
 
 
 def word(value: Any, what: str, known: Iterable[str], wrong: type[PysimError] = OperandError) -> str:

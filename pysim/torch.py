@@ -65,14 +65,12 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     give another value run by PyTorch, and so do all calls after a module was replaced or got a hook. OperandError for a model that torch.fx
     cannot trace: torch.compile(model, backend="pysim") can."""
     if not isinstance(model, torch.nn.Module):
-        raise OperandError(f"model is a {type(model).__name__}; right is a torch.nn.Module")
+        raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if cuda_graph not in (True, False, "caller"):
         raise OperandError(f'cuda_graph is {cuda_graph!r}; right are True, False and "caller", who captures calls')
     accuracy = _checked(accuracy)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
-        raise OperandError(
-            f"the parameter {lazy[0]} has no shape before the model's first call; right is to call it once, then optimize it"
-        )
+        raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
     model = model.__dict__["_pysim_given"][0] if isinstance(model, _Optimized) else model
     kind, left_out = type(model), _left_out(model)
     optimized = copy.copy(model)

@@ -53,6 +53,6 @@ def _of_object(value: dict[str, Any], schema: dict[str, Any], root: dict[str, An
 
 
 def _is_of(value: Any, types: str | list[str]) -> bool:
-    """Whether a value is of a type, or of one of several; a boolean is no number."""
+    """Whether a value is of a type, or of one of several; a boolean is not a number."""
     names = [types] if isinstance(types, str) else types
     return any(isinstance(value, TYPES[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names)

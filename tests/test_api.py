@@ -208,14 +208,14 @@ def test_arrays_of_other_libraries_come_back_in_kind():
         (lambda x, w: pysim.conv2d(x, w, bias=np.zeros(4, np.float32)), "bias has shape"),
         (lambda x, w: pysim.conv2d(x, w, activation="swish"), 'activation "swish"'),
         (lambda x, w: pysim.conv2d(x, w, out=np.zeros((1, 3, 3, 3))), "out must be"),
-        (lambda x, w: pysim.conv2d(np.ma.masked_less(x, 0), w), r"right is x\.filled\(0\)"),
-        (lambda x, w: pysim.gemm(x[0, 0], np.ma.masked_less(x[0, 0], 0)), r"right is b\.filled\(0\)"),
+        (lambda x, w: pysim.conv2d(np.ma.masked_less(x, 0), w), r"expected x\.filled\(0\)"),
+        (lambda x, w: pysim.gemm(x[0, 0], np.ma.masked_less(x[0, 0], 0)), r"expected b\.filled\(0\)"),
         (lambda x, w: pysim.conv2d(x, w, padding=1, plan=pysim.plan("conv:ic2ih5oc3kh3")), "the plan is for"),
         (lambda x, w: pysim.gemm(x[0, 0], x[0, 0], beta=1.0), "c must be given"),
         (lambda x, w: pysim.gemm(x[0, 0], w[0, 0]), "must agree"),
         (lambda x, w: pysim.gemm(x, w), "must be matrices"),
         (lambda x, w: pysim.prepare("gemm:3x3x3", w), "b has shape"),
-        (lambda x, w: pysim.conv2d("text", w), 'x is "text"; right is an array'),
+        (lambda x, w: pysim.conv2d("text", w), 'x is "text"; expected an array'),
         (lambda x, w: pysim.conv2d(x.astype(np.float16), w.astype(np.float16)), "float16; the CPU kernels take float32, "),
         (lambda x, w: pysim.conv2d(x.astype("i1"), w.astype("i1"), bias=np.zeros(3, "f4")), "but the results of s8 are int32"),
         (lambda x, w: pysim.conv2d(x.astype("i1"), w.astype("i1"), out=np.zeros((1, 3, 3, 3), "i1")), "C-contiguous int32"),
@@ -329,5 +329,5 @@ def test_an_array_whose_own_methods_fail_is_refused():
 
 @pytest.mark.parametrize(("given", "shown"), [(None, "None"), ("w.npy", '"w.npy"')])
 def test_what_is_no_array_is_refused_by_its_name(given: object, shown: str) -> None:
-    with pytest.raises(OperandError, match=f"^w is {shown}; right is an array$"):
+    with pytest.raises(OperandError, match=f"^w is {shown}; expected an array$"):
         pysim.conv2d(np.ones((1, 3, 8, 8), np.float32), given)

@@ -105,7 +105,7 @@ def test_the_model_equals_the_rule_written_out_by_hand(instruction, store, activ
 
 
 def test_whether_an_access_is_a_store_is_true_or_false():
-    with pytest.raises(OperandError, match='store is "yes"; right is True or False'):
+    with pytest.raises(OperandError, match='store is "yes"; expected True or False'):
         HOPPER.wavefronts(range(0, 512, 16), 16, "yes")
 
 
@@ -186,9 +186,9 @@ def test_other_geometries_are_what_ifs():
     [
         ({"addresses": range(31)}, r"shape \(31,\); it should be \(32,\)"),
         ({"addresses": [16 * i for i in range(31)] + [-16]}, "lane 31 has the address -16"),
-        ({"addresses": 8 * LANE}, "lane 1 has the address 8, no multiple of the width 16; 0 or 16 is aligned"),
+        ({"addresses": 8 * LANE}, "lane 1 has the address 8, not a multiple of the width 16; 0 or 16 is aligned"),
         ({"addresses": 4.0 * LANE}, "type float64; they should be integers"),
-        ({"addresses": [[1], [2, 3]]}, "addresses is no array"),
+        ({"addresses": [[1], [2, 3]]}, "addresses is not an array"),
         ({"addresses": [1 << 60] * 32}, "below 2\\^48"),
         ({"addresses": LANE, "width": 2}, "width is 2 bytes per lane; it should be one of 4, 8, 16"),
         ({"addresses": LANE, "width": 4.0}, "width is 4.0"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache simulator keeps what closed forms and conservation demand, streams in bounded memory, and refuses what is no trace."""
+"""The cache simulator keeps what closed forms and conservation demand, streams in bounded memory, and refuses what is not a trace."""
 
 import tracemalloc
 
@@ -344,7 +344,7 @@ def test_levels_that_do_not_fit_each_other_are_refused(levels, message):
 
 @pytest.mark.parametrize("levels", [None, 5, "L1", [L1, 5]])
 def test_levels_that_are_no_caches_are_refused(levels):
-    with pytest.raises(MachineError, match="right is a list of Cache values, L1 first"):
+    with pytest.raises(MachineError, match="expected a list of Cache values, L1 first"):
         Hierarchy(levels)
 
 

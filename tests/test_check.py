@@ -182,8 +182,8 @@ def test_too_many_zeros_are_mistrusted_even_where_they_are_right() -> None:
 
 
 def test_another_shape_and_an_empty_result_do_not_pass() -> None:
-    assert "(3, 2), right is (2, 3)" in compare(np.ones((3, 2)), np.ones((2, 3))).reason
-    assert "(6,), right is (2, 3)" in compare(np.ones(6), np.ones((2, 3)), 1.0).reason
+    assert "(3, 2), expected (2, 3)" in compare(np.ones((3, 2)), np.ones((2, 3))).reason
+    assert "(6,), expected (2, 3)" in compare(np.ones(6), np.ones((2, 3)), 1.0).reason
     assert compare(np.ones(0), np.ones(0)).status == "mistrusted"
 
 

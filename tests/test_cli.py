@@ -175,7 +175,7 @@ def test_a_micro_kernel_is_obeyed_and_an_unknown_one_is_answered_with_those_ther
     (plan,) = document("plan", PROBLEM, "-m", "zen4", "--micro-kernel", "48x9")["plans"]
     assert (plan["tile"]["windows"], plan["tile"]["filters"]) == (48, 9)
     assert "48x9" in refused(2, "plan", PROBLEM, "-m", "zen4", "--micro-kernel", "47x9")
-    assert "right is e.g. 4x16" in refused(2, "plan", PROBLEM, "-m", "zen4", "--micro-kernel", "four")
+    assert "expected e.g. 4x16" in refused(2, "plan", PROBLEM, "-m", "zen4", "--micro-kernel", "four")
     (plan,) = document("plan", PROBLEM, "-m", "zen4", "--layout", "nchw16c", "--micro-kernel", "f32_nchwc_28x16__avx512")["plans"]
     assert (plan["layout"], plan["kernel"]) == ("nchw16c", "f32_nchwc_28x16__avx512")
     named = ok("plan", PROBLEM, "-m", "zen4", "--layout", "nchw16c", "--micro-kernel", "f32_nchwc_28x16__avx512", "--explain")
@@ -241,7 +241,7 @@ def mistakes(folder: Path) -> list[tuple[int, str, tuple[str, ...]]]:
         (2, 'did you mean "resnet50"?', ("plan", "resnet5O", "-m", "zen4")),
         (2, 'did you mean "conv:mb1ic3ih9oc4kh3"?', ("plan", "mb1ic3ih9oc4kh3", "-m", "zen4")),
         (2, 'the field "kh" (kernel_h) is missing', ("plan", "conv:mb1ic64ih56oc64", "-m", "zen4")),
-        (2, "is no size", ("plan", "gemm:512xx2", "-m", "zen4")),
+        (2, "is not a size", ("plan", "gemm:512xx2", "-m", "zen4")),
         (2, 'did you mean "zen4"?', ("plan", SMALL, "-m", "zan4")),
         (2, "there is no s8 CUDA kernel of it", ("plan", f"{SMALL}:s8", "-m", "h200")),
         (2, "there is no f16 micro-kernel", ("plan", f"{SMALL}:f16", "-m", "zen4")),
@@ -378,17 +378,17 @@ def test_doctor_names_a_command_for_what_is_missing(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("plan", SMALL, "--top", "٣"), "is no whole number"),
-        (("plan", SMALL, "--top", "1_0"), "is no whole number"),
+        (("plan", SMALL, "--top", "٣"), "is not a whole number"),
+        (("plan", SMALL, "--top", "1_0"), "is not a whole number"),
         (("plan", SMALL, "--top", "9" * 5000), "is too large"),
         (("plan", SMALL, "-m", "zen4", "--machine=h200"), "--machine is given 2 times; it takes one value"),
         (("plan", SMALL, "--model", "ful"), 'did you mean "full"?'),
         (("plan", SMALL, "--layout", "nhcw"), 'did you mean "nhwc"?'),
-        (("plan", SMALL, "--memory-limit", "9" * 5000), "is no number of bytes"),
-        (("plan", SMALL, "-m", "zen4", "--micro-kernel", "٤x16"), "right is e.g. 4x16"),
-        (("plan", SMALL, "-m", "zen4", "--micro-kernel", f"4x{'9' * 5000}"), "right is e.g. 4x16"),
-        (("compare", SMALL, "--seconds", "nan"), "is no number"),
-        (("run", SMALL, "--threads", "٣"), "is no whole number"),
+        (("plan", SMALL, "--memory-limit", "9" * 5000), "is not a number of bytes"),
+        (("plan", SMALL, "-m", "zen4", "--micro-kernel", "٤x16"), "expected e.g. 4x16"),
+        (("plan", SMALL, "-m", "zen4", "--micro-kernel", f"4x{'9' * 5000}"), "expected e.g. 4x16"),
+        (("compare", SMALL, "--seconds", "nan"), "is not a number"),
+        (("run", SMALL, "--threads", "٣"), "is not a whole number"),
         (("cache", SMALL, "--sweep", "chanels"), 'did you mean "channels"?'),
     ],
 )

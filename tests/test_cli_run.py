@@ -109,7 +109,7 @@ def test_a_plan_is_replayed_by_its_name(command):
     for name in (best["name"], other["name"]):
         (one,) = document(command, SMALL, "--plan", name)["comparisons"]
         assert one["correct"] and one["plan"]["name"] == name
-    assert "is no plan's name" in refused(2, command, SMALL, "--plan", "nonsense")
+    assert "is not the name of a plan" in refused(2, command, SMALL, "--plan", "nonsense")
     both = invoke(command, SMALL, "--plan", best["name"], "--algorithm", "sconv")
     assert both.exit_code == 2 and "give --plan or --algorithm" in both.output
 

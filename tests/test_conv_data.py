@@ -59,7 +59,7 @@ def test_a_file_gives_back_what_was_written_and_forgives_its_last_line_alone(tmp
     out.write_bytes(out.read_bytes() + b'{"kind":"pro')
     assert data.lines_of([out]) == [one, tf32]
     out.write_bytes(b"{}\n" + out.read_bytes())
-    with pytest.raises(StoreError, match="line 1 is no record"):
+    with pytest.raises(StoreError, match="line 1 is not a record"):
         data.read(out)
 
 

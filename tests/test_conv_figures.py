@@ -182,7 +182,7 @@ def test_what_was_not_measured_is_not_drawn(file, tmp_path, monkeypatch):
         draw(monkeypatch, "heat", file, "-o", tmp_path / "a.svg", "--dtype", "bf16")
     with pytest.raises(StoreError, match="nothing of 'direct' was timed"):
         draw(monkeypatch, "heat", file, "-o", tmp_path / "a.svg", "--against", "direct")
-    with pytest.raises(MachineError, match="zen4 is no GPU"):
+    with pytest.raises(MachineError, match="zen4 is not a GPU"):
         draw(monkeypatch, "roofline", file, "-o", tmp_path / "a.svg", "-m", "zen4")
     with pytest.raises(StoreError, match="cannot be written"):
         draw(monkeypatch, "heat", file, "-o", tmp_path / "none" / "a.svg")

@@ -183,7 +183,7 @@ def test_a_kernel_for_a_unit_that_the_machine_lacks_is_refused_by_name() -> None
     schedule = Schedule("f32_win_32x14__avx512", "input_stationary", "tiles", 32, 14, 64, 5, 98)
     with pytest.raises(PlanError, match="power10-e1050 has no unit avx512"):
         cost(LAYER, machine.load("power10-e1050"), schedule)
-    with pytest.raises(PlanError, match="f32_1x1 is no row"):
+    with pytest.raises(PlanError, match="f32_1x1 is not in the registry"):
         cost(LAYER, ZEN4, msgspec.structs.replace(schedule, kernel="f32_1x1"))
 
 

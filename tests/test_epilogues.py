@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows a sum on the CPU: every activation, with and without a residual, is its formula of the sums, under every algorithm and type,
-and what is no finite number goes where the formula takes it. Guard pages and exact sums: native/test/check_conv.c."""
+and what is not a finite number goes where the formula takes it. Guard pages and exact sums: native/test/check_conv.c."""
 
 import math
 import platform

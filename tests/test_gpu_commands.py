@@ -97,7 +97,7 @@ def test_a_limit_is_written_in_bytes_or_with_a_unit(text, count):
 @pytest.mark.parametrize("text", ["-1", "64Mo", "many", "1e6", "", "nan"])
 def test_a_limit_that_is_no_number_of_bytes_is_refused_with_what_is_right(text):
     result = invoke("plan", "gemm:64x64x64", "-m", "h200", "--memory-limit", text)
-    assert result.exit_code == 2 and f'"{text}" is no number of bytes; right is e.g. 0, 268435456, 64MiB' in result.stderr
+    assert result.exit_code == 2 and f'"{text}" is not a number of bytes; expected e.g. 0, 268435456, 64MiB' in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -288,9 +288,9 @@ def test_a_layout_that_tears_a_lanes_bytes_apart_is_refused():
     ):
         with pytest.raises(ProblemError, match="together"):
             tilefile.loads(text + bad)
-    with pytest.raises(ProblemError, match="no multiple of the width"):
+    with pytest.raises(ProblemError, match="not a multiple of the width"):
         tilefile.loads(text + '[[layout]]\nkind = "padding"\nevery = 4\nextra = 1')
-    with pytest.raises(ProblemError, match="no multiple of the width"):
+    with pytest.raises(ProblemError, match="not a multiple of the width"):
         tilefile.loads(text.replace("2 * lane", "lane"))
 
 
@@ -331,7 +331,7 @@ def test_any_text_is_a_tile_or_a_problem_error(noise, start, cut, json):
         (Access("a", np.full((1, 32), -1), 4, False), "from element -1"),
         (Access("a", np.zeros((1, 32), np.int64), 4, False, np.ones((2, 32), bool)), r"active has the shape \(2, 32\)"),
         (Access("a", np.zeros((1, 32), np.int64), 4, False, None, 0), "times is 0"),
-        (Access("a", np.zeros((1, 32), np.int64), 6, False), "width 6 is no multiple"),
+        (Access("a", np.zeros((1, 32), np.int64), 6, False), "width 6 is not a multiple"),
     ],
 )
 def test_an_access_outside_its_tile_is_refused(access, message):

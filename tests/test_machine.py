@@ -347,7 +347,7 @@ def test_a_file_that_does_not_hold_is_refused_with_the_place_and_what_would_be_r
 
 def test_a_source_must_say_more_than_a_title() -> None:
     text = changed("\n[sources.isa]", '\n[sources.isa2]\ntitle = "Somewhere"\n\n[sources.isa]')
-    assert "sources.isa2: a title alone is no source" in refusal(text)
+    assert "sources.isa2: a title alone is not a source" in refusal(text)
 
 
 def test_a_gpu_is_checked_like_a_cpu() -> None:

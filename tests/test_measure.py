@@ -191,7 +191,7 @@ def test_rotation_covers_twice_the_last_level_and_visits_every_copy_in_turn() ->
     assert copies_for(3 << 20, 32 << 20) == 22
     assert copies_for(1 << 30, 32 << 20) == 2
     assert copies_for(1024, 32 << 20) == MAX_COPIES
-    with pytest.raises(OperandError, match=r"65,601 copies of 1,023 bytes .* at most 65,536 are made; right is a problem of 1,024 bytes"):
+    with pytest.raises(OperandError, match=r"65,601 copies of 1,023 bytes .* at most 65,536 are made; expected a problem of 1,024 bytes"):
         copies_for(1023, 32 << 20)
     seen: list[int] = []
     call = rotating([lambda i=i: seen.append(i) for i in range(3)])

@@ -84,7 +84,7 @@ def test_batch_normalization_of_any_rank_has_the_models_statistics(shape, opset,
     constants = {name: RANDOM.uniform(0.5, 2, 7) for name in "gbmv"}
     nodes = [helper.make_node("BatchNormalization", ["x", "g", "b", "m", "n"], ["y"], momentum=0.5)]
     nodes.insert(0, helper.make_node("Identity" if settled else "Relu", ["v"], ["n"]))
-    if not settled:  # a variance that is no constant
+    if not settled:  # a variance that is not a constant
         nodes.insert(0, helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0))
         nodes.insert(1, helper.make_node("Add", ["most", "v"], ["u"]))
         nodes[2] = helper.make_node("Relu", ["u"], ["n"])

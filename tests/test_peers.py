@@ -228,7 +228,7 @@ def test_a_result_that_is_not_written_when_operands_change_fails() -> None:
     t = trial_of("conv:mb1ic5ih9oc7kh3ph1")
     frozen = reference(t.workload, *t.exact)
     assert judged(t, lambda x, w: frozen).status == "failed"
-    assert "right is (1, 7, 9, 9)" in judged(t, lambda x, w: frozen[:, 1:]).reason
+    assert "expected (1, 7, 9, 9)" in judged(t, lambda x, w: frozen[:, 1:]).reason
 
 
 def test_the_bytes_of_a_problem_are_those_of_its_operands_and_result() -> None:

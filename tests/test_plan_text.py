@@ -203,12 +203,12 @@ def test_the_graph_carries_every_byte_of_the_cost() -> None:
     [
         ({"problem": "conv:ic8ih8oc8kh3:f16"}, "no f16 micro-kernel; the registry .* has bf16, f32, f64, s8"),
         ({"micro_kernel": "5x5"}, f"no kernel 5x5 computes {LAYER} on zen4; there are: .*32x14"),
-        ({"micro_kernel": "big"}, 'micro-kernel "big" is neither a tile .windows x filters. nor a kernel; right is e.g. 4x16'),
+        ({"micro_kernel": "big"}, 'micro-kernel "big" is neither a tile .windows x filters. nor a kernel; expected e.g. 4x16'),
         ({"micro_kernel": "0x4"}, "is neither a tile .windows x filters. nor a kernel"),
         ({"state": "warm"}, 'no cache state is named "warm"; there are: hot, cold'),
         ({"model": "quick"}, 'no model is named "quick"; there are: full, csa'),
         ({"layout": "chwn"}, 'no layout is named "chwn"; .*there are: nchw, nhwc'),
-        ({"layout": "nhwc"}, "layout nhwc is for GPUs, and zen4 is a CPU; right is one of: nchw, nchw4c, "),
+        ({"layout": "nhwc"}, "layout nhwc is for GPUs, and zen4 is a CPU; expected one of: nchw, nchw4c, "),
         ({"memory_limit": 0}, "its workspace of .* bytes is above the limit of 0"),
         ({"algorithm": "sconf"}, 'has no algorithm "sconf" on zen4; did you mean "sconv"'),
     ],
@@ -273,11 +273,11 @@ NAMED = "sconv,kernel=f32_win_32x14__avx512,stationary"
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nonsense", "is no plan's name"),
-        ("sconv,kernel", "is no plan's name"),
+        ("nonsense", "is not the name of a plan"),
+        ("sconv,kernel", "is not the name of a plan"),
         ("sconv,kernel=f32_win_32x14__avx512,colour=red", "a schedule has no field colour"),
         ("sconv,kernel=f32_win_32x14__avx512", "missing required field `stationary`"),
-        ("sconv,kernel=x,stationary=input_stationary,pack=tiles,windows=1,filters=1,channels=1,k2=1,k3=1", "x is no row of the registry"),
+        ("sconv,kernel=x,stationary=input_stationary,pack=tiles,windows=1,filters=1,channels=1,k2=1,k3=1", "x is not in the registry"),
         (f"{NAMED}=input_stationary,pack=tiles,windows=32,filters=14,channels=0,k2=1,k3=1", "1 to 64"),
         (
             f"{NAMED}=input_stationary,pack=none,windows=32,filters=14,channels=8,k2=1,k3=1",

@@ -109,7 +109,7 @@ def test_a_regret_is_the_time_of_the_best_of_some_over_the_best_of_all() -> None
     assert choose.regret_of_first(1, ranking, trials, ()) == pytest.approx(4)
     assert choose.regret_of_first(8, ranking, trials, ()) == pytest.approx((2 - 7 / 16) / 0.5)
     assert choose.regret_of_first(16, ranking, trials, ()) == pytest.approx((2 - 15 / 16) / 0.5)
-    assert choose.best(trials, trials) == "other", "one short run is no evidence"
+    assert choose.best(trials, trials) == "other", "one short run is not evidence"
     assert choose.regret(["lucky"], trials) is None
     del trials["p5"]
     assert choose.regret_of_first(8, ranking, trials, ()) is None, "the first 8 were not all tried"

@@ -167,7 +167,7 @@ def test_a_model_that_cannot_be_traced_is_refused_with_a_hint():
 
     with pytest.raises(OperandError, match=r"torch\.compile"):
         pysim.torch.optimize(Branches())
-    with pytest.raises(OperandError, match="right is a torch"):
+    with pytest.raises(OperandError, match="expected a torch"):
         pysim.torch.optimize(3)
     with pytest.raises(OperandError, match="optimize returned"):
         pysim.torch.report(nn.ReLU())

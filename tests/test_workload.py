@@ -124,7 +124,7 @@ def test_the_requested_output_is_the_output_given_or_refused_with_one_that_is_ri
     else:
         with pytest.raises(ProblemError, match=f"oh{out} cannot be") as caught:
             parse(text.format(out))
-        right = re.search(r"right is e\.g\. oh(\d+)", str(caught.value))
+        right = re.search(r"expected e\.g\. oh(\d+)", str(caught.value))
         assert right
         assert parse(text.format(right[1])).out_h == int(right[1])
 
@@ -204,9 +204,9 @@ def test_a_gemm_text_is_m_n_k_then_what_is_transposed():
     [
         ("cnv:ic3", 1, 'begins with "conv:" or "gemm:"'),
         ("", 1, 'begins with "conv:" or "gemm:"'),
-        ("conv:mb1ic64ih56xx3", 17, "'xx' is no field"),
-        ("conv:mb1icc64ih56oc64kh3", 9, "'icc' is no field; did you mean \"ic\"?"),
-        ("conv:ic64id3ih56oc64kh3", 10, "'id' is no field of a 2-D convolution"),
+        ("conv:mb1ic64ih56xx3", 17, "'xx' is not a field"),
+        ("conv:mb1icc64ih56oc64kh3", 9, "'icc' is not a field; did you mean \"ic\"?"),
+        ("conv:ic64id3ih56oc64kh3", 10, "'id' is not a field of a 2-D convolution"),
         ("conv:ic64ih56oc64kh3ic3", 21, '"ic" stands twice'),
         ("conv:ic64ih56oc64kh", 20, '"kh" has no number'),
         ("conv:ic64ih56oc64kh3ph-1", 23, '"ph" has no number'),
@@ -214,22 +214,22 @@ def test_a_gemm_text_is_m_n_k_then_what_is_transposed():
         ("conv:ih56oc64kh3", 17, '"ic" (channels) is missing'),
         ("conv:", 6, '"ic" (channels) is missing'),
         ("conv:ic64,ih56oc64kh3", 10, "',' stands where a field should begin"),
-        ("conv:ic64ih56oc64kh3sh0", 21, "'sh0' is too small; right is e.g. sh1"),
+        ("conv:ic64ih56oc64kh3sh0", 21, "'sh0' is too small; expected e.g. sh1"),
         ("conv:mb0ic64ih56oc64kh3", 6, "'mb0' is too small"),
         ("conv:ic64ih56oc64oh50kh3ph1", 18, "oh50 cannot be: even without padding at the end it is 55"),
         ("conv:ic64ih9999999999999999999oc64kh3", 10, "does not fit in int64"),
-        ("conv:ic64ih56oc64kh3:fp16", 22, "'fp16' is no suffix; did you mean \"f16\"?"),
+        ("conv:ic64ih56oc64kh3:fp16", 22, "'fp16' is not a suffix; did you mean \"f16\"?"),
         ("conv:ic64ih56oc64kh3:nt", 22, "a convolution has no layout"),
         ("conv:ic64ih56oc64kh3:f16:f32", 26, 'a second dtype "f32" after "f16"'),
         ("gemm:1x2x3:nt:tn", 15, 'a second layout "tn" after "nt"'),
-        ('gemm:1x2x3n"a":tt:', 19, "'' is no suffix"),
+        ('gemm:1x2x3n"a":tt:', 19, "'' is not a suffix"),
         ("gemm:1x2", 6, "three sizes, MxNxK, not 2"),
         ("gemm:1x2x3x4", 6, "three sizes, MxNxK, not 4"),
-        ("gemm:1xx2", 8, "'' is no size"),
+        ("gemm:1xx2", 8, "'' is not a size"),
         ("gemm:16x0x2", 9, "'0' is too small"),
         ("gemm:16x8:9x4", 11, "two matrices are MxK:KxN, with one K"),
         ("gemm:2x16x8:2x8x4", 13, "no batch"),
-        ("gemm:16x²x4", 9, "is no size"),
+        ("gemm:16x²x4", 9, "is not a size"),
     ],
 )
 def test_malformed_text_is_refused_with_its_place_and_a_right_example(text, position, says):
@@ -238,7 +238,7 @@ def test_malformed_text_is_refused_with_its_place_and_a_right_example(text, posi
     message = str(caught.value)
     assert f"character {position}:" in message
     assert says in message
-    assert "right is e.g. " in message
+    assert "expected e.g. " in message
     for example in re.findall(r"(?:conv|gemm):[a-z0-9:]+$", message):
         parse(example)
 

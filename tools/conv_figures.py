@@ -259,7 +259,7 @@ def main() -> None:
     if options.picture == "roofline":
         gpu = load_any(options.machine)
         if not isinstance(gpu, Gpu):
-            raise MachineError(f"{gpu.name} is no GPU")
+            raise MachineError(f"{gpu.name} is not a GPU")
         roofline(lines, gpu, options.out)
         return
     against = options.against or (OURS if any(line.of(OURS) for line in lines) else CUDNN)

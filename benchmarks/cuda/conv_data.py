@@ -159,7 +159,7 @@ def read(path: Path) -> list[Record]:
         except msgspec.DecodeError as error:
             if number == len(lines):  # no newline at its end: the writer was interrupted
                 break
-            raise StoreError(f"{path}, line {number} is no record of a convolution benchmark: {error}") from None
+            raise StoreError(f"{path}, line {number} is not a record of a convolution benchmark: {error}") from None
     return found
 
 

@@ -50,7 +50,7 @@ def on_exact(t: Trial, bound: Bound, got: Array) -> Verdict:
     """The verdict on the exact fill."""
     expected = shapes(t.workload).out
     if got.shape != expected:
-        return Verdict("failed", math.nan, f"exact fill: the result has shape {got.shape}, right is {expected}")
+        return Verdict("failed", math.nan, f"exact fill: the result has shape {got.shape}, expected {expected}")
     for rows in _chunks(expected):
         want = t.want.rows(rows)
         verdict = compare(got[rows], want, of_rms(bound, want))
@@ -63,7 +63,7 @@ def on_random(t: Trial, bound: Bound, got: Array, everywhere: Everywhere = lambd
     """The verdict on the random fill. `everywhere` gives (A B, |A||B|) at every element in the result's type, where known."""
     expected, where = shapes(t.workload).out, t.picked
     if got.shape != expected:
-        return Verdict("failed", math.nan, f"random fill: the result has shape {got.shape}, right is {expected}")
+        return Verdict("failed", math.nan, f"random fill: the result has shape {got.shape}, expected {expected}")
     if bad := sum(int(np.count_nonzero(~np.isfinite(got[rows]))) for rows in _chunks(expected)):
         return Verdict("failed", math.nan, f"random fill: {bad} of {got.size} elements are NaN, infinite or were never written")
     taken = where.of(got)
@@ -86,7 +86,7 @@ def on_random(t: Trial, bound: Bound, got: Array, everywhere: Everywhere = lambd
 def compare(got: Array, want: Array, off: Array | float = 0.0) -> Verdict:
     """Passes if every |got - want| <= `off`, without NaN or infinity, and not too many results are zero."""
     if got.shape != want.shape:
-        return Verdict("failed", math.nan, f"the result has shape {got.shape}, right is {want.shape}")
+        return Verdict("failed", math.nan, f"the result has shape {got.shape}, expected {want.shape}")
     if not got.size:
         return Verdict("mistrusted", math.nan, "the result has no element, so nothing was checked")
     with np.errstate(invalid="ignore", over="ignore"):
@@ -96,7 +96,7 @@ def compare(got: Array, want: Array, off: Array | float = 0.0) -> Verdict:
         where = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), bad.shape))
         unset = int(np.count_nonzero(got == UNWRITTEN if got.dtype.kind == "i" else np.isnan(got)))
         nans = f", {unset} are NaN or were never written" if unset else ""
-        first = f"the first at {where} is {got[where]!s}, right is {want[where]!s}"
+        first = f"the first at {where} is {got[where]!s}, expected {want[where]!s}"
         return Verdict("failed", float(difference.max()), f"{count} of {got.size} elements are wrong{nans}; {first}")
     zeros = (got.size - np.count_nonzero(got)) / got.size
     if zeros > MAX_ZEROS:

@@ -74,8 +74,8 @@ class Whole(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
-            larger = "too large" if re.fullmatch(r"[+-]?[0-9]+", value) else "no whole number"
-            self.fail(f"{quoted(value)} is {larger}; right is e.g. {self.max or self.min}", param, ctx)
+            larger = "too large" if re.fullmatch(r"[+-]?[0-9]+", value) else "not a whole number"
+            self.fail(f"{quoted(value)} is {larger}; expected e.g. {self.max or self.min}", param, ctx)
         return int(super().convert(value, param, ctx))
 
 
@@ -84,7 +84,7 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, str) and not (value.isascii() and "_" not in value and _is_finite(value)):
-            self.fail(f'"{value}" is no number; right is e.g. 0.2', param, ctx)
+            self.fail(f'"{value}" is not a number; expected e.g. 0.2', param, ctx)
         return float(super().convert(value, param, ctx))
 
 
@@ -180,7 +180,7 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
     """Callback of an option in bytes: 0, 268435456, 64MiB, 1.5GiB, 2GB."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?(\w*)", "0" if value is None else value.strip(), re.ASCII)
     if not match or match[2] not in UNITS:
-        raise click.BadParameter(f'"{value}" is no number of bytes; right is e.g. 0, 268435456, 64MiB or 1.5GiB')
+        raise click.BadParameter(f'"{value}" is not a number of bytes; expected e.g. 0, 268435456, 64MiB or 1.5GiB')
     return None if value is None else int(Fraction(match[1]) * UNITS[match[2]])
 
 

@@ -52,7 +52,7 @@ def evaluate(text: str, names: Mapping[str, Integers]) -> Integers:
         return np.asarray(_value(tree.body, names), np.int64)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else error
-        raise ProblemError(f"{_quoted(text)} is no expression: {reason}; one is lane // 4 * 32 + lane % 4") from None
+        raise ProblemError(f"{_quoted(text)} is not an expression: {reason}; expected e.g. lane // 4 * 32 + lane % 4") from None
     except ProblemError as error:
         raise ProblemError(f"{_quoted(text)}: {error}") from None
 

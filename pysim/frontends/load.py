@@ -34,7 +34,7 @@ class AnyBatch:
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         first = next(iter((*arrays, *named.values())), None)
         if not (shape := tuple(getattr(first, "shape", ()))):
-            raise OperandError(f"the first input is {quoted(first)}; right is an array whose first dimension is the batch")
+            raise OperandError(f"the first input is {quoted(first)}; expected an array whose first dimension is the batch")
         return self.at(int(shape[0]))(*arrays, **named)
 
 
@@ -74,11 +74,11 @@ def load(
     here can run, or that is of another batch; PlanError a machine whose plans are for a GPU.
     """
     if not isinstance(path, str | Path):
-        raise OperandError(f"path is {quoted(path)}; right is the path of a .onnx file")
+        raise OperandError(f"path is {quoted(path)}; expected the path of a .onnx file")
     on, threads = host.runnable_any(machine), whole(threads, "threads", 1, MOST_THREADS)
     path, asked = model_file(str(path)) or (path, None)
     if asked is not None and batch not in (None, asked):
-        raise OperandError(f"batch is {quoted(batch)}, and the path asks for {asked}; right is one of them")
+        raise OperandError(f"batch is {quoted(batch)}, and the path asks for {asked}; expected one of them")
     seed = None if seed is None else whole(seed, "seed", 0)
     word(accuracy, "accuracy", ACCURACIES, PlanError)
     if isinstance(on, Gpu):

@@ -256,7 +256,7 @@ def _set_fixed_batch(graph: "onnx.GraphProto", name: str, inputs: Sequence[tuple
             shape = onnx.numpy_helper.to_array(told[node.input[1]]).tolist()
         if node.op_type == "Reshape" and node.input[0] in follows and shape[:1] == [before]:
             where = f'Reshape "{text_of(node.name or node.output[0])}" has the constant shape {shape}'
-            raise ProblemError(f"{name} cannot be of batch {batch}: {where}; right is a model that was exported with a dynamic batch")
+            raise ProblemError(f"{name} cannot be of batch {batch}: {where}; expected a model that was exported with a dynamic batch")
     ends = [value.type.tensor_type.shape.dim for value in graph.output]
     for dim in [one for _, one in inputs] + [one[0] for one in ends if one]:
         if dim.dim_value == before:

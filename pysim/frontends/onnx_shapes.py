@@ -187,7 +187,7 @@ def check_declared(declared: Types, found: Types, name: str) -> None:
         both = zip(said, made, strict=False)
         if len(said) != len(made) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in both):
             what = f'declares the value "{layers.text_of(value)}" as {_listed(said)}, but it is {_listed(made)}'
-            raise ProblemError(f"{name} {what}; right is a model without wrong shapes: export it anew, or delete what it declares")
+            raise ProblemError(f"{name} {what}; export it again, or delete the declared shapes")
 
 
 def _listed(sizes: tuple[int | str, ...]) -> str:

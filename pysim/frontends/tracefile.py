@@ -169,7 +169,7 @@ def _tell(path: Path, number: int, block: bytes) -> str | None:
 def _din(line: bytes, instructions: bool, word_bytes: int) -> tuple[Access, ...]:
     label, *words = line.split(None, 2)
     if label not in (b"0", b"1", b"2") or not words:
-        raise ValueError(f"{_quote(line)} is no din reference; it should be 0 (load), 1 (store) or 2 (instruction) and an address in hex")
+        raise ValueError(f"{_quote(line)} is not a din reference; expected 0 (load), 1 (store) or 2 (instruction), then a hex address")
     address = _hex(words[0], line) & -word_bytes
     return ((address, word_bytes, label == b"1"),) if instructions or label != b"2" else ()
 
@@ -177,7 +177,7 @@ def _din(line: bytes, instructions: bool, word_bytes: int) -> tuple[Access, ...]
 def _text(line: bytes) -> Access:
     words = line.split()
     if len(words) != 3 or words[0] not in (b"r", b"w", b"R", b"W"):
-        raise ValueError(f"{_quote(line)} is no access; it should be r or w, an address and a size, like {_EXAMPLE['text']}")
+        raise ValueError(f"{_quote(line)} is not an access; it should be r or w, an address and a size, like {_EXAMPLE['text']}")
     address = _hex(words[1], line) if words[1][:2] in (b"0x", b"0X") else _decimal(words[1], line)
     return address, _size(words[2], line), words[0] in (b"w", b"W")
 
@@ -186,7 +186,7 @@ def _lackey(line: bytes, instructions: bool) -> tuple[Access, ...]:
     kind, place = line[:2], line[2:].strip()
     address, comma, size = place.partition(b",")
     if kind not in (b"I ", b" L", b" S", b" M") or not comma:
-        raise ValueError(f"{_quote(line)} is no lackey line; it should be I, L, S or M, then address,size like {_EXAMPLE['lackey']}")
+        raise ValueError(f"{_quote(line)} is not a lackey line; it should be I, L, S or M, then address,size like {_EXAMPLE['lackey']}")
     at, count = _hex(address, line), _size(size, line)
     if kind == b" M":
         return (at, count, False), (at, count, True)
@@ -196,16 +196,16 @@ def _lackey(line: bytes, instructions: bool) -> tuple[Access, ...]:
 def _hex(word: bytes, line: bytes) -> int:
     digits = word[2:] if word[:2] in (b"0x", b"0X") else word
     if not digits.isalnum() or len(digits) > 16:
-        raise ValueError(f"{_quote(line)}: {_quote(word)} is no hexadecimal address")
+        raise ValueError(f"{_quote(line)}: {_quote(word)} is not a hexadecimal address")
     try:
         return _address(int(digits, 16), line)
     except ValueError:
-        raise ValueError(f"{_quote(line)}: {_quote(word)} is no hexadecimal address below 2^56") from None
+        raise ValueError(f"{_quote(line)}: {_quote(word)} is not a hexadecimal address below 2^56") from None
 
 
 def _decimal(word: bytes, line: bytes) -> int:
     if not word.isdigit() or len(word) > 18:
-        raise ValueError(f"{_quote(line)}: {_quote(word)} is no address; it should be decimal, or hexadecimal after 0x, below 2^56")
+        raise ValueError(f"{_quote(line)}: {_quote(word)} is not an address; it should be decimal, or hexadecimal after 0x, below 2^56")
     return _address(int(word), line)
 
 
@@ -217,7 +217,7 @@ def _address(value: int, line: bytes) -> int:
 
 def _size(word: bytes, line: bytes) -> int:
     if not word.isdigit() or len(word) > 10 or not 1 <= int(word) < 1 << 31:
-        raise ValueError(f"{_quote(line)}: {_quote(word)} is no size; it should be a number of bytes, at least 1 and below 2^31")
+        raise ValueError(f"{_quote(line)}: {_quote(word)} is not a size; it should be a number of bytes, at least 1 and below 2^31")
     return int(word)
 
 
@@ -249,7 +249,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, block[:end]
                     number += block.count(b"\n")
                 if len(rest) > _BLOCK:
-                    raise ProblemError(f"{path}:{number}: a line of more than {_BLOCK} bytes; this is no trace")
+                    raise ProblemError(f"{path}:{number}: a line of more than {_BLOCK} bytes; this is not a trace")
     except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error) as error:
         where = f"{path}:{number}" if number > 1 else str(path)
         raise ProblemError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

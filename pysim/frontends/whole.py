@@ -128,7 +128,7 @@ def _wide(array: Array) -> Array:
 
 
 def _inputs(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Normal random numbers, or zeros where an input is no floating-point number."""
+    """Normal random numbers, or zeros where an input is not a floating-point number."""
     rng = np.random.default_rng(_SEED)
     return {name: rng.standard_normal(one.shape).astype(one.dtype) if one.dtype.kind == "f" else np.zeros(one.shape, one.dtype)
             for name, one in tensors.items()}  # fmt: skip

@@ -66,7 +66,7 @@ def load_any(name: str | Path | Machine | Gpu) -> Machine | Gpu:
     if isinstance(name, Machine | Gpu):
         return name
     if not isinstance(name, str | Path):
-        raise MachineError(f"machine is {quoted(name)}; right is a name, the path of a .toml file, or a machine")
+        raise MachineError(f"machine is {quoted(name)}; expected a name, the path of a .toml file, or a machine")
     text = str(name)
     if isinstance(name, Path) or text.endswith(".toml") or "/" in text:
         return _load_file(Path(name))
@@ -83,14 +83,14 @@ def _load_shipped(name: str) -> Machine | Gpu:
 
 def _load_file(path: Path) -> Machine | Gpu:
     if path.suffix != ".toml":
-        raise MachineError(f"{path} is no machine file: its name should end in .toml")
+        raise MachineError(f"{path} is not a machine file: its name should end in .toml")
     try:
         if path.is_dir():
             raise MachineError(f"{path} is a folder, and a machine is one .toml file")
         if not path.is_file():
             raise MachineError(f"there is no machine file {path}; shipped machines: {', '.join(names())}")
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise MachineError(f"{path} is larger than {_MAX_FILE_BYTES} bytes, so it is no machine file")
+            raise MachineError(f"{path} is larger than {_MAX_FILE_BYTES} bytes, so it is not a machine file")
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise MachineError(f"{path} cannot be read as UTF-8 text: {error}") from None
@@ -169,7 +169,7 @@ def _check(machine: Machine | Gpu, where: str) -> None:
     for key, source in machine.sources.items():
         if all(getattr(source, field) is None for field in Source.__struct_fields__ if field != "title"):
             others = "url, section, command, file, versions or note"
-            raise MachineError(f"{where}: sources.{key}: a title alone is no source; add a {others}")
+            raise MachineError(f"{where}: sources.{key}: a title alone is not a source; add a {others}")
     if isinstance(machine, Gpu):
         _check_gpu(machine, where)
     else:
@@ -216,7 +216,7 @@ def _check_cpu(machine: Machine, where: str) -> None:
             raise MachineError(f"{at}: starts_cold is computed for plans of several threads; leave it out of the file")
         if level.cores is not None and not (level.shared and level.cores <= machine.cores):
             right = f"at most the machine's {machine.cores} that share it, and shared = true"
-            raise MachineError(f"{at}: cores is {level.cores}, shared is {str(level.shared).lower()}; right is {right}")
+            raise MachineError(f"{at}: cores is {level.cores}, shared is {str(level.shared).lower()}; expected {right}")
     for inner, outer in itertools.pairwise(machine.levels):
         if inner.size_bytes > outer.size_bytes:
             sizes = f"{inner.size_bytes:,} bytes (sets x ways x line_bytes) are more than the {outer.size_bytes:,} of {outer.name}"

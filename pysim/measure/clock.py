@@ -293,7 +293,7 @@ def copies_for(bytes_per_call: int, last_level_bytes: int) -> int:
     if count > MAX_COPIES:
         raise OperandError(
             f"cold caches: {count:,} copies of {bytes_per_call:,} bytes would fill twice the last level, and at most {MAX_COPIES:,} "
-            f"are made; right is a problem of {-(-2 * last_level_bytes // MAX_COPIES):,} bytes or more, or hot caches"
+            f"are made; expected a problem of {-(-2 * last_level_bytes // MAX_COPIES):,} bytes or more, or hot caches"
         )
     return count
 

@@ -201,7 +201,7 @@ def _request(
     if layout in BLOCKED and isinstance(on, Gpu):
         raise PlanError(f"layout {layout} is for CPUs, and {on.name} is a GPU; {choose(layout, LAYOUTS)}")
     if layout == "nhwc" and isinstance(on, Machine):
-        raise PlanError(f"layout nhwc is for GPUs, and {on.name} is a CPU; right is one of: nchw, {', '.join(BLOCKED)}")
+        raise PlanError(f"layout nhwc is for GPUs, and {on.name} is a CPU; expected one of: nchw, {', '.join(BLOCKED)}")
     if model == "csa" and isinstance(on, Gpu):
         raise PlanError(f'the csa model is for CPUs, and {on.name} is a GPU; take the model "full"')
     if flag(prologue, "prologue") and not (isinstance(workload, Conv) and isinstance(on, Gpu)):
@@ -231,7 +231,7 @@ def _micro_kernel(asked: MicroKernel, model: ModelName) -> MicroKernel:
     if row := _row(asked):
         return _tile(row) if model == "csa" else asked
     right = "4x16, or a name from `pysim kernels`"
-    raise PlanError(f"micro-kernel {quoted(asked)} is neither a tile (windows x filters) nor a kernel; right is e.g. {right}")
+    raise PlanError(f"micro-kernel {quoted(asked)} is neither a tile (windows x filters) nor a kernel; expected e.g. {right}")
 
 
 def _row(name: str) -> Kernel | GemmKernel | ConvKernel | None:

@@ -91,7 +91,7 @@ def _split(text: str, bare: bool) -> tuple[str, list[tuple[str, int]]]:
 
 
 def _wrong(at: int, what: str, right: str = _CONV_RIGHT) -> ProblemError:
-    return ProblemError(f"character {at + 1}: {what}; right is e.g. {right}")
+    return ProblemError(f"character {at + 1}: {what}; expected e.g. {right}")
 
 
 _kept = lru_cache(maxsize=256)(_parse)
@@ -151,7 +151,7 @@ def _conv_fields(descriptor: str, start: int) -> dict[str, tuple[int, int]]:
             continue
         if name not in _FIELDS:
             also = " of a 2-D convolution, and no other is read" if name in _DEPTH else ""
-            raise _wrong(at, f"{quote(name)} is no field{also}; {choose(name, _FIELDS)}")
+            raise _wrong(at, f"{quote(name)} is not a field{also}; {choose(name, _FIELDS)}")
         if name in fields:
             raise _wrong(at, f'the field "{name}" stands twice')
         if not digits:
@@ -165,7 +165,7 @@ def _number(at: int, name: str, digits: str, least: int) -> int:
     if len(significant) > 19 or int(significant) > INT64_MAX:
         raise _wrong(at, f"{quote(name + digits)} does not fit in int64", f"{name}{INT64_MAX} at most")
     if int(significant) < least:
-        raise _wrong(at, f"{quote(name + digits)} is too small", f"{name}{least} or more")
+        raise _wrong(at, f"{quote(name + digits)} is too small", f"{name}{least}")
     return int(significant)
 
 
@@ -189,7 +189,7 @@ def _dimensions(part: str, at: int) -> list[int]:
     sizes = []
     for digits in part.rstrip("_").split("x"):
         if not re.fullmatch(r"[0-9]+", digits, re.ASCII):
-            raise _wrong(at, f"{quote(digits)} is no size: it should be a whole number", _GEMM_RIGHT)
+            raise _wrong(at, f"{quote(digits)} is not a size: it should be a whole number", _GEMM_RIGHT)
         sizes.append(_number(at, "", digits, least=1))
         at += len(digits) + 1
     return sizes
@@ -205,7 +205,7 @@ def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str
         if word not in known:
             also = "; a convolution has no layout" if word in LAYOUTS else ""
             also = "; only a matrix product is of this type" if word in GEMM_DTYPES else also
-            raise _wrong(at, f"{quote(word)} is no suffix{also}; {choose(word, known)}", right)
+            raise _wrong(at, f"{quote(word)} is not a suffix{also}; {choose(word, known)}", right)
         kind = "dtype" if word in GEMM_DTYPES else "layout"
         if chosen[kind]:
             raise _wrong(at, f'a second {kind} "{word}" after "{chosen[kind]}"', right)
@@ -229,7 +229,7 @@ def model_file(word: str) -> ModelFile | None:
         return None
     batch = re.fullmatch(r"mb([0-9]{1,9})", suffixes, re.ASCII)
     if not batch or not int(batch[1]):
-        raise ProblemError(f"{quote(word)}: {quote(suffixes)} is no batch; right is e.g. {path}.onnx:mb4")
+        raise ProblemError(f"{quote(word)}: {quote(suffixes)} is not a batch; expected e.g. {path}.onnx:mb4")
     return ModelFile(Path(f"{path}.onnx"), int(batch[1]))
 
 
@@ -244,13 +244,13 @@ def resolve(specs: Sequence[str], read_model: Callable[[ModelFile], Iterable[Lay
     layers: list[Layer] = []
     for spec in [specs] if isinstance(specs, str) else specs:
         if not isinstance(spec, str):
-            raise ProblemError(f"{quote(spec)} names no problem; right is a text such as {_CONV_RIGHT}, a set, @file or model.onnx")
+            raise ProblemError(f"{quote(spec)} names no problem; expected a text such as {_CONV_RIGHT}, a set, @file or model.onnx")
         word = spec.strip()
         if word.startswith(("conv:", "gemm:")):
             layers.append(_parse(word))
         elif word.startswith("@"):
             if word == "@":
-                raise ProblemError("@ names no file; right is @layers.txt, a file with one problem a line")
+                raise ProblemError("@ names no file; expected @layers.txt, a file with one problem a line")
             layers += _read_lines(Path(word[1:]))
         elif (model := model_file(word)) is not None:
             if read_model is None:
@@ -273,7 +273,7 @@ def _changed(layer: Layer, word: str) -> Layer:
         elif suffix in known:
             workload = msgspec.structs.replace(workload, dtype=suffix)
         elif not batch or not int(batch[1]):
-            raise ProblemError(f"{quote(word)}: {quote(suffix)} is no batch (mb32) and no type ({', '.join(known)})")
+            raise ProblemError(f"{quote(word)}: {quote(suffix)} is neither a batch (mb32) nor a type ({', '.join(known)})")
         else:
             raise ProblemError(f"{quote(word)} has matrix products, whose sizes have no batch; write them out: gemm:MxNxK")
     return layer._replace(workload=workload)

@@ -97,7 +97,7 @@ def from_name(name: str) -> tuple[str, AnySchedule]:
     algorithm, *pairs = str(name).split(",")
     fields = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     if not algorithm or "kernel" not in fields or len(fields) != len(pairs):
-        raise PlanError(f"{quoted(name)} is no plan's name, which is algorithm,field=value,... as in `plan.name` and JSON documents")
+        raise PlanError(f"{quoted(name)} is not the name of a plan, algorithm,field=value,..., as in `plan.name` and JSON documents")
     kinds: tuple[type[AnySchedule], ...] = (Schedule, GpuSchedule)
     kind = max(kinds, key=lambda kind: len({*fields} & {*kind.__struct_fields__}))
     known = [field for field in kind.__struct_fields__ if field != "algorithm"]

@@ -206,11 +206,11 @@ def as_numpy(x: Any, name: str) -> Array:
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ma.MaskedArray):
-        raise OperandError(f"{name} is a masked array, and kernels do not read masks; right is {name}.filled(0), or another value")
+        raise OperandError(f"{name} is a masked array, and kernels do not read masks; expected {name}.filled(0), or another value")
     if isinstance(x, np.ndarray):
         return x
     if x is None or isinstance(x, str | bytes):
-        raise OperandError(f"{name} is {quoted(x)}; right is an array")
+        raise OperandError(f"{name} is {quoted(x)}; expected an array")
     if hasattr(x, "__cuda_array_interface__") or "cuda" in str(getattr(x, "device", "")):
         raise MissingError(f"{name} lies on a GPU, and this build has no CUDA kernels; pass a CPU array")
     if getattr(x, "requires_grad", False) is True:  # NumPy refuses these; `arrays.refuse_gradients` ran before
@@ -246,7 +246,7 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
         return aligned(shape, kind)
     array = as_numpy(out, "out")
     if array is not out and not np.may_share_memory(array, as_numpy(out, "out")):
-        raise OperandError(f"out is a {type(out).__name__}, which NumPy can only copy; right is a writable array")
+        raise OperandError(f"out is a {type(out).__name__}, which NumPy can only copy; expected a writable array")
     flags = array.flags
     if array.shape != shape or array.dtype != kind or not flags.carray:
         faults = {"read-only": not flags.writeable, "not C-contiguous": not flags.c_contiguous, "not aligned": not flags.aligned}

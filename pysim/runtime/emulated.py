@@ -260,7 +260,7 @@ def _seconds() -> float:
     try:
         return float(given) if given else CALL_SECONDS
     except ValueError:
-        raise OperandError(f'PYSIM_EMULATION_SECONDS is "{given}"; right is a number of seconds, such as 3600') from None
+        raise OperandError(f'PYSIM_EMULATION_SECONDS is "{given}"; expected a number of seconds, such as 3600') from None
 
 
 def _copy(move: Any, file: int, content: Any, offset: int) -> None:

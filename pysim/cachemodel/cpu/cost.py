@@ -174,7 +174,7 @@ def one_schedule(nest: Nest, machine: Machine, schedule: Schedule, dtype: str | 
     `dtype`, and for sizes that the kernel or the nest does not have."""
     kernel = next((row for row in kernels() if row.name == schedule.kernel), None)
     if kernel is None:
-        raise PlanError(f"{schedule.kernel} is no row of the registry")
+        raise PlanError(f"{schedule.kernel} is not in the registry")
     if dtype not in (None, kernel.dtype):
         raise PlanError(f"{kernel.name} computes {kernel.dtype}; the problem is {dtype}")
     if (schedule.windows, schedule.filters) != (kernel.windows, kernel.filters) or not 1 <= schedule.channels <= nest.group_channels:

@@ -206,7 +206,7 @@ def _array(values: ArrayLike, what: str) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except (ValueError, OverflowError) as error:
-        raise OperandError(f"{what} is no array: {error}") from None
+        raise OperandError(f"{what} is not an array: {error}") from None
 
 
 def _what_is_wrong(lanes: NDArray[Any], width: int, row: int, lane: int) -> str:
@@ -215,7 +215,7 @@ def _what_is_wrong(lanes: NDArray[Any], width: int, row: int, lane: int) -> str:
     if not 0 <= address < _LARGEST_ADDRESS:
         return f"{where} has the address {address}; a byte offset into shared memory is at least 0 and below 2^48"
     near = address // width * width
-    return f"{where} has the address {address}, no multiple of the width {width}; {near} or {near + width} is aligned"
+    return f"{where} has the address {address}, not a multiple of the width {width}; {near} or {near + width} is aligned"
 
 
 def instruction(width: int, store: bool) -> str:

@@ -132,7 +132,7 @@ def _check(tile: Tile, access: Access) -> None:
     if access.active is not None and access.active.shape != access.index.shape:
         raise OperandError(f"{where}: active has the shape {access.active.shape}; it should be {access.index.shape}")
     if access.width % tile.element_bytes:
-        raise OperandError(f"{where}: width {access.width} is no multiple of an element's {tile.element_bytes} bytes")
+        raise OperandError(f"{where}: width {access.width} is not a multiple of an element's {tile.element_bytes} bytes")
     if access.times < 1:
         raise OperandError(f"{where}: times is {access.times}; it should be at least 1")
     last = tile.elements - access.width // tile.element_bytes

@@ -66,7 +66,7 @@ class Cache(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise MachineError(f'a cache\'s name is {quoted(self.name)}; right is a text, such as "L1"')
+            raise MachineError(f'a cache\'s name is {quoted(self.name)}; expected a text, such as "L1"')
         for field in ("sets", "ways", "line_bytes", "prefetch_degree"):
             _whole(getattr(self, field), 1, 1 << 40, f'cache "{self.name}": {field}')
         word(self.policy, f'policy of cache "{self.name}"', get_args(Policy), MachineError)
@@ -158,7 +158,7 @@ class Hierarchy:
     def __init__(self, levels: Iterable[Cache], *, cores: int = 1, seed: int = 0) -> None:
         self.levels = tuple(levels) if isinstance(levels, Iterable) else (levels,)
         if not all(isinstance(level, Cache) for level in self.levels):
-            raise MachineError(f"the levels of a cache hierarchy are {quoted(levels)}; right is a list of Cache values, L1 first")
+            raise MachineError(f"the levels of a cache hierarchy are {quoted(levels)}; expected a list of Cache values, L1 first")
         self.cores = cores
         self.seed = seed
         _whole(cores, 1, MAX_CORES, "cores of a cache hierarchy")

@@ -5,7 +5,7 @@
     transfer   misses and write-backs of the plan's own trace (`trace`) in the machine's caches (`hierarchy`), at the machine's rates
 
 So it differs from a prediction only by the errors of the closed forms (`sliced`, `occupancy`). On a machine whose in-core rates are of
-kind `static` it is a second opinion where nothing can be measured; it is no measurement.
+kind `static` it is a second opinion where nothing can be measured; it is not a measurement.
 
 A written line is transferred twice, once each way, and is charged once, as in `cost`: the lines of an operand that are only read are its
 misses less its write-backs. Exact simulation processes some hundred million accesses a second.
