@@ -8,25 +8,13 @@ import sys
 
 import pytest
 from click.testing import CliRunner, Result
+from native_library import native  # noqa: F401  # for the tests of commands
 
 from pysim.cli import main
-from pysim.errors import MissingError
-from pysim.runtime import cpu as runtime
 
 PROBLEM = "conv:mb1ic64ih56oc64kh3ph1"
 SMALL = "conv:mb1ic8ih10oc8kh3ph1"
 PLAN_KEYS = {"problem", "machine", "algorithm", "kernel", "schedule", "tile", "workspace_bytes", "cost", "assumed", "rejected"}
-
-
-def _native_is_missing() -> str:
-    try:
-        runtime.library()
-    except (MissingError, OSError) as error:
-        return str(error)
-    return ""
-
-
-native = pytest.mark.skipif(bool(_native_is_missing()), reason=_native_is_missing() or "the native library is here")
 
 
 @pytest.fixture(scope="session")

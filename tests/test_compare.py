@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import pytest
+from native_library import native
 
 from pysim import planner
 from pysim.cachemodel.simulator.simulated import simulated_cost
@@ -39,18 +40,6 @@ CONV = "conv:mb1ic16ih14oc12kh3ph1"
 ZEN4 = load("zen4")
 MACHINE: Any = msgspec.structs.replace(ZEN4, name="here", levels=(ZEN4.levels[0], msgspec.structs.replace(ZEN4.levels[1], sets=256)))
 FAST: dict[str, Any] = {"min_seconds": 0.0, "budget_seconds": 0.2}
-
-
-def _native() -> str:
-    """Why the native library cannot be used; empty if it can."""
-    try:
-        runtime.library()
-    except (MissingError, OSError) as error:
-        return str(error)
-    return ""
-
-
-native = pytest.mark.skipif(bool(_native()), reason=_native() or "here")
 
 
 def planned(workload: Workload, seconds: float = 1e-5, on: Any = MACHINE, **changes: Any) -> Plan:

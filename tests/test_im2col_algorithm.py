@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from native_library import native
 from problems import conv
 
 import pysim
@@ -14,7 +15,7 @@ from pysim import planner
 from pysim.algorithms import algorithm_named
 from pysim.algorithms.cpu import im2col
 from pysim.cachemodel.cpu.incore import stride_cycles
-from pysim.errors import MissingError, PlanError
+from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
@@ -23,6 +24,8 @@ from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
+
+pytestmark = native
 
 ZEN4 = load("zen4")
 SHAPES = [
@@ -52,14 +55,6 @@ def operands(w: Conv) -> tuple[Any, Any, Any]:
         )
 
     return bits(x), bits(filters), bias.astype(runtime.RESULT_DTYPES[w.dtype])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def native() -> None:
-    try:
-        runtime.library()
-    except MissingError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "s8"])

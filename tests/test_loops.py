@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_library import native
 from nest_trace import Trace, walk
 from plan_trace import accesses
 from plan_trace import recorded as recorded_runs
@@ -19,12 +20,10 @@ from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES
-from pysim.errors import MissingError
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.schedule import STATIONARY, Schedule
-from pysim.runtime import cpu as runtime
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import im2col_baseline
@@ -65,6 +64,7 @@ def described(found: Trace) -> Iterator[frozenset[int]]:
             packed += spans
 
 
+@native
 @pytest.mark.parametrize("stationary", STATIONARY)
 @pytest.mark.parametrize(
     ("text", "pack", "sizes"),
@@ -84,16 +84,13 @@ def described(found: Trace) -> Iterator[frozenset[int]]:
 def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
     text: str, pack: str, sizes: tuple[int, int, int], stationary: str
 ) -> None:
-    try:
-        runtime.library()
-    except MissingError as error:
-        pytest.skip(str(error))
     schedule = Schedule("f32_win_8x4__portable", stationary, pack, 8, 4, *sizes)
     found = Trace(nest_of(parse(text)), schedule)
     at = trace.Bases(found.input, found.filters, found.output, found.windows_at)
     assert list(described(found)) == list(recorded(text, schedule, at))
 
 
+@native
 @pytest.mark.parametrize("stationary", STATIONARY)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("sizes", [(2, 2, 3), (6, 3, 5)])
@@ -101,10 +98,6 @@ def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
 def test_the_walk_touches_what_is_recorded_where_a_lies_in_place(
     algorithm: Any, sizes: tuple[int, int, int], layout: str, stationary: str
 ) -> None:
-    try:
-        runtime.library()
-    except MissingError as error:
-        pytest.skip(str(error))
     text = f"gemm:11x43x6:{layout}"
     nest = algorithm.nest_of(parse(text))
     for pack in ("none", "tiles") if algorithm is unpacked else ("none",):
@@ -135,11 +128,8 @@ def test_the_page_on_the_model_shows_what_the_tool_says() -> None:
     assert found.attempted >= 6 and not found.failed
 
 
+@native
 def test_the_walk_of_im2cols_description_touches_what_its_trace_records() -> None:
-    try:
-        runtime.library()
-    except MissingError as error:
-        pytest.skip(str(error))
     w = parse("conv:ic3ih6iw7oc4kh3sh2ph1")
     assert isinstance(w, Conv)
     chunks = [*recorded_runs(im2col_baseline.runs_of(w, Schedule("f32_win_8x4__portable", STATIONARY[0], "tiles", 8, 4, 27, 1, 1)))]

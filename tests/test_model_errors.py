@@ -32,28 +32,34 @@ def test_recorded_plans_are_predicted_within_a_third_and_those_of_many_threads_w
         assert median <= bars[0] and most <= bars[1], (of, threads, median, most)
 
 
-def test_without_shares_runs_of_many_threads_are_predicted_too_fast(tmp_path: Path) -> None:
-    source = next(path for path in FILES if path.stem == "thread-rounds-xeon-server")
-    shutil.copy(source, tmp_path)
+def source_named(stem: str) -> Path:
+    return next(path for path in FILES if path.stem == stem)
+
+
+def with_numbers(source: Path, folder: Path, **numbers: str) -> Path:
+    """A copy of the recorded runs beside a machine file in which every number whose name ends so has another value."""
     machine = source.parent / model_errors.header(source)["machine_file"]
-    (tmp_path / "machines").mkdir()
-    text = re.sub(r"(_share = \{ ?value = )[0-9.]+", r"\g<1>1.0", machine.read_text())
-    (tmp_path / "machines" / machine.name).write_text(re.sub(r"(written_line_cycles = \{ ?value = )[0-9.]+", r"\g<1>0", text))
-    without, right = (model_errors.groups(model_errors.predict(path)) for path in (tmp_path / source.name, source))
+    text = machine.read_text()
+    for name, value in numbers.items():
+        text = re.sub(rf"({name} = \{{ ?value = )[0-9.]+", rf"\g<1>{value}", text)
+    (folder / "machines").mkdir()
+    (folder / "machines" / machine.name).write_text(text)
+    return Path(shutil.copy(source, folder))
+
+
+def test_without_shares_runs_of_many_threads_are_predicted_too_fast(tmp_path: Path) -> None:
+    source = source_named("thread-rounds-xeon-server")
+    changed = with_numbers(source, tmp_path, _share="1.0", written_line_cycles="0")
+    without, right = (model_errors.groups(model_errors.predict(path)) for path in (changed, source))
     key = (source.name, "reported", 16)
     assert model_errors.errors(without[key])[0] > 3 * model_errors.errors(right[key])[0]
 
 
 def test_a_level_that_answers_slower_than_the_file_says_is_found(tmp_path: Path) -> None:
     """The errors are those of the machine file's numbers: with another overlap and no waits the server's VGG-16 is predicted too fast."""
-    source = next(path for path in FILES if path.stem == "compare-xeon-server")
-    shutil.copy(source, tmp_path)
-    machine = source.parent / model_errors.header(source)["machine_file"]
-    (tmp_path / "machines").mkdir()
-    text = re.sub(r"(overlap = \{ ?value = )[0-9.]+", r"\g<1>1.0", machine.read_text())
-    text = re.sub(r"(scattered_line_cycles = \{ ?value = )[0-9.]+", r"\g<1>1.0", text)
-    (tmp_path / "machines" / machine.name).write_text(text)
-    rows = model_errors.groups(model_errors.predict(tmp_path / source.name))[source.name, "vgg16", 1]
+    source = source_named("compare-xeon-server")
+    changed = with_numbers(source, tmp_path, overlap="1.0", scattered_line_cycles="1.0")
+    rows = model_errors.groups(model_errors.predict(changed))[source.name, "vgg16", 1]
     right = model_errors.groups(model_errors.predict(source))[source.name, "vgg16", 1]
     assert model_errors.errors(rows)[1] > 1.25 * model_errors.errors(right)[1]
 

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paper's comparison on the model: the committed data are what the tool computes, and say what the documents say."""
 
-import importlib.util
 import json
-import sys
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from checkout import ROOT, tool
 
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.problem.text import distinct, parse, resolve
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
 DATA = ROOT / "benchmarks" / "data" / "paper-comparison.json"
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="needs the data files of a checkout")
@@ -27,24 +22,13 @@ def found() -> dict[str, Any]:
     return json.loads(DATA.read_text())["machines"]
 
 
-@cache
-def tool() -> ModuleType:
-    """tools/paper_comparison.py as a module."""
-    spec = importlib.util.spec_from_file_location("paper_comparison", ROOT / "tools" / "paper_comparison.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("name", ["xeon-4208", "power10-e1050"])
 @pytest.mark.parametrize("problem", ["conv:mb1ic64ih56oc64kh3ph1", "conv:mb1ic256ih14oc1024kh1", "conv:mb1ic3ih224oc64kh7sh2ph3"])
 def test_the_data_are_what_the_tool_computes(name: str, problem: str) -> None:
     workload = parse(problem)
     assert isinstance(workload, Conv)
     kept = next(one for one in found()[name]["layers"] if one["problem"] == workload.text)
-    now = tool().of_layer(workload, load(name))
+    now = tool("paper_comparison").of_layer(workload, load(name))
     assert now["csa"] == kept["csa"] and now["csa_choice"] == kept["csa_choice"]
     assert now["sconv_seconds"] == pytest.approx(kept["sconv_seconds"], rel=0.02)
     for baseline, one in now["baseline"].items():
@@ -52,7 +36,7 @@ def test_the_data_are_what_the_tool_computes(name: str, problem: str) -> None:
 
 
 def test_all_393_convolutions_of_the_paper_are_in_it() -> None:
-    layers = [layer for name in tool().NETWORKS for layer in resolve([name])]
+    layers = [layer for name in tool("paper_comparison").NETWORKS for layer in resolve([name])]
     assert sum(layer.count for layer in layers) == 393
     for one in found().values():
         assert one["all"]["layers"] == 393 == sum(network["layers"] for network in one["networks"].values())
@@ -68,7 +52,7 @@ def test_a_baseline_that_does_more_is_never_quicker_and_pointwise_layers_need_no
     """A strided 1x1 layer may be quicker by 2 % after im2col: packing it directly permutes each fragment of a row by itself."""
     for one in found().values():
         for layer in one["layers"]:
-            seconds = [layer["baseline"][name]["seconds"] for name in tool().BASELINES]
+            seconds = [layer["baseline"][name]["seconds"] for name in tool("paper_comparison").BASELINES]
             slack = 0.02 if "kh1sh2" in layer["problem"] else 1e-9
             assert seconds[0] <= seconds[1] * (1 + 1e-9) and seconds[1] <= seconds[2] * (1 + slack), layer["problem"]
             assert not layer["pointwise"] or seconds[1] == seconds[2]

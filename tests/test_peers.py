@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from native_library import native_is_missing
 from numpy.typing import NDArray
 
 from pysim.algorithms.contract import DIRECT_SUM
@@ -44,15 +45,6 @@ TWICE = [parse(text) for text in PROBLEMS] + [parse(f"{text}:f64") for text in P
 
 CPU_PEERS = [name for name, peer in PEERS.items() if peer.on == "cpu"]
 Compute = Callable[[Array, Array], Array]
-
-
-def native_is_missing() -> str:
-    """Why the native library cannot be used; empty if it can."""
-    try:
-        runtime.library()
-    except (MissingError, OSError) as error:
-        return str(error)
-    return ""
 
 
 def trial_of(text: str) -> Trial:

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of problems are read as they are written, and the sets are the networks they name."""
 
-import importlib.util
 import itertools
 import string
 from pathlib import Path
 
 import msgspec
 import pytest
+from checkout import ROOT, tool
 
 from pysim.errors import ProblemError
 from pysim.problem.text import Layer, ModelFile, distinct, parse, resolve, sets
 
-ROOT = Path(__file__).parent.parent
 NETWORKS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet")
 
 
@@ -171,12 +170,7 @@ def test_the_layers_of_a_network_follow_each_other(name):
 
 def test_the_shipped_sets_are_what_the_script_writes():
     pytest.importorskip("onnx")
-    spec = importlib.util.spec_from_file_location("extract_workloads", ROOT / "tools" / "extract_workloads.py")
-    assert spec
-    assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    texts = script.files()
+    texts = tool("extract_workloads").files()
     assert sorted(texts) == sets()
     for name, text in texts.items():
         assert (ROOT / "pysim" / "problem" / "sets" / f"{name}.txt").read_text(encoding="utf-8") == text
@@ -191,7 +185,8 @@ def test_a_set_may_be_of_another_batch_and_type():
 
 
 @pytest.mark.parametrize(
-    ("word", "message"), [("resnet50:mb0", "mb0"), ("vgg16:f17", "no type"), ("cutlass:mb3", "gemm:MxNxK"), ("resnet50:", "no batch")]
+    ("word", "message"),
+    [("resnet50:mb0", "mb0"), ("vgg16:f17", "nor a type"), ("cutlass:mb3", "gemm:MxNxK"), ("resnet50:", "neither a batch")],
 )
 def test_what_a_set_cannot_be_is_refused(word, message):
     with pytest.raises(ProblemError, match=message):

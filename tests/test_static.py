@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The static numbers of POWER10 are those of the committed analysis, and the analysis says what it is worth."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from checkout import ROOT, tool
 
 from pysim.machine.load import load
 from pysim.machine.quantity import facts
 from pysim.registry.cpu import kernels
 
-ROOT = Path(__file__).parent.parent
 DATA = ROOT / "benchmarks" / "data" / "power10-static.json"
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="needs the data files of a checkout")
@@ -24,16 +20,6 @@ pytestmark = pytest.mark.skipif(not DATA.exists(), reason="needs the data files 
 
 def analysis() -> dict[str, Any]:
     return json.loads(DATA.read_text())
-
-
-def tool() -> ModuleType:
-    """tools/static_cycles.py as a module."""
-    spec = importlib.util.spec_from_file_location("static_cycles", ROOT / "tools" / "static_cycles.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_every_static_number_of_the_machine_file_is_the_analysis_rounded() -> None:
@@ -64,7 +50,7 @@ def test_vector_based_packing_loads_5_vectors_where_12_are_stored() -> None:
 
 
 def test_a_loop_is_found_in_a_trace_and_its_spills_counted() -> None:
-    module = tool()
+    module = tool("static_cycles")
     addresses = [0, 4, *[8, 12, 16] * 20, 20, 24]
     assert module.loop_of(addresses) == ([8, 12, 16], 20)
     lines = ["stxv 34, 32(1)", "lxvp 32, 0(4)", "lxv 33, -16(1)", "std 31, -8(1)", "xvf32gerpp 0, 33, 34", "plxv 34, 16(1), 0"]
@@ -74,7 +60,7 @@ def test_a_loop_is_found_in_a_trace_and_its_spills_counted() -> None:
 
 @pytest.mark.skipif(not shutil.which("llvm-mca"), reason="llvm-mca is not installed")
 def test_llvms_model_of_power10_knows_the_matrix_unit() -> None:
-    module = tool()
+    module = tool("static_cycles")
     independent = [f"xvf32gerpp {i}, 32, 33" for i in range(8)]
     assert module.cycles(independent, 100) == pytest.approx(4, rel=0.05)  # two a cycle
     assert module.cycles(independent[:1], 100) == pytest.approx(4, rel=0.05)  # four from one update to the next

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from native_library import native
 from recorders import NATIVE, compiler, opened
 
 from pysim import planner
@@ -21,7 +22,6 @@ from pysim.algorithms import algorithms_for
 from pysim.cachemodel.cpu.threads import touched_bytes
 from pysim.cachemodel.simulator.hierarchy import Chunk, Hierarchy
 from pysim.cachemodel.simulator.trace import pages
-from pysim.errors import MissingError
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
@@ -133,11 +133,8 @@ def differences(library: tuple[Any, Any], algorithm: str, on: Machine) -> list[f
     return found
 
 
+@native
 def test_lines_of_every_algorithms_plain_c_are_those_of_its_description(touching: tuple[Any, Any]) -> None:
-    try:
-        runtime.library()
-    except MissingError as error:
-        pytest.skip(str(error))
     assert {*PROBLEMS} == {one.NAME for text in (CONVOLUTION, PRODUCT) for one in algorithms_for(parse(text), MACHINES[0])}
     found = {name: [off for on in MACHINES for off in differences(touching, name, on)] for name in PROBLEMS}
     over = {name: off for name, off in found.items() if median(off) > BARS.get(name, BAR)}

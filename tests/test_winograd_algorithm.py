@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import numpy as np
 import pytest
+from native_library import native
 from problems import conv
 
 import pysim
@@ -15,7 +16,7 @@ from pysim.cachemodel.cpu import winograd as model
 from pysim.calibration import host
 from pysim.check.bounds import of_rms
 from pysim.check.reference import reference
-from pysim.errors import MissingError, NativeError, PlanError
+from pysim.errors import NativeError, PlanError
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.record.cost import Cost
@@ -26,6 +27,8 @@ from pysim.runtime import cpu_launch
 
 if TYPE_CHECKING:
     from pysim.record.plan import Layout
+
+pytestmark = native
 
 ZEN4 = load("zen4")
 SHAPES = [
@@ -66,14 +69,6 @@ def schedules(w: Conv) -> list[Schedule]:
         for row in rows
         for m in winograd.outputs_of(w)
     ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def native() -> None:
-    try:
-        runtime.library()
-    except MissingError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
