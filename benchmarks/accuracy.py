@@ -42,7 +42,7 @@ LOWS = (-1.0, 0.0)
 
 
 def uniform(shape: tuple[int, ...], dtype: str, low: float, seed: int) -> Any:
-    """As memory holds it: operands of tf32 are any float32, which is what rounding them costs."""
+    """The operand in memory: float32 for tf32, so that the error includes rounding to TF32."""
     wide = np.float64 if dtype == "f64" else np.float32
     return (np.random.default_rng(seed).random(shape, wide) * (1 - low) + low).astype(held(dtype))
 

@@ -61,7 +61,7 @@ SETS = {
 
 
 def least(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """The least sample of each call in turns."""
+    """The least sample of each call, interleaved."""
     repeats, found = {}, dict.fromkeys(calls, math.inf)
     for name, call in calls.items():
         call()

@@ -56,7 +56,7 @@ def prepared(rows: list[dict[str, Any]], on: Any) -> list[tuple[dict[str, Any], 
 
 
 def alone_of(samples: list[float], core: list[Speed], most: float) -> dict[str, float]:
-    """The median of the samples during which nothing else was on the core, and how many those are; nothing where there are none."""
+    """The median of the samples during which nothing else was on the core, and their number; empty if there are none."""
     shares = np.repeat([one.plain_per_cycle for one in core], SAMPLES)
     alone = [seconds for seconds, share in zip(samples, shares, strict=False) if share > SHARED * most]
     return {"alone_seconds": float(np.median(alone)), "alone": len(alone)} if alone else {}

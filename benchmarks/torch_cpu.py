@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torchvision's models on this computer's CPU, by PyTorch and by pysim in turn: python benchmarks/torch_cpu.py [--how compile] MODEL...
+"""Torchvision's models on this CPU, by PyTorch and by pysim, interleaved: python benchmarks/torch_cpu.py [--how compile] MODEL...
 
 One line per model: the least CPU times of interleaved calls, and the largest difference of the outputs over the largest output. Batch 1,
 seeded random weights. Without names: one model of each family. Exit status 1 if a model fails or differs by more than ERROR.
@@ -37,7 +37,7 @@ def output(y: torch.Tensor | dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def least(calls: list[Callable[[], object]], times: int) -> list[float]:
-    """CPU seconds of each, of so many turns."""
+    """CPU seconds of each call in each round, interleaved."""
     spent = [[0.0] * len(calls) for _ in range(times)]
     for turn in spent:
         for at, call in enumerate(calls):

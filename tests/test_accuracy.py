@@ -227,7 +227,7 @@ def test_on_a_cpu_where_all_are_direct_sums_the_plan_is_the_same(options):
 
 
 def test_an_algorithm_of_split_operands_is_left_out_by_what_it_says_not_by_its_name(monkeypatch):
-    """A module that says its operands are split, or its error large, is turned down; what it would cost is not looked at."""
+    """A module that says its operands are split, or its error large, is rejected before it is costed."""
     on = msgspec.structs.replace(ZEN4, name="a machine whose plans nobody keeps")
     one = import_module(f"pysim.algorithms.cpu.{planner.plan(STRIDED, on).algorithm}")
     for bound, options in (

@@ -27,7 +27,7 @@ def h200() -> Gpu:
 
 
 def slower(gpu: Gpu, factor: float) -> Gpu:
-    """A machine of other constants: launches take `factor` times as long, and blocks start and end so much later."""
+    """A machine of other constants: launches, and the start and end of blocks, take `factor` times as long."""
     families = {
         name: msgspec.structs.replace(
             one,

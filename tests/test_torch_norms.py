@@ -41,7 +41,7 @@ def launched(monkeypatch):
 
 
 class Dense(nn.Module):
-    """Two layers as DenseNet has them, of parts with so many channels; `twice` reads one part twice, `piece` one as it lies in another."""
+    """DenseNet-like layers of parts with these channels; `twice` reads one part twice, `piece` one as it lies in another."""
 
     def __init__(self, channels=(8, 4), twice=False, piece=False):
         super().__init__()

@@ -47,14 +47,13 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-# Median of what may be off, by level and cache. Loops that need no more than capacities are off by more where a buffer fits a cache in
-# part.
+# Largest median error of an algorithm. Nests with capacity misses alone err by more if a buffer fits a cache only in part.
 BARS = {"winograd": 0.3, "polyphase": 0.45, "skinny": 0.45}
-BAR, ALL = 0.1, 0.08  # of the others; of all together
+BAR, ALL = 0.1, 0.08  # of other algorithms; of all together
 
 
 def small(sets: int) -> Machine:
-    """One unit, plain C, before caches that these problems do not fit: of L1 so many sets of 8 lines, of L2 32 KiB."""
+    """One unit, plain C, and caches too small for these problems: an L1 of `sets` sets of 8 lines, an L2 of 32 KiB."""
     on = load("zen4")
     inner, outer, last = on.levels
     levels = msgspec.structs.replace(inner, sets=sets, ways=8), msgspec.structs.replace(outer, sets=64, ways=8), last

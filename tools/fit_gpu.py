@@ -58,7 +58,7 @@ SOURCE = "fit"
 SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "p90_error", "median_error_of_chosen")
 
 
-def turned(problem: Gemm, kernel: GemmKernel) -> bool:
+def transposed(problem: Gemm, kernel: GemmKernel) -> bool:
     """Transposed results: the epilogue stored words, and now stores vectors (native/cuda/mainloop/hopper/epilogue.cuh)."""
     return computed(problem, kernel) is not problem
 
@@ -69,7 +69,7 @@ def tensor_f64(problem: Gemm, kernel: GemmKernel) -> bool:
     return kernel.dtype == "f64" and kernel.mainloop == "mma"
 
 
-def lined(problem: Gemm, kernel: GemmKernel) -> bool:
+def line_pitches(problem: Gemm, kernel: GemmKernel) -> bool:
     """The pitch of copied operands was a multiple of 16 bytes, and is now one of L2 lines (native/cuda/abi/gemm.cu)."""
     sizes = {SIZES[problem.dtype], THIRD_BYTES}
     return any(one.pitch % LINE_BYTES == 0 and all(one.columns * size % LINE_BYTES for size in sizes) for one in copies(problem, kernel))
@@ -92,11 +92,11 @@ def in_strips(problem: Gemm, kernel: GemmKernel) -> bool:
 
 
 CHANGED = {  # file -> predicates of launches whose kernels changed since the file was measured
-    "products-clusters-h200.jsonl": (turned, lined, tensor_f64, apart, overlapping),
-    "products-held-h200.jsonl": (turned, lined, tensor_f64, apart, overlapping, in_strips),
-    "products-random-h200.jsonl": (turned, lined, apart, overlapping, in_strips),
-    "products-random-h100.jsonl": (turned, lined, apart, overlapping, in_strips),
-    "products-seed61-h100.jsonl": (turned, apart, overlapping, in_strips),
+    "products-clusters-h200.jsonl": (transposed, line_pitches, tensor_f64, apart, overlapping),
+    "products-held-h200.jsonl": (transposed, line_pitches, tensor_f64, apart, overlapping, in_strips),
+    "products-random-h200.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),
+    "products-random-h100.jsonl": (transposed, line_pitches, apart, overlapping, in_strips),
+    "products-seed61-h100.jsonl": (transposed, apart, overlapping, in_strips),
     "products-singles-h200.jsonl": (overlapping,),
     "planner-h200.json": (overlapping,),
     **{f"products-seed{seed}.jsonl": (apart, overlapping, in_strips) for seed in ("62-h100", "62-h200", "63-h200", "64-h100")},

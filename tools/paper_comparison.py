@@ -79,7 +79,7 @@ def of_layer(workload: Conv, on: Machine) -> dict[str, Any]:
 
 
 def baselines(workload: Conv, on: Machine) -> dict[str, dict[str, float]]:
-    """Seconds of each baseline, and what of them is packing and im2col."""
+    """Seconds of each baseline, and the part of them that packing and im2col take."""
     product = product_of(workload)
     planned = planner.plan(product, on, algorithm="gemm").schedule
     packing = next(schedule for schedule, _ in planner.candidates(product, on, within=100, algorithm="gemm") if schedule.pack == "tiles")
@@ -161,7 +161,7 @@ def speed_table(document: dict[str, Any]) -> str:
 
 
 def detail_table(document: dict[str, Any]) -> str:
-    """Over all layers of the seven networks: what the paper tells besides Table 2."""
+    """Figures over all layers of the seven networks that the paper gives beside Table 2."""
     rows = [["", *(f"{on}, {copy}" for on in MACHINES for copy in BASELINES)]]
     every = [document["machines"][on]["all"] for on in MACHINES]
     both = [(one, one["baseline"][copy]) for one in every for copy in BASELINES]

@@ -127,7 +127,7 @@ def searches() -> Iterator[Sample]:
 
 
 def calibrated() -> Iterator[Sample]:
-    """Random products on GPUs that `pysim machines calibrate -m cuda` was run on before: by the shipped machine, and by what it wrote."""
+    """Random products on GPUs calibrated by `pysim machines calibrate -m cuda`: by the shipped machine file, and by the calibrated one."""
     for path in sorted(DATA.glob("products-calibrated-*.jsonl")):
         name = path.stem.rpartition("-")[2]
         cases, _ = fit_gpu.read([path])
@@ -173,7 +173,7 @@ def rows(samples: Iterable[Sample]) -> list[Row]:
 
 
 def _natural(name: str) -> list[str | int]:
-    """A name as what sorts numbers in it by their value: 2 threads before 16."""
+    """A sort key that orders numbers in a name by their value: 2 threads before 16."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 

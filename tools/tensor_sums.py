@@ -37,7 +37,7 @@ def thirds(x: Floats) -> list[Floats]:
 
 
 def cut(x: Floats, largest: Floats, bits: int) -> Floats:
-    """x without what lies below so many bits under the first one of `largest`."""
+    """x truncated `bits` bits below the leading bit of `largest`."""
     unit = np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1))) - bits)
     return np.trunc(x / unit) * unit
 

@@ -94,7 +94,7 @@ def cublas_table() -> str:
 
 
 def accuracy_table(*names: str) -> str:
-    """Per problem: what a direct sum's error is stated as, and the least and largest measured of each party, operands in [-1, 1)."""
+    """Per problem: the stated error of a direct sum, and the least and largest measured errors of each library, operands in [-1, 1)."""
     found = [json.loads(line) for name in names for line in (DATA / name).read_text().splitlines()]
     problems = dict.fromkeys((one["machine"], one["problem"]) for one in found)
     rows = ["| machine | problem | who: least to largest error of its kernels |", "| --- | --- | --- |"]

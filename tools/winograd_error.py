@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How much accuracy Winograd's transforms cost in f32: errors of F(2x2, 3x3) and F(4x4, 3x3) beside the definition's own.
+"""How much accuracy Winograd's transforms cost in f32: errors of F(2x2, 3x3) and F(4x4, 3x3) beside those of direct sums.
 
     tools/winograd_error.py [--tiles 64] [--filters 16] [--seed 1] > benchmarks/data/winograd-error.md; python tools/update_readme.py
 

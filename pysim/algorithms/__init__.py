@@ -27,7 +27,7 @@ def algorithms_for(problem: Workload, machine: Machine | Gpu) -> tuple[Algorithm
 
 
 def algorithm_named(name: str, problem: Workload, machine: Machine | Gpu) -> Algorithm:
-    """The algorithm of that name; PlanError, with what there is, where none has it."""
+    """The algorithm of that name; if there is none, a PlanError that lists all."""
     known = {one.NAME: one for one in algorithms_for(problem, machine)}
     if not isinstance(name, str) or name not in known:
         raise PlanError(f"{problem.text} has no algorithm {quoted(name)} on {machine.name}; {choose(name, known)}")

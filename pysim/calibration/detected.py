@@ -91,16 +91,16 @@ class Detected(NamedTuple):
 
 def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Detected:
     """The machine "host". MachineError where a probe measures nonsense, or no kernel runs here."""
-    kin = relative(cpu)
+    shipped = relative(cpu)
     targets = sorted({name.rpartition("__")[2] for name in probes.available_kernels()})
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     alone = Watch()
-    rates = _Rates(probes, kin, max(targets, key=lambda one: probes.probe_fma(one, "f32") * results_of_multiply_add(one)))
-    units = [_unit(target, rates, kin) for target in targets]
+    rates = _Rates(probes, shipped, max(targets, key=lambda one: probes.probe_fma(one, "f32") * results_of_multiply_add(one)))
+    units = [_unit(target, rates, shipped) for target in targets]
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
-    levels = [_level(one, caches[0], nbytes, rates, kin) for one, nbytes in zip(caches, sizes, strict=False)]
-    memory = _memory(sizes[-1], rates, kin)
+    levels = [_level(one, caches[0], nbytes, rates, shipped) for one, nbytes in zip(caches, sizes, strict=False)]
+    memory = _memory(sizes[-1], rates, shipped)
     others, together = alone.load().share, tuple[Together, ...]()
     if cores > 1 and others < LOADED:
         together, most = rates.together(cores, PLAIN if PLAIN in targets else targets[0])
@@ -115,17 +115,17 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         memory = rates.totals(memory, sizes[-1] // cores, cores)
         others = max(others, all_busy.load().share)
     line = rates.line_transfer(levels[0].line_bytes) if cores > 1 and others < LOADED else None
-    inherited = {name: _inherit(number, kin) for name in _OPTIONAL if (number := getattr(kin.machine.core, name))}
+    inherited = {name: _inherit(number, shipped) for name in _OPTIONAL if (number := getattr(shipped.machine.core, name))}
     core = Core(
         name=cpu.name,
         frequency_hz=rates.clock,
-        call_cycles=_inherit(kin.machine.core.call_cycles, kin),
-        pack_call_cycles=_inherit(kin.machine.core.pack_call_cycles, kin),
-        pack_cycles=_inherit(kin.machine.core.pack_cycles, kin),
-        pack_line_cycles=_inherit(kin.machine.core.pack_line_cycles, kin),
-        store_run_cycles=_inherit(kin.machine.core.store_run_cycles, kin),
-        prefetch_streams=_inherit(kin.machine.core.prefetch_streams, kin),
-        overlap=_inherit(kin.machine.core.overlap, kin),
+        call_cycles=_inherit(shipped.machine.core.call_cycles, shipped),
+        pack_call_cycles=_inherit(shipped.machine.core.pack_call_cycles, shipped),
+        pack_cycles=_inherit(shipped.machine.core.pack_cycles, shipped),
+        pack_line_cycles=_inherit(shipped.machine.core.pack_line_cycles, shipped),
+        store_run_cycles=_inherit(shipped.machine.core.store_run_cycles, shipped),
+        prefetch_streams=_inherit(shipped.machine.core.prefetch_streams, shipped),
+        overlap=_inherit(shipped.machine.core.overlap, shipped),
         **(inherited | ({"written_line_cycles": line} if line else {})),
         together=together,
         units=tuple(units),
@@ -140,21 +140,21 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         core=core,
         levels=tuple(levels),
         memory=memory,
-        csa=_csa(tuple(levels), memory, kin),
+        csa=_csa(tuple(levels), memory, shipped),
         sources={},
     )
-    return Detected(_with_sources(machine, kin, others, rates), others)
+    return Detected(_with_sources(machine, shipped, others, rates), others)
 
 
 class _Rates:
     """Measured rates per clock cycle. `target`: the unit with the highest multiply-add rate; `absurd`: rates that differed from the similar
     machine's by more than MAX_RATIO in every attempt; `unsure`: rates whose best trials disagree."""
 
-    def __init__(self, probes: Probes, kin: Relative, target: str) -> None:
+    def __init__(self, probes: Probes, shipped: Relative, target: str) -> None:
         self.absurd, self.unsure = list[str](), list[str]()
-        self._probes, self._target, self._far = probes, target, MAX_RATIO[kin.same]
+        self._probes, self._target, self._far = probes, target, MAX_RATIO[shipped.same]
         self._hertz = 1.0
-        self.clock = self._take(self._clock_of_a_busy_core, "clock", kin.machine.core.frequency_hz, trials=CLOCK_TRIALS, own_time=True)
+        self.clock = self._take(self._clock_of_a_busy_core, "clock", shipped.machine.core.frequency_hz, trials=CLOCK_TRIALS, own_time=True)
         self._hertz = self.clock.value
 
     def _clock_of_a_busy_core(self) -> float:
@@ -283,33 +283,33 @@ def memory_footprint(last_level_bytes: int) -> int:
     return min(max(4 * last_level_bytes, 64 << 20), 512 << 20)
 
 
-def _inherit(number: Number, kin: Relative) -> Number:
+def _inherit(number: Number, shipped: Relative) -> Number:
     """A number of the similar machine; its kind is assumed where the microarchitecture differs."""
-    return number if kin.same else Number(value=number.value, kind="assumed", source=_taken_from(kin.machine))
+    return number if shipped.same else Number(value=number.value, kind="assumed", source=_taken_from(shipped.machine))
 
 
 def _taken_from(machine: Machine) -> str:
     return f"host_from_{machine.name}"
 
 
-def _unit(target: str, rates: _Rates, kin: Relative) -> Unit:
+def _unit(target: str, rates: _Rates, shipped: Relative) -> Unit:
     """The unit as the similar machine has it, or else any shipped machine, with the measured multiply-add rate."""
-    unit = kin.machine.unit(target)
+    unit = shipped.machine.unit(target)
     if unit is None:
-        kin = Relative(next((m for m in _shipped_cpus() if m.unit(target)), kin.machine), False)
-        unit = kin.machine.unit(target)
+        shipped = Relative(next((m for m in _shipped_cpus() if m.unit(target)), shipped.machine), False)
+        unit = shipped.machine.unit(target)
     if unit is None:
         raise MachineError(f"no shipped machine describes the target {target}, so its vectors are unknown. {BY_HAND}")
     return Unit(
         target=target,
         vector_bytes=unit.vector_bytes,
-        kind=unit.kind if kin.same else "assumed",
-        source=unit.source if kin.same else _taken_from(kin.machine),
+        kind=unit.kind if shipped.same else "assumed",
+        source=unit.source if shipped.same else _taken_from(shipped.machine),
         fma_per_cycle=rates.fma(target, unit.fma_per_cycle),
-        fma_latency_cycles=_inherit(unit.fma_latency_cycles, kin),
-        loads_per_cycle=_inherit(unit.loads_per_cycle, kin),
-        stores_per_cycle=_inherit(unit.stores_per_cycle, kin),
-        types=tuple(OfType(name=one.name, fma_per_cycle=_inherit(one.fma_per_cycle, kin)) for one in unit.types),
+        fma_latency_cycles=_inherit(unit.fma_latency_cycles, shipped),
+        loads_per_cycle=_inherit(unit.loads_per_cycle, shipped),
+        stores_per_cycle=_inherit(unit.stores_per_cycle, shipped),
+        types=tuple(OfType(name=one.name, fma_per_cycle=_inherit(one.fma_per_cycle, shipped)) for one in unit.types),
     )
 
 
@@ -317,8 +317,8 @@ def _shipped_cpus() -> list[Machine]:
     return [machine for name in names() if isinstance(machine := load_any(name), Machine)]
 
 
-def _level(geometry: Geometry, first: Geometry, nbytes: int, rates: _Rates, kin: Relative) -> Level:
-    known = kin.machine.levels[min(geometry.level, len(kin.machine.levels)) - 1]
+def _level(geometry: Geometry, first: Geometry, nbytes: int, rates: _Rates, shipped: Relative) -> Level:
+    known = shipped.machine.levels[min(geometry.level, len(shipped.machine.levels)) - 1]
     read, write = rates.stream(nbytes, f"L{geometry.level}", known)
     return Level(
         name=f"L{geometry.level}",
@@ -328,23 +328,23 @@ def _level(geometry: Geometry, first: Geometry, nbytes: int, rates: _Rates, kin:
         kind="measured",
         source="host_system",
         shared=cpu_count(geometry.cpus) > cpu_count(first.cpus),  # hardware threads of one core share its L1
-        latency_cycles=_inherit(known.latency_cycles, kin),
+        latency_cycles=_inherit(known.latency_cycles, shipped),
         read_bytes_per_cycle=read,
         write_bytes_per_cycle=write,
     )
 
 
-def _memory(nbytes: int, rates: _Rates, kin: Relative) -> Memory:
-    known = kin.machine.memory
+def _memory(nbytes: int, rates: _Rates, shipped: Relative) -> Memory:
+    known = shipped.machine.memory
     read, write = rates.stream(nbytes, "memory", known)
-    return Memory(latency_cycles=_inherit(known.latency_cycles, kin), read_bytes_per_cycle=read, write_bytes_per_cycle=write)
+    return Memory(latency_cycles=_inherit(known.latency_cycles, shipped), read_bytes_per_cycle=read, write_bytes_per_cycle=write)
 
 
-def _csa(levels: tuple[Level, ...], memory: Memory, kin: Relative) -> Csa | None:
+def _csa(levels: tuple[Level, ...], memory: Memory, shipped: Relative) -> Csa | None:
     """Parameters of the csa model: the similar machine's micro-kernel, this machine's sizes; None without three levels."""
-    if len(levels) < 3 or kin.machine.csa is None:
+    if len(levels) < 3 or shipped.machine.csa is None:
         return None
-    shape = kin.machine.csa
+    shape = shipped.machine.csa
     return Csa(
         windows=shape.windows,
         filters=shape.filters,
@@ -361,11 +361,11 @@ def _csa(levels: tuple[Level, ...], memory: Memory, kin: Relative) -> Csa | None
     )
 
 
-def _with_sources(machine: Machine, kin: Relative, others: float, rates: _Rates) -> Machine:
+def _with_sources(machine: Machine, shipped: Relative, others: float, rates: _Rates) -> Machine:
     """The machine with exactly the sources that its numbers name."""
     here = f"{platform.system()} {platform.release()}, {platform.machine()}"
     beside = f", beside other processes, which had {others:.0%} of it" if others >= LOADED else ""
-    known = kin.machine.sources | {
+    known = shipped.machine.sources | {
         "host_system": Source(title="Cache geometry and cores as Linux reports them", file=str(SYSFS), versions=here),
         "host_probes": Source(
             title=f"pysim's probes, one core{beside}",
@@ -374,11 +374,11 @@ def _with_sources(machine: Machine, kin: Relative, others: float, rates: _Rates)
             note=f"not sure, as the best trials differ: {'; '.join(rates.unsure)}" if rates.unsure else None,
         ),
         "host_absurd": Source(
-            title=f"Taken over from {kin.machine.name}", note=f"implausible every time{beside}: {'; '.join(rates.absurd)}"
+            title=f"Taken over from {shipped.machine.name}", note=f"implausible every time{beside}: {'; '.join(rates.absurd)}"
         ),
         "host_csa": Source(
             title="The csa model of this machine",
-            note=f"micro-kernel and fill share of {kin.machine.name}, sizes and latencies of this machine",
+            note=f"micro-kernel and fill share of {shipped.machine.name}, sizes and latencies of this machine",
         ),
     }
     for other in _shipped_cpus():

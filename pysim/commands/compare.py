@@ -139,7 +139,7 @@ def _space(name: str) -> "Column[Comparison]":
 
 
 def _put_summary(summary: dict[str, Any], results: "list[Comparison]") -> None:
-    """Writes the summary per peer and for the predictions, then what did not run and why."""
+    """Writes the summary per peer and for the predictions, then the layers that did not run, with reasons."""
     put("")
     put(timing.ERROR_LEGEND)
     if summary.get("peers"):

@@ -103,7 +103,7 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
 
 
 def _report_cpu(machine: "Machine", result: "cpu_calibrate.Calibration") -> None:
-    """Writes each number beside its old value, the prediction errors before and after, and what is doubtful."""
+    """Writes each number beside its old value, the prediction errors before and after, and doubtful numbers."""
     from pysim.machine.quantity import Count, facts
 
     before = dict(facts(machine))

@@ -207,8 +207,8 @@ class _Reader(NamedTuple):
                 tensors |= {part.output: Tensor(shape, tensors[node.outputs[0]].dtype)} if shape is not None else {}
                 (part,) = renamed([_as_view(part, tensors)], names)
                 if part.op in ("Transpose", "View") and part.inputs[0] in constants and part.output not in graph.outputs:
-                    turned = constants[part.inputs[0]].transpose(part.attributes.get("perm", range(constants[part.inputs[0]].ndim)))
-                    constants[part.output] = np.ascontiguousarray(turned).reshape(tensors[part.output].shape)
+                    transposed = constants[part.inputs[0]].transpose(part.attributes.get("perm", range(constants[part.inputs[0]].ndim)))
+                    constants[part.output] = np.ascontiguousarray(transposed).reshape(tensors[part.output].shape)
                 elif part.op == "View" and part.output not in graph.outputs and tensors[part.inputs[0]] == tensors[part.output]:
                     names[part.output] = part.inputs[0]
                 else:

@@ -270,7 +270,7 @@ def names() -> list[str]:
 
 
 def pattern(name: str) -> Tile:
-    """The pattern of that name, or a ProblemError that says which are near."""
+    """The pattern of that name, or a ProblemError that names similar ones."""
     if name not in _catalog():
         close = difflib.get_close_matches(name, names(), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "pysim banks --list shows all; a file ends in .toml or .json"

@@ -118,7 +118,7 @@ def _slice(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
 
 
 def backward_too(start: int, end: int, step: int, size: int) -> slice:
-    """A slice of an axis of so many elements as Python means it; from in front of an axis backward it is from its first element."""
+    """A slice of an axis of `size` elements, as in Python; a backward slice that begins before the axis begins at its first element."""
     first, last, by = slice(start, end, step).indices(size)
     return slice(max(first, 0), None if last < 0 else last, by)
 

@@ -54,8 +54,8 @@ def gemm(
 
 def _order(x: Array) -> tuple[int, ...]:
     """The axis order of the device copy: column-major if the host matrix is, else row-major."""
-    turned = x.ndim == 2 and x.flags.f_contiguous and not x.flags.c_contiguous
-    return (1, 0) if turned else tuple(range(x.ndim))
+    column_major = x.ndim == 2 and x.flags.f_contiguous and not x.flags.c_contiguous
+    return (1, 0) if column_major else tuple(range(x.ndim))
 
 
 def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | None) -> PreparedCall:
