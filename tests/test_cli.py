@@ -248,7 +248,7 @@ def mistakes(folder: Path) -> list[tuple[int, str, tuple[str, ...]]]:
         (2, "none.txt cannot be read", ("plan", f"@{folder}/none.txt", "-m", "zen4")),
         (2, "bad.txt, line 2:", ("plan", f"@{folder}/bad.txt", "-m", "zen4")),
         (2, "none.onnx cannot be read", ("plan", f"{folder}/none.onnx", "-m", "zen4")),
-        (2, "bad.onnx is no ONNX model", ("plan", f"{folder}/bad.onnx", "-m", "zen4")),
+        (2, "bad.onnx is not an ONNX model", ("plan", f"{folder}/bad.onnx", "-m", "zen4")),
         (2, "there is no machine file", ("plan", SMALL, "-m", f"{folder}/none.toml")),
         (2, "not TOML", ("plan", SMALL, "-m", f"{folder}/bad.toml")),
         (2, 'did you mean "zen4"?', ("machines", "show", "zn4")),

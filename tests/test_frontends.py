@@ -277,7 +277,7 @@ def test_an_operator_that_inference_does_not_know_hides_the_shapes_behind_it(tmp
 def test_a_file_that_is_no_model_is_refused(tmp_path, content):
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
-    with pytest.raises(ProblemError, match=r"m\.onnx is no ONNX model"):
+    with pytest.raises(ProblemError, match=r"m\.onnx is not an ONNX model"):
         read(path)
 
 

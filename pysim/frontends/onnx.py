@@ -110,9 +110,9 @@ def load(path: Path, name: str) -> "onnx.ModelProto":
     try:
         model = onnx.load_model_from_string(content)
     except (undecodable, ValueError) as error:
-        raise ProblemError(f"{name} is no ONNX model: {error}; it should be a serialized onnx.ModelProto") from None
+        raise ProblemError(f"{name} is not an ONNX model: {error}; it should be a serialized onnx.ModelProto") from None
     if not model.graph.node:
-        raise ProblemError(f"{name} is no ONNX model: it holds no graph with nodes")
+        raise ProblemError(f"{name} is not an ONNX model: it holds no graph with nodes")
     make_dense(model.graph, name)
     return model
 
@@ -199,7 +199,7 @@ def _check_functions(model: "onnx.ModelProto", name: str) -> None:
             depths[key] = 1 + max((depths[call] for call in called), default=0)
     except CycleError as error:
         chain = " calls ".join(text_of(key[1]) for key in error.args[1][:8])
-        raise ProblemError(f"{name} is no ONNX model: a function calls itself ({chain}), which ONNX does not allow") from None
+        raise ProblemError(f"{name} is not an ONNX model: a function calls itself ({chain}), which ONNX does not allow") from None
     nodes = sum(sizes.get((node.domain, node.op_type, node.overload), 1) for node, _ in nodes_of(model.graph.node))
     if nodes > _MOST_NODES:
         raise ProblemError(f"{name} has more than {_MOST_NODES:,} nodes once its functions are inlined, too many to be read")
