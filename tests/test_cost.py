@@ -404,7 +404,6 @@ def again(prediction: Prediction, on: Machine) -> Prediction:
 
 # of Winograd, of threads, of skinny products
 OF_OTHERS = (
-    "scattered_line_cycles",
     "fork_join_cycles",
     "fork_join_thread_cycles",
     "written_line_cycles",

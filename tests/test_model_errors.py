@@ -58,7 +58,7 @@ def test_without_shares_runs_of_many_threads_are_predicted_too_fast(tmp_path: Pa
 def test_a_level_that_answers_slower_than_the_file_says_is_found(tmp_path: Path) -> None:
     """The errors are those of the machine file's numbers: with another overlap and no waits the server's VGG-16 is predicted too fast."""
     source = source_named("compare-xeon-server")
-    changed = with_numbers(source, tmp_path, overlap="1.0", scattered_line_cycles="1.0")
+    changed = with_numbers(source, tmp_path, overlap="1.0", latency_cycles="5.0")
     rows = model_errors.groups(model_errors.predict(changed))[source.name, "vgg16", 1]
     right = model_errors.groups(model_errors.predict(source))[source.name, "vgg16", 1]
     assert model_errors.errors(rows)[1] > 1.25 * model_errors.errors(right)[1]

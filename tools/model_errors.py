@@ -5,8 +5,9 @@
 
 A file has one line per plan: {"set", "problem", "plan" (its name), "measured_seconds", "threads" (default 1)}. Its first line,
 {"kind": "header", "machine_file": FILE.toml, ...}, names a machine file in the same folder, or a shipped machine; --machine overrides it.
-Without files, all files of benchmarks/data with such a header are read. For each file, set and number of threads the tool prints the
-median and the 90th percentile of |log(predicted / measured)| and the worst plan; with --rows also each plan.
+A plan with "superseded" is left out: its kernels or operands are others now, as the header says. Without files, all files of
+benchmarks/data with such a header are read. For each file, set and number of threads the tool prints the median and the 90th percentile of
+|log(predicted / measured)| and the worst plan; with --rows also each plan.
 """
 
 import argparse
@@ -60,10 +61,12 @@ def machine_of(path: Path) -> Machine | Gpu:
 
 
 def predict(path: Path, on: Path | None = None) -> Iterator[Timed]:
-    """Every plan of a file, as the model costs it today, on its machine or another."""
+    """Every plan of a file that is not superseded, as the model costs it today, on its machine or another."""
     machine = load_any(on) if on else machine_of(path)
     for line in path.read_text(encoding="utf-8").splitlines()[1:]:
         row = json.loads(line)
+        if row.get("superseded"):
+            continue
         seconds = planner.plan(row["problem"], machine, name=row["plan"], threads=row.get("threads", 1)).seconds
         assert seconds
         yield Timed(path.name, row["set"], row.get("threads", 1), row["problem"], row["plan"], seconds, row["measured_seconds"])

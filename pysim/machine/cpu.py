@@ -149,8 +149,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     one vector, beyond its store. `pack_line_cycles`: wait of packing for a line that is not in L1. `store_run_cycles`: wait of a store for
     an output line from beyond L2 when writes alternate between more than `prefetch_streams` rows of outputs. `overlap`: share (0..1) of
     transfer cycles that hide behind compute. A parallel region costs `fork_join_cycles`, plus `fork_join_thread_cycles` per thread.
-    `scattered_line_cycles`: wait for a line from beyond L2 when successive lines are pages apart, so that no prefetcher follows; default:
-    `pack_line_cycles`. `run_start_share`: a run of a matrix that does not continue the previous one waits this share of its supplier's
+    `run_start_share`: a run of a matrix that does not continue the previous one waits this share of its supplier's
     latency, until prefetchers follow. `prefetch_line_cycles`: wait of a loop that prefetches a line from memory into L1 for a miss
     buffer. `written_line_cycles`: fetching a line that two threads write from the other's cache.
     `transform_cycles`: least cycles per instruction of a Winograd transform (short dependency chains); default: TRANSFORM_CYCLES.
@@ -166,7 +165,6 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     store_run_cycles: Number
     prefetch_streams: Number
     overlap: Number
-    scattered_line_cycles: Number | None = None
     run_start_share: Number | None = None
     prefetch_line_cycles: Number | None = None
     fork_join_cycles: Number | None = None
@@ -175,11 +173,6 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     transform_cycles: Number | None = None
     together: tuple[Together, ...] = ()
     units: Annotated[tuple[Unit, ...], msgspec.Meta(min_length=1)]
-
-    @property
-    def scattered_wait(self) -> float:
-        """Wait in cycles for a line from beyond L2 that was not prefetched."""
-        return (self.scattered_line_cycles or self.pack_line_cycles).value
 
     @property
     def transform_wait(self) -> float:

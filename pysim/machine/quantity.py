@@ -15,7 +15,7 @@ from pysim.errors import MachineError
 SCHEMA = 1
 # costs that a fit may find to be zero
 _MAY_BE_ZERO = (
-    "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles", "scattered_line_cycles",
+    "overlap", "call_cycles", "pack_call_cycles", "pack_cycles", "pack_line_cycles", "store_run_cycles",
     "fork_join_cycles", "fork_join_thread_cycles", "written_line_cycles",
     "prefetch_line_cycles", "transform_cycles",
     "launch_seconds", "pass_seconds", "clear_seconds", "block_cycles", "step_cycles", "hidden",

@@ -25,7 +25,7 @@ from pysim.record.schedule import AnySchedule, Schedule, name_of
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, cpu_kernel
 
-_CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "scattered", "fork", "written", "together")
+_CONSTANTS = ("pack_call", "pack_line", "store_run", "prefetch", "fork", "written", "together")
 UNUSED_CONSTANTS = tuple(f"core.{name}" for name in _CONSTANTS)  # costs between inner loops that these algorithms do not have
 
 
