@@ -26,6 +26,8 @@ from pysim.runtime import cpu_launch
 PROBLEMS = (
     "conv:g32ic32ih30iw41oc32kh3ph1",
     "conv:g20ic20ih14oc20kh3sh2ph1",
+    "conv:mb2g90ic90ih7oc90kh3ph1",
+    "conv:g45ic90ih5iw11oc135kh3ph1",
     "conv:g17ic17ih7oc17kh5ph2",
     "conv:g18ic18ih15oc18kh5sh2ph2",
     "conv:g3ic3ih23oc3kh7ph3",
@@ -151,9 +153,12 @@ def test_depthwise_layers_are_planned_by_cost_on_every_cpu_with_vectors() -> Non
         assert sum(plan.cost.counted.values()) == pytest.approx(plan.cost.cycles)
 
 
-def test_short_rows_are_taken_by_lanes_of_groups_and_long_ones_by_lanes_of_columns() -> None:
-    assert "_planes_" in planner.plan("conv:g960ic960ih7oc960kh3ph1", "zen4", algorithm="depthwise").kernel
-    assert "_rows_" in planner.plan("conv:g32ic32ih112oc32kh3ph1", "zen4", algorithm="depthwise").kernel
+def test_short_rows_are_taken_by_half_vectors_or_lanes_of_groups_and_long_ones_by_whole_vectors() -> None:
+    found = [
+        planner.plan(f"conv:{text}", "zen4", algorithm=depthwise.NAME).kernel
+        for text in ("g960ic960ih7oc960kh3ph1", "g768ic768ih7oc768kh7ph3", "g32ic32ih112oc32kh3ph1")
+    ]
+    assert found == ["f32_rows_64x1__avx512", "f32_planes_8x16__avx512", "f32_rows_128x1__avx512"]
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

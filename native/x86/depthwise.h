@@ -14,16 +14,21 @@ enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL
  * multiply-adds. */
 enum { MIN_ROWS = 4, MIN_SEVERAL_ROWS = 3 };
 
+/* Bytes of the groups whose tiles at an edge are computed in one call: their operands stay in L1 from one row of tiles to the next. */
+enum { GROUPS_BYTES = 16 << 10 };
+
 /* How neighbouring output columns map to the input: contiguous; every second column; `stride` apart. */
 enum { UNIT, PAIRS, STRIDED };
 
 /* Which image edges a tile may touch: none; left or right; all. */
 enum { INSIDE, COLUMNS, CORNER };
 
-/* A row of tiles: ROWS output rows, from the first to the last column. */
+/* A row of tiles, ROWS output rows from the first to the last column, of some neighbouring groups. The pointers are the first group's. */
 typedef struct {
     const T *x, *w, *bias; /* x: input row y, column -pad_left */
     T *out;
+    int64_t groups, filters;       /* filters: of a group */
+    int64_t in_group, w_group;     /* elements between two groups' inputs, weights */
     int64_t y;             /* first input row of the first output row */
     int64_t step;          /* input rows between two loads */
     int64_t out_pitch;     /* elements between output rows */
@@ -100,23 +105,32 @@ INLINE void add_taps(const int KR, const int SH, const int ROWS, const int FILTE
     }
 }
 
+/* Lanes inside the row for add_3x3: of a vector at `column`, of the next one, and of the first elements behind. */
+typedef struct {
+    MASK low, high, behind;
+} MASKS;
+
+INLINE MASKS masks_3x3(const int MODE, int64_t column, int64_t width) {
+    const int64_t behind = column + (MODE == PAIRS ? 2 : 1) * LANES;
+    return (MASKS){v_lanes(-column, width - column), v_lanes(-column - LANES, width - column - LANES),
+                   v_lanes(-behind, pysim_min(MODE == PAIRS ? 1 : 2, width - behind))};
+}
+
 /* All taps of 3 x 3 from few loads: the second and third tap are shifted lanes of the first. */
-INLINE void add_3x3(const int SH, const int ROWS, const int MODE, const int EDGE, const TILES *t, const T *x, int64_t pitch,
-                      int64_t column, uint32_t live, const T *w, VEC acc[MAX_FILTERS][MAX_ROWS]) {
-    const MASK low = v_lanes(-column, t->width - column), high = v_lanes(-column - LANES, t->width - column - LANES);
+INLINE void add_3x3(const int SH, const int ROWS, const int MODE, const int EDGE, const T *x, int64_t pitch,
+                      const MASKS *inside, uint32_t live, const T *w, VEC acc[MAX_FILTERS][MAX_ROWS]) {
     const int64_t behind = (MODE == PAIRS ? 2 : 1) * LANES; /* distance to the vector behind */
-    const MASK next = v_lanes(-column - behind, pysim_min(MODE == PAIRS ? 1 : 2, t->width - column - behind));
     VEC weight[3][MAX_FILTERS][MAX_KR];
 #pragma GCC unroll 3
     for (int s = 0; s < 3; s++) broadcast(3, 1, w + s, 0, 3, weight[s]);
 #pragma GCC unroll 21
     for (int j = 0; j < (ROWS - 1) * SH + 3; j++, x += pitch) {
         if (EDGE == CORNER && !(live >> j & 1)) continue;
-        const VEC a = load_lanes(x, EDGE, low);
-        const VEC after = v_kept(EDGE ? v_load_mask(x + behind, next) : v_load_first(x + behind, MODE == PAIRS ? 1 : 2));
+        const VEC a = load_lanes(x, EDGE, inside->low);
+        const VEC after = v_kept(EDGE ? v_load_mask(x + behind, inside->behind) : v_load_first(x + behind, MODE == PAIRS ? 1 : 2));
         VEC taps[3] = {a, a, a};
         if (MODE == PAIRS) {
-            const VEC b = load_lanes(x + LANES, EDGE, high);
+            const VEC b = load_lanes(x + LANES, EDGE, inside->high);
             taps[0] = v_even(a, b), taps[1] = v_odd(a, b), taps[2] = v_shifted(taps[0], after, 1);
         } else {
             taps[1] = v_shifted(a, after, 1), taps[2] = v_shifted(a, after, 2);
@@ -130,12 +144,12 @@ INLINE void add_3x3(const int SH, const int ROWS, const int MODE, const int EDGE
  * loads, but not for several filters and kernel rows: the weights of two taps would need more registers than there are (Zen 4, AVX-512,
  * 32 groups of 8 and of 16 filters: 400 and 386 us with pairs, 379 and 375 without). */
 INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t,
-                     const T *x, int64_t pitch, int64_t column, uint32_t live, const T *w, int64_t w_pitch,
+                     const T *x, int64_t pitch, int64_t column, const MASKS *inside, uint32_t live, const T *w, int64_t w_pitch,
                      VEC acc[MAX_FILTERS][MAX_ROWS]) {
     const int64_t taps = KR > 1 ? KR : t->kernel_w, by = KR > 1 ? 1 : t->dilation;
     int64_t s = 0;
     if (KR == 3 && FILTERS == 1 && SHIFTS_ARE_CHEAP) {
-        add_3x3(SH, ROWS, MODE, EDGE, t, x, pitch, column, live, w, acc);
+        add_3x3(SH, ROWS, MODE, EDGE, x, pitch, inside, live, w, acc);
         return;
     }
     if (MODE == PAIRS && (KR == 1 || FILTERS == 1))
@@ -153,25 +167,23 @@ INLINE void add_rows(const int KR, const int SH, const int ROWS, const int FILTE
 #define TILE INLINE void
 #endif
 
-/* One tile: ROWS rows x one vector of columns at q x FILTERS. */
-TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, int64_t q) {
-    const int64_t pitch = t->step * t->width, column = q * t->stride - t->pad;
-    const int64_t taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * taps;
-    const T *x = t->x + q * t->stride, *w = t->w;
+/* One tile of one group: ROWS rows x the vector of columns whose first input column is `column`, x FILTERS. The pointers are the tile's. */
+TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const TILES *t, const T *x,
+          const T *w, const T *bias, T *out, int64_t column, const MASKS *inside, MASK keep, uint32_t live) {
+    const int64_t pitch = t->step * t->width, taps = KR > 1 ? KR * KR : t->kernel_h * t->kernel_w, w_pitch = t->channels * taps;
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 4
     for (int f = 0; f < FILTERS; f++) {
-        const VEC start = t->bias ? v_set1(t->bias[f]) : v_zero();
+        const VEC start = bias ? v_set1(bias[f]) : v_zero();
 #pragma GCC unroll 8
         for (int o = 0; o < ROWS; o++) acc[f][o] = start;
     }
-    uint32_t live = KR > 1 && EDGE == CORNER ? live_rows(t->y, t->step, t->height, (ROWS - 1) * SH + KR) : 0;
     for (int64_t ch = 0; ch < t->channels; ch++, x += t->height * t->width, w += taps) {
-        if (KR > 1) add_rows(KR, SH, ROWS, FILTERS, MODE, EDGE, t, x, pitch, column, live, w, w_pitch, acc);
+        if (KR > 1) add_rows(KR, SH, ROWS, FILTERS, MODE, EDGE, t, x, pitch, column, inside, live, w, w_pitch, acc);
         for (int64_t r = 0; KR == 1 && r < t->kernel_h; r++) {
             if (EDGE == CORNER) live = live_rows(t->y + r * t->dilation_h, t->step, t->height, ROWS) & ((1u << t->rows) - 1);
-            add_rows(1, 1, ROWS, FILTERS, MODE, EDGE, t, x + r * t->dilation_h * t->width, pitch, column, live, w + r * t->kernel_w, w_pitch,
-                     acc);
+            add_rows(1, 1, ROWS, FILTERS, MODE, EDGE, t, x + r * t->dilation_h * t->width, pitch, column, inside, live, w + r * t->kernel_w,
+                     w_pitch, acc);
         }
     }
     if (t->clamped) { /* otherwise 16 comparisons beside the 72 multiply-adds of a tile of 3x3 */
@@ -181,27 +193,39 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
 #pragma GCC unroll 8
             for (int o = 0; o < ROWS; o++) acc[f][o] = v_between(low, high, acc[f][o]);
     }
-    const MASK keep = v_lanes(0, t->q - q);
 #pragma GCC unroll 4
     for (int f = 0; f < FILTERS; f++) {
-        T *out = t->out + f * t->out_filter + q;
+        T *to = out + f * t->out_filter;
 #pragma GCC unroll 8
-        for (int o = 0; o < ROWS; o++, out += t->out_pitch) {
+        for (int o = 0; o < ROWS; o++, to += t->out_pitch) {
             if (EDGE == CORNER && o >= t->rows) break;
             if (EDGE)
-                v_store_mask(out, acc[f][o], keep);
+                v_store_mask(to, acc[f][o], keep);
             else
-                v_store(out, acc[f][o]);
+                v_store(to, acc[f][o]);
         }
     }
 }
 
-/* Tiles of the columns [begin, end) at any edge of the image. */
+/* Tiles of the columns [begin, end) at any edge of the image, of all groups. Small images have no others: groups are the inner loop, so that
+ * a tile's masks are computed once. */
 INLINE void corner(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end) {
-    for (int64_t q = begin; q < end; q += LANES) tile(KR, SH, ROWS, FILTERS, MODE, CORNER, t, q);
+    const uint32_t live = KR > 1 ? live_rows(t->y, t->step, t->height, (ROWS - 1) * SH + KR) : 0;
+    for (int64_t q = begin; q < end; q += LANES) {
+        const int64_t column = q * t->stride - t->pad;
+        const MASKS inside = masks_3x3(MODE, column, t->width);
+        const MASK keep = v_lanes(0, t->q - q);
+        const T *x = t->x + q * t->stride, *w = t->w, *bias = t->bias;
+        T *out = t->out + q;
+        for (int64_t g = 0; g < t->groups; g++) {
+            tile(KR, SH, ROWS, FILTERS, MODE, CORNER, t, x, w, bias, out, column, &inside, keep, live);
+            x += t->in_group, w += t->w_group, out += t->filters * t->out_filter;
+            if (bias) bias += t->filters;
+        }
+    }
 }
 
-/* Tiles whose input rows are all inside the image. Columns [begin, end) read whole vectors. */
+/* Tiles of one group whose input rows are all inside the image. Columns [begin, end) read whole vectors. */
 INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end,
                    void (*corner)(const TILES *t, int64_t begin, int64_t end)) {
     if (MODE == STRIDED) {
@@ -212,11 +236,15 @@ INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS
     const int masked = MASKS_ARE_CHEAP && KR <= 3; /* in larger kernels more multiply-adds per load hide the corners' tests of rows */
     if (!masked) corner(t, 0, begin);
     int64_t q = masked ? 0 : begin;
-    for (; q < (masked ? t->q : end); q += LANES)
+    for (; q < (masked ? t->q : end); q += LANES) {
+        const int64_t column = q * t->stride - t->pad;
+        const MASKS inside = masks_3x3(MODE, column, t->width);
+        const T *x = t->x + q * t->stride;
         if (masked && (q < begin || q >= end))
-            tile(KR, SH, ROWS, FILTERS, MODE, COLUMNS, t, q);
+            tile(KR, SH, ROWS, FILTERS, MODE, COLUMNS, t, x, t->w, t->bias, t->out + q, column, &inside, v_lanes(0, t->q - q), 0);
         else
-            tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, q);
+            tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, x, t->w, t->bias, t->out + q, column, &inside, v_lanes(0, t->q - q), 0);
+    }
     if (!masked) corner(t, q, t->q);
 }
 
@@ -283,41 +311,48 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
     const pysim_conv *c = of->conv;
     const int mode = column_mode(c), shared = most > 1 && c->kernel_h > 3 ? 1 : shared_rows(c);
     const tile_functions *const single = single_filter[shared / 2][mode], *const several = several_filters[most > 1 ? shared / 2 : 0][mode];
+    const int64_t group_bytes = (of->channels * c->height * c->width + of->filters * of->p * of->q) * (int64_t)sizeof(T);
+    const int64_t together = pysim_max(1, GROUPS_BYTES / group_bytes);
     const int64_t phases = shared > 1 ? c->dilation_h : 1, size = of->channels * c->kernel_h * c->kernel_w;
-    const int64_t plane = of->channels * c->height * c->width, reach = (c->kernel_h - 1) * c->dilation_h + 1;
+    const int64_t reach = (c->kernel_h - 1) * c->dilation_h + 1;
     /* columns whose tiles read whole vectors */
     const int64_t after = (mode == PAIRS ? (c->kernel_w - 1) / 2 * 2 + 2 * LANES : c->dilation_w * (c->kernel_w - 1) + LANES) - c->pad_left;
     const int64_t first = mode == STRIDED ? of->q : pysim_ceil_div(c->pad_left, c->stride_w);
     const int64_t last = c->width < after ? 0 : pysim_min(of->q - LANES, (c->width - after) / c->stride_w) + 1;
     TILES t = {.step = shared > 1 ? c->dilation_h : c->stride_h, .out_pitch = phases * of->q, .q = of->q, .channels = of->channels,
+               .filters = of->filters, .in_group = of->channels * c->height * c->width, .w_group = of->filters * size,
                .kernel_h = c->kernel_h, .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h,
                .dilation = c->dilation_w, .height = c->height, .width = c->width, .pad = c->pad_left, .out_filter = of->p * of->q,
                .low = (T)of->bounds.low, .high = (T)of->bounds.high, .clamped = of->bounds.low > -INFINITY || of->bounds.high < INFINITY};
     for (int64_t phase = 0; phase < pysim_min(phases, end - begin); phase++) {
         const int64_t rows = pysim_ceil_div(end - begin - phase, phases), blocks = pysim_ceil_div(rows, high);
         const int64_t least = rows / blocks, more = rows % blocks;
-        for (int64_t item = 0, g = 0, block = 0, row = 0; item < groups * blocks; item++) {
-            const int64_t p = begin + phase + row * phases;
-            const int64_t here = shared > 1 ? least + (block < more) : pysim_min(high, rows - row); /* otherwise only whole tiles exist */
-            const T *in = image + g * plane;
-            t.rows = here;
-            t.y = p * c->stride_h - c->pad_top;
-            t.x = in + t.y * c->width - c->pad_left;
-            const int64_t rows_end = t.y + (here - 1) * phases * c->stride_h + reach;
-            const int at_edge = t.y < 0 || rows_end > c->height;
-            for (int64_t f = g * of->filters, width; f < (g + 1) * of->filters; f += width) {
-                width = (g + 1) * of->filters - f >= most ? most : 1;
-                t.w = filters + f * size;
-                t.bias = bias ? bias + f : NULL;
-                t.out = out + (f * of->p + p) * of->q;
-                const int64_t fewest = width > 1 ? MIN_SEVERAL_ROWS : MIN_ROWS;
-                /* rows of the smallest tile that exists */
-                const int64_t whole = shared > 1 ? pysim_max(fewest, here) : width > 1 ? SEVERAL_ROWS : MAX_ROWS;
-                const int is_corner = at_edge || here < whole;
-                (width > 1 ? several : single)[shared > 1 ? whole - fewest : 0][is_corner](&t, is_corner ? 0 : first, is_corner ? of->q : last);
+        for (int64_t first_group = 0; first_group < groups; first_group += together) {
+            const int64_t end_group = pysim_min(groups, first_group + together);
+            for (int64_t block = 0, row = 0; block < blocks; block++, row += t.rows) {
+                const int64_t p = begin + phase + row * phases;
+                t.rows = shared > 1 ? least + (block < more) : pysim_min(high, rows - row); /* otherwise only whole tiles exist */
+                t.y = p * c->stride_h - c->pad_top;
+                const int64_t rows_end = t.y + (t.rows - 1) * phases * c->stride_h + reach;
+                const int at_edge = t.y < 0 || rows_end > c->height;
+                for (int64_t f = 0, width; f < of->filters; f += width) {
+                    width = of->filters - f >= most ? most : 1;
+                    const int64_t fewest = width > 1 ? MIN_SEVERAL_ROWS : MIN_ROWS;
+                    /* rows of the smallest tile that exists */
+                    const int64_t whole = shared > 1 ? pysim_max(fewest, t.rows) : width > 1 ? SEVERAL_ROWS : MAX_ROWS;
+                    const int is_corner = at_edge || t.rows < whole;
+                    t.groups = is_corner ? end_group - first_group : 1;
+                    for (int64_t g = first_group; g < end_group; g += t.groups) {
+                        const int64_t filter = g * of->filters + f;
+                        t.x = image + g * t.in_group + t.y * c->width - c->pad_left;
+                        t.w = filters + filter * size;
+                        t.bias = bias ? bias + filter : NULL;
+                        t.out = out + (filter * of->p + p) * of->q;
+                        (width > 1 ? several : single)[shared > 1 ? whole - fewest : 0][is_corner](&t, is_corner ? 0 : first,
+                                                                                                  is_corner ? of->q : last);
+                    }
+                }
             }
-            row += here;
-            if (++block == blocks) block = 0, row = 0, g++;
         }
     }
 }

@@ -7,7 +7,9 @@ rows    Lanes hold columns of a row of outputs. A tile is some rows of outputs x
         kernels with strides 1 and 2, ROWS rows of outputs share the loads of (ROWS - 1) stride + R input rows; otherwise each tap of a
         kernel row is a loop of its own, with its own masks. Stride 2 loads two vectors for two taps and deinterleaves them by a shuffle
         each (AVX2: DEINTERLEAVE operations), larger strides gather lane by lane. AVX-512 makes the taps of 3x3 by shifting lanes.
-        Kernel rows in the padding are left out. Plain C goes over a row of outputs once per tap.
+        Kernel rows in the padding are left out. One call computes a row of tiles; at the top and bottom of images that of as many groups
+        as GROUPS_BYTES hold. AVX-512's kernel of half vectors wastes fewer lanes on short rows. Plain C goes over a row of outputs once
+        per tap.
 planes  Lanes hold groups. Input, weights and outputs of L groups are transposed before and after, P columns (16 bytes) at a time: L loads
         of P elements, L - P merges into vectors, P log2(P) shuffles. The transposed planes are stored aligned, outputs in vectors of L
         columns and the last columns of each group in parts of P. A tile of up to 8 outputs of a row loads its columns once for all taps
@@ -22,7 +24,7 @@ The in-core cost, from the machine's numbers alone, for every image and group (t
              (vector - element) / line of the vectors crosses into the next line, one access more.
     free     rows: max((multiply-adds + shuffles) / fma rate, loads / load rate) - dependency chains. In these cycles accumulators are
              ready before they can issue, so stores, then transfers, of neighbouring tiles go on, too. None are where chains bound a tile.
-    call     call_cycles per call of a block of L groups; SHORT_CALL of that per row of tiles
+    call     call_cycles per call of a block of L groups; SHORT_CALL of that per call of rows of tiles
 
 Each accumulator waits fma_latency for each of its multiply-adds, a chain that few rows do not hide. A tile starts with a load from L1 and a
 multiply-add that nothing overlaps, and so does each channel of a group: its weights are loaded first.
@@ -31,10 +33,11 @@ Whole rows of outputs are written one after another, so prefetchers bring their 
 and nothing else. `planes` and `blocks` overlap transfers with all of their computing, `rows` with its free cycles only: its tiles load
 a few vectors of each input row when they need them.
 
-Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 lanes, `planes` all of them; for 16 groups it
-transposes 13 parts of 4 columns of the input, 3 of the weights and 13 of the outputs. 144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x
-4 tiles a group with 72 multiply-adds, 20 shuffles and 29 loads each. At 2 multiply-adds per cycle that is 46 cycles, where chains of 9 need
-36, and 9 to start; 8 vectors are stored. 10 cycles are free. At 1 per cycle (Zen 4) 92 - 36 = 56 are: the stores hide in 31 of them.
+Worked numbers: conv:g960ic960ih7oc960kh3ph1 has rows of 7 outputs. `rows` uses 7 of 16 or of 8 lanes, `planes` all of them; for 16
+groups it transposes 13 parts of 4 columns of the input, 3 of the weights and 13 of the outputs. One call of `rows` computes 41 groups.
+144 groups of 56x56, 3x3, on 16 lanes and 8 rows: 7 x 4 tiles a group with 72 multiply-adds, 20 shuffles and 29 loads each. At 2
+multiply-adds per cycle that is 46 cycles, where chains of 9 need 36, and 9 to start; 8 vectors are stored. 10 cycles are free. At 1 per
+cycle (Zen 4) 92 - 36 = 56 are: the stores hide in 31 of them.
 """
 
 from collections.abc import Sequence
@@ -63,6 +66,8 @@ NAME = "depthwise"
 COMPUTES = Conv
 tolerance = direct_sum
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
+
+GROUPS_BYTES = 16 << 10  # of groups that share calls (native/x86/depthwise.h)
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
 ROW_CYCLES = 25  # to start a row of tiles (form blocks; Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
@@ -121,6 +126,27 @@ def shares_input_rows(w: Conv, kernel: Kernel) -> bool:
     return square and listed and kernel.lane_windows > 1 and (kernel.filters == 1 or w.kernel_h == SHARED_WIDTHS[0])
 
 
+def _unit(machine: Machine, kernel: Kernel) -> Unit:
+    """The unit that a kernel's vectors run on. Half vectors of AVX-512 run at the rates of AVX2."""
+    own, width = machine.unit_of(kernel.target), kernel.lane_windows * kernel.lane_filters * SIZES[kernel.dtype]
+    return next((one for one in machine.core.units if kernel.lane_windows > 1 and one.vector_bytes == width), own)
+
+
+def _calls(w: Conv, high: int) -> float:
+    """Calls of a group's tiles of up to `high` rows of outputs, for one block of filters."""
+    blocks = ceil_div(w.out_h, high)
+    group = (w.group_channels * w.height * w.width + w.group_filters * w.windows) * w.element_bytes
+    below = (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1 > w.pad_top + w.height
+    edges = min(blocks, (w.pad_top > 0) + below)
+    return blocks - edges + edges / max(1, GROUPS_BYTES // group)
+
+
+def _stores_of_row(w: Conv, kernel: Kernel) -> int:
+    """Stores of a row of outputs. AVX2 stores a partial vector in parts of 4, 2 and 1 elements."""
+    whole, rest = divmod(w.out_w, kernel.lane_windows)
+    return whole + (rest.bit_count() if kernel.target == "avx2" else rest > 0)
+
+
 def _loads_of_row(w: Conv, kernel: Kernel, shared: bool) -> tuple[float, float]:
     """(loads, shuffles) for the vectors of all taps of one input row."""
     taps, shifts = w.kernel_w, shared and w.kernel_w == SHARED_WIDTHS[0] and kernel.filters == 1 and kernel.target == "avx512"
@@ -149,16 +175,15 @@ def rows_work(w: Conv, kernel: Kernel) -> Work:
     loads, shuffles = _loads_of_row(w, kernel, shared)
     weights = tiles * blocks * w.taps * min(filters, kernel.filters)
     each = vectors * channels
-    calls = float(tiles * blocks)
     return Work(
         each * filters * w.out_h * w.taps * alive,
         each * blocks * read * shuffles * alive,
         each * (blocks * read * loads * alive + weights),
-        float(vectors * filters * w.out_h),
-        calls * vectors,
+        float(_stores_of_row(w, kernel) * filters * w.out_h),
+        float(tiles * blocks * vectors),
         float(channels * w.taps),
-        calls=calls,
-        restarts=calls * vectors * (channels - 1) if shared else calls * each * w.taps * alive,
+        calls=_calls(w, high) * phases * blocks if shared else float(tiles * blocks),
+        restarts=float(tiles * blocks * vectors * (channels - 1)) if shared else tiles * blocks * each * w.taps * alive,
     )
 
 
@@ -303,7 +328,7 @@ def passed(w: Conv, rows: Rows, of: Terms, machine: Machine, request: Request) -
 
 def _free_of_rows(w: Conv, kernel: Kernel, machine: Machine) -> tuple[float, float]:
     """Form rows, all groups: the free cycles that hide stores, and the rest, which hides transfers."""
-    unit, work = machine.unit_of(kernel.target), rows_work(w, kernel)
+    unit, work = _unit(machine, kernel), rows_work(w, kernel)
     free, (_, store) = work.free_cycles(unit, w.dtype), work.cycles(unit, machine, w.dtype)
     groups = w.batch * w.groups
     return groups * min(free, store), groups * max(0.0, free - store)
@@ -314,7 +339,7 @@ def terms(w: Conv, rows: Rows, machine: Machine, layout: Layout) -> tuple[float,
     (kernel,) = rows.kernels
     work = {ROWS: rows_work, PLANES: planes_work, BLOCKS: blocks_work}[kernel.form](w, kernel)
     calls = w.batch * ceil_div(w.groups, kernel.lane_filters)
-    busy, store = work.cycles(machine.unit_of(kernel.target), machine, w.dtype)
+    busy, store = work.cycles(_unit(machine, kernel), machine, w.dtype)
     each = machine.core.call_cycles.value * (SHORT_CALL if kernel.form == ROWS else 1.0)
     hidden = _free_of_rows(w, kernel, machine)[0] if kernel.form == ROWS else 0.0
     return calls * busy, calls * work.calls * each, calls * store - hidden
