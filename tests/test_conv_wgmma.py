@@ -155,8 +155,8 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
 
 
 def test_parts_of_a_deep_layer_s_tiles_are_reduced_in_clusters_and_need_no_workspace():
-    """k = 4608 and 52 tiles of 128 x 128 on 132 SMs; nine parts are more than a cluster has room for."""
-    w = conv("conv:mb32ic512ih7oc512kh3ph1")
+    """k = 4608 and 16 tiles of 128 x 128 on 132 SMs; nine parts are more than a cluster has room for."""
+    w = conv("conv:mb8ic512ih7oc512kh3ph1")
     best = planner.plan(w, H200, layout="nhwc")
     assert isinstance(best.schedule, GpuSchedule)
     assert (best.algorithm, best.schedule.decomposition, best.workspace_bytes) == ("wgmma", "split_k", 0)

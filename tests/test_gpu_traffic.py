@@ -11,7 +11,7 @@ import pytest
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import waves
 from pysim.cachemodel.gpu.launches import columns_of
-from pysim.cachemodel.gpu.traffic import SIMULTANEOUS, Rasterisation, sharing
+from pysim.cachemodel.gpu.traffic import SIMULTANEOUS, Rasterisation, sharing, within_gpcs
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
@@ -105,3 +105,16 @@ def test_boxes_of_the_copy_engine_are_filled_whole():
 def test_arithmetic_and_traffic_wait_for_each_other_the_more_the_closer_they_are():
     assert waves.overlapped(np.array(3.0), np.array(4.0)) == pytest.approx(5)
     assert waves.overlapped(np.array(100.0), np.array(1.0)) == pytest.approx(100, rel=1e-3)
+
+
+@pytest.mark.parametrize("clusters", [False, True])
+@pytest.mark.parametrize(("n_fast", "n_slow", "group"), [(13, 8, 1), (25, 4, 1), (13, 4, 1), (13, 4, 2), (16, 8, 4), (32, 4, 4)])
+def test_blocks_of_a_gpc_take_the_panels_that_their_tiles_touch(n_fast, n_slow, group, clusters):
+    gpcs, tiles = 8, n_fast * n_slow
+    order = [(down, first + across) for first in range(0, n_slow, group) for down in range(n_fast) for across in range(group)]
+    edges = np.linspace(0, tiles, gpcs + 1).round().astype(int)
+    of_gpcs = [order[g::gpcs] if clusters else order[edges[g] : edges[g + 1]] for g in range(gpcs)]
+    found = within_gpcs(walk(n_fast, n_slow, group, tiles, 1.0, 1.0)._replace(at_once=np.array([float(tiles)])), gpcs, clusters)
+    for share, side in zip(found, (0, 1), strict=True):
+        panels = sum(len({tile[side] for tile in own}) for own in of_gpcs)
+        assert share[0] * tiles == pytest.approx(panels, rel=0.25, abs=gpcs)

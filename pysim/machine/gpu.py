@@ -73,7 +73,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     `fma_per_cycle` is multiply-adds of one SM in one cycle, by pipe: a scalar type, or `tensor_` and the input type. `sustained_hz`
     is the clock that a pipe keeps up under load (power), by pipe, where it is not `frequency_hz`. `clusters_at_once`: by blocks of a
-    cluster, how many clusters run at once if each block fills an SM; default: SMs / blocks.
+    cluster, how many clusters run at once if each block fills an SM; default: SMs / blocks. `gpcs`: groups of SMs whose simultaneous
+    requests for the same bytes reach L2 once; `gpc_bytes_per_second`: what all of them together take from L2. Both or neither.
     """
 
     schema: Literal[1]
@@ -102,6 +103,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     fma_per_cycle: Annotated[dict[str, Number], msgspec.Meta(min_length=1)]
     sustained_hz: dict[str, Number] = {}
     clusters_at_once: dict[str, Count] = {}
+    gpcs: Count | None = None
+    gpc_bytes_per_second: Number | None = None
     model: GpuModel
     sources: dict[str, Source]
 

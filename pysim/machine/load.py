@@ -194,6 +194,8 @@ def _check_gpu(gpu: Gpu, where: str) -> None:
         for name in operator.attrgetter(table)(gpu):
             if name not in known:
                 raise MachineError(f"{where}: {table}: no {what} named {quoted(name)}; {choose(name, sorted(known))}")
+    if (gpu.gpcs is None) != (gpu.gpc_bytes_per_second is None):
+        raise MachineError(f"{where}: gpcs and gpc_bytes_per_second: give both or neither")
     for blocks in gpu.clusters_at_once:
         if not re.fullmatch("[1-9][0-9]?", blocks):
             raise MachineError(f"{where}: clusters_at_once: a key is how many blocks a cluster has, such as 4, not {quoted(blocks)}")

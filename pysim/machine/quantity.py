@@ -41,6 +41,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "cores": (1, 1 << 16),
     "cpus": (1, 1 << 16),
     "sms": (1, 1 << 16),
+    "gpcs": (1, 1 << 16),
     "prefetch_streams": (1, 1 << 16),
     "_instructions": (1e-3, 1e6),
     "_at_once": (1, 1 << 16),

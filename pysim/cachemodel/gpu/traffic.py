@@ -13,6 +13,9 @@ stream_k  Each block takes `share` consecutive k-iterations, so at time t block 
           iteration s of its panels at time (x iterations + s) mod share. The sorted times of the tiles that share a panel have gaps. A gap
           of up to one iteration is a simultaneous request; after a longer gap the panel is read again, at the distance of what all blocks
           touch meanwhile. Blocks share panels only where (tiles along a panel) x iterations is nearly a multiple of share.
+gpcs      The SMs of a GPC that request the same bytes simultaneously get them from one request of L2. A wave's tiles are divided among the
+          GPCs: runs of consecutive tiles, or every so many clusters. 13 x 4 tiles in two split-K parts as 52 clusters on 8 GPCs: a GPC has
+          6.5 tiles, in 6.5 rows and 4 columns, so it takes 21 panels for 13 blocks; consecutive ones would take 15 to 17.
 misses    At reuse distance d the share clip(2 d / (l2_share L2) - 1, 0, 1) of accesses misses L2.
 
 Assumptions: blocks of a wave start together; stream-K blocks keep pace; a cluster counts as one block.
@@ -95,8 +98,7 @@ def waves(gpu: Gpu, order: Rasterisation) -> Sharing:
     """Blocks that run at once are in lockstep on one rectangle of tiles."""
     fast, slow, n_fast, n_slow, group, at_once = order[:6]
     in_band = at_once <= n_fast * group  # else a wave covers several bands
-    high = np.where(in_band, np.minimum(n_fast, np.ceil(at_once / group)), n_fast)
-    wide = np.where(in_band, np.minimum(group, at_once), np.minimum(n_slow, group * np.ceil(at_once / (n_fast * group))))
+    high, wide = rectangle(order)
     count = n_fast * n_slow / at_once
     touched = fast * high / n_fast + slow * wide / n_slow
     band = np.where(in_band, fast + slow * group / n_slow, touched)
@@ -106,6 +108,32 @@ def waves(gpu: Gpu, order: Rasterisation) -> Sharing:
         fast_again=np.maximum(0, count * high / n_fast - 1) * l2_miss_share(gpu, band),
         slow_again=np.maximum(0, count * wide / n_slow - 1) * l2_miss_share(gpu, touched),
     )
+
+
+def within_gpcs(order: Rasterisation, gpcs: int, clusters: Any) -> tuple[Array, Array]:
+    """The shares of the requests for the fast and for the slow operand that no simultaneous request of the same GPC repeats.
+
+    The blocks of a launch fill one GPC after another, each with as many consecutive blocks. Clusters go to the GPCs in turn (`clusters`).
+    """
+    n_fast, n_slow, group, at_once = order[2:6]
+    tiles = np.maximum(1, at_once / gpcs)  # of a GPC
+    band = n_fast * group
+    # of every gpcs-th tile: as many rows as places of a band that it meets, and the same columns in each band
+    rows = np.minimum(n_fast, band / np.gcd(band.astype(int), gpcs))
+    columns = np.minimum(n_slow, group / np.gcd(group.astype(int), gpcs) * np.ceil(at_once / band))
+    apart = np.minimum(rows, tiles), np.minimum(columns, tiles)
+    consecutive = rectangle(order._replace(at_once=tiles))
+    fast, slow = (np.where(clusters, one, other) / tiles for one, other in zip(apart, consecutive, strict=True))
+    return fast, slow
+
+
+def rectangle(order: Rasterisation) -> tuple[Array, Array]:
+    """Panels of the fast and of the slow operand that `at_once` consecutive tiles touch."""
+    n_fast, n_slow, group, at_once = order[2:6]
+    in_band = at_once <= n_fast * group  # else they cover several bands
+    high = np.where(in_band, np.minimum(n_fast, np.ceil(at_once / group)), n_fast)
+    wide = np.where(in_band, np.minimum(group, at_once), np.minimum(n_slow, group * np.ceil(at_once / (n_fast * group))))
+    return high, wide
 
 
 def stream_k(gpu: Gpu, order: Rasterisation) -> Sharing:

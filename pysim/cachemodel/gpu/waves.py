@@ -22,7 +22,8 @@ L2          Each block (or cluster, whose blocks share loads) reads its rows of 
             documentation). TMA transfers whole boxes: a part outside the operand takes as long as a part inside (H200, f16, 128 x 64
             tiles: 41 us for 8 x 4096 x 4096, 25 us for 128 x 4096 x 4096). A box row that crosses a line boundary costs SPLIT_LINE_COST
             times its second line. C is written in runs of 64 bytes; a partly filled sector costs PARTIAL_SECTOR_COST times its unused
-            bytes. Bytes from memory pass through L2, too. L2 limits a launch by its rate and by the port of each active SM.
+            bytes. Bytes from memory pass through L2, too. L2 limits a launch by its rate, by the port of each active SM, and by what its
+            GPCs (groups of SMs) take: each GPC requests the same bytes once, if its blocks need them simultaneously.
 memory      Bytes that miss L2: bytes / min(memory rate, active SMs x memory port). `traffic` says which blocks share panels of A and B and
             when a panel is read again. A "hot" run may find its operands in L2; in a "cold" run every first touch misses.
 prologue/epilogue
@@ -55,7 +56,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.passes import copy_rate
-from pysim.cachemodel.gpu.traffic import Rasterisation, l2_miss_share, sharing
+from pysim.cachemodel.gpu.traffic import Rasterisation, l2_miss_share, sharing, within_gpcs
 from pysim.machine.gpu import Gpu
 from pysim.record.schedule import DECOMPOSITIONS
 
@@ -241,7 +242,8 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[
     at_once = np.minimum(facts["tiles"], np.maximum(1, facts["slots"] / np.where(stream, 1, table.splits)))
     share = np.where(stream, facts["tiles"] * facts["all_iterations"] / table.splits, 0)
     group = np.minimum(table.group, n_slow)
-    reads = sharing(gpu, Rasterisation(fast, slow, n_fast, n_slow, group, at_once, facts["all_iterations"], share))
+    order = Rasterisation(fast, slow, n_fast, n_slow, group, at_once, facts["all_iterations"], share)
+    reads = sharing(gpu, order)
     requested_fast, requested_slow = ordered(c.requested_bytes_a * facts["tiles_n"], c.requested_bytes_b * facts["tiles_m"])
     requested = requested_fast + requested_slow
     repeat = gpu.model.repeat_share.value
@@ -255,6 +257,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[
     outside = np.where(c.producer > 0, np.maximum(0, boxes - requested), 0)
     facts["l2_bytes"] = requested + outside + c.bytes_c + 2 * partial
     facts["port_bytes"] = facts["l2_bytes"] + split_lines
+    facts["gpc_bytes"] = outside + _gpc_bytes(gpu, c, table, in_cluster, facts, order, (requested_fast, requested_slow))
     facts["written"] = c.bytes_c * (1 + PARTIAL_SECTOR_COST * (c.sectors - 1))  # as bytes of whole sectors
     all_miss = l2_miss_share(gpu, c.bytes_a + c.bytes_b + c.bytes_c + partial)
     first = all_miss if hot else np.ones(())
@@ -263,6 +266,22 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[
     facts["l2_served"] = served + outside + facts["written"] + 2 * partial + facts["memory_bytes"]
     facts["memory_served"] = facts["memory_bytes"] + (facts["written"] - c.bytes_c) * all_miss
     facts["miss"] = np.clip(np.maximum(read_fast / requested_fast, read_slow / requested_slow), 0, 1)  # of the slower operand
+
+
+def _gpc_bytes(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[str, Array], order: Rasterisation, requested: Any) -> Any:
+    """Bytes that all GPCs take from L2; `requested`: of the fast and of the slow operand. 0 where unknown: for stream-K, whose blocks are
+    each at a k-iteration of their own, and for GPUs whose GPCs were not measured."""
+    if not gpu.gpcs:
+        return 0.0
+    along_n, clusters = table.along_n.astype(bool), (c.cluster_blocks > 1) | in_cluster
+    # blocks with one tile each are numbered along m (native/cuda/core/decomposition.cuh)
+    placed = in_cluster | (facts["items"] <= facts["units"])
+    n_m, n_n = np.where(along_n, order.n_slow, order.n_fast), np.where(along_n, order.n_fast, order.n_slow)
+    of_m, of_n = within_gpcs(order._replace(n_fast=n_m, n_slow=n_n, group=np.ones_like(n_m)), gpu.gpcs.value, clusters)
+    by_place = np.where(along_n, of_n, of_m), np.where(along_n, of_m, of_n)
+    shares = within_gpcs(order, gpu.gpcs.value, clusters)
+    total = sum(size * np.where(placed, one, other) for size, one, other in zip(requested, by_place, shares, strict=True))
+    return np.where(table.kind == STREAM_K, 0.0, total)
 
 
 def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Array:
@@ -282,6 +301,8 @@ def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Arr
             facts["l2_served"] / (gpu.l2_bytes_per_second.value / frequency),
             facts["port_bytes"] / (active * gpu.port_bytes_per_cycle.value),
         )
+        if gpu.gpc_bytes_per_second:
+            l2 = np.maximum(l2, facts["gpc_bytes"] * frequency / gpu.gpc_bytes_per_second.value)
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
         iteration = np.where((c.producer > 0) & (c.blocks_per_sm <= 1), lone, overlapped(blocks * c.iteration, lone))
         parts.append([waves * facts["iterations"] * iteration, power * part, l2 * part, facts["memory_served"] * part / memory])
