@@ -101,12 +101,12 @@ def test_constants_of_one_fit_move_together_sure_or_not(measured) -> None:
 
 
 def test_machines_of_one_chip_get_one_set_of_constants_and_keep_what_differs_between_them() -> None:
-    slow, kin = slower(h200(), 1.3), load_any("h100")
-    assert isinstance(kin, Gpu)
+    slow, h100 = slower(h200(), 1.3), load_any("h100")
+    assert isinstance(h100, Gpu)
     known, texts = gemm_attributes(90), drawn("f16", 2 * COUNT, 6, 1e9)
     labs = [
         Synthetic(slow),
-        Synthetic(msgspec.structs.replace(slow, l2_bytes=kin.l2_bytes, memory_bytes_per_second=kin.memory_bytes_per_second)),
+        Synthetic(msgspec.structs.replace(slow, l2_bytes=h100.l2_bytes, memory_bytes_per_second=h100.memory_bytes_per_second)),
     ]
     measured = [
         Measured(msgspec.structs.replace(h200(), l2_bytes=lab.gpu.l2_bytes, memory_bytes_per_second=lab.gpu.memory_bytes_per_second), cases)
@@ -115,7 +115,7 @@ def test_machines_of_one_chip_get_one_set_of_constants_and_keep_what_differs_bet
     ]
     found = fit(measured, known, Moved())
     one, other = found.gpus
-    assert one.model == other.model and one.memory_bytes_per_second != other.memory_bytes_per_second == kin.memory_bytes_per_second
+    assert one.model == other.model and one.memory_bytes_per_second != other.memory_bytes_per_second == h100.memory_bytes_per_second
     for gpu, (_, cases) in zip(found.gpus, measured, strict=True):
         assert np.median(np.abs(np.concatenate([np.log(predicted(case, gpu, known) / case.seconds) for case in cases]))) < 0.03
 

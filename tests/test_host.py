@@ -183,8 +183,8 @@ def test_on_a_known_microarchitecture_latencies_keep_their_kind_and_source(sysfs
 
 def test_on_an_unknown_microarchitecture_they_are_assumed_and_say_from_where(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     cpuinfo.write_text(ICE_LAKE)
-    machine, kin = run(FakeProbes(), sysfs, cpuinfo, tmp_path), load("sapphire-rapids")
-    for level, known in zip(machine.levels, kin.levels, strict=True):
+    machine, shipped = run(FakeProbes(), sysfs, cpuinfo, tmp_path), load("sapphire-rapids")
+    for level, known in zip(machine.levels, shipped.levels, strict=True):
         assert level.latency_cycles.value == known.latency_cycles.value
         assert (level.latency_cycles.kind, level.latency_cycles.source) == ("assumed", "host_from_sapphire-rapids")
     assert "levels.L1.latency_cycles" in machine.assumed() and "core.units.avx512.loads_per_cycle" in machine.assumed()

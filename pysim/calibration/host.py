@@ -170,7 +170,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
         command="cudaGetDeviceProperties, cudaDeviceGetAttribute",
         versions=f"{device.name}, driver {device.driver}",
     )
-    taken_over = Source(title=f"Taken over from {nearest.name}", note="the shipped GPU that is nearest, but another model")
+    carried_over = Source(title=f"Taken over from {nearest.name}", note="the shipped GPU that is nearest, but another model")
     clock = device.clock_khz * 1e3 or nearest.frequency_hz.value  # a driver may report no clock
     scaled = clock / nearest.frequency_hz.value
 
@@ -180,23 +180,23 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
     def by(number: Number, factor: float) -> Number:
         return msgspec.structs.replace(number, value=number.value * factor)
 
-    taken: Gpu = assumed(nearest, "kin")
+    carried: Gpu = assumed(nearest, "carried_over")
     return msgspec.structs.replace(
-        taken,
+        carried,
         name=CUDA,
         description=device.name,
         capability=f"{device.capability // 10}.{device.capability % 10}",
         sms=measured(device.sms),
-        frequency_hz=Number(value=clock, kind="measured", source="device") if device.clock_khz else taken.frequency_hz,
+        frequency_hz=Number(value=clock, kind="measured", source="device") if device.clock_khz else carried.frequency_hz,
         warps_per_sm=measured(device.threads_per_sm // 32),
         blocks_per_sm=measured(device.blocks_per_sm),
         registers_per_sm=measured(device.registers_per_sm),
         shared_bytes_per_sm=measured(device.shared_bytes_per_sm),
         shared_bytes_per_block=measured(device.shared_bytes_per_block),
         l2_bytes=measured(device.l2_bytes),
-        l2_bytes_per_second=by(taken.l2_bytes_per_second, device.sms / nearest.sms.value * scaled),
-        sustained_hz={name: by(number, scaled) for name, number in taken.sustained_hz.items()},
-        sources={"device": attributes, "kin": taken_over},
+        l2_bytes_per_second=by(carried.l2_bytes_per_second, device.sms / nearest.sms.value * scaled),
+        sustained_hz={name: by(number, scaled) for name, number in carried.sustained_hz.items()},
+        sources={"device": attributes, "carried_over": carried_over},
     )
 
 
