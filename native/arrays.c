@@ -13,7 +13,7 @@ static pysim_status spanned(const char *what, const int64_t *sizes, const int64_
     for (int32_t i = 0; i < axes; i++) {
         int64_t along;
         if (steps[i] < 0)
-            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: step %d is %lld; it must be at least 0", what, (int)i, (long long)steps[i]);
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: step %d is %lld; expected at least 0", what, (int)i, (long long)steps[i]);
         if (__builtin_mul_overflow(sizes[i] - 1, steps[i], &along) || __builtin_add_overflow(last, along, &last) || last == INT64_MAX)
             return pysim_fail(PYSIM_OVERFLOW, "%s exceeds int64", what);
     }
@@ -34,9 +34,9 @@ static int is_dense(const int64_t *sizes, const int64_t *steps, int32_t axes) {
 static pysim_status check_pair(const pysim_pair *p, const pysim_epilogue *e, const void *a, const void *b, const void *y) {
     int64_t elements = 0, a_elements = 0, b_elements = 0, bytes[3] = {0};
     if (p->axes < 1 || p->axes > PAIR_AXES)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair has %d axes; it has 1 to %d", (int)p->axes, PAIR_AXES);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair has %d axes; expected 1 to %d", (int)p->axes, PAIR_AXES);
     if (p->kind < PYSIM_ADD || p->kind > PYSIM_DIVIDE)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair's kind is %d; it is 0 (add), 1 (subtract), 2 (multiply) or 3 (divide)", (int)p->kind);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair's kind is %d; expected 0 (add), 1 (subtract), 2 (multiply) or 3 (divide)", (int)p->kind);
     pysim_status status = pysim_check_positive("a pair's sizes", p->sizes, p->axes);
     if (status == PYSIM_OK) status = pysim_product("a pair's result", p->axes, p->sizes, &elements);
     if (status == PYSIM_OK) status = spanned("a pair's a", p->sizes, p->a_steps, p->axes, &a_elements);
@@ -85,8 +85,8 @@ static pysim_status check_rows(const pysim_rows *r, const void *x, const void *s
     const int is_length = r->kind == PYSIM_ROWS_LENGTH, is_local = r->kind == PYSIM_ROWS_LOCAL, element = pysim_dtype_bytes(r->dtype);
     int64_t bytes = 0;
     if (r->kind < PYSIM_ROWS_SOFTMAX || r->kind > PYSIM_ROWS_LOCAL)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kind of rows is %d; it is 0 (softmax), 1 (standard), 2 (length) or 3 (local)", (int)r->kind);
-    if (!(r->epsilon >= 0)) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epsilon of rows is %g; it must be at least 0", r->epsilon);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kind of rows is %d; expected 0 (softmax), 1 (standard), 2 (length) or 3 (local)", (int)r->kind);
+    if (!(r->epsilon >= 0)) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epsilon of rows is %g; expected at least 0", r->epsilon);
     if (is_local && !(r->epsilon > 0 && r->alpha >= 0 && r->beta == r->beta && r->window >= 1))
         return pysim_fail(PYSIM_BAD_ARGUMENT, "local rows have window %lld, epsilon %g, alpha %g and beta %g; window is at least 1, epsilon above 0, "
                                               "alpha at least 0, beta a number", (long long)r->window, r->epsilon, r->alpha, r->beta);

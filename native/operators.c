@@ -8,9 +8,30 @@
 
 enum { MIN_PART_BYTES = 16 << 10 }; /* of a thread: less is done before another thread has started */
 
-/* Parts to divide `count` blocks of planes into, `bytes` in all. */
-static int64_t parts_of(int64_t bytes, int64_t count, int32_t threads) {
-    return pysim_max(1, pysim_min(pysim_min(threads, count), bytes / MIN_PART_BYTES));
+/* Computes planes begin..end. */
+typedef void range_of_planes(const void *operator, int64_t begin, int64_t end);
+
+typedef struct {
+    range_of_planes *compute;
+    const void *operator;
+    int64_t blocks, block, parts;
+} shared_planes;
+
+static void part_of_planes(int64_t part, int64_t thread, const void *context) {
+    const shared_planes *s = context;
+    int64_t begin, end;
+    (void)thread;
+    pysim_split_range(s->blocks, part, s->parts, &begin, &end);
+    s->compute(s->operator, begin * s->block, end * s->block);
+}
+
+/* Divides planes of `plane_bytes` each among threads in whole blocks, as depthwise convolutions do: each thread reads mostly what it wrote in
+ * the layer before. `block`: 0 or 1 for single planes. */
+static void parallel_planes(int64_t planes, int32_t block, int64_t plane_bytes, int32_t threads, range_of_planes *compute, const void *operator) {
+    shared_planes s = {.compute = compute, .operator = operator, .block = pysim_max(1, block)};
+    s.blocks = planes / s.block;
+    s.parts = pysim_max(1, pysim_min(pysim_min(threads, s.blocks), planes * plane_bytes / MIN_PART_BYTES));
+    pysim_parallel_for(s.parts, threads, part_of_planes, &s);
 }
 
 pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops) {
@@ -22,7 +43,7 @@ pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops) {
 
 pysim_status pysim_check_positive(const char *what, const int64_t *values, int32_t count) {
     for (int32_t i = 0; i < count; i++)
-        if (values[i] < 1) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: number %d is %lld; all must be at least 1", what, (int)i, (long long)values[i]);
+        if (values[i] < 1) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: number %d is %lld; expected at least 1", what, (int)i, (long long)values[i]);
     return PYSIM_OK;
 }
 
@@ -32,7 +53,7 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
     int64_t bytes = 0;
     pysim_status status = pysim_check_positive("a map's planes, size and period", sizes, 3);
     if (status == PYSIM_OK && (m->block < 0 || (m->block > 1 && (m->planes % m->block || m->period % m->block))))
-        status = pysim_fail(PYSIM_BAD_ARGUMENT, "a map's block is %d; it is 0 (planes) or divides its %lld planes and their period %lld",
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "a map's block is %d; expected 0 (planes) or a divisor of its %lld planes and of their period %lld",
                             (int)m->block, (long long)m->planes, (long long)m->period);
     if (status == PYSIM_OK) status = pysim_product("a map's bytes, planes x size x element", 3, all, &bytes);
     if (status == PYSIM_OK) status = pysim_check_activation(e);
@@ -50,27 +71,21 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
     return pysim_check_apart(spans, 5);
 }
 
-/* Threads divide blocks of planes, as in depthwise convolutions, so each reads mostly what it wrote in the layer before. */
 typedef struct {
     const pysim_map *map;
     pysim_finish finish;
     const pysim_loops *loops;
     const char *x, *scale, *shift;
     char *y;
-    int64_t parts;
 } map_run;
 
-static void map_part(int64_t part, int64_t thread, const void *context) {
-    const map_run *r = context;
-    const int64_t block = pysim_max(1, r->map->block), bytes = pysim_dtype_bytes(r->map->dtype);
-    const int64_t period = r->map->period == 1 ? r->map->planes : r->map->period;
+static void map_planes(const void *operator, int64_t begin, int64_t end) {
+    const map_run *r = operator;
+    const int64_t bytes = pysim_dtype_bytes(r->map->dtype), period = r->map->period == 1 ? r->map->planes : r->map->period;
     pysim_map some = *r->map;
-    int64_t begin, end;
-    (void)thread;
-    pysim_split_range(some.planes / block, part, r->parts, &begin, &end);
-    for (int64_t k = begin * block; k < end * block; k += some.planes) { /* up to the next repetition of the scales */
+    for (int64_t k = begin; k < end; k += some.planes) { /* up to the next repetition of the scales */
         const int64_t at = k * some.size * bytes, of = k % r->map->period * bytes;
-        some.planes = pysim_min(end * block, (k / period + 1) * period) - k;
+        some.planes = pysim_min(end, (k / period + 1) * period) - k;
         r->loops->map(&some, &r->finish, r->x + at, r->scale ? r->scale + of : NULL, r->shift ? r->shift + of : NULL, r->y + at);
     }
 }
@@ -84,8 +99,7 @@ static pysim_status run_map(const pysim_map *m, const pysim_epilogue *e, const v
     if (status != PYSIM_OK) return status;
     const int same = !e->residual && e->activation == PYSIM_IDENTITY;
     r.finish = (pysim_finish){same ? NULL : r.loops, y, e->residual, e->activation, e->low, e->high};
-    r.parts = parts_of(m->planes * m->size * pysim_dtype_bytes(m->dtype), m->planes / pysim_max(1, m->block), threads);
-    pysim_parallel_for(r.parts, threads, map_part, &r);
+    parallel_planes(m->planes, m->block, m->size * pysim_dtype_bytes(m->dtype), threads, map_planes, &r);
     return PYSIM_OK;
 }
 
@@ -99,11 +113,11 @@ static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y
     const int64_t element = pysim_dtype_bytes(p->dtype), pads[] = {p->pad_top, p->pad_left, p->pad_bottom, p->pad_right};
     pysim_status status = pysim_check_positive("a pool's planes, height, width, out_h, out_w, kernel, stride and dilation", sizes, 11);
     for (int i = 0; i < 4 && status == PYSIM_OK; i++)
-        if (pads[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pool's padding %d is %lld; it must be at least 0", i, (long long)pads[i]);
+        if (pads[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pool's padding %d is %lld; expected at least 0", i, (long long)pads[i]);
     const int64_t in[] = {p->planes, p->height, p->width, element}, out[] = {p->planes, p->out_h, p->out_w, element};
     int64_t in_bytes = 0, out_bytes = 0, last_h, last_w, end_h, end_w;
     if (status == PYSIM_OK && (p->block < 0 || (p->block > 1 && p->planes % p->block)))
-        status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pool's block is %d; it is 0 (planes) or divides its %lld planes", (int)p->block,
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "a pool's block is %d; expected 0 (planes) or a divisor of its %lld planes", (int)p->block,
                             (long long)p->planes);
     if (status == PYSIM_OK) status = pysim_product("a pool's input, planes x height x width x element", 4, in, &in_bytes);
     if (status == PYSIM_OK) status = pysim_product("a pool's output, planes x out_h x out_w x element", 4, out, &out_bytes);
@@ -125,24 +139,19 @@ static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y
     return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
 }
 
-/* Threads divide blocks of planes. */
 typedef struct {
     const pysim_pool *pool;
     const pysim_loops *loops;
     const char *x;
     char *y;
-    int64_t parts;
 } pool_run;
 
-static void pool_part(int64_t part, int64_t thread, const void *context) {
-    const pool_run *r = context;
-    const int64_t block = pysim_max(1, r->pool->block), bytes = pysim_dtype_bytes(r->pool->dtype);
+static void pool_planes(const void *operator, int64_t begin, int64_t end) {
+    const pool_run *r = operator;
+    const int64_t bytes = pysim_dtype_bytes(r->pool->dtype);
     pysim_pool some = *r->pool;
-    int64_t begin, end;
-    (void)thread;
-    pysim_split_range(some.planes / block, part, r->parts, &begin, &end);
-    some.planes = (end - begin) * block;
-    r->loops->pool(&some, r->x + begin * block * some.height * some.width * bytes, r->y + begin * block * some.out_h * some.out_w * bytes);
+    some.planes = end - begin;
+    r->loops->pool(&some, r->x + begin * some.height * some.width * bytes, r->y + begin * some.out_h * some.out_w * bytes);
 }
 
 static pysim_status run_pool(const pysim_pool *p, const void *x, void *y, int32_t threads) {
@@ -151,8 +160,7 @@ static pysim_status run_pool(const pysim_pool *p, const void *x, void *y, int32_
     pysim_status status = pysim_loops_of(p->dtype, &r.loops);
     if (status == PYSIM_OK) status = check_pool(p, x, y);
     if (status != PYSIM_OK) return status;
-    r.parts = parts_of(p->planes * p->height * p->width * pysim_dtype_bytes(p->dtype), p->planes / pysim_max(1, p->block), threads);
-    pysim_parallel_for(r.parts, threads, pool_part, &r);
+    parallel_planes(p->planes, p->block, p->height * p->width * pysim_dtype_bytes(p->dtype), threads, pool_planes, &r);
     return PYSIM_OK;
 }
 
@@ -163,7 +171,7 @@ static pysim_status check_reorder(const pysim_reorder *r, const void *x, const v
     int64_t bytes = 0;
     pysim_status status = pysim_check_positive("a reordering's planes, size and block", sizes, 3);
     if (status == PYSIM_OK && r->planes % r->block)
-        status = pysim_fail(PYSIM_BAD_ARGUMENT, "%lld planes are no whole blocks of %d", (long long)r->planes, (int)r->block);
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "%lld planes are not a multiple of the block, %d", (long long)r->planes, (int)r->block);
     if (status == PYSIM_OK) status = pysim_product("a reordering's bytes, planes x size x element", 3, all, &bytes);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, r->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("y", y, r->dtype);
@@ -171,26 +179,21 @@ static pysim_status check_reorder(const pysim_reorder *r, const void *x, const v
     return status == PYSIM_OK ? pysim_check_apart(spans, 2) : status;
 }
 
-/* Threads divide blocks of planes. */
 typedef struct {
     const pysim_reorder *of;
     const char *x;
     char *y;
-    int64_t parts;
 } reorder_run;
 
-static void reorder_part(int64_t part, int64_t thread, const void *context) {
-    const reorder_run *r = context;
+static void reorder_planes(const void *operator, int64_t begin, int64_t end) {
+    const reorder_run *r = operator;
     const pysim_pack_transposed transposed = pysim_transposer_for(r->of->dtype);
-    const int64_t block = r->of->block, size = r->of->size, bytes = pysim_dtype_bytes(r->of->dtype) * block * size;
-    int64_t i, end;
-    (void)thread;
-    pysim_split_range(r->of->planes / block, part, r->parts, &i, &end);
-    for (; i < end; i++) {
+    const int64_t block = r->of->block, size = r->of->size, bytes = size * pysim_dtype_bytes(r->of->dtype);
+    for (int64_t k = begin; k < end; k += block) {
         if (r->of->to_planes)
-            transposed(r->x + i * bytes, block, size, block, size, r->y + i * bytes, NULL);
+            transposed(r->x + k * bytes, block, size, block, size, r->y + k * bytes, NULL);
         else
-            transposed(r->x + i * bytes, size, block, size, block, r->y + i * bytes, NULL);
+            transposed(r->x + k * bytes, size, block, size, block, r->y + k * bytes, NULL);
     }
 }
 
@@ -201,8 +204,7 @@ static pysim_status run_reorder(const pysim_reorder *of, const void *x, void *y,
     pysim_status status = pysim_loops_of(of->dtype, &loops);
     if (status == PYSIM_OK) status = check_reorder(of, x, y);
     if (status != PYSIM_OK) return status;
-    r.parts = parts_of(of->planes * of->size * pysim_dtype_bytes(of->dtype), of->planes / of->block, threads);
-    pysim_parallel_for(r.parts, threads, reorder_part, &r);
+    parallel_planes(of->planes, of->block, of->size * pysim_dtype_bytes(of->dtype), threads, reorder_planes, &r);
     return PYSIM_OK;
 }
 
@@ -224,12 +226,12 @@ static pysim_status extent(const char *what, const pysim_copy *c, const int64_t 
 
 static pysim_status check_copy(const pysim_copy *c, const void *x, const void *y) {
     if (c->axes < 1 || c->axes > MAX_AXES)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "a copy has %d axes; it has 1 to %d", (int)c->axes, MAX_AXES);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a copy has %d axes; expected 1 to %d", (int)c->axes, MAX_AXES);
     int64_t read = 0, written = 0;
     pysim_status status = pysim_check_positive("a copy's sizes", c->sizes, c->axes);
     if (status == PYSIM_OK) status = pysim_check_positive("a copy's steps in y", c->to, c->axes);
     for (int32_t i = 0; i < c->axes && status == PYSIM_OK; i++)
-        if (c->from[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a copy's step %d in x is %lld; it must be at least 0", (int)i, (long long)c->from[i]);
+        if (c->from[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a copy's step %d in x is %lld; expected at least 0", (int)i, (long long)c->from[i]);
     if (status == PYSIM_OK) status = extent("a copy's input", c, c->from, &read);
     if (status == PYSIM_OK) status = extent("a copy's output", c, c->to, &written);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, c->dtype);
@@ -276,9 +278,9 @@ pysim_status pysim_run_copy(const pysim_copy *c, const void *x, void *y) {
 }
 
 static pysim_status run_step(const pysim_step *s) {
-    int64_t none;
-    if (s->threads != 0) {
-        const pysim_status status = pysim_threads_workspace(0, s->threads, &none);
+    int64_t bytes;
+    if (s->threads != 0) { /* only for the check of `threads` */
+        const pysim_status status = pysim_threads_workspace(0, s->threads, &bytes);
         if (status != PYSIM_OK) return status;
     }
     switch (s->kind) {
@@ -293,7 +295,7 @@ static pysim_status run_step(const pysim_step *s) {
     case PYSIM_STEP_TAKE: return pysim_run_take(s->of, s->first, s->second, s->third, s->result);
     case PYSIM_STEP_PRODUCTS:
         return pysim_run_products(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; it is 0 (run) to 8 (products)", (int)s->kind);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 8 (products)", (int)s->kind);
     }
 }
 

@@ -253,9 +253,9 @@ static pysim_status probe_stream(void (*pass)(const pieces *, const streams *), 
                                  double *bytes_per_second) {
     if (!buffer) return pysim_fail(PYSIM_BAD_ARGUMENT, "buffer is NULL");
     if (!bytes_per_second) return pysim_fail(PYSIM_BAD_ARGUMENT, "bytes_per_second, which receives the result, is NULL");
-    if (bytes <= 0) return pysim_fail(PYSIM_BAD_ARGUMENT, "bytes is %lld; it must be at least 1", (long long)bytes);
+    if (bytes <= 0) return pysim_fail(PYSIM_BAD_ARGUMENT, "bytes is %lld; expected at least 1", (long long)bytes);
     if (!isfinite(seconds) || seconds <= 0)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "seconds is %g; it must be positive and finite", seconds);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "seconds is %g; expected a positive, finite number", seconds);
     const pieces p = cut(buffer, bytes);
     const streams s = widest();
     const double started = now();
@@ -309,12 +309,12 @@ static void *follow(void *at, int64_t loads) {
 static pysim_status check_lines(const void *buffer, int64_t bytes, int64_t line_bytes, int64_t least, double seconds) {
     if (!buffer) return pysim_fail(PYSIM_BAD_ARGUMENT, "buffer is NULL");
     if (line_bytes < 8 || line_bytes % 8 != 0)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "line_bytes is %lld; it must be a multiple of 8", (long long)line_bytes);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "line_bytes is %lld; expected a multiple of 8", (long long)line_bytes);
     if ((uintptr_t)buffer % 8 != 0) return pysim_fail(PYSIM_BAD_ARGUMENT, "buffer is not aligned to 8 bytes");
     if (bytes / line_bytes < least)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "bytes is %lld; it must be at least %lld lines", (long long)bytes, (long long)least);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "bytes is %lld; expected at least %lld lines", (long long)bytes, (long long)least);
     if (!isfinite(seconds) || seconds <= 0)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "seconds is %g; it must be positive and finite", seconds);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "seconds is %g; expected a positive, finite number", seconds);
     return PYSIM_OK;
 }
 

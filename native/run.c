@@ -146,7 +146,7 @@ pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysi
     if (status == PYSIM_OK) status = job_workspace(&job, 1, &workspace_bytes);
     if (status != PYSIM_OK) return status;
     if (job.thread_bytes || job.nest.row.family != PYSIM_FAMILY_NEST)
-        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s is no loop nest of micro-kernel calls alone, so its accesses are not traced",
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s is not a loop nest of micro-kernel calls alone, so its accesses cannot be traced",
                           algorithms[s->algorithm].name);
     job.nest.finish = NULL; /* a trace has no results to read */
     install_stubs(&job.nest);

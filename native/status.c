@@ -75,7 +75,7 @@ typedef struct {
 static pysim_status check_least(const named *values, int32_t count, int64_t least) {
     for (int32_t i = 0; i < count; i++)
         if (values[i].value < least)
-            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least %lld", values[i].name,
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %lld; expected at least %lld", values[i].name,
                               (long long)values[i].value, (long long)least);
     return PYSIM_OK;
 }
@@ -99,7 +99,7 @@ static pysim_status output_axis(const char *axis, int64_t size, int64_t before, 
 
 static pysim_status check_block(const char *name, int32_t block, const char *of, int64_t count) {
     if (block >= 0 && (block <= 1 || count % block == 0)) return PYSIM_OK;
-    return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %d; it is 0 (planes) or divides the %lld %s", name, (int)block, (long long)count, of);
+    return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %d; expected 0 (planes) or a divisor of the %lld %s", name, (int)block, (long long)count, of);
 }
 
 /* A block holds channels of one group, or groups of one channel and one filter each. */
@@ -188,7 +188,7 @@ static pysim_status check_gemm(const pysim_gemm *g, pysim_operands *operands) {
     if (status == PYSIM_OK) status = pysim_check_dtype(g->dtype);
     if (status != PYSIM_OK) return status;
     if ((g->trans_a | g->trans_b) & ~1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "trans_a is %d and trans_b is %d; each is 0 or 1", g->trans_a, g->trans_b);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "trans_a is %d and trans_b is %d; expected 0 or 1", g->trans_a, g->trans_b);
 
     const int32_t result = pysim_result_dtype(g->dtype);
     const int64_t element = pysim_dtype_bytes(g->dtype), wide = pysim_dtype_bytes(result);
@@ -207,7 +207,7 @@ pysim_status pysim_check_problem(const pysim_problem *p, pysim_operands *operand
     if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "the problem is NULL");
     if (p->kind == PYSIM_CONV) return pysim_check_conv(&p->conv, NULL, NULL, operands);
     if (p->kind == PYSIM_GEMM) return check_gemm(&p->gemm, operands);
-    return pysim_fail(PYSIM_BAD_ARGUMENT, "problem.kind is %d; it is 0 (convolution) or 1 (matrix product)", (int)p->kind);
+    return pysim_fail(PYSIM_BAD_ARGUMENT, "problem.kind is %d; expected 0 (convolution) or 1 (matrix product)", (int)p->kind);
 }
 
 pysim_status pysim_check_operand(const char *name, const void *operand, int32_t dtype) {

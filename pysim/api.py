@@ -315,7 +315,7 @@ def _product(a: Any, b: Any, trans_a: bool, trans_b: bool, plan: values.Plan | N
         raise OperandError(f"a and b must be matrices; their shapes are {a.shape} and {b.shape}")
     (k, m), (n, depth) = a.shape[:: 1 if trans_a else -1], b.shape[:: 1 if trans_b else -1]
     if k != depth:
-        raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
+        raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; expected equal numbers")
     return Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(plan, a, b))
 
 

@@ -24,7 +24,7 @@ def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:
         except TypeError:
             raise OperandError(f"{name} is {quoted(value)}; expected a whole number, at least {least}") from None
     if not least <= value <= most:
-        raise OperandError(f"{name} is {value}; it must be {f'at least {least}' if value < least else f'at most {most}'}")
+        raise OperandError(f"{name} is {value}; expected {f'at least {least}' if value < least else f'at most {most}'}")
     return int(value)
 
 
@@ -46,14 +46,14 @@ def number(value: Any, name: str) -> float:
         except (TypeError, ValueError, OverflowError):
             raise OperandError(f"{name} is {quoted(value)}; expected a number") from None
     if not math.isfinite(value):
-        raise OperandError(f"{name} is {value}; it must be finite")
+        raise OperandError(f"{name} is {value}; expected a finite number")
     return float(value)
 
 
 def seconds(value: Any, name: str) -> float:
     """A finite time of at least 0 s."""
     if (found := number(value, name)) < 0:
-        raise OperandError(f"{name} is {found:g} seconds; it must be at least 0")
+        raise OperandError(f"{name} is {found:g} seconds; expected at least 0")
     return found
 
 

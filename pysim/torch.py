@@ -67,7 +67,7 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if cuda_graph not in (True, False, "caller"):
-        raise OperandError(f'cuda_graph is {cuda_graph!r}; right are True, False and "caller", who captures calls')
+        raise OperandError(f'cuda_graph is {cuda_graph!r}; expected True, False or "caller", where the caller captures calls')
     accuracy = _checked(accuracy)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
         raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")

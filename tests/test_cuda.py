@@ -289,7 +289,7 @@ M, N = np.zeros((3, 4), np.float32), np.zeros((4, 5), np.float32)
         ((M, N), {"beta": 1.0}, "beta is 1.0, so c must be given"),
         ((M, N), {"c": np.zeros((4, 5), np.float32), "beta": 1.0}, "c is f32 of shape (4, 5)"),
         ((M, N), {"bias": np.zeros(4, np.float32)}, "5 contiguous values, one per column"),
-        ((M, N), {"bias": np.zeros(5)}, "bias is f64; it must be of the result's type, f32"),
+        ((M, N), {"bias": np.zeros(5)}, "bias is f64; expected the result's type, f32"),
         ((M, N), {"activation": "swish"}, 'activation "swish" is not known; did you mean "hard_swish"? there are: identity, relu'),
         ((M, N), {"activation": "clamp"}, "clamp needs its numbers"),
         ((M, N), {"activation": ("clamp", 2.0, 1.0)}, "low at most high"),
@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_named(device, arguments, options, says, place):
 @pytest.mark.parametrize(
     ("out", "says"),
     [
-        (lambda a: OnDevice(np.zeros((5, 3), np.float32)), "out must be a matrix of shape (3, 5)"),
+        (lambda a: OnDevice(np.zeros((5, 3), np.float32)), "expected a matrix of shape (3, 5)"),
         (lambda a: OnDevice(np.zeros((3, 5))), "a product of f32 cannot result in f64; it may in f32"),
         (lambda a: OnDevice(np.zeros((3, 10), np.float32)[:, ::2]), "contiguous rows or columns"),
         (lambda a: np.zeros((3, 5), np.float32), "a, b lie on a GPU but out in host memory"),

@@ -183,7 +183,7 @@ def test_an_image_between_convolutions_is_enlarged_in_blocks(monkeypatch):
 
 def test_planes_that_are_no_whole_blocks_are_refused():
     x, y = np.zeros((1, 6, 4, 4), np.float32), np.zeros((1, 6, 4, 4), np.float32)
-    with pytest.raises(NativeError, match="6 planes are no whole blocks of 4"):
+    with pytest.raises(NativeError, match="6 planes are not a multiple of the block, 4"):
         reorder_step(y, x, 4, False)()
-    with pytest.raises(NativeError, match=r"a pool's block is 4; it is 0 .planes. or divides its 6 planes"):
+    with pytest.raises(NativeError, match=r"a pool's block is 4; expected 0 .planes. or a divisor of its 6 planes"):
         pool_step(y, x, Window((1, 1)), True, block=4)()

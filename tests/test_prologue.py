@@ -90,7 +90,7 @@ def test_what_comes_out_is_the_convolution_of_what_the_prologue_makes(text, by_i
 def test_arguments_of_a_prologue_are_looked_at(emulated):
     one = Run(PROBLEMS[0], ROWS[0])
     one.told = one.told._replace(by_image=2)
-    assert "by_image and relu are 2 and 1; each is 0 or 1" in one.refused()
+    assert "by_image and relu are 2 and 1; expected 0 or 1" in one.refused()
     one.told = one.told._replace(by_image=0, shift=one.y.ctypes.data)
     assert "the prologue's shift overlaps output, which is written" in one.refused()
     gemm = next(kernel.name for kernel in gemm_kernels() if kernel.dtype == "f16" and kernel.mainloop == "simt")

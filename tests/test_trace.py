@@ -371,7 +371,7 @@ def test_buffers_lie_on_pages_apart_and_the_same_each_time():
 
 
 def test_a_schedule_that_does_not_fit_is_refused_in_a_sentence():
-    with pytest.raises(NativeError, match=r"schedule\.channels is 7; it must lie in 1\.\.6"):
+    with pytest.raises(NativeError, match=r"schedule\.channels is 7; expected 1\.\.6"):
         trace.simulate(LAYER, schedule(PORTABLE["f32"], 7), SMALL)
     with pytest.raises(NativeError, match="another dtype"):
         list(accesses(LAYER, schedule(PORTABLE["f64"], 2)))

@@ -250,7 +250,7 @@ def test_its_accesses_are_not_traced_and_that_is_said() -> None:
     from plan_trace import accesses
 
     good = Schedule("f32_win_8x4__portable", "input_stationary", "tiles", 8, 4, 8, 1, 1, "winograd", 4)
-    with pytest.raises(NativeError, match="algorithm winograd is no loop nest"):
+    with pytest.raises(NativeError, match="algorithm winograd is not a loop nest"):
         list(accesses(conv("conv:ic8ih9oc8kh3ph1"), good))
 
 

@@ -74,17 +74,17 @@ pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes no tile of packed panels; this algorithm's nest runs the rows of native/kernels.inc",
                           n->row.info.name);
     if (s->stationary != PYSIM_INPUT_STATIONARY && s->stationary != PYSIM_WEIGHT_STATIONARY)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; it is 0 (input) or 1 (weight)", (int)s->stationary);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; expected 0 (input) or 1 (weight)", (int)s->stationary);
     if (s->pack != PYSIM_PACK_NONE && s->pack != PYSIM_PACK_TILES)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; it is 0 (none) or 1 (tiles)", (int)s->pack);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; expected 0 (none) or 1 (tiles)", (int)s->pack);
     if (s->pack == PYSIM_PACK_NONE && !in_place_legal)
         return pysim_fail(PYSIM_UNSUPPORTED, "schedule.pack is none, but only an unpadded 1x1 convolution of stride 1 and a GEMM "
                                              "with B not transposed can be read in place");
     if (s->channels < 1 || s->channels > n->channels)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.channels is %lld; it must lie in 1..%lld", (long long)s->channels,
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.channels is %lld; expected 1..%lld", (long long)s->channels,
                           (long long)n->channels);
     if (s->k2 < 1 || s->k3 < 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.k2 and k3 are %lld and %lld; both must be at least 1", (long long)s->k2,
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.k2 and k3 are %lld and %lld; expected at least 1 for both", (long long)s->k2,
                           (long long)s->k3);
     n->schedule = *s;
     const int64_t streamed = s->stationary == PYSIM_INPUT_STATIONARY ? filter_tiles(n) : window_tiles(n);

@@ -50,10 +50,10 @@ static pysim_status check_schedule(const pysim_schedule *s, const shape *x, cons
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s reads a matrix whose rows lie along %s, and these lie along %s", row->info.name,
                           x->dot ? "results" : "k", x->dot ? "k" : "results");
     if (s->channels < 1 || s->channels > x->of.k || (x->dot && s->channels < x->of.k && s->channels % PYSIM_VECTOR_STEP))
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.channels is %lld; it must be %lld, or less%s", (long long)s->channels,
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.channels is %lld; expected %lld, or less%s", (long long)s->channels,
                           (long long)x->of.k, x->dot ? " and a multiple of 16" : "");
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->k2 < 1 || s->k3 < 1 || s->k3 > 2)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, k2 %lld, k3 %lld; right are 0, 0, at least 1, 1 or 2",
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, k2 %lld, k3 %lld; expected 0, 0, at least 1, and 1 or 2",
                           (int)s->stationary, (int)s->pack, (long long)s->k2, (long long)s->k3);
     return PYSIM_OK;
 }

@@ -284,7 +284,7 @@ int64_t pysim_split_count(int64_t items, int64_t threads) {
 
 pysim_status pysim_threads_workspace(int64_t each, int32_t threads, int64_t *bytes) {
     if (threads < 1 || threads > MAX_THREADS)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; it must lie in 1..%d", (int)threads, MAX_THREADS);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "threads is %d; expected 1..%d", (int)threads, MAX_THREADS);
     if (__builtin_mul_overflow(each, threads, bytes)) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
     return PYSIM_OK;
 }

@@ -89,7 +89,7 @@ static int refuse(const char *format, ...) {
 /* Maps the whole file, again if the parent changed its size. */
 static int map_file(void) {
     struct stat file;
-    if (fstat(shared.fd, &file) != 0) return refuse("the shared memory is no open file: %s", strerror(errno));
+    if (fstat(shared.fd, &file) != 0) return refuse("the shared memory is not an open file: %s", strerror(errno));
     if (file.st_size == shared.bytes) return 1;
     if (shared.base) munmap(shared.base, (size_t)shared.bytes);
     void *base = mmap(NULL, (size_t)file.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, shared.fd, 0);
@@ -106,15 +106,15 @@ static int take(request *r, int at, char kind, const char *word) {
         errno = 0;
         char *rest;
         r->i[at] = strtoll(word, &rest, 10);
-        return (rest != word && *rest == '\0' && errno == 0) || refuse("argument %d is \"%.40s\", no integer", at, word);
+        return (rest != word && *rest == '\0' && errno == 0) || refuse("argument %d is \"%.40s\"; expected an integer", at, word);
     }
     if (strcmp(word, "-") == 0) return 1;
     for (int s = 0; s < COUNT_STRUCTS; s++)
         if (structs[s].letter == kind) least = (int64_t)structs[s].bytes, alignment = (int64_t)structs[s].alignment;
     if (sscanf(word, "@%" SCNd64 ":%" SCNd64 "%n", &offset, &bytes, &end) != 2 || word[end] != '\0' || strlen(word) > 40)
-        return refuse("argument %d is \"%.40s\"; right is @OFFSET:BYTES or -", at, word);
+        return refuse("argument %d is \"%.40s\"; expected @OFFSET:BYTES or -", at, word);
     if (bytes < least || offset < 0 || offset % alignment)
-        return refuse("argument %d, %.40s, is no piece of at least %d bytes, aligned to %d", at, word, (int)least, (int)alignment);
+        return refuse("argument %d is %.40s; expected at least %d bytes, at an offset that is a multiple of %d", at, word, (int)least, (int)alignment);
     if (offset > shared.bytes || bytes > shared.bytes - offset)
         return refuse("argument %d, %.40s, reaches beyond the %" PRId64 " bytes of shared memory", at, word, shared.bytes);
     r->in[at] = shared.base + offset;
@@ -140,7 +140,7 @@ static int parse(char *line, request *r) {
         if (count > ARGUMENTS) return refuse("a request has at most %d arguments", ARGUMENTS);
         words[count++] = word;
     }
-    if (count == 0) return refuse("the line is empty; right is NAME ARGUMENT...");
+    if (count == 0) return refuse("the line is empty; expected NAME ARGUMENT...");
     for (r->call = 0; r->call < COUNT_CALLS && strcmp(words[0], calls[r->call].name); r->call++) {}
     if (r->call == COUNT_CALLS) return refuse("there is no function \"%.40s\"", words[0]);
     const char *kinds = calls[r->call].kinds;

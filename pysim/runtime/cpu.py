@@ -251,7 +251,7 @@ def output(out: Any, shape: tuple[int, ...], dtype: str) -> Array:
     if array.shape != shape or array.dtype != kind or not flags.carray:
         faults = {"read-only": not flags.writeable, "not C-contiguous": not flags.c_contiguous, "not aligned": not flags.aligned}
         found = ", ".join([f"{array.dtype} of shape {array.shape}", *(fault for fault, there in faults.items() if there)])
-        raise OperandError(f"out must be a writable, aligned and C-contiguous {kind} array of shape {shape}; it is {found}")
+        raise OperandError(f"out is {found}; expected a writable, aligned and C-contiguous {kind} array of shape {shape}")
     return array
 
 

@@ -73,7 +73,7 @@ def _check_place(given: dict[str, Any]) -> None:
     here = [name for name, on in places.items() if on]
     there = [name for name, on in places.items() if not on]
     if here and there:
-        raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; they must lie in one place")
+        raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; expected all in one place")
 
 
 def _on_device(prepare: Prepare, given: dict[str, Any], options: Hashable, library: arrays.Library, first: Any) -> Any:
@@ -274,7 +274,7 @@ MULTIPLIED = {
 def multiplied(first: Matrix, second: Matrix, dtype: str | None, names: tuple[str, str]) -> str:
     """The type in which two operands are multiplied."""
     if first.dtype != second.dtype:
-        raise OperandError(f"{names[0]} is {first.dtype} and {names[1]} is {second.dtype}; both must be of one type")
+        raise OperandError(f"{names[0]} is {first.dtype} and {names[1]} is {second.dtype}; expected one type")
     known: tuple[str, ...] = MULTIPLIED.get(first.dtype, ())
     if dtype is None and known and first.dtype != "u8":
         return known[0]
@@ -294,6 +294,6 @@ def check_bias(bias: Matrix | None, count: int, each: str, result: str) -> None:
     if bias is None:
         return
     if bias.shape != (count,) or (count > 1 and bias.strides != (1,)):
-        raise OperandError(f"bias has shape {bias.shape}; it must be {count} contiguous values, one per {each}")
+        raise OperandError(f"bias has shape {bias.shape}; expected {count} contiguous values, one per {each}")
     if bias.dtype != result:
-        raise OperandError(f"bias is {bias.dtype}; it must be of the result's type, {result}")
+        raise OperandError(f"bias is {bias.dtype}; expected the result's type, {result}")

@@ -90,7 +90,7 @@ def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | Non
     schedule, layout = _chosen(options.choose, problem, layouts)
     if target and (target.shape != shape or not lies(target, layout)):
         have = f"{target.shape}, strides {target.strides}"
-        raise OperandError(f"out must be of shape {shape} and lie {layout.upper()} as x does; it has {have}")
+        raise OperandError(f"out has {have}; expected shape {shape} in {layout.upper()}, the layout of x")
     last = layout == "nhwc"
     row = conv_kernel(schedule.kernel)
     return PreparedCall(

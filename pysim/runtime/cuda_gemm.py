@@ -68,7 +68,7 @@ def _make_ready(seen: dict[str, Matrix], options: _Options, target: Matrix | Non
         raise OperandError(f"alpha is {options.alpha} and beta is {options.beta}; for s8, whose result is exact, both are whole numbers")
     (k, m), (n, depth) = a.shape[:: 1 if options.trans_a else -1], b.shape[:: 1 if options.trans_b else -1]
     if k != depth:
-        raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; they must agree")
+        raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; expected equal numbers")
     result = target.dtype if target else c.dtype if c else cuda.result_of(how)
     check_result("product", how, result)
     layout = _layout_of_result(target, (m, n))
@@ -94,7 +94,7 @@ def _layout_of_result(target: Matrix | None, shape: tuple[int, int]) -> arrays.L
     layout = target.layout if target and len(target.shape) == 2 else arrays.Layout(False, shape[1])
     if target and (target.shape != shape or layout is None):
         have = f"{target.shape}, strides {target.strides}"
-        raise OperandError(f"out must be a matrix of shape {shape} with contiguous rows or columns; it has {have}")
+        raise OperandError(f"out has {have}; expected a matrix of shape {shape} with contiguous rows or columns")
     assert layout is not None
     return layout
 

@@ -39,10 +39,10 @@ pysim_status check_dtypes(int32_t dtype, int32_t result) {
 
 pysim_status check_decomposition(int32_t decomposition, int32_t splits, int32_t along_n, int32_t group) {
     if (decomposition < PYSIM_DATA_PARALLEL || decomposition > PYSIM_STREAM_K)
-        return fail(PYSIM_BAD_ARGUMENT, "decomposition is %d; it is 0 (data parallel), 1 (split-K) or 2 (stream-K)", decomposition);
+        return fail(PYSIM_BAD_ARGUMENT, "decomposition is %d; expected 0 (data parallel), 1 (split-K) or 2 (stream-K)", decomposition);
     if (decomposition == PYSIM_DATA_PARALLEL ? splits != 1 : splits < 2)
-        return fail(PYSIM_BAD_ARGUMENT, "splits is %d; it is 1 for data parallel and at least 2 for the others", splits);
-    if ((unsigned)along_n > 1) return fail(PYSIM_BAD_ARGUMENT, "along_n is %d; it is 0 or 1", along_n);
+        return fail(PYSIM_BAD_ARGUMENT, "splits is %d; expected 1 for data parallel and at least 2 for the others", splits);
+    if ((unsigned)along_n > 1) return fail(PYSIM_BAD_ARGUMENT, "along_n is %d; expected 0 or 1", along_n);
     if (group < 1 || group > 1024) return fail(PYSIM_BAD_ARGUMENT, "group is %d; it lies in 1..1024", group);
     return PYSIM_OK;
 }
@@ -50,14 +50,14 @@ pysim_status check_decomposition(int32_t decomposition, int32_t splits, int32_t 
 pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e) {
     if (!e) return fail(PYSIM_BAD_ARGUMENT, "the epilogue is NULL");
     if (!std::isfinite(e->alpha) || !std::isfinite(e->beta))
-        return fail(PYSIM_BAD_ARGUMENT, "alpha and beta are %g and %g; they must be finite", e->alpha, e->beta);
-    if ((unsigned)e->by_row > 1) return fail(PYSIM_BAD_ARGUMENT, "by_row is %d; it is 0 or 1", e->by_row);
+        return fail(PYSIM_BAD_ARGUMENT, "alpha and beta are %g and %g; expected finite numbers", e->alpha, e->beta);
+    if ((unsigned)e->by_row > 1) return fail(PYSIM_BAD_ARGUMENT, "by_row is %d; expected 0 or 1", e->by_row);
     bool known = false, whole_numbers = false;
     const char *name = "";
 #define PYSIM_EPILOGUE(number, text, whole, times, function, of) if (e->activation == number) known = true, name = #text, whole_numbers = whole;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
-    if (!known) return fail(PYSIM_BAD_ARGUMENT, "activation %d is no line of epilogues.inc", e->activation);
+    if (!known) return fail(PYSIM_BAD_ARGUMENT, "activation %d is not a line of epilogues.inc", e->activation);
     const bool clamps = !strcmp(name, "clamp");
     if (clamps && !(e->low <= e->high)) return fail(PYSIM_BAD_ARGUMENT, "clamp's low %g is not below its high %g", e->low, e->high);
     if (result == PYSIM_S32) {
@@ -65,14 +65,14 @@ pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e) {
         if (e->scale) return fail(PYSIM_UNSUPPORTED, "a scale needs a floating-point result, not s32");
         const double limit = 2147483647;
         for (const double x : {e->alpha, e->beta, clamps ? e->low : 0, clamps ? e->high : 0})
-            if (x != std::floor(x) || std::fabs(x) > limit) return fail(PYSIM_UNSUPPORTED, "%g is no whole number, which an s32 result needs", x);
+            if (x != std::floor(x) || std::fabs(x) > limit) return fail(PYSIM_UNSUPPORTED, "%g is not a whole number; an s32 result needs one", x);
     }
     return PYSIM_OK;
 }
 
 pysim_status check_prologue(const pysim_cuda_prologue *p) {
     if (p && ((unsigned)p->by_image > 1 || (unsigned)p->relu > 1))
-        return fail(PYSIM_BAD_ARGUMENT, "the prologue's by_image and relu are %d and %d; each is 0 or 1", p->by_image, p->relu);
+        return fail(PYSIM_BAD_ARGUMENT, "the prologue's by_image and relu are %d and %d; expected 0 or 1", p->by_image, p->relu);
     return PYSIM_OK;
 }
 

@@ -40,7 +40,7 @@ pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int belo
 /* Seconds of each of `samples` runs, between two events, after `warmups` untimed runs. */
 template <class Run> pysim_status time_runs(Run run, cudaStream_t stream, int32_t warmups, int32_t samples, double *seconds) {
     if (warmups < 0 || samples < 1 || !seconds)
-        return fail(PYSIM_BAD_ARGUMENT, "warmups and samples are %d and %d; right is at least 0 and 1, and seconds not NULL", warmups, samples);
+        return fail(PYSIM_BAD_ARGUMENT, "warmups is %d and samples is %d; expected at least 0 and at least 1, and seconds not NULL", warmups, samples);
     cudaEvent_t begin, end;
     pysim_status status = check(cudaEventCreate(&begin), "an event");
     if (status != PYSIM_OK) return status;

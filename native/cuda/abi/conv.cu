@@ -36,7 +36,7 @@ pysim_status check_conv(const pysim_cuda_conv *c) {
     if (high > s.height + s.pad_top + s.pad_bottom || wide > s.width + s.pad_left + s.pad_right)
         return fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lldx%lld, more than the padded input of %lldx%lld", (long long)high, (long long)wide,
                     (long long)(s.height + s.pad_top + s.pad_bottom), (long long)(s.width + s.pad_left + s.pad_right));
-    if ((unsigned)c->layout > 1) return fail(PYSIM_BAD_ARGUMENT, "layout is %d; it is 0 (NCHW) or 1 (NHWC)", c->layout);
+    if ((unsigned)c->layout > 1) return fail(PYSIM_BAD_ARGUMENT, "layout is %d; expected 0 (NCHW) or 1 (NHWC)", c->layout);
     const int64_t p = outputs_of(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
     const int64_t q = outputs_of(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
     const double limit = limit::CONV_TENSOR; /* in double: the products may overflow int64 */
@@ -126,7 +126,7 @@ pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
         const Grid grid(c.product, c.tile_m, c.tile_n, row.info.block_k);
         const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n;
         if (tiles > limit::TILES || (c.product.kind == PYSIM_SPLIT_K && tiles * c.product.splits > limit::TILES))
-            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)limit::TILES);
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name, (long long)tiles, (long long)limit::TILES);
         if (c.product.kind == PYSIM_SPLIT_K && c.product.splits > grid.steps)
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", c.product.splits, grid.steps, row.info.block_k);
         if (c.product.kind == PYSIM_STREAM_K && c.product.splits > tiles * grid.steps)

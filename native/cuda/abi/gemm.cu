@@ -21,13 +21,13 @@ const Registry<GemmRow> registry = {{simt_f32_rows_part1, simt_f32_rows_part2, s
 pysim_status check_gemm(const pysim_cuda_gemm *g) {
     const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
     for (const auto &size : sizes) {
-        if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it must be at least 1", size.name, (long long)size.value);
+        if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; expected at least 1", size.name, (long long)size.value);
         const int64_t largest = size.name[0] == 'k' ? limit::GEMM_K : limit::GEMM_SIDE;
         if (size.value > largest)
             return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %lld", size.name, (long long)size.value, (long long)largest);
     }
     if (((unsigned)g->trans_a | (unsigned)g->trans_b) > 1)
-        return fail(PYSIM_BAD_ARGUMENT, "trans_a and trans_b are %d and %d; each is 0 or 1", g->trans_a, g->trans_b);
+        return fail(PYSIM_BAD_ARGUMENT, "trans_a and trans_b are %d and %d; expected 0 or 1", g->trans_a, g->trans_b);
     const struct { const char *name; int64_t value, least; } pitches[] = {
         {"lda", g->lda, g->trans_a ? g->m : g->k}, {"ldb", g->ldb, g->trans_b ? g->k : g->n}, {"ldc", g->ldc, g->n}};
     for (const auto &pitch : pitches)
@@ -92,7 +92,7 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     const Grid grid(p, high, wide, row.info.block_k);
     const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;
     if (tiles > limit::TILES || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > limit::TILES))
-        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it takes up to %lld", row.info.name, (long long)tiles, (long long)limit::TILES);
+        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name, (long long)tiles, (long long)limit::TILES);
     if (s->decomposition == PYSIM_SPLIT_K && s->splits > grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", s->splits, grid.steps, row.info.block_k);
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)

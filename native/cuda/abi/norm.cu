@@ -11,27 +11,27 @@ namespace {
 pysim_status check_norm(const pysim_cuda_norm *n) {
     if (!n) return fail(PYSIM_BAD_ARGUMENT, "the norm is NULL");
     if (n->kind != PYSIM_NORM_CHANNELS && n->kind != PYSIM_NORM_ROWS)
-        return fail(PYSIM_BAD_ARGUMENT, "the norm's kind is %d; it is %d (by channels) or %d (by rows)", n->kind, PYSIM_NORM_CHANNELS, PYSIM_NORM_ROWS);
+        return fail(PYSIM_BAD_ARGUMENT, "the norm's kind is %d; expected %d (by channels) or %d (by rows)", n->kind, PYSIM_NORM_CHANNELS, PYSIM_NORM_ROWS);
     const auto known = [](int32_t dtype) { return dtype == PYSIM_F32 || dtype == PYSIM_F16 || dtype == PYSIM_BF16; };
     if (!known(n->dtype) || !known(n->out_dtype) || (n->dtype != n->out_dtype && n->dtype != PYSIM_F32 && n->out_dtype != PYSIM_F32))
-        return fail(PYSIM_UNSUPPORTED, "a norm of dtype %d cannot have the result type %d; both are f32, f16 or bf16, alike unless one is f32", n->dtype, n->out_dtype);
-    if ((unsigned)n->relu > 1) return fail(PYSIM_BAD_ARGUMENT, "the norm's relu is %d; it is 0 or 1", n->relu);
+        return fail(PYSIM_UNSUPPORTED, "a norm of dtype %d cannot have the result type %d; expected f32, f16 or bf16 for both, and the same type unless one is f32", n->dtype, n->out_dtype);
+    if ((unsigned)n->relu > 1) return fail(PYSIM_BAD_ARGUMENT, "the norm's relu is %d; expected 0 or 1", n->relu);
     if (n->rows < 1 || n->rows > limit::NORM_ROWS)
-        return fail(PYSIM_BAD_ARGUMENT, "the norm has %lld rows; right are 1..%lld", (long long)n->rows, (long long)limit::NORM_ROWS);
+        return fail(PYSIM_BAD_ARGUMENT, "the norm has %lld rows; expected 1..%lld", (long long)n->rows, (long long)limit::NORM_ROWS);
     const int allowed = n->kind == PYSIM_NORM_ROWS ? 1 : PYSIM_CUDA_PARTS;
-    if (n->parts < 1 || n->parts > allowed) return fail(PYSIM_BAD_ARGUMENT, "the norm is of %d parts; right are 1..%d", n->parts, allowed);
+    if (n->parts < 1 || n->parts > allowed) return fail(PYSIM_BAD_ARGUMENT, "the norm has %d parts; expected 1..%d", n->parts, allowed);
     int64_t all = 0;
     for (int i = 0; i < n->parts; i++) {
         if (n->channels[i] < 1 || n->channels[i] > limit::NORM_CHANNELS)
-            return fail(PYSIM_BAD_ARGUMENT, "part %d has %lld channels; right are 1..%lld", i, (long long)n->channels[i], (long long)limit::NORM_CHANNELS);
+            return fail(PYSIM_BAD_ARGUMENT, "part %d has %lld channels; expected 1..%lld", i, (long long)n->channels[i], (long long)limit::NORM_CHANNELS);
         all += n->channels[i];
     }
     const int64_t limit = n->kind == PYSIM_NORM_ROWS ? limit::NORM_ROW : limit::NORM_CHANNELS;
-    if (all > limit) return fail(PYSIM_UNSUPPORTED, "a norm of %lld channels; up to %lld are normalised", (long long)all, (long long)limit);
+    if (all > limit) return fail(PYSIM_UNSUPPORTED, "the norm has %lld channels; expected at most %lld", (long long)all, (long long)limit);
     if (n->image_rows && (n->kind == PYSIM_NORM_ROWS || !n->scale || n->image_rows < 0 || n->rows % n->image_rows))
-        return fail(PYSIM_BAD_ARGUMENT, "images of %lld rows; right is 0, or a part of the %lld rows of a norm by channels with a scale", (long long)n->image_rows, (long long)n->rows);
+        return fail(PYSIM_BAD_ARGUMENT, "the norm has images of %lld rows; expected 0, or, in a norm by channels with a scale, a divisor of its %lld rows", (long long)n->image_rows, (long long)n->rows);
     if (n->kind == PYSIM_NORM_ROWS && (n->center || !(n->epsilon >= 0) || std::isinf(n->epsilon)))
-        return fail(PYSIM_BAD_ARGUMENT, "a norm by rows has no center, and epsilon is %g; right is a finite number, 0 or more", n->epsilon);
+        return fail(PYSIM_BAD_ARGUMENT, "a norm by rows has epsilon %g; expected a finite number of at least 0, and center NULL", n->epsilon);
     return PYSIM_OK;
 }
 

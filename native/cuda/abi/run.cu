@@ -7,7 +7,7 @@ namespace pysim {
 namespace {
 pysim_status operation_of(int32_t kind, const Operation **of) {
     if (kind != PYSIM_CONV && kind != PYSIM_GEMM)
-        return fail(PYSIM_BAD_ARGUMENT, "the problem's kind is %d; it is %d (convolution) or %d (product)", kind, PYSIM_CONV, PYSIM_GEMM);
+        return fail(PYSIM_BAD_ARGUMENT, "the problem's kind is %d; expected %d (convolution) or %d (product)", kind, PYSIM_CONV, PYSIM_GEMM);
     *of = kind == PYSIM_CONV ? &convolutions : &products;
     return PYSIM_OK;
 }

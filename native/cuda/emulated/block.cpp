@@ -364,7 +364,7 @@ void wait_block(int id, int count) {
     Barrier &barrier = named[id];
     const int expected = count ? count : threads;
     if (barrier.arrived && barrier.expected != expected) fault("barrier %d is of %d threads here and of %d elsewhere", id, expected, barrier.expected);
-    if (count % 32) fault("barrier %d is of %d threads, which are no whole warps", id, count);
+    if (count % 32) fault("barrier %d is of %d threads; expected a multiple of 32", id, count);
     wait(barrier, expected);
 }
 
