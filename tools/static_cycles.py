@@ -8,10 +8,11 @@ QEMU gives the exact instructions of one call (tools/static_calls.c, single step
 the core needs for them. The model has pipes, latencies, a dispatch of 8 and a window of 44 operations; it has no caches (every
 load hits L1) and predicts every branch. Nothing here is a measurement: the numbers are of kind `static`.
 
-loops      the instructions between two passes of the address that a call meets most often: cycles of one k step in ROUNDS passes,
-           multiply-adds (as the registry counts them) a cycle, instructions a step, loads and stores through the stack pointer (spills)
-calls      whole calls of k in STEPS, CALLS of them back to back, by least squares: T(k) = call + k step. `call` is what a call costs
-           beyond its steps: its output's store is in it, and it overlaps with its neighbours
+loops      the instructions between two passes of the address that a call meets most often: cycles per value of k over ROUNDS passes,
+           multiply-adds (as the registry counts them) per cycle, instructions per value of k, loads and stores
+           through the stack pointer (spills)
+calls      whole calls of k in STEPS, CALLS of them back to back, by least squares: T(k) = call + k * step. `call` is what a call costs
+           beyond its k loop: it includes the store of the output and overlaps with neighbouring calls
 packing    whole calls of few and of many channels: T(c) = call + c channel; a channel packs taps x ceil(count / lanes) vectors
 fit        the constants of the machine file
 """
@@ -154,7 +155,7 @@ def calls(build: Build, row: Kernel) -> list[dict[str, Any]]:
 
 
 def call(build: Build, row: Kernel, windows: int, filters: int, beta: int) -> dict[str, Any]:
-    """T(k) = call + k step of whole calls back to back."""
+    """T(k) = call + k * step of whole calls back to back."""
     traces = [words(build, trace(build, "kernel", row.name, k, windows, filters, beta)) for k in STEPS]
     times = [cycles(lines, CALLS) for lines in traces]
     step, each = np.polyfit(STEPS, times, 1)
@@ -221,11 +222,11 @@ def fit(loops: dict[str, Any], called: dict[str, Any], packed: dict[str, Any], u
 
 def tables(document: dict[str, Any]) -> str:
     """Loops, calls of the FP32 kernel and its packing as Markdown."""
-    rows = [["loop of a full tile", "cycles a k step", "multiply-adds a cycle", "instructions a k step", "spills"]]
+    rows = [["loop of a full tile", "cycles per k", "multiply-adds per cycle", "instructions per k", "spills"]]
     for name, one in document["loops"].items():
         numbers = (f"{one[key]:.2f}" for key in ("cycles_per_step", "fma_per_cycle", "instructions_per_step"))
         rows.append([f"`{name}`", *numbers, str(one["spills"])])
-    calls = [["windows x filters", "cycles a k step", "call, storing", "call, accumulating"]]
+    calls = [["windows x filters", "cycles per k", "call, storing", "call, accumulating"]]
     for store, add in zip(*(iter(document["calls"][FIRST]),) * 2, strict=True):
         calls.append([f"{store['windows']}x{store['filters']}", f"{store['step']:.2f}", f"{store['call']:.0f}", f"{add['call']:.0f}"])
     packed = [["taps, stride, windows", "cycles a vector", "loads", "stores", "instructions", "cycles a call"]]

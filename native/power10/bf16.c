@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * BF16 on MMA: xvbf16ger2pp adds the outer products of two k steps of 4 filters and 4 windows; 8 of them, 6 loads and 6 merges for
- * two steps. An operand register pairs row k with row k + 1, element by element:
+ * BF16 on MMA: xvbf16ger2pp adds the outer products of 4 filters and 4 windows for two values of k; 8 of them, 6 loads and 6 merges
+ * per k-iteration. An operand register pairs row k with row k + 1, element by element:
  *
  *   row k      w0 w1 w2 ... w7      merged, high     w0 w0' w1 w1' w2 w2' w3 w3'
  *   row k + 1  w0' w1' ... w7'      merged, low      w4 w4' w5 w5' w6 w6' w7 w7'
@@ -17,14 +17,7 @@ enum { LANES = 4, RANK = 2, SHIFT = 0 };
 #define LOWEST (-__builtin_inff())
 #define HIGHEST __builtin_inff()
 
-typedef struct {
-    BYTES f[2], w[4]; /* a group of 4 in each, merged */
-} STEP;
-
-INLINE void merge(BYTES to[2], BYTES a, BYTES b) {
-    to[0] = (BYTES)vec_mergeh((vector unsigned short)a, (vector unsigned short)b);
-    to[1] = (BYTES)vec_mergel((vector unsigned short)a, (vector unsigned short)b);
-}
+typedef MERGED_OPERANDS STEP;
 
 INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw) {
     (void)gf;
@@ -36,9 +29,9 @@ INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, cons
         row[r][1] = gw > 2 ? v_load(w) : v_load_first(w, 2 * nw);
         row[r][2] = gw <= 2 ? zero : whole ? v_load(w + 8) : v_load_first(w + 8, 2 * (nw - 8));
     }
-    merge(x->f, row[0][0], row[1][0]);
-    merge(x->w, row[0][1], row[1][1]);
-    merge(x->w + 2, row[0][2], row[1][2]);
+    merge_pairs(x->f, row[0][0], row[1][0]);
+    merge_pairs(x->w, row[0][1], row[1][1]);
+    merge_pairs(x->w + 2, row[0][2], row[1][2]);
 }
 
 INLINE void multiply_step(const int gf, const int gw, const int whole, TILE *tile, const int first, STEP *x) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * FP32 on MMA: xvf32gerpp adds the outer product of 4 filters and 4 windows; 8 of them and 3 lxvp a k step. */
+ * FP32 on MMA: xvf32gerpp adds the outer product of 4 filters and 4 windows; 8 of them and 3 lxvp per k-iteration. */
 #include "vsx.h"
 
 typedef float T;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * FP64 on MMA: xvf64gerpp adds the outer product of 4 filters (a pair of registers) and 2 windows. 8 filters x 8 windows use all eight
- * accumulators with 4 lxvp a k step; 4 x 16 and 16 x 4 would need 5. */
+ * accumulators with 4 lxvp per k-iteration; 4 x 16 and 16 x 4 would need 5. */
 #include "vsx.h"
 
 typedef double T;

@@ -4,24 +4,24 @@
  *   T, VEC, LANES    result element, its vector and their number in one (16 bytes); no value lies below LOWEST or above HIGHEST
  *   ORDERED          vector type that compares as T's values do; FACTOR(x) is alpha or beta as a T
  *   E                element of the panels
- *   RANK             k steps that one multiply instruction takes
- *   SHIFT            what load_step adds to every window; where it is not 0, tile->sums gathers the filters, which pay for it at the end
- *   STEP             the operands of RANK k steps
+ *   RANK             values of k per multiply instruction; a k-iteration covers as many
+ *   SHIFT            what load_step adds to every window; unless it is 0, the epilogue subtracts SHIFT times tile->sums
+ *   STEP             the operands of a k-iteration
  *   load_step(gf, gw, whole, x, f, w, w_pitch, nw)         loads them for gf x gw groups; `whole`: all WINDOWS windows of a row
- *                    may be read (and gw is 4), else the first nw only
+ *                    may be read (and gw is 4), otherwise only the first nw
  *   multiply_step(gf, gw, whole, tile, first, x)           adds their product to the accumulators first + i*gw + j
  *
  * An accumulator is the outer product of a group of 4 filters and a group of LANES windows; its 4 rows are LANES consecutive windows
- * of one filter, so they are stored as they are. 2 x 4 groups use all eight accumulators: 8 multiplies a step, which is 4 cycles
- * of two units, and just what hides the 4 cycles from one update of an accumulator to the next (LLVM's PPCScheduleP10.td).
+ * of one filter, so they are stored as they are. 2 x 4 groups use all eight accumulators: 8 multiplies per k-iteration take two units
+ * 4 cycles, which is also the time between two updates of an accumulator (LLVM's PPCScheduleP10.td).
  *
- * Loop: steps are loaded `ahead` of their use, so that no multiply waits in the reorder buffer for a load (llvm-mca: 1.2 multiplies a
- * cycle with 0 ahead, 1.7 with 1, 1.96 with 2). Edges have fewer accumulators, and a single one takes a multiply every 4 cycles only:
- * they share the k steps among `chains` sets of accumulators, which are summed at the end. */
+ * Loop: operands are loaded `ahead` iterations before their use, so that no multiply waits in the reorder buffer for a load (llvm-mca:
+ * 1.2 multiplies per cycle with 0, 1.7 with 1, 1.96 with 2). Edges have fewer accumulators, each of which takes a multiply only every
+ * 4 cycles, so they divide k among `chains` sets of accumulators, which are added at the end. */
 
 enum { GROUPS_W = 4, GROUPS_F = 2, WINDOWS = GROUPS_W * LANES, FILTERS = 4 * GROUPS_F };
 
-/* ---- the way out ---- */
+/* ---- epilogue ---- */
 
 INLINE VEC v_set1(T x) { return vec_splats(x); }
 
@@ -58,7 +58,7 @@ INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole,
         v_store_first(out, (BYTES)value, bytes);
 }
 
-/* Stores a tile of [FILTERS][WINDOWS] sums with the full epilogue. */
+/* Stores a tile of [FILTERS][WINDOWS] accumulators with the full epilogue. */
 static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t out_pitch, int64_t nw, int64_t nf,
                                                   const pysim_store *store) {
     const SCALE scale = scale_of(store);
@@ -73,8 +73,8 @@ static __attribute__((noinline)) void finish_rows(const T *tile, T *out, int64_t
     }
 }
 
-/* Plain sums are stored directly, others through the stack, so that the epilogue is one function instead of code in every row of every
- * shape. */
+/* Plain accumulators are stored directly. Others go through the stack to finish_rows, so that the full epilogue exists once and not in
+ * the code of every shape. */
 INLINE void finish(const int gf, const int gw, const int whole, const int chains, TILE *tile, T *out, int64_t out_pitch, int64_t nw,
                    int64_t nf, const pysim_store *store) {
     const int bounded = store->bounds.low > LOWEST || store->bounds.high < HIGHEST;
@@ -118,7 +118,7 @@ INLINE void clear(TILE *tile, const int begin, const int end) {
     for (int i = begin; i < end; i++) __builtin_mma_xxsetaccz(&tile->at[i]);
 }
 
-/* Rows of both panels, padded by zeros to one step. */
+/* Rows of both panels, padded by zeros to one k-iteration. */
 INLINE void copy_rows(int64_t rows, const E *f, const E *w, int64_t w_pitch, int64_t nw, E *last_f, E *last_w) {
     memset(last_f, 0, RANK * FILTERS * sizeof(E));
     memset(last_w, 0, RANK * WINDOWS * sizeof(E));
@@ -127,7 +127,7 @@ INLINE void copy_rows(int64_t rows, const E *f, const E *w, int64_t w_pitch, int
 }
 
 /* tile = the product of k rows of both panels. The remainder of k comes first and goes to chain 0, before the other chains are live
- * (Clang 22 would keep those in memory); step s of the full rounds goes to chain s mod chains. */
+ * (Clang 22 would spill those). Iteration s of the unrolled loop goes to chain s mod chains. */
 INLINE void k_loop(const int gf, const int gw, const int whole, const int chains, TILE *tile, int64_t k, const E *f, const E *w,
                    int64_t w_pitch, int64_t nw) {
     enum { MOST_AHEAD = 2 };
@@ -135,7 +135,7 @@ INLINE void k_loop(const int gf, const int gw, const int whole, const int chains
     const int64_t f_step = RANK * FILTERS, w_step = RANK * w_pitch, steps = k / RANK;
     int64_t rounds = steps > ahead ? (steps - ahead) / unroll : 0;
     STEP x[MOST_AHEAD + 1];
-    E last_f[RANK * FILTERS], last_w[RANK * WINDOWS]; /* a last step of fewer rows, and zeros */
+    E last_f[RANK * FILTERS], last_w[RANK * WINDOWS]; /* the last k-iteration, of fewer rows and zeros */
     if (k % RANK) copy_rows(k % RANK, f + steps * f_step, w + steps * w_step, w_pitch, nw, last_f, last_w);
     clear(tile, 0, groups);
 #pragma GCC unroll 1

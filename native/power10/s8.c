@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * INT8 on MMA: xvi8ger4pp adds the outer products of four k steps of 4 filters and 4 windows, all of it modulo 2^32; 8 of them, 6
- * loads, 10 permutes, 4 exclusive ors and 2 sums for four steps. An operand register holds one element of rows k .. k + 3 after the
- * other: bytes of two rows are merged, then the pairs of two pairs of rows.
+ * INT8 on MMA: xvi8ger4pp adds the outer products of 4 filters and 4 windows for four values of k, modulo 2^32; 8 of them, 6 loads,
+ * 10 permutes, 4 exclusive ors and 2 sums per k-iteration. An operand register interleaves the elements of rows k .. k + 3: bytes of
+ * two rows are merged, then the byte pairs of two such results.
  *
  * The instruction takes signed filters and unsigned windows. w xor 0x80, read as unsigned, is w + 128, so it computes
- * sum f (w + 128), and 128 times the sum of the filter's elements, which vmsummbm gathers on the way, is taken off at the end. */
+ * sum f (w + 128). vmsummbm adds up each filter's elements; 128 times that sum is subtracted at the end. */
 #include "vsx.h"
 
-typedef uint32_t T; /* of s32: unsigned, because sums wrap */
+typedef uint32_t T; /* of s32: unsigned, because additions wrap */
 typedef vector unsigned int VEC;
 typedef vector signed int ORDERED;
 typedef int8_t E;
@@ -16,15 +16,7 @@ enum { LANES = 4, RANK = 4, SHIFT = 128 };
 #define LOWEST INT32_MIN
 #define HIGHEST INT32_MAX
 
-typedef struct {
-    BYTES f[2], w[4]; /* a group of 4 in each, merged */
-} STEP;
-
-/* Pairs of bytes. */
-INLINE void merge(BYTES to[2], BYTES a, BYTES b) {
-    to[0] = (BYTES)vec_mergeh((vector unsigned short)a, (vector unsigned short)b);
-    to[1] = (BYTES)vec_mergel((vector unsigned short)a, (vector unsigned short)b);
-}
+typedef MERGED_OPERANDS STEP;
 
 INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, const E *f, const E *w, int64_t w_pitch, int64_t nw) {
     (void)gf, (void)gw;
@@ -38,10 +30,10 @@ INLINE void load_step(const int gf, const int gw, const int whole, STEP *x, cons
     for (int r = 0; r < RANK; r++, w += w_pitch) row[r] = (whole ? v_load(w) : v_load_first(w, nw)) ^ flip;
     BYTES high01 = vec_mergeh(row[0], row[1]), high23 = vec_mergeh(row[2], row[3]);
     BYTES low01 = vec_mergel(row[0], row[1]), low23 = vec_mergel(row[2], row[3]);
-    /* Clang would merge both levels into one permutation, and build that from a permute per byte or two. */
+    /* Clang would turn both levels into one permutation, built from a permute per byte or two. */
     __asm__("" : "+v"(high01), "+v"(high23), "+v"(low01), "+v"(low23));
-    merge(x->w, high01, high23);
-    merge(x->w + 2, low01, low23);
+    merge_pairs(x->w, high01, high23);
+    merge_pairs(x->w + 2, low01, low23);
 }
 
 INLINE void multiply_step(const int gf, const int gw, const int whole, TILE *tile, const int first, STEP *x) {

@@ -26,6 +26,17 @@ INLINE void v_store(void *p, BYTES v) { vec_xst(v, 0, (unsigned char *)p); }
 INLINE BYTES v_load_first(const void *p, int64_t bytes) { return vec_xl_len((unsigned char *)p, (size_t)bytes); }
 INLINE void v_store_first(void *p, BYTES v, int64_t bytes) { vec_xst_len(v, (unsigned char *)p, (size_t)bytes); }
 
+/* Operands of types whose rows of k an instruction takes merged: a group of 4 filters or windows in each register. */
+typedef struct {
+    BYTES f[2], w[4];
+} MERGED_OPERANDS;
+
+/* Interleaves pairs of bytes: a0 b0 a1 b1 .. */
+INLINE void merge_pairs(BYTES to[2], BYTES a, BYTES b) {
+    to[0] = (BYTES)vec_mergeh((vector unsigned short)a, (vector unsigned short)b);
+    to[1] = (BYTES)vec_mergel((vector unsigned short)a, (vector unsigned short)b);
+}
+
 /* lxvp: 32 bytes in one instruction. A macro, because MMA types can be neither arguments nor results. */
 #define v_load_pair(p) __builtin_vsx_lxvp(0L, (const __vector_pair *)(const void *)(p))
 
@@ -53,14 +64,14 @@ INLINE void v_store_first(void *p, BYTES v, int64_t bytes) { vec_xst_len(v, (uns
     __asm__ volatile(#instruction " %A0,%x1,%x2+%3" : "+d"(acc) : "v"(a), "v"(b), "n"(1 - (j)))
 #endif
 
-/* At the end of a step of many instructions: otherwise GCC gathers the loads and merges of a whole round before its multiplies, and they
- * alone fill the window of instructions in flight (llvm-mca: bf16 1.28 multiplies a cycle, and 1.41 with steps apart). */
+/* At the end of a k-iteration of many instructions. Otherwise GCC moves the loads and merges of all unrolled iterations before their
+ * multiplies, and these alone fill the window of instructions in flight (llvm-mca: bf16 1.28 multiplies per cycle, 1.41 with this). */
 #define KEEP_STEPS_APART __asm__ volatile("")
 
 /* All of the matrix unit: 8 accumulators of 512 bits; VSR 32 to 63 stay free for operands. */
 enum { ACCUMULATORS = 8 };
 typedef struct {
     __vector_quad at[ACCUMULATORS];
-    vector unsigned int sums[2]; /* s8: of the elements of each filter of a group */
+    vector unsigned int sums[2]; /* s8: the sum of each filter's elements, a group in each */
 } TILE;
 #endif
