@@ -135,7 +135,7 @@ def test_a_long_file_is_read_in_bounded_memory(tmp_path):
 
 
 BROKEN = {
-    "nothing known": (b"hello\n", ':1: "hello" starts no trace format'),
+    "nothing known": (b"hello\n", ':1: "hello" is not an access of any trace format'),
     "a din label": (b"0 10\n3 10\n", ':2: "3 10" is not a din reference; expected 0 (load), 1 (store) or 2 (instruction)'),
     "a din address": (b"0 10\n0 xyz\n", ':2: "0 xyz": "xyz" is not a hexadecimal address'),
     "a din label alone": (b"0 10\n\n1\n", ':3: "1" is not a din reference'),

@@ -65,7 +65,7 @@ class Choice(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.choices:
-            self.fail(f'"{value}" is not one of them; {choose(value, self.choices)}', param, ctx)
+            self.fail(f'"{value}" is not a choice; {choose(value, self.choices)}', param, ctx)
         return str(value)
 
 
@@ -75,7 +75,7 @@ class Whole(click.IntRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, str) and not re.fullmatch(r"[+-]?[0-9]{1,18}", value):
             larger = "too large" if re.fullmatch(r"[+-]?[0-9]+", value) else "not a whole number"
-            self.fail(f"{quoted(value)} is {larger}; expected e.g. {self.max or self.min}", param, ctx)
+            self.fail(f"{quoted(value)} is {larger}; expected e.g. {self.min}", param, ctx)
         return int(super().convert(value, param, ctx))
 
 
@@ -144,7 +144,7 @@ def refuse_layout(layers: "list[Layer]", layout: str) -> None:
 
 
 def memory_limit_option(command: Command) -> Command:
-    text = "Most workspace that a plan may need (GPU), e.g. 0 or 64MiB."
+    text = "Most workspace that a plan may need, e.g. 0 or 64MiB."
     return click.option("--memory-limit", metavar="BYTES", callback=byte_count, help=text)(command)
 
 

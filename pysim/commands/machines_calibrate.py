@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pysim.commands import timing
 from pysim.commands.common import (
     Column,
     Number,
@@ -58,7 +59,6 @@ def calibrate(name: str, budget: float, output: Path | None, force: bool, as_jso
       pysim machines calibrate -m h200 --json > shared-memory-h200.json
     """
     from pysim.calibration import host
-    from pysim.errors import MachineError
     from pysim.machine.gpu import Gpu
     from pysim.machine.write import check_place
 
@@ -68,8 +68,7 @@ def calibrate(name: str, budget: float, output: Path | None, force: bool, as_jso
     if isinstance(machine, Gpu):
         _of_gpu(machine, budget, output, force, as_json)
     else:
-        if host.executor(machine).kind == "emulated":
-            raise MachineError(f"{machine.name} is emulated here, where times mean nothing; calibrate -m host")
+        timing.refuse_emulated(name, "calibrate -m host")
         _of_cpu(host.runnable(name), budget, output, force, as_json)
 
 

@@ -20,7 +20,6 @@ from pysim.commands.common import (
     say,
     seconds,
 )
-from pysim.errors import MachineError
 
 if TYPE_CHECKING:
     from pysim.record.measurement import Comparison
@@ -55,13 +54,14 @@ def run(
     """
     from pysim.calibration import host
 
-    layers, on = layers_of(problems, every), host.runnable_any(machine_name)
+    layers = layers_of(problems, every)
+    if profile:
+        timing.refuse_emulated(machine_name, "--profile needs them")
+    on = host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=options["threads"] > 1, profile=profile)
     executor = host.executor(on)
     if executor.kind == "emulated":
         say(f"emulated by {executor.about}: results are checked, not timed")
-        if profile:
-            raise MachineError(f"--profile needs times, and {on.name} is emulated here, where times mean nothing")
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
     planned = timing.plan_layers(layers, on, **options)
     measured_layers = timing.measured(planned, on, {}, executor, threads=options["threads"], profile=profile)

@@ -105,7 +105,9 @@ def search(
     from pysim.measure.store import Store
     from pysim.tuning.search import Settings
 
-    layers, on = layers_of(problems, every), host.runnable_any(machine_name)
+    layers = layers_of(problems, every)
+    timing.refuse_emulated(machine_name, "search on -m host or -m cuda")
+    on = host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, threads, layout)
     if reason := timing.too_many_threads(threads):
         raise click.UsageError(reason)

@@ -24,7 +24,7 @@ from pysim.commands.common import (
     say,
     seconds,
 )
-from pysim.errors import PlanError
+from pysim.errors import MachineError, PlanError
 
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
@@ -50,6 +50,15 @@ def refuse_on_gpu(on: "Machine | Gpu", **options: bool) -> None:
 
     for name in [name for name, is_given in options.items() if is_given and isinstance(on, Gpu)]:
         raise click.UsageError(f"--{name} is for CPUs; {on.name} is a GPU")
+
+
+def refuse_emulated(machine_name: str, instead: str) -> None:
+    """MachineError if the machine is emulated here. For work that needs times; called before the emulator is built, which takes long."""
+    from pysim.calibration import host
+
+    on = host.any_machine(machine_name)
+    if host.executor(on).kind == "emulated":
+        raise MachineError(f"{on.name} is emulated here, where times mean nothing; {instead}")
 
 
 def check_threads_and_layout(layers: "list[Layer]", on: "Machine | Gpu", threads: int, layout: str) -> None:

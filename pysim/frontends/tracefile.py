@@ -162,7 +162,7 @@ def _tell(path: Path, number: int, block: bytes) -> str | None:
             if first.match(line):
                 return name
         shapes = "; ".join(f"{name}: {example}" for name, example in _EXAMPLE.items())
-        raise ProblemError(f"{path}:{at}: {_quote(line)} starts no trace format ({shapes})")
+        raise ProblemError(f"{path}:{at}: {_quote(line)} is not an access of any trace format ({shapes})")
     return None
 
 

@@ -93,8 +93,8 @@ class Conv(Typed, frozen=True, kw_only=True, dict=True):
             raise ProblemError(f"groups (g) is {self.groups}; it should divide {sizes}")
         for side, axis in (("rows", self.rows), ("columns", self.columns)):
             if axis.out < 1:
-                spans = f"{axis.size + axis.before + axis.after}, the dilated kernel {axis.extent}"
-                raise ProblemError(f"the output has no {side}: the padded input spans {spans}; it should be no smaller")
+                padded = axis.size + axis.before + axis.after
+                raise ProblemError(f"the output has no {side}: the dilated kernel has {axis.extent}, the padded input only {padded}")
         force_setattr(self, "pad_bottom", self.rows.ending(self.out_h))
         force_setattr(self, "pad_right", self.columns.ending(self.out_w))
         padded = (self.height + self.pad_top + self.pad_bottom) * (self.width + self.pad_left + self.pad_right)

@@ -163,7 +163,7 @@ def _conv_fields(descriptor: str, start: int) -> dict[str, tuple[int, int]]:
 def _number(at: int, name: str, digits: str, least: int) -> int:
     significant = digits.lstrip("0") or "0"  # int() refuses thousands of digits
     if len(significant) > 19 or int(significant) > INT64_MAX:
-        raise _wrong(at, f"{quote(name + digits)} does not fit in int64", f"{name}{INT64_MAX} at most")
+        raise _wrong(at, f"{quote(name + digits)} is too large", f"{name}{INT64_MAX} at most")
     if int(significant) < least:
         raise _wrong(at, f"{quote(name + digits)} is too small", f"{name}{least}")
     return int(significant)

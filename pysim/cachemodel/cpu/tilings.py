@@ -75,7 +75,7 @@ def _nothing_runs(machine: Machine, dtype: str) -> str:
     targets = ", ".join(sorted({kernel.target for kernel in kernels() if kernel.dtype == dtype}))
     if not targets:
         known = ", ".join(sorted({kernel.dtype for kernel in kernels()}))
-        return f"there is no {dtype} micro-kernel; the registry (native/kernels.inc) has {known}"
+        return f"there is no {dtype} micro-kernel for CPUs; there are (native/kernels.inc): {known}"
     have = ", ".join(sorted(unit.target for unit in machine.core.units))
     return f"{machine.name} has the units {have}, but {dtype} micro-kernels exist for {targets} only; add a row for one of its units"
 

@@ -125,7 +125,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.stride) or not self.shape:
-            raise OperandError(f"the layout {self.shape}:{self.stride} should have one stride per mode, and a mode")
+            raise OperandError(f"layout {self.shape}:{self.stride}: expected one stride per mode, and a mode")
         for values, least, what in ((self.shape, 1, "sizes"), (self.stride, 0, "strides")):
             if not all(isinstance(value, int) and least <= value <= _LARGEST for value in values):
                 raise OperandError(f"the layout's {what} {values} should be integers from {least} to {_LARGEST}")
