@@ -56,6 +56,6 @@ def autocast(dtype):
 
 def aligned(like):
     """A tensor that lies as another one does, where kernels can read and write it."""
-    lying = torch.empty(like.numel() + 64, dtype=like.dtype)
-    start = -lying.data_ptr() // lying.element_size() % (64 // lying.element_size())
-    return lying[start : start + like.numel()].as_strided(like.shape, like.stride()).normal_()
+    memory = torch.empty(like.numel() + 64, dtype=like.dtype)
+    start = -memory.data_ptr() // memory.element_size() % (64 // memory.element_size())
+    return memory[start : start + like.numel()].as_strided(like.shape, like.stride()).normal_()

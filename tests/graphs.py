@@ -184,7 +184,7 @@ class Builder:
         product = self.add("Mul", [x, self.add("Add", [bent, one], shape)][:: 1 if self.chance() else -1], shape)
         return self.add("Mul", [product, half], shape)
 
-    def turned(self, x: str) -> str:
+    def transposed(self, x: str) -> str:
         n, c, h, w = self.shapes[x]
         return self.add("Transpose", [x], (n, c, w, h), perm=[0, 1, 3, 2])
 
@@ -192,7 +192,7 @@ class Builder:
 def random_model(seed: int, batch: int = 1, dtype: type = np.float32, unit: int = 1) -> onnx.ModelProto:
     """About a dozen operators on images, then, as a rule, a classifier."""
     b = Builder(seed, batch, dtype, unit)
-    steps = [b.conv, b.conv, b.conv, b.norm, b.norm, b.activated, b.activated, b.scaled, b.pool, b.joined, b.added, b.turned,
+    steps = [b.conv, b.conv, b.conv, b.norm, b.norm, b.activated, b.activated, b.scaled, b.pool, b.joined, b.added, b.transposed,
              b.block, b.block, b.dense, b.shuffled, b.cut, b.padded]  # fmt: skip
     x = "x"
     for _ in range(b.whole(3, 14)):

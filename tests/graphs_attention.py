@@ -68,8 +68,8 @@ class Attention(Builder):
         if self.chance(0.3):
             product = self.add("Einsum", [q, k], shape, equation="bhid,bhjd->bhij")
         else:
-            turned = self.add("Transpose", [k], (n, heads, depth, rows), perm=[0, 1, 3, 2])
-            product = self.add("MatMul", [q, turned], shape)
+            transposed = self.add("Transpose", [k], (n, heads, depth, rows), perm=[0, 1, 3, 2])
+            product = self.add("MatMul", [q, transposed], shape)
         return self.add("Div" if self.chance() else "Mul", [product, factor], shape) if self.chance(0.6) else product
 
     def resized(self, x: str) -> str:

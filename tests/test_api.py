@@ -309,7 +309,7 @@ def test_a_plan_of_a_gpu_is_kept_to_and_fits_one_problem_and_layout(requested):
     x, w = np.zeros((2, 8, 9, 9), np.float32), np.zeros((6, 8, 3, 3), np.float32)
     pysim.conv2d(x, w, padding=1, plan=plan)
     assert requested["choose"](plan.workload, "nchw") == plan.schedule
-    with pytest.raises(OperandError, match="the plan is for NCHW, but x lies NHWC"):
+    with pytest.raises(OperandError, match="the plan is for NCHW, but x is NHWC"):
         requested["choose"](plan.workload, "nhwc")
     with pytest.raises(OperandError, match="the arrays make conv:mb3"):
         requested["choose"](parse("conv:mb3ic8ih9oc6kh3ph1"), "nchw")

@@ -163,9 +163,9 @@ def test_many_products_are_matmul(seed):
     operands = []
     for rows, columns in ((m, k), (k, n)):
         own = tuple(1 if rng.random() < 0.3 else size for size in batch)
-        turned = rng.random() < 0.5
-        x = guarded(rng.standard_normal((*own, columns, rows) if turned else (*own, rows, columns)).astype(dtype))
-        operands.append(x.swapaxes(-1, -2) if turned else x)
+        transposed = rng.random() < 0.5
+        x = guarded(rng.standard_normal((*own, columns, rows) if transposed else (*own, rows, columns)).astype(dtype))
+        operands.append(x.swapaxes(-1, -2) if transposed else x)
     out = guarded(np.full((m, *batch, n), np.nan, dtype)).transpose(*range(1, len(batch) + 1), 0, len(batch) + 1)
     products = Products(out, *operands)
     schedule = on_cpu(planner.plan(products.workload, host.runnable("host")))[0]

@@ -143,9 +143,9 @@ def test_permuting_lanes_inside_a_group_changes_nothing(instruction, active, dat
     after = HOPPER.wavefronts([lanes[lane] for lane in order], width, True, [active[lane] for lane in order])
     assert before == after
     mask = data.draw(st.integers(0, size - 1))  # an exclusive or keeps the pairs that loads look at
-    turned = [lanes[lane ^ mask] for lane in range(32)], [active[lane ^ mask] for lane in range(32)]
+    permuted = [lanes[lane ^ mask] for lane in range(32)], [active[lane ^ mask] for lane in range(32)]
     load = HOPPER.wavefronts(lanes, width, False, active)
-    assert HOPPER.wavefronts(turned[0], width, False, turned[1]).total == load.total
+    assert HOPPER.wavefronts(permuted[0], width, False, permuted[1]).total == load.total
 
 
 def test_addresses_of_inactive_lanes_are_not_looked_at():

@@ -429,11 +429,11 @@ def test_a_higher_constant_never_makes_a_schedule_cheaper_and_makes_some_more_ex
 def test_packing_waits_pack_line_cycles_for_each_input_line_from_beyond_l1(text: str) -> None:
     waited = 0.0
     for prediction in predictions(text, ZEN4):
-        free, dear = (again(prediction, with_core(pack_line_cycles=value)) for value in (0.0, 1000.0))
+        free, expensive = (again(prediction, with_core(pack_line_cycles=value)) for value in (0.0, 1000.0))
         for index in np.flatnonzero(prediction.table.packed)[::7].tolist():
             lines = cost_of(free, index).levels["L2"]["input_bytes"] / ZEN4.levels[0].line_bytes
             waited += lines
-            assert cost_of(dear, index).terms["pack"] - cost_of(free, index).terms["pack"] == pytest.approx(1000 * lines, abs=1e-3)
+            assert cost_of(expensive, index).terms["pack"] - cost_of(free, index).terms["pack"] == pytest.approx(1000 * lines, abs=1e-3)
     assert waited > 0
 
 
@@ -441,24 +441,24 @@ def test_packing_waits_pack_line_cycles_for_each_input_line_from_beyond_l1(text:
 @pytest.mark.parametrize("name", ["pack_line_cycles", "pack_call_cycles"])
 def test_schedules_that_read_in_place_pay_neither_for_packed_lines_nor_for_packed_runs(text: str, name: str) -> None:
     for prediction in predictions(text, ZEN4):
-        free, dear = (again(prediction, with_core(**{name: value})).cycles for value in (0.0, 1000.0))
+        free, expensive = (again(prediction, with_core(**{name: value})).cycles for value in (0.0, 1000.0))
         in_place = prediction.table.packed == 0
         assert in_place.any()
-        assert np.array_equal(free[in_place], dear[in_place])
-        assert (dear[~in_place] > free[~in_place]).all()
+        assert np.array_equal(free[in_place], expensive[in_place])
+        assert (expensive[~in_place] > free[~in_place]).all()
 
 
 @pytest.mark.parametrize("text", ["conv:ic48ih20oc40kh3", "conv:mb2g2ic32ih17oc96kh1sh2", "conv:ic16ih30iw9oc33kh5kw2dh1dw1"])
 def test_each_run_of_windows_pays_pack_call_cycles_for_every_kernel_row_channel_set_and_pass(text: str) -> None:
     nest = nest_of(parse(text))
     for prediction in predictions(text, ZEN4):
-        free, dear = (again(prediction, with_core(pack_call_cycles=value)).costs.terms["pack"] for value in (0.0, 3.0))
+        free, expensive = (again(prediction, with_core(pack_call_cycles=value)).costs.terms["pack"] for value in (0.0, 3.0))
         for index in range(0, free.size, 5):
             s = schedule_of(prediction, index)
             runs = len({(window // nest.out_w, window // s.windows) for window in range(nest.windows)})
             passes = 1 if s.stationary == "input_stationary" else ceil_div(ceil_div(nest.group_filters, s.filters), s.k3)
             calls = nest.repeats * runs * nest.kernel_h * ceil_div(nest.group_channels, s.channels) * passes
-            assert dear[index] - free[index] == pytest.approx(3 * calls)
+            assert expensive[index] - free[index] == pytest.approx(3 * calls)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

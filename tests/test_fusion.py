@@ -188,7 +188,7 @@ def test_an_activation_that_stores_do_not_have_is_in_a_layers_predicted_time():
 
 
 def test_rows_tables_and_transpositions_take_longer_than_what_they_move():
-    """The worked number of rows, of a copy none; of turned runs that fill half of a vector twice the shuffles."""
+    """The worked number of rows, of a copy none; of transposed runs that fill half of a vector twice the shuffles."""
     zen5 = load("zen5")
 
     def cycles(op, x, y, **attributes):

@@ -53,7 +53,7 @@ def test_parts_of_k_that_are_reduced_in_a_cluster_need_no_workspace():
     assert plan.kernel.endswith("_single") and plan.schedule.decomposition == "split_k" and plan.workspace_bytes == 0
 
 
-def test_a_measured_row_leans_on_nothing_assumed_and_one_without_tiles_says_on_what():
+def test_a_measured_row_assumes_nothing_and_one_without_tiles_says_what_it_assumes():
     assert planner.plan("conv:mb32ic512ih7oc512kh3ph1", "h200", memory_limit=0).assumed == ()
     staged = planner.plan("conv:mb32ic512ih7oc512kh3ph1", "h200", algorithm="winograd")
     named = {"rate_share", "element_instructions", "patch_instructions"}

@@ -280,8 +280,8 @@ def test_tf32_on_warpgroups_copies_an_operand_only_where_neither_has_rows_along_
     kernel = gemm_kernel("tf32_wgmma_128x256x32_64x256_64x256_s4_c2x1")
     problem = parse(f"gemm:1024x512x256:{layout}:tf32")
     assert len([*gemm.copies(problem, kernel)]) == columns(H200, problem, [kernel]).conversions[0] == copied
-    turned = gemm.computed(problem, kernel)
-    assert (turned.m, turned.n, turned.layout) == ((512, 1024, "tt") if layout == "nn" else (1024, 512, layout))
+    transposed = gemm.computed(problem, kernel)
+    assert (transposed.m, transposed.n, transposed.layout) == ((512, 1024, "tt") if layout == "nn" else (1024, 512, layout))
     assert gemm.tiles_of(problem, kernel) == (2 * 4 if layout == "nn" else 4 * 2)
 
 

@@ -209,7 +209,7 @@ def test_a_plan_has_the_documents_names_and_survives_json():
     assert {row.name for row in gemm_kernels() if row.dtype == "f16"} <= {item.what for item in plan.rejected} | {plan.kernel}
 
 
-def test_a_plan_lists_the_assumed_numbers_that_it_leaned_on_and_no_others():
+def test_a_plan_lists_the_assumed_numbers_that_its_cost_uses_and_no_others():
     plan = planner.plan("gemm:512x512x512:f16", "h200")
     row = gemm_kernel(plan.kernel)
     assert row is not None

@@ -189,7 +189,7 @@ def multiplied(row, a, b, layout, splits=1):
     """op(A) op(B) by a kernel on the CPU, operands laid out as `layout` says."""
     (m, k), n = a.shape, b.shape[1]
     w = Gemm(m=m, n=n, k=k, trans_a=layout[0] == "t", trans_b=layout[1] == "t", dtype="tf32x3")
-    left, right = (np.ascontiguousarray(x.T if turned == "t" else x) for x, turned in zip((a, b), layout, strict=True))
+    left, right = (np.ascontiguousarray(x.T if letter == "t" else x) for x, letter in zip((a, b), layout, strict=True))
     out = np.full((m, n), np.nan, np.float32)
     schedule = GpuSchedule(row.name, "split_k" if splits > 1 else "data_parallel", splits, False, 1)
     cuda.Launch(w, schedule).on((left.ctypes.data, right.ctypes.data, out.ctypes.data)).run()

@@ -251,7 +251,7 @@ def test_expanded_arrays(shape, to):
 
 
 def test_a_constant_that_was_computed_lies_in_rows():
-    """As the biases of relative positions are turned: what is added would be read element by element."""
+    """As biases of relative positions are transposed: otherwise the addition would read them element by element."""
     nodes = [node("Transpose", "c", to="t", perm=(2, 0, 1)), node("Abs", "t", to="u"), node("Add", "a", "u")]
     model = assert_native(exported(nodes, (2, 3, 4, 5), {"c": floats(1, 4, 5, 3)}), floats(2, 2, 3, 4, 5))
     assert all(array.flags.c_contiguous for array in model._graph.constants.values())
@@ -307,20 +307,20 @@ def test_an_einsum_is_a_product_where_it_is_one(equation, shapes):
         assert_native(proto, x)
 
 
-@pytest.mark.parametrize("turned", [None, (0, 1, 3, 2), (0, 2, 1, 3), (1, 0, 2, 3), (3, 2, 1, 0)], ids=str)
+@pytest.mark.parametrize("perm", [None, (0, 1, 3, 2), (0, 2, 1, 3), (1, 0, 2, 3), (3, 2, 1, 0)], ids=str)
 @pytest.mark.parametrize("scaled", ["Mul", "Div", None])
-def test_products_of_two_values_with_their_transpositions_and_factors(turned, scaled):
-    """In front of them and behind them; of what is read twice both are right."""
+def test_products_of_two_values_with_their_transpositions_and_factors(perm, scaled):
+    """Transpositions and factors before and after the product; results that are read twice are right, too."""
     x = floats(1, 2, 3, 4, 4)
     nodes = [node("Tanh", "a", to="t")]
-    nodes += [node("Transpose", "t", to="u", perm=turned)] if turned else [node("Identity", "t", to="u")]
-    other = {(1, 0, 2, 3): (1, 0, 3, 2), (0, 2, 1, 3): (0, 2, 3, 1), (3, 2, 1, 0): (3, 2, 0, 1)}.get(turned, (0, 1, 3, 2))
+    nodes += [node("Transpose", "t", to="u", perm=perm)] if perm else [node("Identity", "t", to="u")]
+    other = {(1, 0, 2, 3): (1, 0, 3, 2), (0, 2, 1, 3): (0, 2, 3, 1), (3, 2, 1, 0): (3, 2, 0, 1)}.get(perm, (0, 1, 3, 2))
     nodes += [node("Transpose", "a", to="v", perm=other), node("MatMul", "u", "v", to="p")]
     nodes += [node(scaled, "p", "f", to="s")] if scaled else [node("Identity", "p", to="s")]
     nodes += [node("Transpose", "s", to="y", perm=(0, 2, 1, 3))]
     constants = {"f": np.float32(0.25)} if scaled else {}
     model = assert_native(exported(nodes, x.shape, constants), x)
-    assert [layer.node.op for layer in model.plan.layers].count("Transpose") == (2 if turned == (3, 2, 1, 0) else 0)
+    assert [layer.node.op for layer in model.plan.layers].count("Transpose") == (2 if perm == (3, 2, 1, 0) else 0)
     twice = [*nodes[:-1], node("Transpose", "s", to="z", perm=(0, 2, 1, 3)), node("Concat", "z", "z", "z", axis=1)]
     assert_native(exported(twice, x.shape, constants), x)
 

@@ -34,9 +34,9 @@ def test_a_build_without_the_last_row_is_refused(emulated: None, monkeypatch: py
 
 def test_a_build_whose_rows_stand_in_another_order_is_refused(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = cuda.library()[1]
-    turned = SimpleNamespace(
+    reordered = SimpleNamespace(
         pysim_cuda_gemm_count=own.pysim_cuda_gemm_count,
         pysim_cuda_gemm_at=lambda row, info: own.pysim_cuda_gemm_at({3: 4, 4: 3}.get(row, row), info),
     )
     with pytest.raises(SystemExit, match="row 3:"):
-        opened_build(monkeypatch, turned)
+        opened_build(monkeypatch, reordered)

@@ -83,9 +83,9 @@ def test_a_layer_equals_pytorchs_operators(case):
 def test_a_residual_is_added_where_it_lies_or_behind(case):
     one = Case(*case)
     like = one.run()
-    lying = torch.empty(like.numel() + 64)
-    start = -lying.data_ptr() // 4 % 64
-    residual = lying[start : start + like.numel()].as_strided(like.shape, like.stride()).normal_()
+    memory = torch.empty(like.numel() + 64)
+    start = -memory.data_ptr() // 4 % 64
+    residual = memory[start : start + like.numel()].as_strided(like.shape, like.stride()).normal_()
     found = one.assert_right(residual)
     assert found.data_ptr() == residual.data_ptr()
     elsewhere = torch.randn(1).expand(like.shape)
@@ -173,16 +173,16 @@ class Sums(torch.nn.Module):
 
 
 class Squeezed(torch.nn.Module):
-    """Squeeze and excitation in front of a projection; `turned` has the factor first."""
+    """Squeeze and excitation in front of a projection; `factor_first`: factor * x instead of x * factor."""
 
-    def __init__(self, turned=False, factors=8):
+    def __init__(self, factor_first=False, factors=8):
         super().__init__()
-        self.pool, self.fc, self.turned = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Conv2d(8, factors, 1), turned
+        self.pool, self.fc, self.factor_first = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Conv2d(8, factors, 1), factor_first
         self.project = torch.nn.Conv2d(8, 6, 1)
 
     def forward(self, x):
         factor = torch.sigmoid(self.fc(self.pool(x)))
-        return self.project(factor * x if self.turned else x * factor)
+        return self.project(factor * x if self.factor_first else x * factor)
 
 
 IMAGE = torch.empty(2, 8, 6, 6).to(memory_format=torch.channels_last)
@@ -280,11 +280,11 @@ def test_a_norm_in_front_of_a_convolution_is_made_as_its_input_is_read(before, o
     assert one.traced(one.x).requires_grad
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("factor_first", [False, True])
 @pytest.mark.parametrize("factors", [8, 1])
-def test_a_factor_of_each_image_and_channel_is_multiplied_as_the_input_is_read(factors, turned, on_gpu, monkeypatch):
+def test_a_factor_of_each_image_and_channel_is_multiplied_as_the_input_is_read(factors, factor_first, on_gpu, monkeypatch):
     monkeypatch.setattr(torch_layers, "passes_seconds", lambda *_: float("inf"))  # by itself it is never faster
-    model = Squeezed(turned, factors).eval()
+    model = Squeezed(factor_first, factors).eval()
     traced, layers = rewrite(torch.fx.symbolic_trace(model))
     with torch.no_grad():
         for _ in range(4):

@@ -95,15 +95,15 @@ class Block(nn.Module):
 
 
 class Squeezed(nn.Module):
-    """Squeeze and excitation in front of a projection; `turned` has the factor first."""
+    """Squeeze and excitation in front of a projection; `factor_first`: factor * x instead of x * factor."""
 
-    def __init__(self, turned=False):
+    def __init__(self, factor_first=False):
         super().__init__()
-        self.turned, self.fc, self.project = turned, nn.Conv2d(8, 8, 1), nn.Conv2d(8, 6, 1)
+        self.factor_first, self.fc, self.project = factor_first, nn.Conv2d(8, 8, 1), nn.Conv2d(8, 6, 1)
 
     def forward(self, x):
         factor = torch.sigmoid(self.fc(x.mean((2, 3), keepdim=True)))
-        return self.project(factor * x if self.turned else x * factor)
+        return self.project(factor * x if self.factor_first else x * factor)
 
 
 class Transition(nn.Module):

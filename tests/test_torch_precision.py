@@ -146,7 +146,7 @@ def test_a_layer_whose_tf32_plan_is_faster_has_that(on_gpu):
 
 
 def test_layers_that_follow_each_other_are_one_call_under_autocast(on_gpu, monkeypatch):
-    """The first has its input cast; what others were asked for is asked for anew where autocast ends."""
+    """The first layer casts its input; launches are looked up again when autocast ends."""
     looked_up, look_up = [], LayerChain._run_layers
     monkeypatch.setattr(LayerChain, "_run_layers", lambda chain, values: looked_up.append(1) or look_up(chain, values))
     model = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]).eval()
@@ -229,10 +229,10 @@ def test_weights_are_rounded_once(on_gpu):
             (layer,) = optimized.__dict__["_pysim"][1]
             ((_, weights),) = layer._derived._entries._entries.values()
             made.append(weights)
-    (folded, none, _), (lying, scale, _) = made
-    assert none is None and folded.dtype is lying.dtype is torch.float16
-    assert lying.data_ptr() == model[0].weight.data_ptr() and scale.dtype is torch.float32
-    assert torch.allclose(folded.float(), lying.float() * scale.reshape(-1, 1, 1, 1), rtol=2.0**-9)
+    (folded, none, _), (kept, scale, _) = made
+    assert none is None and folded.dtype is kept.dtype is torch.float16
+    assert kept.data_ptr() == model[0].weight.data_ptr() and scale.dtype is torch.float32
+    assert torch.allclose(folded.float(), kept.float() * scale.reshape(-1, 1, 1, 1), rtol=2.0**-9)
 
 
 def test_gradients_under_autocast_are_pytorchs(on_gpu, monkeypatch):

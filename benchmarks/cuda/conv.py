@@ -374,7 +374,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=10, help="of the best predicted schedules, beside the best of each row")
     parser.add_argument("--only", default="", help="problems whose label or text contains this")
     parser.add_argument("--samples", type=int, default=20, help="of each candidate")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other problem is begun")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no other problem is started")
     parser.add_argument("--resume", action="store_true", help="go on with a file that exists")
     parser.add_argument("--summary", nargs="+", type=Path, metavar="FILE", help="print the figures of data files")
     parser.add_argument("-o", "--out", type=Path)

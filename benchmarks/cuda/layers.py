@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--accuracy", default="standard", help="whose plans are measured, by comma")
     parser.add_argument("--rows", default="planned", choices=("planned", "all"))
     parser.add_argument("--samples", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=1e9, help="after which no other layer is begun")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which no other layer is started")
     parser.add_argument("-o", "--out", required=True, help="beginning of the files' names")
     options = parser.parse_args()
     paths = {dtype: Path(f"{options.out}-{dtype}.jsonl") for dtype in options.dtype.split(",")}

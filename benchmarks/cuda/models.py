@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--precision", choices=PRECISIONS, default="f32")
     parser.add_argument("--compile", action="store_true", help='also torch.compile(mode="reduce-overhead")')
-    parser.add_argument("--seconds", type=float, default=600.0, help="after which no other model is begun")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which no other model is started")
     given = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "cudnn": torch.backends.cudnn.version()}

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures errors of ResNet-50 against FP64 after each stage and at the end, for PyTorch and each accuracy of pysim, FP32, batch 32.
 
-    benchmarks/cuda/stage_errors.py -o models-lean-h200.jsonl [--accuracy strict,standard,ieee]
+    benchmarks/cuda/stage_errors.py -o models-mean-error-h200.jsonl [--accuracy strict,standard,ieee]
 
 One line per stage. `max`: the largest difference over the largest output. `signed`: the relative scale error of the whole output (least
 squares). `rest`: the norm of the remaining error over the output's norm. BatchNorm has the statistics of benchmarks/cuda/models.py.

@@ -275,11 +275,11 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     found: Parts = []
     names = []
     for at, (side, name, order) in enumerate(zip(sides, node.inputs, ((batch, rows, summed), (batch, summed, columns)), strict=True)):
-        turned, seen = (f"{node.output}:{what} {at}" for what in ("turned", "matrices"))
+        transposed, seen = (f"{node.output}:{what} {at}" for what in ("transposed", "matrices"))
         perm = tuple(side.index(one) for part in order for one in part)
-        found.append((Node("Transpose", f"{node.name}:{at}", (name,), (turned,), {"perm": perm}), tuple(sizes[side[i]] for i in perm)))
+        found.append((Node("Transpose", f"{node.name}:{at}", (name,), (transposed,), {"perm": perm}), tuple(sizes[side[i]] for i in perm)))
         shape = (*(sizes[one] for one in batch), *(prod(sizes[one] for one in part) for part in order[1:]))
-        found.append((Node("View", f"{node.name}:{at}:matrices", (turned,), (seen,)), shape))
+        found.append((Node("View", f"{node.name}:{at}:matrices", (transposed,), (seen,)), shape))
         names.append(seen)
     made = (*(sizes[one] for one in batch), prod(sizes[one] for one in rows), prod(sizes[one] for one in columns))
     product, axes = f"{node.output}:product", f"{node.output}:axes"
@@ -290,6 +290,6 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     return [*found, (last, tuple(sizes[one] for one in result))]
 
 
-SEVERAL = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
+EXPANSIONS = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
 LOWER = {"Erf": activation, "Expand": expand, "Gelu": gelu, "HardSwish": activation, "LayerNormalization": layer_norm, "Mish": activation,
          "ReduceL2": length}  # fmt: skip

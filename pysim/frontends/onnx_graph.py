@@ -16,7 +16,7 @@ from pysim.errors import ProblemError, printable
 from pysim.frontends import onnx as layers
 from pysim.frontends import onnx_shapes
 from pysim.frontends.onnx_branches import captured, with_branches
-from pysim.frontends.onnx_lower import LOWER, SEVERAL, split
+from pysim.frontends.onnx_lower import EXPANSIONS, LOWER, split
 from pysim.frontends.onnx_patterns import with_patterns
 from pysim.frontends.onnx_rows import with_rows
 from pysim.frontends.onnx_seeds import seeded
@@ -220,10 +220,10 @@ class _Reader(NamedTuple):
         """The nodes that a node is lowered to, each with its output's shape if `graph` lacks it."""
         if node.op == "Split":
             return [(part, None) for part in split(node, graph)]
-        if (several := SEVERAL.get(node.op)) and (parts := several(node, graph, constants)):
+        if (expand := EXPANSIONS.get(node.op)) and (parts := expand(node, graph, constants)):
             return list(parts)
         lower = LOWER.get(node.op)
-        if lower is None and node.op not in SEVERAL:
+        if lower is None and node.op not in EXPANSIONS:
             return [(node, None)]
         by_reference = node._replace(op=f"onnx.{node.op}")  # not in the form that the plain name means here
         return [((lower and lower(node, graph, constants, self.opset)) or by_reference, None)]

@@ -2,7 +2,7 @@
 """Lowers ONNX operators to the form that fusion and execution expect (`pysim.models.graph`), one function for each operator.
 
     LOWER      (node, graph, constants, opset) -> a node; None: it is not lowered and runs by its ONNX definition
-    SEVERAL    (node, graph, constants) -> nodes with the shapes of their outputs, or None
+    EXPANSIONS (node, graph, constants) -> nodes with the shapes of their outputs, or None
 
 The functions add new constants to `constants`. ProblemError names a node that cannot run.
 """
@@ -302,9 +302,9 @@ def _prelu(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     ]
 
 
-SEVERAL = {
+EXPANSIONS = {
     "ConvTranspose": _transposed_by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
-    "ReduceMean": _plane_means, **onnx_arrays.SEVERAL,
+    "ReduceMean": _plane_means, **onnx_arrays.EXPANSIONS,
 }  # fmt: skip
 
 

@@ -255,11 +255,11 @@ def _from_host(prepare: Prepare, given: dict[str, Any], options: Hashable, order
 def _to_device(x: Array, name: str, order: tuple[int, ...]) -> Matrix:
     """A dense copy of a host array on the device, its axes in this order."""
     seen = arrays.view(x, name)
-    lies = np.ascontiguousarray(x.transpose(order))
-    memory = cuda.DeviceArray(lies.shape, seen.dtype).fill(lies)
-    strides = dict(zip(order, arrays.dense(lies.shape), strict=True))
-    lying = tuple(strides[axis] for axis in range(x.ndim))
-    return msgspec.structs.replace(seen, pointer=memory.pointer, strides=lying, device=0, owner=memory)
+    dense = np.ascontiguousarray(x.transpose(order))
+    memory = cuda.DeviceArray(dense.shape, seen.dtype).fill(dense)
+    by_axis = dict(zip(order, arrays.dense(dense.shape), strict=True))
+    strides = tuple(by_axis[axis] for axis in range(x.ndim))
+    return msgspec.structs.replace(seen, pointer=memory.pointer, strides=strides, device=0, owner=memory)
 
 
 # Checks of operands

@@ -128,8 +128,8 @@ def _chosen(choose: Chooser, problem: Conv, layouts: list[str]) -> tuple[GpuSche
         return choose(problem, others[0]), others[0]
 
 
-def fitting(schedule: GpuSchedule, layout: str, lying: str) -> GpuSchedule:
-    """A plan's schedule, which is for `layout`. OperandError if the arrays have another one."""
-    if layout != lying:
-        raise OperandError(f"the plan is for {layout.upper()}, but x lies {lying.upper()}; plan with layout={lying!r}")
+def fitting(schedule: GpuSchedule, layout: str, layout_of_x: str) -> GpuSchedule:
+    """The schedule of a plan for `layout`. OperandError if x has another layout."""
+    if layout != layout_of_x:
+        raise OperandError(f"the plan is for {layout.upper()}, but x is {layout_of_x.upper()}; plan with layout={layout_of_x!r}")
     return schedule

@@ -249,8 +249,8 @@ def attention(w: Walk) -> None:
     x = w.value(3, 3)
     d = w.shape(x)[2]
     q, k, v = (w.add("MatMul", [x, w.weights((d, 8))]) for _ in range(3))
-    turned = k and w.add("Transpose", [k], perm=[0, 2, 1])
-    scores = q and turned and w.add("MatMul", [q, turned])
+    transposed = k and w.add("Transpose", [k], perm=[0, 2, 1])
+    scores = q and transposed and w.add("MatMul", [q, transposed])
     scores = scores and w.add(w.one("Mul", "Div"), [scores, w.constant(np.array(2.5))])
     shares = scores and w.add("Softmax", [scores], axis=2 if w.opset < 13 else w.one(2, -1))
     if shares and v:

@@ -47,7 +47,7 @@ PRODUCT_FAMILIES = ("simt_f32", "simt")  # of constants, for the products of sta
 ERRORS = ((0.6, 4), (1.6, 24))
 DRAINED, TRANSFORMS = (0.65, 56), (1.6, 18)  # drained rows, whose sums have four parts or more; their minimum, for any number of channels
 # Mean relative error of the drained rows: the transforms' constants are rounded. On an H200 the results of 18 layers of DenseNet-121 at
-# batch 32 are 3.3e-8 too large, standard deviation 4e-9 (benchmarks/data/layers-lean-f4x4-h200.jsonl)
+# batch 32 are 3.3e-8 too large, standard deviation 4e-9 (benchmarks/data/layers-mean-error-f4x4-h200.jsonl)
 MEAN_ERROR = 3.3e-8
 SOURCES = (
     "transforms of F(2x2) add up to four operands (arXiv 1509.09308)",
