@@ -118,3 +118,19 @@ def test_blocks_of_a_gpc_take_the_panels_that_their_tiles_touch(n_fast, n_slow, 
     for share, side in zip(found, (0, 1), strict=True):
         panels = sum(len({tile[side] for tile in own}) for own in of_gpcs)
         assert share[0] * tiles == pytest.approx(panels, rel=0.25, abs=gpcs)
+
+
+def test_box_rows_are_filled_where_an_operand_ends_inside_a_sector():
+    """80 bytes of k end inside a sector and 96 do not; of an A that is not K-major, rows of m end."""
+    for m, n, k, trans_a, ends in ((25088, 240, 40, False, (25088, 240)), (25088, 240, 48, False, (0, 0)), (40, 256, 512, True, (512, 0))):
+        problem = Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=True, dtype="f16")
+        assert gemm.row_ends(problem, WGMMA) == ends
+
+
+def test_a_product_of_one_short_k_iteration_takes_the_time_of_filling_its_boxes():
+    """25088x240x40 took 12.0 to 17.8 us by nine kernels on an H200 (wgmma-rows-h200.jsonl)."""
+    columns = [columns_of([one.columns for one in gemm.variants(h200(), Gemm(m=25088, n=240, k=k, trans_b=True, dtype="f16"), [WGMMA], {})
+               if one.columns]) for k in (40, 48)]  # fmt: skip
+    filled, aligned = (waves.predict(h200(), one, waves.Table(*(np.array([x]) for x in (0, 0, 1, 0, 4)))) for one in columns)
+    assert filled.cycles > 1.1 * aligned.cycles
+    assert filled.waves.sum(axis=0)[2] == pytest.approx((25088 * 4 + 240 * 196) / waves.ROW_ENDS_PER_CYCLE)

@@ -27,6 +27,7 @@ from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
 from pysim.cachemodel.gpu.waves import Columns
+from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import AS_HALVES, GPU_RESULT_BYTES, SUM_BYTES, SUM_UNITS
@@ -167,6 +168,17 @@ def operands(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) ->
         yield copy, copy.pitch if copy else pitch * size
 
 
+def row_ends(problem: Gemm, kernel: GemmKernel) -> tuple[float, float]:
+    """Rows of A and of B, as a kernel reads them, that end inside a sector. TMA fills the rest of their boxes."""
+    own, size = computed(problem, kernel), problem.element_bytes
+    sides = (not own.trans_a or kernel.k_major == 1, own.m, 1), (own.trans_b or kernel.k_major > 0, own.n, kernel.tiles.parts)
+    a, b = (
+        0.0 if parts > 1 or (own.k if along_k else outer) * size % SECTOR_BYTES == 0 else float(outer if along_k else own.k)
+        for along_k, outer, parts in sides
+    )
+    return a, b
+
+
 def copies(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) -> Iterator[Copied]:
     """The copies of the operands that a kernel cannot read as stored."""
     return (copy for copy, _ in operands(problem, kernel, placement) if copy)
@@ -212,7 +224,8 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
         )
         if tiles.producer:
             lines_a, lines_b = (lines_of_row(pitch) for _, pitch in operands(problem, kernel))
-            columns = columns._replace(lines_a=lines_a, lines_b=lines_b)
+            ends_a, ends_b = row_ends(problem, kernel)
+            columns = columns._replace(lines_a=lines_a, lines_b=lines_b, row_ends_a=ends_a, row_ends_b=ends_b)
         if tiles.by_warpgroups and not tiles.promotion:  # boxes along k shrink to the rows that there are, except multicast ones
             shrinks = (
                 tiles.cluster_columns == 1 and (kernel.k_major == 1 or not own.trans_a),

@@ -31,6 +31,9 @@ from pysim.record.cost import Reason
 from pysim.registry.cuda import Attributes, cuda_limits
 
 INT_MAX = (1 << 31) - 1
+# Of a copy that folds: of 16 bytes, whose place takes divisions, and of each element, which has a bounds check and a load of its own (from
+# first layers on an H100 and an H200; docs/gpu.md)
+FOLDED_VECTOR_INSTRUCTIONS, FOLDED_ELEMENT_INSTRUCTIONS = 180.0, 40.0
 
 
 class ChannelsLast(ByRow, ABC):
@@ -64,7 +67,7 @@ class ChannelsLast(ByRow, ABC):
 
     def passes(self, gpu: Gpu, prologue: bool) -> tuple[Pass, ...]:
         """Its copies, made by one kernel, which may apply a prologue to the input."""
-        w, instructions, passes = self.w, gpu.model.passes.copied_instructions.value, list[Pass]()
+        w, passes = self.w, list[Pass]()
         pixels, read = w.input_elements, self.size
         if self.sparse:  # whole sectors are read
             pixels, read = w.batch * w.channels * w.windows, min(w.stride_w * self.size, SECTOR_BYTES)
@@ -72,8 +75,13 @@ class ChannelsLast(ByRow, ABC):
         moved = {"input": (pixels, read, begin), "filters": (w.filter_elements, self.size, 0)}
         for name, written in self.copies.items():
             elements, read, more = moved[name]
-            passes.append(Pass(f"copied {name}", elements * read, written, elements * instructions + more, 0 if passes else 1))
+            instructions = self.copying_instructions(gpu, elements, written) + more
+            passes.append(Pass(f"copied {name}", elements * read, written, instructions, 0 if passes else 1))
         return tuple(passes)
+
+    def copying_instructions(self, gpu: Gpu, elements: float, written: float) -> float:
+        """Instructions of a copy of `elements` into `written` bytes, of all lanes."""
+        return elements * gpu.model.passes.copied_instructions.value
 
     def tolerance(self) -> Bound:
         bound = super().tolerance()
@@ -235,6 +243,11 @@ class Wgmma(ChannelsLast):
             return self.copies
         return self.copies | {"filters": self.copies.get("filters", 0) + self.halves_bytes}
 
+    def copying_instructions(self, gpu: Gpu, elements: float, written: float) -> float:
+        if not self.folded:
+            return super().copying_instructions(gpu, elements, written)
+        return written / VECTOR_BYTES * (FOLDED_VECTOR_INSTRUCTIONS + FOLDED_ELEMENT_INSTRUCTIONS * VECTOR_BYTES / self.size)
+
     # Candidates
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
@@ -246,19 +259,32 @@ class Wgmma(ChannelsLast):
         variant = self.tiled(gpu, known, work, passes, *(("model.passes.copied_",) if passes else ()))
         columns = variant.columns
         assert columns is not None
-        columns = columns._replace(max_cluster_splits=self.row.reduces_in_cluster, **self.lines_and_sectors())
+        columns = columns._replace(max_cluster_splits=self.row.reduces_in_cluster, **self.boxes_and_sectors())
         if self.filters_stay:
             share = min(1.0, gpu.sms.value // self.tiles.blocks / -(-columns.m // columns.tile_m))
-            columns = columns._replace(requested_bytes_b=columns.requested_bytes_b * share, b_parts=columns.b_parts * share)
+            columns = columns._replace(
+                requested_bytes_b=columns.requested_bytes_b * share, b_parts=columns.b_parts * share, row_ends_b=columns.row_ends_b * share
+            )
         return variant._replace(columns=columns)
 
-    def lines_and_sectors(self) -> dict[str, float]:
-        """L2 lines that box rows of windows and filters touch, and sectors that runs of the output touch, by the pitches of rows."""
+    def boxes_and_sectors(self) -> dict[str, float]:
+        """By the pitches of rows: L2 lines that box rows of windows and filters touch, box rows that end inside a sector, sectors that runs
+        of the output touch."""
         w, of = self.w, self.folded
+        rows, channels = (
+            (of.kernel_h, of.kernel_w * of.padded)
+            if of
+            else (w.kernel_h, w.kernel_w * self.padded_bytes)
+            if self.rows_of_taps
+            else (w.taps, self.padded_bytes)
+        )
+        ends = rows if channels % SECTOR_BYTES and not self.in_planes else 0
         pixel = w.height * w.width * self.size if self.in_planes else of.padded if of else w.groups * self.padded_bytes
         return {
             "lines_a": lines_of_row(pixel, self.iteration_bytes),
             "lines_b": lines_of_row(self.filters_bytes // w.filters, self.iteration_bytes),
+            "row_ends_a": float(ends * self.window_count * w.groups),
+            "row_ends_b": float(ends * w.group_filters),
             "sectors": sectors_of((w.filters if self.layout == "nhwc" else w.windows) * self.size),
         }
 

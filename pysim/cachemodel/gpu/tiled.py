@@ -70,6 +70,8 @@ def columns_of(
         box_n=tiles.columns * tiles.cluster_columns,
         lines_a=1.0,
         lines_b=1.0,
+        row_ends_a=0.0,
+        row_ends_b=0.0,
         sectors=1.0,
         **{name: getattr(family, name).value for name in ("launch_seconds", "block_cycles", "step_cycles", "meet_cycles", "hidden")},
     )
