@@ -5,18 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from native_library import native
 
 import pysim
 from pysim import api
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.once import LruCache
 from pysim.problem.text import parse
-from pysim.runtime import cpu as runtime
 
-try:
-    runtime.library()
-except MissingError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = native
 
 RANDOM = np.random.default_rng(7)
 

@@ -9,19 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from guarded import guarded
+from native_library import native
 from scipy import special
 
 from pysim import planner
 from pysim.calibration import host
-from pysim.errors import MissingError, NativeError
+from pysim.errors import NativeError
 from pysim.record.plan import on_cpu
 from pysim.runtime import cpu
 from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_step
 
-try:
-    cpu.library()
-except MissingError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = native
 
 NATIVE = Path(__file__).parent.parent / "native"
 FUNCTIONS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide}

@@ -4,19 +4,16 @@ what does not fit is said; the model counts what is run."""
 
 import numpy as np
 import pytest
+from native_library import native
 
 import pysim
 from pysim.algorithms.cpu import blocked, direct_nchwc
-from pysim.errors import MissingError, PlanError
+from pysim.errors import PlanError
 from pysim.problem.text import parse
 from pysim.record.plan import on_cpu
-from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
 
-try:
-    runtime.library()
-except MissingError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = native
 
 RANDOM = np.random.default_rng(11)
 GIVEN = [

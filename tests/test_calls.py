@@ -19,6 +19,7 @@ import pytest
 from call_count import calls_of
 from fake_gpu import host_device  # noqa: F401
 from fake_torch import Tensor, torch  # noqa: F401
+from native_library import native
 
 import pysim
 from pysim import api, planner
@@ -27,13 +28,9 @@ from pysim.cachemodel import Cache
 from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, ProblemError, PysimError
 from pysim.once import LruCache, once
 from pysim.problem.conv import Conv
-from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
 
-try:
-    runtime.library()
-except MissingError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = native
 
 THREADS = 8
 PROBLEMS = 2000 if os.environ.get("PYSIM_LONG") else 60

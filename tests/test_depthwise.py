@@ -6,9 +6,17 @@ from typing import cast
 
 import numpy as np
 import pytest
-from own_rows import assert_rows_are_apart
+from own_rows import (
+    UNIT,
+    assert_padding_alone_hides_an_infinite_weight,
+    assert_rows_are_apart,
+    assert_threads_change_no_bit,
+    assert_within_the_bound_of_a_sum,
+    convolution,
+    exact,
+    operands,
+)
 
-import pysim
 from pysim import planner
 from pysim.algorithms.cpu import depthwise
 from pysim.calibration import host
@@ -47,72 +55,29 @@ def plans_of(problem: Conv) -> list[Plan]:
     return [plan for plan in found if plan.kernel in runtime.available_kernels()]
 
 
-def operands(problem: Conv, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(7)
-    shape = problem.filters, problem.channels // problem.groups, problem.kernel_h, problem.kernel_w
-    x = rng.standard_normal((problem.batch, problem.channels, problem.height, problem.width)).astype(dtype)
-    return x, rng.standard_normal(shape).astype(dtype), rng.standard_normal(problem.filters).astype(dtype)
-
-
-def exact(w: Conv, x: np.ndarray, f: np.ndarray) -> np.ndarray:
-    """By its definition, in float64."""
-    padded = np.zeros((w.batch, w.channels, w.height + w.pad_top + w.pad_bottom, w.width + w.pad_left + w.pad_right))
-    padded[:, :, w.pad_top : w.pad_top + w.height, w.pad_left : w.pad_left + w.width] = x
-    y = np.zeros((w.batch, w.filters, w.out_h, w.out_w))
-    channels, filters = w.channels // w.groups, w.filters // w.groups
-    for m in range(w.filters):
-        for c, r, s in np.ndindex(channels, w.kernel_h, w.kernel_w):
-            top, left = r * w.dilation_h, s * w.dilation_w
-            rows = slice(top, top + (w.out_h - 1) * w.stride_h + 1, w.stride_h)
-            columns = slice(left, left + (w.out_w - 1) * w.stride_w + 1, w.stride_w)
-            y[:, m] += float(f[m, c, r, s]) * padded[:, m // filters * channels + c, rows, columns]
-    return y
-
-
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_every_kernel_is_within_the_bound_of_a_sum(text: str, dtype: str) -> None:
-    problem = parse(f"{text}:{dtype}")
-    assert isinstance(problem, Conv)
-    x, f, bias = operands(problem, {"f32": "f4", "f64": "f8"}[dtype])
-    right = np.maximum(exact(problem, x, f) + bias[:, None, None].astype(np.float64), 0)
-    bound = exact(problem, np.abs(x), np.abs(f)) + np.abs(bias[:, None, None])
-    terms = f[0].size + 2
-    found = plans_of(problem)
-    assert found
-    for plan in found:
-        y = pysim.prepare(problem.text, f, bias=bias, activation="relu", plan=plan)(x)
-        assert (np.abs(y - right) <= gamma(terms, {"f32": 2.0**-24, "f64": 2.0**-53}[dtype]) * bound).all(), plan.kernel
+    problem = convolution(f"{text}:{dtype}")
+    assert_within_the_bound_of_a_sum(problem, plans_of(problem))
 
 
-def test_threads_change_no_bit() -> None:
-    for text in ("conv:g3ic3ih40oc3kh5ph2", "conv:g40ic40ih7oc40kh3ph1", "conv:g4ic16ih20oc16kh3ph1"):
-        problem = parse(text)
-        assert isinstance(problem, Conv)
-        x, f, _ = operands(problem, "f4")
-        for plan in plans_of(problem):
-            one = pysim.prepare(text, f, plan=plan, threads=1)(x)
-            assert all((pysim.prepare(text, f, plan=plan, threads=threads)(x) == one).all() for threads in (2, 3, 7)), plan.kernel
+@pytest.mark.parametrize("text", ["conv:g3ic3ih40oc3kh5ph2", "conv:g40ic40ih7oc40kh3ph1", "conv:g4ic16ih20oc16kh3ph1"])
+def test_threads_change_no_bit(text: str) -> None:
+    problem = convolution(text)
+    assert_threads_change_no_bit(problem, plans_of(problem))
 
 
 def test_padding_hides_an_infinite_weight_and_nothing_else_does() -> None:
-    problem = parse("conv:g20ic20ih9oc20kh3ph1")
-    assert isinstance(problem, Conv)
-    x, f, _ = operands(problem, "f4")
-    f[3, 0, 0, 0] = np.inf
-    for plan in plans_of(problem):
-        y = pysim.prepare(problem.text, f, plan=plan)(x)
-        assert np.isfinite(y[0, 3, 0]).all() and np.isfinite(y[0, 3, :, 0]).all(), plan.kernel
-        assert not np.isfinite(y[0, 3, 1:, 1:]).any(), plan.kernel
-        assert np.isfinite(np.delete(y, 3, axis=1)).all(), plan.kernel
+    problem = convolution("conv:g20ic20ih9oc20kh3ph1")
+    assert_padding_alone_hides_an_infinite_weight(problem, plans_of(problem))
 
 
 @pytest.mark.parametrize("text", ["conv:g32mb2ic32ih9iw15oc32kh3ph1", "conv:g16ic16ih12oc16kh5sh2ph2", "conv:g16ic16ih5oc16kh7ph3"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_every_kernel_of_blocks_is_within_the_bound_of_a_sum(text: str, dtype: str) -> None:
-    problem, kinds = parse(f"{text}:{dtype}"), {"f32": ("f4", 2.0**-24), "f64": ("f8", 2.0**-53)}
-    assert isinstance(problem, Conv)
-    x, f, bias = operands(problem, kinds[dtype][0])
+    problem = convolution(f"{text}:{dtype}")
+    x, f, bias = operands(problem)
     f[3, 0, 0, 0] = np.inf if problem.kernel_h == 3 else f[3, 0, 0, 0]  # which padding hides
     with np.errstate(invalid="ignore"):
         right = exact(problem, x, f) + bias[:, None, None].astype(np.float64)
@@ -128,7 +93,7 @@ def test_every_kernel_of_blocks_is_within_the_bound_of_a_sum(text: str, dtype: s
         y = launch(np.ascontiguousarray(x.reshape(x.shape[0], -1, c, *x.shape[2:]).transpose(0, 1, 3, 4, 2)))
         planes = y.transpose(0, 1, 4, 2, 3).reshape(right.shape)
         finite = np.isfinite(bound)
-        assert (np.abs(planes[finite] - right[finite]) <= gamma(f[0].size + 2, kinds[dtype][1]) * bound[finite]).all(), row.name
+        assert (np.abs(planes[finite] - right[finite]) <= gamma(f[0].size + 2, UNIT[dtype]) * bound[finite]).all(), row.name
         assert finite.all() or (np.isfinite(planes[:, 3, 0]).all() and not np.isfinite(planes[:, 3, 1:, 1:]).all()), row.name
 
 

@@ -4,13 +4,14 @@ what does not fit is said; the model counts what is run."""
 
 import numpy as np
 import pytest
+from native_library import native
 
 import pysim
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.algorithms.cpu.direct_nchwc import described
 from pysim.cachemodel.cpu.listed import Rows
 from pysim.cachemodel.cpu.nest import _live
-from pysim.errors import MissingError, OperandError, PlanError
+from pysim.errors import OperandError, PlanError
 from pysim.problem.text import parse
 from pysim.record.plan import BLOCKED, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
@@ -18,10 +19,7 @@ from pysim.registry.cpu import nchwc_kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch
 
-try:
-    runtime.library()
-except MissingError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = native
 
 RANDOM = np.random.default_rng(7)
 LANES = {"f32": {"avx512": 16, "avx2": 8, "portable": 8}, "f64": {"avx512": 8, "avx2": 4, "portable": 4}}

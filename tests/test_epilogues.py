@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from native_library import native
 from scipy import special
 
 import pysim
 from pysim.cachemodel.cpu.activation import activation_cycles
 from pysim.check.bounds import gamma
-from pysim.errors import MissingError, NativeError, OperandError
+from pysim.errors import NativeError, OperandError
 from pysim.machine.load import load
 from pysim.problem.text import parse
 from pysim.record.plan import on_cpu
@@ -24,10 +25,7 @@ from pysim.registry.cuda import epilogues
 from pysim.runtime import cpu, cpu_launch
 from pysim.runtime.operators import Window, map_step, pool_step
 
-try:
-    cpu.library()
-except MissingError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = native
 
 FORMULAS = {
     None: lambda x: x,

@@ -3,17 +3,19 @@
 Every row against guard pages: native/test/check_conv.c."""
 
 import msgspec
-import numpy as np
 import pytest
-from own_rows import assert_rows_are_apart
-from test_depthwise import exact, operands
+from own_rows import (
+    assert_padding_alone_hides_an_infinite_weight,
+    assert_rows_are_apart,
+    assert_threads_change_no_bit,
+    assert_within_the_bound_of_a_sum,
+    convolution,
+)
 
-import pysim
 from pysim import planner
 from pysim.algorithms.cpu import polyphase
 from pysim.algorithms.cpu.polyphase import tiles_of
 from pysim.calibration import host
-from pysim.check.bounds import gamma
 from pysim.errors import PlanError
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any
@@ -52,46 +54,24 @@ def in_blocks(plan: Plan, rows: int) -> Plan:
     return msgspec.structs.replace(plan, schedule=msgspec.structs.replace(plan.schedule, k2=rows))
 
 
-def called(plan: Plan) -> str:
-    return f"{plan.kernel} in blocks of {plan.schedule.k2}" if isinstance(plan.schedule, Schedule) else plan.kernel
-
-
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_every_kernel_is_within_the_bound_of_a_sum(text: str, dtype: str) -> None:
-    problem = parse(f"{text}:{dtype}")
-    assert isinstance(problem, Conv)
-    x, f, bias = operands(problem, {"f32": "f4", "f64": "f8"}[dtype])
-    right = np.maximum(exact(problem, x, f) + bias[:, None, None].astype(np.float64), 0)
-    bound = exact(problem, np.abs(x), np.abs(f)) + np.abs(bias[:, None, None])
+    problem = convolution(f"{text}:{dtype}")
     found = plans_of(problem)
     assert {row.name for row in phases_kernels() if (row.target, row.dtype) == ("portable", dtype)} <= {plan.kernel for plan in found}
-    for plan in found:
-        y = pysim.prepare(problem.text, f, bias=bias, activation="relu", plan=plan)(x)
-        units = {"f32": 2.0**-24, "f64": 2.0**-53}[dtype]
-        assert (np.abs(y - right) <= gamma(f[0].size + 2, units) * bound).all(), called(plan)
+    assert_within_the_bound_of_a_sum(problem, found)
 
 
-def test_threads_change_no_bit() -> None:
-    for text in ("conv:ic3ih40oc20kh7sh2ph3", "conv:mb3ic3ih17oc8kh3sh2ph1"):
-        problem = parse(text)
-        assert isinstance(problem, Conv)
-        x, f, _ = operands(problem, "f4")
-        for plan in plans_of(problem):
-            one = pysim.prepare(text, f, plan=plan, threads=1)(x)
-            assert all((pysim.prepare(text, f, plan=plan, threads=threads)(x) == one).all() for threads in (2, 3, 7)), called(plan)
+@pytest.mark.parametrize("text", ["conv:ic3ih40oc20kh7sh2ph3", "conv:mb3ic3ih17oc8kh3sh2ph1"])
+def test_threads_change_no_bit(text: str) -> None:
+    problem = convolution(text)
+    assert_threads_change_no_bit(problem, plans_of(problem))
 
 
 def test_padding_hides_an_infinite_weight_and_nothing_else_does() -> None:
-    problem = parse("conv:mb2ic3ih9oc20kh3ph1")
-    assert isinstance(problem, Conv)
-    x, f, _ = operands(problem, "f4")
-    f[3, :, 0, 0] = np.inf
-    for plan in plans_of(problem):
-        y = pysim.prepare(problem.text, f, plan=plan)(x)
-        assert np.isfinite(y[:, 3, 0]).all() and np.isfinite(y[:, 3, :, 0]).all(), called(plan)
-        assert not np.isfinite(y[:, 3, 1:, 1:]).any(), called(plan)
-        assert np.isfinite(np.delete(y, 3, axis=1)).all(), called(plan)
+    problem = convolution("conv:mb2ic3ih9oc20kh3ph1")
+    assert_padding_alone_hides_an_infinite_weight(problem, plans_of(problem))
 
 
 def test_first_layers_of_networks_are_planned_by_cost_on_every_cpu_with_vectors() -> None:
@@ -132,9 +112,9 @@ def test_workspace_and_prepared_bytes_are_what_the_library_asks_for(text: str) -
     for plan in plans_of(problem):
         structs = runtime.problem_struct(problem), runtime.schedule_struct(plan.schedule, problem)
         runtime.check(lib.pysim_workspace_bytes(*structs, 1, nbytes))
-        assert nbytes[0] == polyphase.workspace_bytes(problem, plan.schedule, "nchw"), called(plan)
+        assert nbytes[0] == polyphase.workspace_bytes(problem, plan.schedule, "nchw"), plan.name
         runtime.check(lib.pysim_prepared_bytes(*structs, nbytes))
-        assert nbytes[0] == polyphase.prepare(problem, plan.schedule, "nchw").size_bytes, called(plan)
+        assert nbytes[0] == polyphase.prepare(problem, plan.schedule, "nchw").size_bytes, plan.name
 
 
 def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:

@@ -3,17 +3,15 @@
 
 import numpy as np
 import pytest
+from native_library import native
 
 import pysim
-from pysim.errors import MissingError, NativeError
+from pysim.errors import NativeError
 from pysim.runtime import cpu
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step
 from pysim.runtime.steps import Chain
 
-try:
-    cpu.library()
-except MissingError as error:
-    pytest.skip(str(error), allow_module_level=True)
+pytestmark = native
 
 
 def test_a_chain_is_its_steps_one_by_one_whatever_lies_in_the_arrays():
