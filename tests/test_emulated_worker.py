@@ -22,6 +22,7 @@ from pysim.errors import MissingError, NativeError, OperandError
 from pysim.machine import load as machine
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
+from pysim.registry.cpu import cpu_kernels
 from pysim.registry.files import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch, emulated, foreign
@@ -47,7 +48,7 @@ print(foreign.worker(foreign.POWER10), emulated.EMULATED['mma'].call('pysim_kern
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     pipe = subprocess.PIPE
     both = [subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, env=environment) for _ in range(2)]
-    answers = [one.communicate(timeout=200) for one in both]
+    answers = [one.communicate(timeout=600) for one in both]
     assert [one.returncode for one in both] == [0, 0], answers
     assert answers[0][0] == answers[1][0]
     messages = "".join(words for _, words in answers)
@@ -64,8 +65,18 @@ def test_other_sources_or_another_compiler_make_another_worker(tmp_path, monkeyp
     copy = copied(tmp_path)
     monkeypatch.setattr(foreign, "native_file", lambda name: copy / name)
     assert foreign.worker_file(POWER10, compiler) == here
-    (copy / "conv" / "nest.c").write_text((copy / "conv" / "nest.c").read_text() + "\n")
-    assert foreign.worker_file(POWER10, compiler) != here
+    for name in ("conv/nest.c", "conv/depthwise.inc", "kernels.inc", "power10/vsx.h"):
+        before = foreign.worker_file(POWER10, compiler)
+        (copy / name).write_text((copy / name).read_text() + "\n")
+        assert foreign.worker_file(POWER10, compiler) != before, name
+
+
+def test_every_file_that_the_worker_includes_makes_another_worker():
+    sources = {path.resolve() for path in foreign._sources(POWER10)}
+    for path in sources:
+        for name in re.findall(r'^#include "(?!test/)(.+)"', path.read_text(), re.MULTILINE):  # test/: in instrumented builds alone
+            places = [folder / name for folder in (path.parent, native_file("pysim.h").parent)]
+            assert any(place.resolve() in sources for place in places), f"{path.name} includes {name}"
 
 
 def test_the_worker_is_made_of_the_files_that_meson_builds_for_power10():
@@ -124,10 +135,13 @@ def test_both_sides_agree_about_every_struct_and_every_function_that_takes_part(
     assert len([line for line in lines if line.startswith("struct ")]) == 7
     for at, line in enumerate(lines):
         word, *rest = line.split()
-        wrong = {"abi": "abi 99", "struct": " ".join(["struct", *rest[:2], "12", "4"]), "call": line + "i", "ready": "hello"}.get(word)
+        struct = " ".join(["struct", *rest[:2], "12", "4"])
+        wrong = {"abi": "abi 99", "struct": struct, "call": line + "i", "kernel": "kernel 0 x", "ready": "hello"}.get(word)
         if wrong:
-            with pytest.raises(NativeError, match=r"another pysim\.h"):
+            with pytest.raises(NativeError, match="other sources"):
                 emulated.agreed([*lines[:at], wrong, *lines[at + 1 :]])
+    with pytest.raises(NativeError, match="ready"):
+        emulated.agreed([line for line in lines if line != f"kernel {cpu_kernels()[-1].index} {cpu_kernels()[-1].name}"])
     swapped = [line.replace("QSEidd", "QESidd") for line in lines]
     with pytest.raises(NativeError, match="QESidd"):
         emulated.agreed(swapped)
@@ -296,6 +310,10 @@ def test_a_time_limit_that_is_no_number_is_an_error(monkeypatch):
         emulated._seconds()
 
 
+KERNELS = "".join(f"kernel {row.index} {row.name}\n" for row in cpu_kernels())
+GREETING = f"call pysim_kernel_count\n{KERNELS}ready"
+
+
 class Fake(Emulated):
     """A worker that is this Python and prints what it is told."""
 
@@ -311,11 +329,11 @@ class Fake(Emulated):
     ("code", "says"),
     [
         ("import sys; sys.exit('no such CPU')", "exited with status 1; it wrote: no such CPU"),
-        ("print('abi 99')\nprint('ready')", 'another pysim.h than this library: it says "abi 99"'),
+        ("print('abi 99')\nprint('ready')", 'other sources than this library: it says "abi 99"'),
         ("print('GIF89a')\nprint('ready')", 'it says "GIF89a"'),
-        ("print('call pysim_kernel_count')\nprint('ready', flush=True)\ninput()\nprint('42')", "with: 42"),
-        ("print('call pysim_kernel_count')\nprint('ready', flush=True)\ninput()\nprint('done many')", "with: done many"),
-        ("import os; print('call pysim_kernel_count')\nprint('ready', flush=True)\nos.abort()", "died of SIGABRT"),
+        (f"print({GREETING!r}, flush=True)\ninput()\nprint('42')", "with: 42"),
+        (f"print({GREETING!r}, flush=True)\ninput()\nprint('done many')", "with: done many"),
+        (f"import os; print({GREETING!r}, flush=True)\nos.abort()", "died of SIGABRT"),
         ("import sys; sys.stderr.write('x' * 1000000); sys.exit(7)", "exited with status 7; it wrote: x"),
     ],
 )

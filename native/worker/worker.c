@@ -4,8 +4,8 @@
  * FD is a file that both sides map; operands lie in it and are named by offset and size. Requests come by stdin and answers go to
  * stdout, a line of text each, so that a person can speak the protocol too:
  *
- *   first    abi VERSION / struct LETTER NAME SIZE ALIGNMENT / written LETTERS / call NAME KINDS / ready
- *            so that the parent can compare every layout and signature with its own
+ *   first    abi VERSION / struct LETTER NAME SIZE ALIGNMENT / written LETTERS / call NAME KINDS / kernel INDEX NAME / ready
+ *            so that the parent can compare every layout, signature and registry row with its own
  *   request  NAME ARGUMENT...    an integer; @OFFSET:BYTES, a piece of the file; - for NULL
  *   answer   done VALUE SENTENCE        what the function returned, and pysim_last_error
  *            refused SENTENCE           the line was no request: nothing was called
@@ -170,6 +170,10 @@ static void greet(void) {
         printf("struct %c %s %zu %zu\n", structs[s].letter, structs[s].name, structs[s].bytes, structs[s].alignment);
     printf("written %s\n", WRITTEN);
     for (int c = 0; c < COUNT_CALLS; c++) printf("call %s %s\n", calls[c].name, calls[c].kinds);
+    for (int k = 0; k < pysim_kernel_count(); k++) {
+        pysim_kernel_info kernel;
+        if (pysim_kernel_at(k, &kernel) == PYSIM_OK) printf("kernel %d %s\n", k, kernel.name);
+    }
     printf("ready\n");
     fflush(stdout);
 }

@@ -28,6 +28,7 @@ from weakref import WeakSet
 from pysim.errors import NativeError, OperandError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
+from pysim.registry.cpu import cpu_kernels
 from pysim.runtime import cpu as runtime
 from pysim.runtime.cpu import LOCAL, Executor
 from pysim.runtime.foreign import POWER10, Cpu, worker
@@ -282,11 +283,12 @@ def _epilogue(ffi: Any, value: Any) -> bytes:
 
 
 def agreed(greeting: list[str]) -> tuple[dict[str, str], str]:
-    """The kinds of each function's arguments, and the kinds that are copied back. NativeError if the two sides differ."""
+    """The kinds of each function's arguments, and the kinds that are copied back. NativeError if headers or registries differ."""
     ffi, lib = runtime.library()
     letters: dict[str, str] = {}
     kinds: dict[str, str] = {}
     written = ""
+    kernels = [f"kernel {row.index} {row.name}" for row in cpu_kernels()]
     for line in greeting:
         try:
             word, *rest = line.split()
@@ -300,12 +302,14 @@ def agreed(greeting: list[str]) -> tuple[dict[str, str], str]:
             elif word == "call":
                 kinds[rest[0]] = "".join(rest[1:])
                 right = _kinds_agree(ffi.typeof(getattr(lib, rest[0])).args, kinds[rest[0]], letters)
+            elif word == "kernel":
+                right = line == kernels.pop(0)
             else:
-                right = word == "ready"
+                right = word == "ready" and not kernels
         except (ValueError, IndexError, AttributeError, TypeError, ffi.error):
             right = False
         if not right:
-            raise NativeError(f'the worker was built from another pysim.h than this library: it says "{line}"; reinstall the package')
+            raise NativeError(f'the worker was built from other sources than this library: it says "{line}"; reinstall the package')
     return kinds, written
 
 

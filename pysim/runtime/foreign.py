@@ -99,10 +99,10 @@ def user_cache() -> Path | None:
 
 
 def _sources(cpu: Cpu) -> list[Path]:
-    """The C files of the library, of the CPU's folder and of the worker, found by folder as in meson.build."""
+    """The C files of the library, of the CPU's folder and of the worker, and all that they include, found by folder as in meson.build."""
     root = native_file("pysim.h").parent
     folders = [root / name for name in (".", "conv", "worker", cpu.folder)]
-    return [*sorted(root.glob("*.inc")), *(path for folder in folders for path in sorted(folder.glob("*.[ch]")))]
+    return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".c", ".h", ".inc")]
 
 
 def worker_file(cpu: Cpu, compiler: Compiler) -> Path:
