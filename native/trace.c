@@ -199,9 +199,10 @@ static void chain(const channel *c) {
 static void phases(const channel *c) {
     const pysim_segment *s = c->s;
     const int64_t lanes = c->t->lanes, needed = (s->count - 1) * s->stride + s->taps;
-    for (int64_t j = -lanes; j < s->count; j += lanes) { /* windows j.. are written after the vectors behind them are read */
+    const int64_t lag = s->taps > s->stride ? lanes : 0; /* windows j.. are written after the vectors behind them are read */
+    for (int64_t j = -lag; j < s->count; j += lanes) {
         for (int64_t v = 0; v < s->stride; v++) {
-            const int64_t ahead = (j + lanes) * s->stride + v * lanes;
+            const int64_t ahead = (j + lag) * s->stride + v * lanes;
             read_vector(c, s->first + ahead, needed - ahead);
         }
         for (int64_t phase = 0; j >= 0 && phase < pysim_min(s->stride, s->taps); phase++)

@@ -146,12 +146,12 @@ def test_taps_up_to_four_columns_apart_share_the_permutes_of_a_stride() -> None:
     unit = load("zen5").unit("avx512")
     assert unit and unit.loads_per_cycle.value == 2
 
-    def added(layer: str) -> float:
-        return stride_cycles(parse(f"conv:ic3ih224oc96{layer}"), unit, 4)
+    def added(layer: str, windows: int = 64) -> float:
+        return stride_cycles(parse(f"conv:ic3ih224oc96{layer}"), unit, windows, windows / 16)
 
-    assert added("kh4sh4") == pytest.approx(15 / 16 / 2 + (80 - 24) / 16)
+    assert added("kh7sh4") == pytest.approx(15 / 28 / 2 + 80 / 28 - 2 * 3 / 7)
+    assert added("kh1sh2") == 1 / 2 + 2 and added("kh1sh4") == 3 / 2 + 4  # only the phase that is read
     assert added("kh7sh2") < added("kh3sh2") < added("kh1sh2")  # more taps share them
+    assert added("kh3sh2", 15) < added("kh3sh2", 16)  # the third tap of 15 windows ends in the same vectors
     assert added("kh4sh5") == 4 / 2 + 5 and added("kh4sh4dh1") == 3 / 2 + 4
     assert added("kh4") == 0
-    power10 = load("power10-e1050").unit("mma")
-    assert power10 and stride_cycles(parse("conv:ic3ih224oc96kh1sh2"), power10, 4) == 1 / power10.loads_per_cycle.value + 2

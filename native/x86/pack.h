@@ -4,8 +4,8 @@
  * Stride 1: element (window j, tap s+1) is element (window j+1, tap s), so each row is loaded once and the chain of registers is
  * shifted down by one lane per tap: ceil((count + taps - 1)/LANES) loads instead of taps * ceil(count/LANES). The limit is the stores:
  * taps * ceil(count/LANES) of them, at 32 bytes a cycle on Zen 4.
- * Stride 2 to PHASES: `stride` vectors hold LANES windows of every phase (column mod stride); permutes separate them, and each phase
- * is a stride-1 chain of its own. Other strides and dilations gather each tap by itself.
+ * Stride 2 to PHASES: `stride` vectors hold LANES windows of every phase (column mod stride); permutes separate the phases that have
+ * taps, and each is a stride-1 chain of its own. Other strides and dilations gather each tap by itself.
  * Masks stand for the padding and keep every read inside the row. */
 
 enum { MASK_TABLE = 128, CHAIN = 9, PHASES = 4 };
@@ -81,58 +81,69 @@ static void pack_chain(const pysim_segment *s, T *dst) {
     }
 }
 
-/* One chain per phase. The stride is a constant, so that plans and chains stay in registers. */
-INLINE void phases_body(const int stride, const pysim_segment *s, T *dst) {
+/* A vector of windows of each of the first `phases` phases: permuted from `stride` vectors of the row, prefetched `ahead` elements on. */
+INLINE void separate_phases(const int stride, int phases, const T *row, int64_t ahead, const MASK *load, const GATHER *plan, VEC *of) {
+    VEC source[PHASES];
+#pragma GCC unroll 4
+    for (int v = 0; v < stride; v++) {
+        __builtin_prefetch(row + ahead + v * LANES);
+        source[v] = v_load_mask(row + v * LANES, load[v]);
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < stride; p++) {
+        if (p >= phases) break;
+        of[p] = v_zero();
+#pragma GCC unroll 4
+        for (int v = 0; v < stride; v++) of[p] = v_gather_from(of[p], source[v], &plan[p], v);
+    }
+}
+
+/* One chain per phase that has taps. `chained`: the first phase has several, and a vector of windows needs the next one; otherwise phase p
+ * is tap p. Both are constants, so that plans and chains stay in registers. */
+INLINE void phases_body(const int stride, const int chained, const pysim_segment *s, T *dst) {
     const int64_t chunks = pysim_ceil_div(s->count, LANES), needed = (s->count - 1) * stride + s->taps;
-    const int phases = (int)pysim_min(stride, s->taps);
+    const int64_t sources = pysim_ceil_div(needed, stride * LANES); /* vectors of each phase: `chunks`, or one more */
+    const int phases = chained ? stride : (int)s->taps;
     MASK load[CHAIN * PHASES], keep[CHAIN];
     GATHER plan[PHASES];
     for (int p = 0; p < stride; p++) plan[p] = v_gather_plan(stride, p);
-    for (int64_t i = 0; i <= chunks; i++) {
-        for (int v = 0; v < stride; v++)
-            load[i * stride + v] =
-                lanes_in_row(s->first + (i * stride + v) * LANES, s->width, needed - (i * stride + v) * LANES);
-        keep[i] = v_lanes(0, s->count - i * LANES);
-    }
+    for (int64_t v = 0; v < sources * stride; v++) load[v] = lanes_in_row(s->first + v * LANES, s->width, needed - v * LANES);
+    for (int64_t i = 0; i < chunks; i++) keep[i] = v_lanes(0, s->count - i * LANES);
     const int64_t ahead = s->channels > CHANNELS_AHEAD ? CHANNELS_AHEAD * s->row_channel : 0;
     const T *row = (const T *)s->row + s->first;
     for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel, row += s->row_channel) {
-        VEC next[PHASES] = {v_zero()}, high[PHASES];
-        for (int64_t i = 0; i <= chunks; i++) {
+        VEC now[PHASES], next[PHASES] = {v_zero()};
+        if (chained) separate_phases(stride, phases, row, ahead, load, plan, next);
+        for (int64_t i = 0; i < chunks; i++) {
+            const int64_t source = i + chained, at = source * stride;
 #pragma GCC unroll 4
-            for (int p = 0; p < stride; p++) high[p] = v_zero();
+            for (int p = 0; p < stride; p++) now[p] = next[p], next[p] = v_zero();
+            if (source < sources) separate_phases(stride, phases, row + at * LANES, ahead, load + at, plan, next);
 #pragma GCC unroll 4
-            for (int v = 0; v < stride; v++) {
-                __builtin_prefetch(row + ahead + (i * stride + v) * LANES);
-                const VEC source = v_load_mask(row + (i * stride + v) * LANES, load[i * stride + v]);
-#pragma GCC unroll 4
-                for (int p = 0; p < stride; p++) high[p] = v_gather_from(high[p], source, &plan[p], v);
-            }
-            if (i > 0) {
-                T *out = dst + (i - 1) * LANES;
-#pragma GCC unroll 4
-                for (int p = 0; p < stride; p++) {
-                    if (p >= phases) break;
-                    VEC low = next[p], up = high[p];
-                    v_store_mask(out + p * s->pitch, low, keep[i - 1]);
-                    for (int64_t tap = p + stride; tap < s->taps; tap += stride) {
-                        low = v_shift1(low, up);
-                        up = v_shift1(up, v_zero());
-                        v_store_mask(out + tap * s->pitch, low, keep[i - 1]);
-                    }
+            for (int p = 0; p < stride; p++) {
+                if (p >= phases) break;
+                T *out = dst + p * s->pitch + i * LANES;
+                VEC low = chained ? now[p] : next[p], high = next[p];
+                v_store_mask(out, low, keep[i]);
+                for (int64_t tap = p + stride; chained && tap < s->taps; tap += stride) {
+                    low = v_shift1(low, high);
+                    high = v_shift1(high, v_zero());
+                    out += stride * s->pitch;
+                    v_store_mask(out, low, keep[i]);
                 }
             }
-#pragma GCC unroll 4
-            for (int p = 0; p < stride; p++) next[p] = high[p];
         }
     }
 }
 
 static void pack_phases(const pysim_segment *s, T *dst) {
-    switch (s->stride) {
-    case 2: phases_body(2, s, dst); break;
-    case 3: phases_body(3, s, dst); break;
-    default: phases_body(4, s, dst); break;
+    switch (s->stride * 2 + (s->taps > s->stride)) {
+    case 4: phases_body(2, 0, s, dst); break;
+    case 5: phases_body(2, 1, s, dst); break;
+    case 6: phases_body(3, 0, s, dst); break;
+    case 7: phases_body(3, 1, s, dst); break;
+    case 8: phases_body(4, 0, s, dst); break;
+    default: phases_body(4, 1, s, dst); break;
     }
 }
 

@@ -73,7 +73,8 @@ def copy_cycles(w: Conv, machine: Machine, packer: Unit, prepares: bool = True) 
     lanes = packer.lanes(nest.element_bytes)
     vectors = ceil_div(nest.out_w, lanes)
     together = w.dilation_w == 1 and w.stride_w <= PHASES and vectors <= CHAIN
-    each = 1 / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + core.pack_cycles.value + stride_cycles(w, packer, vectors)
+    each = 1 / packer.loads_per_cycle.value + 1 / packer.stores_per_cycle.value + core.pack_cycles.value
+    each += stride_cycles(w, packer, nest.out_w, vectors)
     masks = 0.0 if together else MASK_CYCLES
     preparing = SEGMENT_CYCLES + nest.kernel_w * vectors * masks if prepares else 0.0
     return calls * (nest.kernel_w * vectors * each + core.pack_call_cycles.value + preparing)

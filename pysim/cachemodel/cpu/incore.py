@@ -6,7 +6,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import gcd, log2
+from math import ceil, gcd, log2
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +28,8 @@ SPREAD_CYCLES = 0.55
 # dilation are predicted at 0.83 of their time without this and 1.05 with it, 17 with dilation at 0.36 and 1.01 (medians)
 RUN_SETUP_CYCLES = 22
 MASK_CYCLES = 15
-# Of native/x86/pack.h: strides up to PHASES have their taps separated together; shuffles that shift a pair of vectors by one tap.
-# Other units load and permute each tap by itself (native/power10/pack.c)
-PHASES, SHIFTS, SEPARATES_PHASES = 4, 2, ("avx2", "avx512")
+# Of native/x86/pack.h: strides up to PHASES have their taps separated together; shuffles that shift a pair of vectors by one tap
+PHASES, SHIFTS = 4, 2
 IN_PLACE_SLOWDOWN = 3.5  # of plain C with A in place, over A in panels (128x128x128, 512x512x512, gcc 12, Zen 5)
 
 
@@ -132,7 +131,7 @@ def _rates_of(nest: Nest, machine: Machine, kernel: Kernel) -> tuple[float, ...]
     store *= nest.repeats
     reload = nest.repeats * out_vectors / unit.loads_per_cycle.value
     per_vector = 1 / unit.stores_per_cycle.value + machine.core.pack_cycles.value
-    gather = stride_cycles(nest, unit, vectors / runs)
+    gather = stride_cycles(nest, unit, nest.windows / runs, vectors / runs)
     transpose = log2(lanes)  # shuffles of a vector
     pack = nest.repeats * taps * live_mean * vectors * (per_vector + gather + transpose * nest.windows_transposed)
     filter_vectors = 0 if nest.filters_packed else nest.group_channels * filter_tiles * ceil_div(kernel.filters, lanes)
@@ -178,24 +177,25 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
     return steps, store, vectors
 
 
-def stride_cycles(nest: Conv, unit: Unit, chunks: float) -> float:
-    """Cycles that a stride adds to each packed vector, in runs of `chunks` vectors (native/x86/pack.h).
+def stride_cycles(nest: Conv, unit: Unit, windows: float, vectors: float) -> float:
+    """Cycles that a stride adds to each packed vector, in runs of some windows in some vectors (native/x86/pack.h).
 
-    Strides up to PHASES on x86: all taps share the loads of a run and the permutes that separate its phases, and taps of the same phase
-    are shifts of each other. Without a stride, one chain of shifts makes all taps. Larger strides, dilations and other units load and
-    permute each tap by itself.
+    Strides up to PHASES: all taps share the loads of a run and the permutes that separate the phases that have taps. Taps of the same
+    phase are shifts of each other, and the last of them may reach into one vector more. Without a stride, one chain of shifts makes all
+    taps. Larger strides and dilations load and permute each tap by itself.
 
-    Worked number: 4 taps, stride 4, runs of 4 vectors: (4 + 1) 4 loads and (4 + 1) 16 permutes for 16 vectors, less 5 loads and 24
-    shifts without a stride. With two loads a cycle that adds 0.47 + 3.5 cycles to a vector.
+    Worked number: 7 taps, stride 4, runs of 64 windows: (4 + 1) 4 loads and (4 + 1) 16 permutes for 28 vectors and 3 shifts of each of
+    4, less 5 loads and 6 shifts of each of 4 without a stride. With two loads a cycle that adds 0.27 + 2 cycles to a vector.
     """
     stride, taps, loads_per_cycle = min(nest.stride_w, unit.lanes(nest.element_bytes)), nest.kernel_w, unit.loads_per_cycle.value
     if stride == 1:
         return 0.0
-    if nest.dilation_w > 1 or stride > PHASES or unit.target not in SEPARATES_PHASES:
+    if nest.dilation_w > 1 or stride > PHASES:
         return (stride - 1) / loads_per_cycle + stride
-    sources = (chunks + 1) / (chunks * taps)  # of each phase, for a packed vector: the last taps reach into one vector more
+    reached = max(vectors, ceil((windows + (taps - 1) // stride) / unit.lanes(nest.element_bytes)))
+    sources = reached / (vectors * taps)  # of each phase, for a packed vector
     shifts = SHIFTS * (max(0, taps - stride) - (taps - 1)) / taps
-    return (stride - 1) * sources / loads_per_cycle + max(0.0, stride**2 * sources + shifts)
+    return (stride - 1) * sources / loads_per_cycle + max(0.0, stride * min(taps, stride) * sources + shifts)
 
 
 def _plain(kernel: Kernel) -> bool:
