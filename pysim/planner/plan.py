@@ -3,43 +3,34 @@
 
     algorithms -> refusals (with reasons) -> candidates -> costs, as arrays -> order -> plans
 
-Algorithms are known only through `pysim.algorithms.contract`. Algorithms with a common cost function are costed together, in one table.
-The others are costed in the order of their lower bounds; an algorithm whose bound is above the best plan so far is never costed.
-
-An algorithm may leave out schedules that take longer than a limit (`Candidates.limit`). If the best of a kind takes longer than that limit,
-a schedule that was left out might be better: the algorithm is asked again, with the best's cycles as the limit.
-
-Worked number: two kernels with lower bounds of 100 and 300 cycles. The first round costs schedules that may take up to 110 cycles. If the
-best of them takes 120, the second round costs those up to 120. Schedules of the kernel with the bound of 300 are never costed.
+`table` lists and costs the candidates; here they are ranked, and the first become plans with the alternatives and why these lost.
+Algorithms are known only through `pysim.algorithms.contract`.
 """
 
 import itertools
 import math
-import operator
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypedDict, Unpack, cast
+from typing import TypedDict, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.algorithms import accuracy as accuracies
 from pysim.algorithms import algorithm_named, algorithms_for
-from pysim.algorithms.contract import Algorithm, Array, Candidates, least_cycles
+from pysim.algorithms.contract import Algorithm
 from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
-from pysim.cachemodel.costs import Costs
 from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
-from pysim.planner.accurate import accurate
+from pysim.planner.table import BOUND_ABOVE, Table
 from pysim.planner.team import plan_for_team
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload, parse
 from pysim.record.accuracy import ACCURACIES, Accuracy
-from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
+from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.plan import (
     BLOCKED,
     FOOTPRINTS,
@@ -56,10 +47,8 @@ from pysim.record.plan import (
 )
 from pysim.record.schedule import AnySchedule, from_name
 from pysim.record.state import STATES, State
-from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
+from pysim.registry.cpu import Kernel, cpu_kernel
 from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
-
-LIMIT_GROWTH = 1.5  # factor on the limit of a kind that had no schedule within it
 
 
 class Options(TypedDict, total=False):
@@ -166,7 +155,7 @@ def candidates(
         raise PlanError(f"within is {within}; it should be at least 1")
     request = _request(problem, machine, layout=layout)
     algorithms = _algorithms(request, algorithm)
-    table = _Table.of(request, algorithms, exhaustive=True)
+    table = Table.of(request, algorithms, exhaustive=True)
     order = table.order()
     if not order.size:
         raise PlanError(_no_plan(table, table.rejected, algorithms))
@@ -249,133 +238,9 @@ def _algorithms(request: Request, algorithm: str | None) -> tuple[Algorithm, ...
     return algorithms_for(request.problem, request.machine)
 
 
-class _Table(NamedTuple):
-    """The candidates of all algorithms, one after another, with their costs.
-
-    `first`: the place of each algorithm's first candidate. `cycles`, `kernel` and `kind` have an element per candidate; `kernel` and `kind`
-    index `kernels` and `kinds`, pairs of algorithm and name. `ambiguous`: names of kernels that several algorithms use.
-    """
-
-    request: Request
-    costs: tuple[tuple[Algorithm, Costs], ...]
-    first: Array
-    cycles: Array
-    kernel: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    kernels: tuple[tuple[str, str], ...]
-    kinds: tuple[tuple[str, str], ...]
-    ambiguous: frozenset[str]
-    rejected: tuple[Rejected, ...]
-
-    @classmethod
-    def of(cls, request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> "_Table":
-        rejected: list[Rejected] = []
-        able: list[Algorithm] = []
-        csa_algorithm = loop_nest(request.problem)
-        for algorithm in algorithms:
-            if reason := algorithm.refuses(request.problem, request.machine, request.layout):
-                rejected.append(Rejected(algorithm.NAME, reason.sentence, reason.code))
-            elif request.model == "csa" and csa_algorithm != algorithm.NAME:
-                rejected.append(Rejected(algorithm.NAME, f"the csa model costs {csa_algorithm} only", "type"))
-            else:
-                able.append(algorithm)
-        costs, others = _predicted(request, able, exhaustive)
-        kernels = tuple((algorithm.NAME, name) for algorithm, of in costs for name in of.kernels)
-        return cls(
-            request,
-            tuple(costs),
-            np.cumsum([0, *(of.cycles.size for _, of in costs)]),
-            np.concatenate([of.cycles for _, of in costs] or [np.empty(0)]),
-            _renumbered([(of.kernel, len(of.kernels)) for _, of in costs]),
-            _renumbered([(of.kind, len(of.kinds)) for _, of in costs]),
-            kernels,
-            tuple((algorithm.NAME, name) for algorithm, of in costs for name in of.kinds),
-            frozenset(name for name, count in Counter(name for _, name in kernels).items() if count > 1),
-            tuple(dict.fromkeys([*rejected, *others])),
-        )
-
-    def order(self) -> NDArray[np.int64]:
-        """Places by predicted time; equal times keep their order."""
-        return np.argsort(self.cycles, kind="stable")
-
-    def at(self, place: int) -> tuple[Algorithm, Costs, int]:
-        """The algorithm of a candidate, the algorithm's costs, and the candidate's row in them."""
-        which = int(self.first.searchsorted(place, side="right")) - 1
-        return *self.costs[which], int(place - self.first[which])
-
-    def schedule(self, place: int) -> AnySchedule:
-        _, costs, row = self.at(place)
-        return costs.schedule(row)
-
-    def workspace_bytes(self, place: int) -> int:
-        algorithm, costs, row = self.at(place)
-        return algorithm.workspace_bytes(self.request.problem, costs.schedule(row), self.request.layout)
-
-
-def _renumbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int64]:
-    """Indices into several tuples of these sizes, as indices into their concatenation."""
-    first = itertools.accumulate((size for _, size in parts), initial=0)
-    return np.concatenate([own + start for (own, _), start in zip(parts, first, strict=False)] or [np.empty(0, dtype=np.int64)])
-
-
-def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> tuple[list[tuple[Algorithm, Costs]], list[Rejected]]:
-    """The costs of the algorithms that may be the best, in the given order, with the best schedule of each kind; and the rejections."""
-    costed, rejected, best = list[tuple[Algorithm, Costs]](), list[Rejected](), np.inf
-
-    def predict(group: Sequence[Algorithm]) -> None:
-        nonlocal best
-        listed = list[tuple[Algorithm, Candidates]]()
-        for algorithm in group:
-            candidates = algorithm.candidates(request, np.inf if exhaustive else 0.0)
-            rejected.extend(candidates.rejected)
-            if not isinstance(candidates, NoneLegal):
-                listed.append((algorithm, candidates))
-        costs = listed[0][0].cost(request.machine, [candidates for _, candidates in listed]) if listed else ()
-        for (algorithm, candidates), of in zip(listed, costs, strict=True):
-            kept, growth = accurate(request, algorithm, of), LIMIT_GROWTH
-            while ((limit := _limit_for_best(kept, candidates.limit, growth)) > candidates.limit).any():
-                candidates, growth = algorithm.candidates(request, limit), np.inf
-                kept = accurate(request, algorithm, *algorithm.cost(request.machine, [candidates]))
-            costed.append((algorithm, kept))
-            best = min(best, kept.cycles.min(initial=np.inf))
-
-    bounded = len(algorithms) > 1 and not exhaustive
-    bounds = [(least_cycles(algorithm, request) if bounded else 0.0, algorithm) for algorithm in algorithms]
-    for _, group in itertools.groupby((algorithm for bound, algorithm in bounds if not bound), key=lambda algorithm: algorithm.cost):
-        predict([*group])
-    waiting = [(bound, False, algorithm) for bound, algorithm in bounds if bound]
-    too_slow: dict[str, float] = {}
-    while waiting:  # the least bound first; it is tightened before the algorithm is costed
-        waiting.sort(key=operator.itemgetter(0))
-        bound, tight, algorithm = waiting.pop(0)
-        if not tight:
-            bound = least_cycles(algorithm, request, best)
-        if bound > best:
-            too_slow[algorithm.NAME] = bound
-        elif tight:
-            predict([algorithm])
-        else:
-            waiting.append((bound, True, algorithm))
-    rejected += [Rejected(name, _BOUND_ABOVE.format(bound / best), "slower") for name, bound in too_slow.items()]
-    return sorted(costed, key=lambda pair: algorithms.index(pair[0])), rejected
-
-
-_BOUND_ABOVE = "its lower bound is already {:.2f}x the chosen time"
-
-
-def _limit_for_best(costs: Costs, limit: Array | float, growth: float) -> Array:
-    """Per kind, the limit up to which all schedules must be costed to be sure of the best: the cycles of the best so far. A kind without
-    schedules gets `growth` times its limit; a kind whose schedules are all too inaccurate keeps its limit."""
-    best = np.full(len(costs.kinds), np.inf)
-    np.minimum.at(best, costs.kind, costs.cycles)
-    best[[*costs.lost]] = 0.0
-    limits: Array = np.where(np.isinf(best), growth * limit, best * (1 + 1e-9))
-    return np.where(best > limit, limits, limit)
-
-
 def _ranked(request: Request, algorithms: Sequence[Algorithm], memory_limit: int | None, top: int, exhaustive: bool) -> list[Plan]:
     """The `top` best plans, best first."""
-    table = _Table.of(request, algorithms, exhaustive)
+    table = Table.of(request, algorithms, exhaustive)
     order, above = _within_memory(table, table.order(), memory_limit)
     inaccurate = _inaccurate(table)
     if not order.size:
@@ -394,13 +259,13 @@ def _firsts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.sort(first)[: np.count_nonzero(first < numbers.size)]
 
 
-def _cost(table: _Table, at: int) -> Cost | CsaCost:
+def _cost(table: Table, at: int) -> Cost | CsaCost:
     _, costs, row = table.at(at)
     return costs.cost(row)
 
 
 def _plan(
-    table: _Table,
+    table: Table,
     at: int,
     cost: Cost | CsaCost,
     considered: tuple[Considered, ...],
@@ -431,7 +296,7 @@ def _plan(
     )
 
 
-def _within_memory(table: _Table, order: NDArray[np.int64], limit: int | None) -> tuple[NDArray[np.int64], tuple[Rejected, ...]]:
+def _within_memory(table: Table, order: NDArray[np.int64], limit: int | None) -> tuple[NDArray[np.int64], tuple[Rejected, ...]]:
     """The places whose workspace is within the limit; and the kernels without such a schedule, least workspace first."""
     if limit is None:
         return order, ()
@@ -443,7 +308,7 @@ def _within_memory(table: _Table, order: NDArray[np.int64], limit: int | None) -
     return kept, tuple(Rejected(_label(table, one), reason.format(size, limit), "memory") for one, size in above)
 
 
-def _inaccurate(table: _Table) -> tuple[Rejected, ...]:
+def _inaccurate(table: Table) -> tuple[Rejected, ...]:
     """The kernels that are not accurate enough, the most accurate first."""
     first = itertools.accumulate((len(costs.kernels) for _, costs in table.costs), initial=0)
     refused = [
@@ -454,7 +319,7 @@ def _inaccurate(table: _Table) -> tuple[Rejected, ...]:
     return tuple(one for _, one in sorted(refused, key=lambda item: item[0]))
 
 
-def _slower(table: _Table, order: NDArray[np.int64]) -> Iterator[Rejected]:
+def _slower(table: Table, order: NDArray[np.int64]) -> Iterator[Rejected]:
     """The kernels that are slower than the chosen one, best first: by their best schedule, or by their bound if none was costed."""
     ran = order[_firsts(table.kernel[order])]
     kernels, cycles = table.kernel[ran].tolist(), table.cycles[ran].tolist()
@@ -464,20 +329,20 @@ def _slower(table: _Table, order: NDArray[np.int64]) -> Iterator[Rejected]:
     bounds = itertools.chain.from_iterable(costs.bounds.tolist() for _, costs in table.costs)
     others = {kernel: bound for kernel, bound in enumerate(bounds) if kernel not in kernels and not math.isnan(bound)}
     for kernel in sorted(others, key=others.__getitem__):
-        yield Rejected(_label(table, kernel), _BOUND_ABOVE.format(max(1.0, others[kernel] / cycles[0])), "slower")
+        yield Rejected(_label(table, kernel), BOUND_ABOVE.format(max(1.0, others[kernel] / cycles[0])), "slower")
 
 
-def _label(table: _Table, kernel: int) -> str:
+def _label(table: Table, kernel: int) -> str:
     """A kernel's name, with its algorithm if the name is ambiguous."""
     algorithm, name = table.kernels[kernel]
     return f"{algorithm} by {name}" if name in table.ambiguous else name
 
 
-def _no_plan(table: _Table, rejected: Sequence[Rejected], algorithms: Sequence[Algorithm]) -> str:
+def _no_plan(table: Table, rejected: Sequence[Rejected], algorithms: Sequence[Algorithm]) -> str:
     """Why there is no plan: no kernel has the requested name or tile, or the most telling rejection."""
     request, asked = table.request, table.request.micro_kernel
     if asked and not table.cycles.size:
-        others = _Table.of(request._replace(micro_kernel=None), algorithms, exhaustive=True)
+        others = Table.of(request._replace(micro_kernel=None), algorithms, exhaustive=True)
         rows = [row for _, name in others.kernels if (row := _row(name))]
         known = {row.name if isinstance(asked, str) else named(_tile(row)) for row in rows}
         rejected = [one for one in rejected if one.what == asked]
