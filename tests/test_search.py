@@ -274,8 +274,10 @@ def test_an_installed_package_and_a_checkout_name_what_measured(monkeypatch: pyt
 @native
 def test_without_a_search_the_model_plans_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "legal", lambda *of, **options: pytest.fail("all plans were made, which takes a second"))
-    result = invoke("plan", SMALL, "--pinned")
-    assert result.exit_code == 0 and "the model's plan, not a measured one (it was never searched); run pysim search" in result.stderr
+    for problems, subject in (([SMALL], SMALL), ([SMALL, "gemm:8x9x7", "gemm:9x8x7"], f"{SMALL} and 2 more")):
+        result = invoke("plan", *problems, "--pinned")
+        assert result.exit_code == 0
+        assert result.stderr == f"{subject}: the model's plan, not a measured one (never searched); run pysim search\n"
 
 
 @native

@@ -168,8 +168,12 @@ def _pinned(layers: "list[Layer]", on: "Machine | Gpu", options: dict[str, Any])
 
     with Store() as store:
         planned = [pinned(store, layer.workload, on, options) for layer in layers]
-    for why in (why for _, _, why in planned if why):
-        say(why)
+    by_reason: dict[str, list[str]] = {}
+    for layer, (_, _, why) in zip(layers, planned, strict=True):
+        by_reason.setdefault(why, []).append(layer.workload.text)
+    for why, (first, *others) in by_reason.items():
+        if why:
+            say(f"{first}{f' and {len(others)} more' * bool(others)}: {why}")
     return [(layer, [item]) for layer, (item, _, _) in zip(layers, planned, strict=True)], [about for _, about, _ in planned]
 
 

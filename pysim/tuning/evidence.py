@@ -164,8 +164,8 @@ def pinned(store: Store, workload: Workload, on: Any, options: Mapping[str, Any]
     plans = legal(workload, on, **options) if trials else {}  # enumerating all plans takes a second
     name = best(plans, trials)
     if name is None:
-        never = "none of the measured plans is legal with these options" if trials else "it was never searched"
-        reason = f"{workload.text}: the model's plan, not a measured one ({said(evidence.set_aside) or never}); run pysim search"
+        never = "none of the measured plans is legal with these options" if trials else "never searched"
+        reason = f"the model's plan, not a measured one ({said(evidence.set_aside) or never}); run pysim search"
         return planner.plan(workload, on, **options), None, reason
     about = {key: question.here[key] for key in ("pysim", "kernels", "computer")}
     found = Pinned(
