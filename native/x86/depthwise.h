@@ -14,8 +14,9 @@ enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL
  * multiply-adds. */
 enum { MIN_ROWS = 4, MIN_SEVERAL_ROWS = 3 };
 
-/* Bytes of the groups whose tiles at an edge are computed in one call: their operands stay in L1 from one row of tiles to the next. */
-enum { GROUPS_BYTES = 16 << 10 };
+#define PYSIM_DIRECT_EDGE_BYTES(bytes) enum { EDGE_BYTES = bytes };
+#include "../conv/depthwise.inc"
+#undef PYSIM_DIRECT_EDGE_BYTES
 
 /* How neighbouring output columns map to the input: contiguous; every second column; `stride` apart. */
 enum { UNIT, PAIRS, STRIDED };
@@ -27,17 +28,18 @@ enum { INSIDE, COLUMNS, CORNER };
 typedef struct {
     const T *x, *w, *bias; /* x: input row y, column -pad_left */
     T *out;
-    int64_t groups, filters;       /* filters: of a group */
-    int64_t in_group, w_group;     /* elements between two groups' inputs, weights */
-    int64_t y;             /* first input row of the first output row */
-    int64_t step;          /* input rows between two loads */
-    int64_t out_pitch;     /* elements between output rows */
-    int64_t q;             /* output columns */
-    int64_t rows;          /* output rows, at most ROWS; fewer in corners */
-    int64_t channels, kernel_h, kernel_w, stride, dilation_h, dilation, height, width, pad; /* stride, dilation and pad: along columns */
-    int64_t out_filter;    /* elements between two filters' outputs */
-    T low, high;           /* bounds of outputs */
-    int clamped;           /* there is a bound */
+    int64_t groups, filters;   /* filters: of a group */
+    int64_t in_group, w_group; /* elements between two groups' inputs, weights */
+    int64_t y;                 /* first input row of the first output row */
+    int64_t step;              /* input rows between two loads */
+    int64_t out_pitch;         /* elements between output rows */
+    int64_t q;                 /* output columns */
+    int64_t rows;              /* output rows, at most ROWS; fewer in corners */
+    int64_t channels, kernel_h, kernel_w, dilation_h, height, width;
+    int64_t stride, dilation, pad; /* along columns */
+    int64_t out_filter;            /* elements between two filters' outputs */
+    T low, high;                   /* bounds of outputs */
+    int clamped;                   /* there is a bound */
 } TILES;
 
 /* Bit j: row y + j*step is inside the image. */
@@ -312,7 +314,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
     const int mode = column_mode(c), shared = most > 1 && c->kernel_h > 3 ? 1 : shared_rows(c);
     const tile_functions *const single = single_filter[shared / 2][mode], *const several = several_filters[most > 1 ? shared / 2 : 0][mode];
     const int64_t group_bytes = (of->channels * c->height * c->width + of->filters * of->p * of->q) * (int64_t)sizeof(T);
-    const int64_t together = pysim_max(1, GROUPS_BYTES / group_bytes);
+    const int64_t together = pysim_max(1, EDGE_BYTES / group_bytes);
     const int64_t phases = shared > 1 ? c->dilation_h : 1, size = of->channels * c->kernel_h * c->kernel_w;
     const int64_t reach = (c->kernel_h - 1) * c->dilation_h + 1;
     /* columns whose tiles read whole vectors */

@@ -43,6 +43,7 @@ _FORMS = re.compile(r"^PYSIM_WINOGRAD_FORM\((\d+), (\d+)\)", re.MULTILINE)
 _OPERATIONS = re.compile(r"^PYSIM_EPILOGUE\(\d+,\s*(\w+),\s*(\d+),", re.MULTILINE)
 _ROWS = re.compile(r"^PYSIM_ROWS_OF\((\d+), (\w+), (\d+), (\d+)\)", re.MULTILINE)
 _LOOPS = re.compile(r"^PYSIM_LOOPS\((\w+),\s*(\w+)\)", re.MULTILINE)
+_EDGE_BYTES = re.compile(r"^PYSIM_DIRECT_EDGE_BYTES\((\d+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 
 
@@ -98,6 +99,13 @@ def kernels() -> tuple[Kernel, ...]:
 def direct_kernels() -> tuple[Kernel, ...]:
     """Every kernel that convolves operands in place; windows x filters: its largest tile."""
     return _rows("conv/depthwise.inc")
+
+
+@cache
+def direct_edge_bytes() -> int:
+    """Bytes of the groups that form `rows` computes in one call at the top and bottom of images."""
+    (bytes_,) = _EDGE_BYTES.findall(native_file("conv/depthwise.inc").read_text())
+    return int(bytes_)
 
 
 def skinny_kernels() -> tuple[Kernel, ...]:

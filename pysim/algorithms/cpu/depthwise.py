@@ -7,9 +7,9 @@ rows    Lanes hold columns of a row of outputs. A tile is some rows of outputs x
         kernels with strides 1 and 2, ROWS rows of outputs share the loads of (ROWS - 1) stride + R input rows; otherwise each tap of a
         kernel row is a loop of its own, with its own masks. Stride 2 loads two vectors for two taps and deinterleaves them by a shuffle
         each (AVX2: DEINTERLEAVE operations), larger strides gather lane by lane. AVX-512 makes the taps of 3x3 by shifting lanes.
-        Kernel rows in the padding are left out. One call computes a row of tiles; at the top and bottom of images that of as many groups
-        as GROUPS_BYTES hold. AVX-512's kernel of half vectors wastes fewer lanes on short rows. Plain C goes over a row of outputs once
-        per tap.
+        Kernel rows in the padding are left out. One call computes a row of tiles; at the top and bottom of images it computes a row of
+        each of as many groups as fit `direct_edge_bytes`. AVX-512's kernel of half vectors wastes fewer lanes on short rows. Plain C goes
+        over a row of outputs once per tap.
 planes  Lanes hold groups. Input, weights and outputs of L groups are transposed before and after, P columns (16 bytes) at a time: L loads
         of P elements, L - P merges into vectors, P log2(P) shuffles. The transposed planes are stored aligned, outputs in vectors of L
         columns and the last columns of each group in parts of P. A tile of up to 8 outputs of a row loads its columns once for all taps
@@ -60,14 +60,12 @@ from pysim.record.cost import Reason
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request, blocks_of
 from pysim.record.schedule import Schedule
-from pysim.registry.cpu import Kernel, direct_kernels
+from pysim.registry.cpu import Kernel, direct_edge_bytes, direct_kernels
 
 NAME = "depthwise"
 COMPUTES = Conv
 tolerance = direct_sum
 MAX_CHANNELS = 16  # of a group: with more, packing is faster
-
-GROUPS_BYTES = 16 << 10  # of groups that share calls (native/x86/depthwise.h)
 
 ROWS, PLANES, BLOCKS = "rows", "planes", "blocks"  # forms of kernels
 ROW_CYCLES = 25  # to start a row of tiles (form blocks; Zen 5: 14 depthwise layers of MobileNet-v2 and EfficientNet-B0, hot)
@@ -138,7 +136,7 @@ def _calls(w: Conv, high: int) -> float:
     group = (w.group_channels * w.height * w.width + w.group_filters * w.windows) * w.element_bytes
     below = (w.out_h - 1) * w.stride_h + w.dilation_h * (w.kernel_h - 1) + 1 > w.pad_top + w.height
     edges = min(blocks, (w.pad_top > 0) + below)
-    return blocks - edges + edges / max(1, GROUPS_BYTES // group)
+    return blocks - edges + edges / max(1, direct_edge_bytes() // group)
 
 
 def _stores_of_row(w: Conv, kernel: Kernel) -> int:
