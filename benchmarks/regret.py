@@ -123,10 +123,10 @@ def chosen(layer: Workload, on: Any, others: list[Any], given: argparse.Namespac
         return plans
     order = planner.plans(layer, on, ALL)
     names = [plan.name for machine in others for plan in planner.plans(layer, machine, FIRST)]
-    near = [plan.name for plan in order[FIRST:] if (plan.seconds or 0.0) <= WITHIN * (order[0].seconds or 0.0)]
-    random.Random(given.seed).shuffle(near)
+    nearly_best = [plan.name for plan in order[FIRST:] if (plan.seconds or 0.0) <= WITHIN * (order[0].seconds or 0.0)]
+    random.Random(given.seed).shuffle(nearly_best)
     found = {plan.name: plan for plan in order}
-    some = dict.fromkeys([*(plan.name for plan in (*order[:FIRST], *plans)), *names, *near])
+    some = dict.fromkeys([*(plan.name for plan in (*order[:FIRST], *plans)), *names, *nearly_best])
     return [found[name] for name in list(some)[: given.schedules] if name in found]
 
 

@@ -153,7 +153,7 @@ pysim_status pysim_run_take(const pysim_take *t, const void *x, const int64_t *a
 static pysim_status check_products(const pysim_products *p) {
     int64_t elements;
     if (!p->of || p->of->kind != PYSIM_GEMM)
-        return pysim_fail(p->of ? PYSIM_UNSUPPORTED : PYSIM_BAD_ARGUMENT, p->of ? "many products are asked of a convolution" : "the product is NULL");
+        return pysim_fail(p->of ? PYSIM_UNSUPPORTED : PYSIM_BAD_ARGUMENT, p->of ? "a batch of products needs a matrix product, and the problem is a convolution" : "the product is NULL");
     if (p->axes < 0 || p->axes > PRODUCT_AXES)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "products have %d axes; they have 0 to %d", (int)p->axes, PRODUCT_AXES);
     pysim_status status = pysim_check_positive("the counts of products", p->counts, p->axes);

@@ -362,14 +362,14 @@ def chosen_of(text: str, known: tuple[str, ...]) -> list[str]:
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 
-    def several(flag: str, target: str, known: tuple[str, ...], words: str, default: tuple[str, ...] = ()) -> None:
+    def add_list(flag: str, target: str, known: tuple[str, ...], words: str, default: tuple[str, ...] = ()) -> None:
         parser.add_argument(flag, dest=target, type=lambda text: chosen_of(text, known), default=list(default or known), help=words)
 
-    several("--set", "sets", (*conv_data.SETS, *conv_data.NETWORKS, *conv_data.listed()), "sets, by comma", conv_data.SETS)
-    several("--dtype", "dtypes", conv_data.DTYPES, "types, by comma")
-    several("--layouts", "layouts", LAYOUTS, "layouts of the peers, by comma")
-    several("--own", "own", LAYOUTS, "layouts that pysim is measured in, by comma (default: that in which a type is used)", ("used",))
-    several("--parties", "parties", (OURS, CUDNN, TORCH), "who takes part, by comma")
+    add_list("--set", "sets", (*conv_data.SETS, *conv_data.NETWORKS, *conv_data.listed()), "sets, by comma", conv_data.SETS)
+    add_list("--dtype", "dtypes", conv_data.DTYPES, "types, by comma")
+    add_list("--layouts", "layouts", LAYOUTS, "layouts of the peers, by comma")
+    add_list("--own", "own", LAYOUTS, "layouts that pysim is measured in, by comma (default: that in which a type is used)", ("used",))
+    add_list("--parties", "parties", (OURS, CUDNN, TORCH), "who takes part, by comma")
     parser.add_argument("--rows", nargs="+", default=["all"], help='"planned", "all" (the default), or kernels by name')
     parser.add_argument("--top", type=int, default=10, help="of the best predicted schedules, beside the best of each row")
     parser.add_argument("--only", default="", help="problems whose label or text contains this")

@@ -92,7 +92,7 @@ def rows_of(library: Any, ffi: Any) -> list[str]:
     info, names = ffi.new("pysim_cuda_gemm_info *"), []
     for number in range(library.pysim_cuda_gemm_count()):
         if library.pysim_cuda_gemm_at(number, info):
-            raise SystemExit(f"row {number} of a library cannot be told: {ffi.string(library.pysim_cuda_last_error()).decode()}")
+            raise SystemExit(f"row {number} of the library cannot be read: {ffi.string(library.pysim_cuda_last_error()).decode()}")
         names.append(ffi.string(info.name).decode())
     return names
 

@@ -44,9 +44,9 @@ def errors(got: Any, want: Any, scale: Any) -> dict[str, Any]:
     import torch
 
     rounded = want.float()
-    near = (scale > LARGEST / 2) & ~torch.isinf(scale)
-    fine = torch.isfinite(rounded) & torch.isfinite(got) & ~near
-    wrong = ~near & ~fine & ~((got == rounded) | (torch.isnan(got) & torch.isnan(rounded)))
+    near_overflow = (scale > LARGEST / 2) & ~torch.isinf(scale)
+    fine = torch.isfinite(rounded) & torch.isfinite(got) & ~near_overflow
+    wrong = ~near_overflow & ~fine & ~((got == rounded) | (torch.isnan(got) & torch.isnan(rounded)))
     found: dict[str, Any] = {"error": 0.0, "relative": 0.0, "special": int(wrong.sum())}
     if fine.any():
         off, rms = (got.double() - want).abs()[fine], want[fine].square().mean().sqrt()

@@ -200,7 +200,7 @@ static int run_all(const char *wanted) {
         run_section(row.name, NULL, i, &row);
         passed += shared->passed, failed += shared->failed;
     }
-    if (!matched) return usage("no kernel or section is called like", wanted);
+    if (!matched) return usage("no kernel or section has a name like", wanted);
     for (int32_t i = 0; i < pysim_kernel_count(); i++) {
         pysim_kernel_info row;
         if (pysim_kernel_at(i, &row) != PYSIM_OK || row.available || !strstr(row.name, wanted)) continue;
