@@ -308,7 +308,8 @@ def read_node(node: "onnx.NodeProto", tensors: Mapping[str, ValueType]) -> Workl
                 f'its {side} input "{text_of(name)}" has {len(tensor.sizes)} dimensions; at most {_MOST_DIMENSIONS} are read'
             )
         if symbols := [size for size in tensor.sizes if isinstance(size, str)]:
-            raise ProblemError(f'its {side} input "{text_of(name)}" is {_shape(tensor)}: the size {symbols[0]} is dynamic')
+            dynamic = f"the size {symbols[0]} is dynamic; export the model with a fixed size"
+            raise ProblemError(f'its {side} input "{text_of(name)}" is {_shape(tensor)}: {dynamic}')
     if len(operands) < 2:
         raise ProblemError(f"it has {len(operands)} inputs, where two are needed")
     element = operands[0].element
