@@ -7,8 +7,9 @@
 Every other distinct layer is fitted, by least squares of log(predicted / measured). Free parameters are the constants of the kernels'
 families, starting from those of the products, and the efficiency of each registry row. The machine's rates and the products' constants are
 fixed (tools/fit_gpu.py). Launches within MAX_SLOWDOWN of a layer's best weigh more. Rows that lower to a product, and rows without tiles,
-have no parameters. The report has, for both halves as in fit_gpu.py, error, Kendall's tau and regret. --write stores the constants in the
-machine's file, and the efficiencies in the registry's attributes file.
+have no parameters. --machine-alone fixes the rows' efficiencies, which machines of one compute capability share. The report has, for both
+halves as in fit_gpu.py, error, Kendall's tau and regret. --write stores the constants in the machine's file, and the efficiencies, if
+fitted, in the registry's attributes file.
 """
 
 import json
@@ -109,8 +110,8 @@ def predicted(case: Case, gpu: Gpu, known: dict[str, Attributes]) -> Any:
 class Parameters:
     """The families' constants and the rows' efficiencies as one vector of logarithms."""
 
-    def __init__(self, gpu: Gpu, cases: list[Case], known: dict[str, Attributes]) -> None:
-        self.gpu, self.known = gpu, known
+    def __init__(self, gpu: Gpu, cases: list[Case], known: dict[str, Attributes], machine_alone: bool) -> None:
+        self.gpu, self.known, self.machine_alone = gpu, known, machine_alone
         self.rows = list({row.name: row for case in cases for row, _ in case.rows}.values())
         self.attributes = {one.kernel: one.attributes for case in cases for one in variants(case, gpu, known)}
         tiled = [row for row in self.rows if not row.staged]
@@ -118,6 +119,7 @@ class Parameters:
         self.names = [f"{family}.{name}" for family in self.families for name in MOVED]
         start = [getattr(family, name).value for family in self.families.values() for name in MOVED]
         start += [self.efficiency_now(row) for row in self.rows]
+        self.moved = len(self.names) if machine_alone else len(start)  # the other parameters keep their values
         limits = [BOUNDS[name] for _ in self.families for name in MOVED] + [EFFICIENCY] * len(self.rows)
         self.low, self.high = np.log(np.array(limits)).T
         self.start = np.clip(np.log(start), self.low + 1e-6, self.high - 1e-6)
@@ -157,20 +159,23 @@ class Parameters:
                 for j, name in enumerate(self.names):
                     block[i, j] = name.startswith(f"{row.family}.") and not row.staged
             blocks.append(block)
-        return np.concatenate([*blocks, np.eye(len(self.start), dtype=int)])
+        return np.concatenate([*blocks, np.eye(len(self.start), dtype=int)])[:, : self.moved]
 
 
 def fit(cases: list[Case], parameters: Parameters) -> Any:
-    def residuals(vector: Any) -> Any:
+    moved, fixed = parameters.moved, parameters.start[parameters.moved :]
+
+    def residuals(free: Any) -> Any:
+        vector = np.concatenate([free, fixed])
         gpu, known = parameters.machine(vector)
         errors = [case.weight * np.log(predicted(case, gpu, known) / case.seconds) for case in cases]
         return np.concatenate([*errors, parameters.strength * (vector - parameters.start)])
 
-    limits = (parameters.low, parameters.high)
     found = least_squares(
-        residuals, parameters.start, bounds=limits, loss="soft_l1", f_scale=0.1, max_nfev=25, jac_sparsity=parameters.touched(cases)
-    )
-    return found.x
+        residuals, parameters.start[:moved], bounds=(parameters.low[:moved], parameters.high[:moved]), loss="soft_l1", f_scale=0.1,
+        max_nfev=25, jac_sparsity=parameters.touched(cases),
+    )  # fmt: skip
+    return np.concatenate([found.x, fixed])
 
 
 def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[str, Any]:
@@ -189,13 +194,12 @@ def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[st
     return {"problems": len(cases), "launches": launches, **merged(each, np.concatenate(errors)), "each": each}
 
 
-def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths: list[Path]) -> None:
-    """Writes the families into the machine's file, and the rows' attributes into the registry's attributes file."""
-    path = SHIPPED / f"{gpu.name}.toml"
+def write(gpu: Gpu, known: dict[str, Attributes], parameters: Parameters, paths: list[Path], command: str) -> None:
+    """Writes the fitted families into the machine's file, and the rows' attributes, if fitted, into the registry's attributes file."""
+    rows, path = parameters.rows, SHIPPED / f"{gpu.name}.toml"
     text = path.read_text()
-    for family, numbers in gpu.model.families.items():
-        if not family.startswith("conv_"):
-            continue
+    for family in parameters.families:
+        numbers = gpu.model.families[family]
         head = f"[model.families.{family}]\n"
         values = {name: getattr(numbers, name) for name in GpuFamily.__struct_fields__}
         body = "".join(
@@ -212,8 +216,10 @@ def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths:
     before = re.search(r'file = "(.*?)"', match[0]) if (match := re.search(block, text)) else None  # source of unfitted families
     text = re.sub(block, "", text).rstrip("\n") + "\n"
     files = ", ".join(dict.fromkeys([*(before[1].split(", ") if before else []), *map(named, paths)]))
-    text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured convolutions"\ncommand = "tools/fit_conv.py"\nfile = "{files}"\n'
+    text += f'\n[sources.{SOURCE}]\ntitle = "Least squares over measured convolutions"\ncommand = "{command}"\nfile = "{files}"\n'
     path.write_text(text)
+    if parameters.machine_alone:
+        return
     target = attributes_file(gpu.capability_number)
     document = json.loads(target.read_text())
     document["kernels"] |= {row.name: msgspec.to_builtins(rounded(known[row.name])) for row in rows}
@@ -221,18 +227,20 @@ def write(gpu: Gpu, known: dict[str, Attributes], rows: list[ConvKernel], paths:
         measured = row in rows or row.name not in document["kernels"]
         if row.dtype == "bf16" and not measured and (twin := conv_kernel(row.name.removeprefix("b"))) in rows:
             document["kernels"][row.name]["efficiency"] = document["kernels"][twin.name]["efficiency"]
-    document["efficiencies of convolutions"] = {"command": "tools/fit_conv.py", "files": [named(path) for path in paths]}
+    document["efficiencies of convolutions"] = {"command": command, "files": [named(path) for path in paths]}
     target.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main() -> None:
-    options = parser_of(__doc__).parse_args()
+    parser = parser_of(__doc__)
+    parser.add_argument("--machine-alone", action="store_true", help="fix the rows' efficiencies")
+    options = parser.parse_args()
     gpu = load_any(options.machine)
     assert isinstance(gpu, Gpu)
     cases, known = read(gpu, options.files), gemm_attributes(gpu.capability_number)
     layers = list(dict.fromkeys(case.problem for case in cases))  # both layouts of a layer are in the same half
     halves = {name: [case for case in cases if case.problem in layers[first::2]] for first, name in enumerate(("fitted on", "reported on"))}
-    parameters = Parameters(gpu, cases, known)
+    parameters = Parameters(gpu, cases, known, options.machine_alone)
     if not options.no_fit:
         gpu, known = parameters.machine(fit(halves["fitted on"], parameters))
     found = {name: report(some, gpu, known) for name, some in halves.items()}
@@ -242,7 +250,9 @@ def main() -> None:
         document = {"schema": 1, "constants": constants, "efficiencies": efficiencies, "sets": found}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     if options.write:
-        write(gpu, known, parameters.rows, options.files)
+        machine = ["-m", options.machine] * (options.machine != parser.get_default("machine"))
+        command = " ".join(["tools/fit_conv.py", *machine, *["--machine-alone"] * options.machine_alone])
+        write(gpu, known, parameters, options.files, command)
     for name, one in found.items():
         numbers = "  ".join(f"{key} {value:.3f}" for key, value in one.items() if isinstance(value, float))
         print(f"{name:<14} {one['problems']:>3} layers {one['launches']:>4} launches  {numbers}")

@@ -15,7 +15,8 @@ machine's [model] table, its L2 and memory rates, and each kernel's efficiency. 
     --same-chip       names another machine of the same chip, and its files: both are fitted with the same free parameters, except the
                       memory rate and the size of L2, which each machine keeps
 
-Launches of kernels that CHANGED since they were measured are ignored.
+Launches of kernels that CHANGED since they were measured are ignored. Families whose constants have another source than this fit stay as
+they are, except with --own-alone.
 
 The report has for both halves the error (median and 90th percentile of |log(predicted / measured)|), Kendall's tau over the launches of a
 problem, and the regret of the launch predicted best. If nvidia-matmul-heuristics is installed, its estimates for the same kernels are
@@ -39,6 +40,7 @@ from scipy.stats import kendalltau
 from pysim.algorithms.gpu.gemm import THIRD_BYTES, computed, copies, pitches
 from pysim.algorithms.gpu.im2col import products_of
 from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.launches import constants_of
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, loads_side_by_side
 from pysim.calibration.gpu_fit import CONSTANTS, RATES, STARTS, Case, Measured, Moved, fit, half_of, predicted
 from pysim.errors import MissingError
@@ -217,6 +219,20 @@ def of_type(cases: list[Case], dtype: str) -> list[Case]:
     return [case for case in cases if case.problem.dtype == dtype or not dtype]
 
 
+def of_this_fit(gpu: Gpu, cases: list[Case]) -> list[Case]:
+    """The launches of kernels whose constants this fit wrote before. Other families keep their own fits."""
+    found = []
+    for case in cases:
+        own = [constants_of(gpu, kernel.families)[1].launch_seconds.source == SOURCE for kernel in case.kernels]
+        kept = np.flatnonzero(np.array(own)[case.table.variant])
+        if len(kept):
+            table = case.table.select(kept)
+            table = table._replace(variant=(np.cumsum(own) - 1)[table.variant])
+            kernels = tuple(kernel for kernel, of_fit in zip(case.kernels, own, strict=True) if of_fit)
+            found.append(Case(case.problem, kernels, table, case.seconds[kept], case.samples[kept]))
+    return found
+
+
 def report(cases: list[Case], gpu: Gpu, known: dict[str, Attributes]) -> dict[str, Any]:
     """Error, tau and regret over a set of problems, and of each problem."""
     each, errors = [], []
@@ -300,7 +316,7 @@ def write(gpu: Gpu, known: dict[str, Attributes], paths: list[Path], command: st
         head, found, rest = text.partition(f"[model.families.{family}]\n")
         body, blank, tail = rest.partition("\n\n")
         text = head + found + with_values(body, {name: getattr(numbers, name) for name in GpuFamily.__struct_fields__}) + blank + tail
-    kept = re.search(rf"(?ms)^\[sources\.{SOURCE}\]\n.*?^(note = .*?\n)", text)
+    kept = re.search(rf"(?ms)^\[sources\.{SOURCE}\]\n(?:(?!^\[).)*?^(note = .*?\n)", text)
     note = kept[1] if kept else ""
     text = re.sub(rf"(?ms)^\[sources\.{SOURCE}\]\n.*?(?=^\[|\Z)", "", text).rstrip("\n") + "\n"
     if f'source = "{SOURCE}"' in text:
@@ -380,7 +396,10 @@ def main() -> None:
         moved = Moved(STARTS, (), not options.machine_alone) if options.families else Moved(CONSTANTS, RATES, not options.machine_alone)
         moved = Moved((), (), True) if options.own_alone else moved
         own = [case for case in of_others if options.report or half_of(case.problem) == int(options.other_half)]
-        (gpu, *others), known, _ = fit([Measured(gpu, halves["fitted on"]), *(Measured(one, own) for one in others)], attributes, moved)
+        sides = [Measured(gpu, halves["fitted on"]), *(Measured(on, own) for on in others)]
+        if not options.own_alone:
+            sides = [Measured(on, of_this_fit(on, some)) for on, some in sides]
+        (gpu, *others), known, _ = fit(sides, attributes, moved)
     found = {name: report(some, gpu, known) for name, some in halves.items()}
     for other in others:
         found[f"{other.name}, reported on"] = report(
@@ -403,7 +422,8 @@ def main() -> None:
         options.out.write_text(json.dumps({"schema": 1, "constants": constants, "efficiencies": efficiencies, "sets": found}, indent=1))
     if options.write:
         flags = [f"--{name.replace('_', '-')}" for name in ("families", "machine_alone", "other_half") if getattr(options, name)]
-        command = " ".join(["tools/fit_gpu.py", *flags, *(f"--same-chip {one.name}" for one in others)])
+        machine = ["-m", options.machine] * (options.machine != parser.get_default("machine"))
+        command = " ".join(["tools/fit_gpu.py", *machine, *flags, *(f"--same-chip {one.name}" for one in others)])
         files = [*options.files, *more_files]
         for machine in (gpu, *others):
             write(machine, {} if options.machine_alone or machine is not gpu else known, files, command)
