@@ -53,9 +53,9 @@ typedef enum { PYSIM_DATA_PARALLEL = 0, PYSIM_SPLIT_K = 1, PYSIM_STREAM_K = 2 } 
 typedef struct {
     int32_t kernel;        /* row of native/cuda/gemm, for a convolution of native/cuda/conv */
     int32_t decomposition; /* pysim_cuda_decomposition */
-    int32_t splits;        /* SPLIT_K: parts of k, 2..; STREAM_K: blocks that share all k steps, 2..; else 1 */
+    int32_t splits;        /* SPLIT_K: parts of k, 2..; STREAM_K: blocks that share all k-iterations, 2..; else 1 */
     int32_t along_n;       /* 0: neighbouring blocks go down a column of tiles (along m), 1: along n */
-    int32_t group;         /* tiles of the other direction that such a walk takes in at once, 1.. */
+    int32_t group;         /* tiles of the other direction per group of the rasterisation, 1.. */
     int32_t gemm;          /* row of native/cuda/gemm where a convolution's algorithm makes products; else -1 */
 } pysim_cuda_schedule;
 

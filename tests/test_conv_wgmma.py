@@ -73,7 +73,7 @@ def test_steps_of_64_bytes_leave_fewer_channels_to_fill_and_groups_of_32_where_t
     assert Wgmma(folds, conv("conv:mb1ic3ih224oc32kh3sh2ph1"), "nhwc").k == 2 * 32, "2 x 2 taps of 16 channels"
 
 
-def test_of_two_sets_of_warpgroups_one_starts_and_ends_a_tile_beside_the_other_s_loop():
+def test_one_set_of_warpgroups_starts_and_ends_a_tile_during_the_other_s_main_loop():
     row = next(row for row in ROWS if row.dtype == "f16" and row.pingpong and row.block_filters == 64)
     columns = Wgmma(row, conv("conv:mb32ic64ih56oc64kh1"), "nhwc").variant(H200, {}).columns
     assert columns is not None

@@ -162,7 +162,7 @@ def test_the_portable_kernels_multiply_one_pair_at_a_time_whatever_the_type() ->
     assert kernel_cycles("f32") == kernel_cycles("bf16") == kernel_cycles("s8")
 
 
-def test_plain_c_multiplies_half_as_many_doubles_a_cycle_and_is_slow_where_a_lies() -> None:
+def test_plain_c_multiplies_half_as_many_doubles_a_cycle_and_is_slow_with_a_read_in_place() -> None:
     """Predicted too fast were products of doubles 1.9 times, of an A in place 3.5 times, which were planned therefore (Zen 5)."""
     zen5 = machine.load("zen5")
     packed, doubles = (

@@ -360,7 +360,7 @@ def test_the_reference_of_a_type_is_computed_by_a_kernel_that_takes_the_problem(
     assert sums.shape == scale.shape == (1, 8, 3, 3) and (np.abs(sums) <= 1.01 * scale).all() and sums.any()
 
 
-def test_a_plan_for_channels_last_takes_an_input_that_lies_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_for_channels_last_takes_an_input_in_either_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pysim.api.host, "runnable_any", lambda machine: H200)
     x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((8, 1, 3, 3), np.float32)
     for layout in ("nhwc", "nchw"):
@@ -371,7 +371,7 @@ def test_a_plan_for_channels_last_takes_an_input_that_lies_either_way(monkeypatc
 @pytest.mark.parametrize(
     ("text", "x", "w", "padding"), [("mb2ic3ih1iw1oc9kh3ph2", (2, 3, 1, 1), 3, 2), ("mb2ic1ih5iw6oc9kh3ph1", (2, 1, 5, 6), 1, 1)]
 )
-def test_an_image_that_lies_either_way_is_computed_in_the_layout_of_the_plan(
+def test_an_image_in_either_layout_is_computed_in_the_layout_of_the_plan(
     monkeypatch: pytest.MonkeyPatch, text: str, x: tuple[int, ...], w: int, padding: int
 ) -> None:
     """One pixel, or one channel, of arrays in host memory."""

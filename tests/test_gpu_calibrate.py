@@ -143,7 +143,7 @@ def test_too_few_products_are_an_error_that_says_how_many_are_needed(measured) -
         fitted(h200(), cases[:3])
 
 
-def test_a_calibration_takes_types_in_turn_and_ends_with_its_budget(monkeypatch) -> None:
+def test_a_calibration_interleaves_types_and_ends_with_its_budget(monkeypatch) -> None:
     lab, clock = Synthetic(h200()), iter(range(1000))
     monkeypatch.setattr(gpu_calibrate, "perf_counter", lambda: float(next(clock)))
     found = calibrate(h200(), lab, 60.0)

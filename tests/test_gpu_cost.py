@@ -74,7 +74,7 @@ def test_l2_takes_longer_for_operands_and_results_whose_rows_begin_inside_lines_
     assert ragged.facts["written"][0] == pytest.approx(2 * 1528 / 1536 * whole.facts["written"][0])  # 4 times a quarter of a run more
 
 
-def test_a_launch_of_clusters_begins_beside_a_copy():
+def test_a_launch_of_clusters_begins_during_a_copy():
     longer = []
     for k in (1024, 1001):  # rows of B that no box begins with
         problem = Gemm(m=2048, n=2048, k=k, dtype="f16", trans_b=True)
@@ -106,7 +106,7 @@ def test_occupancy_is_the_least_of_what_an_sm_can_hold(threads, registers, share
 
 
 def tiles_in_order(tiles_m: int, tiles_n: int, along_n: bool, group: int) -> list[tuple[int, int]]:
-    """The walk of native/cuda/core/decomposition.cuh, tile by tile."""
+    """The rasterisation of native/cuda/core/decomposition.cuh, tile by tile."""
     fast, slow = (tiles_n, tiles_m) if along_n else (tiles_m, tiles_n)
     order = []
     for first in range(0, slow, group):
@@ -264,7 +264,7 @@ def test_parts_of_a_cluster_s_tile_are_reduced_in_a_cluster_of_clusters():
     assert found.terms["split-K fix-up"][0] > 0
 
 
-def test_sets_of_warpgroups_in_turn_hide_the_end_of_a_tile_behind_the_next_one_s_products():
+def test_ping_pong_warpgroups_hide_the_end_of_a_tile_behind_the_next_one_s_products():
     own = {"warp_m": 128, "warp_n": 128}
     turns, alone = (msgspec.structs.replace(WGMMA, **own, pingpong=pingpong) for pingpong in (True, False))
     assert (turns.tiles.threads, alone.tiles.threads, turns.math_threads) == (384, 256, 128)

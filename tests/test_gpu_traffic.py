@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What blocks of a launch share in L2, against walks that are gone through tile by tile and step by step."""
+"""What blocks of a launch share in L2, against rasterisations followed tile by tile and k-iteration by k-iteration."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -28,14 +28,14 @@ def h200() -> Gpu:
     return found
 
 
-def walk(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: float) -> Rasterisation:
+def raster(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: float) -> Rasterisation:
     share = n_fast * n_slow * STEPS / blocks
     return Rasterisation(*(np.array([x], float) for x in (fast, slow, n_fast, n_slow, group, n_fast * n_slow, STEPS, share)))
 
 
 def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Times]:
-    """When blocks of stream-K read each (panel, step) of the fast and of the slow operand, in steps since they began; the walk is that of
-    native/cuda/core/decomposition.cuh."""
+    """When blocks of stream-K read each (panel, k-iteration) of the fast and of the slow operand, in k-iterations since they began. The
+    rasterisation is that of native/cuda/core/decomposition.cuh."""
     order = []
     for first in range(0, n_slow, group):
         order += [(down, first + across) for down in range(n_fast) for across in range(min(group, n_slow - first))]
@@ -52,30 +52,30 @@ def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Tim
 
 @pytest.mark.parametrize("group", [1, 4, 8])
 @pytest.mark.parametrize(("n_fast", "n_slow"), [(24, 24), (32, 32), (10, 10), (2, 43), (40, 16)])
-def test_blocks_of_stream_k_share_what_their_walk_brings_together(n_fast, n_slow, group):
-    found = sharing(h200(), walk(n_fast, n_slow, group, 66, 1.0, 1.0))
+def test_blocks_of_stream_k_share_the_panels_that_their_rasterisation_reads_together(n_fast, n_slow, group):
+    found = sharing(h200(), raster(n_fast, n_slow, group, 66, 1.0, 1.0))
     for alone, touched in zip(found[:2], times(n_fast, n_slow, group, 66), strict=True):
         together = sum(later - sooner <= SIMULTANEOUS for when in touched.values() for sooner, later in pairwise(sorted(when)))
         assert alone[0] == pytest.approx(1 - together / sum(map(len, touched.values())), abs=0.12)
 
 
 def test_a_row_of_24_tiles_is_read_by_six_clusters_at_a_time_and_one_of_32_by_two():
-    assert sharing(h200(), walk(24, 24, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 6)
-    assert sharing(h200(), walk(32, 32, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 2, abs=0.05)
+    assert sharing(h200(), raster(24, 24, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 6)
+    assert sharing(h200(), raster(32, 32, 1, 66, 1.0, 1.0)).fast_alone == pytest.approx(1 / 2, abs=0.05)
 
 
 def test_blocks_of_stream_k_bring_from_memory_what_data_parallel_ones_share():
     """8192 cubed in f16, 66 clusters of 256 x 256: operands of 128 MiB, several times what L2 holds."""
     operand = 8192.0 * 8192 * 2
-    stream = sharing(h200(), walk(32, 32, 8, 66, operand, operand))
-    waves = sharing(h200(), walk(32, 32, 8, 66, operand, operand)._replace(at_once=np.array([66.0]), share=np.zeros(1)))
+    stream = sharing(h200(), raster(32, 32, 8, 66, operand, operand))
+    waves = sharing(h200(), raster(32, 32, 8, 66, operand, operand)._replace(at_once=np.array([66.0]), share=np.zeros(1)))
     assert sum(stream[2:])[0] > 3 * sum(waves[2:])[0]
-    small = sharing(h200(), walk(32, 32, 8, 66, 1e6, 1e6))
+    small = sharing(h200(), raster(32, 32, 8, 66, 1e6, 1e6))
     assert sum(small[2:])[0] == 0
 
 
 def test_launches_of_one_table_do_not_change_each_other():
-    one, other = walk(24, 24, 1, 66, 3e8, 2e8), walk(7, 300, 4, 132, 1e7, 4e8)
+    one, other = raster(24, 24, 1, 66, 3e8, 2e8), raster(7, 300, 4, 132, 1e7, 4e8)
     both = sharing(h200(), Rasterisation(*(np.concatenate(pair) for pair in zip(one, other, strict=True))))
     for at, single in enumerate((one, other)):
         for column, value in zip(both, sharing(h200(), single), strict=True):
@@ -114,7 +114,7 @@ def test_blocks_of_a_gpc_take_the_panels_that_their_tiles_touch(n_fast, n_slow, 
     order = [(down, first + across) for first in range(0, n_slow, group) for down in range(n_fast) for across in range(group)]
     edges = np.linspace(0, tiles, gpcs + 1).round().astype(int)
     of_gpcs = [order[g::gpcs] if clusters else order[edges[g] : edges[g + 1]] for g in range(gpcs)]
-    found = within_gpcs(walk(n_fast, n_slow, group, tiles, 1.0, 1.0)._replace(at_once=np.array([float(tiles)])), gpcs, clusters)
+    found = within_gpcs(raster(n_fast, n_slow, group, tiles, 1.0, 1.0)._replace(at_once=np.array([float(tiles)])), gpcs, clusters)
     for share, side in zip(found, (0, 1), strict=True):
         panels = sum(len({tile[side] for tile in own}) for own in of_gpcs)
         assert share[0] * tiles == pytest.approx(panels, rel=0.25, abs=gpcs)

@@ -81,7 +81,7 @@ def described(found: Trace) -> Iterator[frozenset[int]]:
         ("gemm:11x40x6:tt", "tiles", (6, 2, 1)),
     ],
 )
-def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
+def test_the_described_loops_touch_what_the_macro_kernel_records(
     text: str, pack: str, sizes: tuple[int, int, int], stationary: str
 ) -> None:
     schedule = Schedule("f32_win_8x4__portable", stationary, pack, 8, 4, *sizes)
@@ -95,7 +95,7 @@ def test_the_walk_of_the_description_touches_what_the_macro_kernel_records(
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("sizes", [(2, 2, 3), (6, 3, 5)])
 @pytest.mark.parametrize("algorithm", [unpacked, panels], ids=lambda one: one.NAME)
-def test_the_walk_touches_what_is_recorded_where_a_lies_in_place(
+def test_the_described_loops_touch_what_is_recorded_with_a_read_in_place(
     algorithm: Any, sizes: tuple[int, int, int], layout: str, stationary: str
 ) -> None:
     text = f"gemm:11x43x6:{layout}"
@@ -129,7 +129,7 @@ def test_the_page_on_the_model_shows_what_the_tool_says() -> None:
 
 
 @native
-def test_the_walk_of_im2cols_description_touches_what_its_trace_records() -> None:
+def test_the_described_loops_of_im2col_touch_what_its_trace_records() -> None:
     w = parse("conv:ic3ih6iw7oc4kh3sh2ph1")
     assert isinstance(w, Conv)
     chunks = [*recorded_runs(im2col_baseline.runs_of(w, Schedule("f32_win_8x4__portable", STATIONARY[0], "tiles", 8, 4, 27, 1, 1)))]

@@ -336,7 +336,7 @@ def test_all_rounds_are_kept_where_the_core_is_shared_for_long(monkeypatch: pyte
     assert result.left_out == 0 and result.samples["a"].size > 30
 
 
-def test_rates_are_of_a_cycle_of_the_clock_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_per_cycle_of_the_clock_read_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = iter((3e9, 1e9))  # the second one was disturbed
     monkeypatch.setattr(speed.cpu, "probe_clock", lambda: next(clocks))
     monkeypatch.setattr(speed.cpu, "probe_fma", lambda target, dtype: {"avx512": 6e9, speed.PLAIN: 12e9}[target])

@@ -250,7 +250,7 @@ def test_expanded_arrays(shape, to):
     assert_native(exported([node("Expand", "a", "to", to="e"), node("Tanh", "e")], shape, {"to": np.array(to)}), x, strange=True)
 
 
-def test_a_constant_that_was_computed_lies_in_rows():
+def test_a_computed_constant_is_stored_in_rows():
     """As biases of relative positions are transposed: otherwise the addition would read them element by element."""
     nodes = [node("Transpose", "c", to="t", perm=(2, 0, 1)), node("Abs", "t", to="u"), node("Add", "a", "u")]
     model = assert_native(exported(nodes, (2, 3, 4, 5), {"c": floats(1, 4, 5, 3)}), floats(2, 2, 3, 4, 5))

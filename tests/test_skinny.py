@@ -114,7 +114,7 @@ def test_rows_in_place_wait_for_memory_unless_they_are_packed() -> None:
     assert plan.cost.cycles > 1.3 * bytes_alone
 
 
-def test_dot_takes_blocks_of_k_that_stay_near() -> None:
+def test_dot_takes_blocks_of_k_that_stay_in_l1() -> None:
     """All of k at once streams both operands from L2: 1.5 to 1.7 times as long as blocks of 512 (Zen 5)."""
     on = load_any("zen5")
     for text in ("gemm:1000x17x3000", "gemm:16x1000x3000:nt", "gemm:24x2000x2000:nt"):
