@@ -32,9 +32,10 @@ def test_simulated_misses_are_those_of_the_plan_on_the_machines_caches() -> None
     assert found["accesses"] == counted.accesses
 
 
-def test_predicted_lines_are_those_that_the_plan_charges_to_the_next_level() -> None:
+def test_predicted_lines_are_those_that_the_plan_charges_to_the_next_level_if_buffers_are_contiguous() -> None:
     (found,) = document("cache", LAYER, "-m", "xeon-4208")["caches"]
-    levels = planner.plan(LAYER, "xeon-4208", algorithm="sconv").cost.levels
+    name = planner.plan(LAYER, XEON, algorithm="sconv").name
+    levels = planner.plan(LAYER, XEON.contiguous(), name=name).cost.levels
     for name, supplier in (("L1", "L2"), ("L2", "L3"), ("L3", "memory")):
         predicted = levels[supplier]["lines"] - levels[supplier]["writeback_lines"]
         assert found["levels"][name]["analytic_lines"] == pytest.approx(predicted)

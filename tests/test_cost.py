@@ -51,9 +51,10 @@ def number(value: float) -> Number:
 
 
 def with_levels(*geometry: tuple[int, int]) -> Machine:
-    """zen4 with as many levels as (sets, ways) are given."""
-    levels = [msgspec.structs.replace(level, sets=sets, ways=ways) for level, (sets, ways) in zip(ZEN4.levels, geometry, strict=False)]
-    return msgspec.structs.replace(ZEN4, levels=tuple(levels))
+    """zen4 with as many levels as (sets, ways) are given, and contiguous buffers."""
+    on = ZEN4.contiguous()
+    levels = [msgspec.structs.replace(level, sets=sets, ways=ways) for level, (sets, ways) in zip(on.levels, geometry, strict=False)]
+    return msgspec.structs.replace(on, levels=tuple(levels))
 
 
 def with_core(**changed: Any) -> Machine:

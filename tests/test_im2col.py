@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import im2col_baseline
 from im2col_baseline import columns_cost
 
-ON = load("xeon-4208")
+ON = load("xeon-4208").contiguous()
 
 
 def test_the_worked_number_holds() -> None:

@@ -16,10 +16,10 @@ from plan_trace import recorded as recorded_runs
 
 from pysim.algorithms.cpu import panels, unpacked
 from pysim.algorithms.cpu.im2col import columns_nest
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use, miss_share
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
-from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES
+from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES, Cache, Hierarchy
 from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
@@ -120,6 +120,27 @@ def test_the_worked_number_of_the_distance_is_what_it_says() -> None:
     i, f = nest.accesses
     found = nest.between((Use(f, 0), Use(f, 0, at_end=True), Use(f, 0, at_end=False), Use(i, 1)))[:, :, 0]
     assert found.T.tolist() == [[(2 - 1 / 4) * kept, 40.0], [1.5 * kept, 40.0], [2 * kept, 40.0], [kept, 10.0]]
+
+
+@native
+@pytest.mark.parametrize("machine", ["zen4", "emerald-rapids"])
+def test_scattered_pages_miss_as_often_as_simulated_ones(machine: str) -> None:
+    """Pages at random places are read twice; the share of the second reads that miss L2, the mean of some draws."""
+    level, random = load(machine).level("L2"), np.random.default_rng(3)
+    assert level.page_bytes
+
+    def simulated(pages: int) -> float:
+        frames = random.choice(1 << 20, pages, replace=False) * level.page_bytes
+        addresses = (frames[:, None] + np.arange(0, level.page_bytes, level.line_bytes)).ravel()
+        reads = addresses, np.ones_like(addresses, np.int32), np.zeros_like(addresses, np.bool_)
+        caches = Hierarchy([Cache("L2", level.sets, level.ways, level.line_bytes)])
+        caches.simulate(*reads)
+        return caches.simulate(*reads, warm=True)["L2"].misses / addresses.size
+
+    for fill in (0.5, 0.7, 0.9, 1.0, 1.1, 1.3):
+        pages = round(fill * level.size_bytes / level.page_bytes)
+        missed = np.mean([simulated(pages) for _ in range(24)])
+        assert miss_share([level], np.array([float(pages * level.page_bytes)]))[0, 0] == pytest.approx(missed, abs=0.04), fill
 
 
 def test_the_page_on_the_model_shows_what_the_tool_says() -> None:

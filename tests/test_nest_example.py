@@ -15,7 +15,7 @@ from pysim.errors import MissingError
 from pysim.machine.load import load
 from pysim.record.cost import Cost
 
-ON = load("zen4")
+ON = load("zen4").contiguous()
 BATCH, ROWS, K, COLUMNS = 24, 40, 128, 256
 A_ROW, B_ALL, C_ROW = 4 * K, 4 * K * COLUMNS, 4 * COLUMNS  # bytes in f32
 OPERANDS = ("A", "B", "C")

@@ -41,7 +41,7 @@ LAYERS = (
 
 def counted(spans: Spans, machine: str) -> list[int]:
     """Misses of each level in the second of two runs."""
-    on, found = load(machine), [*spans]
+    on, found = load(machine).contiguous(), [*spans]
     lines = [np.arange(at // 64, (at + size - 1) // 64 + 1) for at, size, _ in found]
     addresses, counts = np.concatenate(lines) * 64, np.array([part.size for part in lines])
     sizes, writes = np.full(addresses.size, 4, dtype=np.int32), np.repeat([write for _, _, write in found], counts)
@@ -101,7 +101,7 @@ def depthwise_spans(w: Conv, kernel: Any) -> Spans:
 
 def differences(nest: LoopNest, spans: Callable[[], Spans], touched: float, machine: str) -> list[float]:
     """By level, of the misses counted or of all lines that are touched, whichever are more."""
-    levels = load(machine).levels
+    levels = load(machine).contiguous().levels
     predicted = nest.misses(levels).sum(axis=1)[:, 0]
     exact = [misses * level.line_bytes for misses, level in zip(counted(spans(), machine), levels, strict=True)]
     return [abs(float(one) - other) / max(other, touched) for one, other in zip(predicted, exact, strict=True)]
@@ -175,7 +175,7 @@ def test_winograds_lines_are_those_of_exact_caches_within_10_percent_median_and_
     for machine in MACHINES:
         for schedule in ((64, 14, 2), (64, 4, 1), (32, 2, 2), (64, 1, 2), (16, 7, 1)):
             sizes = (np.array([float(size)]) for size in schedule)
-            of = winograd.Candidates(w, load(machine), True, ((kernel, shape),), np.zeros(1, dtype=np.int64), *sizes)
+            of = winograd.Candidates(w, load(machine).contiguous(), True, ((kernel, shape),), np.zeros(1, dtype=np.int64), *sizes)
             found.append(differences(winograd.described(of), partial(winograd_spans, of), touched, machine))
     for errors in np.array(found).T:
         assert np.median(errors) <= 0.1

@@ -9,7 +9,8 @@ with ALL=xeon-4208,zen4,power10-e1050,sapphire-rapids, the last two for other la
 
 For every distinct layer of the sets (resnet50), each machine and each stationary kind: the schedule of that kind with the least
 predicted cost, its lines that come into L1, L2 and L3 by `Cost.levels`, and the misses of the simulated caches in the second of two
-runs (`pysim.cachemodel.simulator.trace`). A miss of L2 is a line that comes from L3: `lines - writeback_lines` of supplier "L3".
+runs (`pysim.cachemodel.simulator.trace`), both for contiguous buffers. A miss of L2 is a line that comes from L3:
+`lines - writeback_lines` of supplier "L3".
 
 `--random N` takes N schedules of each layer and machine instead, drawn with a fixed seed from all that are predicted to take at most
 twice as long as the best, whatever their kind.
@@ -50,11 +51,12 @@ def drawn(layer: Layer, on: Machine, random: int) -> list[tuple[Schedule, Cost]]
     """The best schedule of each stationary kind, or `random` of the good ones."""
     nest = "sconv" if isinstance(layer.workload, Conv) else "gemm"
     if not random:
-        return [(item.schedule, item.cost) for item in planner.plan(layer.workload, on, algorithm=nest).considered]
-    good = [schedule for schedule, _ in planner.candidates(layer.workload, on, WITHIN, algorithm=nest)]
-    seed = zlib.crc32(f"{on.name} {layer.workload.text}".encode())
-    chosen = np.random.default_rng(seed).choice(len(good), min(random, len(good)), replace=False)
-    return [(good[at], predict_schedule(nest_of(layer.workload), on, good[at])) for at in chosen]
+        chosen = [item.schedule for item in planner.plan(layer.workload, on, algorithm=nest).considered]
+    else:
+        good = [schedule for schedule, _ in planner.candidates(layer.workload, on, WITHIN, algorithm=nest)]
+        seed = zlib.crc32(f"{on.name} {layer.workload.text}".encode())
+        chosen = [good[at] for at in np.random.default_rng(seed).choice(len(good), min(random, len(good)), replace=False)]
+    return [(schedule, predict_schedule(nest_of(layer.workload), on.contiguous(), schedule)) for schedule in chosen]
 
 
 def cases(layer: Layer, on: Machine, random: int = 0) -> list[dict[str, Any]]:

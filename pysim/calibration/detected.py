@@ -23,6 +23,7 @@ Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32
 """
 
 import math
+import mmap
 import platform
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -325,6 +326,7 @@ def _level(geometry: Geometry, first: Geometry, nbytes: int, rates: _Rates, ship
         sets=geometry.sets,
         ways=geometry.ways,
         line_bytes=geometry.line_bytes,
+        page_bytes=mmap.PAGESIZE if geometry.level == 2 else None,
         kind="measured",
         source="host_system",
         shared=cpu_count(geometry.cpus) > cpu_count(first.cpus),  # hardware threads of one core share its L1
@@ -366,7 +368,7 @@ def _with_sources(machine: Machine, shipped: Relative, others: float, rates: _Ra
     here = f"{platform.system()} {platform.release()}, {platform.machine()}"
     beside = f", beside other processes, which had {others:.0%} of it" if others >= LOADED else ""
     known = shipped.machine.sources | {
-        "host_system": Source(title="Cache geometry and cores as Linux reports them", file=str(SYSFS), versions=here),
+        "host_system": Source(title="Cache geometry, pages and cores as Linux reports them", file=str(SYSFS), versions=here),
         "host_probes": Source(
             title=f"pysim's probes, one core{beside}",
             command="pysim machines detect",

@@ -167,7 +167,7 @@ def _case(layer: "Layer", schedule: "Schedule", on: "Machine", cold: bool, whole
     from pysim.cachemodel.simulator.hierarchy import Hierarchy
 
     part = layer.workload if whole else trace.part_of(layer.workload, schedule, trace.INTERACTIVE_ACCESSES)
-    cost = predict_schedule(nest_of(part), on, schedule, "cold" if cold else "hot")
+    cost = predict_schedule(nest_of(part), on.contiguous(), schedule, "cold" if cold else "hot")
     counted = trace.simulate(part, schedule, Hierarchy.from_machine(on), warm=not cold)
     return Case(layer, part, schedule, cost, counted)
 

@@ -17,7 +17,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One cache level; latency and bandwidth are those of a hit here as the core sees it (L2: a line from L2 into L1).
 
     `kind` and `source` are those of the geometry. `shared`: several cores use this level, `cores` of them (default: all); the totals are
-    what they get together. `starts_cold`: the previous run's data are in other cores' caches; set for plans of several
+    what they get together. `page_bytes`: size of the pages that the operating system places anywhere in physical memory; without it,
+    buffers are taken as contiguous there. `starts_cold`: the previous run's data are in other cores' caches; set for plans of several
     threads, never in a file.
     """
 
@@ -25,6 +26,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sets: Positive
     ways: Positive
     line_bytes: Positive
+    page_bytes: Positive | None = None
     kind: Kind
     source: Text
     shared: bool = False
@@ -45,6 +47,11 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def way_bytes(self) -> int:
         """Bytes of one way; addresses this far apart map to the same set."""
         return self.sets * self.line_bytes
+
+    @property
+    def page_share(self) -> float:
+        """Share of a level's sets that the lines of one page map to; 1 if all pages map to the same sets, or all are contiguous."""
+        return min(1.0, self.page_bytes / self.way_bytes) if self.page_bytes else 1.0
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,7 +203,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __hash__(self) -> int:
         # only fields that differ between a machine and its cores' views of it; these share the last level
-        return hash((self.name, self.core.frequency_hz.value, self.memory.read_bytes_per_cycle.value, self.levels[-1].sets))
+        last = self.levels[-1]
+        return hash((self.name, self.core.frequency_hz.value, self.memory.read_bytes_per_cycle.value, last.sets, last.page_bytes))
 
     @property
     def clock_hz(self) -> float:
@@ -224,6 +232,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         memory = msgspec.structs.replace(memory, **rates, latency_cycles=own(memory.latency_cycles, 1 / slower))
         core = msgspec.structs.replace(self.core, frequency_hz=own(self.core.frequency_hz, 1 / slower))
         return msgspec.structs.replace(self, core=core, memory=memory)
+
+    def contiguous(self) -> "Machine":
+        """The machine with buffers that are contiguous in physical memory, as those of the simulator are."""
+        return msgspec.structs.replace(self, levels=tuple(msgspec.structs.replace(level, page_bytes=None) for level in self.levels))
 
     def level(self, name: str) -> Level:
         """The level of that name, or a MachineError that lists the levels."""

@@ -189,7 +189,7 @@ def _costs(of: Candidates) -> Costs:
         (kind[table.case] << 32) + table.channels.astype(np.int64),
         schedule,
         partial(cost_from, passes),
-        lambda row: assumed(table.machine, table.cases[table.case[row]][0].target, unread=unread),
+        lambda row: assumed(table.machine, table.cases[table.case[row]][0].target, latencies=True, unread=unread),
     )
 
 

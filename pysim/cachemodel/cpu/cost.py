@@ -41,8 +41,8 @@ stalls  Rows of B that a product reads in place are a row of B apart, where no p
 
 Passes that run one after another (im2col then GEMM; Winograd's transforms and products) do not overlap.
 
-Assumptions: LRU replacement; buffers are contiguous in physical memory (4 KiB pages scatter larger ones, with more conflict misses);
-prefetching is part of the measured rates; no TLB misses; operands start at independent addresses; one core.
+Assumptions: LRU replacement; pages lie anywhere in physical memory, or buffers are contiguous there (`Level.page_bytes`); prefetching is
+part of the measured rates; no TLB misses; operands start at independent addresses; one core.
 
 Worked number: 64 -> 64 channels, 56x56, 3x3, f32_win_32x14__avx512 on a core with one 512-bit multiply-add a cycle. A full tile
 takes 2 * 14 = 28 cycles a k-iteration. 292 of 294 kernel rows are live; 64 filters are 4 full tiles and one of 8 (16 cycles). So

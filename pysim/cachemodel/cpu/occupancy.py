@@ -22,6 +22,9 @@ lines in
 The share of misses is the probability that the sum exceeds the ways. A run whose whole working set fits a level misses nothing there,
 because its buffers are adjacent.
 
+All this is for memory that is contiguous in physical addresses. In a level with pages scattered over its sets, lines of different pages
+meet at random, whatever their operands and pitches: `loops.scattered_miss_share`.
+
 Worked number: 8 ways, panels of 6.5 ways, filters of 1.75. A line of the panels meets 7 lines of them with probability 0.5 * 7 / 6.5 =
 0.54, and 2 of the filters with probability 0.75. Together 9 lines, a miss, with probability 0.40. The mean, 8.25 lines for 8 ways,
 would miss always.
@@ -35,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Table
+from pysim.cachemodel.cpu.loops import scattered_miss_share
 from pysim.cachemodel.cpu.sliced import OPERANDS, TableStreams
 from pysim.machine.cpu import Level
 from pysim.record.state import NEVER
@@ -63,6 +67,8 @@ def traffic(table: Table, streams: TableStreams, certain_only: bool = False) -> 
         if level.starts_cold or never.any():
             cold = (streams.runs_ago > 0 if level.starts_cold else never)[streams.order].T
         most = excess * ((level.ways + 1) / (level.ways + excess)) + cold  # a working set that fits has cold misses only
+        if level.page_share < 1:
+            most = np.ones_like(excess)  # scattered pages conflict before they fill a level
         needed = (most > 0) & (missed > 0)
         if not needed.any():
             break
@@ -86,6 +92,8 @@ def miss_share(
     `scale` (OPERANDS x schedules) converts bytes of a distance to ways.
     """
     excess = np.einsum("osn,on->sn", streams.between, scale)
+    if level.page_share < 1:
+        return scattered_miss_share(level, excess)
     excess -= level.ways
     share: Array = (excess >= _CERTAIN_LINES).astype(np.float64)
     if certain_only:
