@@ -47,17 +47,18 @@ def native_calls(launch: Any, operands: list[Any]) -> Callable[[], Any]:
     ffi, lib = runtime.library()
     pointers = [ffi.from_buffer(one) for one in operands]
     problem, schedule = launch._problem, launch._schedule
+    job = runtime.open_job(problem, schedule)
     work = ffi.from_buffer(runtime.aligned(launch.workspace_bytes, np.uint8))
     epilogue, rest = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.NULL, 0]), (work, launch.workspace_bytes, ffi.NULL)
     if isinstance(launch, cpu_launch.GemmLaunch):
-        return lambda: lib.pysim_run(problem, schedule, epilogue, 1, *pointers, *rest)
+        return lambda: lib.pysim_run_job(job, epilogue, 1, *pointers, *rest)
     x, w, y = pointers
     size = launch.prepared_bytes
     packed = ffi.from_buffer(runtime.aligned(size, np.uint8))
 
     def call() -> None:
         lib.pysim_prepare(problem, schedule, w, packed, size)
-        lib.pysim_run(problem, schedule, epilogue, 1, x, packed, y, *rest)
+        lib.pysim_run_job(job, epilogue, 1, x, packed, y, *rest)
 
     return call
 
@@ -77,10 +78,11 @@ def on_cpu() -> dict[str, dict[str, float]]:
     ffi, lib = runtime.library()
     launch, work = prepared._launch, runtime.aligned(prepared.workspace_bytes, np.uint8)
     buffers = [ffi.from_buffer(x), prepared._prepared, ffi.from_buffer(y), ffi.from_buffer(work)]
+    job = runtime.open_job(launch._problem, launch._schedule)
     native = {
         "conv2d": native_calls(cpu_launch.ConvLaunch(conv.workload, conv.schedule), [x, w, y]),
         "gemm": native_calls(cpu_launch.GemmLaunch(product.workload, product.schedule), [a, a, c]),
-        "prepared": lambda: lib.pysim_run(launch._problem, launch._schedule, prepared._epilogue, 1, *buffers, work.nbytes, ffi.NULL),
+        "prepared": lambda: lib.pysim_run_job(job, prepared._epilogue, 1, *buffers, work.nbytes, ffi.NULL),
     }
     return figures(calls, native)
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * ABI entry points for operators on arrays of any shape and for batches of products: arguments are checked here, the loops of loops_arrays.h
  * compute. */
+#include "conv/algorithm.h"
 #include "loops.h"
 #include "operators.h"
 #include "status.h"
@@ -169,13 +170,16 @@ pysim_status pysim_run_products(const pysim_products *p, const pysim_schedule *s
     if (!p) return pysim_fail(PYSIM_BAD_ARGUMENT, "products is NULL");
     pysim_status status = check_products(p);
     if (status != PYSIM_OK) return status;
+    pysim_job job;
+    status = pysim_open(p->of, s, &job, sizeof job);
+    if (status != PYSIM_OK) return status;
     const int64_t bytes = pysim_dtype_bytes(p->of->gemm.dtype), result = pysim_dtype_bytes(pysim_result_dtype(p->of->gemm.dtype));
     int64_t at[PRODUCT_AXES] = {0};
     for (;;) {
         int64_t a_at = 0, b_at = 0, c_at = 0;
         for (int32_t i = 0; i < p->axes; i++) a_at += at[i] * p->a_steps[i], b_at += at[i] * p->b_steps[i], c_at += at[i] * p->c_steps[i];
-        status = pysim_run(p->of, s, e, threads, (const char *)a + a_at * bytes, (const char *)b + b_at * bytes, (char *)c + c_at * result,
-                           workspace, workspace_bytes, NULL);
+        status = pysim_run_job(&job, e, threads, (const char *)a + a_at * bytes, (const char *)b + b_at * bytes, (char *)c + c_at * result,
+                               workspace, workspace_bytes, NULL);
         int32_t axis = p->axes - 1;
         for (; axis >= 0 && ++at[axis] == p->counts[axis]; axis--) at[axis] = 0;
         if (axis < 0 || status != PYSIM_OK) return status;

@@ -285,7 +285,7 @@ static pysim_status run_step(const pysim_step *s) {
     }
     switch (s->kind) {
     case PYSIM_STEP_RUN:
-        return pysim_run(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes, NULL);
+        return pysim_run_job(s->of, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes, NULL);
     case PYSIM_STEP_MAP: return run_map(s->of, s->epilogue, s->first, s->second, s->third, s->result, s->threads);
     case PYSIM_STEP_POOL: return run_pool(s->of, s->first, s->result, s->threads);
     case PYSIM_STEP_REORDER: return run_reorder(s->of, s->first, s->result, s->threads);

@@ -18,7 +18,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default) /* all else in the library is hidden */
 /* cdef begin */
-enum { PYSIM_ABI_VERSION = 3 };
+enum { PYSIM_ABI_VERSION = 4 };
 
 typedef enum {
     PYSIM_OK = 0,
@@ -131,7 +131,16 @@ enum { PYSIM_PACKED_MARK_BYTES = 8 };
 pysim_status pysim_prepared_bytes(const pysim_problem *p, const pysim_schedule *s, int64_t *bytes);
 pysim_status pysim_prepare(const pysim_problem *p, const pysim_schedule *s, const void *weights, void *prepared, int64_t prepared_bytes);
 pysim_status pysim_workspace_bytes(const pysim_problem *p, const pysim_schedule *s, int32_t threads, int64_t *bytes);
+
+/* A job is a problem under a schedule, checked once for many runs. It lies in a buffer of the caller's, of pysim_job_bytes() bytes aligned
+ * to 8, which must stay where it is and needs no release. The problem and the schedule need not outlive pysim_open. Runs only read the job:
+ * any number of threads may run it at the same time, each with its own workspace. */
+int64_t pysim_job_bytes(void);
+pysim_status pysim_open(const pysim_problem *p, const pysim_schedule *s, void *job, int64_t job_bytes);
 /* first, second, result: input, filters and output of a convolution; A, B and C of a product. */
+pysim_status pysim_run_job(const void *job, const pysim_epilogue *e, int32_t threads, const void *first, const void *second, void *result,
+                           void *workspace, int64_t workspace_bytes, pysim_profile *profile);
+/* A single run: pysim_open and pysim_run_job. */
 pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *first,
                        const void *second, void *result, void *workspace, int64_t workspace_bytes, pysim_profile *profile);
 /* Plain loops; nothing is prepared. */
@@ -222,7 +231,7 @@ typedef struct {
 pysim_status pysim_run_products(const pysim_products *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *a,
                                 const void *b, void *c, void *workspace, int64_t workspace_bytes);
 
-/* A sequence of calls of pysim_run, pysim_run_map and the others: the operators of a network in one call. */
+/* A sequence of calls of pysim_run_job, pysim_run_map and the others: the operators of a network in one call. */
 typedef enum {
     PYSIM_STEP_RUN = 0,
     PYSIM_STEP_MAP = 1,
@@ -236,8 +245,8 @@ typedef enum {
 } pysim_step_kind;
 typedef struct {
     int32_t kind, threads;              /* which function; threads: 0 is the caller alone. PAIR, ROWS, TAKE and COPY ignore them */
-    const void *of;                     /* pysim_problem, pysim_map and so on */
-    const pysim_schedule *schedule;     /* schedule and workspace: PYSIM_STEP_RUN and _PRODUCTS only */
+    const void *of;                     /* a job, pysim_map and so on */
+    const pysim_schedule *schedule;     /* PYSIM_STEP_PRODUCTS only; workspace: this and PYSIM_STEP_RUN */
     const pysim_epilogue *epilogue;     /* of a run, products, a map and a pair */
     const void *first, *second, *third; /* the function's operands, in its order */
     void *result, *workspace;

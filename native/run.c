@@ -20,10 +20,11 @@ static const struct {
 enum { ALGORITHMS = sizeof algorithms / sizeof *algorithms };
 
 static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
-    job->problem = p;
+    job->algorithm = NULL;
     job->prepared_bytes = job->thread_bytes = job->shared_bytes = 0;
-    const pysim_status status = pysim_check_problem(p, &job->operands);
+    pysim_status status = pysim_check_problem(p, &job->operands);
     if (status != PYSIM_OK) return status;
+    job->problem = *p;
     if (!s) return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule is NULL");
     if (s->algorithm < 0 || s->algorithm >= ALGORITHMS)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.algorithm is %d; native/algorithms.inc has %d lines", (int)s->algorithm,
@@ -32,11 +33,13 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s computes %s, and the problem is a %s", algorithms[s->algorithm].name,
                           p->kind == PYSIM_CONV ? "matrix products" : "convolutions",
                           p->kind == PYSIM_CONV ? "convolution" : "matrix product");
-    job->algorithm = algorithms[s->algorithm].of;
-    if (p->kind == PYSIM_CONV && !job->algorithm->blocks && (p->conv.input_block > 1 || p->conv.output_block > 1))
+    const pysim_algorithm *algorithm = algorithms[s->algorithm].of;
+    if (p->kind == PYSIM_CONV && !algorithm->blocks && (p->conv.input_block > 1 || p->conv.output_block > 1))
         return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; algorithm %s reads and writes planes", (int)p->conv.input_block,
                           (int)p->conv.output_block, algorithms[s->algorithm].name);
-    return job->algorithm->open(p, s, row, job);
+    status = algorithm->open(&job->problem, s, row, job);
+    if (status == PYSIM_OK) job->algorithm = algorithm;
+    return status;
 }
 
 static pysim_status job_workspace(const pysim_job *job, int32_t threads, int64_t *bytes) {
@@ -99,7 +102,8 @@ static void divide_epilogue(const pysim_job *job, pysim_call *call) {
 }
 
 /* The algorithm itself applies `finish`, or a pass after it does. */
-static void run_checked(const pysim_problem *p, pysim_job *job, const pysim_call *given) {
+static void run_checked(const pysim_job *job, const pysim_call *given) {
+    const pysim_problem *p = &job->problem;
     const int32_t result = job->operands.result.dtype;
     pysim_call call = *given;
     divide_epilogue(job, &call);
@@ -112,9 +116,9 @@ static void run_checked(const pysim_problem *p, pysim_job *job, const pysim_call
         pysim_finish_rows(&left, call.result, 0, 1, job->operands.result.bytes / pysim_dtype_bytes(result));
 }
 
-static pysim_status run(const pysim_problem *p, pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
+static pysim_status run(const pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
     int64_t needed;
-    pysim_status status = pysim_check_call(p, &job->operands, call->epilogue, call->first, call->second, call->result, call->workspace,
+    pysim_status status = pysim_check_call(&job->problem, &job->operands, call->epilogue, call->first, call->second, call->result, call->workspace,
                                            workspace_bytes);
     if (status == PYSIM_OK) status = job_workspace(job, call->threads, &needed);
     if (status != PYSIM_OK) return status;
@@ -122,19 +126,36 @@ static pysim_status run(const pysim_problem *p, pysim_job *job, const pysim_call
         return pysim_fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule on %d threads needs %lld",
                           (long long)(call->workspace ? workspace_bytes : 0), (int)call->threads, (long long)needed);
     if (call->profile) memset(call->profile, 0, sizeof *call->profile);
-    run_checked(p, job, call);
+    run_checked(job, call);
     return PYSIM_OK;
+}
+
+int64_t pysim_job_bytes(void) { return sizeof(pysim_job); }
+
+pysim_status pysim_open(const pysim_problem *p, const pysim_schedule *s, void *opened, int64_t job_bytes) {
+    pysim_job *job = opened;
+    if (!job || (uintptr_t)job % _Alignof(pysim_job) || job_bytes < (int64_t)sizeof *job)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "job has %lld bytes at %p; expected %lld bytes, aligned to %d", (long long)job_bytes, opened,
+                          (long long)sizeof *job, (int)_Alignof(pysim_job));
+    const pysim_status status = open_job(p, s, pysim_row_for, job);
+    if (status == PYSIM_OK && job->nest.finish) job->operands.second.bytes += PYSIM_PACKED_MARK_BYTES; /* read only by `finish` */
+    return status;
+}
+
+pysim_status pysim_run_job(const void *opened, const pysim_epilogue *e, int32_t threads, const void *first, const void *second, void *result,
+                           void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
+    const pysim_job *job = opened;
+    if (!job || !job->algorithm) return pysim_fail(PYSIM_BAD_ARGUMENT, "job is %s; call pysim_open first", job ? "not opened" : "NULL");
+    const pysim_call call = {.epilogue = e, .threads = threads, .first = first, .second = second, .result = result,
+                             .workspace = workspace, .profile = profile};
+    return run(job, &call, workspace_bytes);
 }
 
 pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *first,
                        const void *second, void *result, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
     pysim_job job;
-    const pysim_status status = open_job(p, s, pysim_row_for, &job);
-    if (status != PYSIM_OK) return status;
-    if (job.nest.finish) job.operands.second.bytes += PYSIM_PACKED_MARK_BYTES; /* read only by `finish` */
-    const pysim_call call = {.epilogue = e, .threads = threads, .first = first, .second = second, .result = result,
-                             .workspace = workspace, .profile = profile};
-    return run(p, &job, &call, workspace_bytes);
+    const pysim_status status = pysim_open(p, s, &job, sizeof job);
+    return status == PYSIM_OK ? pysim_run_job(&job, e, threads, first, second, result, workspace, workspace_bytes, profile) : status;
 }
 
 pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysim_install_stubs install_stubs, const void *first, const void *second,
@@ -151,5 +172,5 @@ pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysi
     job.nest.finish = NULL; /* a trace has no results to read */
     install_stubs(&job.nest);
     const pysim_call call = {.epilogue = &e, .threads = 1, .first = first, .second = second, .result = result, .workspace = workspace};
-    return run(p, &job, &call, workspace_bytes);
+    return run(&job, &call, workspace_bytes);
 }

@@ -260,9 +260,9 @@ int32_t pysim_overlap(const void *a, int64_t a_bytes, const void *b, int64_t b_b
 
 pysim_status pysim_check_apart(const pysim_span *spans, int32_t count) {
     for (int32_t i = 0; i < count; i++)
-        for (int32_t j = 0; j < count; j++) {
+        for (int32_t j = 0; spans[i].written && j < count; j++) {
             const pysim_span *w = &spans[i], *o = &spans[j];
-            if (i != j && w->written && pysim_overlap(w->data, w->bytes, o->data, o->bytes))
+            if (i != j && pysim_overlap(w->data, w->bytes, o->data, o->bytes))
                 return pysim_fail(PYSIM_BAD_ARGUMENT, "%s (%lld bytes at %p), which is written, overlaps %s (%lld bytes at %p)",
                                   w->name, (long long)w->bytes, w->data, o->name, (long long)o->bytes, o->data);
         }

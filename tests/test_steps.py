@@ -1,17 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native calls bound to their arrays, and chains of them: the bits of the calls one by one, and the first error."""
+"""Jobs, native calls bound to their arrays, and chains of them: the bits of the calls one by one, and the first error."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from native_library import native
 
 import pysim
+from pysim.check.reference import shapes
 from pysim.errors import NativeError
-from pysim.runtime import cpu
+from pysim.problem.text import parse
+from pysim.record.plan import on_cpu
+from pysim.runtime import cpu, cpu_launch
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step
 from pysim.runtime.steps import Chain
 
 pytestmark = native
+
+THREADS = 8
+
+ALGORITHMS = {
+    "sconv": "conv:mb2ic5ih9oc7kh3ph1",
+    "im2col": "conv:mb2ic5ih9oc7kh3ph1",
+    "winograd": "conv:mb2ic5ih9oc7kh3ph1",
+    "polyphase": "conv:mb2ic3ih19oc16kh7sh2ph3",
+    "depthwise": "conv:g16mb2ic16oc16ih9kh3ph1",
+    "blocked": "conv:mb2ic32ih9oc32kh3ph1",
+    "gemm": "gemm:13x21x17:tt",
+    "unpacked": "gemm:13x21x17",
+    "panels": "gemm:13x21x17:nt",
+    "skinny": "gemm:2x40x30",
+}
+
+
+@pytest.mark.parametrize(("algorithm", "problem"), ALGORITHMS.items())
+def test_eight_threads_run_one_job_of_every_algorithm_at_once(algorithm, problem):
+    w, rng = parse(problem), np.random.default_rng(0)
+    plan = pysim.plan(w, algorithm=algorithm, prepared=algorithm == "panels")
+    first, weights = (rng.standard_normal(shape).astype(np.float32) for shape in (shapes(w).x, shapes(w).w))
+    runs = cpu_launch.Prepared(w, weights, on_cpu(plan)[0])
+    inputs = [first * (1 + i) for i in range(THREADS)]
+    want = [runs(x) for x in inputs]
+    with ThreadPoolExecutor(THREADS) as pool:
+        for i, found in enumerate(pool.map(lambda i: runs(inputs[i % THREADS]), range(20 * THREADS))):
+            assert np.array_equal(found, want[i % THREADS]), i
+
+
+def test_a_job_needs_its_structs_no_longer_and_a_run_needs_an_opened_job():
+    ffi, lib = cpu.library()
+    plan = pysim.plan("conv:mb1ic5ih9oc7kh3ph1", algorithm="sconv")
+    w, schedule = plan.workload, on_cpu(plan)[0]
+    x, f = np.ones((1, 5, 9, 9), np.float32), np.ones((7, 5, 3, 3), np.float32)
+    launch, out = cpu_launch.ConvLaunch(w, schedule), np.empty((1, 7, 9, 9), np.float32)
+    packed = launch.prepare(ffi.from_buffer(f), ffi.from_buffer(cpu.aligned(launch.prepared_bytes, np.uint8)))
+    work, epilogue = cpu.aligned(launch.workspace_bytes, np.uint8), launch.epilogue(None, None)
+    rest = (epilogue, 1, ffi.from_buffer(x), packed, ffi.from_buffer(out), ffi.from_buffer(work), work.nbytes, ffi.NULL)
+    structs = cpu.problem_struct(w), cpu.schedule_struct(schedule, w)
+    job = cpu.open_job(*structs)
+    for struct in structs:
+        ffi.memmove(struct, bytes(ffi.sizeof(struct[0])), ffi.sizeof(struct[0]))
+    cpu.check(lib.pysim_run_job(job, *rest))
+    assert np.array_equal(out, pysim.conv2d(x, f, padding=1))
+    with pytest.raises(NativeError, match=r"the problem is NULL|must be at least 1"):
+        cpu.check(lib.pysim_open(*structs, job, ffi.sizeof(job)))
+    for not_opened in (job, ffi.NULL):
+        with pytest.raises(NativeError, match="call pysim_open first"):
+            cpu.check(lib.pysim_run_job(not_opened, *rest))
+    with pytest.raises(NativeError, match=r"expected \d+ bytes"):
+        cpu.check(lib.pysim_open(*structs, job, ffi.sizeof(job) - 8))
 
 
 def test_a_chain_is_its_steps_one_by_one_whatever_lies_in_the_arrays():

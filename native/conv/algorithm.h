@@ -8,11 +8,11 @@
 
 typedef struct pysim_algorithm pysim_algorithm;
 
-/* A problem with a schedule, both checked. */
+/* A problem with a schedule, both checked: what pysim_open fills in. Runs only read it. */
 typedef struct {
-    const pysim_algorithm *algorithm;
-    const pysim_problem *problem;
-    pysim_nest nest;
+    const pysim_algorithm *algorithm; /* NULL: not opened */
+    pysim_problem problem;
+    pysim_nest nest;          /* points into this job */
     pysim_operands operands; /* as a run reads them: prepared weights instead of weights */
     int64_t prepared_bytes;  /* 0: weights are not prepared */
     pysim_conv own;          /* the convolution that the nest computes, if an algorithm reduces the problem to another one */
@@ -36,7 +36,7 @@ struct pysim_algorithm {
     /* Checks the schedule and fills in the job, whose operands are filled in already; the problem has passed pysim_check_problem. */
     pysim_status (*open)(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
     void (*prepare)(const pysim_job *job, const char *weights, char *prepared); /* NULL: weights are not prepared */
-    void (*run)(pysim_job *job, const pysim_call *call);
+    void (*run)(const pysim_job *job, const pysim_call *call);
     int finishes; /* run applies call->finish; if 0, a second pass over all results does */
     int adds;     /* run applies call->residual; if 0, `finish` does */
     int blocks;   /* open accepts operands in channel blocks (NCHWc) */
@@ -51,7 +51,7 @@ pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysi
 /* conv.c: parts of sconv, for algorithms that reduce their problem to another convolution or have loops of their own. */
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
 void pysim_conv_prepare(const pysim_job *job, const char *filters, char *packed);
-void pysim_conv_run(pysim_job *job, const pysim_call *call);
+void pysim_conv_run(const pysim_job *job, const pysim_call *call);
 pysim_nest pysim_conv_nest(const pysim_conv *c);             /* row and schedule are not filled in */
 pysim_status pysim_conv_panels(pysim_job *job);              /* describes the packed filters of the job's nest */
 void pysim_conv_image(pysim_nest *n, int64_t image, const void *call); /* fills in the operands of one image of one group */

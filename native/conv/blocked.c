@@ -62,8 +62,8 @@ static void reorder_block(int64_t item, int64_t thread, const void *context) {
     if (r->to_planes) pysim_finish_rows(r->finish, r->to + at, r->size, r->block, r->size);
 }
 
-static void run_blocked(pysim_job *job, const pysim_call *call) {
-    const pysim_conv *c = &job->problem->conv;
+static void run_blocked(const pysim_job *job, const pysim_call *call) {
+    const pysim_conv *c = &job->problem.conv;
     int64_t input = 0, output = 0, p = 0, q = 0;
     (void)image_bytes(c, &input, &output); /* checked before */
     (void)pysim_check_conv(c, &p, &q, NULL);

@@ -145,14 +145,14 @@ int pysim_conv_marked(const pysim_job *job, const char *packed) {
     return mark != 0;
 }
 
-void pysim_conv_run(pysim_job *job, const pysim_call *call) {
-    pysim_nest *n = &job->nest;
-    const pysim_conv *c = n->problem;
-    n->beta = call->residual != NULL;
-    n->bounds = call->bounds;
-    n->finish_rows = call->finish;
-    if (n->finish && !pysim_conv_marked(job, call->second)) n->finish = NULL;
-    pysim_nest_run(n, c->batch * c->groups, pysim_conv_image, call, call->threads, call->workspace, call->profile);
+void pysim_conv_run(const pysim_job *job, const pysim_call *call) {
+    pysim_nest n = job->nest;
+    const pysim_conv *c = n.problem;
+    n.beta = call->residual != NULL;
+    n.bounds = call->bounds;
+    n.finish_rows = call->finish;
+    if (n.finish && !pysim_conv_marked(job, call->second)) n.finish = NULL;
+    pysim_nest_run(&n, c->batch * c->groups, pysim_conv_image, call, call->threads, call->workspace, call->profile);
 }
 
 const pysim_algorithm pysim_algorithm_sconv = {open_conv, pysim_conv_prepare, pysim_conv_run, 1, 1, 0};

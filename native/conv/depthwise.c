@@ -99,7 +99,7 @@ DEFINE_PREPARE(float, prepare_f32)
 DEFINE_PREPARE(double, prepare_f64)
 
 static void prepare_depthwise(const pysim_job *job, const char *filters, char *prepared) {
-    const pysim_conv *c = &job->problem->conv;
+    const pysim_conv *c = &job->problem.conv;
     const int64_t taps = c->kernel_h * c->kernel_w, block = job->nest.row.info.lane_filters;
     if (c->dtype == PYSIM_F64)
         prepare_f64(c->groups, taps, block, (const double *)(const void *)filters, (double *)(void *)prepared);
@@ -190,8 +190,8 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void run_depthwise(pysim_job *job, const pysim_call *call) {
-    const pysim_conv *c = &job->problem->conv;
+static void run_depthwise(const pysim_job *job, const pysim_call *call) {
+    const pysim_conv *c = &job->problem.conv;
     direct_run r = {.of = shape_of(c), .nest = &job->nest, .call = call, .row_parts = 1,
                     .padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right};
     r.of.bounds = call->bounds;

@@ -245,7 +245,7 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
             for (int64_t i = block * r->k2; i < end; i++) run_tile(r, image, i, panel, set, i - block * r->k2, end - block * r->k2);
 }
 
-static void run_nchwc(pysim_job *job, const pysim_call *call) {
+static void run_nchwc(const pysim_job *job, const pysim_call *call) {
     nchwc_run r = {.of = shape_of(&job->own, &job->nest.row, &job->nest.schedule), .kernel = job->nest.row.nchwc, .call = call};
     const int64_t images = job->own.batch * job->own.groups;
     r.contiguous = r.of.inner == 1 && job->own.dilation_w == 1;

@@ -135,19 +135,19 @@ static void gemm_image(pysim_nest *n, int64_t image, const void *context) {
     (void)n, (void)image, (void)context;
 }
 
-static void run_gemm(pysim_job *job, const pysim_call *call) {
+static void run_gemm(const pysim_job *job, const pysim_call *call) {
     const pysim_epilogue *e = call->epilogue;
-    pysim_nest *n = &job->nest;
-    n->input = call->second;
-    n->filter_data = call->first;
-    n->output = call->result;
-    n->alpha = e->alpha;
-    n->beta = e->beta;
-    n->bias_windows = e->bias;
-    n->bounds = call->bounds;
-    n->finish_rows = call->finish;
-    if (e->alpha == 0) skip_product(n);
-    pysim_nest_run(n, 1, gemm_image, NULL, call->threads, call->workspace, call->profile);
+    pysim_nest n = job->nest;
+    n.input = call->second;
+    n.filter_data = call->first;
+    n.output = call->result;
+    n.alpha = e->alpha;
+    n.beta = e->beta;
+    n.bias_windows = e->bias;
+    n.bounds = call->bounds;
+    n.finish_rows = call->finish;
+    if (e->alpha == 0) skip_product(&n);
+    pysim_nest_run(&n, 1, gemm_image, NULL, call->threads, call->workspace, call->profile);
 }
 
 const pysim_algorithm pysim_algorithm_gemm = {open_gemm, NULL, run_gemm, 1, 0, 0};

@@ -50,9 +50,9 @@ static pysim_status open_im2col(const pysim_problem *of, const pysim_schedule *s
     return status;
 }
 
-static void run_im2col(pysim_job *job, const pysim_call *call) {
-    const pysim_conv *c = &job->problem->conv;
-    pysim_nest *n = &job->nest;
+static void run_im2col(const pysim_job *job, const pysim_call *call) {
+    const pysim_conv *c = &job->problem.conv;
+    const pysim_nest *n = &job->nest;
     char *columns = call->workspace + (ALIGN - (uintptr_t)call->workspace % ALIGN) % ALIGN;
     pysim_call product = *call;
     product.first = columns;

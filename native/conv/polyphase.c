@@ -114,7 +114,7 @@ typedef struct {
 
 static void run_block(int64_t item, int64_t thread, const void *context) {
     const polyphase_run *r = context;
-    const pysim_conv *c = &r->job->problem->conv;
+    const pysim_conv *c = &r->job->problem.conv;
     pysim_nest n = r->job->nest;
     phase_buffer of;
     int64_t begin, end;
@@ -145,19 +145,19 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     pysim_add_profile(r->call->profile, &own);
 }
 
-static void run_polyphase(pysim_job *job, const pysim_call *call) {
-    const pysim_conv *c = &job->problem->conv;
+static void run_polyphase(const pysim_job *job, const pysim_call *call) {
+    const pysim_conv *c = &job->problem.conv;
     const int64_t images = c->batch * c->groups, rows = out_rows(c), fewest = pysim_ceil_div(rows, job->nest.schedule.k2);
     const int64_t parts = pysim_split_count(images * fewest, call->threads);
     const polyphase_run r = {job, call, pysim_min(rows, fewest * parts)};
     pysim_parallel_for(images * r.blocks, call->threads, run_block, &r);
     if (!job->nest.finish || !pysim_conv_marked(job, call->second)) return;
-    pysim_nest *n = &job->nest;
-    n->bounds = call->bounds;
-    n->finish_rows = call->finish;
+    pysim_nest n = job->nest;
+    n.bounds = call->bounds;
+    n.finish_rows = call->finish;
     for (int64_t image = 0; image < images; image++) {
-        pysim_conv_image(n, image, call);
-        n->finish(n);
+        pysim_conv_image(&n, image, call);
+        n.finish(&n);
     }
 }
 

@@ -140,8 +140,8 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     }
 }
 
-static void run_skinny(pysim_job *job, const pysim_call *call) {
-    const pysim_gemm *g = &job->problem->gemm;
+static void run_skinny(const pysim_job *job, const pysim_call *call) {
+    const pysim_gemm *g = &job->problem.gemm;
     skinny_run r = {.x = shape_of(g, &job->nest.schedule), .kernel = job->nest.row.skinny, .call = call, .dtype = g->dtype,
                     .unit = job->nest.schedule.windows, .thread_bytes = job->thread_bytes, .c = call->result};
     const double start = call->profile ? pysim_now() : 0;

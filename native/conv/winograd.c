@@ -254,7 +254,7 @@ static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane, int64
  * a channel takes every stride-th tap. */
 static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t panel, char *to) {
     _Alignas(ALIGN) char packed[MAX_KERNEL * MAX_KERNEL * MAX_PANEL_FILTERS * sizeof(double)];
-    const pysim_conv *c = &job->problem->conv;
+    const pysim_conv *c = &job->problem.conv;
     const int64_t k = c->kernel_h, stride = c->stride_h, channels = c->channels / c->groups, width = s->panel_filters;
     const int64_t at_once = MAX_KERNEL * MAX_KERNEL / (k * k), plane = set_pitch(s, panel);
     const int64_t count = pysim_min(width, s->filters - panel * width);
@@ -275,7 +275,7 @@ static void prepare_panel(const pysim_job *job, const shape *s, const char *filt
 
 static void prepare_winograd(const pysim_job *job, const char *filters, char *prepared) {
     const shape s = shape_of(job);
-    const pysim_conv *c = &job->problem->conv;
+    const pysim_conv *c = &job->problem.conv;
     const int64_t group = s.planes * s.filter_panels * s.w.channels * s.panel_filters;
     const int64_t filter = c->channels / c->groups * c->kernel_h * c->kernel_w;
     for (int64_t g = 0; g < c->groups; g++)
@@ -296,7 +296,7 @@ typedef struct {
 /* Copies one row of all phases of an image. */
 static void split_row(int64_t item, int64_t thread, const void *context) {
     const phase_split *t = context;
-    const pysim_conv *c = &t->job->problem->conv, *own = &t->job->own;
+    const pysim_conv *c = &t->job->problem.conv, *own = &t->job->own;
     const int64_t bytes = t->job->nest.bytes, stride = c->stride_h, plane = own->height * own->width;
     const int64_t image = item / own->height, row = item % own->height;
     const char *from = t->input + image * c->channels * c->height * c->width * bytes;
@@ -421,9 +421,9 @@ static const char *stride_one_input(const pysim_job *job, const pysim_call *call
     return phases;
 }
 
-static void run_winograd(pysim_job *job, const pysim_call *call) {
+static void run_winograd(const pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
-    const int64_t groups = job->problem->conv.groups;
+    const int64_t groups = job->problem.conv.groups;
     run r = {job, call, &s, stride_one_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels), 1};
     if (call->threads > 1) divide(&s, groups, call->threads, &r);
     pysim_parallel_for(groups * r.blocks * r.parts, call->threads, run_block, &r);

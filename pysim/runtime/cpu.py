@@ -9,8 +9,8 @@ import importlib.resources
 import math
 import os
 import sys
-from collections.abc import Hashable
-from functools import lru_cache
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -68,7 +68,8 @@ def library() -> tuple[Any, Any]:
 
 
 class Executor(Protocol):
-    """Decides which native library is called. `library` gives (ffi, lib), where lib has the functions of `pysim.h`.
+    """Decides which native library is called. `library` gives (ffi, lib), where lib has the functions of `pysim.h`. `runner` gives
+    `pysim_run` of a problem under a schedule, as a function of the remaining arguments.
 
     The results of an "emulated" executor are meaningful; its times are not.
     """
@@ -78,6 +79,7 @@ class Executor(Protocol):
     @property
     def about(self) -> str: ...
     def library(self) -> tuple[Any, Any]: ...
+    def runner(self, problem: Any, schedule: Any) -> Callable[..., int]: ...
 
 
 class _Local:
@@ -86,6 +88,9 @@ class _Local:
     kind: Literal["local"] = "local"
     about = "this computer"
     library = staticmethod(library)
+
+    def runner(self, problem: Any, schedule: Any) -> Callable[..., int]:
+        return partial(library()[1].pysim_run_job, open_job(problem, schedule))
 
 
 LOCAL: Executor = _Local()
@@ -96,6 +101,14 @@ def check(status: int, executor: Executor = LOCAL) -> None:
     if status:
         ffi, lib = executor.library()
         raise NativeError(ffi.string(lib.pysim_last_error()).decode())
+
+
+def open_job(problem: Any, schedule: Any) -> Any:
+    """A job of the C ABI, checked once for many runs; it needs neither struct afterwards."""
+    ffi, lib = library()
+    job = ffi.new("int64_t[]", lib.pysim_job_bytes() // 8)
+    check(lib.pysim_open(problem, schedule, job, ffi.sizeof(job)))
+    return job
 
 
 def available_kernels(executor: Executor = LOCAL) -> frozenset[str]:

@@ -32,6 +32,7 @@ from pysim.runtime.cpu import (
     is_dense,
     library,
     like,
+    open_job,
     operand,
     output,
     problem_struct,
@@ -97,7 +98,7 @@ class Launch:
         self._dtype, self._out_dtype = NUMPY_DTYPES[workload.dtype], RESULT_DTYPES[workload.dtype]
         self._ffi, self._lib = executor.library()
         self._problem, self._schedule = problem_struct(workload, layout), schedule_struct(schedule, workload)
-        self._native, self._native_prepare = self._lib.pysim_run, self._lib.pysim_prepare
+        self._native, self._native_prepare = executor.runner(self._problem, self._schedule), self._lib.pysim_prepare
         self._pointer, self._null = self._ffi.from_buffer, self._ffi.NULL
         self.workspace_bytes = self._size(self._lib.pysim_workspace_bytes, threads)
         self.prepared_bytes = self._size(self._lib.pysim_prepared_bytes)
@@ -165,7 +166,8 @@ class Launch:
         pointer = self._ffi.from_buffer
         operands = {"first": pointer(self.first(x)), "second": prepared, "result": pointer(self.output(y))}
         room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
-        return Step("RUN", of=self._problem, schedule=self._schedule, epilogue=epilogue, threads=self.threads, **operands, **room)
+        job = open_job(self._problem, self._schedule)
+        return Step("RUN", of=job, epilogue=epilogue, threads=self.threads, **operands, **room)
 
     def run_at_once(self, first: Any, second: Any, epilogue: Any, y: Any) -> bool:
         """The fast path for arrays that need no conversion; small problems take little longer than its checks. `second`: a cffi pointer or
@@ -183,9 +185,7 @@ class Launch:
         try:
             if type(second) is _ndarray:
                 second = pointer(second)
-            status = self._native(
-                self._problem, self._schedule, epilogue, self.threads, pointer(first), second, pointer(y), work, size, self._null
-            )
+            status = self._native(epilogue, self.threads, pointer(first), second, pointer(y), work, size, self._null)
         except ValueError:  # an array is not contiguous
             return False
         finally:
@@ -197,9 +197,8 @@ class Launch:
         pointer, work = self._pointer, _workspaces.take(self.workspace_bytes)
         try:
             status: int = self._native(
-                self._problem, self._schedule, epilogue, self.threads, pointer(first), second, pointer(y), work,
-                self.workspace_bytes, self._null if profile is None else profile,
-            )  # fmt: skip
+                epilogue, self.threads, pointer(first), second, pointer(y), work, self.workspace_bytes, profile or self._null
+            )
         finally:
             _workspaces.give(work)
         return status

@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -142,6 +143,10 @@ class Emulated:
             if self._command is None:
                 self._command = self.command()
         return runtime.library()[0], self._functions
+
+    def runner(self, problem: Any, schedule: Any) -> Callable[..., int]:
+        """Every run sends the problem and the schedule: jobs of the worker are not kept."""
+        return functools.partial(self.library()[1].pysim_run, problem, schedule)
 
     def command(self) -> list[str]:
         """The command that starts the worker, without the memory file's descriptor."""

@@ -8,7 +8,7 @@ from pysim.runtime.cpu import check, library
 
 
 class Step:
-    """A call of pysim_run or of another native operator, bound to its arrays, which it keeps alive."""
+    """A call of pysim_run_job or of another native operator, bound to its arrays, which it keeps alive."""
 
     def __init__(self, kind: str, **fields: Any) -> None:
         ffi, lib = library()
