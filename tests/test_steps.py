@@ -62,7 +62,7 @@ def test_a_job_needs_its_structs_no_longer_and_a_run_needs_an_opened_job():
         ffi.memmove(struct, bytes(ffi.sizeof(struct[0])), ffi.sizeof(struct[0]))
     cpu.check(lib.pysim_run_job(job, *rest))
     assert np.array_equal(out, pysim.conv2d(x, f, padding=1))
-    with pytest.raises(NativeError, match=r"the problem is NULL|must be at least 1"):
+    with pytest.raises(NativeError, match="at least 1"):
         cpu.check(lib.pysim_open(*structs, job, ffi.sizeof(job)))
     for not_opened in (job, ffi.NULL):
         with pytest.raises(NativeError, match="call pysim_open first"):

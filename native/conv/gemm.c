@@ -8,12 +8,6 @@
 
 #include "algorithm.h"
 
-static void gemm_live_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
-    (void)n, (void)t0, (void)nw;
-    *r0 = 0;
-    *r1 = 1;
-}
-
 static void no_rows(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1) {
     (void)n, (void)t0, (void)nw;
     *r0 = *r1 = 0;
@@ -71,7 +65,6 @@ static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s
         .bytes = pysim_dtype_bytes(g->dtype),
         .out_bytes = pysim_dtype_bytes(pysim_result_dtype(g->dtype)),
         .pack_windows = gemm_pack_windows,
-        .live_rows = gemm_live_rows,
         .pack_filters = gemm_pack_filters,
         .filter_channels = g->trans_a ? ROWS_AT_ONCE : 0,
         .problem = g,

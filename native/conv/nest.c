@@ -108,8 +108,8 @@ int64_t pysim_nest_window_offset(const pysim_nest *n, int64_t c0, int64_t nc, in
 static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t tile, char *panel) {
     const int64_t t0 = tile * n->schedule.windows, nw = pysim_min(n->schedule.windows, n->windows - t0);
     const double start = x->profile ? pysim_now() : 0;
-    int64_t r0, r1;
-    n->live_rows(n, t0, nw, &r0, &r1);
+    int64_t r0 = 0, r1 = n->rows;
+    if (n->live_rows) n->live_rows(n, t0, nw, &r0, &r1);
     n->pack_windows(n, c0, nc, t0, nw, r0, r1, panel);
     if (x->profile) {
         x->profile->pack_seconds += pysim_now() - start;
@@ -131,44 +131,64 @@ static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int6
     if (x->profile) x->profile->pack_seconds += pysim_now() - start;
 }
 
-/* O_T (+)= F_T x I_T for one pair of tiles; `set_begin` is the first filter tile of the packed set. */
-static void tile(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t wt, int64_t ft, int64_t set_begin,
-                 const char *panel) {
+/* What the tiles of one channel set share. `filter_bytes` and `window_bytes` lie between two tiles of operands that the run does not pack. */
+typedef struct {
+    const pysim_nest *n;
+    const scratch *x;
+    int64_t c0, nc;
+    const char *filters, *windows; /* of tile 0; NULL if the run packs them, tile by tile */
+    int64_t filter_bytes, window_bytes, window_pitch;
+    const char *old, *bias_filters, *bias_windows; /* of tile 0, or NULL */
+    pysim_store store;                             /* of the current tile */
+    int last;                                      /* the last channel set: its stores complete the result */
+} channel_set;
+
+static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
+    const pysim_schedule *s = &n->schedule;
+    const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
+    channel_set set = {.n = n, .x = x, .c0 = c0, .nc = nc, .last = last, .window_pitch = in_place ? n->input_pitch : s->windows};
+    if (n->filter_step)
+        set.filters = n->filter_data + c0 * n->filter_pitch * n->bytes, set.filter_bytes = s->filters * n->filter_step * n->bytes;
+    else if (!n->pack_filters)
+        set.filters = n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * n->bytes,
+        set.filter_bytes = n->rows * n->taps * s->filters * nc * n->bytes;
+    if (in_place)
+        set.windows = n->input + c0 * n->input_pitch * n->bytes, set.window_bytes = s->windows * n->bytes;
+    else if (n->windows_packed)
+        set.windows = n->input + pysim_nest_window_offset(n, c0, nc, 0) * n->bytes, set.window_bytes = s->windows * nc * n->bytes;
+    set.old = c0 > 0 ? n->output : n->beta == 0 ? NULL : n->residual ? n->residual : n->output;
+    if (last) set.bias_filters = n->bias_filters, set.bias_windows = n->bias_windows;
+    set.store = (pysim_store){.alpha = n->alpha, .beta = c0 == 0 ? n->beta : 1.0, .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype)};
+    return set;
+}
+
+/* O_T (+)= F_T x I_T for one pair of tiles. The panels are read where the run packs its operands itself. */
+static void tile(channel_set *set, int64_t wt, int64_t ft, const char *filter_panel, const char *window_panel) {
+    const pysim_nest *n = set->n;
     const pysim_schedule *s = &n->schedule;
     const int64_t t0 = wt * s->windows, f0 = ft * s->filters;
     const int64_t nw = pysim_min(s->windows, n->windows - t0), nf = pysim_min(s->filters, n->filters - f0);
-    int64_t r0, r1;
-    n->live_rows(n, t0, nw, &r0, &r1);
-    const char *filters = n->pack_filters  ? x->filters + (ft - set_begin) * x->filter_panel
-                          : n->filter_step ? n->filter_data + (f0 * n->filter_step + c0 * n->filter_pitch) * n->bytes
-                                           : n->filter_data + pysim_nest_filter_offset(n, c0, nc, ft) * n->bytes;
-    const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
-    const int64_t at = (f0 * n->output_pitch + t0) * n->out_bytes;
+    int64_t r0 = 0, r1 = n->rows;
+    if (n->live_rows) n->live_rows(n, t0, nw, &r0, &r1);
+    const char *filters = set->filters ? set->filters + ft * set->filter_bytes : filter_panel;
+    const char *windows = set->windows ? set->windows + wt * set->window_bytes : window_panel;
+    const int64_t at = (f0 * n->output_pitch + t0) * n->out_bytes, pitch = n->output_pitch * n->out_bytes;
     char *out = n->output + at;
-    const char *added = c0 > 0 || !n->residual ? out : n->residual + at;
-    const pysim_store store = {
-        .alpha = n->alpha,
-        .beta = c0 == 0 ? n->beta : 1.0,
-        .old = c0 == 0 && n->beta == 0 ? NULL : added,
-        .bias_filters = last && n->bias_filters ? n->bias_filters + f0 * n->out_bytes : NULL,
-        .bias_windows = last && n->bias_windows ? n->bias_windows + t0 * n->out_bytes : NULL,
-        .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype),
-    };
-    const int64_t pitch = n->output_pitch * n->out_bytes;
+    pysim_store *store = &set->store;
+    if (set->old) store->old = set->old + at;
+    if (set->bias_filters) store->bias_filters = set->bias_filters + f0 * n->out_bytes;
+    if (set->bias_windows) store->bias_windows = set->bias_windows + t0 * n->out_bytes;
     /* Do not prefetch output lines that are only written and lie in a near cache: that makes 1x1 layers up to 7 % slower (Zen 5). */
-    if (store.old || n->prefetch_output) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
-    if (store.old && store.old != out) pysim_fetch_rows(store.old, pitch, nf, nw * n->out_bytes, 0);
-    const char *windows = in_place            ? n->input + (c0 * n->input_pitch + t0) * n->bytes
-                          : n->windows_packed ? n->input + pysim_nest_window_offset(n, c0, nc, wt) * n->bytes
-                                              : panel;
-    const int64_t window_pitch = in_place ? n->input_pitch : s->windows;
+    if (store->old || n->prefetch_output) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    if (store->old && store->old != out) pysim_fetch_rows(store->old, pitch, nf, nw * n->out_bytes, 0);
+    const int64_t k = (r1 - r0) * set->nc * n->taps;
     if (n->filter_step)
-        n->row.strided((r1 - r0) * nc, filters, n->filter_pitch, n->filter_step, windows, window_pitch, out, n->output_pitch, nw, nf, &store);
+        n->row.strided(k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch, nw, nf, store);
     else
-        n->row.run((r1 - r0) * nc * n->taps, filters + r0 * nc * n->taps * s->filters * n->bytes, windows, window_pitch, out,
-                   n->output_pitch, nw, nf, &store);
-    if (last) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
-    if (x->profile) x->profile->kernel_calls++;
+        n->row.run(k, filters + r0 * set->nc * n->taps * s->filters * n->bytes, windows, set->window_pitch, out, n->output_pitch, nw, nf,
+                   store);
+    if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
+    if (set->x->profile) set->x->profile->kernel_calls++;
 }
 
 /* Prefetches range `part` of `parts` of the rows of a window tile that is read in place into L2, while the tile before is multiplied.
@@ -185,7 +205,9 @@ static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t
 
 static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
-    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, keep = n->filter_end - n->filter_begin > s->k2;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, fetch = in_place && n->prefetch_input;
+    const int keep = n->filter_end - n->filter_begin > s->k2;
+    channel_set set = open_set(n, x, c0, nc);
     for (int64_t w3 = n->window_begin; w3 < n->window_end; w3 += s->k3) {
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
@@ -195,8 +217,8 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
                 char *panel = x->windows + (keep ? w - w3 : 0) * x->window_panel;
                 if (packs && f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, panel);
                 for (int64_t f = f2; f < f_end; f++) {
-                    if (in_place && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
-                    tile(n, x, c0, nc, w, f, f2, panel);
+                    if (fetch && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    tile(&set, w, f, x->filters + (f - f2) * x->filter_panel, panel);
                 }
             }
         }
@@ -205,6 +227,8 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
 
 static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
+    const int fetch = s->pack == PYSIM_PACK_NONE && n->prefetch_input;
+    channel_set set = open_set(n, x, c0, nc);
     for (int64_t f3 = n->filter_begin; f3 < n->filter_end; f3 += s->k3) {
         const int64_t f_end = pysim_min(f3 + s->k3, n->filter_end);
         pack_filters(n, x, c0, nc, f3, f_end);
@@ -214,8 +238,8 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
                 for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
             for (int64_t f = f3; f < f_end; f++)
                 for (int64_t w = w2; w < w_end; w++) {
-                    if (s->pack == PYSIM_PACK_NONE && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
-                    tile(n, x, c0, nc, w, f, f3, x->windows + (w - w2) * x->window_panel);
+                    if (fetch && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
+                    tile(&set, w, f, x->filters + (f - f3) * x->filter_panel, x->windows + (w - w2) * x->window_panel);
                 }
         }
     }
@@ -259,6 +283,11 @@ static int wants_output_prefetch(const pysim_nest *n) {
     return n->windows * n->filters * n->out_bytes > FAR_OUTPUT_BYTES && n->channels * n->rows * n->taps <= SHORT_K;
 }
 
+/* Smaller inputs stay in any L2, so prefetches of their lines only cost instructions (times in docs/performance.md). */
+enum { SMALL_INPUT_BYTES = 256 << 10 };
+
+static int wants_input_prefetch(const pysim_nest *n) { return n->channels * n->input_pitch * n->bytes > SMALL_INPUT_BYTES; }
+
 /* All tiles of a run; an item is an image or a part of an image. */
 typedef struct {
     const pysim_nest *shared;
@@ -274,7 +303,6 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     const nest_run *r = context;
     pysim_nest n = *r->shared;
     r->prepare(&n, item / r->window_parts / r->filter_parts, r->context);
-    n.prefetch_output = wants_output_prefetch(&n);
     pysim_split_range(n.filter_end, item / r->window_parts % r->filter_parts, r->filter_parts, &n.filter_begin, &n.filter_end);
     pysim_split_range(n.window_end, item % r->window_parts, r->window_parts, &n.window_begin, &n.window_end);
     pysim_profile own = {0};
@@ -282,11 +310,18 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     pysim_add_profile(r->profile, &own);
 }
 
-void pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads,
-                    char *workspace, pysim_profile *profile) {
+void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads, char *workspace,
+                    pysim_profile *profile) {
     int64_t each = 0;
-    (void)thread_workspace(shared, &each); /* The size was checked before. */
-    nest_run r = {shared, prepare, context, 1, 1, workspace, each, profile};
-    divide(window_tiles(shared), filter_tiles(shared), pysim_split_count(images, threads), &r.window_parts, &r.filter_parts);
+    n->prefetch_input = wants_input_prefetch(n);
+    n->prefetch_output = wants_output_prefetch(n);
+    if (images == 1 && threads == 1) {
+        prepare(n, 0, context);
+        run_tiles(n, workspace, profile);
+        return;
+    }
+    (void)thread_workspace(n, &each); /* The size was checked before. */
+    nest_run r = {n, prepare, context, 1, 1, workspace, each, profile};
+    divide(window_tiles(n), filter_tiles(n), pysim_split_count(images, threads), &r.window_parts, &r.filter_parts);
     pysim_parallel_for(images * r.window_parts * r.filter_parts, threads, run_item, &r);
 }

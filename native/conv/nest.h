@@ -16,7 +16,7 @@ struct pysim_nest {
     /* Packs windows [t0, t0+nw) x kernel rows [r0, r1) x channels [c0, c0+nc) as [r][c][s][schedule.windows]. */
     void (*pack_windows)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst);
     /* Kernel rows [r0, r1) that at least one of the windows reads inside the image. The other kernel rows are padding for all of them:
-     * they are neither packed nor computed. */
+     * they are neither packed nor computed. NULL: all rows are live. */
     void (*live_rows)(const pysim_nest *n, int64_t t0, int64_t nw, int64_t *r0, int64_t *r1);
     /* Packs filters [f0, f0+nf) as [c][schedule.filters]; NULL if `filter_data` holds panels packed once beforehand. */
     void (*pack_filters)(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst);
@@ -38,6 +38,7 @@ struct pysim_nest {
     const char *bias_filters, *bias_windows;
     pysim_bounds bounds;
     pysim_finish finish_rows; /* applied to tiles whose sums are complete */
+    int prefetch_input;            /* prefetch the next tile of an input that is read in place */
     int prefetch_output;           /* prefetch a tile's output lines before its kernel runs even if they are only written */
 
     int64_t window_begin, window_end, filter_begin, filter_end; /* this thread's tiles */
@@ -70,10 +71,11 @@ int64_t pysim_split_count(int64_t items, int64_t threads);
 double pysim_now(void);
 void pysim_add_profile(pysim_profile *profile, const pysim_profile *own);
 
-/* Runs all tiles of `images` nests, each filled in by prepare(), on `threads` threads, in the workspace that pysim_nest_workspace asked
- * for. One thread computes a tile in one order, so the bits do not depend on the number of threads. Adds to the profile if one is given. */
+/* Runs all tiles of `images` nests on `threads` threads, in the workspace that pysim_nest_workspace asked for. Each nest is a copy of `n`
+ * filled in by prepare(); a single one that is not divided is `n` itself. One thread computes a tile in one order, so the bits do not depend
+ * on the number of threads. Adds to the profile if one is given. */
 typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *context);
-void pysim_nest_run(const pysim_nest *shared, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads,
+void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads,
                     char *workspace, pysim_profile *profile);
 
 /* Offset in elements of channel c0 and filter tile `tile` in the packed filters of a group: [channel set][filter
