@@ -55,6 +55,13 @@ def test_the_roof_counts_only_what_falls_inside_the_image(text: str, layout: Lay
             assert above(plan, plan.seconds, "predicted") == ""
 
 
+def test_half_vectors_have_the_peak_of_the_unit_that_they_run_on() -> None:
+    """A Zen 4 has two multiply-adds of 32 bytes a cycle, one of 64."""
+    plans = planner.plans("conv:g72ic72ih72oc72kh3ph1", "zen4", top=40, algorithm="depthwise")
+    rows = [floor_of(plan).seconds for plan in plans if plan.kernel in ("f32_rows_64x1__avx512", "f32_rows_128x1__avx512")]
+    assert len(rows) == 2 and rows[0] == pytest.approx(rows[1])
+
+
 @pytest.mark.parametrize("text", ["conv:g8mb1ic8ih56oc8kh3ph1", "conv:g8mb1ic8ih56oc8kh3sh2ph1:f64"])
 def test_depthwise_loops_of_plain_c_take_what_their_multiply_adds_take(text: str) -> None:
     machine = load_any("zen4")

@@ -58,7 +58,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.cost import Reason
 from pysim.record.description import Description
-from pysim.record.plan import Layout, Plan, Request, blocks_of
+from pysim.record.plan import Layout, Plan, Request, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import Kernel, direct_edge_bytes, direct_kernels
 
@@ -430,4 +430,5 @@ def describe(plan: Plan) -> Description:
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
     summary = "groups of few channels, input and weights read in place"
     met = prod(live_taps(w)) if kernel.form == BLOCKS else live_taps(w)[0] * w.out_w * w.kernel_w
-    return words.describe(plan, summary, described(w, Rows.alone(kernel, schedule)), inner, peak=words.peak_of_taps(plan, met))
+    peak = words.peak_of_taps(plan, met, _unit(on_cpu(plan)[1], kernel))
+    return words.describe(plan, summary, described(w, Rows.alone(kernel, schedule)), inner, peak=peak)

@@ -19,7 +19,7 @@ from pysim.cachemodel.cpu.nest import Nest, ceil_div
 from pysim.cachemodel.cpu.reuse import ACROSS, AFTER_FILL, BUFFER, WITHIN
 from pysim.cachemodel.cpu.sliced import FILTER_TILES, WINDOWS, described
 from pysim.cachemodel.cpu.threads import grid, parts_of_each
-from pysim.machine.cpu import Level, Machine
+from pysim.machine.cpu import Level, Machine, Unit
 from pysim.record.cost import CsaCost
 from pysim.record.description import Description, Section, bytes_text
 from pysim.record.plan import Plan, on_cpu
@@ -50,17 +50,19 @@ def describe(
     return Description(summary, tuple(section for section in sections if section.lines), peak_of(plan) if peak is None else peak)
 
 
-def peak_of(plan: Plan, lanes: int = 0) -> float:
-    """FLOP/s of one core whose unit is busy with the kernel's multiply-adds; `lanes`: of a multiply-add, if not the kernel's columns."""
+def peak_of(plan: Plan, lanes: int = 0, unit: Unit | None = None) -> float:
+    """FLOP/s of one core whose unit is busy with the kernel's multiply-adds; `lanes`: of a multiply-add, if not the kernel's columns;
+    `unit`: if not that of the kernel's target."""
     on, kernel = on_cpu(plan)[1], row_of(plan.schedule)
-    return 2 * (lanes or kernel.lane_windows * kernel.lane_filters) * on.unit_of(kernel.target).rate(plan.workload.dtype) * on.clock_hz
+    rate = (unit or on.unit_of(kernel.target)).rate(plan.workload.dtype)
+    return 2 * (lanes or kernel.lane_windows * kernel.lane_filters) * rate * on.clock_hz
 
 
-def peak_of_taps(plan: Plan, met: float) -> float:
+def peak_of_taps(plan: Plan, met: float, unit: Unit | None = None) -> float:
     """FLOP/s, counted by the definition of a convolution, of one core whose unit is busy; `met` of the taps of all windows are multiplied,
     those that meet the image."""
     w = plan.conv
-    return peak_of(plan) * w.windows * w.taps / met if met else 0.0
+    return peak_of(plan, unit=unit) * w.windows * w.taps / met if met else 0.0
 
 
 def describe_nest(nest: Nest, plan: Plan, summary: str, more: Sequence[Section] = ()) -> Description:
