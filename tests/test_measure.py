@@ -371,9 +371,11 @@ def test_many_lines_in_order_take_less_each_than_one_alone() -> None:
     def least(nbytes: int) -> float:
         """Of several readings; another process may have one of the CPUs."""
         found = []
-        for _ in range(20):
+        for _ in range(1000):
             with suppress(NativeError):
                 found.append(runtime.probe_line_transfer(nbytes, 64, 1e-3))
+            if len(found) == 20:
+                break
         return min(found)
 
     assert 1e-9 < least(64) < 1e-5 and least(4096) < least(64)

@@ -292,7 +292,8 @@ def test_a_wrong_plan_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(search, "checked", checked)
     (found,) = document("search", SMALL, "--budget", "0.5", code=1)["searches"]
-    assert found["wrong"] == [wrong] and "one is off" in found["failed"][wrong] and found["best"]["name"] != wrong
+    assert found["wrong"] == [wrong] and "one is off" in found["failed"][wrong]
+    assert found["best"] is None or found["best"]["name"] != wrong  # on a busy machine nothing may be timed
     with Store() as store:
         assert wrong not in {one.environment["plan"] for one in store.find()}
 

@@ -363,7 +363,7 @@ def parser_of(doc: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
+def parser_of_fit() -> argparse.ArgumentParser:
     parser = parser_of(__doc__)
     parser.add_argument("--families", action="store_true", help="fix the rates, latencies and shares of L2")
     parser.add_argument("--machine-alone", action="store_true", help="fix the kernels' efficiencies")
@@ -374,6 +374,11 @@ def main() -> None:
     parser.add_argument(
         "--same-chip", nargs="+", default=[], metavar=("MACHINE", "FILE"), help="another machine of the chip, and its files"
     )
+    return parser
+
+
+def main() -> None:
+    parser = parser_of_fit()
     options = parser.parse_args()
     gpu, (cases, attributes) = load_any(options.machine), read(options.files)
     assert isinstance(gpu, Gpu)
