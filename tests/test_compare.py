@@ -326,6 +326,7 @@ class Emulator:
     kind: Literal["emulated"] = "emulated"
     about = "a pretended CPU"
     library = staticmethod(runtime.library)
+    runner = staticmethod(runtime.LOCAL.runner)
 
 
 @native

@@ -2,6 +2,7 @@
 """A nest as a description: its walk is what the macro-kernel touches, its distances are those of the walk, and a reader can write one."""
 
 import doctest
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from plan_trace import recorded as recorded_runs
 
 from pysim.algorithms.cpu import panels, unpacked
 from pysim.algorithms.cpu.im2col import columns_nest
-from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use, miss_share
+from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand, Use, miss_share, normal_distribution
 from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import OPERANDS, PHASES, Cache, Hierarchy
@@ -120,6 +121,11 @@ def test_the_worked_number_of_the_distance_is_what_it_says() -> None:
     i, f = nest.accesses
     found = nest.between((Use(f, 0), Use(f, 0, at_end=True), Use(f, 0, at_end=False), Use(i, 1)))[:, :, 0]
     assert found.T.tolist() == [[(2 - 1 / 4) * kept, 40.0], [1.5 * kept, 40.0], [2 * kept, 40.0], [kept, 10.0]]
+
+
+def test_the_normal_distribution_is_right_to_seven_digits() -> None:
+    z = np.linspace(-9, 9, 1001)
+    assert normal_distribution(z.copy()) == pytest.approx([math.erfc(-x / math.sqrt(2)) / 2 for x in z], abs=1e-7)
 
 
 @native

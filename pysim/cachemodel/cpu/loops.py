@@ -37,7 +37,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
 from pysim.cachemodel.cpu.distances import Array as Array
 from pysim.cachemodel.cpu.distances import (
@@ -163,7 +162,16 @@ def scattered_miss_share(level: Level, ways: Array) -> Array:
     deviation = np.sqrt(np.maximum(1e-9, ways) * (1 - level.page_share))
     ways -= level.ways - 1 / 3  # the median of a Poisson distribution is a third below its mean
     ways /= deviation
-    return ndtr(ways, out=ways)
+    return normal_distribution(ways)
+
+
+def normal_distribution(z: Array) -> Array:
+    """Phi(z) within 1e-7, in place (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26). Plans import no SciPy."""
+    x = np.abs(z) / math.sqrt(2)
+    t = 1 / (1 + 0.3275911 * x)
+    tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))) * np.exp(-x * x) / 2
+    z[...] = np.where(z < 0, tail, 1 - tail)
+    return z
 
 
 def as_rows(columns: int, *rows: Any) -> Array:
