@@ -178,7 +178,7 @@ def _over_tiles(nest: Nest, kernel: Kernel, unit: Unit, rows: Iterable[tuple[int
 
 
 def stride_cycles(nest: Conv, unit: Unit, windows: float, vectors: float) -> float:
-    """Cycles that a stride adds to each packed vector, in runs of some windows in some vectors (native/x86/pack.h).
+    """Cycles that a stride adds to each packed vector, if a run has `windows` windows in `vectors` vectors (native/x86/pack.h).
 
     Strides up to PHASES: all taps share the loads of a run and the permutes that separate the phases that have taps. Taps of the same
     phase are shifts of each other, and the last of them may reach into one vector more. Without a stride, one chain of shifts makes all
