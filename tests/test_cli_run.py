@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import _cffi_backend
+import numpy as np
 import pytest
 from command_line import PLAN_KEYS, PROBLEM, SMALL, cache, child, document, invoke, native, ok, own_files, refused  # noqa: F401
 
@@ -51,6 +52,22 @@ def test_run_checks_times_and_stores_the_plan():
         (kept,) = store.find(problem=SMALL)
         assert sorted(kept.samples)[0] <= found["comparisons"][0]["measured_seconds"] <= sorted(kept.samples)[-1]
         assert float(kept.environment["clock_hz"]) == pytest.approx(found["comparisons"][0]["core"]["clock_hz"], rel=1e-3)
+
+
+@native
+def test_a_model_without_its_external_weights_times_the_layers_and_exits_with_1(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    of = onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    weights = onnx.numpy_helper.from_array(np.ones((16, 16), np.float32), "w")
+    graph = onnx.helper.make_graph([node], "g", [of("x", 1, (8, 16))], [of("y", 1, (8, 16))], [weights])
+    model = tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph), model, save_as_external_data=True, location="weights", size_threshold=0)
+    ok("run", str(model))
+    (tmp_path / "weights").unlink()
+    done = invoke("run", str(model))
+    assert done.exit_code == 1 and "gemm:8x16x16" in done.stdout
+    assert f'the values of "w" should be in the file {tmp_path / "weights"}, which does not exist' in done.stderr
 
 
 @native

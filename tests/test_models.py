@@ -346,7 +346,10 @@ def test_a_layers_prediction_is_at_the_clock_when_timed():
     ("damage", "message"),
     [
         (lambda proto: proto.graph.initializer[0].dims.append(3), 'the constant "c0" cannot be read'),
-        (lambda proto: proto.graph.node[1].input.__setitem__(0, "lost"), 'Relu "second" reads "lost", which no node before it makes'),
+        (
+            lambda proto: proto.graph.node[1].input.__setitem__(0, "lost"),
+            'Relu "second" reads "lost", but no node, initializer or input of the model defines it',
+        ),
         (
             lambda proto: proto.graph.output[0].type.tensor_type.shape.dim[3].__setattr__("dim_value", 9),
             r'declares the value "v1" as \[1, 2, 5, 9\]',
@@ -366,11 +369,25 @@ def test_a_damaged_model_is_refused_with_what_is_wrong(damage, message):
         model_of(proto)
 
 
+def test_external_weights_of_another_size_or_outside_the_folder_are_refused(tmp_path):
+    (tmp_path / "weights").write_bytes(bytes(10))
+    for seed in (None, 0):
+        for location, message in (("weights", 'the constant "c0" cannot be read'), ("../weights", "outside the model's folder")):
+            proto = random_model(3)
+            tensor = next(one for one in proto.graph.initializer if one.name == "c0")
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value=location)
+            (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+            with pytest.raises(ProblemError, match=message):
+                pysim.load(tmp_path / "m.onnx", seed=seed)
+
+
 def test_weights_in_a_file_that_is_not_there_are_reported(tmp_path):
     onnx.save_model(random_model(3), tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     pysim.load(tmp_path / "m.onnx")
     (tmp_path / "weights").unlink()
-    with pytest.raises(ProblemError, match="its weights in another file cannot be read"):
+    with pytest.raises(ProblemError, match=r"weights, which does not exist; put it there"):
         pysim.load(tmp_path / "m.onnx")
 
 

@@ -72,8 +72,8 @@ def compare(
 ) -> None:
     """Check the plan of each PROBLEM, time it interleaved with other libraries in one run, and show its predicted time.
 
-    A library's column is its median time over pysim's: above 1 pysim is faster. Exit code 1 if a result is wrong. All samples go
-    to the measurement store (pysim doctor names the file); an interrupted comparison loses nothing that was measured.
+    A library's column is its median time over pysim's: above 1 pysim is faster. Exit code 1 if a result is wrong or a model
+    cannot run as a whole. All samples go to the measurement store (pysim doctor names the file), even of an interrupted comparison.
 
     On a GPU a convolution is compared with the fastest correct forward algorithm of cuDNN, with --peers also with PyTorch; columns
     show their workspaces. A matrix product is compared with cuBLAS.
@@ -112,11 +112,11 @@ def compare(
         *(_space(name) for name in (OURS, *shown) if on_gpu and name in WORKSPACES),
         *timing.identity(),
     ]
-    results = timing.report(planned, measured_layers, columns, as_json, **({"models": networks} if networks else {}))
+    results = timing.report(planned, measured_layers, columns, as_json, **networks.document)
     if not as_json:
         _put_summary(summarise(results), results)
-        models.put_models(networks)
-    ctx.exit(models.exit_code(timing.exit_code(results), networks))
+        models.put_models(networks.comparisons)
+    ctx.exit(networks.exit_code(timing.exit_code(results)))
 
 
 def _ratio(name: str) -> "Column[Comparison]":

@@ -2,7 +2,7 @@
 """Whole networks in `run` and `compare`: one row per model file among the problems, and the layers that take most time."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,24 +19,40 @@ if TYPE_CHECKING:
 _SHOWN_LAYERS = 8  # the slowest
 
 
-def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: bool, min_seconds: float = 0.2) -> "list[ModelComparison]":
+class Networks(NamedTuple):
+    """Models that ran as a whole, and the number of those that could not run."""
+
+    comparisons: "list[ModelComparison]"
+    failed: int = 0
+
+    @property
+    def document(self) -> "dict[str, list[ModelComparison]]":
+        """Fields of the JSON document."""
+        return {"models": self.comparisons} if self.comparisons else {}
+
+    def exit_code(self, code: int) -> int:
+        """The command's exit code, given that of its layers."""
+        return max(code, 1) if self.failed or not all(one.correct for one in self.comparisons) else code
+
+
+def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: bool, min_seconds: float = 0.2) -> Networks:
     """Compares every model file among the words as a whole; one that cannot run as a whole is reported on stderr."""
     named = [(word, model) for word in words if (model := model_file(word.strip())) is not None]
     if not named:
-        return []
+        return Networks([])
     from pysim.calibration import host
     from pysim.frontends.whole import compare
     from pysim.machine.gpu import Gpu
 
     if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
-        return []
+        return Networks([])
     models = []
     for word, (path, batch) in named:
         try:
             models.append(msgspec.structs.replace(compare(path, on, threads, peers, min_seconds, batch), model=printable(word)))
         except PysimError as error:
-            say(f"{word} as a whole: {error}")
-    return models
+            say(f"{word} cannot run as a whole: {error}")
+    return Networks(models, len(named) - len(models))
 
 
 def put_models(models: "list[ModelComparison]") -> None:
@@ -79,7 +95,3 @@ def _put_layers(result: "ModelComparison") -> None:
         fused = f" + {len(layer.fused)} fused" if layer.fused else ""
         times = f"{seconds(layer.measured_seconds):>10}  {seconds(layer.predicted_seconds):>8}"
         put(f"{times}  {layer.op} {layer.node}{fused}  {layer.problem or ''}")
-
-
-def exit_code(code: int, models: "list[ModelComparison]") -> int:
-    return code if all(result.correct for result in models) else max(code, 1)

@@ -45,7 +45,8 @@ def run(
     """Plan each PROBLEM, check the plan's result against a reference, then time it on this computer (-m cuda: on its GPU).
 
     If this CPU lacks the machine's instructions, the plan runs in an emulator, if one is installed: results are checked, not timed.
-    Exit code 1 if a result is wrong. All samples go to the measurement store (pysim doctor names the file).
+    Exit code 1 if a result is wrong or a model cannot run as a whole. All samples go to the measurement store (pysim doctor names the
+    file).
 
     \b
     Examples
@@ -67,11 +68,11 @@ def run(
     measured_layers = timing.measured(planned, on, {}, executor, threads=options["threads"], profile=profile)
     networks = models.measured(problems, on, options["threads"], peers=False)
     columns = _emulated_columns() if executor.kind == "emulated" else _columns(flops, profile)
-    results = timing.report(planned, measured_layers, columns, as_json, **({"models": networks} if networks else {}))
+    results = timing.report(planned, measured_layers, columns, as_json, **networks.document)
     if not as_json:
         _put_summary(results, executor.kind == "emulated", profile)
-        models.put_models(networks)
-    ctx.exit(models.exit_code(timing.exit_code(results), networks))
+        models.put_models(networks.comparisons)
+    ctx.exit(networks.exit_code(timing.exit_code(results)))
 
 
 def _columns(flops: dict[str, int], profile: bool) -> "list[Column[Comparison]]":

@@ -20,7 +20,9 @@ import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.files import read_bytes
+from pysim.frontends.onnx_names import check_names, text_of
 from pysim.frontends.onnx_sparse import make_dense
+from pysim.models.graph import Array
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload
@@ -36,7 +38,6 @@ _MOST_NODES = 50_000  # in a model after inlining its functions
 _MOST_CALLS = 100  # nested function calls
 _MOST_DIMENSIONS = 64
 _LONGEST_STEP = 1 << 30
-_LONGEST = 200  # characters of a name or value in a message
 _WEIGHTED = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm")  # only their first input has a batch
 _NOT_READ = {
     "ConvTranspose": "a transposed convolution is not read",
@@ -78,6 +79,7 @@ def read(path: str | Path, batch: int | None = None) -> tuple[list[Layer], list[
     model = load(Path(path), name)
     skipped = set_batch(model.graph, name, batch)
     model = infer(model, name)
+    check_names(model.graph, name)
     tensors = tensors_of(model)
     layers: list[Layer] = []
     for node, inside in nodes_of(model.graph.node):
@@ -92,12 +94,6 @@ def read(path: str | Path, batch: int | None = None) -> tuple[list[Layer], list[
         except ProblemError as error:
             skipped.append(Skipped(label, kind, str(error)))
     return layers, skipped
-
-
-def text_of(name: str | bytes) -> str:
-    """A name as text, shortened to fit a line. Protobuf gives a name that is not UTF-8 as bytes."""
-    text = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def load(path: Path, name: str) -> "onnx.ModelProto":
@@ -282,6 +278,17 @@ def _element(number: int) -> str:
     return str(onnx.TensorProto.DataType.Name(number)) if number in onnx.TensorProto.DataType.values() else "UNDEFINED"
 
 
+def array_of(tensor: "onnx.TensorProto", name: str) -> Array:
+    """The values of a constant; ProblemError if its data do not make an array of its type and shape."""
+    import onnx
+
+    try:
+        found: Array = onnx.numpy_helper.to_array(tensor)
+    except Exception as error:  # each fault has its own exception
+        raise ProblemError(f'{name}: the constant "{text_of(tensor.name)}" cannot be read: {error}') from None
+    return found
+
+
 def nodes_of(nodes: "Sequence[onnx.NodeProto]", inside: str = "") -> "Iterator[tuple[onnx.NodeProto, str]]":
     """Every node, with the control-flow node that contains it, if any."""
     for node in nodes:
@@ -313,6 +320,8 @@ def read_node(node: "onnx.NodeProto", tensors: Mapping[str, ValueType]) -> Workl
     if len(operands) < 2:
         raise ProblemError(f"it has {len(operands)} inputs, where two are needed")
     element = operands[0].element
+    if operands[1].element != element:
+        raise ProblemError(f"its inputs are of the types {element} and {operands[1].element}; expected one type")
     if element not in _DTYPES:
         raise ProblemError(f"its elements are {element}; read are {', '.join(_DTYPES)}")
     try:

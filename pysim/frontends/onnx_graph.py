@@ -16,7 +16,9 @@ from pysim.errors import ProblemError, printable
 from pysim.frontends import onnx as layers
 from pysim.frontends import onnx_shapes
 from pysim.frontends.onnx_branches import captured, with_branches
+from pysim.frontends.onnx_external import load_external
 from pysim.frontends.onnx_lower import EXPANSIONS, LOWER, split
+from pysim.frontends.onnx_names import check_names, check_utf8, text_of
 from pysim.frontends.onnx_patterns import with_patterns
 from pysim.frontends.onnx_rows import with_rows
 from pysim.frontends.onnx_seeds import seeded
@@ -38,15 +40,9 @@ def read_graph(path: str | Path, batch: int | None = None, seed: int | None = No
 
 def load_model(path: str | Path, batch: int | None = None, seed: int | None = None) -> "onnx.ModelProto":
     """The model with its batch set and weights filled in, as it is run here and by ONNX Runtime."""
-    import onnx.checker
-    import onnx.external_data_helper
-
     model = layers.load(Path(path), printable(str(path)))
-    try:
-        onnx.external_data_helper.load_external_data_for_model(model, str(Path(path).resolve().parent))
-    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise ProblemError(f"{printable(str(path))}: its weights in another file cannot be read: {error}") from None
-    model = model if seed is None else seeded(model, seed)
+    load_external(model, Path(path).resolve().parent, printable(str(path)))
+    model = model if seed is None else seeded(model, seed, printable(str(path)))
     layers.set_batch(model.graph, printable(str(path)), batch)
     return model
 
@@ -54,15 +50,16 @@ def load_model(path: str | Path, batch: int | None = None, seed: int | None = No
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     """The graph of a model in memory. Removes the weights from `model`."""
     opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
-    constants = {tensor.name: _array(tensor, name) for tensor in model.graph.initializer}
+    constants = {tensor.name: layers.array_of(tensor, name) for tensor in model.graph.initializer}
     declared = layers.undeclared(model.graph)
     model = layers.infer(model, name)
-    _check_names(model.graph, name)
+    check_utf8(model.graph, name)
+    check_names(model.graph, name)
     outputs = tuple(value.name for value in model.graph.output)
     read, graph = _settled(model, name, opset, Graph((), (), outputs, {}, constants))
     while (taken := with_branches(model, graph.constants)) is not None:
         model = taken
-        constants |= {tensor.name: _array(tensor, name) for tensor in model.graph.initializer if tensor.name not in constants}
+        constants |= {tensor.name: layers.array_of(tensor, name) for tensor in model.graph.initializer if tensor.name not in constants}
         read, graph = _settled(model, name, opset, graph._replace(constants=constants))
     if told := {value: of for value, of in declared.items() if not read.is_known(value) and onnx_shapes.is_known(of)}:
         read, graph = _settled(model, name, opset, graph._replace(constants=constants), told)
@@ -75,32 +72,6 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     graph = without_empty(graph._replace(tensors=tensors), ("AveragePool", "Conv", "LpPool", "MaxPool"))
     return live(read.lowered(with_rows(with_patterns(graph), opset)))
-
-
-def _array(tensor: "onnx.TensorProto", name: str) -> Array:
-    import onnx
-
-    try:
-        found: Array = onnx.numpy_helper.to_array(tensor)
-    except Exception as error:  # incomplete data
-        raise ProblemError(f'{name}: the constant "{layers.text_of(tensor.name)}" cannot be read: {error}') from None
-    return found
-
-
-def _check_names(graph: "onnx.GraphProto", name: str) -> None:
-    """ProblemError for a name that is not UTF-8, and for a value that is read before a node computes it."""
-    made = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
-    for node in graph.node:
-        about = f'{name}: {layers.text_of(node.op_type)} "{layers.text_of(node.name or next(iter(node.output), ""))}"'
-        if not all(isinstance(one, str) for one in (node.name, node.op_type, node.domain, *node.input, *node.output)):
-            raise ProblemError(f"{about} has a name that is no UTF-8")
-        for one in node.input:
-            if one not in made:
-                raise ProblemError(f'{about} reads "{layers.text_of(one)}", which no node before it makes')
-        made.update(node.output)
-    for value in graph.output:
-        if value.name not in made:
-            raise ProblemError(f'{name}: nothing makes its output "{layers.text_of(value.name)}"')
 
 
 def _settled(
@@ -153,14 +124,14 @@ class _Reader(NamedTuple):
             shape = "no known shape" if sizes is None else f"the dynamic shape [{', '.join(map(str, sizes))}]"
             shape += f' behind {maker.op} "{printable(maker.name)}"' if maker else ""
             right = "give the model fixed sizes (a symbolic batch is set)"
-            raise ProblemError(f'{self.model}: the value "{layers.text_of(name)}" has {shape}; {right}')
+            raise ProblemError(f'{self.model}: the value "{text_of(name)}" has {shape}; {right}')
         import onnx
 
         if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
-            raise ProblemError(f'{self.model}: the type of the value "{layers.text_of(name)}" is not known')
+            raise ProblemError(f'{self.model}: the type of the value "{text_of(name)}" is not known')
         dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
         if dtype.kind == "O":
-            raise ProblemError(f'{self.model}: the value "{layers.text_of(name)}" is text; nothing here computes with that')
+            raise ProblemError(f'{self.model}: the value "{text_of(name)}" is text; nothing here computes with that')
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
 
     def is_known(self, name: str) -> bool:
@@ -170,7 +141,7 @@ class _Reader(NamedTuple):
         """A node with its attributes and its reference; ProblemError if nothing can run it."""
         import onnx
 
-        label = layers.text_of(proto.name or next(iter(proto.output), ""))
+        label = text_of(proto.name or next(iter(proto.output), ""))
         attributes = {one.name: onnx.helper.get_attribute_value(one) for one in proto.attribute}
         if proto.op_type == "If" and proto.domain in _STANDARD:
             return Node("If", label, (*proto.input, *captured(proto)), tuple(proto.output), attributes)

@@ -8,31 +8,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pysim.frontends.onnx import array_of
 from pysim.models.graph import Array
 
 if TYPE_CHECKING:
     import onnx
 
 
-def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
+def seeded(model: "onnx.ModelProto", seed: int, name: str) -> "onnx.ModelProto":
     """The model with random values for missing weights: normal with variance 2 / (C/g R S) for weights, 1 +- 0.1 for variances, +- 0.1 for
-    shifts, and 0.8 +- 0.1 for scales, which keeps residual sums from growing."""
+    shifts, and 0.8 +- 0.1 for scales, which keeps residual sums from growing. ProblemError if a constant cannot be read."""
     import onnx
 
     graph, rng = model.graph, np.random.default_rng(seed)
-    known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    shapes = {name: known[node.input[0]] for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in known
-              for name in node.output}  # fmt: skip
+    known = {tensor.name: array_of(tensor, name) for tensor in graph.initializer}
+    shapes = {output: known[node.input[0]] for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in known
+              for output in node.output}  # fmt: skip
     for value in graph.input:
         dims = value.type.tensor_type.shape.dim
         if value.name not in known and all(dim.HasField("dim_value") for dim in dims):
             shapes[value.name] = np.array([dim.dim_value for dim in dims], np.int64)
     made: dict[str, Array] = {}
     for node in graph.node:
-        for place, name in enumerate(node.input):
+        for place, operand in enumerate(node.input):
             role = _ROLES.get((node.op_type, place))
-            if role and name in shapes and name not in made:
-                made[name] = role(rng, tuple(map(int, shapes[name])))
+            if role and operand in shapes and operand not in made:
+                made[operand] = role(rng, tuple(map(int, shapes[operand])))
     kept = [node for node in graph.node if not set(node.output) & made.keys()]
     inputs = [value for value in graph.input if value.name not in made]
     for field, items in ((graph.node, kept), (graph.input, inputs)):
@@ -40,7 +41,7 @@ def seeded(model: "onnx.ModelProto", seed: int) -> "onnx.ModelProto":
         del field[:]
         field.extend(copies)
     model.ir_version = max(model.ir_version, 4)  # since 4, an initializer need not be an input
-    graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in made.items())
+    graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(np.float32), weights) for weights, array in made.items())
     return model
 
 

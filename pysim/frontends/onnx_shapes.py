@@ -20,6 +20,7 @@ import numpy as np
 
 from pysim.errors import ProblemError
 from pysim.frontends import onnx as layers
+from pysim.frontends.onnx_names import text_of
 from pysim.models.convolutions import SAME, Transposed, transposed_window
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
     try:
         found = pool_of({one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}, sizes)
     except ProblemError as error:
-        raise ProblemError(f'{node.op_type} "{layers.text_of(node.name or node.output[0])}": {error}') from None
+        raise ProblemError(f'{node.op_type} "{text_of(node.name or node.output[0])}": {error}') from None
     if list(y[2:]) == found.outputs:
         return False
     both = list(zip(sizes, found.outputs, strict=True))
@@ -186,7 +187,7 @@ def check_declared(declared: Types, found: Types, name: str) -> None:
             continue
         both = zip(said, made, strict=False)
         if len(said) != len(made) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in both):
-            what = f'declares the value "{layers.text_of(value)}" as {_listed(said)}, but it is {_listed(made)}'
+            what = f'declares the value "{text_of(value)}" as {_listed(said)}, but it is {_listed(made)}'
             raise ProblemError(f"{name} {what}; export it again, or delete the declared shapes")
 
 
