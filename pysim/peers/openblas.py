@@ -75,7 +75,7 @@ def make(workload: Workload, operands: Operands, algorithm: str = "") -> Ready:
     steps: list[Step] = []
     for image in range(c.batch):
         if columns is not None:
-            steps.append(_im2col(c, x[image], columns))
+            steps.append(im2col(c, x[image], columns))
         steps += _products(ffi, gemm, c, x[image] if columns is None else columns, w, out[image])
     return Ready(functools.partial(_run, steps, columns), version)
 
@@ -85,7 +85,7 @@ def _run(steps: list[Step], _alive: object) -> None:
         step()
 
 
-def _im2col(c: Conv, image: Array, columns: Array) -> Step:
+def im2col(c: Conv, image: Array, columns: Array) -> Step:
     """im2col of all channels of one image, as in Caffe: groups are ranges of rows of the result."""
     ffi, lib = runtime.library()
     struct = runtime.conv_struct(msgspec.structs.replace(c, batch=1, groups=1))
