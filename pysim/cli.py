@@ -53,6 +53,9 @@ def _sentences() -> Iterator[None]:
     except PysimError as error:
         say(f"pysim: {error}")
         raise click.exceptions.Exit(error.exit_code) from None
+    except MemoryError as error:
+        say(f"pysim: out of memory{f': {error}' if str(error) else ''}")
+        raise click.exceptions.Exit(PysimError.exit_code) from None
     except KeyboardInterrupt:
         say("pysim: interrupted")
         raise click.exceptions.Exit(INTERRUPTED) from None

@@ -70,6 +70,14 @@ def test_a_model_without_its_external_weights_times_the_layers_and_exits_with_1(
     assert f'the values of "w" should be in the file {tmp_path / "weights"}, which does not exist' in done.stderr
 
 
+def test_out_of_memory_is_one_line(monkeypatch):
+    def fails(*_args, **_options):
+        raise MemoryError("Unable to allocate 6 PiB")
+
+    monkeypatch.setattr(planner, "plan", fails)
+    assert refused(2, "plan", SMALL) == "pysim: out of memory: Unable to allocate 6 PiB"
+
+
 @native
 def test_a_store_that_cannot_be_written_is_one_line_and_no_half_of_a_table(tmp_path, monkeypatch):
     (tmp_path / "damaged").write_text("no store")

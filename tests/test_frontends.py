@@ -290,6 +290,22 @@ def test_a_value_is_defined_once_and_before_it_is_read(tmp_path, inputs, outputs
         read(save(tmp_path / "m.onnx", nodes, [value("x", 5, 5), value("w", 5, 5)]))
 
 
+@pytest.mark.parametrize("opset", [0, -1, 999, 1 << 40])
+def test_an_opset_that_is_not_known_is_refused(tmp_path, opset):
+    path = save(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], [value("x", 5, 7), value("w", 7, 6)])
+    proto = onnx.load(path)
+    proto.opset_import[0].version = opset
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ProblemError, match=f"is of opset {opset}, but this onnx package knows opsets 1 to"):
+        read(path)
+
+
+def test_operands_of_two_types_are_no_product(tmp_path):
+    inputs = [value("x", 5, 7), value("w", 7, 6, element=onnx.TensorProto.DOUBLE)]
+    _, (one,) = read(save(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], inputs))
+    assert one.reason == "its inputs are of the types FLOAT and DOUBLE; expected one type"
+
+
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x00" * 64], ids=["empty", "text", "zeros"])
 def test_a_file_that_is_no_model_is_refused(tmp_path, content):
     path = tmp_path / "m.onnx"

@@ -346,6 +346,8 @@ def test_a_layers_prediction_is_at_the_clock_when_timed():
     ("damage", "message"),
     [
         (lambda proto: proto.graph.initializer[0].dims.append(3), 'the constant "c0" cannot be read'),
+        (lambda proto: proto.graph.node[1].attribute.append(onnx.helper.make_attribute("axis", 9)), r"node name: second"),
+        (lambda proto: proto.graph.output.pop(), "a model has no outputs; expected at least one"),
         (
             lambda proto: proto.graph.node[1].input.__setitem__(0, "lost"),
             'Relu "second" reads "lost", but no node, initializer or input of the model defines it',
@@ -362,10 +364,32 @@ def test_a_damaged_model_is_refused_with_what_is_wrong(damage, message):
     y = build.add("Conv", ["x", build.constant(np.ones((2, 4, 1, 1)))], (1, 2, 5, 6))
     proto = build.model([build.add("Relu", [y], (1, 2, 5, 6))])
     proto.graph.node[1].name = "second"
+    if "node name" in message:
+        proto.graph.node[1].op_type = "Concat"
+        proto.graph.output[0].type.tensor_type.ClearField("shape")
     if "declares" in message:
         proto.graph.node[0].output[0] = proto.graph.node.pop().output[0]
     damage(proto)
     with pytest.raises(ProblemError, match=message):
+        model_of(proto)
+
+
+def test_infinities_and_nan_of_the_exact_result_are_no_errors_and_others_are():
+    exact = np.array([1.0, np.inf, np.nan, -1e39])
+    right = np.array([1.0, np.inf, np.nan, -np.inf], np.float32)
+    assert whole._error([right], [exact]) == 0
+    for at, wrong in ((0, np.nan), (0, np.inf), (1, -np.inf), (2, 0), (3, 0)):
+        assert whole._error([np.where(np.arange(4) == at, np.float32(wrong), right)], [exact]) == np.inf
+    assert whole._error([np.array([2e-45], np.float32)], [np.array([1.4e-45])]) < 1e-6
+
+
+def test_a_bias_of_another_size_is_refused_with_its_node():
+    build = Builder(0)
+    build.shapes["x"] = (1, 4, 5, 6)
+    weights, bias = (build.constant(np.ones(shape, np.float32)) for shape in ((2, 4, 1, 1), 3))
+    proto = build.model([build.add("Conv", ["x", weights, bias], (1, 2, 5, 6))])
+    proto.graph.node[0].name = "first"
+    with pytest.raises(OperandError, match=r'Conv "first": bias has shape \(3,\), but the problem needs \(2,\)'):
         model_of(proto)
 
 

@@ -50,13 +50,15 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
     for word, (path, batch) in named:
         try:
             models.append(msgspec.structs.replace(compare(path, on, threads, peers, min_seconds, batch), model=printable(word)))
-        except PysimError as error:
-            say(f"{word} cannot run as a whole: {error}")
+        except (PysimError, MemoryError) as error:
+            say(f"{word} cannot run as a whole: {'out of memory: ' * isinstance(error, MemoryError)}{error}")
     return Networks(models, len(named) - len(models))
 
 
 def put_models(models: "list[ModelComparison]") -> None:
     """Writes a row per model, then its slowest layers."""
+    from pysim.frontends.whole import LARGEST_ERROR
+
     for result in models:
         put("")
         columns: list[Column[ModelComparison]] = [
@@ -68,6 +70,8 @@ def put_models(models: "list[ModelComparison]") -> None:
             Column("whole model", lambda result: result.model, left=True),
         ]
         put_table(columns, [result])
+        if not result.correct:
+            put((f"    its error, {error(result.max_error)} of the largest result, should be at most {error(LARGEST_ERROR)}", "red"))
         put_cores([result.core] if result.core else [], "model")
         for name, reason in result.missing.items():
             say(f"{name} did not run {result.model}: {reason}")

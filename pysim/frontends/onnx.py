@@ -109,6 +109,11 @@ def load(path: Path, name: str) -> "onnx.ModelProto":
         raise ProblemError(f"{name} is not an ONNX model: {error}; it should be a serialized onnx.ModelProto") from None
     if not model.graph.node:
         raise ProblemError(f"{name} is not an ONNX model: it holds no graph with nodes")
+    newest = onnx.defs.onnx_opset_version()
+    for version in (one.version for one in model.opset_import if one.domain in _STANDARD):
+        if not 1 <= version <= newest:
+            right = "a newer onnx package may know it" if version > newest else "export it again"
+            raise ProblemError(f"{name} is of opset {version}, but this onnx package knows opsets 1 to {newest}; {right}")
     make_dense(model.graph, name)
     return model
 
@@ -130,6 +135,16 @@ def infer(model: "onnx.ModelProto", name: str) -> "onnx.ModelProto":
             model = onnx.inliner.inline_local_functions(model)
         return onnx.shape_inference.infer_shapes(model, data_prop=True)
     except refusals as error:
+        raise ProblemError(f"{name}: shape inference refused the model: {' '.join(str(error).split())}") from None
+
+
+def check_strictly(model: "onnx.ModelProto", name: str) -> None:
+    """ProblemError with the nodes for which shape inference fails; `infer` leaves their outputs without shapes."""
+    import onnx
+
+    try:
+        onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
         raise ProblemError(f"{name}: shape inference refused the model: {' '.join(str(error).split())}") from None
 
 
@@ -342,7 +357,8 @@ def _sizes(tensor: ValueType) -> list[int]:
 def _conv(x: ValueType, w: ValueType, attributes: Mapping[str, Any], dtype: str) -> Conv:
     image, weights = _sizes(x), _sizes(w)
     if len(image) != 4:
-        raise ProblemError(f"its input is {_shape(x)}, a {len(image) - 2}-D convolution; only 2-D ones are read")
+        kind = f", a {len(image) - 2}-D convolution" if len(image) > 2 else ""
+        raise ProblemError(f"its input is {_shape(x)}{kind}; only 2-D convolutions are read, whose inputs have four dimensions")
     if len(weights) != 4:
         raise ProblemError(f"its weights are {_shape(w)}; a 2-D convolution has four dimensions")
     groups = integers_of(attributes, "group", [1])[0]

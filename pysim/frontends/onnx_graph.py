@@ -56,6 +56,8 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     check_utf8(model.graph, name)
     check_names(model.graph, name)
     outputs = tuple(value.name for value in model.graph.output)
+    if not outputs:
+        raise ProblemError(f"{name} has no outputs; expected at least one")
     read, graph = _settled(model, name, opset, Graph((), (), outputs, {}, constants))
     while (taken := with_branches(model, graph.constants)) is not None:
         model = taken
@@ -67,6 +69,8 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     used = graph.users()  # an unused second output may have no known type
     nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
     graph = graph._replace(nodes=nodes)
+    if not all(read.is_known(value) for node in graph.nodes for value in node.outputs if value):
+        layers.check_strictly(model, name)
     tensors = {value: read.tensor(value, node) for node in graph.nodes for value in node.outputs if value}
     tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}

@@ -181,13 +181,13 @@ def _kept(node: "onnx.NodeProto", types: Types) -> bool:
 
 def check_declared(declared: Types, found: Types, name: str) -> None:
     """ProblemError for a value whose declared shape differs from the inferred one."""
-    for value, told in declared.items():
-        said, made = told.sizes, found.get(value, layers.ValueType(None, "")).sizes
-        if said is None or made is None:
+    for value, said in declared.items():
+        made = found.get(value, layers.ValueType(None, ""))
+        if said.sizes is None or made.sizes is None:
             continue
-        both = zip(said, made, strict=False)
-        if len(said) != len(made) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in both):
-            what = f'declares the value "{text_of(value)}" as {_listed(said)}, but it is {_listed(made)}'
+        both = zip(said.sizes, made.sizes, strict=False)
+        if len(said.sizes) != len(made.sizes) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in both):
+            what = f'declares the value "{text_of(value)}" as {_listed(said.sizes)}, but it is {_listed(made.sizes)}'
             raise ProblemError(f"{name} {what}; export it again, or delete the declared shapes")
 
 

@@ -7,6 +7,7 @@ the largest difference from the float64 result over the largest of its magnitude
 layers in float32 adds up to (each about 1e-6 of its result), and far below what a wrong operand does.
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -139,12 +140,18 @@ def _outputs(found: Any) -> list[Array]:
 
 
 def _error(found: list[Array], exact: list[Array]) -> float:
-    """Infinite where something is not a number that should be one."""
+    """The largest difference over the largest exact magnitude. NaN and infinities, those of results too large for their type included, must
+    stand in the same places; the error is infinite otherwise. Magnitudes below the smallest normal number count as that."""
     worst = 0.0
     for one, right in zip(found, exact, strict=True):
-        scale = np.abs(right).max(initial=0.0) or 1.0
-        difference = np.abs(one.astype(np.float64) - right).max(initial=0.0) / scale
-        worst = max(worst, float(np.nan_to_num(difference, nan=np.inf)))
+        with np.errstate(over="ignore"):
+            rounded = right.astype(one.dtype)
+        finite = np.isfinite(rounded)
+        if not np.array_equal(one[~finite], rounded[~finite], equal_nan=one.dtype.kind in "fc") or not np.isfinite(one[finite]).all():
+            return math.inf
+        smallest = float(np.finfo(one.dtype).tiny) if one.dtype.kind == "f" else 1.0
+        scale = max(float(np.abs(right[finite]).max(initial=0.0)), smallest)
+        worst = max(worst, float(np.abs(one[finite].astype(np.float64) - right[finite]).max(initial=0.0)) / scale)
     return worst
 
 

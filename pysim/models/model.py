@@ -93,7 +93,10 @@ class Model:
         weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
         activation = layer.node.attributes.get("activation")
         schedule, layout = on_cpu(layer.plan)[0], layer.plan.layout
-        prepared: Prepared = self.prepared_type(problem, weights, schedule, bias, activation, self.threads, executor, layout)
+        try:
+            prepared: Prepared = self.prepared_type(problem, weights, schedule, bias, activation, self.threads, executor, layout)
+        except OperandError as error:
+            raise OperandError(f'{layer.node.op} "{printable(layer.node.name)}": {error}') from None
         return prepared
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:

@@ -63,7 +63,8 @@ def library() -> tuple[Any, Any]:
     except AttributeError:
         raise MissingError(f"{library_path()} is another library, not pysim's; unset PYSIM_LIBRARY or reinstall the package") from None
     if version != lib.PYSIM_ABI_VERSION:
-        raise MissingError(f"{library_path()} speaks ABI {version}, this package {lib.PYSIM_ABI_VERSION}: reinstall it")
+        right = "unset PYSIM_LIBRARY or reinstall the package"
+        raise MissingError(f"{library_path()} speaks ABI {version}, this package {lib.PYSIM_ABI_VERSION}; {right}")
     return ffi, lib
 
 
