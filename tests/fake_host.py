@@ -112,4 +112,5 @@ def cpuinfo(tmp_path: Path) -> Path:
 
 
 def run(probes: FakeProbes, sysfs: Path, cpuinfo: Path, cache: Path, cached: bool = False) -> Machine:
+    host._reported.cache_clear()  # as in another process
     return detect(cached, probes=probes, sysfs=sysfs, cpuinfo=cpuinfo, cache_dir=cache, run_getconf=no_getconf)

@@ -338,6 +338,11 @@ def test_detection_on_request_measures_and_keeps_the_new_result(sysfs: Path, cpu
     assert run(FakeProbes(), sysfs, cpuinfo, tmp_path, cached=True) == new
 
 
+def test_a_cached_machine_is_parsed_once(tmp_path: Path, sysfs: Path, cpuinfo: Path) -> None:
+    first, second, third = (run(FakeProbes(), sysfs, cpuinfo, tmp_path / "cache", cached=True) for _ in range(3))
+    assert first == second and second is third
+
+
 def test_another_cpu_or_geometry_is_detected_again(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     run(FakeProbes(), sysfs, cpuinfo, cache, cached=True)

@@ -8,13 +8,14 @@ quiet.
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
 from pysim.calibration.detected import Probes, measure
-from pysim.calibration.kept import kept_of, recall, remember
-from pysim.calibration.linux import CPUINFO, SYSFS, core_count, getconf, read_caches, read_cpu
+from pysim.calibration.kept import Kept, kept_of, recall, remember
+from pysim.calibration.linux import CPUINFO, SYSFS, Cpu, Geometry, core_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -49,9 +50,7 @@ def detect(
     Raises MachineError where Linux does not report the cache geometry or a probe measures nonsense, MissingError without the native
     library. An invalid cache file is replaced; a failure to write it is ignored.
     """
-    cpu = read_cpu(cpuinfo)
-    caches = read_caches(sysfs, run_getconf)
-    kept = kept_of(cpu, caches, cache_dir or user_cache())
+    cpu, caches, kept = _reported(sysfs, cpuinfo, run_getconf, cache_dir or user_cache())
     with _detecting:  # threads that measure at the same time would disturb one another
         if cached and kept and (known := recall(kept.quiet) or _while_busy(kept.loaded)):
             return known
@@ -66,6 +65,20 @@ def detect(
         if kept:
             remember(kept.loaded if found.loaded else kept.quiet, text)
         return machine
+
+
+@lru_cache(maxsize=8)
+def _reported(
+    sysfs: Path, cpuinfo: Path, run_getconf: Callable[[], str], cache_dir: Path | None
+) -> tuple[Cpu, list[Geometry], Kept | None]:
+    """CPU and caches as the system reports them, and their cache files. None of it changes while a process runs."""
+    cpu, caches = read_cpu(cpuinfo), read_caches(sysfs, run_getconf)
+    return cpu, caches, kept_of(cpu, caches, cache_dir)
+
+
+def _kept() -> Kept | None:
+    """The cache files of this computer."""
+    return _reported(SYSFS, CPUINFO, getconf, user_cache())[2]
 
 
 def _while_busy(loaded: Path) -> Machine | None:
@@ -205,7 +218,7 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
 
 def keep(machine: Machine) -> Path:
     """Caches a machine called "host", which `detect` returns from now on; gives the file's path. MachineError if it cannot be written."""
-    kept = kept_of(read_cpu(), read_caches(), user_cache())
+    kept = _kept()
     if kept:
         remember(kept.quiet, to_toml(machine))
     if kept is None or recall(kept.quiet) != machine:
@@ -216,6 +229,6 @@ def keep(machine: Machine) -> Path:
 
 def kept_source(key: str) -> bool:
     """Whether the cached machine of this computer has a source of this name."""
-    kept = kept_of(read_cpu(), read_caches(), user_cache())
+    kept = _kept()
     known = recall(kept.quiet) if kept else None
     return known is not None and key in known.sources

@@ -16,7 +16,7 @@ import operator
 import re
 import tomllib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -100,8 +100,11 @@ def _load_file(path: Path) -> Machine | Gpu:
     return machine
 
 
+@lru_cache(maxsize=16)
 def loads(text: str, where: str = "machine text") -> Machine | Gpu:
-    """The machine that a TOML text describes; `where` names the text in errors. Raises only MachineError."""
+    """The machine that a TOML text describes; `where` names the text in errors. Raises only MachineError.
+
+    Cached: a text takes 2 ms, and a plan names its machine each time."""
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
