@@ -117,9 +117,8 @@ static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int6
     }
 }
 
-/* Packs filter panels [begin, end) of a channel set, unless they were packed beforehand. */
+/* Packs filter panels [begin, end) of a channel set. */
 static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end) {
-    if (!n->pack_filters) return;
     const double start = x->profile ? pysim_now() : 0;
     const int64_t step = n->filter_channels ? pysim_min(n->filter_channels, nc) : nc;
     for (int64_t c = 0; c < nc; c += step)
@@ -131,64 +130,84 @@ static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int6
     if (x->profile) x->profile->pack_seconds += pysim_now() - start;
 }
 
-/* What the tiles of one channel set share. `filter_bytes` and `window_bytes` lie between two tiles of operands that the run does not pack. */
+/* Where the tiles of an operand begin: tile t at base + (t - first) * bytes. */
+typedef struct {
+    const char *base;
+    int64_t first, bytes;
+} tiles;
+
+static const char *tile_of(const tiles *of, int64_t t) { return of->base + (t - of->first) * of->bytes; }
+
+/* What the tiles of one channel set share. */
 typedef struct {
     const pysim_nest *n;
     const scratch *x;
-    int64_t c0, nc;
-    const char *filters, *windows; /* of tile 0; NULL if the run packs them, tile by tile */
-    int64_t filter_bytes, window_bytes, window_pitch;
+    int64_t c0, nc, row_k; /* row_k: k-iterations of one kernel row */
+    tiles filters, windows; /* `first` moves on where the run packs the operand */
+    int64_t window_pitch;
     const char *old, *bias_filters, *bias_windows; /* of tile 0, or NULL */
     pysim_store store;                             /* of the current tile */
     int last;                                      /* the last channel set: its stores complete the result */
+    int bare;                                      /* a tile is a kernel call and nothing else */
 } channel_set;
 
 static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
     const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
-    channel_set set = {.n = n, .x = x, .c0 = c0, .nc = nc, .last = last, .window_pitch = in_place ? n->input_pitch : s->windows};
+    channel_set set = {.n = n, .x = x, .c0 = c0, .nc = nc, .row_k = nc * n->taps, .last = last, .window_pitch = in_place ? n->input_pitch : s->windows};
     if (n->filter_step)
-        set.filters = n->filter_data + c0 * n->filter_pitch * n->bytes, set.filter_bytes = s->filters * n->filter_step * n->bytes;
-    else if (!n->pack_filters)
-        set.filters = n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * n->bytes,
-        set.filter_bytes = n->rows * n->taps * s->filters * nc * n->bytes;
+        set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, s->filters * n->filter_step * n->bytes};
+    else if (n->pack_filters)
+        set.filters = (tiles){x->filters, 0, x->filter_panel};
+    else
+        set.filters = (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * n->bytes, 0, n->rows * set.row_k * s->filters * n->bytes};
     if (in_place)
-        set.windows = n->input + c0 * n->input_pitch * n->bytes, set.window_bytes = s->windows * n->bytes;
+        set.windows = (tiles){n->input + c0 * n->input_pitch * n->bytes, 0, s->windows * n->bytes};
     else if (n->windows_packed)
-        set.windows = n->input + pysim_nest_window_offset(n, c0, nc, 0) * n->bytes, set.window_bytes = s->windows * nc * n->bytes;
+        set.windows = (tiles){n->input + pysim_nest_window_offset(n, c0, nc, 0) * n->bytes, 0, s->windows * nc * n->bytes};
+    else
+        set.windows = (tiles){x->windows, 0, x->window_panel};
     set.old = c0 > 0 ? n->output : n->beta == 0 ? NULL : n->residual ? n->residual : n->output;
     if (last) set.bias_filters = n->bias_filters, set.bias_windows = n->bias_windows;
     set.store = (pysim_store){.alpha = n->alpha, .beta = c0 == 0 ? n->beta : 1.0, .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype)};
+    set.bare = !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
     return set;
 }
 
-/* O_T (+)= F_T x I_T for one pair of tiles. The panels are read where the run packs its operands itself. */
-static void tile(channel_set *set, int64_t wt, int64_t ft, const char *filter_panel, const char *window_panel) {
+/* What precedes the kernel's call of a tile that is not bare: its live kernel rows [*r0, *r1), its store, prefetches of what it reads. */
+static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int64_t nf, int64_t *r0, int64_t *r1) {
     const pysim_nest *n = set->n;
-    const pysim_schedule *s = &n->schedule;
-    const int64_t t0 = wt * s->windows, f0 = ft * s->filters;
-    const int64_t nw = pysim_min(s->windows, n->windows - t0), nf = pysim_min(s->filters, n->filters - f0);
-    int64_t r0 = 0, r1 = n->rows;
-    if (n->live_rows) n->live_rows(n, t0, nw, &r0, &r1);
-    const char *filters = set->filters ? set->filters + ft * set->filter_bytes : filter_panel;
-    const char *windows = set->windows ? set->windows + wt * set->window_bytes : window_panel;
     const int64_t at = (f0 * n->output_pitch + t0) * n->out_bytes, pitch = n->output_pitch * n->out_bytes;
-    char *out = n->output + at;
+    const char *out = n->output + at;
     pysim_store *store = &set->store;
+    if (n->live_rows) n->live_rows(n, t0, nw, r0, r1);
     if (set->old) store->old = set->old + at;
     if (set->bias_filters) store->bias_filters = set->bias_filters + f0 * n->out_bytes;
     if (set->bias_windows) store->bias_windows = set->bias_windows + t0 * n->out_bytes;
     /* Do not prefetch output lines that are only written and lie in a near cache: that makes 1x1 layers up to 7 % slower (Zen 5). */
     if (store->old || n->prefetch_output) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
     if (store->old && store->old != out) pysim_fetch_rows(store->old, pitch, nf, nw * n->out_bytes, 0);
-    const int64_t k = (r1 - r0) * set->nc * n->taps;
-    if (n->filter_step)
-        n->row.strided(k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch, nw, nf, store);
-    else
-        n->row.run(k, filters + r0 * set->nc * n->taps * s->filters * n->bytes, windows, set->window_pitch, out, n->output_pitch, nw, nf,
-                   store);
-    if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
     if (set->x->profile) set->x->profile->kernel_calls++;
+}
+
+/* O_T (+)= F_T x I_T for one pair of tiles. Instructions between the loops over k of two tiles cost time: the core must issue them while it
+ * still has multiply-adds of the first loop in its queues. */
+static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
+    const pysim_nest *n = set->n;
+    const pysim_schedule *s = &n->schedule;
+    const int64_t t0 = wt * s->windows, f0 = ft * s->filters;
+    const int64_t nw = pysim_min(s->windows, n->windows - t0), nf = pysim_min(s->filters, n->filters - f0);
+    char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
+    const char *filters = tile_of(&set->filters, ft), *windows = tile_of(&set->windows, wt);
+    int64_t r0 = 0, r1 = n->rows;
+    if (!set->bare) begin_tile(set, t0, f0, nw, nf, &r0, &r1);
+    if (n->filter_step)
+        n->row.strided((r1 - r0) * set->row_k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch, nw, nf,
+                       &set->store);
+    else
+        n->row.run((r1 - r0) * set->row_k, filters + r0 * set->row_k * s->filters * n->bytes, windows, set->window_pitch, out, n->output_pitch, nw,
+                   nf, &set->store);
+    if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }
 
 /* Prefetches range `part` of `parts` of the rows of a window tile that is read in place into L2, while the tile before is multiplied.
@@ -212,13 +231,18 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
         const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
         for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
             const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end);
-            pack_filters(n, x, c0, nc, f2, f_end);
+            if (n->pack_filters) {
+                pack_filters(n, x, c0, nc, f2, f_end);
+                set.filters.first = f2;
+            }
             for (int64_t w = w3; w < w_end; w++) {
-                char *panel = x->windows + (keep ? w - w3 : 0) * x->window_panel;
-                if (packs && f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, panel);
+                if (packs) {
+                    set.windows.first = keep ? w3 : w;
+                    if (f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, x->windows + (w - set.windows.first) * x->window_panel);
+                }
                 for (int64_t f = f2; f < f_end; f++) {
                     if (fetch && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
-                    tile(&set, w, f, x->filters + (f - f2) * x->filter_panel, panel);
+                    tile(&set, w, f);
                 }
             }
         }
@@ -227,19 +251,24 @@ static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, 
 
 static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
-    const int fetch = s->pack == PYSIM_PACK_NONE && n->prefetch_input;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, fetch = in_place && n->prefetch_input;
     channel_set set = open_set(n, x, c0, nc);
     for (int64_t f3 = n->filter_begin; f3 < n->filter_end; f3 += s->k3) {
         const int64_t f_end = pysim_min(f3 + s->k3, n->filter_end);
-        pack_filters(n, x, c0, nc, f3, f_end);
+        if (n->pack_filters) {
+            pack_filters(n, x, c0, nc, f3, f_end);
+            set.filters.first = f3;
+        }
         for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
             const int64_t w_end = pysim_min(w2 + s->k2, n->window_end);
-            if (s->pack != PYSIM_PACK_NONE && !n->windows_packed)
+            if (packs) {
                 for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
+                set.windows.first = w2;
+            }
             for (int64_t f = f3; f < f_end; f++)
                 for (int64_t w = w2; w < w_end; w++) {
                     if (fetch && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
-                    tile(&set, w, f, x->filters + (f - f3) * x->filter_panel, x->windows + (w - w2) * x->window_panel);
+                    tile(&set, w, f);
                 }
         }
     }
