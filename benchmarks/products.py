@@ -3,8 +3,9 @@
 
     python benchmarks/products.py [SET|MxNxK[:nt]...] [--milliseconds MS] [--prepared]
 
-Candidates are timed interleaved. A sample is the CPU time of a batch of calls of at least 50 us, and the least samples are compared: on a
-shared computer only the least is undisturbed. All calls are bound to their arrays beforehand. Columns: our microseconds; those of a Python
+Candidates are timed interleaved. A sample is the CPU time of a batch of calls of at least 50 us, and the lower deciles of the samples are
+compared: on a shared computer most samples are disturbed, and now and then Linux charges a process too little time, down to 0.7 of what it
+used. All calls are bound to their arrays beforehand. Columns: our microseconds; those of a Python
 call that checks its arrays; the share of packing; predicted over measured time; each peer's time over ours (above 1: we are faster); the
 plan. With --prepared, B is prepared (`pysim.prepare`) and the peer is ONNX Runtime, which packs it, too.
 """
@@ -60,9 +61,10 @@ SETS = {
 }
 
 
-def least(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """The least sample of each call, interleaved."""
-    repeats, found = {}, dict.fromkeys(calls, math.inf)
+def quick(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """The lower decile of each call's samples, interleaved."""
+    repeats: dict[str, int] = {}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     for name, call in calls.items():
         call()
         start = time.process_time()
@@ -74,9 +76,9 @@ def least(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, floa
             start = time.process_time()
             for _ in range(repeats[name]):
                 call()
-            found[name] = min(found[name], (time.process_time() - start) / repeats[name])
+            samples[name].append((time.process_time() - start) / repeats[name])
         rounds += 1
-    return found
+    return {name: float(np.quantile(of, 0.1)) for name, of in samples.items()}
 
 
 def operands(w: Gemm) -> Operands:
@@ -112,10 +114,10 @@ def measure(text: str, seconds: float, prepared: bool) -> dict[str, float]:
     else:
         product = cpu_launch.PreparedGemm(w, plan.schedule)
         arrays = (a, b, c)
-    calls = {"bound": product.step(*arrays, cpu.aligned(product.workspace_bytes, np.uint8)), "call": partial(product, *arrays)}
+    calls = {"bound": product.step(*arrays, cpu.aligned(product.workspace_bytes, np.uint8)).bound(), "call": partial(product, *arrays)}
     profiles = [product.profile(*arrays) for _ in range(5)]
     packing = min(p["pack_seconds"] / (p["pack_seconds"] + p["kernel_seconds"]) for p in profiles)
-    found = least(calls | peers(w, ours, prepared), seconds)
+    found = quick(calls | peers(w, ours, prepared), seconds)
     own, call, s = found.pop("bound"), found.pop("call"), plan.schedule
     ratios = {name: other / own for name, other in found.items()}
     others = " ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())

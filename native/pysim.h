@@ -254,6 +254,9 @@ typedef struct {
 } pysim_step;
 /* Stops at the first call that fails, with its status and pysim_last_error(). */
 pysim_status pysim_run_steps(const pysim_step *steps, int64_t count);
+/* Checks the arguments of a step of kind RUN; then, as long as no field changes, the step may run without checks. */
+pysim_status pysim_check_step(const pysim_step *step);
+void pysim_run_checked_step(const pysim_step *step);
 
 /* The baseline's data movement: columns[channels*kernel_h*kernel_w][P*Q] of one image of one group (channels = C/groups). */
 pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns);

@@ -116,7 +116,7 @@ static void run_checked(const pysim_job *job, const pysim_call *given) {
         pysim_finish_rows(&left, call.result, 0, 1, job->operands.result.bytes / pysim_dtype_bytes(result));
 }
 
-static pysim_status run(const pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
+static pysim_status check_run(const pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
     int64_t needed;
     pysim_status status = pysim_check_call(&job->problem, &job->operands, call->epilogue, call->first, call->second, call->result, call->workspace,
                                            workspace_bytes);
@@ -125,6 +125,12 @@ static pysim_status run(const pysim_job *job, const pysim_call *call, int64_t wo
     if (!call->workspace || workspace_bytes < needed)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule on %d threads needs %lld",
                           (long long)(call->workspace ? workspace_bytes : 0), (int)call->threads, (long long)needed);
+    return PYSIM_OK;
+}
+
+static pysim_status run(const pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
+    const pysim_status status = check_run(job, call, workspace_bytes);
+    if (status != PYSIM_OK) return status;
     if (call->profile) memset(call->profile, 0, sizeof *call->profile);
     run_checked(job, call);
     return PYSIM_OK;
@@ -142,13 +148,35 @@ pysim_status pysim_open(const pysim_problem *p, const pysim_schedule *s, void *o
     return status;
 }
 
+static pysim_status check_opened(const pysim_job *job) {
+    if (job && job->algorithm) return PYSIM_OK;
+    return pysim_fail(PYSIM_BAD_ARGUMENT, "job is %s; call pysim_open first", job ? "not opened" : "NULL");
+}
+
 pysim_status pysim_run_job(const void *opened, const pysim_epilogue *e, int32_t threads, const void *first, const void *second, void *result,
                            void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
-    const pysim_job *job = opened;
-    if (!job || !job->algorithm) return pysim_fail(PYSIM_BAD_ARGUMENT, "job is %s; call pysim_open first", job ? "not opened" : "NULL");
+    const pysim_status status = check_opened(opened);
     const pysim_call call = {.epilogue = e, .threads = threads, .first = first, .second = second, .result = result,
                              .workspace = workspace, .profile = profile};
-    return run(job, &call, workspace_bytes);
+    return status == PYSIM_OK ? run(opened, &call, workspace_bytes) : status;
+}
+
+static pysim_call call_of(const pysim_step *s) {
+    return (pysim_call){.epilogue = s->epilogue, .threads = s->threads, .first = s->first, .second = s->second, .result = s->result,
+                        .workspace = s->workspace};
+}
+
+pysim_status pysim_check_step(const pysim_step *s) {
+    if (!s || s->kind != PYSIM_STEP_RUN)
+        return pysim_fail(PYSIM_UNSUPPORTED, "%s; only the arguments of runs are checked beforehand", s ? "the step is no run" : "step is NULL");
+    const pysim_status status = check_opened(s->of);
+    const pysim_call call = call_of(s);
+    return status == PYSIM_OK ? check_run(s->of, &call, s->workspace_bytes) : status;
+}
+
+void pysim_run_checked_step(const pysim_step *s) {
+    const pysim_call call = call_of(s);
+    run_checked(s->of, &call);
 }
 
 pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *first,

@@ -166,7 +166,7 @@ def corrupting(change: Callable[[Array], None]) -> type:
                 right()
                 change(out)
 
-            return call
+            return SimpleNamespace(bound=lambda: call)
 
     return Corrupt
 

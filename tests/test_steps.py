@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs, native calls bound to their arrays, and chains of them: the bits of the calls one by one, and the first error."""
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -93,6 +94,25 @@ def test_a_chain_is_its_steps_one_by_one_whatever_lies_in_the_arrays():
         for step in steps:
             step()
         assert (mean == together).all()
+
+
+def test_a_bound_run_is_checked_once_and_keeps_its_arguments():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((13, 21)).astype(np.float32), rng.standard_normal((21, 17)).astype(np.float32)
+    plan = pysim.plan("gemm:13x17x21")
+    product, out = cpu_launch.PreparedGemm(plan.workload, on_cpu(plan)[0]), np.empty((13, 17), np.float32)
+    step = product.step(a, b, out, cpu.aligned(product.workspace_bytes, np.uint8))
+    call = step.bound()
+    step.struct.workspace_bytes = step.struct.threads = 0  # the step's, not the bound call's
+    with pytest.raises(NativeError, match=r"threads|workspace"):
+        step.bound()
+    del step
+    gc.collect()
+    assert call() is None and np.array_equal(out, product(a, b))
+    with pytest.raises(NativeError, match="only the arguments of runs"):
+        map_step(out, out, 1).bound()
+    with pytest.raises(NativeError, match="overlaps"):
+        product.step(a, b, a.reshape(-1)[: out.size].reshape(out.shape), cpu.aligned(product.workspace_bytes, np.uint8)).bound()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

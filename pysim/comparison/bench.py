@@ -99,7 +99,7 @@ class CpuBench:
         prepared, arrays = self._prepared(plan, operands)
         call = partial(prepared, *arrays)
         if self._executor.kind == "local":
-            call = prepared.step(*arrays, cpu.aligned(prepared.workspace_bytes, np.uint8))
+            call = prepared.step(*arrays, cpu.aligned(prepared.workspace_bytes, np.uint8)).bound()
         return Ready(call, "", plan.workspace_bytes, bound_of(plan))
 
     def _prepared(self, plan: Plan, operands: Operands) -> tuple[Any, tuple[Array, ...]]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Native calls bound to their arrays, and chains of them that run as one native call, without Python between them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pysim.runtime.cpu import check, library
@@ -28,6 +29,15 @@ class Step:
     def __call__(self) -> None:
         if status := self._native(self.struct, 1):
             check(status)
+
+    def bound(self) -> Callable[[], None]:
+        """The run as a function that checks nothing: its arguments are checked here. Later changes of the step do not change it."""
+        ffi, lib = library()
+        struct = ffi.new("pysim_step *", self.struct[0])
+        check(lib.pysim_check_step(struct))
+        call = partial(lib.pysim_run_checked_step, struct)
+        vars(call)["keep_alive"] = self._keep_alive
+        return call
 
 
 class Chain:
