@@ -58,6 +58,8 @@ def test_a_measured_row_assumes_nothing_and_one_without_tiles_says_what_it_assum
     staged = planner.plan("conv:mb32ic512ih7oc512kh3ph1", "h200", algorithm="winograd")
     named = {"rate_share", "element_instructions", "patch_instructions"}
     assert len(staged.cost.terms) > len(waves.TERMS) and set(staged.assumed) == {f"model.passes.{name}" for name in named}
+    columns = planner.plan("conv:mb8ic256ih14oc256kh3ph1", "h200", algorithm="im2col").assumed
+    assert "model.passes.column_instructions" in columns and "model.passes.column_instructions" not in staged.assumed
     lent = planner.plan("conv:g32mb32ic32ih112oc32kh3ph1", "h200").assumed
     assert lent == ("kernel_attributes.f32_depthwise",)
     parts = planner.plan("conv:mb8ic256ih14oc256kh3ph1", "h200", algorithm="wgmma").assumed

@@ -133,4 +133,4 @@ def test_a_product_of_one_short_k_iteration_takes_the_time_of_filling_its_boxes(
                if one.columns]) for k in (40, 48)]  # fmt: skip
     filled, aligned = (waves.predict(h200(), one, waves.Table(*(np.array([x]) for x in (0, 0, 1, 0, 4)))) for one in columns)
     assert filled.cycles > 1.1 * aligned.cycles
-    assert filled.waves.sum(axis=0)[2] == pytest.approx((25088 * 4 + 240 * 196) / waves.ROW_ENDS_PER_CYCLE)
+    assert filled.waves.sum(axis=0)[2] == pytest.approx((25088 * 4 + 240 * 196) / h200().model.row_ends_per_cycle.value)

@@ -30,12 +30,17 @@ class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class GpuPasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of kernels that move data before or after a convolution: the share of a copy's rate that they reach; instructions per
-    element (index divisions, load, store), per element of a copied operand, and per element of a transformed F(4x4) patch."""
+    element (index divisions, load, store), per element of a copied operand, per element of a transformed F(4x4) patch, and per element of
+    im2col's columns (divisions of 64 bits); of a copy that folds pixels into channels, per 16 bytes (whose place takes divisions) and per
+    element (a bounds check and a load)."""
 
     rate_share: Number
     element_instructions: Number
     copied_instructions: Number
     patch_instructions: Number
+    column_instructions: Number
+    folded_vector_instructions: Number
+    folded_element_instructions: Number
 
 
 class GpuDirect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +58,8 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `pass_seconds`: fixed cost of a layout conversion beside its copy. `clear_seconds`: fixed cost of clearing flags. `copy_share`: share of
     L2's or memory's rate that a conversion reaches. `l2_share`: share of L2 that operands fill before they miss. `repeat_share`: relative
     cost of each simultaneous request for the same bytes of L2 after the first. `single_cycles`: storing one output by itself, when rows of
-    C are no whole vectors. The others are by family of kernels.
+    C are no whole vectors. `row_ends_per_cycle`: box rows that the TMA units of all SMs fill behind an operand's end inside a sector. The
+    others are by family of kernels.
     """
 
     pass_seconds: Number
@@ -62,6 +68,7 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     l2_share: Number
     repeat_share: Number
     single_cycles: Number
+    row_ends_per_cycle: Number
     passes: GpuPasses
     direct: GpuDirect
     families: Annotated[dict[str, GpuFamily], msgspec.Meta(min_length=1)]

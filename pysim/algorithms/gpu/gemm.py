@@ -240,7 +240,7 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
             max_cluster_splits=kernel.reduces_in_cluster,
             unaligned_c=columns.unaligned_c or own is not problem,  # a transposed tile is stored in pieces
         )
-        numbers = tiled.numbers_of(gpu, tiles.pipe, family)
+        numbers = tiled.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
         assumed = () if compiled else (f"kernel_attributes.{kernel.name}",)
         schedule = partial(GpuSchedule, kernel.name)
         result.append(Variant(kernel.name, schedule, attributes, compiled, numbers, columns, work, assumed=assumed))

@@ -28,9 +28,6 @@ from pysim.record.plan import Layout, Plan, Request
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import cuda_limits, gemm_attributes, gemm_kernel, gemm_kernels
 
-# Of an element of columns: its place by divisions, one of 64 bits, load and store (from launches on an H100; docs/gpu.md)
-COLUMN_INSTRUCTIONS = 155.0
-
 
 class Products(NamedTuple):
     """One of the products, their number, its images, pitches and alignments of A and B, bytes of its columns."""
@@ -60,12 +57,13 @@ def products_of(w: Conv, layout: Layout) -> Products:
     return Products(problem, math.ceil(w.batch / images) * w.groups, images, (pitch, k), (bool(columns), False), columns)
 
 
-def passes(w: Conv, layout: Layout) -> tuple[Pass, ...]:
+def passes(gpu: Gpu, w: Conv, layout: Layout) -> tuple[Pass, ...]:
     """The im2col passes; under NHWC one makes the columns of all groups."""
     if w.pointwise:
         return ()
     elements, times = w.groups * w.batch * w.windows * w.products, products_of(w, layout).times
-    return (Pass("columns", Windows(w, layout).bytes, elements * w.element_bytes, elements * COLUMN_INSTRUCTIONS, times),)
+    instructions = elements * gpu.model.passes.column_instructions.value
+    return (Pass("columns", Windows(w, layout).bytes, elements * w.element_bytes, instructions, times),)
 
 
 class ByProducts(Rows):
@@ -89,14 +87,15 @@ class ByProducts(Rows):
         if rows and not kernels:
             first = unfit[0]
             rejected += [Rejected(row.name, f"no kernel multiplies its columns: {first.what}: {first.reason}", first.code) for row in rows]
-        copies, result = passes(w, request.layout), []
+        copies, result = passes(gpu, w, request.layout), []
         last = w.batch % of.images * w.windows  # windows of the last product: stream-K's blocks share its tiles, too
         for kernel, one in zip(kernels, gemm.variants(gpu, of.problem, kernels, gemm_attributes(gpu.capability_number)), strict=True):
             if last and one.columns is not None:
                 least = msgspec.structs.replace(of.problem, m=last)
                 one = one._replace(columns=one.columns._replace(max_stream_blocks=gemm.iterations_of(least, kernel)))
             schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
-            result.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=copies))
+            numbers = (*one.numbers, *["model.passes.column_"] * bool(copies))
+            result.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=copies, numbers=numbers))
         return Candidates(request, tuple(result), (self.NAME,), tuple(rejected))
 
     def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:

@@ -31,9 +31,6 @@ from pysim.record.cost import Reason
 from pysim.registry.cuda import Attributes, cuda_limits
 
 INT_MAX = (1 << 31) - 1
-# Of a copy that folds: of 16 bytes, whose place takes divisions, and of each element, which has a bounds check and a load of its own (from
-# first layers on an H100 and an H200; docs/gpu.md)
-FOLDED_VECTOR_INSTRUCTIONS, FOLDED_ELEMENT_INSTRUCTIONS = 180.0, 40.0
 
 
 class ChannelsLast(ByRow, ABC):
@@ -88,6 +85,17 @@ class ChannelsLast(ByRow, ABC):
         return gemm.sums_of_parts(self.w, self.tiles)._replace(finite=bound.finite) if self.row.promotion else bound
 
 
+class Boxes(NamedTuple):
+    """How TMA reads a window, or a filter: `rows` rows of contiguous channels, each of `row_bytes` bytes."""
+
+    rows: int
+    row_bytes: int
+
+    def iterations(self, size: int) -> int:
+        """Each row has whole k-iterations, of `size` bytes."""
+        return self.rows * -(-self.row_bytes // size)
+
+
 class Folded(NamedTuple):
     """A copy that folds stride_h x stride_w pixels into the channels of one: padded bytes of such a pixel, kernel, rows and columns."""
 
@@ -102,6 +110,10 @@ class Folded(NamedTuple):
         high, wide = -(-w.kernel_h // w.stride_h), -(-w.kernel_w // w.stride_w)
         padded = round_up(w.stride_h * w.stride_w * w.channels * w.element_bytes, VECTOR_BYTES)
         return cls(padded, high, wide, w.out_h + high - 1, w.out_w + wide - 1)
+
+    @property
+    def boxes(self) -> Boxes:
+        return Boxes(self.kernel_h, self.kernel_w * self.padded)
 
 
 class Wgmma(ChannelsLast):
@@ -178,13 +190,14 @@ class Wgmma(ChannelsLast):
         return self.copied and w.dilation_w == 1 and fewer and vectors < 1 << 31
 
     @property
-    def iterations_unfolded(self) -> int:
-        """Each tap, or each row of taps, has whole k-iterations of channels."""
-        wide, padded, size = self.w.kernel_w, self.padded_bytes, self.iteration_bytes
-        return self.w.kernel_h * (-(-wide * padded // size) if self.rows_of_taps else wide * -(-padded // size))
+    def boxes_unfolded(self) -> Boxes:
+        """A row for each row of taps, or for each tap."""
+        w, padded = self.w, self.padded_bytes
+        return Boxes(w.kernel_h, w.kernel_w * padded) if self.rows_of_taps else Boxes(w.taps, padded)
 
-    def iterations_folded(self, of: Folded) -> int:
-        return of.kernel_h * -(-of.kernel_w * of.padded // self.iteration_bytes)
+    @property
+    def boxes(self) -> Boxes:
+        return self.folded.boxes if self.folded else self.boxes_unfolded
 
     @cached_property
     def folded(self) -> Folded | None:
@@ -197,12 +210,13 @@ class Wgmma(ChannelsLast):
         of = Folded.of(w)
         sizes, vectors = ((w.batch * of.rows, of.wide), (w.filters * of.kernel_h, of.kernel_w)), of.padded // VECTOR_BYTES
         fits = all(rows <= INT_MAX // (wide * vectors) for rows, wide in sizes)
-        return of if self.iterations_folded(of) < self.iterations_unfolded and fits else None
+        size = self.iteration_bytes
+        return of if of.boxes.iterations(size) < self.boxes_unfolded.iterations(size) and fits else None
 
     @property
     def k(self) -> int:
         """In whole k-iterations."""
-        return (self.iterations_folded(self.folded) if self.folded else self.iterations_unfolded) * self.row.block_k
+        return self.boxes.iterations(self.iteration_bytes) * self.row.block_k
 
     @property
     def filters_stay(self) -> bool:
@@ -246,7 +260,10 @@ class Wgmma(ChannelsLast):
     def copying_instructions(self, gpu: Gpu, elements: float, written: float) -> float:
         if not self.folded:
             return super().copying_instructions(gpu, elements, written)
-        return written / VECTOR_BYTES * (FOLDED_VECTOR_INSTRUCTIONS + FOLDED_ELEMENT_INSTRUCTIONS * VECTOR_BYTES / self.size)
+        of = gpu.model.passes
+        return (
+            written / VECTOR_BYTES * (of.folded_vector_instructions.value + of.folded_element_instructions.value * VECTOR_BYTES / self.size)
+        )
 
     # Candidates
 
@@ -256,7 +273,8 @@ class Wgmma(ChannelsLast):
             instructions = self.filters_bytes / self.size * gpu.model.passes.copied_instructions.value
             passes = (*passes, Pass("halves", self.filters_bytes, self.halves_bytes, instructions))
         work = mainloop.work(gpu, self.tiles, False, True, a_in_registers=self.in_planes and self.size > 2)
-        variant = self.tiled(gpu, known, work, passes, *(("model.passes.copied_",) if passes else ()))
+        of_passes = ("model.passes.copied_", *["model.passes.folded_"] * bool(self.folded)) if passes else ()
+        variant = self.tiled(gpu, known, work, passes, "model.row_ends_per_cycle", *of_passes)
         columns = variant.columns
         assert columns is not None
         columns = columns._replace(max_cluster_splits=self.row.reduces_in_cluster, **self.boxes_and_sectors())
@@ -267,21 +285,20 @@ class Wgmma(ChannelsLast):
             )
         return variant._replace(columns=columns)
 
+    @property
+    def pitch_bytes(self) -> int:
+        """Bytes between the box rows of adjacent pixels; of planes, between channels."""
+        if self.in_planes:
+            return self.w.height * self.w.width * self.size
+        return self.folded.padded if self.folded else self.w.groups * self.padded_bytes
+
     def boxes_and_sectors(self) -> dict[str, float]:
         """By the pitches of rows: L2 lines that box rows of windows and filters touch, box rows that end inside a sector, sectors that runs
         of the output touch."""
-        w, of = self.w, self.folded
-        rows, channels = (
-            (of.kernel_h, of.kernel_w * of.padded)
-            if of
-            else (w.kernel_h, w.kernel_w * self.padded_bytes)
-            if self.rows_of_taps
-            else (w.taps, self.padded_bytes)
-        )
-        ends = rows if channels % SECTOR_BYTES and not self.in_planes else 0
-        pixel = w.height * w.width * self.size if self.in_planes else of.padded if of else w.groups * self.padded_bytes
+        w, boxes = self.w, self.boxes
+        ends = boxes.rows if boxes.row_bytes % SECTOR_BYTES and not self.in_planes else 0
         return {
-            "lines_a": lines_of_row(pixel, self.iteration_bytes),
+            "lines_a": lines_of_row(self.pitch_bytes, self.iteration_bytes),
             "lines_b": lines_of_row(self.filters_bytes // w.filters, self.iteration_bytes),
             "row_ends_a": float(ends * self.window_count * w.groups),
             "row_ends_b": float(ends * w.group_filters),

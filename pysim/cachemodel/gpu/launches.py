@@ -39,7 +39,7 @@ MIN_PART_ITERATIONS = 2  # k-iterations of a split-K part
 MAX_SPLIT_WAVES = 2  # tiles that fill this many waves are not split
 ALIGN = 256  # bytes, of each part of the workspace
 # Prefixes of the paths of machine numbers that only some kernels use
-_OF_SOME_KERNELS = ("model.families.", "fma_per_cycle.", "sustained_hz.", "model.passes.", "model.direct.", "l1_")
+_OF_SOME_KERNELS = ("model.families.", "fma_per_cycle.", "sustained_hz.", "model.passes.", "model.direct.", "model.row_ends", "l1_")
 
 Row = TypeVar("Row", GemmKernel, ConvKernel)
 

@@ -22,7 +22,7 @@ L2          Each block (or cluster, whose blocks share loads) reads its rows of 
             documentation). TMA transfers whole boxes: a part outside the operand takes as long as a part inside (H200, f16, 128 x 64
             tiles: 41 us for 8 x 4096 x 4096, 25 us for 128 x 4096 x 4096). A box row that crosses a line boundary costs SPLIT_LINE_COST
             times its second line. TMA fills box rows behind an operand's end; where that is inside a sector, all SMs together fill
-            ROW_ENDS_PER_CYCLE of them. C is written in runs of 64 bytes; a partly filled sector costs PARTIAL_SECTOR_COST times its unused
+            row_ends_per_cycle of them. C is written in runs of 64 bytes; a partly filled sector costs PARTIAL_SECTOR_COST times its unused
             bytes. Bytes from memory pass through L2, too. L2 limits a launch by its rate, by the port of each active SM, and by what its
             GPCs (groups of SMs) take: each GPC requests the same bytes once, if its blocks need them simultaneously.
 memory      Bytes that miss L2: bytes / min(memory rate, active SMs x memory port). `traffic` says which blocks share panels of A and B and
@@ -68,7 +68,6 @@ TYPICAL_ACCUMULATORS, ACCUMULATOR_SHARE = 64, 0.25  # per thread: block_cycles i
 PINGPONG_EXPOSED = 0.85  # share of a tile's prologue and epilogue beyond the other warpgroups' main loop: both use one store path
 FIXUP_LOADS_IN_FLIGHT = 16  # partial sums that a thread loads before it waits
 SPLIT_LINE_COST, PARTIAL_SECTOR_COST = 2.0, 4.0  # least squares over products on H100 and H200 (docs/gpu.md)
-ROW_ENDS_PER_CYCLE = 11.0  # box rows that the TMA units of all SMs fill behind an operand's end inside a sector (docs/gpu.md)
 MIN_COPY_ELEMENT_BYTES = 2  # smaller elements take as long to copy
 # L2 latencies: start and end of a launch of clusters, whose blocks wait for each other; a cluster's two barriers; each vector of its fix-up
 CLUSTER_LAUNCH_LATENCIES, CLUSTER_FIXUP_LATENCIES, CLUSTER_VECTOR_LATENCIES = 12, 3, 3
@@ -306,7 +305,7 @@ def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Arr
             facts["l2_served"] / (gpu.l2_bytes_per_second.value / frequency),
             facts["port_bytes"] / (active * gpu.port_bytes_per_cycle.value),
         )
-        l2 = np.maximum(l2, facts["row_ends"] / ROW_ENDS_PER_CYCLE)
+        l2 = np.maximum(l2, facts["row_ends"] / gpu.model.row_ends_per_cycle.value)
         if gpu.gpc_bytes_per_second:
             l2 = np.maximum(l2, facts["gpc_bytes"] * frequency / gpu.gpc_bytes_per_second.value)
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
