@@ -3,6 +3,7 @@
 """What a detection makes of other processes, of absurd readings and of CPUs that are hardware threads."""
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,25 @@ def test_threads_that_multiply_at_once_do_so_on_cpus_of_their_own() -> None:
         assert len(set(team.all_at_once(lambda: min(team.usable()), 2))) == 2
     assert set(team.usable()) == before
     assert team.all_at_once(lambda: 1.0, len(before) + 1) == [1.0] * (len(before) + 1)
+
+
+@pytest.mark.skipif(len(team.usable()) < 2, reason="needs two CPUs that the system tells apart")
+def test_another_machine_on_a_core_is_no_share_that_the_team_takes() -> None:
+    """Its CPU is as slow while the others are idle."""
+
+    class Beside(FakeProbes):
+        def probe_fma(self, target: str, dtype: str) -> float:
+            return super().probe_fma(target, dtype) * (0.65 if min(team.usable()) == slow else 1.0)
+
+    slow, probes = max(team.usable()), Beside()
+    assert detected.shares(partial(probes.probe_fma, min(probes.targets), "f32"), 2) == (1.0, 1.0)
+
+
+@pytest.mark.skipif(len(team.usable()) < 2, reason="needs two CPUs that the system tells apart")
+def test_cpus_are_read_alone_where_their_team_runs() -> None:
+    before = set(team.usable())
+    assert team.one_by_one(lambda: min(team.usable()), 2) == sorted(team.all_at_once(lambda: min(team.usable()), 2))
+    assert set(team.usable()) == before
 
 
 def test_what_passes_between_trials_is_not_taken_for_what_others_had(monkeypatch: pytest.MonkeyPatch) -> None:

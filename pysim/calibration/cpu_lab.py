@@ -117,7 +117,7 @@ class Lab(Protocol):
         ...
 
     def shares(self, threads: int) -> tuple[float, float]:
-        """With this many CPUs multiplying at once: the slowest rate and the mean rate, both over the rate of one alone."""
+        """With this many CPUs multiplying at once: the slowest and the mean share of a CPU's own rate alone."""
         ...
 
     def times(self, problem: str) -> list[float]:
@@ -167,8 +167,7 @@ class HostLab:
         return float(np.median(found["all"]) - np.median(found["one"]))
 
     def shares(self, threads: int) -> tuple[float, float]:
-        multiply = partial(cpu.probe_fma, PLAIN, "f32")
-        return shares(multiply, multiply(), threads, self._allowed)
+        return shares(partial(cpu.probe_fma, PLAIN, "f32"), threads, self._allowed)
 
     def times(self, problem: str) -> list[float]:
         bench, calls = self._calls[problem]

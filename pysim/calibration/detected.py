@@ -4,7 +4,7 @@
     geometry                            as Linux reports it
     clock, multiply-adds, bandwidths    measured: rate of a probe / clock, one core, well under a second in all
     total bandwidth of shared levels    measured: all cores at once, each in a buffer that fits its share and exceeds its private caches
-    rate of several CPUs at once        measured: multiply-adds of 2, 4, ... all CPUs over those of one
+    rate of several CPUs at once        measured: multiply-adds of 2, 4, ... all CPUs, each over its own while the others are idle
     line from one CPU to another        measured: the median of readings spread over time
     latencies, loads, stores, overlap   from the shipped machine of the same microarchitecture, with kind and source, or from the most
                                         similar one, then of kind assumed
@@ -43,7 +43,7 @@ from pysim.machine.load import load_any, names
 from pysim.machine.quantity import Number, Source, facts
 from pysim.measure.load import Watch
 from pysim.measure.speed import LINE_SECONDS, PLAIN
-from pysim.measure.team import all_at_once
+from pysim.measure.team import all_at_once, one_by_one
 from pysim.registry.cpu import results_of_multiply_add
 
 PROBE_SECONDS = 0.02
@@ -103,18 +103,18 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
     levels = [_level(one, caches[0], nbytes, rates, shipped) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, shipped)
     others, together = alone.load().share, tuple[Together, ...]()
+    team = Watch(cores)
     if cores > 1 and others < LOADED:
         together, most = rates.together(cores, PLAIN if PLAIN in targets else targets[0])
         if most < MIN_CORE_SHARE:
             cores = -(-cores // 2)
             together = tuple(one for one in together if one.cpus <= cores)
     if cores > 1 and others < LOADED:
-        all_busy = Watch(cores)
         own = [levels[0].size_bytes, *(one.size_bytes for one in levels)]  # of the level before
         pairs = zip(own, levels, strict=False)
         levels = [rates.totals(one, _share(inner, one, cores), cores) if one.shared else one for inner, one in pairs]
         memory = rates.totals(memory, sizes[-1] // cores, cores)
-        others = max(others, all_busy.load().share)
+        others = max(others, team.load().share)
     line = rates.line_transfer(levels[0].line_bytes) if cores > 1 and others < LOADED else None
     inherited = {name: _inherit(number, shipped) for name in _OPTIONAL if (number := getattr(shipped.machine.core, name))}
     core = Core(
@@ -166,7 +166,7 @@ class _Rates:
         return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known, TRIALS)
 
     def together(self, cpus: int, plain: str) -> tuple[tuple[Together, ...], float]:
-        """The rates of 2, 4, ... all CPUs at once over that of one alone, in plain C, which any other thread on the core slows down:
+        """The share of their rates alone that 2, 4, ... all CPUs keep at once, in plain C, which any other thread on the core slows down:
         medians of trials spread over time. And the best share of the vector rate that all CPUs kept (0.5 for hardware threads shown as
         cores)."""
         found: dict[int, list[tuple[float, float]]] = {count: [] for count in team_sizes(cpus)}
@@ -182,8 +182,7 @@ class _Rates:
         ), vectors
 
     def _shares(self, target: str, cpus: int) -> tuple[float, float]:
-        multiply = partial(self._probes.probe_fma, target, "f32")
-        return shares(multiply, multiply(), cpus)
+        return shares(partial(self._probes.probe_fma, target, "f32"), cpus)
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write rates of a buffer."""
@@ -261,10 +260,12 @@ def _share(inner: int, level: Level, cores: int) -> int:
     return math.isqrt(inner * max(2 * inner, level.size_bytes // cores))
 
 
-def shares(multiply: Callable[[], float], alone: float, cpus: int, allowed: Collection[int] | None = None) -> tuple[float, float]:
-    """The slowest and the mean rate of `cpus` CPUs at once, over the rate of one alone."""
-    rates = all_at_once(multiply, cpus, allowed)
-    return min(1.0, min(rates) / alone), min(1.0, sum(rates) / cpus / alone)
+def shares(multiply: Callable[[], float], cpus: int, allowed: Collection[int] | None = None) -> tuple[float, float]:
+    """The slowest and the mean rate of `cpus` CPUs at once, each over its own rate just before, while the others were idle: another virtual
+    machine on a CPU's core slows down both."""
+    alone, together = one_by_one(multiply, cpus, allowed), all_at_once(multiply, cpus, allowed)
+    kept = [min(1.0, rate / own) for own, rate in zip(alone, together, strict=True)]
+    return min(kept), sum(kept) / cpus
 
 
 def _sane(value: float, what: str) -> float:
