@@ -114,8 +114,8 @@ static shape shape_of(const pysim_job *job) {
     };
     s.w.tiles_h = pysim_ceil_div(s.w.out_h, s.w.outputs), s.w.tiles_w = pysim_ceil_div(s.w.out_w, s.w.outputs);
     s.w.output_pitch = c->filters * s.w.out_h * s.w.out_w;
-    s.w.sums_pitch = odd_line_pitch(s.set_panels * s.panel_filters, s.bytes);
-    s.w.tile_pitch = odd_line_pitch(s.planes * s.w.sums_pitch, s.bytes);
+    s.w.accumulator_pitch = odd_line_pitch(s.set_panels * s.panel_filters, s.bytes);
+    s.w.tile_pitch = odd_line_pitch(s.planes * s.w.accumulator_pitch, s.bytes);
     s.w.patch_pitch = odd_line_pitch(s.w.channels, s.bytes);
     s.w.plane_pitch = odd_line_pitch((s.w.in_blocks ? s.w.patch_pitch : s.w.channels) * s.w.panel_tiles + PYSIM_WINOGRAD_SLACK, s.bytes);
     s.panel_bytes = s.planes * s.w.plane_pitch * s.bytes;
@@ -126,7 +126,7 @@ static shape shape_of(const pysim_job *job) {
     return s;
 }
 
-static int64_t sums_bytes(const shape *s) {
+static int64_t accumulator_bytes(const shape *s) {
     return round_to_lines(s->block_panels * s->panel_tiles * s->w.tile_pitch * s->bytes);
 }
 
@@ -186,15 +186,15 @@ static pysim_status sizes(pysim_job *job) {
     const int64_t filters[] = {c->groups, edge * edge, panels, n->channels, n->schedule.windows, n->bytes};
     pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
     if (status != PYSIM_OK) return status;
-    int64_t patches, sums;
+    int64_t patches, accumulators;
     const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_MAX_PANEL_TILES, n->bytes}; /* at most */
     const int64_t set[] = {n->schedule.k2, n->schedule.filters, edge * edge, n->schedule.k3, n->schedule.windows, 4 * ALIGN}; /* at most */
     status = pysim_product("the transformed patches' bytes", 5, panel, &patches);
-    if (status == PYSIM_OK) status = pysim_product("the sums' bytes", 6, set, &sums);
+    if (status == PYSIM_OK) status = pysim_product("the accumulators' bytes", 6, set, &accumulators);
     if (status != PYSIM_OK) return status;
-    if (patches > INT64_MAX / 4 || sums > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
+    if (patches > INT64_MAX / 4 || accumulators > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the workspace exceeds int64 bytes");
     const shape s = shape_of(job);
-    job->thread_bytes = s.block_panels * s.panel_bytes + sums_bytes(&s) + ALIGN;
+    job->thread_bytes = s.block_panels * s.panel_bytes + accumulator_bytes(&s) + ALIGN;
     return PYSIM_OK;
 }
 
@@ -339,8 +339,8 @@ static int64_t tiles_in(const shape *s, const block *b, int64_t panel) {
 }
 
 /* Products of one plane for filter panels [begin, end). */
-static void multiply_plane(const run *r, const block *b, const char *filters, const char *patches, char *sums, int64_t plane, int64_t begin,
-                           int64_t end) {
+static void multiply_plane(const run *r, const block *b, const char *filters, const char *patches, char *accumulators, int64_t plane,
+                           int64_t begin, int64_t end) {
     const shape *s = r->s;
     const pysim_nest *n = &r->job->nest;
     const int64_t pitch = s->w.tile_pitch;
@@ -350,7 +350,8 @@ static void multiply_plane(const run *r, const block *b, const char *filters, co
             const char *own = filters + filter_offset(s, f, plane, c) * s->bytes;
             const int64_t width = pysim_min(s->panel_filters, s->filters - f * s->panel_filters);
             for (int64_t t = 0; t < b->panels; t++) {
-                char *to = sums + (t * s->panel_tiles * pitch + plane * s->w.sums_pitch + (f - begin) * s->panel_filters) * s->bytes;
+                const int64_t at = t * s->panel_tiles * pitch + plane * s->w.accumulator_pitch + (f - begin) * s->panel_filters;
+                char *to = accumulators + at * s->bytes;
                 const pysim_store store = {.alpha = 1, .beta = 1, .old = c > 0 ? to : NULL, .bounds = pysim_unbounded(n->row.info.dtype)};
                 const char *from = patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * (s->w.in_blocks ? 1 : s->w.panel_tiles)) * s->bytes;
                 if (s->w.in_blocks)
@@ -369,7 +370,7 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     const block b = block_of(r, item / r->parts % r->blocks);
     char *patches = r->workspace + thread * r->job->thread_bytes;
     patches += (ALIGN - (uintptr_t)patches % ALIGN) % ALIGN;
-    char *sums = patches + s->block_panels * s->panel_bytes;
+    char *accumulators = patches + s->block_panels * s->panel_bytes;
     const char *filters = r->call->second + group * s->planes * s->filter_panels * s->w.channels * s->panel_filters * s->bytes;
     pysim_winograd w = s->w;
     w.input = r->input + group * w.channels * w.height * w.width * s->bytes;
@@ -387,8 +388,8 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     for (int64_t f = part * s->filter_panels / r->parts, end; f < last; f = end) {
         end = pysim_min((f / s->set_panels + 1) * s->set_panels, last);
         const int64_t first = f * s->panel_filters;
-        for (int64_t plane = 0; plane < s->planes; plane++) multiply_plane(r, &b, filters, patches, sums, plane, f, end);
-        s->transforms->outputs(&w, b.first, b.count, first, pysim_min(end * s->panel_filters, s->filters) - first, sums);
+        for (int64_t plane = 0; plane < s->planes; plane++) multiply_plane(r, &b, filters, patches, accumulators, plane, f, end);
+        s->transforms->outputs(&w, b.first, b.count, first, pysim_min(end * s->panel_filters, s->filters) - first, accumulators);
         own.kernel_calls += (end - f) * b.panels * s->planes * pysim_ceil_div(w.channels, r->job->nest.schedule.channels);
     }
     if (!profiled) return;

@@ -9,9 +9,9 @@
  * M is e^2 matrix products, one per element of a patch ("plane"). The micro-kernel computes them with filters along its lanes (its "windows") and
  * tiles broadcast (its "filters"). Layouts in the workspace:
  *
- *   patches  [panel of tiles][plane][channel][panel_tiles]     planes are plane_pitch apart, with free elements at the end
- *            [panel of tiles][plane][tile][channel]            if the input is in channel blocks; tiles are patch_pitch apart
- *   sums     [tile][plane][filters]                            of a set; planes are sums_pitch apart, tiles tile_pitch */
+ *   patches       [panel of tiles][plane][channel][panel_tiles]  planes are plane_pitch apart, with free elements at the end
+ *                 [panel of tiles][plane][tile][channel]         if the input is in channel blocks; tiles are patch_pitch apart
+ *   accumulators  [tile][plane][filters]                         of a set; planes are accumulator_pitch apart, tiles tile_pitch */
 #ifndef PYSIM_WINOGRAD_H
 #define PYSIM_WINOGRAD_H
 #include "../loops.h"
@@ -29,7 +29,7 @@ typedef struct {
     int64_t pad_top, pad_left, out_h, out_w;
     int64_t tiles_h, tiles_w;          /* of one image */
     int64_t image_pitch, output_pitch; /* elements between images */
-    int64_t panel_tiles, plane_pitch, patch_pitch, sums_pitch, tile_pitch;
+    int64_t panel_tiles, plane_pitch, patch_pitch, accumulator_pitch, tile_pitch;
     int in_blocks, out_blocks;         /* input, output are in blocks of one vector of channels */
     const char *input;                 /* first image, first channel of the group; output: first filter of the group */
     char *output;
@@ -49,7 +49,7 @@ typedef struct {
     void (*patches)(const pysim_winograd *w, int64_t tile, int64_t count, void *panel);
     /* Transforms `width` filters of one channel into planes to[plane][width], to_plane elements apart. */
     void (*filters)(int64_t outputs, int64_t taps, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane);
-    /* Transforms the sums of tiles [tile, tile + count) and filters [filter, filter + filters) into outputs. */
-    void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *sums);
+    /* Transforms the accumulators of tiles [tile, tile + count) and filters [filter, filter + filters) into outputs. */
+    void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *accumulators);
 } pysim_winograd_transforms;
 #endif

@@ -347,7 +347,7 @@ typedef T ROWS[PYSIM_WINOGRAD_MAX_OUTPUTS][OUT_ROW];
 
 /* Output transform of one tile and LANES filters: y = A^T M A, bias and clamp; writes the pixels below `rows` and `columns`, rows `row`
  * elements apart. */
-INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, VEC bias, VEC low, VEC high, T *to, int64_t row,
+INLINE void output_tile(const int m, const int r, const T *accumulators, int64_t pitch, VEC bias, VEC low, VEC high, T *to, int64_t row,
                         int64_t rows, int64_t columns) {
     const int e = m + r - 1;
     VEC half[PYSIM_WINOGRAD_MAX_OUTPUTS][MAX_EDGE];
@@ -355,7 +355,7 @@ INLINE void output_tile(const int m, const int r, const T *sums, int64_t pitch, 
     for (int j = 0; j < e; j++) {
         VEC x[MAX_EDGE], y[PYSIM_WINOGRAD_MAX_OUTPUTS];
 #pragma GCC unroll 8
-        for (int i = 0; i < e; i++) x[i] = v_load(sums + (i * e + j) * pitch);
+        for (int i = 0; i < e; i++) x[i] = v_load(accumulators + (i * e + j) * pitch);
         output_transform(e, m, x, y);
 #pragma GCC unroll 6
         for (int i = 0; i < m; i++) half[i][j] = y[i];
@@ -385,7 +385,7 @@ INLINE void store_row(const T *row, int64_t columns, int64_t filters, T *out, in
 }
 
 INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
-                         const T *sums) {
+                         const T *accumulators) {
     const int64_t per_image = w->tiles_h * w->tiles_w, map = w->out_h * w->out_w;
     const VEC low = v_set1((T)w->bounds.low), high = v_set1((T)w->bounds.high);
     ROWS rows;
@@ -395,21 +395,21 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
         for (int64_t i = 0, n; i < count; i += n) {
             const int64_t t = tile + i, column = t % w->tiles_w;
             n = pysim_min(pysim_min(OUT_TILES, count - i), w->tiles_w - column);
-            const T *first = sums + i * w->tile_pitch + f;
+            const T *first = accumulators + i * w->tile_pitch + f;
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
             T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map;
             const int64_t rows_in = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
             if (TAKES_BLOCKS && w->out_blocks) {
                 out += (y * w->out_w + x) * LANES;
                 for (int64_t j = 0; j < n; j++)
-                    output_tile(m, r, first + j * w->tile_pitch, w->sums_pitch, added, low, high, out + j * m * LANES, w->out_w * LANES, rows_in,
-                                wide - j * m);
+                    output_tile(m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, out + j * m * LANES, w->out_w * LANES,
+                                rows_in, wide - j * m);
                 pysim_finish_rows(&w->finish, out, w->out_w * LANES, rows_in, wide * LANES);
                 continue;
             }
             out += y * w->out_w + x;
             for (int64_t j = 0; j < n; j++)
-                output_tile(m, r, first + j * w->tile_pitch, w->sums_pitch, added, low, high, &rows[0][j * m * LANES], OUT_ROW, m, m);
+                output_tile(m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, &rows[0][j * m * LANES], OUT_ROW, m, m);
             for (int64_t k = 0; k < rows_in; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
             for (int64_t l = 0; w->finish.loops && l < pysim_min(LANES, filters - f); l++)
                 pysim_finish_rows(&w->finish, out + l * map, w->out_w, rows_in, wide);
@@ -434,8 +434,8 @@ static __attribute__((noinline)) void block_patches(const pysim_winograd *w, int
         filters_body(m, r, from, width, to, to_plane);                                                                                 \
     }                                                                                                                                  \
     static __attribute__((noinline)) void outputs_##m##_##r(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter,      \
-                                                            int64_t filters, const T *sums) {                                          \
-        outputs_body(m, r, w, tile, count, filter, filters, sums);                                                                     \
+                                                            int64_t filters, const T *accumulators) {                                  \
+        outputs_body(m, r, w, tile, count, filter, filters, accumulators);                                                             \
     }
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
@@ -455,9 +455,9 @@ static void filters(int64_t outputs, int64_t taps, const pysim_winograd_taps *fr
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
 }
-static void outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *sums) {
+static void outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *accumulators) {
 #define PYSIM_WINOGRAD_FORM(m, r) \
-    if (w->outputs == m && w->taps == r) outputs_##m##_##r(w, tile, count, filter, filters, sums);
+    if (w->outputs == m && w->taps == r) outputs_##m##_##r(w, tile, count, filter, filters, accumulators);
 #include "../winograd.inc"
 #undef PYSIM_WINOGRAD_FORM
 }
