@@ -98,6 +98,9 @@ class Commands(Group):
         if sys.stdout is None:
             say("pysim: stdout is closed; to discard the output, use > /dev/null")
             sys.exit(PysimError.exit_code)
+        if isinstance(sys.stdout, io.TextIOWrapper) and isinstance(raw := sys.stdout.buffer, io.RawIOBase):
+            # PYTHONUNBUFFERED: without a buffer, Python loses the rest of a short write, on a full disk, without an error
+            sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, line_buffering=True)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")

@@ -6,6 +6,7 @@ import math
 import os
 import pty
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -421,6 +422,20 @@ def test_a_stdout_that_takes_nothing_is_one_sentence_and_exit_code_2(words):
         done = subprocess.run(["sh", "-c", f"{command} {stdout}"], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2
         assert re.fullmatch(rf"pysim: .*{message}.*\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_document_that_ends_in_the_middle_is_an_error(tmp_path, unbuffered):
+    """A file size limit cuts a write short, as a disk does that fills up."""
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+
+    with (tmp_path / "document").open("w") as file:
+        command, environment = [sys.executable, "-m", "pysim", "machines", "--json"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        written = {"stdout": file, "stderr": subprocess.PIPE, "text": True}
+        done = subprocess.run(command, env=environment, preexec_fn=limited, check=False, **written)
+    assert done.returncode == 2 and done.stderr == "pysim: the output: File too large\n"
 
 
 def test_a_closed_stderr_changes_nothing_on_stdout():
