@@ -58,28 +58,61 @@ INLINE int64_t ahead_of(int64_t pitch) {
     return pitch * (int64_t)sizeof(T) % L1_WAY == 0 ? 0 : pitch * PLANES_AHEAD;
 }
 
+/* Rows `pitch` bytes apart. x86 addresses five of them from one register: + 0, 1, 2, 4 pitches, and 3 pitches from a register of their own.
+ * Left to itself, GCC keeps a register for each row's offset, which is no slower for few rows; of the offsets of 14 rows it spills half. */
+enum { MAX_ROW_OFFSETS = 6, ROWS_OF_BASE = 5, MAX_BASES = (MAX_BROADCASTS + ROWS_OF_BASE - 1) / ROWS_OF_BASE };
+typedef struct {
+    const char *base[MAX_BASES];
+    int64_t pitch, three_pitches;
+} ROWS;
+INLINE ROWS rows_at(const void *first, int64_t pitch) {
+    ROWS rows = {.pitch = pitch, .three_pitches = 3 * pitch};
+#pragma GCC unroll 4
+    for (int b = 0; b < MAX_BASES; b++) rows.base[b] = (const char *)first + ROWS_OF_BASE * b * pitch;
+    return rows;
+}
+INLINE const T *row_of(const ROWS *rows, const int j) {
+    const int from_base = j % ROWS_OF_BASE;
+    return (const T *)(const void *)(rows->base[j / ROWS_OF_BASE] + (from_base == 3 ? rows->three_pitches : from_base * rows->pitch));
+}
+#define OPAQUE(x) __asm__("" : "+r"(x))
+/* Moves the first `n` rows on by `bytes`, and keeps GCC from adding the pitches up outside the loop. */
+INLINE void advance_rows(ROWS *rows, const int n, int64_t bytes) {
+#pragma GCC unroll 4
+    for (int b = 0; b * ROWS_OF_BASE < n; b++) {
+        rows->base[b] += bytes;
+        OPAQUE(rows->base[b]);
+    }
+    OPAQUE(rows->pitch);
+    OPAQUE(rows->three_pitches);
+}
+
 /* The k loop of win_body. `masked`: the last vector of windows is loaded under a mask. On Intel's cores such a load also takes a
  * multiply-add's port: on a Granite Rapids loops without masks take 0.97 (32x14), 0.96 (48x9) and 1.0 (64x6) of the time, unrolled by
- * two 0.965, 0.95 and 0.94, panels in L1 or L2. */
-INLINE void win_loop(const int nv, const int nf, const int masked, int64_t k, const T *f, int64_t f_pitch, const int64_t f_step, const T *w,
-                     int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
-    const int in_panel = w_pitch <= MAX_VECTORS * LANES;
-    const int64_t ahead = nf < MIN_PREFETCHED_FILTERS && in_panel ? 0 : ahead_of(w_pitch), f_ahead = f_step == 1 ? ahead_of(f_pitch) : 0;
+ * two 0.965, 0.95 and 0.94, panels in L1 or L2. `strided`: filters are f_step apart, not neighbours in a panel. */
+INLINE void win_loop(const int nv, const int nf, const int masked, const int strided, int64_t k, const T *f, int64_t f_pitch, int64_t f_step,
+                     const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
+    const int in_panel = w_pitch <= MAX_VECTORS * LANES, by_bases = strided && nf > MAX_ROW_OFFSETS;
+    const int64_t ahead = nf < MIN_PREFETCHED_FILTERS && in_panel ? 0 : ahead_of(w_pitch), f_ahead = ahead_of(f_pitch);
+    ROWS rows = rows_at(f, f_step * (int64_t)sizeof(T));
 #pragma GCC unroll 2
     for (int64_t p = 0; p < k; p++) {
         VEC x[MAX_VECTORS];
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) __builtin_prefetch(w + ahead + v * LANES + LANES - 1);
-        __builtin_prefetch(f + f_ahead);
+        if (!strided) __builtin_prefetch(f + f_ahead);
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) x[v] = masked && v == nv - 1 ? v_load_mask(w + v * LANES, tail) : v_load(w + v * LANES);
 #pragma GCC unroll 16
         for (int j = 0; j < nf; j++) {
-            const VEC b = v_set1(f[j * f_step]);
+            const VEC b = v_set1(by_bases ? *row_of(&rows, j) : f[j * f_step]);
 #pragma GCC unroll 4
             for (int v = 0; v < nv; v++) acc[j][v] = v_fma(b, x[v], acc[j][v]);
         }
-        f += f_pitch;
+        if (by_bases)
+            advance_rows(&rows, nf, f_pitch * (int64_t)sizeof(T));
+        else
+            f += f_pitch;
         w += w_pitch;
     }
 }
@@ -95,13 +128,13 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
         for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
     const int masked = nw < nv * LANES;
     if (f_step == 1 && masked)
-        win_loop(nv, nf, 1, k, f, f_pitch, 1, w, w_pitch, tail, acc);
+        win_loop(nv, nf, 1, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
     else if (f_step == 1)
-        win_loop(nv, nf, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
+        win_loop(nv, nf, 0, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
     else if (masked)
-        win_loop(nv, nf, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
+        win_loop(nv, nf, 1, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
     else
-        win_loop(nv, nf, 0, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
+        win_loop(nv, nf, 0, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
     if (is_plain(store) && store->old) {
         const T *from = store->old;
         __asm__("" : "+r"(out), "+r"(from)); /* otherwise GCC precomputes the addresses of all vectors for all branches and spills them */
