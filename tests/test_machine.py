@@ -353,7 +353,7 @@ def test_a_source_must_say_more_than_a_title() -> None:
 def test_a_gpu_is_checked_like_a_cpu() -> None:
     assert "sms.value" in refusal(changed("sms = { value = 132", "sms = { value = 0", VALID_GPU))
     assert "fma_per_cycle.f64" in refusal(changed("f64 = { value = 64", "f64 = { value = nan", VALID_GPU))
-    assert "capability" in refusal(changed('capability = "9.0"', 'capability = "sm_90"', VALID_GPU))
+    assert 'capability: Expected `str`; it is written "9.0"' in refusal(changed('capability = "9.0"', 'capability = "sm_90"', VALID_GPU))
 
 
 def test_what_a_gpus_file_leaves_out_of_its_model_is_that_of_the_one_it_is_like() -> None:

@@ -285,8 +285,9 @@ def test_a_size_that_is_not_known_is_named():
     ("arrays", "named", "message"),
     [
         ((), {}, "not given"),
-        ((1, 2), {}, "takes 1 arrays"),
-        ((), {"z": 1}, "no input"),
+        ((1, 2), {}, "takes one array"),
+        ((), {"z": 1}, 'has no input "z"'),
+        ((1,), {"x": 1}, 'the input "x" is given twice'),
         ((np.zeros((1, 2)),), {}, "the model takes float32"),
     ],
 )

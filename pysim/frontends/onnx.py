@@ -297,6 +297,8 @@ def array_of(tensor: "onnx.TensorProto", name: str) -> Array:
     """The values of a constant; ProblemError if its data do not make an array of its type and shape."""
     import onnx
 
+    if _element(tensor.data_type) == "UNDEFINED":
+        raise ProblemError(f'{name}: the constant "{text_of(tensor.name)}" is of the unknown type {tensor.data_type}')
     try:
         found: Array = onnx.numpy_helper.to_array(tensor)
     except Exception as error:  # each fault has its own exception

@@ -162,6 +162,8 @@ def _explain(message: str) -> str:
         hint = '; the first lines say kind = "cpu" or kind = "gpu"'
     elif path.endswith(".kind"):
         hint = f"; there are: {', '.join(get_args(Kind))}"
+    elif path == "capability":
+        what, hint = what.partition(" matching")[0], '; it is written "9.0"'
     elif path == "shared_rule":
         hint = f"; there are: {', '.join(get_args(SharedRule))}"
     return f"{path}: {what}{hint}"

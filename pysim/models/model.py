@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pysim.arguments import whole
-from pysim.errors import OperandError, printable
+from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
 from pysim.models import operators
 from pysim.models.arrays import fuse_transpositions, products_of, shapes_of_products
@@ -137,12 +137,14 @@ class Model:
         """The inputs as dense arrays; OperandError if they do not match the model's."""
         names = self._graph.inputs
         if len(arrays) > len(names):
-            raise OperandError(f"the model takes {len(names)} arrays ({', '.join(map(printable, names))}), not {len(arrays)}")
+            one = "one array" if len(names) == 1 else f"{len(names)} arrays"
+            raise OperandError(f"the model takes {one} ({', '.join(map(printable, names))}), but {len(arrays)} are given")
         given = dict(zip(names, arrays, strict=False))
         for name, x in named.items():
-            if name not in names or name in given:
-                listed = ", ".join(map(printable, names))
-                raise OperandError(f'no input that is still open is called "{printable(name)}"; there are: {listed}')
+            if name in given:
+                raise OperandError(f'the input "{printable(name)}" is given twice: by its place and by its name')
+            if name not in names:
+                raise OperandError(f'the model has no input "{printable(name)}"; {choose(name, map(printable, names))}')
             given[name] = x
         if missing := [printable(name) for name in names if name not in given]:
             raise OperandError(f"the model's inputs {', '.join(missing)} are not given")
