@@ -48,9 +48,9 @@ class Report(NamedTuple):
 @click.option(
     "--width",
     type=Choice(["4", "8", "16"]),
-    help="Bytes per lane of a lane layout (default 16); of others, show only such accesses.",
+    help="Bytes per lane of a lane layout (default 16). For other layouts: show only accesses of this width.",
 )
-@click.option("--store", is_flag=True, help="A lane layout is stored, not loaded; of other layouts, show only stores.")
+@click.option("--store", is_flag=True, help="Treat a lane layout as a store, not a load. For other layouts: show only stores.")
 @click.option("--fix", "fixing", is_flag=True, help="Search paddings, swizzles and rotations for the fewest wavefronts.")
 @click.option("--rule", default="hopper", show_default=True, help="The GPU generation whose bank rule applies (see --list).")
 @click.option("--svg", "picture_file", type=OutputFile(), help="Also draw the bank maps into this SVG file.")
