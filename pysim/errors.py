@@ -2,7 +2,8 @@
 """The package's exceptions. Each message says what was wrong, where, and what would be right."""
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
 
 class PysimError(Exception):
@@ -39,6 +40,15 @@ class NativeError(PysimError):
 
 class StoreError(PysimError):
     """A measurement store that cannot be opened, read or written."""
+
+
+def run_script(main: Callable[[], object]) -> None:
+    """Runs a script's `main`. A PysimError becomes one line on stderr and its exit code."""
+    try:
+        main()
+    except PysimError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def printable(text: str) -> str:

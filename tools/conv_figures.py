@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
 import conv_data  # noqa: E402
 from conv_data import CUDNN, OURS, TORCH, Candidate, Line  # noqa: E402
 
-from pysim.errors import MachineError, MissingError, PysimError, StoreError  # noqa: E402
+from pysim.errors import MachineError, MissingError, StoreError, run_script  # noqa: E402
 from pysim.machine.gpu import Gpu  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
@@ -270,8 +270,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except PysimError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_script(main)

@@ -43,7 +43,7 @@ from pysim.check.verdict import on_random
 from pysim.comparison import bench as benches
 from pysim.comparison.bench import release
 from pysim.comparison.field import checked, reason_of
-from pysim.errors import MissingError, PlanError, PysimError, StoreError, choose
+from pysim.errors import MissingError, PlanError, PysimError, StoreError, choose, run_script
 from pysim.machine.gpu import Gpu
 from pysim.measure import events
 from pysim.peers import cudnn, torch
@@ -395,8 +395,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except PysimError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_script(main)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pysim.calibration import host
-from pysim.errors import MissingError, PysimError
+from pysim.errors import MissingError, PysimError, run_script
 from pysim.measure.events import Events
 from pysim.peers import cublas as cublas_peer
 from pysim.planner import candidates
@@ -248,8 +248,4 @@ def tell(one: dict, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except PysimError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_script(main)
