@@ -427,9 +427,7 @@ def test_a_stdout_that_takes_nothing_is_one_sentence_and_exit_code_2(words):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_document_that_ends_in_the_middle_is_an_error(tmp_path, unbuffered):
-    """A file size limit cuts a write short, as a disk does that fills up."""
-
-    def limited():
+    def limited():  # a file size limit cuts a write short, as a disk does that fills up
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
     with (tmp_path / "document").open("w") as file:
