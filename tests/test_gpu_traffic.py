@@ -28,9 +28,9 @@ def h200() -> Gpu:
     return found
 
 
-def raster(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: float) -> Rasterisation:
+def raster(n_fast: int, n_slow: int, group: int, blocks: int, fast: float, slow: float, result: float = 0) -> Rasterisation:
     share = n_fast * n_slow * STEPS / blocks
-    return Rasterisation(*(np.array([x], float) for x in (fast, slow, n_fast, n_slow, group, n_fast * n_slow, STEPS, share)))
+    return Rasterisation(*(np.array([x], float) for x in (fast, slow, n_fast, n_slow, group, n_fast * n_slow, STEPS, share, result)))
 
 
 def times(n_fast: int, n_slow: int, group: int, blocks: int) -> tuple[Times, Times]:
@@ -72,6 +72,15 @@ def test_blocks_of_stream_k_bring_from_memory_what_data_parallel_ones_share():
     assert sum(stream[2:])[0] > 3 * sum(waves[2:])[0]
     small = sharing(h200(), raster(32, 32, 8, 66, 1e6, 1e6))
     assert sum(small[2:])[0] == 0
+
+
+def test_results_written_between_two_reads_of_an_operand_take_space_in_l2():
+    """25088 x 768 x 192 in tf32: 19 MB of A, read for each two of six columns of tiles; 26 MB of C are written between two reads."""
+    kept, written = (raster(196, 6, 2, 132, 19.3e6, 0.6e6, result) for result in (0, 77.1e6))
+    assert sharing(h200(), written).fast_again[0] >= sharing(h200(), kept).fast_again[0]
+    kept, written = (order._replace(at_once=np.array([132.0]), share=np.zeros(1)) for order in (kept, written))
+    assert sharing(h200(), kept).fast_again[0] < 0.1
+    assert sharing(h200(), written).fast_again[0] > 1
 
 
 def test_launches_of_one_table_do_not_change_each_other():

@@ -8,7 +8,7 @@ tiles each panel of the slow one.
 waves     Data parallel and split-K: `at_once` tiles run in lockstep. They form a rectangle of high x wide tiles (the idea of AMD's Origami,
           https://github.com/ROCm/rocm-libraries, shared/origami), whose rows and columns request the same bytes simultaneously. The fast
           operand is read again for each band, at a reuse distance of itself plus a band; the slow one for each wave of a band, at the
-          distance of what a wave touches.
+          distance of what a wave touches. Tiles of C that are written meanwhile take space in L2, too.
 stream_k  Each block takes `share` consecutive k-iterations, so at time t block g is at iteration g share + t of all. Tile x reads
           iteration s of its panels at time (x iterations + s) mod share. The sorted times of the tiles that share a panel have gaps. A gap
           of up to one iteration is a simultaneous request; after a longer gap the panel is read again, at the distance of what all blocks
@@ -37,13 +37,13 @@ from pysim.machine.gpu import Gpu
 Array = NDArray[Any]
 
 SIMULTANEOUS = 1.0  # k-iterations between two requests that L2 joins
-STORE_BYTES = 64  # contiguous bytes of a row of C that a warp stores at once
+STORE_BYTES = 64  # contiguous bytes of a row of C in a warp's store (128 where rows are whole vectors, stored since the costs were fitted)
 MAX_TILES = 128  # tiles of a panel that `stream_k` considers: the first ones
 
 
 class Rasterisation(NamedTuple):
     """Tile orders of launches, as arrays: bytes and panels of the fast and of the slow operand, slow panels in a band, tiles that run at
-    once, k-iterations of a tile, and those of a stream-K block (0: not stream-K)."""
+    once, k-iterations of a tile, those of a stream-K block (0: not stream-K), and bytes of C."""
 
     fast: Array
     slow: Array
@@ -53,6 +53,7 @@ class Rasterisation(NamedTuple):
     at_once: Array
     iterations: Array
     share: Array
+    result: Array
 
     def select(self, where: Array) -> "Rasterisation":
         return Rasterisation(*(column[where] for column in self))
@@ -100,8 +101,8 @@ def waves(gpu: Gpu, order: Rasterisation) -> Sharing:
     in_band = at_once <= n_fast * group  # else a wave covers several bands
     high, wide = rectangle(order)
     count = n_fast * n_slow / at_once
-    touched = fast * high / n_fast + slow * wide / n_slow
-    band = np.where(in_band, fast + slow * group / n_slow, touched)
+    touched = fast * high / n_fast + slow * wide / n_slow + order.result / count
+    band = np.where(in_band, fast + (slow + order.result) * group / n_slow, touched)
     return Sharing(
         fast_alone=high / at_once,
         slow_alone=wide / at_once,
@@ -138,21 +139,21 @@ def rectangle(order: Rasterisation) -> tuple[Array, Array]:
 
 def stream_k(gpu: Gpu, order: Rasterisation) -> Sharing:
     """Stream-K blocks are each at a k-iteration of their own: what they share follows from the times at which they read a panel."""
-    fast, slow, n_fast, n_slow, group, _, iterations, share = (column[:, None] for column in order)
+    fast, slow, n_fast, n_slow, group, _, iterations, share, result = (column[:, None] for column in order)
     count = np.arange(min(MAX_TILES, int(max(n_fast.max(), n_slow.max()))))
     gaps_fast = gaps((count // group * n_fast * group + count % group) * iterations, n_slow, share)
     gaps_slow = gaps(count * group * iterations, n_fast, share)
     pairs = ((gaps_fast, n_slow), (gaps_slow, n_fast))
     alone = [1 - np.count_nonzero(gap <= SIMULTANEOUS, axis=1, keepdims=True) / np.minimum(n, MAX_TILES) for gap, n in pairs]
-    touched = (fast * n_slow * alone[0] + slow * n_fast * alone[1]) / share  # by all blocks in one k-iteration
-    again = [missed(gpu, gap, touched, fast + slow) * (n - 1) for gap, n in pairs]
+    touched = (fast * n_slow * alone[0] + slow * n_fast * alone[1] + result) / share  # by all blocks in one k-iteration
+    again = [missed(gpu, gap, touched, fast + slow + result) * (n - 1) for gap, n in pairs]
     return Sharing(*(column[:, 0] for column in (*alone, *again)))
 
 
-def missed(gpu: Gpu, gap: Array, touched: Array, operand_bytes: Array) -> Array:
+def missed(gpu: Gpu, gap: Array, touched: Array, all_bytes: Array) -> Array:
     """Share of a panel's finite gaps after which it comes from memory again."""
     finite = gap < np.inf
-    misses = l2_miss_share(gpu, np.minimum(np.where(finite, gap, 0) * touched, operand_bytes)) * finite
+    misses = l2_miss_share(gpu, np.minimum(np.where(finite, gap, 0) * touched, all_bytes)) * finite
     return misses.sum(axis=1, keepdims=True) / np.maximum(1, finite.sum(axis=1, keepdims=True))
 
 

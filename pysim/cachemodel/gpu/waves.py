@@ -245,7 +245,7 @@ def _traffic(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[
     at_once = np.minimum(facts["tiles"], np.maximum(1, facts["slots"] / np.where(stream, 1, table.splits)))
     share = np.where(stream, facts["tiles"] * facts["all_iterations"] / table.splits, 0)
     group = np.minimum(table.group, n_slow)
-    order = Rasterisation(fast, slow, n_fast, n_slow, group, at_once, facts["all_iterations"], share)
+    order = Rasterisation(fast, slow, n_fast, n_slow, group, at_once, facts["all_iterations"], share, c.bytes_c)
     reads = sharing(gpu, order)
     requested_fast, requested_slow = ordered(c.requested_bytes_a * facts["tiles_n"], c.requested_bytes_b * facts["tiles_m"])
     requested = requested_fast + requested_slow
