@@ -1,39 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The store path of most tiles (epilogue.cuh): arithmetic on the accumulators in place, a slice of 32 columns at a time. */
+ * The store path of tiles BY_COLUMNS, of residuals and smooth activations, and of ragged rows (epilogue.cuh): arithmetic on the accumulators in place, a
+ * slice of 32 columns at a time. */
 #ifndef PYSIM_CUDA_WGMMA_DIRECT_CUH
 #define PYSIM_CUDA_WGMMA_DIRECT_CUH
+#include "mainloop/hopper/pairs.cuh"
 #include "mainloop/hopper/staging.cuh"
 
 namespace pysim {
 namespace hopper {
-
-/* Two results packed into a word; at_least, at_most: max and min that keep NaN. */
-template <class Out> struct Pair;
-template <> struct Pair<__half> {
-    using type = __half2;
-    static __device__ type of(float a, float b) { return __floats2half2_rn(a, b); }
-};
-template <> struct Pair<__nv_bfloat16> {
-    using type = __nv_bfloat162;
-    static __device__ type of(float a, float b) { return __floats2bfloat162_rn(a, b); }
-};
-#ifdef PYSIM_EMULATED
-inline float at_least(float x, float low) { return x < low ? low : x; }
-inline float at_most(float x, float high) { return x > high ? high : x; }
-#else
-__device__ inline float at_least(float x, float low) {
-    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(low));
-    return x;
-}
-__device__ inline float at_most(float x, float high) {
-    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(high));
-    return x;
-}
-#endif
-__device__ inline int at_least(int x, int low) { return max(x, low); }
-__device__ inline int at_most(int x, int high) { return min(x, high); }
-template <class Two> __device__ inline Two at_least(Two x, Two low) { return __hmax2_nan(x, low); }
-template <class Two> __device__ inline Two at_most(Two x, Two high) { return __hmin2_nan(x, high); }
 
 /* Applies a smooth activation to COUNT of a slice's 16 values at a time and rotates the slice: less code and fewer registers than all at once. */
 template <int COUNT, class T> __device__ __forceinline__ void activate_by(int activation, Function function, T (&x)[16]) {
@@ -68,6 +42,7 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
     constexpr int ROWS_PITCH = 32, COLUMNS_PITCH = 64 + VECTOR; /* results */
     static_assert(!RAGGED || (ORDER == BY_ROWS && NARROW && !ALL), "other results have a better path");
     static_assert(ORDER != EITHER, "each order has its own instance");
+    static_assert(ORDER == BY_COLUMNS || ALL || RAGGED, "rows.cuh stores other rows");
     static_assert(16 * ROWS_PITCH * 2 <= Staging<S>::ROWS_BUFFER && 32 * COLUMNS_PITCH * 2 <= Staging<S>::COLUMNS_BUFFER, "a piece of two-byte results");
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
     const bool arithmetic = e.bias || e.alpha != T(1), bounded = e.function == positive || e.function == clamped, capped = e.function == clamped;
@@ -195,12 +170,7 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
                 Two word[8]; /* 2j + h */
 #pragma unroll
                 for (int i = 0; i < 8; i++) word[i] = Pair<Out>::of(x[2 * i], x[2 * i + 1]);
-                if (opaque(bounded))
-#pragma unroll
-                    for (int i = 0; i < 8; i++) word[i] = at_least(word[i], least);
-                if (opaque(capped))
-#pragma unroll
-                    for (int i = 0; i < 8; i++) word[i] = at_most(word[i], most);
+                bound(word, opaque(bounded), opaque(capped), least, most);
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const unsigned of[4] = {*(unsigned *)&word[h], *(unsigned *)&word[2 + h], *(unsigned *)&word[4 + h], *(unsigned *)&word[6 + h]};
@@ -256,12 +226,7 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
                 if (ALL || column + 32 * slice < columns) {
                     T x[16];
                     finish(slice, x, [&](T (&x)[16]) { add(slice, x); });
-                    if (opaque(bounded))
-#pragma unroll
-                        for (int i = 0; i < 16; i++) x[i] = at_least(x[i], low);
-                    if (opaque(capped))
-#pragma unroll
-                        for (int i = 0; i < 16; i++) x[i] = at_most(x[i], e.high);
+                    bound(x, opaque(bounded), opaque(capped), low, e.high);
                     if (order.by_rows()) {
 #pragma unroll
                         for (int h = 0; h < 2; h++)

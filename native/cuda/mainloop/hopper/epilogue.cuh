@@ -5,8 +5,9 @@
  *   BY_ROWS     rows of the tile are contiguous in C: the exchange is within a warp
  *   BY_COLUMNS  columns are (NCHW results of convolutions; C' = B' A'): within a warpgroup
  *
- * Two store paths:
- *   direct.cuh  most tiles. Arithmetic on the accumulators in place. Bias, ReLU and clamp are unrolled; smooth activations and beta C have one copy
+ * Three store paths:
+ *   rows.cuh    most tiles BY_ROWS: bias, ReLU and clamp, unrolled
+ *   direct.cuh  the other tiles in aligned vectors. Arithmetic on the accumulators in place. Bias, ReLU and clamp are unrolled; smooth activations and beta C have one copy
  *               of their code in a loop over slices
  *   strips.cuh  scales, unaligned rows, unusual result types. A loop over strips of f32 accumulators: 8 registers of each thread, that is 8 rows of
  *               each warp x 32 columns, or 64 rows x 16 columns. There a thread has four neighbours in memory, and loads bias, scale and C four at a time
@@ -15,6 +16,7 @@
 #define PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #include "core/decomposition.cuh"
 #include "mainloop/hopper/direct.cuh"
+#include "mainloop/hopper/rows.cuh"
 #include "mainloop/hopper/strips.cuh"
 
 namespace pysim {
@@ -52,7 +54,8 @@ __device__ __forceinline__ void store_directly(Order<ORDER> order, StorePath pat
     if (path == DIRECT_ALL) return store_direct<S, Out, true, false>(order, e, c, row, column, p.n, acc);
     if constexpr (RAGGED && ORDER == BY_ROWS && sizeof(Out) == 2)
         if (path == RAGGED_ROWS) return store_direct<S, Out, false, true>(order, e, c, row, column, p.n, acc);
-    store_direct<S, Out, false, false>(order, e, c, row, column, p.n, acc);
+    if constexpr (ORDER == BY_ROWS) store_rows<S, Out>(e, c, row, column, p.n, acc);
+    else store_direct<S, Out, false, false>(order, e, c, row, column, p.n, acc);
 }
 /* Stores by strips. */
 template <class S, ResultOrder ORDER, class Acc, class Place, class Pitch>

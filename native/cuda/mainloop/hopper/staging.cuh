@@ -15,6 +15,14 @@ __device__ inline int opaque(int now) {
     return now;
 }
 
+/* Keeps a pointer in registers: the compiler would compute it again wherever it is used. */
+template <class Pointer> __device__ inline Pointer kept(Pointer now) {
+#ifndef PYSIM_EMULATED
+    asm volatile("" : "+l"(now));
+#endif
+    return now;
+}
+
 /* Whether rows or columns of the tile are contiguous in C. EITHER: known at run time, re-read in each iteration, so that one instance serves both; but
  * not in kernels with FEW_REGISTERS, which would spill. */
 enum ResultOrder { BY_ROWS, BY_COLUMNS, EITHER };
