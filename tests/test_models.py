@@ -350,6 +350,10 @@ def test_a_layers_prediction_is_at_the_clock_when_timed():
         (lambda proto: proto.graph.node[1].attribute.append(onnx.helper.make_attribute("axis", 9)), r"node name: second"),
         (lambda proto: proto.graph.output.pop(), "a model has no outputs; expected at least one"),
         (
+            lambda proto: proto.graph.node[1].attribute.append(onnx.helper.make_attribute("pads", [0, 0, -9, 0, 0, 0, 0, 0])),
+            r'the value "v1", made by Pad "second", has the negative shape \[1, 2, -4, 6\]',
+        ),
+        (
             lambda proto: proto.graph.node[1].input.__setitem__(0, "lost"),
             'Relu "second" reads "lost", but no node, initializer or input of the model defines it',
         ),
@@ -365,8 +369,9 @@ def test_a_damaged_model_is_refused_with_what_is_wrong(damage, message):
     y = build.add("Conv", ["x", build.constant(np.ones((2, 4, 1, 1)))], (1, 2, 5, 6))
     proto = build.model([build.add("Relu", [y], (1, 2, 5, 6))])
     proto.graph.node[1].name = "second"
-    if "node name" in message:
-        proto.graph.node[1].op_type = "Concat"
+    if "node name" in message or "negative" in message:
+        proto.graph.node[1].op_type = "Concat" if "node name" in message else "Pad"
+        proto.opset_import[0].version = 17 if "node name" in message else 10  # pads were an attribute
         proto.graph.output[0].type.tensor_type.ClearField("shape")
     if "declares" in message:
         proto.graph.node[0].output[0] = proto.graph.node.pop().output[0]

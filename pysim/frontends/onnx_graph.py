@@ -129,6 +129,9 @@ class _Reader(NamedTuple):
             shape += f' behind {maker.op} "{printable(maker.name)}"' if maker else ""
             right = "give the model fixed sizes (a symbolic batch is set)"
             raise ProblemError(f'{self.model}: the value "{text_of(name)}" has {shape}; {right}')
+        if any(isinstance(size, int) and size < 0 for size in sizes):
+            by = f', made by {maker.op} "{printable(maker.name)}"' if maker else ""
+            raise ProblemError(f'{self.model}: the value "{text_of(name)}"{by}, has the negative shape {list(sizes)}')
         import onnx
 
         if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
