@@ -59,7 +59,7 @@ INLINE int64_t ahead_of(int64_t pitch) {
 }
 
 /* Rows `pitch` bytes apart. x86 addresses five of them from one register: + 0, 1, 2, 4 pitches, and 3 pitches from a register of their own.
- * Left to itself, GCC keeps a register for each row's offset, which is no slower for few rows; of the offsets of 14 rows it spills half. */
+ * Left to itself, GCC keeps a register for each row's offset, and of the offsets of 14 rows it spills half. */
 enum { MAX_ROW_OFFSETS = 6, ROWS_OF_BASE = 5, MAX_BASES = (MAX_BROADCASTS + ROWS_OF_BASE - 1) / ROWS_OF_BASE };
 typedef struct {
     const char *base[MAX_BASES];
