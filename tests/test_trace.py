@@ -50,6 +50,10 @@ def joined(chunks: Iterable[Chunk]) -> tuple[np.ndarray, ...]:
 
 
 LANES = {("avx512", "f32"): 16, ("avx512", "f64"): 8, ("avx2", "f32"): 8, ("avx2", "f64"): 4}
+RECORDING_BROADCASTS = {
+    "v_set1(by_bases ? *row_of(&rows, j) : f[j * f_step])": "v_spread(by_bases ? row_of(&rows, j) : &f[j * f_step])",
+    "v_set1(w[j])": "v_spread(&w[j])",
+}
 
 
 def recording_copy(folder: Path) -> list[Path]:
@@ -58,9 +62,9 @@ def recording_copy(folder: Path) -> list[Path]:
     x86.mkdir()
     (x86 / "pack.h").write_text((NATIVE / "x86" / "pack.h").read_text())
     lanes = (NATIVE / "x86" / "lanes.h").read_text()
-    for broadcast in ("v_set1(f[j * f_step])", "v_set1(w[j])"):
+    for broadcast, recording in RECORDING_BROADCASTS.items():
         assert lanes.count(broadcast) == 1
-        lanes = lanes.replace(broadcast, broadcast.replace("v_set1(", "v_spread(&"))
+        lanes = lanes.replace(broadcast, recording)
     (x86 / "lanes.h").write_text(lanes)
     copies = []
     for (target, dtype), count in LANES.items():
