@@ -5,9 +5,9 @@
 
 Candidates are timed interleaved. A sample is the CPU time of a batch of calls of at least 50 us, and the lower deciles of the samples are
 compared: on a shared computer most samples are disturbed, and now and then Linux charges a process too little time, down to 0.7 of what it
-used. All calls are bound to their arrays beforehand. Columns: our microseconds; those of a Python
-call that checks its arrays; the share of packing; predicted over measured time; each peer's time over ours (above 1: we are faster); the
-plan. With --prepared, B is prepared (`pysim.prepare`) and the peer is ONNX Runtime, which packs it, too.
+used. All calls are bound to their arrays beforehand. Columns: our microseconds; those of a Python call that checks its arrays; the share of
+packing; predicted over measured time; each peer's time over ours (above 1: we are faster); the plan. With --prepared, B is prepared
+(`pysim.prepare`) and the peer is ONNX Runtime, which packs it, too.
 """
 
 import argparse
@@ -61,7 +61,7 @@ SETS = {
 }
 
 
-def quick(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+def lower_deciles(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
     """The lower decile of each call's samples, interleaved."""
     repeats: dict[str, int] = {}
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -117,7 +117,7 @@ def measure(text: str, seconds: float, prepared: bool) -> dict[str, float]:
     calls = {"bound": product.step(*arrays, cpu.aligned(product.workspace_bytes, np.uint8)).bound(), "call": partial(product, *arrays)}
     profiles = [product.profile(*arrays) for _ in range(5)]
     packing = min(p["pack_seconds"] / (p["pack_seconds"] + p["kernel_seconds"]) for p in profiles)
-    found = quick(calls | peers(w, ours, prepared), seconds)
+    found = lower_deciles(calls | peers(w, ours, prepared), seconds)
     own, call, s = found.pop("bound"), found.pop("call"), plan.schedule
     ratios = {name: other / own for name, other in found.items()}
     others = " ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
