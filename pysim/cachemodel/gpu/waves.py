@@ -22,7 +22,7 @@ L2          Each block (or cluster, whose blocks share loads) reads its rows of 
             documentation). TMA transfers whole boxes: a part outside the operand takes as long as a part inside (H200, f16, 128 x 64
             tiles: 41 us for 8 x 4096 x 4096, 25 us for 128 x 4096 x 4096). A box row that crosses a line boundary costs SPLIT_LINE_COST
             times its second line. TMA fills box rows behind an operand's end; where that is inside a sector, all SMs together fill
-            row_ends_per_cycle of them. C is written in runs of 64 bytes; a partly filled sector costs PARTIAL_SECTOR_COST times its unused
+            row_ends_per_cycle of them. C is priced in runs of 64 bytes; a partly filled sector costs PARTIAL_SECTOR_COST times its unused
             bytes. Bytes from memory pass through L2, too. L2 limits a launch by its rate, by the port of each active SM, and by what its
             GPCs (groups of SMs) take: each GPC requests the same bytes once, if its blocks need them simultaneously.
 memory      Bytes that miss L2: bytes / min(memory rate, active SMs x memory port). `traffic` says which blocks share panels of A and B and
