@@ -361,6 +361,10 @@ def test_a_layers_prediction_is_at_the_clock_when_timed():
             lambda proto: proto.graph.output[0].type.tensor_type.shape.dim[3].__setattr__("dim_value", 9),
             r'declares the value "v1" as \[1, 2, 5, 9\]',
         ),
+        (
+            lambda proto: proto.graph.output[0].type.tensor_type.__setattr__("elem_type", onnx.TensorProto.DOUBLE),
+            'declares the value "v1" as DOUBLE, but it is FLOAT; export it again, or delete the declared types',
+        ),
     ],
 )
 def test_a_damaged_model_is_refused_with_what_is_wrong(damage, message):
@@ -389,13 +393,21 @@ def test_infinities_and_nan_of_the_exact_result_are_no_errors_and_others_are():
     assert whole._error([np.array([2e-45], np.float32)], [np.array([1.4e-45])]) < 1e-6
 
 
-def test_a_bias_of_another_size_is_refused_with_its_node():
+@pytest.mark.parametrize(
+    ("op", "shapes", "y", "message"),
+    [
+        ("Conv", [(1, 4, 5, 6), (2, 4, 1, 1), 3], (1, 2, 5, 6), r"its bias is \[3\]; expected \[2\], one number per filter"),
+        ("Gemm", [(5, 4), (4, 2), 3], (5, 2), r"its C is \[3\], which cannot be broadcast to the result, \[5, 2\]"),
+        ("Gemm", [(5, 4), (4, 2), (4, 2)], (5, 2), r"its C is \[4, 2\], which cannot"),
+    ],
+)
+def test_a_bias_of_another_shape_is_refused_with_its_node(op, shapes, y, message):
     build = Builder(0)
-    build.shapes["x"] = (1, 4, 5, 6)
-    weights, bias = (build.constant(np.ones(shape, np.float32)) for shape in ((2, 4, 1, 1), 3))
-    proto = build.model([build.add("Conv", ["x", weights, bias], (1, 2, 5, 6))])
+    build.shapes["x"] = shapes[0]
+    weights, bias = (build.constant(np.ones(shape, np.float32)) for shape in shapes[1:])
+    proto = build.model([build.add(op, ["x", weights, bias], y)])
     proto.graph.node[0].name = "first"
-    with pytest.raises(OperandError, match=r'Conv "first": bias has shape \(3,\), but the problem needs \(2,\)'):
+    with pytest.raises(ProblemError, match=f'{op} "first": {message}'):
         model_of(proto)
 
 

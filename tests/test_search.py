@@ -291,9 +291,9 @@ def test_a_wrong_plan_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         return (Verdict("failed", 1.0, "one is off") if make.args[0].name == wrong else verdict), ready
 
     monkeypatch.setattr(search, "checked", checked)
-    (found,) = document("search", SMALL, "--budget", "0.5", code=1)["searches"]
+    (found,) = document("search", SMALL, "--budget", "2", code=1)["searches"]
     assert found["wrong"] == [wrong] and "one is off" in found["failed"][wrong]
-    assert found["best"] is None or found["best"]["name"] != wrong  # on a busy machine nothing may be timed
+    assert found["plans_measured"] > 0 and found["best"]["name"] != wrong
     with Store() as store:
         assert wrong not in {one.environment["plan"] for one in store.find()}
 

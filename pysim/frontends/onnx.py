@@ -171,14 +171,14 @@ def _bound_steps(graph: "onnx.GraphProto") -> None:
 
 
 def undeclared(graph: "onnx.GraphProto") -> dict[str, ValueType]:
-    """Removes the shapes that a graph declares for its nodes' outputs, and returns them."""
-    told, inputs = {}, {value.name for value in graph.input}
+    """Removes the types that a graph declares for its nodes' outputs, and returns them."""
+    declared, inputs = {}, {value.name for value in graph.input}
     for value in (*graph.value_info, *(one for one in graph.output if one.name not in inputs)):
-        if value.type.tensor_type.HasField("shape"):
-            told[value.name] = _type_of(value)
-        value.type.tensor_type.ClearField("shape")
+        if value.type.HasField("tensor_type"):
+            declared[value.name] = _type_of(value)
+            value.type.ClearField("tensor_type")
     del graph.value_info[:]
-    return told
+    return declared
 
 
 def with_constants(model: "onnx.ModelProto", found: Mapping[str, Any]) -> "onnx.ModelProto":
@@ -345,7 +345,22 @@ def read_node(node: "onnx.NodeProto", tensors: Mapping[str, ValueType]) -> Workl
         attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     except ValueError as error:
         raise ProblemError(f"an attribute cannot be read: {error}") from None
-    return _READERS[node.op_type](operands[0], operands[1], attributes, _DTYPES[element])
+    problem = _READERS[node.op_type](operands[0], operands[1], attributes, _DTYPES[element])
+    if len(node.input) > 2 and (addend := tensors.get(node.input[2])):
+        check_addend(problem, addend)
+    return problem
+
+
+def check_addend(problem: Workload, addend: ValueType) -> None:
+    """ProblemError for a Conv's bias that is not one number per filter, or a Gemm's C that cannot be broadcast to m x n."""
+    sizes = _sizes(addend)
+    if addend.sizes is None or len(sizes) != len(addend.sizes):
+        return
+    if isinstance(problem, Conv):
+        if sizes != [problem.filters]:
+            raise ProblemError(f"its bias is {_shape(addend)}; expected [{problem.filters}], one number per filter")
+    elif len(sizes) > 2 or any(size not in (1, right) for size, right in zip(sizes[::-1], (problem.n, problem.m), strict=False)):
+        raise ProblemError(f"its C is {_shape(addend)}, which cannot be broadcast to the result, [{problem.m}, {problem.n}]")
 
 
 def _shape(tensor: ValueType) -> str:

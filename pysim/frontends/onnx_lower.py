@@ -40,6 +40,15 @@ def _problem(node: Node, graph: Graph) -> Any:
         return None
 
 
+def _check_addend(node: Node, graph: Graph, problem: Any) -> None:
+    """ProblemError, which names the node, for a bias or a C of a wrong shape."""
+    for name in filter(None, node.inputs[2:3]):
+        try:
+            layers.check_addend(problem, layers.ValueType(graph.tensors[name].shape, ""))
+        except ProblemError as error:
+            raise ProblemError(f'{node.op} "{printable(node.name)}": {error}') from None
+
+
 def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     problem, x = _problem(node, graph), graph.tensors[node.inputs[0]]
     if problem is None and x.native and len(x.shape) > 2:
@@ -47,6 +56,7 @@ def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     constant = all(name in constants for name in node.inputs[1:] if name)
     if problem is None or not constant:
         return _conv_by_taps(node, graph, constant)
+    _check_addend(node, graph, problem)
     told, made = graph.tensors[node.output].shape, (problem.batch, problem.filters, problem.out_h, problem.out_w)
     if told != made:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
@@ -143,6 +153,8 @@ def _transposed_by_phases(node: Node, graph: Graph, constants: Constants) -> Par
 def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """A Gemm or MatMul with a constant matrix on the right."""
     problem, given = _problem(node, graph), node.attributes
+    if problem is not None:
+        _check_addend(node, graph, problem)
     if problem is None or not all(name in constants for name in node.inputs[1:]) or problem.trans_a:
         return None
     right = constants[node.inputs[1]]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import onnx
 
 Types = Mapping[str, layers.ValueType]
+Sizes = tuple[int | str, ...] | None
+_UNDEFINED = "UNDEFINED"
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
 _SHAPE_KEEPING = ("GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "ThresholdedRelu")
 
@@ -179,17 +181,25 @@ def _kept(node: "onnx.NodeProto", types: Types) -> bool:
     return True
 
 
-def check_declared(declared: Types, found: Types, name: str) -> None:
-    """ProblemError for a value whose declared shape differs from the inferred one."""
-    for value, said in declared.items():
-        made = found.get(value, layers.ValueType(None, ""))
-        if said.sizes is None or made.sizes is None:
+def check_declared(declared: Types, inferred: Types, name: str) -> None:
+    """ProblemError for a value whose declared shape or element type contradicts the inferred one; what is unknown contradicts nothing."""
+    for value, told in declared.items():
+        found = inferred.get(value, layers.ValueType(None, _UNDEFINED))
+        if not _same_shape(told.sizes, found.sizes):
+            wrong, right, what = _listed(told.sizes), _listed(found.sizes), "shapes"
+        elif told.element != found.element and _UNDEFINED not in (told.element, found.element):
+            wrong, right, what = told.element, found.element, "types"
+        else:
             continue
-        both = zip(said.sizes, made.sizes, strict=False)
-        if len(said.sizes) != len(made.sizes) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in both):
-            what = f'declares the value "{text_of(value)}" as {_listed(said.sizes)}, but it is {_listed(made.sizes)}'
-            raise ProblemError(f"{name} {what}; export it again, or delete the declared shapes")
+        fault = f'declares the value "{text_of(value)}" as {wrong}, but it is {right}'
+        raise ProblemError(f"{name} {fault}; export it again, or delete the declared {what}")
 
 
-def _listed(sizes: tuple[int | str, ...]) -> str:
-    return f"[{', '.join(map(str, sizes))}]"
+def _same_shape(a: Sizes, b: Sizes) -> bool:
+    if a is None or b is None:
+        return True
+    return len(a) == len(b) and all(x == y for x, y in zip(a, b, strict=True) if isinstance(x, int) and isinstance(y, int))
+
+
+def _listed(sizes: Sizes) -> str:
+    return f"[{', '.join(map(str, sizes or ()))}]"
