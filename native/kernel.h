@@ -93,9 +93,9 @@ typedef struct {
     const void *matrix, *vectors;
 } pysim_skinny;
 
-/* Writes sums[f*pitch + i] for f < n_vectors, i < results; i counts from result `begin`. axpy writes whole vectors of 64 bytes, so the pitch
+/* Writes partial[f*pitch + i] for f < n_vectors, i < results; i counts from result `begin`. axpy writes whole vectors of 64 bytes, so the pitch
  * must have room for them. */
-typedef void (*pysim_skinny_kernel)(const pysim_skinny *of, int64_t begin, int64_t results, void *sums, int64_t pitch);
+typedef void (*pysim_skinny_kernel)(const pysim_skinny *of, int64_t begin, int64_t results, void *partial, int64_t pitch);
 
 /* Some filters of a convolution over an input split into the phases of the stride: tap p of window i reads x[offsets[p] + i]. */
 typedef struct {

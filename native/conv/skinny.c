@@ -17,7 +17,7 @@ enum { ALIGN = 64 };
 typedef struct {
     pysim_skinny of;
     int few_rows, dot; /* C has few rows, not few columns; rows of the matrix run along k */
-    int64_t results, strip, pitch; /* in elements; strip: results of a strip; pitch: between the sums of two vectors */
+    int64_t results, strip, pitch; /* in elements; strip: results of a strip; pitch: between the partial sums of two vectors */
     int64_t bytes;                 /* per element */
     int64_t vector_step, p_step;   /* element p of vector f is at f*vector_step + p*p_step */
     int64_t c_vector, c_result;    /* elements of C between vectors and between results */
@@ -38,7 +38,7 @@ static shape shape_of(const pysim_gemm *g, const pysim_schedule *s) {
     x.c_result = few_rows ? 1 : g->ldc;
     const int64_t line = ALIGN / x.bytes;
     x.strip = pysim_min(pysim_ceil_div(x.results, s->windows), s->k2) * s->windows;
-    x.pitch = pysim_ceil_div(x.strip, line) * line + line; /* one more line: the sums of a result fall on different sets of L1 */
+    x.pitch = pysim_ceil_div(x.strip, line) * line + line; /* one more line: the partial sums of a result fall on different sets of L1 */
     return x;
 }
 
@@ -71,9 +71,9 @@ static pysim_status open_skinny(const pysim_problem *p, const pysim_schedule *s,
     if (status != PYSIM_OK) return status;
     n->schedule = *s;
     const int64_t copy[] = {pysim_ceil_div(x.of.k, step_of(&x)) * step_of(&x), x.of.n_vectors, 2 * x.bytes}; /* twice: with rounding to lines */
-    const int64_t sums[] = {x.pitch, x.of.n_vectors, 2 * x.bytes};
+    const int64_t partial[] = {x.pitch, x.of.n_vectors, 2 * x.bytes};
     status = pysim_product("the copy of the vectors rows or columns, k x vectors x bytes", 3, copy, &job->shared_bytes);
-    if (status == PYSIM_OK) status = pysim_product("the sums of a strip, results x vectors x bytes", 3, sums, &job->thread_bytes);
+    if (status == PYSIM_OK) status = pysim_product("the partial sums of a strip, results x vectors x bytes", 3, partial, &job->thread_bytes);
     job->shared_bytes = round_to_lines(job->shared_bytes / 2) + ALIGN;
     job->thread_bytes = round_to_lines(job->thread_bytes / 2);
     return status;
@@ -96,13 +96,13 @@ static pysim_status open_skinny(const pysim_problem *p, const pysim_schedule *s,
             }                                                                                                                    \
     }                                                                                                                            \
                                                                                                                                  \
-    /* Epilogue: C of results [begin, begin + count) from their sums. */                                                         \
-    static void store_##T(const shape *x, const pysim_call *call, const T *sums, int64_t begin, int64_t count, T *c) {           \
+    /* Epilogue: C of results [begin, begin + count) from their partial sums. */                                                 \
+    static void store_##T(const shape *x, const pysim_call *call, const T *partial, int64_t begin, int64_t count, T *c) {        \
         const pysim_epilogue *e = call->epilogue;                                                                                \
         const T alpha = (T)e->alpha, beta = (T)e->beta, *bias = e->bias, low = (T)call->bounds.low, high = (T)call->bounds.high; \
-        for (int64_t f = 0; f < x->of.n_vectors; f++, sums += x->pitch)                                                          \
+        for (int64_t f = 0; f < x->of.n_vectors; f++, partial += x->pitch)                                                       \
             for (int64_t i = 0; i < count; i++) {                                                                                \
-                T *to = c + f * x->c_vector + (begin + i) * x->c_result, value = alpha * sums[i];                                \
+                T *to = c + f * x->c_vector + (begin + i) * x->c_result, value = alpha * partial[i];                             \
                 if (beta != 0) value += beta * *to;                                                                              \
                 if (bias) value += bias[x->few_rows ? begin + i : f];                                                            \
                 *to = value < low ? low : value > high ? high : value;                                                           \
@@ -117,26 +117,26 @@ typedef struct {
     const pysim_call *call;
     int32_t dtype;
     int64_t parts, unit, thread_bytes;
-    char *sums, *c;
+    char *partial, *c;
 } skinny_run;
 
 /* A range of the results, one strip at a time. */
 static void run_item(int64_t item, int64_t thread, const void *context) {
     const skinny_run *r = context;
     const shape *x = &r->x;
-    char *sums = r->sums + thread * r->thread_bytes;
+    char *partial = r->partial + thread * r->thread_bytes;
     int64_t first, last;
     pysim_split_range(pysim_ceil_div(x->results, r->unit), item, r->parts, &first, &last);
     for (int64_t i = first * r->unit, end = pysim_min(last * r->unit, x->results); i < end; i += x->strip) {
         const int64_t count = pysim_min(x->strip, end - i);
         if (r->call->epilogue->alpha == 0)
-            memset(sums, 0, (size_t)(x->of.n_vectors * x->pitch * x->bytes));
+            memset(partial, 0, (size_t)(x->of.n_vectors * x->pitch * x->bytes));
         else
-            r->kernel(&x->of, i, count, sums, x->pitch);
+            r->kernel(&x->of, i, count, partial, x->pitch);
         if (r->dtype == PYSIM_F64)
-            store_double(x, r->call, (const double *)(void *)sums, i, count, (double *)(void *)r->c);
+            store_double(x, r->call, (const double *)(void *)partial, i, count, (double *)(void *)r->c);
         else
-            store_float(x, r->call, (const float *)(void *)sums, i, count, (float *)(void *)r->c);
+            store_float(x, r->call, (const float *)(void *)partial, i, count, (float *)(void *)r->c);
     }
 }
 
@@ -149,7 +149,7 @@ static void run_skinny(const pysim_job *job, const pysim_call *call) {
     const char *vectors = r.x.few_rows ? call->first : call->second;
     r.x.of.matrix = r.x.few_rows ? call->second : call->first;
     r.x.of.vectors = copy;
-    r.sums = copy + job->shared_bytes - ALIGN;
+    r.partial = copy + job->shared_bytes - ALIGN;
     if (call->epilogue->alpha != 0 && g->dtype == PYSIM_F64)
         copy_double(&r.x, (const double *)(const void *)vectors, (double *)(void *)copy);
     else if (call->epilogue->alpha != 0)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The kernels of conv/skinny.inc, a template over a vector type (x86/vec_*.h, vec_portable.h):
  *
- *   sums[f][i] = sum over p < k of vectors[f][p] matrix(i, p)
+ *   partial[f][i] = sum over p < k of vectors[f][p] matrix(i, p)
  *
- *   axpy  matrix[p][i]: a strip of sums stays in L1 while blocks of matrix rows stream past; one tile of sums is in registers for the rows of a
- *         block.
+ *   axpy  matrix[p][i]: a strip of partial sums stays in L1 while blocks of matrix rows stream past; accumulators hold one tile of it for the rows
+ *         of a block.
  *   dot   matrix[i][p]: tiles of matrix rows; lanes are added up at the end of each block of p. A block of the vectors stays in L1 while the rows
  *         stream past.
  *
@@ -26,9 +26,9 @@ enum {
     MAX_NF = LANES * sizeof(T) == 64 ? 8 : 4,  /* vectors of a tile, axpy */
     MAX_NF_DOT = 4,
     LINE = 64 / sizeof(T),
-    LINES_AHEAD = 64,    /* to L2 */
-    DOT_LINES_NEAR = 8,  /* to L1; axpy: two tiles */
-    MIN_NF_NEAR = 3,     /* vectors of a tile from which on it prefetches into L1, too */
+    LINES_AHEAD = 64,       /* to L2 */
+    DOT_LINES_AHEAD_L1 = 8, /* to L1; axpy: two tiles */
+    MIN_NF_L1 = 3,          /* tiles of at least so many vectors prefetch into L1, too */
 };
 
 /* If one pass covers all vectors in tiles narrower than MAX_NV, 64-byte multiply-adds read one operand from memory again, a vector of
@@ -60,11 +60,11 @@ INLINE void prefetch_next(const int vectors, PREFETCHER *a) {
 }
 
 /* Prefetches of one row of a tile, `elements` wide, into L2 and L1. */
-INLINE void prefetch_own(const int nf, const int elements, const T *far, const T *near) {
+INLINE void prefetch_row(const int nf, const int elements, const T *to_l2, const T *to_l1) {
 #pragma GCC unroll 8
-    for (int i = 0; i < elements; i += LINE) __builtin_prefetch(far + i, 0, 2);
+    for (int i = 0; i < elements; i += LINE) __builtin_prefetch(to_l2 + i, 0, 2);
 #pragma GCC unroll 8
-    for (int i = 0; nf >= MIN_NF_NEAR && i < elements; i += LINE) __builtin_prefetch(near + i);
+    for (int i = 0; nf >= MIN_NF_L1 && i < elements; i += LINE) __builtin_prefetch(to_l1 + i);
 }
 
 /* Elements from place `at` of a run to the place LINES_AHEAD lines ahead. A run has `width` elements, and the next one starts `next` elements
@@ -74,21 +74,21 @@ INLINE int64_t elements_ahead(int64_t at, int64_t width, int64_t next) {
     return at + ahead < width ? ahead : ahead - width + next;
 }
 
-/* Adds nk rows to nf vectors x nv registers of results; loads are masked if `masked`, sums are whole registers. */
+/* Adds nk rows to nf vectors x nv registers of results; loads are masked if `masked`, stores are whole registers. */
 INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first,
-                      MASK mask, T *sums, int64_t pitch, PREFETCHER *ahead, int64_t far) {
+                      MASK mask, T *partial, int64_t pitch, PREFETCHER *ahead, int64_t ahead_l2) {
     VEC acc[MAX_NF][MAX_NV];
     PREFETCHER a = *ahead;
-    const int own = of->prefetch_level > 1, reload = reload_operands(of->n_vectors, nf, nv);
+    const int into_l2 = of->prefetch_level > 1, reload = reload_operands(of->n_vectors, nf, nv);
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
-        for (int v = 0; v < nv; v++) acc[f][v] = first ? v_zero() : v_load(sums + f * pitch + v * LANES);
+        for (int v = 0; v < nv; v++) acc[f][v] = first ? v_zero() : v_load(partial + f * pitch + v * LANES);
     for (int64_t p = 0; p < nk; p++, matrix += of->ld, vectors += of->n_vectors) {
         VEC x[MAX_NV];
         const T *row = matrix, *values = vectors;
-        if (own)
-            prefetch_own(nf, nv * LANES, matrix + far, matrix + 2 * nv * LANES);
+        if (into_l2)
+            prefetch_row(nf, nv * LANES, matrix + ahead_l2, matrix + 2 * nv * LANES);
         else
             prefetch_next(nv, &a);
 #pragma GCC unroll 8
@@ -112,19 +112,19 @@ INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
-        for (int v = 0; v < nv; v++) v_store(sums + f * pitch + v * LANES, acc[f][v]);
+        for (int v = 0; v < nv; v++) v_store(partial + f * pitch + v * LANES, acc[f][v]);
     *ahead = a;
 }
 
 /* Results [at, at + count) of a run of `width`: whole tiles of nv registers, then the rest one register at a time. */
 INLINE void axpy_block(const int nf, const int nv, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, int64_t at,
-                       int64_t count, int64_t width, T *sums, int64_t pitch, PREFETCHER *ahead) {
+                       int64_t count, int64_t width, T *partial, int64_t pitch, PREFETCHER *ahead) {
     int64_t i = 0;
     for (; i + nv * LANES <= count; i += nv * LANES)
-        axpy_tile(nf, nv, 0, of, vectors, matrix + i, nk, first, v_lanes(0, LANES), sums + i, pitch, ahead,
+        axpy_tile(nf, nv, 0, of, vectors, matrix + i, nk, first, v_lanes(0, LANES), partial + i, pitch, ahead,
                   elements_ahead(at + i, width, nk * of->ld));
     for (; i < count; i += LANES)
-        axpy_tile(nf, 1, 1, of, vectors, matrix + i, nk, first, v_lanes(0, count - i), sums + i, pitch, ahead,
+        axpy_tile(nf, 1, 1, of, vectors, matrix + i, nk, first, v_lanes(0, count - i), partial + i, pitch, ahead,
                   elements_ahead(at + i, width, nk * of->ld));
 }
 
@@ -153,24 +153,24 @@ INLINE VEC add_lanes(int count, VEC r[LANES]) {
         }                                                                                                               \
     }
 
-/* Adds nk columns to the sums of nf vectors x nr rows of the matrix. */
-INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, T *sums,
+/* Adds nk columns to the partial sums of nf vectors x nr rows of the matrix. */
+INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, T *partial,
                      int64_t pitch, PREFETCHER *ahead) {
     VEC acc[MAX_NF][MAX_NV];
     PREFETCHER a = *ahead;
-    const int own = of->prefetch_level > 1, reload = reload_operands(of->n_vectors, nf, nr);
+    const int into_l2 = of->prefetch_level > 1, reload = reload_operands(of->n_vectors, nf, nr);
 #pragma GCC unroll 8
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
         for (int r = 0; r < nr; r++) acc[f][r] = v_zero();
     int64_t p = 0;
     for (; p + PYSIM_VECTOR_STEP <= nk; vectors += of->n_vectors * PYSIM_VECTOR_STEP) {
-        const T *far = matrix + p + elements_ahead(p, nk, nr * of->ld), *near = matrix + p + DOT_LINES_NEAR * LINE;
+        const T *to_l2 = matrix + p + elements_ahead(p, nk, nr * of->ld), *to_l1 = matrix + p + DOT_LINES_AHEAD_L1 * LINE;
 #pragma GCC unroll 8
-        for (int r = 0; own && r < nr; r++) prefetch_own(nf, PYSIM_VECTOR_STEP, far + r * of->ld, near + r * of->ld);
+        for (int r = 0; into_l2 && r < nr; r++) prefetch_row(nf, PYSIM_VECTOR_STEP, to_l2 + r * of->ld, to_l1 + r * of->ld);
 #pragma GCC unroll 2
         for (int at = 0; at < PYSIM_VECTOR_STEP; at += LANES, p += LANES) {
-            if (!own) prefetch_next(nr, &a);
+            if (!into_l2) prefetch_next(nr, &a);
             DOT_STEP(v_load(matrix + r * of->ld + p), at, reload)
         }
     }
@@ -191,33 +191,33 @@ INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T
     for (int f = 0; f < nf; f++)
 #pragma GCC unroll 8
         for (int r = 0; r < nr; r++) {
-            T *to = sums + f * pitch + r;
+            T *to = partial + f * pitch + r;
             *to = sum[(f * nr + r) * (LANES / group)] + (first ? 0 : *to);
         }
     *ahead = a;
 }
 
 INLINE void dot_block(const int nf, const int nr, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, int64_t count,
-                      T *sums, int64_t pitch, PREFETCHER *ahead) {
+                      T *partial, int64_t pitch, PREFETCHER *ahead) {
     int64_t i = 0;
-    for (; i + nr <= count; i += nr) dot_tile(nf, nr, of, vectors, matrix + i * of->ld, nk, first, sums + i, pitch, ahead);
-    for (; i < count; i++) dot_tile(nf, 1, of, vectors, matrix + i * of->ld, nk, first, sums + i, pitch, ahead);
+    for (; i + nr <= count; i += nr) dot_tile(nf, nr, of, vectors, matrix + i * of->ld, nk, first, partial + i, pitch, ahead);
+    for (; i < count; i++) dot_tile(nf, 1, of, vectors, matrix + i * of->ld, nk, first, partial + i, pitch, ahead);
 }
 
 /* All passes over a block of results prefetch the same lines: each pass starts at the same address, and the next block goes on behind
  * it. */
-#define PASS(nf)                                                                                                                 \
-    case nf:                                                                                                                     \
-        if (!dot && nf <= MAX_NF)                                                                                                \
-            axpy_block(nf, (int)tile_registers(nf), of, vectors + f, matrix, nk, p == 0, i, count, results, sums + f * pitch, pitch,     \
-                       &next);                                                                                                           \
-        DOT_PASS(nf, MAX_NV)                                                                                                     \
-        DOT_PASS(nf, MAX_NV / 2)                                                                                                 \
-        DOT_PASS(nf, MAX_NV / 4)                                                                                                 \
+#define PASS(nf)                                                                                                                        \
+    case nf:                                                                                                                            \
+        if (!dot && nf <= MAX_NF)                                                                                                       \
+            axpy_block(nf, (int)tile_registers(nf), of, vectors + f, matrix, nk, p == 0, i, count, results, partial + f * pitch, pitch, \
+                       &next);                                                                                                          \
+        DOT_PASS(nf, MAX_NV)                                                                                                            \
+        DOT_PASS(nf, MAX_NV / 2)                                                                                                        \
+        DOT_PASS(nf, MAX_NV / 4)                                                                                                        \
         break;
-#define DOT_PASS(nf, rows)                                                                                                         \
-    if (dot && nf <= MAX_NF_DOT && rows <= tile_registers(nf) && rows >= tile_registers(MAX_NF_DOT) && rows == block)                                      \
-        dot_block(nf, rows, of, vectors + f * PYSIM_VECTOR_STEP, matrix, nk, p == 0, count, sums + f * pitch, pitch, &next);
+#define DOT_PASS(nf, rows)                                                                                            \
+    if (dot && nf <= MAX_NF_DOT && rows <= tile_registers(nf) && rows >= tile_registers(MAX_NF_DOT) && rows == block) \
+        dot_block(nf, rows, of, vectors + f * PYSIM_VECTOR_STEP, matrix, nk, p == 0, count, partial + f * pitch, pitch, &next);
 
 /* The vectors are processed in passes: axpy in equal ones, dot in as many as a tile holds and a rest. */
 INLINE void skinny(const int dot, const pysim_skinny *of, int64_t begin, int64_t results, T *to, int64_t pitch) {
@@ -233,7 +233,7 @@ INLINE void skinny(const int dot, const pysim_skinny *of, int64_t begin, int64_t
         for (int64_t i = 0; i < results; i += block, ahead = next) {
             const int64_t count = pysim_min(block, results - i);
             const T *matrix = rows + i * result_step + p * p_step;
-            T *sums = to + i;
+            T *partial = to + i;
             for (int64_t f = 0, nf; f < of->n_vectors; f += nf) {
                 next = ahead;
                 nf = pysim_min(max_nf, of->n_vectors - f);
@@ -243,7 +243,7 @@ INLINE void skinny(const int dot, const pysim_skinny *of, int64_t begin, int64_t
     }
 }
 
-#define DEFINE_SKINNY(name, dot)                                                                          \
-    void name(const pysim_skinny *of, int64_t begin, int64_t results, void *sums, int64_t pitch) {        \
-        skinny(dot, of, begin, results, sums, pitch);                                                     \
+#define DEFINE_SKINNY(name, dot)                                                                      \
+    void name(const pysim_skinny *of, int64_t begin, int64_t results, void *partial, int64_t pitch) { \
+        skinny(dot, of, begin, results, partial, pitch);                                              \
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolutions of blocks of 8 channels, FP32 on AVX2. 16 registers: 12 sums, the filters and one pixel. */
+ * Convolutions of blocks of 8 channels, FP32 on AVX2. 16 registers: 12 accumulators, the filters and one pixel. */
 #include "../kernel.h"
 #include "vec_avx2_f32.h"
 #include "../conv/depthwise_blocks.h"

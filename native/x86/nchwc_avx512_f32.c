@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolutions of blocks of 16 channels, FP32 on AVX-512. 32 registers: 24 to 28 sums, the filters and one pixel. */
+ * Convolutions of blocks of 16 channels, FP32 on AVX-512. 32 registers: 24 to 28 accumulators, the filters and one pixel. */
 #include "../kernel.h"
 #include "vec_avx512_f32.h"
 #include "../conv/depthwise_blocks.h"
