@@ -8,8 +8,6 @@ INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     return _mm512_mask_i32gather_pd(v_zero(), m, _mm256_mullo_epi32(lane, _mm256_set1_epi32((int32_t)stride)), p, sizeof(T));
 }
 
-/* The lanes from lane n of low on, n a constant. */
-#define v_shifted(low, high, n) _mm512_castsi512_pd(_mm512_alignr_epi64(_mm512_castpd_si512(high), _mm512_castpd_si512(low), n))
 /* The first 1 or 2 elements of p in the first lanes; nothing behind them is read. */
 INLINE VEC v_load_first(const T *p, const int count) { return count == 1 ? v_set1(*p) : _mm512_broadcast_f64x2(_mm_loadu_pd(p)); }
 enum { MASKS_ARE_CHEAP = 1 }; /* a masked load is one operation more on Intel, none on Zen */

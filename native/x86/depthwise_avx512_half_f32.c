@@ -9,8 +9,6 @@ INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     return _mm256_mmask_i32gather_ps(v_zero(), m, _mm256_mullo_epi32(lane, _mm256_set1_epi32((int32_t)stride)), p, sizeof(T));
 }
 
-/* The lanes from lane n of low on, n a constant. */
-#define v_shifted(low, high, n) _mm256_castsi256_ps(_mm256_alignr_epi32(_mm256_castps_si256(high), _mm256_castps_si256(low), n))
 /* The first 1 or 2 elements of p in the first lanes; nothing behind them is read. */
 INLINE VEC v_load_first(const T *p, const int count) {
     return count == 1 ? v_set1(*p) : _mm256_castpd_ps(_mm256_broadcastsd_pd(_mm_load_sd((const double *)(const void *)p)));

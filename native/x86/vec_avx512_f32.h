@@ -7,16 +7,11 @@ typedef __m512 VEC;
 enum { LANES = 16 };
 #define SUFFIX(name) name##_f32__avx512
 #define V(name) _mm512_##name##_ps
+#define V_MASK(name) _mm512_##name##_ps_mask
+#define v_shifted(low, high, n) _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(high), _mm512_castps_si512(low), n))
 typedef __mmask16 MASK;
 #include "vec_avx512.h"
 
-/* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
-INLINE VEC v_larger(VEC a, VEC b) { return _mm512_mask_mov_ps(_mm512_max_ps(b, a), _mm512_cmp_ps_mask(b, b, _CMP_UNORD_Q), b); }
-INLINE int v_any_nan(VEC v) { return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) != 0; }
-/* The register pair hi:lo moved down by one lane, low half. */
-INLINE VEC v_shift1(VEC lo, VEC hi) {
-    return _mm512_castsi512_ps(_mm512_alignr_epi32(_mm512_castps_si512(hi), _mm512_castps_si512(lo), 1));
-}
 /* a0 b0 a1 b1 ... of the lower and of the upper halves. */
 INLINE VEC v_interleave_low(VEC a, VEC b) {
     return _mm512_permutex2var_ps(a, _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), b);

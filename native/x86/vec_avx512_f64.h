@@ -7,15 +7,11 @@ typedef __m512d VEC;
 enum { LANES = 8 };
 #define SUFFIX(name) name##_f64__avx512
 #define V(name) _mm512_##name##_pd
+#define V_MASK(name) _mm512_##name##_pd_mask
+#define v_shifted(low, high, n) _mm512_castsi512_pd(_mm512_alignr_epi64(_mm512_castpd_si512(high), _mm512_castpd_si512(low), n))
 typedef __mmask8 MASK;
 #include "vec_avx512.h"
 
-/* b > a ? b : a, and a NaN stays: max gives its second operand where either is one, or both are zeros. */
-INLINE VEC v_larger(VEC a, VEC b) { return _mm512_mask_mov_pd(_mm512_max_pd(b, a), _mm512_cmp_pd_mask(b, b, _CMP_UNORD_Q), b); }
-INLINE int v_any_nan(VEC v) { return _mm512_cmp_pd_mask(v, v, _CMP_UNORD_Q) != 0; }
-INLINE VEC v_shift1(VEC lo, VEC hi) {
-    return _mm512_castsi512_pd(_mm512_alignr_epi64(_mm512_castpd_si512(hi), _mm512_castpd_si512(lo), 1));
-}
 INLINE VEC v_interleave_low(VEC a, VEC b) {
     return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), b);
 }

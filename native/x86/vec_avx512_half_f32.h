@@ -7,6 +7,8 @@ typedef __m256 VEC;
 enum { LANES = 8 };
 #define SUFFIX(name) name##_half_f32__avx512
 #define V(name) _mm256_##name##_ps
+#define V_MASK(name) _mm256_##name##_ps_mask
+#define v_shifted(low, high, n) _mm256_castsi256_ps(_mm256_alignr_epi32(_mm256_castps_si256(high), _mm256_castps_si256(low), n))
 typedef __mmask8 MASK;
 #include "vec_avx512.h"
 
