@@ -3,6 +3,7 @@
 
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pysim.algorithms.contract import DIRECT_SUM, Bound
+from pysim.check import reference
 from pysim.check.bounds import Sums, allowed, gamma, sums_of, transformed
 from pysim.check.fills import HELD, LARGEST, exact_fill, numbers, random_fill, unwritten
-from pysim.check.reference import as_result
+from pysim.check.reference import as_result, trial
 from pysim.check.verdict import compare
 from pysim.errors import OperandError
+from pysim.problem.text import parse
 
 F32 = np.dtype(np.float32)
 
@@ -158,6 +161,18 @@ def test_an_element_that_is_no_number_fails_every_check(bad: float) -> None:
     assert not compare(got, want, np.full(want.shape, 1e30)).passed
     assert not compare(got, want, math.inf).passed
     assert not compare(want, want, np.full(want.shape, np.nan)).passed
+
+
+def test_operands_that_do_not_fit_into_memory_are_refused_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free = tmp_path / "meminfo"
+    free.write_text("MemTotal:  100 kB\nMemAvailable:  19 kB\n")
+    monkeypatch.setattr(reference, "MEMORY", free)
+    with pytest.raises(OperandError, match=r"gemm:32x32x32 is too large for this computer: .* take 0.0 GB, and 0.0 GB of memory are free"):
+        trial(parse("gemm:32x32x32"), F32)  # 2 (4096 + 4096) + 4096 bytes
+    free.write_text("MemAvailable:  20 kB\n")
+    trial(parse("gemm:32x32x32"), F32)
 
 
 def test_an_unwritten_result_fails_and_says_so() -> None:

@@ -394,20 +394,30 @@ def test_infinities_and_nan_of_the_exact_result_are_no_errors_and_others_are():
 
 
 @pytest.mark.parametrize(
-    ("op", "shapes", "y", "message"),
+    ("op", "shapes", "attributes", "message"),
     [
-        ("Conv", [(1, 4, 5, 6), (2, 4, 1, 1), 3], (1, 2, 5, 6), r"its bias is \[3\]; expected \[2\], one number per filter"),
-        ("Gemm", [(5, 4), (4, 2), 3], (5, 2), r"its C is \[3\], which cannot be broadcast to the result, \[5, 2\]"),
-        ("Gemm", [(5, 4), (4, 2), (4, 2)], (5, 2), r"its C is \[4, 2\], which cannot"),
+        ("Conv", [(1, 4, 5, 6), (2, 4, 1, 1), 3], {}, r"its bias is \[3\]; expected \[2\], one number per filter"),
+        ("Conv", [(1, 4, 5), (2, 4, 1), 3], {}, r"its bias is \[3\]; expected \[2\]"),
+        ("Conv", [(1, 4, 5, 6), (2, 3, 1, 1)], {}, r"its input has 4 channels, but its weights, \[2, 3, 1, 1\], take 3"),
+        ("Conv", [(1, 4, 5, 6), (3, 2, 1, 1)], {"group": 2}, "group is 2; it should divide 4 channels and 3 filters"),
+        ("Conv", [(1, 4, 5, 6), (2, 4, 1, 1)], {"group": 0}, "group is 0"),
+        ("Conv", [(1, 4, 5, 6), (2, 4, 1, 1)], {"group": 1.5}, "is not valid: Mismatched attribute type"),
+        ("Conv", [(1, 4, 5, 6), (2, 4, 1, 1)], {"kernel_shape": [3, 3]}, r"kernel_shape is \[3, 3\], but the weights are \[2, 4, 1, 1\]"),
+        ("ConvTranspose", [(1, 4, 5, 6), (2, 4, 1, 1)], {}, r"its input has 4 channels, but its weights, \[2, 4, 1, 1\], take 2"),
+        ("Gemm", [(5, 4), (4, 2), 3], {}, r"its C is \[3\], which cannot be broadcast to the result, \[5, 2\]"),
+        ("Gemm", [(5, 4), (4, 2), (4, 2)], {}, r"its C is \[4, 2\], which cannot"),
+        ("Clip", [(5, 4), 2], {}, r"its min has the shape \[2\]; expected one number"),
+        ("BatchNormalization", [(1, 4, 5, 6), 4], {}, "is not valid: .* has input size 2"),
     ],
 )
-def test_a_bias_of_another_shape_is_refused_with_its_node(op, shapes, y, message):
+def test_inputs_and_attributes_that_do_not_fit_are_refused_with_their_node(op, shapes, attributes, message):
     build = Builder(0)
     build.shapes["x"] = shapes[0]
-    weights, bias = (build.constant(np.ones(shape, np.float32)) for shape in shapes[1:])
-    proto = build.model([build.add(op, ["x", weights, bias], y)])
+    inputs = ["x", *(build.constant(np.ones(shape, np.float32)) for shape in shapes[1:])]
+    proto = build.model([build.add(op, inputs, shapes[0], **attributes)])
     proto.graph.node[0].name = "first"
-    with pytest.raises(ProblemError, match=f'{op} "first": {message}'):
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ProblemError, match=f'{op} "first":? {message}'):
         model_of(proto)
 
 

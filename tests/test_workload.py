@@ -204,6 +204,9 @@ def test_a_gemm_text_is_m_n_k_then_what_is_transposed():
     [
         ("cnv:ic3", 1, 'begins with "conv:" or "gemm:"'),
         ("", 1, 'begins with "conv:" or "gemm:"'),
+        ("resnet50:mb4", 1, "a built-in set has several problems, and one is expected here"),
+        ("gemm:8x8x8:Float16", 12, "'Float16' is not a suffix; did you mean \"f16\"?"),
+        ("conv:ic3ih8oc4kh3:int8", 19, "'int8' is not a suffix; did you mean \"s8\"?"),
         ("conv:mb1ic64ih56xx3", 17, "'xx' is not a field"),
         ("conv:mb1icc64ih56oc64kh3", 9, "'icc' is not a field; did you mean \"ic\"?"),
         ("conv:ic64id3ih56oc64kh3", 10, "'id' is not a field of a 2-D convolution"),

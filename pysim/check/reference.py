@@ -12,7 +12,9 @@ Worked number: 64 channels, 3x3, 64 filters: k = 576, so 150,000,000 / (576 * 64
 """
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +32,7 @@ DISTINCT, DISTINCT_ROWS = 3, 64
 PICKED_PRODUCTS = 150_000_000
 MAX_PICKED, MIN_PICKED = 2048, 8
 COLUMN_BYTES = 1 << 25  # im2col slice of the reference
+MEMORY = Path("/proc/meminfo")
 
 Pair = tuple[Array, Array]
 
@@ -101,6 +104,7 @@ def shapes(workload: Workload) -> Shapes:
 def trial(workload: Workload, result: np.dtype[Any], on_gpu: bool = False, seed: int = 0) -> Trial:
     """Operands and correct results of a workload with results of type `result`; OperandError for a type without fills."""
     s, dtype = shapes(workload), workload.dtype
+    _check_memory(workload, 2 * held(dtype).itemsize * (math.prod(s.x) + math.prod(s.w)) + result.itemsize * math.prod(s.out))
     draw, axis, growth = np.random.default_rng(seed), _row_axis(workload), exact_growth(workload)
     count = s.x[axis]
     few = min(count, DISTINCT_ROWS if isinstance(workload, Gemm) else DISTINCT)
@@ -110,6 +114,19 @@ def trial(workload: Workload, result: np.dtype[Any], on_gpu: bool = False, seed:
     want = Repeated(as_result(reference(workload, numbers(base), numbers(w)), result), order)
     random = random_fill(s.x, dtype, seed + 2), random_fill(s.w, dtype, seed + 3)
     return Trial(workload, sums_of(dtype, s.k, result, on_gpu), (x, w), random, want, picked(workload, *random))
+
+
+def _check_memory(workload: Workload, nbytes: int) -> None:
+    """OperandError if exact and random operands with an output do not fit into memory: Linux grants more than it has, and later kills a
+    process."""
+    try:
+        found = re.search(r"MemAvailable: +([0-9]+) kB", MEMORY.read_text())
+    except OSError:  # not Linux
+        return
+    free = 1024 * int(found[1]) if found else nbytes
+    if nbytes > free:
+        needs = f"the operands and results of its check take {nbytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free"
+        raise OperandError(f"{workload.text} is too large for this computer: {needs}")
 
 
 def as_result(sums: Array, result: np.dtype[Any]) -> Array:

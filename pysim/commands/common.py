@@ -189,8 +189,11 @@ def byte_count(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 def layers_of(words: Sequence[str], keep_every: bool = False) -> "list[Layer]":
     """The layers that the words name, by default distinct ones with counts; nodes that a model's reader skipped are named on stderr."""
+    from pysim.machine.load import names
     from pysim.problem.text import distinct, resolve
 
+    if machine := next((word for word in words if word in (*names(), "host", "cuda")), None):
+        raise click.UsageError(f"{machine} is a machine, not a problem; write -m {machine}")
     layers = resolve(words, _read_model)
     if not layers:
         raise ProblemError(f"{', '.join(words)}: no convolution and no matrix product was found that can be read")

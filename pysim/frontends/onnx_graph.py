@@ -6,6 +6,7 @@ a constant matrix are Linear, and everything that only reshapes is View. A node 
 package's own definition of it. Its op is then, for example, "onnx.Conv", since "Conv" is the lowered form.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +19,7 @@ from pysim.frontends import onnx_shapes
 from pysim.frontends.onnx_branches import captured, with_branches
 from pysim.frontends.onnx_external import load_external
 from pysim.frontends.onnx_lower import EXPANSIONS, LOWER, split
-from pysim.frontends.onnx_names import check_names, check_utf8, text_of
+from pysim.frontends.onnx_names import check_names, check_nodes, check_utf8, text_of
 from pysim.frontends.onnx_patterns import with_patterns
 from pysim.frontends.onnx_rows import with_rows
 from pysim.frontends.onnx_seeds import seeded
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _IDENTITIES = ("Dropout", "Identity")
 _STANDARD = ("", "ai.onnx")
 _MOST_FOLDED_BYTES = 1 << 31
+_MOST_ELEMENTS = (1 << 63) // 16  # complex numbers have 16 bytes
 
 
 def read_graph(path: str | Path, batch: int | None = None, seed: int | None = None) -> Graph:
@@ -55,6 +57,7 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     model = layers.infer(model, name)
     check_utf8(model.graph, name)
     check_names(model.graph, name)
+    check_nodes(model, name)
     outputs = tuple(value.name for value in model.graph.output)
     if not outputs:
         raise ProblemError(f"{name} has no outputs; expected at least one")
@@ -132,6 +135,8 @@ class _Reader(NamedTuple):
         if any(isinstance(size, int) and size < 0 for size in sizes):
             by = f', made by {maker.op} "{printable(maker.name)}"' if maker else ""
             raise ProblemError(f'{self.model}: the value "{text_of(name)}"{by}, has the negative shape {list(sizes)}')
+        if math.prod(size for size in sizes if isinstance(size, int)) > _MOST_ELEMENTS:
+            raise ProblemError(f'{self.model}: the value "{text_of(name)}" has the shape {list(sizes)}, whose bytes exceed int64')
         import onnx
 
         if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":

@@ -40,23 +40,34 @@ def _problem(node: Node, graph: Graph) -> Any:
         return None
 
 
-def _check_addend(node: Node, graph: Graph, problem: Any) -> None:
-    """ProblemError, which names the node, for a bias or a C of a wrong shape."""
-    for name in filter(None, node.inputs[2:3]):
-        try:
-            layers.check_addend(problem, layers.ValueType(graph.tensors[name].shape, ""))
-        except ProblemError as error:
-            raise ProblemError(f'{node.op} "{printable(node.name)}": {error}') from None
+def _check_filters(node: Node, graph: Graph, transposed: bool = False) -> None:
+    """ProblemError for weights or a bias that do not fit a convolution's input: shape inference checks their ranks alone."""
+    x, w, *bias = (graph.tensors[name] for name in node.inputs if name)
+    group, kernel = node.attributes.get("group", 1), list(w.shape[2:])
+    channels, filters = (w.shape[0], w.shape[1] * group) if transposed else (w.shape[1] * group, w.shape[0])
+    if group < 1 or filters % group or channels % group:
+        fault = f"group is {group}; it should divide {x.shape[1]} channels and {filters} filters"
+    elif channels != x.shape[1]:
+        fault = f"its input has {x.shape[1]} channels, but its weights, {list(w.shape)}, take {channels}"
+    elif (given := node.attributes.get("kernel_shape", kernel)) != kernel:
+        fault = f"kernel_shape is {given}, but the weights are {list(w.shape)}"
+    elif bias and bias[0].shape != (filters,):
+        fault = f"its bias is {list(bias[0].shape)}; expected [{filters}], one number per filter"
+    elif len(types := {str(one.dtype) for one in (x, w, *bias)}) > 1:
+        fault = f"its inputs are of the types {' and '.join(sorted(types))}; expected one type"
+    else:
+        return
+    raise ProblemError(f'{node.op} "{printable(node.name)}": {fault}')
 
 
 def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    _check_filters(node, graph)
     problem, x = _problem(node, graph), graph.tensors[node.inputs[0]]
     if problem is None and x.native and len(x.shape) > 2:
         _check_window(node, graph)
     constant = all(name in constants for name in node.inputs[1:] if name)
     if problem is None or not constant:
         return _conv_by_taps(node, graph, constant)
-    _check_addend(node, graph, problem)
     told, made = graph.tensors[node.output].shape, (problem.batch, problem.filters, problem.out_h, problem.out_w)
     if told != made:
         raise ProblemError(f'{node.op} "{printable(node.name)}" makes the shape {list(made)}, where the model says {list(told)}')
@@ -89,6 +100,7 @@ def _check_window(node: Node, graph: Graph) -> None:
 
 def _transposed(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """A transposed convolution with explicit pads."""
+    _check_filters(node, graph, transposed=True)
     if not graph.tensors[node.inputs[0]].native:
         return None
     sizes, kernel = (graph.tensors[name].shape[2:] for name in node.inputs[:2])
@@ -153,8 +165,11 @@ def _transposed_by_phases(node: Node, graph: Graph, constants: Constants) -> Par
 def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """A Gemm or MatMul with a constant matrix on the right."""
     problem, given = _problem(node, graph), node.attributes
-    if problem is not None:
-        _check_addend(node, graph, problem)
+    if problem is not None and any(node.inputs[2:]):
+        try:
+            layers.check_addend(problem, layers.ValueType(graph.tensors[node.inputs[2]].shape, ""))
+        except ProblemError as error:
+            raise ProblemError(f'{node.op} "{printable(node.name)}": {error}') from None
     if problem is None or not all(name in constants for name in node.inputs[1:]) or problem.trans_a:
         return None
     right = constants[node.inputs[1]]
@@ -244,6 +259,9 @@ def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
         given = node.inputs[place] if len(node.inputs) > place else ""
         if given and given not in constants:
             return None
+        if given and constants[given].size != 1:
+            shape = list(constants[given].shape)
+            raise ProblemError(f'{node.op} "{printable(node.name)}": its {name} has the shape {shape}; expected one number')
         bounds.append(float(constants[given].reshape(())) if given else float(node.attributes.get(name, default)))
     if graph.tensors[node.output].dtype.kind != "f":
         return None

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of values in ONNX models. Each value is defined once, by a node, an initializer or an input, before a node reads it."""
+"""Checks of ONNX models: each value is defined once, by a node, an initializer or an input, before a node reads it, and each node has
+inputs and attributes that its operator allows."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -54,3 +55,24 @@ def check_utf8(graph: "onnx.GraphProto", model: str) -> None:
         if not all(isinstance(name, str) for name in (node.name, node.op_type, node.domain, *node.input, *node.output)):
             label = text_of(node.name or next(iter(node.output), ""))
             raise ProblemError(f'{model}: {text_of(node.op_type)} "{label}" has a name that is no UTF-8')
+
+
+def check_nodes(model: "onnx.ModelProto", name: str) -> None:
+    """ProblemError for a node with more or fewer inputs, or with other attributes, than its operator allows.
+
+    Not checked are nodes with subgraphs, which may read values from around them, and operators that the model's opset does not know yet or
+    no longer."""
+    import onnx
+
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = model.ir_version
+    context.opset_imports = opsets = {one.domain: one.version for one in model.opset_import}
+    for node in model.graph.node:
+        about = node.op_type, opsets.get(node.domain, 1), node.domain
+        if any(graphs_of(node)) or not onnx.defs.has(*about) or onnx.defs.get_schema(*about).deprecated:
+            continue
+        try:
+            onnx.checker.check_node(node, context)
+        except onnx.checker.ValidationError as error:
+            label = f'{text_of(node.op_type)} "{text_of(node.name or next(iter(node.output), ""))}"'
+            raise ProblemError(f"{name}: {label} is not valid: {' '.join(str(error).split())}") from None

@@ -49,8 +49,9 @@ class InputOp(NamedTuple):
 
 
 def norm_constants(gamma: Array, beta: Array, mean: Array, variance: Array, epsilon: float) -> tuple[Array, Array]:
-    """The scale and shift of BatchNorm in inference, in float64."""
-    scale = gamma.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
+    """The scale and shift of BatchNorm in inference, in float64; not finite where a variance is not positive."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = gamma.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
     return scale, beta.astype(np.float64) - mean.astype(np.float64) * scale
 
 

@@ -16,7 +16,7 @@ import msgspec
 from pysim.errors import ProblemError, choose
 from pysim.files import read_text
 from pysim.problem.conv import Axis, Conv
-from pysim.problem.dtypes import CONV_DTYPES, GEMM_DTYPES
+from pysim.problem.dtypes import CONV_DTYPES, GEMM_DTYPES, TABLE
 from pysim.problem.fields import INT64_MAX, quote
 from pysim.problem.gemm import LAYOUTS, Gemm
 
@@ -33,6 +33,8 @@ _TOKEN = re.compile(r"(?P<name>[a-z]+)(?P<digits>[0-9]*)|_+|(?P<other>.)", re.AS
 _QUOTED_LABEL = re.compile(r'_?n"([^"\r\n]*)"')
 _LABEL_END = re.compile(r"[^A-Za-z0-9_./*+-]")  # characters that end a label without quotes
 _LINE = re.compile(r'((?:[^\s#"]|"[^"]*")*)(?:\s*|\s+#.*|#.*)$')
+_TYPES_ELSEWHERE = {name.lower(): one.name for one in TABLE for name in (one.array, one.onnx) if name}
+_TYPES_ELSEWHERE |= {"fp16": "f16", "half": "f16", "fp32": "f32", "fp64": "f64", "i8": "s8", "fp8": "f8"}
 _MAX_FILE_BYTES = 1 << 20  # of a list: 25,000 problems or more
 
 
@@ -80,6 +82,8 @@ def _split(text: str, bare: bool) -> tuple[str, list[tuple[str, int]]]:
     """The kind, and the parts between the colons after it, each with its position in the text."""
     kind, at = text[:4], 5
     if text[:5] not in ("conv:", "gemm:"):
+        if not bare and text.partition(":")[0] in sets():
+            raise _wrong(0, "a built-in set has several problems, and one is expected here", f"{_CONV_RIGHT} or {_GEMM_RIGHT}")
         if not bare or not re.match(r"[a-z0-9]", text):
             raise _wrong(0, 'a problem begins with "conv:" or "gemm:"', f"{_CONV_RIGHT} or {_GEMM_RIGHT}")
         kind, at = "gemm" if text[0].isdigit() else "conv", 0
@@ -205,7 +209,7 @@ def _suffixes(parts: Iterable[tuple[str, int]], layouts: bool) -> tuple[str, str
         if word not in known:
             also = "; a convolution has no layout" if word in LAYOUTS else ""
             also = "; only a matrix product is of this type" if word in GEMM_DTYPES else also
-            raise _wrong(at, f"{quote(word)} is not a suffix{also}; {choose(word, known)}", right)
+            raise _wrong(at, f"{quote(word)} is not a suffix{also}; {choose(_TYPES_ELSEWHERE.get(word.lower(), word), known)}", right)
         kind = "dtype" if word in GEMM_DTYPES else "layout"
         if chosen[kind]:
             raise _wrong(at, f'a second {kind} "{word}" after "{chosen[kind]}"', right)
