@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, Literal, cast
 
 from pysim.arguments import word
-from pysim.errors import MissingError, OperandError
+from pysim.errors import MissingError, OperandError, quoted
 
 try:
     import torch
@@ -66,13 +66,15 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     cannot trace: torch.compile(model, backend="pysim") can."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    if cuda_graph not in (True, False, "caller"):
-        raise OperandError(f'cuda_graph is {cuda_graph!r}; expected True, False or "caller", where the caller captures calls')
+    if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
+        raise OperandError(f'cuda_graph is {quoted(cuda_graph)}; expected True, False or "caller", where the caller captures calls')
     accuracy = _checked(accuracy)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
         raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
     model = model.__dict__["_pysim_given"][0] if isinstance(model, _Optimized) else model
     kind, left_out = type(model), _left_out(model)
+    if "parametrizations" in model._modules:  # of torch.nn.utils.parametrize
+        raise OperandError(f'{kind.__name__} computes its parameters, so it cannot be copied; use torch.compile(model, backend="pysim")')
     optimized = copy.copy(model)
     optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
     module, layers = rewrite(_traced(model, left_out), accuracy, bool(cuda_graph))

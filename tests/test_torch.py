@@ -310,6 +310,15 @@ def test_a_model_whose_parameters_have_no_shapes_yet_is_refused_until_its_first_
         assert_close(pysim.torch.optimize(model)(x), right)
 
 
+def test_a_layer_that_computes_its_parameters_is_refused_alone_and_stays_pytorchs_in_a_model():
+    layer, x = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)).eval(), torch.randn(1, 3, 6, 6)
+    with pytest.raises(OperandError, match="ParametrizedConv2d computes its parameters, so it cannot be copied"):
+        pysim.torch.optimize(layer)
+    model = nn.Sequential(layer, nn.ReLU())
+    with torch.no_grad():
+        assert_close(pysim.torch.optimize(model)(x), model(x))
+
+
 def test_tensors_of_bfloat16_are_computed_as_such():
     x, filters = torch.rand(1, 4, 9, 9).bfloat16(), torch.rand(6, 4, 3, 3).bfloat16()
     for image in (x, x.to(memory_format=torch.channels_last)):

@@ -134,8 +134,9 @@ def test_layers_are_chosen_for_a_caller_who_records_calls(recorder):
             assert_close(optimized(x), model(x))
     assert not recorder.recorded and all(layer.in_cuda_graph for layer in optimized.__dict__["_pysim"][1])
     assert not any(layer.in_cuda_graph for layer in pysim.torch.optimize(model).__dict__["_pysim"][1])
-    with pytest.raises(OperandError, match='expected True, False or "caller"'):
-        pysim.torch.optimize(model, cuda_graph="callers")
+    for wrong in ("callers", torch.ones(2)):
+        with pytest.raises(OperandError, match='expected True, False or "caller"'):
+            pysim.torch.optimize(model, cuda_graph=wrong)
 
 
 def test_calls_under_other_settings_are_recorded_apart(recorder, monkeypatch):
