@@ -115,13 +115,14 @@ class Work {
 };
 
 /* The grid of a launch of clusters of `blocks` blocks, of which up to `resident` run at once; `cluster_split`: those of a tile's parts form one cluster along
- * z. If each block has one tile, blocks are numbered by row, column and part: no division then precedes a block's first load. All run at once, so their
- * order does not matter. */
+ * z. If each block has one tile, x numbers the tiles along the fast dimension, y those along the slow one and z the parts: no division then precedes a
+ * block's first load. All run at once, but hardware distributes consecutive blocks over the GPCs, so the order decides which of them request the same bytes. */
 inline dim3 place_blocks(Problem &p, const Grid &grid, int resident, bool cluster_split, int blocks = 1) {
     constexpr int MAX_Y = 65535;
     const int items = grid.items(p), parts = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
-    p.placed = p.kind != PYSIM_STREAM_K && grid.tiles_n <= MAX_Y && (cluster_split || items <= resident);
-    if (p.placed) return dim3((unsigned)(grid.tiles_m * blocks), (unsigned)grid.tiles_n, (unsigned)parts);
+    const int fast = p.along_n ? grid.tiles_n : grid.tiles_m, slow = p.along_n ? grid.tiles_m : grid.tiles_n;
+    p.placed = p.kind != PYSIM_STREAM_K && slow <= MAX_Y && (cluster_split || items <= resident);
+    if (p.placed) return dim3((unsigned)(fast * blocks), (unsigned)slow, (unsigned)parts);
     if (cluster_split) return dim3((unsigned)(grid.tiles() * blocks), 1, (unsigned)parts);
     return dim3((unsigned)((items < resident ? items : resident) * blocks));
 }
@@ -138,7 +139,7 @@ class PlacedWork : public Work {
         if (!p.placed) return Work::next(t);
         if (!first) return false;
         first = false;
-        t.i = x, t.j = (int)blockIdx.y;
+        t.i = p.along_n ? (int)blockIdx.y : x, t.j = p.along_n ? x : (int)blockIdx.y;
         t.part = (int)blockIdx.z, t.parts = (int)gridDim.z;
         t.begin = (int)share(grid.steps, t.part, t.parts), t.end = (int)share(grid.steps, t.part + 1, t.parts);
         t.index = t.i * grid.tiles_n + t.j, t.slot = t.index * t.parts;

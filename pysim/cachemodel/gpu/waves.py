@@ -277,14 +277,11 @@ def _gpc_bytes(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dic
     each at a k-iteration of their own, and for GPUs whose GPCs were not measured."""
     if not gpu.gpcs:
         return 0.0
-    along_n, clusters = table.along_n.astype(bool), (c.cluster_blocks > 1) | in_cluster
-    # blocks with one tile each are numbered along m (native/cuda/core/decomposition.cuh)
-    placed = in_cluster | (facts["items"] <= facts["units"])
-    n_m, n_n = np.where(along_n, order.n_slow, order.n_fast), np.where(along_n, order.n_fast, order.n_slow)
-    of_m, of_n = within_gpcs(order._replace(n_fast=n_m, n_slow=n_n, group=np.ones_like(n_m)), gpu.gpcs.value, clusters)
-    by_place = np.where(along_n, of_n, of_m), np.where(along_n, of_m, of_n)
-    shares = within_gpcs(order, gpu.gpcs.value, clusters)
-    total = sum(size * np.where(placed, one, other) for size, one, other in zip(requested, by_place, shares, strict=True))
+    # blocks with one tile each are not numbered in bands (native/cuda/core/decomposition.cuh)
+    placed = in_cluster | (facts["items"] <= np.where(c.producer > 0, facts["slots"], facts["units"]))
+    order = order._replace(group=np.where(placed, 1, order.group))
+    shares = within_gpcs(order, gpu.gpcs.value, (c.cluster_blocks > 1) | in_cluster)
+    total = sum(size * share for size, share in zip(requested, shares, strict=True))
     return np.where(table.kind == STREAM_K, 0.0, total)
 
 
