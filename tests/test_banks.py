@@ -460,3 +460,9 @@ def test_wrong_usage_ends_with_code_2_and_one_sentence(arguments, message):
     result = run(*arguments, code=2)
     assert message in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["(32):(-4)", "((2,4),8):((1,2)", "8:x"])
+def test_a_map_of_lanes_that_is_none_is_answered_with_one_that_is_right(name):
+    with pytest.raises(ProblemError, match=r"is not a map from lanes to places; expected .* e\.g\. \(8,4\):\(4,1\)"):
+        patterns.pattern(name)

@@ -273,6 +273,9 @@ def pattern(name: str) -> Tile:
     """The pattern of that name, or a ProblemError that names similar ones."""
     if name not in _catalog():
         close = difflib.get_close_matches(name, names(), n=3)
+        if "(" in name or ":" in name:
+            right = "expected (sizes):(strides) of whole numbers, strides at least 0, e.g. (8,4):(4,1)"
+            raise ProblemError(f'"{name}" is not a map from lanes to places; {right}')
         hint = f"did you mean {' or '.join(close)}?" if close else "pysim banks --list shows all; a file ends in .toml or .json"
         raise ProblemError(f'no layout is named "{name}"; {hint}')
     return _catalog()[name](name)
