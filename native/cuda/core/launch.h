@@ -78,6 +78,11 @@ struct LaunchOptions {
 template <class... Parameters, class... Arguments>
 cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
 #ifndef PYSIM_EMULATED
+    constexpr int PORTABLE_CLUSTER_BLOCKS = 8; /* larger clusters are not possible on every GPU with clusters, and a kernel must allow them */
+    if (options.cluster * options.parts > PORTABLE_CLUSTER_BLOCKS) {
+        const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        if (error != cudaSuccess) return error;
+    }
     if (options.cluster * options.parts > 1 || options.early) {
         cudaLaunchAttribute attributes[2] = {};
         unsigned count = 0;

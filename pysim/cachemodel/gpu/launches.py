@@ -39,7 +39,16 @@ MIN_PART_ITERATIONS = 2  # k-iterations of a split-K part
 MAX_SPLIT_WAVES = 2  # tiles that fill this many waves are not split
 ALIGN = 256  # bytes, of each part of the workspace
 # Prefixes of the paths of machine numbers that only some kernels use
-_OF_SOME_KERNELS = ("model.families.", "fma_per_cycle.", "sustained_hz.", "model.passes.", "model.direct.", "model.row_ends", "l1_")
+_OF_SOME_KERNELS = (
+    "model.families.",
+    "fma_per_cycle.",
+    "sustained_hz.",
+    "model.passes.",
+    "model.direct.",
+    "model.row_ends",
+    "l1_",
+    "clusters_at_once.",
+)
 
 Row = TypeVar("Row", GemmKernel, ConvKernel)
 
@@ -279,7 +288,9 @@ class Launches:
         """Paths of the assumed machine numbers that a cost uses, and other assumptions about its kernel."""
         variant = self.variant(row)
         of_passes = ("model.passes.rate_share", "model.passes.element_instructions") if variant.passes else ()
-        return (*_assumed(self.gpu, (*variant.numbers, *of_passes)), *variant.assumed)
+        cluster = int(self.prediction.facts["cluster"][row]) if "cluster" in self.prediction.facts else 1
+        of_cluster = (f"clusters_at_once.{cluster}",) if cluster > 1 else ()
+        return (*_assumed(self.gpu, (*variant.numbers, *of_passes, *of_cluster)), *variant.assumed)
 
 
 def hidden(waves_: Array) -> dict[str, float]:

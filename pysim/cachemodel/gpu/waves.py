@@ -208,11 +208,11 @@ def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Predi
 
 def _counts(gpu: Gpu, c: Columns, table: Table, in_cluster: Array) -> dict[str, Array]:
     """Tiles, blocks (`items`), k-iterations and waves."""
-    units = np.floor(gpu.sms.value / c.cluster_blocks)  # SMs, or groups of SMs that hold a cluster
     parts = np.where(in_cluster, table.splits, 1).astype(int)
     cluster = (parts * c.cluster_blocks).astype(int)
     clusters = np.array([gpu.clusters(blocks) for blocks in range(1, 1 + max(1, cluster.max(initial=1)))])[cluster - 1]
-    units = np.where((parts > 1) & (clusters > 0), parts * clusters, units)  # 0: the GPU has too few SMs for that cluster
+    # SMs, or groups of SMs that hold a tile's cluster; 0 clusters: the GPU has too few SMs for one
+    units = np.where(clusters > 0, parts * clusters, np.floor(gpu.sms.value / c.cluster_blocks))
     tiles_m, tiles_n, all_iterations = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
     tiles, stream = tiles_m * tiles_n, table.kind == STREAM_K
     items = np.where(stream, table.splits, tiles * table.splits)
@@ -226,6 +226,7 @@ def _counts(gpu: Gpu, c: Columns, table: Table, in_cluster: Array) -> dict[str, 
         "iterations": iterations, "slots": slots, "units": units, "full_waves": full_waves, "tail": tail, "tail_blocks": tail_blocks,
         "waves": full_waves + (tail_blocks > 0),
         "first_blocks": np.where(full_waves > 0, c.blocks_per_sm, tail_blocks),  # of an SM in the first wave
+        "cluster": cluster,  # blocks of a tile's cluster
         "block_tiles": np.where(stream, 1 + np.ceil(iterations / all_iterations), 1.0),  # tiles that one block touches
     }  # fmt: skip
 

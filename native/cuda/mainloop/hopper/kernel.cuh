@@ -399,6 +399,24 @@ template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel
     return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
 }
 
+/* Clusters of the row's shape that run at once. Those of four blocks leave multiprocessors idle; if a persistent launch had more, the last ones would start
+ * when the first ones have finished all their tiles. */
+template <class S, class Arguments> int clusters_at_once(Kernel<Arguments> kernel, int sms) {
+    if constexpr (S::BLOCKS > 2) {
+        static const int found = [&] {
+            cudaLaunchAttribute cluster = {};
+            cluster.id = cudaLaunchAttributeClusterDimension, cluster.val.clusterDim = {(unsigned)S::BLOCKS, 1, 1};
+            cudaLaunchConfig_t config = {};
+            config.gridDim = (unsigned)(sms / S::BLOCKS * S::BLOCKS), config.blockDim = S::THREADS, config.dynamicSmemBytes = S::SHARED_BYTES;
+            config.attrs = &cluster, config.numAttrs = 1;
+            int count = 0;
+            return cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess ? count : 0;
+        }();
+        if (found) return found;
+    }
+    return sms / S::BLOCKS;
+}
+
 /* `p` is the product in `arguments`. `early`: the kernel may start before the previous one ends, as it does after its own layout conversion. */
 template <class S, class Arguments>
 cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, Arguments &arguments, Problem &p, int sms,
@@ -407,7 +425,7 @@ cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensor
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const bool cluster_split = is_cluster_split_k(p);
-    const dim3 blocks = place_blocks(p, grid, sms / S::BLOCKS, cluster_split, S::BLOCKS);
+    const dim3 blocks = place_blocks(p, grid, clusters_at_once<S>(kernel, sms), cluster_split, S::BLOCKS);
     return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, arguments);
 }
 

@@ -80,19 +80,21 @@ template <class S, class Acc> struct ClusterReduction {
     }
     /* Calls store_at(row, column, v) for this block's reduced vectors: two rows, eight apart, of two columns. `row`, `column`: the thread's first. */
     template <class StoreAt> __device__ void store(int row, int column, StoreAt store_at) const {
-        constexpr int PER_PART = S::ACCUMULATORS / 4;
+        constexpr int PER_PART = S::ACCUMULATORS / 4, AT_ONCE = 8;
         uint32_t from = stages;
 #pragma unroll 1
         for (int vector = part; vector < VECTORS; vector += parts, from += parts * THREADS * 16) {
             Acc v[4] = {};
+#pragma unroll 1
+            for (int first = 0; first < parts; first += AT_ONCE)
 #pragma unroll
-            for (int of = 0; of < S::MAX_CLUSTER_PARTS; of++) {
-                if (of >= parts) break;
-                const uint4 word = load_shared(from + of * THREADS * 16);
-                const Pack<Acc, 4> more = *(const Pack<Acc, 4> *)&word;
+                for (int of = first; of < first + AT_ONCE; of++) {
+                    if (of >= parts) break;
+                    const uint4 word = load_shared(from + of * THREADS * 16);
+                    const Pack<Acc, 4> more = *(const Pack<Acc, 4> *)&word;
 #pragma unroll
-                for (int i = 0; i < 4; i++) v[i] += more.value[i];
-            }
+                    for (int i = 0; i < 4; i++) v[i] += more.value[i];
+                }
             store_at(row + vector / PER_PART * 64, column + vector % PER_PART * 8, v);
         }
     }

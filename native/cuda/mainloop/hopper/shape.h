@@ -11,9 +11,9 @@ namespace hopper {
 enum { BF16X6 = 16 };
 
 /* Cluster split-K: the split-K parts of a tile run in one cluster, which reduces them without workspace. Each part is computed by one block, or by a cluster
- * of the row's own shape. All GPUs with clusters run clusters of up to 8 blocks; large ones leave multiprocessors idle (machine files say how many
- * clusters run at once). */
-enum { MAX_CLUSTER_BLOCKS = 8 };
+ * of the row's own shape. All GPUs with clusters run clusters of up to 8 blocks, and Hopper those of 16 if the kernel allows it (core/launch.h); large ones
+ * leave multiprocessors idle (machine files say how many clusters run at once). */
+enum { MAX_CLUSTER_BLOCKS = 16 };
 __host__ __device__ inline bool is_cluster_split_k(const Problem &p) { return p.kind == PYSIM_SPLIT_K && !p.partials; }
 
 /* How a type is multiplied. A stage holds 128 bytes of k of each operand (Shape::ROW may be less); an instruction takes 32. MN_MAJOR: operands may be

@@ -145,7 +145,7 @@ __device__ inline void store_tile(const Source &source, const Tile &t, const typ
                     if constexpr (S::CLUSTER_SPLIT && PART == 16) {
                         if (cluster.parts > 1) {
 #pragma unroll
-                            for (int part = 0; part < hopper::MAX_CLUSTER_BLOCKS; part++)
+                            for (int part = 0; part < S::CLUSTER_PARTS; part++)
                                 if (part < cluster.parts) add_from(*(Acc(*)[PART / sizeof(Acc)])((char *)some + b), from, part);
                             continue;
                         }

@@ -44,7 +44,8 @@ struct Shape {
     static constexpr bool SINGLES = VECTOR && SWIZZLED && T::DTYPE == PYSIM_F32 && STAGES < 3 && BM * BN <= 128 * 64;
     template <bool K_INNER> using SinglesA = Singles<T, BM, BK, THREADS, K_INNER>;
     template <bool K_INNER> using SinglesB = Singles<T, BN, BK, THREADS, K_INNER>;
-    static constexpr bool CLUSTER_SPLIT = MAX_CLUSTER_PARTS > 1; /* a cluster reduces split-K parts */
+    static constexpr int CLUSTER_PARTS = MAX_CLUSTER_PARTS;
+    static constexpr bool CLUSTER_SPLIT = CLUSTER_PARTS > 1; /* a cluster reduces split-K parts */
     enum {
         A_BYTES = BM * UNITS * (int)sizeof(Unit),
         STAGE_BYTES = A_BYTES + BN * UNITS * (int)sizeof(Unit),

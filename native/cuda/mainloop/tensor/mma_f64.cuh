@@ -144,14 +144,19 @@ template <class S, int COUNT> __device__ inline void reduce_in_cluster(uint32_t 
 /* The sum of one accumulator over all parts. */
 template <class S> __device__ inline double sum_near(const Problem &p, uint32_t data, int which) {
     const uint32_t own = data + (which * 32 * S::WARPS + threadIdx.x) * 8;
-    double acc = 0, value[MAX_CLUSTER_BLOCKS];
+    constexpr int AT_ONCE = 8;
+    double acc = 0;
+#pragma unroll 1
+    for (int first = 0; first < p.splits; first += AT_ONCE) {
+        double value[AT_ONCE];
 #pragma unroll
-    for (int part = 0; part < MAX_CLUSTER_BLOCKS; part++) {
-        value[part] = 0;
-        if (part < p.splits) asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value[part]) : "r"(address_at(own, part)) : "memory");
+        for (int i = 0; i < AT_ONCE; i++) {
+            value[i] = 0;
+            if (first + i < p.splits) asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value[i]) : "r"(address_at(own, first + i)) : "memory");
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) acc += value[i];
     }
-#pragma unroll
-    for (int part = 0; part < MAX_CLUSTER_BLOCKS; part++) acc += value[part];
     return acc;
 }
 
