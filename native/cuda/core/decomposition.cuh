@@ -14,6 +14,7 @@
  * Worked number: 3 x 5 tiles, along m, group 2: (0,0) (0,1) (1,0) (1,1) (2,0) (2,1) (0,2) ... (2,3) (0,4) (1,4) (2,4). */
 #ifndef PYSIM_CUDA_DECOMPOSITION_CUH
 #define PYSIM_CUDA_DECOMPOSITION_CUH
+#include "core/divisor.h"
 #include "core/launch.h"
 #include "core/problem.h"
 
@@ -23,6 +24,11 @@ __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; 
 
 /* a / b, both non-negative. The shortcuts matter: a division is some 20 dependent instructions between two tiles. */
 __device__ inline int quotient(int a, int b) { return a < b ? 0 : b == 1 ? a : (int)((unsigned)a / (unsigned)b); }
+
+/* The divisions by which Grid::place finds a tile: each band, all but the last and the last one. */
+struct Raster {
+    Divisor tiles, band, width, last_width; /* of the grid; of a band; across a band, across the last */
+};
 
 /* total * part / parts, of `part` up to `parts`. */
 __device__ inline int64_t share(int64_t total, int part, int parts) {
@@ -49,10 +55,27 @@ struct Grid {
     __host__ __device__ int64_t slots(const Problem &p) const {
         return p.kind == PYSIM_STREAM_K ? 2 * (int64_t)p.splits : p.kind == PYSIM_SPLIT_K ? (int64_t)tiles() * p.splits : 0;
     }
+    __host__ __device__ int fast(const Problem &p) const { return p.along_n ? tiles_n : tiles_m; }
+    __host__ __device__ int slow(const Problem &p) const { return p.along_n ? tiles_m : tiles_n; }
     __device__ void place(const Problem &p, int index, int &i, int &j) const {
-        const int fast = p.along_n ? tiles_n : tiles_m, slow = p.along_n ? tiles_m : tiles_n;
-        const int band = quotient(index, fast * p.group), within = index - band * fast * p.group, first = band * p.group;
-        const int width = min(p.group, slow - first), down = quotient(within, width), across = first + within - down * width;
+        const int size = fast(p) * p.group, band = quotient(index, size), width = min(p.group, slow(p) - band * p.group);
+        place(p, index - band * size, band, width, quotient(index - band * size, width), i, j);
+    }
+    __device__ void place(const Problem &p, const Raster &raster, int index, int &i, int &j) const {
+        int within;
+        const int band = raster.band.of(index, within), rest = slow(p) - band * p.group;
+        const Divisor &width = rest < p.group ? raster.last_width : raster.width;
+        place(p, within, band, (int)width.divisor, width.of(within), i, j);
+    }
+    Raster raster(const Problem &p) const {
+        const int slow = this->slow(p), width = slow < p.group ? slow : p.group, last = slow % width;
+        return {Divisor((unsigned)tiles()), Divisor((unsigned)(fast(p) * width)), Divisor((unsigned)width), Divisor((unsigned)(last ? last : width))};
+    }
+
+  private:
+    /* Tile `within` of a band of `width` tiles, `down` it. */
+    __device__ static void place(const Problem &p, int within, int band, int width, int down, int &i, int &j) {
+        const int across = band * p.group + within - down * width;
         i = p.along_n ? across : down;
         j = p.along_n ? down : across;
     }
@@ -64,11 +87,43 @@ class Work {
   protected:
     const Problem &p;
     const Grid grid;
+
+    /* The next tile but for its row and column. Stream-K: */
+    __device__ bool next_range(Tile &t) {
+        while (at >= stop) { /* with fewer blocks than ranges, a block takes several ranges */
+            item += blocks;
+            if (item >= p.splits) return false;
+            at = first_step(item), stop = first_step(item + 1);
+        }
+        t.index = (int)((uint64_t)at / (unsigned)grid.steps);
+        const int64_t origin = (int64_t)t.index * grid.steps;
+        const int first = block_of(origin), last = block_of(origin + grid.steps - 1);
+        t.begin = (int)(at - origin);
+        t.end = (int)min((int64_t)grid.steps, stop - origin);
+        t.part = item - first, t.parts = last - first + 1;
+        t.slot = first;
+        at = origin + t.end;
+        return true;
+    }
+    /* Otherwise: part_of(item, tile) divides by the number of tiles. */
+    template <class PartOf> __device__ bool next_item(Tile &t, PartOf part_of) {
+        if (item >= grid.items(p)) return false;
+        t.parts = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
+        t.part = part_of(item, t.index);
+        set_part(t);
+        item += blocks;
+        return true;
+    }
+    /* Sets the k-iterations and the slot of part t.part of t.parts. */
+    __device__ void set_part(Tile &t) const {
+        t.begin = (int)share(grid.steps, t.part, t.parts), t.end = (int)share(grid.steps, t.part + 1, t.parts);
+        t.slot = t.index * t.parts;
+    }
+
+  private:
     const int blocks;
     int item;
     int64_t at, stop; /* stream-K: k-iterations, counted over all tiles */
-
-  private:
     __device__ int64_t first_step(int g) const { return share((int64_t)grid.tiles() * grid.steps, g, p.splits); }
     __device__ int block_of(int64_t step) const { /* the last g with first_step(g) <= step */
         return (int)(((uint64_t)(step + 1) * p.splits - 1) / ((uint64_t)grid.tiles() * grid.steps));
@@ -80,29 +135,12 @@ class Work {
         if (p.kind == PYSIM_STREAM_K && block < p.splits) at = first_step(block), stop = first_step(block + 1);
     }
     __device__ bool next(Tile &t) {
-        if (p.kind == PYSIM_STREAM_K) {
-            while (at >= stop) { /* with fewer blocks than ranges, a block takes several ranges */
-                item += blocks;
-                if (item >= p.splits) return false;
-                at = first_step(item), stop = first_step(item + 1);
-            }
-            t.index = (int)((uint64_t)at / (unsigned)grid.steps);
-            const int64_t origin = (int64_t)t.index * grid.steps;
-            const int first = block_of(origin), last = block_of(origin + grid.steps - 1);
-            t.begin = (int)(at - origin);
-            t.end = (int)min((int64_t)grid.steps, stop - origin);
-            t.part = item - first, t.parts = last - first + 1;
-            t.slot = first;
-            at = origin + t.end;
-        } else {
-            if (item >= grid.items(p)) return false;
-            const int tiles = grid.tiles();
-            t.parts = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
-            t.part = quotient(item, tiles), t.index = item - t.part * tiles;
-            t.begin = (int)share(grid.steps, t.part, t.parts), t.end = (int)share(grid.steps, t.part + 1, t.parts);
-            t.slot = t.index * t.parts;
-            item += blocks;
-        }
+        if (p.kind == PYSIM_STREAM_K ? !next_range(t) : !next_item(t, [&](int n, int &rest) {
+                const int tiles = grid.tiles(), part = quotient(n, tiles);
+                rest = n - part * tiles;
+                return part;
+            }))
+            return false;
         grid.place(p, t.index, t.i, t.j);
         return true;
     }
@@ -120,7 +158,7 @@ class Work {
 inline dim3 place_blocks(Problem &p, const Grid &grid, int resident, bool cluster_split, int blocks = 1) {
     constexpr int MAX_Y = 65535;
     const int items = grid.items(p), parts = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
-    const int fast = p.along_n ? grid.tiles_n : grid.tiles_m, slow = p.along_n ? grid.tiles_m : grid.tiles_n;
+    const int fast = grid.fast(p), slow = grid.slow(p);
     p.placed = p.kind != PYSIM_STREAM_K && slow <= MAX_Y && (cluster_split || items <= resident);
     if (p.placed) return dim3((unsigned)(fast * blocks), (unsigned)slow, (unsigned)parts);
     if (cluster_split) return dim3((unsigned)(grid.tiles() * blocks), 1, (unsigned)parts);
@@ -132,17 +170,33 @@ class PlacedWork : public Work {
     const int x;
     bool first = true;
 
+  protected:
+    /* The block's only tile. */
+    __device__ bool next_placed(Tile &t) {
+        if (!first) return false;
+        first = false;
+        t.i = p.along_n ? (int)blockIdx.y : x, t.j = p.along_n ? x : (int)blockIdx.y, t.index = t.i * grid.tiles_n + t.j;
+        t.part = (int)blockIdx.z, t.parts = (int)gridDim.z;
+        set_part(t);
+        return true;
+    }
+
   public:
     __device__ PlacedWork(const Problem &p, const Grid &grid, int x, int count)
         : Work(p, grid, x + (int)blockIdx.z * count, count * (int)gridDim.z), x(x) {}
+    __device__ bool next(Tile &t) { return p.placed ? next_placed(t) : Work::next(t); }
+};
+
+/* The same, without divisions. */
+class RasterWork : public PlacedWork {
+    const Raster &raster;
+
+  public:
+    __device__ RasterWork(const Problem &p, const Grid &grid, const Raster &raster, int x, int count) : PlacedWork(p, grid, x, count), raster(raster) {}
     __device__ bool next(Tile &t) {
-        if (!p.placed) return Work::next(t);
-        if (!first) return false;
-        first = false;
-        t.i = p.along_n ? (int)blockIdx.y : x, t.j = p.along_n ? x : (int)blockIdx.y;
-        t.part = (int)blockIdx.z, t.parts = (int)gridDim.z;
-        t.begin = (int)share(grid.steps, t.part, t.parts), t.end = (int)share(grid.steps, t.part + 1, t.parts);
-        t.index = t.i * grid.tiles_n + t.j, t.slot = t.index * t.parts;
+        if (p.placed) return next_placed(t);
+        if (p.kind != PYSIM_STREAM_K ? !next_item(t, [&](int n, int &rest) { return raster.tiles.of(n, rest); }) : !next_range(t)) return false;
+        grid.place(p, raster, t.index, t.i, t.j);
         return true;
     }
 };

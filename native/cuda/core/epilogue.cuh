@@ -59,7 +59,7 @@ template <class T, int N> __device__ inline void activate_smoothly(int activatio
     for (int i = 0; i < N; i++) value[i] = of[i];
 }
 
-__device__ inline Function function_of(int activation) {
+__host__ __device__ inline Function function_of(int activation) {
     switch (activation) {
 #define PYSIM_EPILOGUE(number, name, whole, times, function, of) case number: return function;
 #include "epilogues.inc"
@@ -67,7 +67,7 @@ __device__ inline Function function_of(int activation) {
     }
     return same;
 }
-__device__ inline bool is_smooth(Function function) { return function > clamped; }
+__host__ __device__ inline bool is_smooth(Function function) { return function > clamped; }
 
 /* ReLU and clamp of N values, with one branch for all. */
 template <class T, int N> __device__ inline void bound(Function function, T (&value)[N], T low, T high) {

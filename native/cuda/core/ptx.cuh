@@ -130,7 +130,7 @@ template <bool TRANSPOSED> __device__ inline void store_matrices(void *row, cons
 #endif
 }
 
-/* Named barrier `barrier` of the block, for `threads` threads. */
+/* Named barrier `barrier` of the block, for `threads` threads; arrive_threads() does not wait for the others. */
 __device__ inline void sync_threads(int barrier, int threads) {
 #ifdef PYSIM_EMULATED
     emulated::wait_block(barrier, threads);
@@ -138,6 +138,7 @@ __device__ inline void sync_threads(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 #endif
 }
+__device__ inline void arrive_threads(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
 /* Prefetches the 128-byte line of an element into L2. */
 __device__ inline void fetch_line(const void *at) {

@@ -18,22 +18,25 @@ using namespace pysim::hopper;
 /* C in planes, NCHW: images of `plane` windows; the windows of a filter are contiguous. */
 struct Planes { int plane; };
 
-template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, Planes planes, Use use) {
+template <class S> StoreTerms terms_of(const Problem &p, Planes planes, bool rows) {
+    return store_terms_of<S, true>(p, rows, !rows || p.by_row, rows ? p.ldc : planes.plane, rows ? p.n : planes.plane);
+}
+
+template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, const StoreTerms &terms, Planes planes, Use use) {
     const int plane = planes.plane;
-    const bool rows = order.by_rows(), by_line = !rows || p.by_row;
+    const bool rows = order.by_rows();
     const int64_t pitch = rows ? p.ldc : plane;
-    const int length = rows ? p.n : plane;
     const auto place = [=](int along, bool &here) {
         if (order.by_rows()) return here = along < p.n, (int64_t)along;
         here = along < p.m;
         const int last = min(along, p.m - 1);
         return (int64_t)(last / plane) * p.n * plane + last % plane;
     };
-    use(Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))});
+    use(Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, terms.by_line, terms.vectors, terms.direct});
 }
 
 /* ONE: one code for strips serves both orders. */
-template <class S, ResultOrder ORDER, bool ONE> __global__ void store_tiles(Problem p, Planes planes, const typename S::Acc *sums) {
+template <class S, ResultOrder ORDER, bool ONE> __global__ void store_tiles(Problem p, StoreTerms terms, Planes planes, const typename S::Acc *sums) {
     if constexpr (CODE_CAPABILITY < 90) return; /* no stmatrix */
     using Acc = typename S::Acc;
     const int group = threadIdx.x / 128 % S::GROUPS, tiles_n = ceil_div(p.n, S::BLOCK_N), tiles = ceil_div(p.m, S::BLOCK_M) * tiles_n;
@@ -49,15 +52,15 @@ template <class S, ResultOrder ORDER, bool ONE> __global__ void store_tiles(Prob
                 acc[part][i] = r < p.m && c < p.n ? sums[(int64_t)r * p.n + c] : Acc(77);
             }
         const auto store_by = [&](auto order, auto store) {
-            with_target_of(order, p, planes, [&](const auto &target) { store(order, store_path_of<S, true, Acc>(p, target, order.by_rows()), target); });
+            with_target_of(order, p, terms, planes, [&](const auto &target) { store(order, target); });
         };
-        store_by(Order<ORDER>(), [&](auto order, StorePath path, const auto &target) {
-            if (path != STRIPS) return store_directly<S, true>(order, path, p, target, row, column, acc);
+        store_by(Order<ORDER>(), [&](auto order, const auto &target) {
+            if (terms.path != STRIPS) return store_directly<S, true>(order, terms.path, p, target, row, column, acc);
             if constexpr (!ONE) store_by_strips<S>(order, p, target, row, column, acc);
         });
         if constexpr (ONE)
-            store_by(Order<EITHER>{ORDER == BY_ROWS}, [&](auto order, StorePath path, const auto &target) {
-                if (path == STRIPS) store_by_strips<S>(order, p, target, row, column, acc);
+            store_by(Order<EITHER>{ORDER == BY_ROWS}, [&](auto order, const auto &target) {
+                if (terms.path == STRIPS) store_by_strips<S>(order, p, target, row, column, acc);
             });
     }
 }
@@ -131,7 +134,7 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     p.c = out;
     const auto kernel = store_tiles<S, ORDER, ONE>;
     need(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES), "shared memory");
-    need(pysim::launch(kernel, 2, 128 * S::GROUPS, S::SHARED_BYTES, nullptr, p, planes, (const Acc *)sums), name);
+    need(pysim::launch(kernel, 2, 128 * S::GROUPS, S::SHARED_BYTES, nullptr, p, terms_of<S>(p, planes, ORDER == BY_ROWS), planes, (const Acc *)sums), name);
     const bool smooth = p.activation > 1 && p.activation != 3;
     double *ones = nullptr;
     if (smooth) { /* compilers may contract the functions' multiply-adds differently */

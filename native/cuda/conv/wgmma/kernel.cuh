@@ -93,21 +93,26 @@ struct Gathered {
         }
     };
 
+    /* The same for all groups: the alignment of results, bias and scale is that of the first group's, if a group has whole vectors of them. */
+    template <class S> static StoreTerms store_terms(const Windows &c) {
+        Problem p = c.product;
+        p.c = c.out, p.n = c.filters;
+        const int plane = c.out_h * c.out_w;
+        return store_terms_of<S, RAGGED>(p, c.nhwc, !c.nhwc, c.nhwc ? p.ldc : plane, c.nhwc ? c.filters : plane);
+    }
     /* Calls use(Order, product, target, row) for the group of a tile; ONE: one instance for both orders. NHWC: rows of C. NCHW: neighbouring windows are
      * neighbours in memory. */
-    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const Tile &t, int row, Use use) {
+    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const StoreTerms &terms, const Tile &t, int row, Use use) {
         const Problem p = of_group<S>(c, t, row);
         const auto by = [&](auto order) {
             const bool rows = order.by_rows();
-            const int plane = c.out_h * c.out_w, length = rows ? p.n : plane;
-            const int64_t pitch = rows ? p.ldc : plane;
+            const int64_t pitch = rows ? p.ldc : c.out_h * c.out_w;
             const auto place = [&, order](int along, bool &here) {
                 if (!order.by_rows()) return find(c, p.m, along, here);
                 here = along < p.n;
                 return (int64_t)along;
             };
-            const bool by_line = !rows;
-            use(order, p, Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))}, row);
+            use(order, p, Target{place, pitch, rows ? p.m : p.n, rows ? p.n : p.m, !rows, terms.vectors, terms.direct}, row);
         };
         if constexpr (ONE && !FEW_REGISTERS<S>) by(Order<EITHER>{c.nhwc != 0});
         else if (c.nhwc) by(Order<BY_ROWS>());
@@ -212,10 +217,10 @@ template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStr
     cudaError_t error = !c.pitch ? describe_planes<S>(&windows, c) : describe_windows<S>(&windows, c);
     if (error == cudaSuccess) error = describe_filters<S>(&filters, c);
     Windows arguments = c;
-    return error == cudaSuccess ? start<S, Windows>(wgmma_kernel<S, Gathered>, windows, filters, arguments, arguments.product, sms, stream, made) : error;
+    return error == cudaSuccess ? start<S, Gathered>(windows, filters, arguments, arguments.product, sms, stream, made) : error;
 }
 
-template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) { return attributes_of<S, Windows>(wgmma_kernel<S, Gathered>, out); }
+template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) { return attributes_of<S>(wgmma_kernel<S, Gathered>, out); }
 }
 }
 #endif

@@ -22,28 +22,35 @@
 namespace pysim {
 namespace hopper {
 
-__device__ inline int bytes_of_result(const Problem &p) { return p.c_dtype == PYSIM_F16 || p.c_dtype == PYSIM_BF16 ? 2 : 4; }
+__host__ __device__ inline int bytes_of_result(const Problem &p) { return p.c_dtype == PYSIM_F16 || p.c_dtype == PYSIM_BF16 ? 2 : 4; }
 /* Whether lines of `length` results, `pitch` apart, consist of aligned vectors of `count`, a power of two. */
-__device__ inline bool in_vectors(const Problem &p, int64_t pitch, int length, int count) {
+__host__ __device__ inline bool in_vectors(const Problem &p, int64_t pitch, int length, int count) {
     return ((uintptr_t)p.c & (count * bytes_of_result(p) - 1)) == 0 && ((pitch | length) & (count - 1)) == 0;
 }
 /* The same for vectors of four, including bias and scale if they have one value per element. */
-__device__ inline bool in_fours(const Problem &p, int64_t pitch, int length, bool by_line) {
+__host__ __device__ inline bool in_fours(const Problem &p, int64_t pitch, int length, bool by_line) {
     return in_vectors(p, pitch, length, 4) && (by_line || (((uintptr_t)p.bias & (4 * bytes_of_result(p) - 1)) | ((uintptr_t)p.scale & 15)) == 0);
 }
 /* Whether the bias can be loaded in pairs of columns. */
-__device__ inline bool in_pairs(const Problem &p) { return ((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) == 0 && (p.n & 1) == 0; }
+__host__ __device__ inline bool in_pairs(const Problem &p) { return ((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) == 0 && (p.n & 1) == 0; }
 
-/* The store path of a tile. It depends on the problem alone, so it is chosen before the products. */
 enum StorePath { STRIPS, DIRECT, RAGGED_ROWS, DIRECT_ALL };
 
-/* RAGGED: the kernel has RAGGED_ROWS, the path for unaligned rows of two-byte results. */
-template <class S, bool RAGGED, class Acc, class Place, class Pitch> __device__ __forceinline__ StorePath store_path_of(const Problem &p, const Target<Place, Pitch> &c, bool rows) {
-    using Of = DefaultResult<S::DTYPE, Acc>;
+/* What store paths depend on, the same for all tiles. The host computes it: on the device it delayed the first products by up to 800 cycles (H100, f16). */
+struct StoreTerms {
+    StorePath path;
+    bool by_line, vectors, direct; /* of a Target */
+};
+/* C has lines of `length` elements, `pitch` apart, which are ROWS of the product or not. RAGGED: the kernel has RAGGED_ROWS, the path for unaligned rows of
+ * two-byte results. */
+template <class S, bool RAGGED> __host__ __device__ inline StoreTerms store_terms_of(const Problem &p, bool rows, bool by_line, int64_t pitch, int length) {
+    using Of = DefaultResult<S::DTYPE, typename S::Acc>;
     const bool residual = p.beta != 0, all = residual || is_smooth(function_of(p.activation));
-    if (p.scale || p.c_dtype != Of::DTYPE_OF_C) return STRIPS;
-    if ((c.direct || (!rows && !residual)) && in_pairs(p) && (!p.bias || c.by_line != rows)) return all ? DIRECT_ALL : DIRECT;
-    return RAGGED && rows && sizeof(typename Of::type) == 2 && !all && (!p.bias || (in_pairs(p) && !c.by_line)) ? RAGGED_ROWS : STRIPS;
+    StoreTerms terms = {STRIPS, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))};
+    if (p.scale || p.c_dtype != Of::DTYPE_OF_C) return terms;
+    if ((terms.direct || (!rows && !residual)) && in_pairs(p) && (!p.bias || by_line != rows)) terms.path = all ? DIRECT_ALL : DIRECT;
+    else if (RAGGED && rows && sizeof(typename Of::type) == 2 && !all && (!p.bias || (in_pairs(p) && !by_line))) terms.path = RAGGED_ROWS;
+    return terms;
 }
 
 /* Stores by a direct path. Each order of results has its own instance: with one for both, residuals of NCHW results took up to 1.4 times as long (H200). */
@@ -67,14 +74,14 @@ __device__ __forceinline__ void store_by_strips(Order<ORDER> order, const Proble
 __device__ inline int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
 /* Calls use(Order, target) for a product's C; each order has its own instance, as few kernels have both. */
-template <class S, class Use> __device__ __forceinline__ void with_target(const Problem &p, Use use) {
+template <class S, class Use> __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms, Use use) {
     const bool transposed = S::DTYPE == PYSIM_TF32 && p.transposed;
     const int length = transposed ? p.m : p.n;
     const auto place = [&](int along, bool &here) {
         here = along < length;
         return along;
     };
-    const Target target{place, p.ldc, transposed ? p.n : p.m, length, p.by_row != 0, in_fours(p, p.ldc, length, p.by_row), in_vectors(p, p.ldc, length, 16 / bytes_of_result(p))};
+    const Target target{place, p.ldc, transposed ? p.n : p.m, length, terms.by_line, terms.vectors, terms.direct};
     if constexpr (S::DTYPE != PYSIM_TF32) use(Order<BY_ROWS>(), target);
     else if (transposed) use(Order<BY_COLUMNS>(), target);
     else use(Order<BY_ROWS>(), target);

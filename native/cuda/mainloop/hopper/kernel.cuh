@@ -117,9 +117,13 @@ struct Matrices {
         __device__ void next() {}
     };
 
+    template <class S> static StoreTerms store_terms(const Problem &p) {
+        const bool transposed = S::DTYPE == PYSIM_TF32 && p.transposed;
+        return store_terms_of<S, RAGGED>(p, !transposed, p.by_row != 0, p.ldc, transposed ? p.m : p.n);
+    }
     /* Calls use(Order, product, target, row) for a tile with first row `row`; ONE: one instance for both orders of results, where both exist. */
-    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const Tile &, int row, Use use) {
-        hopper::with_target<S>(p, [&](auto order, const auto &target) { use(order, p, target, row); });
+    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms, const Tile &, int row, Use use) {
+        hopper::with_target<S>(p, terms, [&](auto order, const auto &target) { use(order, p, target, row); });
     }
     template <class S, class Acc> static __device__ void store_reduced(const Problem &p, const Tile &, const ClusterReduction<S, Acc> &reduction, int row, int column) {
         hopper::store_reduced(p, reduction, row, column);
@@ -137,16 +141,24 @@ template <class S> struct Place {
     __device__ int block(int m, int n) const { return part * S::BLOCKS + m * S::CLUSTER_N + n; }
 };
 
-/* Called by a whole warp, of which lane 0 loads. begin() waits until barriers exist: until then, the first tile is found. */
+/* What the host computes for all blocks of a launch: divisions on the device delayed each tile. */
+struct Precomputed {
+    Grid grid;
+    StoreTerms store;
+    Raster raster;
+};
+
+/* Called by a whole warp, of which lane 0 loads. begin() waits until all blocks of the cluster have barriers: until then, the first tile is found. */
 template <class S, class Operands, class Begin>
 __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
-                               const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place, Begin begin) {
+                               const typename Operands::Arguments &arguments, const Precomputed &precomputed, const Place<S> &place, Begin begin) {
+    const Grid &grid = precomputed.grid;
     const int rank_m = place.rank_m, rank_n = place.rank_n;
     const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << place.block(rank_m, 0)); /* multicast mask of A: blocks with this rank_m */
     uint16_t column = 0;                                                                    /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << place.block(i, rank_n));
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
-    PlacedWork work(Operands::product(arguments), grid, place.share, gridDim.x / S::BLOCKS);
+    RasterWork work(Operands::product(arguments), grid, precomputed.raster, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
     /* with one column of tiles whose k-iterations reuse the same stages, each stage keeps its B */
     const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
@@ -182,8 +194,9 @@ template <class S, int MN_MAJOR> __device__ inline uint64_t matrix_of(uint32_t a
     else return matrix_of_rows<S::ROW>(address);
 }
 
-/* Issues the products of one stage as one wgmma group. a(bytes), b(bytes): descriptors at an offset from the start of this warpgroup's rows. */
-template <class S, int TA, int TB, class OfA, class OfB>
+/* Issues the products of one stage as one wgmma group. a(bytes), b(bytes): descriptors at an offset from the start of this warpgroup's rows. FIRST: the
+ * accumulators start from zeros. */
+template <class S, int TA, int TB, bool FIRST, class OfA, class OfB>
 __device__ __forceinline__ void multiply(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], OfA a, OfB b) {
     /* bytes to the next 32 bytes of k: along a K-major row, or 16 rows of an MN-major operand */
     constexpr int NEXT_A = TA ? 2048 : 32, NEXT_B = TB ? 2048 : 32;
@@ -191,11 +204,11 @@ __device__ __forceinline__ void multiply(typename S::Acc (&acc)[S::PARTS][S::ACC
 #pragma unroll
     for (int k = 0; k < S::ROW / 32; k++)
 #pragma unroll
-        for (int part = 0; part < S::PARTS; part++) Product<S::DTYPE>::template add<TA, TB>(acc[part], a(part * 64 * S::ROW + k * NEXT_A), b(k * NEXT_B));
+        for (int part = 0; part < S::PARTS; part++) Product<S::DTYPE>::template add<TA, TB>(acc[part], a(part * 64 * S::ROW + k * NEXT_A), b(k * NEXT_B), !FIRST || k);
     mma_commit();
 }
 
-/* acc += the products of the next `steps` stages of the ring. `row`, `column`: start of this warpgroup's part of the tile. release(stage) returns a stage to
+/* acc = the products of the next `steps` stages of the ring. `row`, `column`: start of this warpgroup's part of the tile. release(stage) returns a stage to
  * the producer; last() is called after the last products were issued.
  *
  * If a warpgroup's tile is one instruction (PARTS 1), the stage index is broadcast from lane 0, so that descriptors are computed in uniform registers: a
@@ -206,29 +219,42 @@ __device__ __forceinline__ void accumulate(typename S::Acc (&acc)[S::PARTS][S::A
                                   Release release, Last last) {
     const uint64_t first_a = matrix_of<S, TA>(shared.a(0) + row * S::ROW), first_b = matrix_of<S, TB>(shared.b(0) + column * S::ROW);
     const uint64_t high_a = matrix_of<S, TA>(0) >> 32 << 32, high_b = matrix_of<S, TB>(0) >> 32 << 32;
-    int before = -1;
-    for (int step = 0; step < steps; step++, ring.advance<S::STAGES>()) {
+    const auto multiply_stage = [&](auto first) {
+        constexpr bool FIRST = decltype(first)::value;
         if constexpr (S::PARTS == 1) {
             const unsigned at = __shfl_sync(~0u, ring.stage, 0) * (S::STAGE_BYTES / 16), a = (unsigned)first_a + at, b = (unsigned)first_b + at;
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB>(acc, [&](int bytes) { return high_a | (a + bytes / 16); }, [&](int bytes) { return high_b | (b + bytes / 16); });
+            multiply<S, TA, TB, FIRST>(acc, [&](int bytes) { return high_a | (a + bytes / 16); }, [&](int bytes) { return high_b | (b + bytes / 16); });
         } else {
             const uint32_t a = shared.a(ring.stage) + row * S::ROW, b = shared.b(ring.stage) + column * S::ROW;
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB>(acc, [&](int bytes) { return matrix_of<S, TA>(a + bytes); }, [&](int bytes) { return matrix_of<S, TB>(b + bytes); });
+            multiply<S, TA, TB, FIRST>(acc, [&](int bytes) { return matrix_of<S, TA>(a + bytes); }, [&](int bytes) { return matrix_of<S, TB>(b + bytes); });
         }
+    };
+    multiply_stage(std::true_type());
+    int before = ring.stage;
+    ring.advance<S::STAGES>();
+    for (int step = 1; step < steps; step++, ring.advance<S::STAGES>()) {
+        multiply_stage(std::false_type());
         mma_wait<1>(); /* one group stays in flight; the group before it has finished, so its stage can be released */
-        if (before >= 0) release(before);
+        release(before);
         before = ring.stage;
     }
     last();
     mma_wait<0>(); /* the last group's stage, too */
-    if (before >= 0) release(before);
+    release(before);
+}
+
+template <class Acc, int PARTS, int ACCUMULATORS> __device__ __forceinline__ void set_zero(Acc (&acc)[PARTS][ACCUMULATORS]) {
+#pragma unroll
+    for (int i = 0; i < PARTS * ACCUMULATORS; i++) acc[i / ACCUMULATORS][i % ACCUMULATORS] = 0;
 }
 
 template <class S, class Operands, class Begin>
-__device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Grid &grid, const Place<S> &place,
+__device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Precomputed &precomputed, const Place<S> &place,
                                bool cluster_split, Begin begin) {
+    const Grid &grid = precomputed.grid;
+    const StoreTerms &store = precomputed.store;
     using Acc = typename S::Acc;
     const Problem &p = Operands::product(arguments);
     /* broadcast from lane 0, so that the compiler knows it is uniform over the warp */
@@ -244,11 +270,12 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
     unsigned *const tile_flags = p.flags + place.rank * grid.tiles();
     const Partials<S, Acc> partials(p, place.rank * grid.slots(p), thread);
     const bool signals = lane < S::CLUSTER_M + S::CLUSTER_N - 1;
-    PlacedWork work(p, grid, place.share, gridDim.x / S::BLOCKS);
+    RasterWork work(p, grid, precomputed.raster, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
     int number = -1; /* index of the tile among the block's */
-    begin();
+    bool began = false;
     for (Tile t; work.next(t);) {
+        if (!began) began = true, begin();
         if constexpr (S::SETS > 1) {
             if (++number % S::SETS != set) {
                 ring.advance<S::STAGES>(t.end - t.begin);
@@ -257,7 +284,7 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             /* the other set uses the stages until it has issued its last products; until then their barriers are a phase or two behind */
             if (number) barrier_wait(shared.multiplied((number - 1) % S::SETS), (number - 1) / S::SETS % 2);
         }
-        Acc acc[S::PARTS][S::ACCUMULATORS] = {};
+        Acc acc[S::PARTS][S::ACCUMULATORS];
         const auto release = [&](int stage) {
             if constexpr (S::BLOCKS == 1) {
                 if (lane == 0) barrier_arrive(shared.empty(stage));
@@ -267,19 +294,14 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
         };
         const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
-        StorePath path;
-        const auto choose_path = [&] {
-            Operands::template with_target<S, true>(arguments, t, first_row,
-                                                    [&](auto order, const Problem &of, const auto &target, int) { path = store_path_of<S, Operands::RAGGED, Acc>(of, target, order.by_rows()); });
-        };
-        if constexpr (!FEW_REGISTERS<S>) choose_path(); /* overlaps the first loads; kernels with few registers choose after the products */
         if (p.beta != 0 && !cluster_split)
-            Operands::template with_target<S, true>(arguments, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+            Operands::template with_target<S, true>(arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
                 fetch_before<S>(order, of, target, first, first_column);
             });
         const int steps = t.end - t.begin;
         Operands::template with_majors<S>(arguments, [&](auto a, auto b) {
             constexpr int TA = decltype(a)::value; /* 1: MN-major */
+            if constexpr (S::Element::SPLIT > 0 || (TA && !S::Element::MN_MAJOR)) set_zero(acc);
             if constexpr (S::DTYPE == BF16X6) {
                 accumulate_split<S, Thirds, TA>(acc[0], shared, ring, steps, row, column, release);
                 recompute_nonfinite_thirds<S, TA>(p, acc[0], first_row + row_of_thread(), first_column + lane % 4 * 2, t.begin, t.end);
@@ -298,14 +320,13 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             if (!partials.publish(work.slot_of(t, t.part), acc, tile_flags + t.index, t.parts, thread, flag + 4 * set, sync)) continue;
             partials.sum_parts(work, t, acc);
         }
-        if constexpr (FEW_REGISTERS<S>) choose_path();
-        if (path == STRIPS)
-            Operands::template with_target<S, true>(arguments, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+        if (store.path == STRIPS)
+            Operands::template with_target<S, true>(arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
                 store_by_strips<S>(order, of, target, first, first_column, acc);
             });
         else
-            Operands::template with_target<S, false>(arguments, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
-                store_directly<S, Operands::RAGGED>(order, path, of, target, first, first_column, acc);
+            Operands::template with_target<S, false>(arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+                store_directly<S, Operands::RAGGED>(order, store.path, of, target, first, first_column, acc);
             });
     }
 }
@@ -313,7 +334,7 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
 template <class S, class Operands>
 __global__ void __launch_bounds__(S::THREADS, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                 const __grid_constant__ typename Operands::Arguments arguments) {
+                 const __grid_constant__ Precomputed precomputed, const __grid_constant__ typename Operands::Arguments arguments) {
     PYSIM_DYNAMIC_SHARED(memory);
     Stages<S> shared;
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
@@ -321,32 +342,37 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     int *flag = (int *)(memory + (shared.barriers + 16 * S::STAGES - shared_address(memory)));
     const bool cluster_split = is_cluster_split_k(Operands::product(arguments)); /* the launch's cluster has one cluster of the row's shape per split-K part */
     const Place<S> place(cluster_split);
-    if (threadIdx.x == 0) {
-        tensor_prefetch(&map_a);
-        tensor_prefetch(&map_b);
+    const auto initialize = [&] {
         for (int stage = 0; stage < S::STAGES; stage++) {
             barrier_init(shared.full(stage), 1);
             barrier_init(shared.empty(stage), 4 * S::GROUPS * (S::CLUSTER_M + S::CLUSTER_N - 1));
         }
         for (int set = 0; S::SETS > 1 && set < S::SETS; set++) barrier_init(shared.multiplied(set), 4 * S::GROUPS);
         barrier_init_done();
-    }
-    /* Called once per thread, by whole warps, each role at a place of its own: so not __syncthreads(). */
-    const auto begin = [] {
-        if (S::BLOCKS > 1) cluster_sync_initialized();
-        else sync_threads(0, S::THREADS);
+    };
+    /* Called once per thread, by whole warps, each role at a place of its own: so not __syncthreads(). The producer, which makes the barriers, waits for
+     * nobody if its block is alone. */
+    constexpr int WAITING = 128 * S::CONSUMERS + 32;
+    const auto begin = [](auto arrive_or_sync) {
+        if constexpr (S::BLOCKS > 1) cluster_sync_initialized();
+        else arrive_or_sync(0, WAITING);
         wait_for_previous();
     };
-
-    /* the decomposition distributes clusters' tiles */
-    const Grid grid(Operands::product(arguments), S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     if (threadIdx.x >= 128 * S::CONSUMERS) {
         if (S::HANDS_OVER) registers_down<S::PRODUCER_REGISTERS>();
-        if (threadIdx.x < 128 * S::CONSUMERS + 32) produce<S, Operands>(shared, &map_a, &map_b, arguments, grid, place, begin);
-        else begin();
+        if (threadIdx.x >= WAITING) {
+            if (S::BLOCKS > 1) cluster_sync_initialized();
+            return;
+        }
+        if (threadIdx.x == 128 * S::CONSUMERS) {
+            tensor_prefetch(&map_a);
+            tensor_prefetch(&map_b);
+            initialize();
+        }
+        produce<S, Operands>(shared, &map_a, &map_b, arguments, precomputed, place, [&] { begin(arrive_threads); });
     } else {
         if (S::HANDS_OVER) registers_up<S::CONSUMER_REGISTERS>();
-        consume<S, Operands>(shared, flag, arguments, grid, place, cluster_split, begin);
+        consume<S, Operands>(shared, flag, arguments, precomputed, place, cluster_split, [&] { begin(sync_threads); });
     }
 }
 
@@ -393,15 +419,13 @@ cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inne
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <class Arguments> using Kernel = void (*)(const CUtensorMap, const CUtensorMap, const Arguments);
-
-template <class S, class Arguments> cudaError_t prepare(Kernel<Arguments> kernel) {
+template <class S, class Kernel> cudaError_t prepare(Kernel kernel) {
     return cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES);
 }
 
 /* Clusters of the row's shape that run at once. Those of four blocks leave multiprocessors idle; if a persistent launch had more, the last ones would start
  * when the first ones have finished all their tiles. */
-template <class S, class Arguments> int clusters_at_once(Kernel<Arguments> kernel, int sms) {
+template <class S, class Kernel> int clusters_at_once(Kernel kernel, int sms) {
     if constexpr (S::BLOCKS > 2) {
         static const int found = [&] {
             cudaLaunchAttribute cluster = {};
@@ -418,18 +442,19 @@ template <class S, class Arguments> int clusters_at_once(Kernel<Arguments> kerne
 }
 
 /* `p` is the product in `arguments`. `early`: the kernel may start before the previous one ends, as it does after its own layout conversion. */
-template <class S, class Arguments>
-cudaError_t start(Kernel<Arguments> kernel, const CUtensorMap &a, const CUtensorMap &b, Arguments &arguments, Problem &p, int sms,
-                  cudaStream_t stream, bool early = false) {
+template <class S, class Operands>
+cudaError_t start(const CUtensorMap &a, const CUtensorMap &b, typename Operands::Arguments &arguments, Problem &p, int sms, cudaStream_t stream, bool early = false) {
+    const auto kernel = wgmma_kernel<S, Operands>;
     const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const bool cluster_split = is_cluster_split_k(p);
     const dim3 blocks = place_blocks(p, grid, clusters_at_once<S>(kernel, sms), cluster_split, S::BLOCKS);
-    return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, arguments);
+    return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream, a, b,
+                       Precomputed{grid, Operands::template store_terms<S>(arguments), grid.raster(p)}, arguments);
 }
 
-template <class S, class Arguments> cudaError_t attributes_of(Kernel<Arguments> kernel, pysim_cuda_attributes *out) {
+template <class S, class Kernel> cudaError_t attributes_of(Kernel kernel, pysim_cuda_attributes *out) {
     const cudaError_t error = prepare<S>(kernel);
     return error == cudaSuccess ? pysim::attributes_of(kernel, S::THREADS, S::SHARED_BYTES, out) : error;
 }
@@ -444,10 +469,10 @@ template <class S> cudaError_t launch(const Problem &problem, int sms, cudaStrea
                                                 : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, box_a);
     if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, box_b, S::DTYPE == BF16X6)
                                                 : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
-    return error == cudaSuccess ? start<S, Problem>(wgmma_kernel<S, Matrices>, a, b, p, p, sms, stream) : error;
+    return error == cudaSuccess ? start<S, Matrices>(a, b, p, p, sms, stream) : error;
 }
 
-template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) { return attributes_of<S, Problem>(wgmma_kernel<S, Matrices>, out); }
+template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) { return attributes_of<S>(wgmma_kernel<S, Matrices>, out); }
 }
 }
 #endif

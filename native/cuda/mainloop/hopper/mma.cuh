@@ -47,44 +47,43 @@ template <int ROW> __device__ inline uint64_t matrix_of_rows(uint32_t address) {
 #define PYSIM_F(x) "+f"(x)
 #define PYSIM_R(x) "+r"(x)
 
-/* The product of 32 bytes of k. TA, TB: 1 = MN-major. */
+/* The product of 32 bytes of k. TA, TB: 1 = MN-major. Unless `kept`, D starts from zeros. */
 template <int DTYPE> struct Product;
 
-#define PYSIM_MMA(N, TYPES, REGISTERS, C, A, B, TAIL, ...)                                                                           \
-    template <int TA, int TB> __device__ static inline void add(Acc(&d)[REGISTERS], uint64_t a, uint64_t b) {                   \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B TAIL ";"                    \
-                     : PYSIM_D##REGISTERS(C, 0) : "l"(a), "l"(b) __VA_ARGS__);                                                       \
+#define PYSIM_MMA(N, TYPES, REGISTERS, C, A, B, KEPT, TAIL, ...)                                                                    \
+    template <int TA, int TB> __device__ static inline void add(Acc(&d)[REGISTERS], uint64_t a, uint64_t b, int kept) {             \
+        asm volatile("{\n.reg .pred kept;\nsetp.ne.b32 kept, " KEPT ", 0;\n"                                                        \
+                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B ", kept" TAIL ";\n}"       \
+                     : PYSIM_D##REGISTERS(C, 0) : "l"(a), "l"(b), "r"(kept) __VA_ARGS__);                                           \
     }
-/* D is always accumulated (kernels start from zeros); operands are not negated */
-#define PYSIM_MMAS(SHAPE, C, T16, T32, T48, T64, T96, T128, ...)                                                                     \
-    PYSIM_MMA(32, SHAPE, 16, C, "%16", "%17", T16, __VA_ARGS__)                                                                      \
-    PYSIM_MMA(64, SHAPE, 32, C, "%32", "%33", T32, __VA_ARGS__)                                                                      \
-    PYSIM_MMA(96, SHAPE, 48, C, "%48", "%49", T48, __VA_ARGS__)                                                                      \
-    PYSIM_MMA(128, SHAPE, 64, C, "%64", "%65", T64, __VA_ARGS__)                                                                     \
-    PYSIM_MMA(192, SHAPE, 96, C, "%96", "%97", T96, __VA_ARGS__)                                                                     \
-    PYSIM_MMA(256, SHAPE, 128, C, "%128", "%129", T128, __VA_ARGS__)
+/* operands are not negated */
+#define PYSIM_MMAS(SHAPE, C, T16, T32, T48, T64, T96, T128, ...)                                                                    \
+    PYSIM_MMA(32, SHAPE, 16, C, "%16", "%17", "%18", T16, __VA_ARGS__)                                                              \
+    PYSIM_MMA(64, SHAPE, 32, C, "%32", "%33", "%34", T32, __VA_ARGS__)                                                              \
+    PYSIM_MMA(96, SHAPE, 48, C, "%48", "%49", "%50", T48, __VA_ARGS__)                                                              \
+    PYSIM_MMA(128, SHAPE, 64, C, "%64", "%65", "%66", T64, __VA_ARGS__)                                                             \
+    PYSIM_MMA(192, SHAPE, 96, C, "%96", "%97", "%98", T96, __VA_ARGS__)                                                             \
+    PYSIM_MMA(256, SHAPE, 128, C, "%128", "%129", "%130", T128, __VA_ARGS__)
 
 template <> struct Product<PYSIM_F16> {
     using Acc = float;
-    PYSIM_MMAS("k16.f32.f16.f16", PYSIM_F, ", 1, 1, 1, %18, %19", ", 1, 1, 1, %34, %35", ", 1, 1, 1, %50, %51", ", 1, 1, 1, %66, %67",
-               ", 1, 1, 1, %98, %99", ", 1, 1, 1, %130, %131", , "n"(TA), "n"(TB))
+    PYSIM_MMAS("k16.f32.f16.f16", PYSIM_F, ", 1, 1, %19, %20", ", 1, 1, %35, %36", ", 1, 1, %51, %52", ", 1, 1, %67, %68", ", 1, 1, %99, %100", ", 1, 1, %131, %132", , "n"(TA), "n"(TB))
 };
 template <> struct Product<PYSIM_BF16> {
     using Acc = float;
-    PYSIM_MMAS("k16.f32.bf16.bf16", PYSIM_F, ", 1, 1, 1, %18, %19", ", 1, 1, 1, %34, %35", ", 1, 1, 1, %50, %51", ", 1, 1, 1, %66, %67",
-               ", 1, 1, 1, %98, %99", ", 1, 1, 1, %130, %131", , "n"(TA), "n"(TB))
+    PYSIM_MMAS("k16.f32.bf16.bf16", PYSIM_F, ", 1, 1, %19, %20", ", 1, 1, %35, %36", ", 1, 1, %51, %52", ", 1, 1, %67, %68", ", 1, 1, %99, %100", ", 1, 1, %131, %132", , "n"(TA), "n"(TB))
 };
 template <> struct Product<PYSIM_TF32> {
     using Acc = float;
-    PYSIM_MMAS("k8.f32.tf32.tf32", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
+    PYSIM_MMAS("k8.f32.tf32.tf32", PYSIM_F, ", 1, 1", ", 1, 1", ", 1, 1", ", 1, 1", ", 1, 1", ", 1, 1")
 };
 template <> struct Product<PYSIM_S8> {
     using Acc = int;
-    PYSIM_MMAS("k32.s32.s8.s8", PYSIM_R, ", 1", ", 1", ", 1", ", 1", ", 1", ", 1")
+    PYSIM_MMAS("k32.s32.s8.s8", PYSIM_R, "", "", "", "", "", "")
 };
 template <> struct Product<PYSIM_F8> {
     using Acc = float;
-    PYSIM_MMAS("k32.f32.e4m3.e4m3", PYSIM_F, ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1", ", 1, 1, 1")
+    PYSIM_MMAS("k32.f32.e4m3.e4m3", PYSIM_F, ", 1, 1", ", 1, 1", ", 1, 1", ", 1, 1", ", 1, 1", ", 1, 1")
 };
 
 /* A in registers: lane l of warp w holds rows r = 16 w + l / 4 and r + 8: a[0], a[1] at position l % 4 of k, a[2], a[3] at l % 4 + 4. Of two-byte types a

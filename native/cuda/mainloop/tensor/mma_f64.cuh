@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Sh
 /* A row of gemm/mma.inc. */
 template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
     using S = Shape<BM, BN, BK, WM, WN, STAGES>;
-    static hopper::Kernel<Problem> layout(const Problem &p) {
+    static auto layout(const Problem &p) {
 #define LAYOUT(ta, tb) mma_kernel<double, BM, BN, BK, WM, WN, STAGES, ta, tb>
         if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);
         return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
