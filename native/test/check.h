@@ -65,10 +65,11 @@ uint64_t check_hash(const void *bytes, size_t count);
 enum { SCRATCH_WANT, SCRATCH_BOUND, SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_BIAS, SCRATCH_RESIDUAL, SCRATCH_FIRST, SCRATCH_COUNT };
 void *check_scratch(int32_t which, size_t bytes);
 
-/* A workspace of exactly `bytes` bytes filled with `garbage`: flush against the guard, or, when `odd`, 8 bytes off any
- * alignment with a pattern in the 8 bytes between. */
-void *check_workspace(guard_arena *arena, int64_t bytes, guard_side side, int odd, int garbage);
-int check_workspace_intact(const guard_arena *arena, guard_side side, int odd);
+/* Runs the library with a workspace of exactly the size that it asks for, filled with `garbage`: flush against the guard, or, in every third case, 8
+ * bytes off any alignment with a pattern in the 8 bytes between. Odd cases are profiled. Checks that the run wrote nothing outside the workspace and
+ * that its profile makes sense; 0 if it could not run. */
+int check_run(const pysim_problem *problem, const pysim_schedule *schedule, const pysim_epilogue *epilogue, int32_t threads, const void *first,
+              const void *second, void *result, guard_arena *workspace, guard_side side, int64_t index, int garbage);
 
 /* ---- schedules ---- */
 typedef struct {

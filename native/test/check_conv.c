@@ -299,29 +299,12 @@ static uint64_t operands_hash(void) {
 static int run(conv_case *k, const pysim_epilogue *e, int32_t threads, guard_side side, int garbage) {
     const size_t bytes = (size_t)k->output * check_size(k->result);
     const pysim_problem p = check_conv_problem(&k->c);
-    int64_t workspace_bytes;
-    pysim_profile profile;
-    if (pysim_workspace_bytes(&p, &k->s, threads, &workspace_bytes) != PYSIM_OK) {
-        check_fail("pysim_workspace_bytes: %s", pysim_last_error());
-        return 0;
-    }
-    void *workspace = check_workspace(&at.workspace, workspace_bytes, side, k->index % 3 == 0, garbage);
     void *output = guard_place(&at.output, bytes, side);
     memset(output, 0xFF, bytes);
     const uint64_t before = operands_hash();
-    if (pysim_run(&p, &k->s, e, threads, at.input.buffer, at.packed.buffer, output, workspace, workspace_bytes,
-                       k->index & 1 ? &profile : NULL) != PYSIM_OK) {
-        check_fail("pysim_run: %s", pysim_last_error());
-        return 0;
-    }
+    if (!check_run(&p, &k->s, e, threads, at.input.buffer, at.packed.buffer, output, &at.workspace, side, k->index, garbage)) return 0;
     if (operands_hash() != before) check_fail("pysim_run changed its input, filters or residual");
     if (!guard_intact(&at.output)) check_fail("pysim_run wrote outside the output");
-    if (!check_workspace_intact(&at.workspace, side, k->index % 3 == 0))
-        check_fail("pysim_run wrote outside the workspace");
-    if (k->index & 1 && !(profile.kernel_calls >= 1 && profile.kernel_seconds >= 0 && profile.pack_seconds >= 0 &&
-                          (profile.packed_tiles >= 1) == (k->s.pack == PYSIM_PACK_TILES)))
-        check_fail("the profile says %lld packed tiles and %lld calls", (long long)profile.packed_tiles,
-                   (long long)profile.kernel_calls);
     return 1;
 }
 

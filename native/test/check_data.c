@@ -152,17 +152,39 @@ void *check_scratch(int32_t which, size_t bytes) {
 
 enum { SHIFT = 8, BETWEEN = 0x5A };
 
-void *check_workspace(guard_arena *arena, int64_t bytes, guard_side side, int odd, int garbage) {
+static void *place_workspace(guard_arena *arena, int64_t bytes, guard_side side, int odd, int garbage) {
     unsigned char *buffer = guard_place(arena, (size_t)bytes + (odd ? SHIFT : 0), side);
     memset(buffer, BETWEEN, arena->bytes);
     return memset(odd && side == GUARD_LEFT ? buffer + SHIFT : buffer, garbage, (size_t)bytes);
 }
 
-int check_workspace_intact(const guard_arena *arena, guard_side side, int odd) {
+static int workspace_intact(const guard_arena *arena, guard_side side, int odd) {
     const unsigned char *between = side == GUARD_LEFT ? arena->buffer : arena->buffer + arena->bytes - SHIFT;
     for (int i = 0; odd && i < SHIFT; i++)
         if (between[i] != BETWEEN) return 0;
     return guard_intact(arena);
+}
+
+int check_run(const pysim_problem *problem, const pysim_schedule *schedule, const pysim_epilogue *epilogue, int32_t threads, const void *first,
+              const void *second, void *result, guard_arena *workspace, guard_side side, int64_t index, int garbage) {
+    const int odd = index % 3 == 0, profiled = index & 1;
+    int64_t bytes;
+    pysim_profile profile;
+    if (pysim_workspace_bytes(problem, schedule, threads, &bytes) != PYSIM_OK) {
+        check_fail("pysim_workspace_bytes: %s", pysim_last_error());
+        return 0;
+    }
+    void *buffer = place_workspace(workspace, bytes, side, odd, garbage);
+    if (pysim_run(problem, schedule, epilogue, threads, first, second, result, buffer, bytes, profiled ? &profile : NULL) != PYSIM_OK) {
+        check_fail("pysim_run: %s", pysim_last_error());
+        return 0;
+    }
+    if (!workspace_intact(workspace, side, odd)) check_fail("pysim_run wrote outside the workspace");
+    if (profiled && !(profile.kernel_calls >= 1 && profile.kernel_seconds >= 0 && profile.pack_seconds >= 0))
+        check_fail("the profile says %lld calls", (long long)profile.kernel_calls);
+    if (profiled && problem->kind == PYSIM_CONV && (profile.packed_tiles >= 1) != (schedule->pack == PYSIM_PACK_TILES))
+        check_fail("the profile says %lld packed tiles", (long long)profile.packed_tiles);
+    return 1;
 }
 
 int64_t check_edge(int32_t level, int64_t block) {

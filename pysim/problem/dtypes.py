@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The element types, one line each: everything that depends on a type alone is a column here.
 
-A problem's type says how its operands are multiplied; memory holds them as `stored`. `tf32` is f32 in memory, multiplied as 10-bit
-mantissas, `tf32x3` as three products of such halves; `f8` is e4m3. On a CPU a result has the type `cpu_result`; on a GPU one of
-`gpu_results`, by default the first.
+A problem's type says how its operands are multiplied; memory holds them as `array`. `tf32` is f32 in memory, multiplied as 10-bit
+mantissas; `tf32x3` is f32 in memory, multiplied as three products of such halves or, on wgmma, as six products of bf16 thirds; `f8` is
+e4m3. On a CPU a result has the type `cpu_result`; on a GPU one of `gpu_results`, by default the first.
 """
 
 from typing import NamedTuple
