@@ -297,15 +297,22 @@ def test_what_no_stream_computes_is_said(problem, layout, says):
         planner.plan(problem, H200, layout=layout, algorithm="pointwise")
 
 
-def test_a_stream_has_as_many_warps_as_fit_and_as_many_stages_as_they_leave():
+def test_a_warp_of_a_stream_has_as_few_tiles_as_shared_memory_allows():
     tiling = pointwise.tiling_of(parse("conv:mb32ic24ih56oc144kh1:f16"), 132)
     assert tiling is not None
-    assert (tiling.blocks_k, tiling.groups, tiling.parts, tiling.warps, tiling.stages, tiling.tiles) == (1, 5, 1, 8, 4, 3136)
+    assert (tiling.blocks_k, tiling.groups, tiling.parts, tiling.warps, tiling.stages, tiling.tiles) == (1, 3, 1, 12, 4, 3136)
+    assert tiling.workers * tiling.warps * 2 >= tiling.tiles
+    whole = pointwise.tiling_of(parse("conv:mb32ic96ih56oc384kh1:f16"), 132)  # 72 KiB of filters and 16 buffers fit
+    assert whole is not None and whole.parts == 1
+    split = pointwise.tiling_of(parse("conv:mb32ic192ih28oc768kh1:f16"), 132)
+    assert split is not None and split.parts > 1
     few = pointwise.tiling_of(parse("conv:mb32ic32ih28oc192kh1:f16"), 132)  # fewer tiles than warps: filters are shared out
     assert few is not None and few.parts == 2
     for channels in range(8, 257, 8):
         tiling = pointwise.tiling_of(parse(f"conv:mb32ic{channels}ih56oc64kh1:f16"), 132)
         assert tiling is not None and tiling.shared <= cuda_limits()["GROUPED_HELD"] and tiling.stages >= 2
+    small = pointwise.tiling_of(parse("conv:mb32ic64ih56oc64kh1:f16"), 132, 101376)  # a GPU with less
+    assert small is not None and small.shared <= 101376
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32"])

@@ -117,6 +117,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMultiProcessorCount: return *value = p.multiProcessorCount, cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor: return *value = p.major, cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor: return *value = p.minor, cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return *value = (int)p.sharedMemPerBlockOptin, cudaSuccess;
     default: return *value = 0, cudaSuccess; /* clock rates: none */
     }
 }

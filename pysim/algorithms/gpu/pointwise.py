@@ -3,8 +3,8 @@
 tiles of 32 windows to shared memory while it multiplies earlier ones by mma.sync and stores results from registers. Memory, L2 or the
 instructions of stores are the bound.
 
-Worked number: conv:mb32ic24ih56oc144kh1:f16 has 3,136 tiles of 1,536 bytes, one block of k and five groups of 32 filters: 80 mma.sync a
-tile. A block of 8 warps with 4 buffers each keeps 10 KiB of filters, and an SM has two.
+Worked number: conv:mb32ic24ih56oc144kh1:f16 has 3,136 tiles of 1,536 bytes, one block of k and three groups of 64 filters: 96 mma.sync a
+tile. An SM has one block, which keeps 12 KiB of filters; each of its 12 warps has 4 buffers and two tiles.
 """
 
 import math
@@ -19,14 +19,14 @@ from pysim.problem.conv import Conv
 from pysim.record.cost import Reason
 from pysim.registry.cuda import WARP, Attributes, cuda_limits
 
-# Windows of a warp, bytes of a vector, of a block of channels or a group of results; warps and stages of a block, blocks of an SM
-# (native/cuda/conv/pointwise/tiles.h)
-WINDOWS, VECTOR, BLOCK_BYTES = 32, 16, 64
-MAX_WARPS, MAX_STAGES, BLOCKS = 8, 4, 2
+# Windows of a warp, bytes of a vector, of a block of channels, of the zeros beyond the last; warps and stages of the one block of an SM,
+# buffers beside all filters (native/cuda/conv/pointwise/tiles.h)
+WINDOWS, VECTOR, BLOCK_BYTES, ZEROS = 32, 16, 64, 128
+MIN_WARPS, MAX_WARPS, MAX_STAGES, BESIDE_ALL = 4, 16, 4, 16
 REGISTERS = 128  # of a thread (-Xptxas -v)
 # Instructions, counted in the machine code: a copied vector, a stored vector with its conversion, a k-iteration beside its loads, products
-# and rounding, a group, a tile, the start of a warp
-COPY, STORE, ITERATION, GROUP, TILE, START = 15.0, 12.0, 28.0, 50.0, 60.0, 300.0
+# and rounding, a group beside the zeroing of accumulators, a tile, a pair of vectors of filters, the start of a warp
+COPY, STORE, ITERATION, GROUP, TILE, PAIR, START = 8.0, 8.0, 22.0, 30.0, 65.0, 45.0, 300.0
 MMA_CYCLES = 8.0  # of a tensor core for an mma.sync of 2,048 multiply-adds of 16-bit types, or 1,024 of tf32
 GROUP_CYCLES = 300.0  # between two groups of a warp: loads from shared memory, products and stores that depend on one another
 
@@ -34,10 +34,11 @@ GROUP_CYCLES = 300.0  # between two groups of a warp: loads from shared memory, 
 class Tiling(NamedTuple):
     """How blocks cut a convolution, as native/cuda/conv/pointwise/tiles.h does.
 
-    `blocks_k` of channels; `groups` of filters of a block, `parts` of all filters; `warps` and `stages`; `shared` bytes; `tiles` of
-    windows; `workers`: blocks of a part.
+    `run`: neighbouring results of a lane, 8 of which make a group; `blocks_k` of channels; `groups` of filters of a block, `parts` of all
+    filters; `warps` and `stages`; `shared` bytes; `tiles` of windows; `workers`: blocks of a part.
     """
 
+    run: int
     blocks_k: int
     groups: int
     parts: int
@@ -48,22 +49,28 @@ class Tiling(NamedTuple):
     workers: int
 
 
-def tiling_of(w: Conv, sms: int) -> Tiling | None:
-    """The tiling of a convolution on `sms` SMs; None where none fits in shared memory."""
-    limits, of_block = cuda_limits(), BLOCK_BYTES // w.element_bytes  # channels of a block, filters of a group
-    held, all_groups, blocks_k = limits["GROUPED_HELD"], -(-w.filters // of_block), -(-w.channels // of_block)
-    tiles, group_bytes, stage = -(-w.batch * w.windows // WINDOWS), blocks_k * BLOCK_BYTES * of_block, WINDOWS * blocks_k * BLOCK_BYTES
-    fitting, idle = max(1, limits["POINTWISE_FILTERS"] // group_bytes), sms * BLOCKS * MAX_WARPS // tiles
+def tiling_of(w: Conv, sms: int, block_bytes: int | None = None) -> Tiling | None:
+    """The tiling of a convolution on `sms` SMs whose blocks have up to `block_bytes` of shared memory (None: as much as any GPU has). None
+    if none fits there."""
+    limits, size = cuda_limits(), w.element_bytes
+    held = min(limits["GROUPED_HELD"], block_bytes or limits["GROUPED_HELD"])
+    run = (VECTOR if w.filters * size > BLOCK_BYTES else VECTOR // 2) // size
+    all_groups, blocks_k = -(-w.filters // (8 * run)), -(-w.channels * size // BLOCK_BYTES)
+    tiles, group_bytes, stage = -(-w.batch * w.windows // WINDOWS), blocks_k * BLOCK_BYTES * 8 * run, WINDOWS * w.channels * size
+    most = min(limits["POINTWISE_ALL_FILTERS"], held - ZEROS - BESIDE_ALL * stage)
+    fitting = all_groups if all_groups * group_bytes <= most else max(1, limits["POINTWISE_FILTERS"] // group_bytes)
+    idle = sms * MAX_WARPS // tiles  # warps without tiles: they share out the filters
     groups = -(-all_groups // min(all_groups, max(-(-all_groups // fitting), idle)))
-    parts, best = -(-all_groups // groups), None
-    for warps in (MAX_WARPS, MAX_WARPS // 2):
-        for stages in range(MAX_STAGES, 1, -1):
-            shared = min(groups * group_bytes, held) + warps * stages * stage
-            blocks = min(BLOCKS, held // shared)
-            if blocks * warps > (best[0] if best else 0):
-                workers = min(-(-tiles // warps), max(1, sms * blocks // parts))
-                best = blocks * warps, Tiling(blocks_k, groups, parts, warps, stages, shared, tiles, workers)
-    return best[1] if best else None
+    parts, fewest, best = -(-all_groups // groups), 0, None
+    workers = max(1, sms // parts)
+    for stages in range(MAX_STAGES, 1, -1):
+        for warps in range(MIN_WARPS, MAX_WARPS + 1):
+            shared = min(groups * group_bytes, held) + ZEROS + warps * stages * stage
+            rounds = -(-tiles // (workers * warps))
+            if shared <= held and (not fewest or rounds < fewest):
+                fewest = rounds
+                best = Tiling(run, blocks_k, groups, parts, warps, stages, shared, tiles, min(workers, -(-tiles // warps)))
+    return best
 
 
 class Pointwise(ByThreads):
@@ -82,24 +89,26 @@ class Pointwise(ByThreads):
         return None
 
     def variant(self, gpu: Gpu, known: dict[str, Attributes], prologue: bool = False) -> Variant:
-        w, size, t = self.w, self.size, tiling_of(self.w, int(gpu.sms.value))
+        w, size, sms = self.w, self.size, int(gpu.sms.value)
+        t = tiling_of(w, sms, int(gpu.shared_bytes_per_block.value)) or tiling_of(w, sms)  # the latter's block fits on no SM of this GPU
         assert t is not None
         vectors = WINDOWS * w.channels * size / VECTOR  # of a tile
-        across = BLOCK_BYTES // size // 8  # instructions along a group's filters
-        loads, products = 4 + across, across * 4  # of a k-iteration
-        rounding = 4.0 * loads if size == 4 else 0.0
+        pieces = WINDOWS // 8  # windows of an instruction's eight columns
+        loads, products = t.run + pieces, t.run * pieces  # of a k-iteration
+        rounding = 4.0 * pieces if size == 4 else 0.0
         iteration = loads + products + rounding + ITERATION
-        group = t.blocks_k * iteration + 4 * STORE + GROUP
+        accumulators = 2 * t.run * pieces  # of a lane
+        group = t.blocks_k * iteration + accumulators / 2 + 2 * pieces * STORE + GROUP
         instructions = TILE + vectors / WARP * COPY + t.groups * group
         wavefronts = vectors * VECTOR / LINE_BYTES + t.groups * t.blocks_k * 4.0 * loads
         rounds = math.ceil(t.tiles / (t.workers * t.warps))  # tiles of a warp
-        filters = t.groups * t.blocks_k * BLOCK_BYTES * (BLOCK_BYTES // size)  # bytes
+        filters = t.groups * t.blocks_k * BLOCK_BYTES * 8 * t.run  # bytes
         latency = gpu.l2_latency_cycles.value + gpu.memory_latency_cycles.value
         waits = 2 * latency + rounds * (t.groups * (GROUP_CYCLES + t.blocks_k * products * MMA_CYCLES) + latency / (t.stages - 1))
         tiles = t.tiles / (t.workers * t.warps)
         of_warps = (
             t.workers * t.parts * t.warps,
-            START + tiles * instructions + filters / VECTOR / WARP / t.warps * COPY,
+            START + tiles * instructions + filters / VECTOR / 2 / WARP / t.warps * PAIR,
             tiles * wavefronts,
             waits,
         )

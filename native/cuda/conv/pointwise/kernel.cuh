@@ -7,14 +7,15 @@
  * are contiguous in memory, and cp.async loads the next tiles meanwhile. For each group of filters a warp multiplies its 32 windows and stores the
  * accumulators from registers.
  *
- * Both k and the filters may be permuted. A lane has 16 bytes of neighbouring channels of a window and of a filter, which are its words of two
- * instructions; no word is exchanged. The filters of a group are assigned to the columns of its instructions such that a lane has 16 bytes of
- * neighbouring results, and four lanes have 64.
+ * Filters are the rows of an instruction and windows its columns, and k, filters and windows are permuted, so that no word changes lanes: a lane loads 16
+ * bytes of neighbouring channels of a window, its words of two instructions, and its accumulators of a window are RUN neighbouring results. Eight lanes
+ * store the 128 bytes (or 64) of a group's results of a window, a warp those of four neighbouring windows.
  *
- * Buffers: [window][16 bytes of channels], where the halves of 128 bytes are exchanged in every second row if rows are multiples of 128 bytes, so that
- * the lanes that load together read different banks. Filters lie in the order in which lanes load them.
+ * Filters lie in shared memory in the order in which lanes load them, two filters interleaved as the instruction's registers are. A tile lies there as in
+ * memory, but that bit 6 of an address is exclusive-or'ed with a higher bit, so that lanes that load together, from windows w and w + 4, read different
+ * banks.
  *
- * Worked number: 24 -> 144 channels at 56 x 56, batch 32, f16: 3,136 tiles of 1,536 bytes that become 9,216; in a tile 5 groups of 16 mma.sync. */
+ * Worked number: 24 -> 144 channels at 56 x 56, batch 32, f16: 3,136 tiles of 1,536 bytes that become 9,216; in a tile 3 groups of 32 mma.sync. */
 #ifndef PYSIM_CUDA_CONV_POINTWISE_KERNEL_CUH
 #define PYSIM_CUDA_CONV_POINTWISE_KERNEL_CUH
 #include "conv/pointwise/tiles.h"
@@ -29,210 +30,251 @@ namespace pointwise {
 struct Pointwise {
     Conv c;
     Tiling t;
-    int row;           /* bytes of a window's channels */
-    int swap;          /* in every second row of a buffer the number of a vector is exclusive-or'ed with it */
-    int at_once;       /* windows that a warp copies by one instruction */
-    Divisor by_row;    /* vectors of a window */
+    int row; /* bytes of a window's channels */
+    int mask, shift;
     Divisor by_part, by_k;
+    __device__ int swizzled(int at) const { return at ^ (at >> shift & mask); }
 };
 
-template <class T> struct Of {
-    enum { FILTERS = BLOCK_BYTES / sizeof(T), TILES = FILTERS / 8, RUN = VECTOR / sizeof(T) /* results of a lane in a row */ };
+/* A group of filters: RUN neighbouring results of a window for each of eight lanes. Row r of instruction i along the filters is filter r RUN + 2 i, row
+ * r + 8 the next filter. */
+template <class T, int RUN> struct Group {
+    enum { TILES = RUN / 2, PIECES = WINDOWS / 8, FILTERS = 8 * RUN, BYTES = FILTERS * BLOCK_BYTES /* of a block of channels */ };
+    enum { ROWS = 2 * PIECES /* windows of a lane */ };
+    using Sum = float[TILES][PIECES][4];
+
+    /* Columns 2 t and 2 t + 1 of an instruction, which lane t has, are windows t and t + 4. */
+    __device__ static int window_of_column(int column) { return column / 2 + column % 2 * 4; }
+    __device__ static int window(int i) { return i / 2 * 8 + i % 2 * 4; }
+    __device__ static float result(const Sum &sum, int i, int e) { return sum[e / 2][i / 2][e % 2 * 2 + i % 2]; }
 };
 
-/* Loads a block's filters, [group][block of k][tile of eight][lane], zeros beyond the last filter and channel. */
-template <class T> __device__ inline void load_filters(const Pointwise &g, int part, char *to) {
-    enum { FILTERS = Of<T>::FILTERS, TILES = Of<T>::TILES, RUN = Of<T>::RUN };
-    for (int i = (int)threadIdx.x; i < g.t.filters / VECTOR; i += (int)blockDim.x) {
-        int block;
-        const int lane = i % 32, tile = i / 32 % TILES, group = g.by_k.of(i / 32 / TILES, block), column = lane / 4;
-        const int filter = (part * g.t.groups + group) * FILTERS + column / 2 * RUN + tile * 2 + column % 2;
-        const int at = block * BLOCK_BYTES + lane % 4 * VECTOR;
-        const bool exists = filter < g.c.filters && at < g.row;
-        copy_async<VECTOR>(to + i * VECTOR, (const char *)g.c.weights + (exists ? (int64_t)filter * g.row + at : 0), exists ? VECTOR : 0);
-    }
-}
-
-/* A warp's buffers, and the vector that a lane copies of every `at_once`-th window from `begin` on. */
-struct Buffers {
-    const Pointwise &g;
-    char *const first;
-    const int lane;
-    int begin, vector;
-
-    __device__ Buffers(const Pointwise &of, char *at, int of_lane) : g(of), first(at), lane(of_lane) {
-        begin = g.by_row.of(lane, vector);
-        if (begin >= g.at_once) begin = WINDOWS; /* no vector */
-    }
-    __device__ int pitch() const { return g.t.blocks_k * BLOCK_BYTES; }
-    /* Zeros the channels beyond the last, which no copy writes. */
-    __device__ void clear() const {
-        for (int i = lane; i < g.t.stages * WINDOWS; i += 32)
-            for (int at = g.row / VECTOR; at < g.t.blocks_k * 4; at++) *(uint4 *)(first + i * pitch() + (at ^ (i % 2 ? g.swap : 0)) * VECTOR) = uint4{};
-    }
-    /* Starts the copies of a tile; windows beyond the last are the last. */
-    __device__ void load(int tile, int stage) const {
-        const char *const from = (const char *)g.c.in + (int64_t)tile * WINDOWS * g.row + vector * VECTOR;
-        char *const to = first + stage * g.t.stage;
-        const int last = g.c.windows - 1 - tile * WINDOWS, even = vector * VECTOR, odd = (vector ^ g.swap) * VECTOR;
-#pragma unroll 4
-        for (int window = begin; window < WINDOWS; window += g.at_once)
-            copy_async<VECTOR>(to + window * pitch() + (window % 2 ? odd : even), from + min(window, last) * g.row, VECTOR);
-    }
-};
-
-template <class T> __device__ inline uint4 operand(const char *at) {
-    uint4 words = *(const uint4 *)at;
+template <class T> __device__ inline uint4 rounded(uint4 words) {
     if constexpr (sizeof(T) == 4) words = {round_tf32(words.x), round_tf32(words.y), round_tf32(words.z), round_tf32(words.w)};
     return words;
 }
 
-/* sum[16 windows][tile] = the products of a warp's windows and a group of filters */
-template <class T> __device__ inline void multiply(const Pointwise &g, const Buffers &in, int stage, const char *filters, float (&sum)[2][Of<T>::TILES][4]) {
-    enum { TILES = Of<T>::TILES };
-    const int row = in.lane / 4, down = 8 * in.pitch(), odd = row % 2 ? g.swap / 4 : 0; /* in odd rows two blocks are exchanged */
-    const char *const windows = in.first + stage * g.t.stage + row * in.pitch() + in.lane % 4 * VECTOR;
-    filters += in.lane * VECTOR;
+/* Loads a block's filters, [group][block of channels][filter of a lane][lane], zeros beyond the last filter and channel. A thread loads pairs of filters,
+ * which prepare_filters interleaves. */
+template <class T, int RUN> __device__ inline void load_filters(const Pointwise &g, int part, char *to) {
+    using G = Group<T, RUN>;
+    for (int i = (int)threadIdx.x; i < g.t.filters / VECTOR / 2; i += (int)blockDim.x) {
+        int block;
+        const int lane = i % 32, group = g.by_k.of(i / (G::BYTES / VECTOR / 2), block), at = block * BLOCK_BYTES + lane % 4 * VECTOR;
+        const int first = (part * g.t.groups + group) * G::FILTERS + lane / 4 * RUN + i / 32 % G::TILES * 2;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const bool exists = first + j < g.c.filters && at < g.row;
+            const char *const from = (const char *)g.c.weights + (exists ? (int64_t)(first + j) * g.row + at : 0);
+            copy_async<VECTOR>(to + (i / 32 * 64 + j * 32 + lane) * VECTOR, from, exists ? VECTOR : 0);
+        }
+    }
+}
+/* Puts the pairs that this thread loaded into the order of an instruction's registers, once for all tiles, and rounds TF32. */
+template <class T> __device__ inline void prepare_filters(const Pointwise &g, char *filters) {
+    for (int i = (int)threadIdx.x; i < g.t.filters / VECTOR / 2; i += (int)blockDim.x) {
+        uint4 *const at = (uint4 *)filters + i / 32 * 64 + i % 32;
+        const uint4 even = rounded<T>(at[0]), odd = rounded<T>(at[32]);
+        at[0] = {even.x, odd.x, even.y, odd.y}, at[32] = {even.z, odd.z, even.w, odd.w};
+    }
+}
+
+/* Starts a warp's copies of a tile. */
+__device__ inline void load_windows(const Pointwise &g, int tile, char *to, int lane) {
+    const int bytes = min((int)WINDOWS, g.c.windows - tile * WINDOWS) * g.row;
+    const char *from = (const char *)g.c.in + (int64_t)tile * WINDOWS * g.row + lane * VECTOR;
+#pragma unroll 4
+    for (int at = lane * VECTOR; at < bytes; at += 32 * VECTOR, from += 32 * VECTOR) copy_async<VECTOR>(to + g.swizzled(at), from, VECTOR);
+}
+
+/* sum = the products of a group of filters and a warp's windows */
+template <class T, int RUN>
+__device__ inline void multiply(const Pointwise &g, const char *filters, const char *windows, const char *zeros, int lane, typename Group<T, RUN>::Sum &sum) {
+    using G = Group<T, RUN>;
+    filters += lane * VECTOR;
+    int channel = lane % 4 * VECTOR;
+    const int row = G::window_of_column(lane / 4) * g.row;
 #pragma unroll 1
-    for (int k = 0; k < g.t.blocks_k; k++, filters += TILES * 32 * VECTOR) {
-        const char *const block = windows + (k ^ odd) * BLOCK_BYTES;
-        uint4 left[2][2];
+    for (int k = 0; k < g.t.blocks_k; k++, filters += G::BYTES, channel += BLOCK_BYTES) {
+        const bool exists = channel < g.row;
+        const char *const at = exists ? windows + g.swizzled(row + channel) : zeros;
+        const int down = exists ? 8 * g.row : 0;
+        uint4 window[G::PIECES];
 #pragma unroll
-        for (int i = 0; i < 4; i++) left[i / 2][i % 2] = operand<T>(block + i * down);
+        for (int i = 0; i < G::PIECES; i++) window[i] = rounded<T>(*(const uint4 *)(at + i * down));
 #pragma unroll
-        for (int j = 0; j < TILES; j++) {
-            const uint4 right = operand<T>(filters + j * 32 * VECTOR);
-            const unsigned first[2] = {right.x, right.y}, second[2] = {right.z, right.w};
+        for (int j = 0; j < 2 * G::TILES; j++) {
+            const uint4 filter = *(const uint4 *)(filters + j * 32 * VECTOR);
+            const unsigned left[4] = {filter.x, filter.y, filter.z, filter.w};
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const unsigned a[4] = {left[i][0].x, left[i][1].x, left[i][0].y, left[i][1].y}, b[4] = {left[i][0].z, left[i][1].z, left[i][0].w, left[i][1].w};
-                mma(sum[i][j], a, first, T());
-                mma(sum[i][j], b, second, T());
+            for (int i = 0; i < G::PIECES; i++) {
+                const unsigned right[2] = {j % 2 ? window[i].z : window[i].x, j % 2 ? window[i].w : window[i].y};
+                mma(sum[j / 2][i], left, right, T());
             }
         }
     }
 }
 
-/* The epilogue of a warp: each lane stores 16 bytes (32 of f32 results of a 16-bit type) in four rows. Factors, bias, the addition of C, ReLU and clamp of
- * aligned results have unrolled code, `direct`; all else is a loop. */
-template <class T, class Out> struct Results {
-    enum { TILES = Of<T>::TILES, RUN = Of<T>::RUN };
-    using To = Epilogue<float, Out>;
-    const To to;
-    const Function function;
+/* The epilogue of a warp: each lane stores RUN results of each of its windows. Factors, bias, the addition of C, ReLU and clamp of aligned results have
+ * unrolled code, `direct`; all else is a loop. What an epilogue computes with is loaded where it is used: registers are few. */
+template <class T, class Out, int RUN, bool PLAIN> struct Results {
+    using G = Group<T, RUN>;
+    using Vector = Pack<Out, RUN>;
+    enum { BYTES = alignof(Vector) /* of a store */, AT_ONCE = PLAIN ? 4 : 2 /* windows */ };
+    using Rows = float[AT_ONCE][RUN];
+    using To = Epilogue<float, Out, false>;
+    const Problem &p;
     const bool direct;
-    __device__ explicit Results(const Problem &p)
-        : to(p), function(function_of(p.activation)), direct(!is_smooth(function) && to.aligned % VECTOR == 0) {}
+    __device__ explicit Results(const Problem &of)
+        : p(of), direct(PLAIN || (!is_smooth(function_of(p.activation)) && To(p).aligned % BYTES == 0)) {}
 
-    __device__ void store(int window, int filter, const float (&sum)[2][TILES][4]) const {
-        float rows[4][RUN];
+    __device__ void store(int window, int filter, const typename G::Sum &sum) const {
+        if (!direct) return store_slowly(window, filter, sum);
+        if (filter >= p.n) return;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int first = 0; first < G::ROWS; first += AT_ONCE) {
+            Rows rows;
 #pragma unroll
-            for (int e = 0; e < RUN; e++) rows[i][e] = sum[i / 2][e / 2][i % 2 * 2 + e % 2];
-        if (direct) return store_direct(window, filter, rows);
-#pragma unroll 1
-        for (int i = 0; i < 4; i++) { /* registers have no run-time index, so it shifts the rows */
-            to.store(window + i * 8, filter, rows[0]);
+            for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll
-            for (int j = 0; j < 3; j++)
+                for (int e = 0; e < RUN; e++) rows[i][e] = G::result(sum, first + i, e);
+            const int pitch = (int)p.ldc, begin = window + G::window(first), rest = p.m - begin; /* an output has fewer than 2^31 elements */
+            Out *const to = (Out *)p.c + (begin * pitch + filter);
+            if constexpr (!PLAIN) finish(to, filter, rest, rows);
 #pragma unroll
-                for (int e = 0; e < RUN; e++) rows[j][e] = rows[j + 1][e];
+            for (int i = 0; i < AT_ONCE; i++) {
+                Vector result;
+#pragma unroll
+                for (int e = 0; e < RUN; e++) result.value[e] = Out(rows[i][e]);
+                using Stored = typename Word<BYTES>::type;
+#pragma unroll
+                for (int v = 0; v < (int)(sizeof(Vector) / BYTES); v++)
+                    Access<BYTES>::store((Stored *)(to + G::window(i) * pitch) + v, ((const Stored *)&result)[v], G::window(i) < rest);
+            }
         }
     }
 
   private:
-    __device__ void store_direct(int window, int filter, float (&rows)[4][RUN]) const {
-        if (filter >= to.n) return;
-        using Vector = Pack<Out, RUN>;
-        const int pitch = (int)to.ldc, first = window * pitch + filter; /* an output has fewer than 2^31 elements */
-        if (!to.plain) {
-            Vector old[4]; /* loaded together, before their use */
+    __device__ void finish(const Out *old_results, int filter, int rest, Rows &rows) const {
+        const To to(p);
+        const Function function = function_of(p.activation);
+        Vector old[AT_ONCE]; /* loaded together, before their use */
+        if (to.beta != 0)
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) old[i] = G::window(i) < rest ? *(const Vector *)(old_results + G::window(i) * (int)p.ldc) : Vector{};
+        float factor[RUN], shift[RUN];
+#pragma unroll
+        for (int e = 0; e < RUN; e++) factor[e] = to.scale ? to.alpha * to.scale[filter + e] : to.alpha, shift[e] = to.bias ? float(to.bias[filter + e]) : 0.f;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+#pragma unroll
+            for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(rows[i][e], factor[e], shift[e]);
             if (to.beta != 0)
 #pragma unroll
-                for (int i = 0; i < 4; i++) old[i] = window + i * 8 < to.m ? *(const Vector *)(to.c + (first + i * 8 * pitch)) : Vector{};
-            float factor[RUN], shift[RUN];
-#pragma unroll
-            for (int e = 0; e < RUN; e++) factor[e] = to.scale ? to.alpha * to.scale[filter + e] : to.alpha, shift[e] = to.bias ? float(to.bias[filter + e]) : 0.f;
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-#pragma unroll
-                for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(rows[i][e], factor[e], shift[e]);
-                if (to.beta != 0)
-#pragma unroll
-                    for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(to.beta, float(old[i].value[e]), rows[i][e]);
-                bound(function, rows[i], to.low, to.high);
-            }
+                for (int e = 0; e < RUN; e++) rows[i][e] = fmaf(to.beta, float(old[i].value[e]), rows[i][e]);
+            bound(function, rows[i], to.low, to.high);
         }
+    }
+    __device__ void store_slowly(int window, int filter, const typename G::Sum &sum) const {
+        const Epilogue<float, Out> to(p);
+        float rows[G::ROWS][RUN];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            Vector result;
+        for (int i = 0; i < G::ROWS; i++)
 #pragma unroll
-            for (int e = 0; e < RUN; e++) result.value[e] = Out(rows[i][e]);
-            if (window + i * 8 < to.m) *(Vector *)(to.c + (first + i * 8 * pitch)) = result;
+            for (int e = 0; e < RUN; e++) rows[i][e] = G::result(sum, i, e);
+#pragma unroll 1
+        for (int i = 0; i < G::ROWS; i++) { /* registers have no run-time index, so it shifts the rows */
+            to.store(window + G::window(i), filter, rows[0]);
+#pragma unroll
+            for (int j = 0; j < G::ROWS - 1; j++)
+#pragma unroll
+                for (int e = 0; e < RUN; e++) rows[j][e] = rows[j + 1][e];
         }
     }
 };
 
-template <class T, class Out> __device__ inline void stream(const Pointwise &g, int part, int worker, char *shared) {
-    enum { FILTERS = Of<T>::FILTERS, TILES = Of<T>::TILES, RUN = Of<T>::RUN };
+template <class T, class Out, int RUN, bool PLAIN> __device__ inline void stream(const Pointwise &g, int part, int worker, char *shared) {
+    using G = Group<T, RUN>;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, step = g.t.workers * g.t.warps, ahead = g.t.stages - 1;
-    const int begin = part * g.t.groups, groups = min(g.t.groups, ceil_div(g.c.filters, (int)FILTERS) - begin);
-    const Buffers in(g, shared + g.t.filters + warp * g.t.stages * g.t.stage, lane);
-    Problem p = g.c.product;
-    p.c = g.c.out, p.m = g.c.windows, p.n = g.c.filters;
-    const Results<T, Out> out(p);
+    const int begin = part * g.t.groups, groups = min(g.t.groups, ceil_div(g.c.filters, (int)G::FILTERS) - begin);
+    char *const zeros = shared + g.t.filters, *const buffers = zeros + ZEROS + warp * g.t.stages * g.t.stage;
+    const Results<T, Out, RUN, PLAIN> out(g.c.product);
     int tile = worker * g.t.warps + warp, stage = 0;
-    for (int i = 0; i < ahead; i++) {
-        if (tile + i * step < g.t.tiles) in.load(tile + i * step, i);
+    const auto load = [&](int i) { /* tile number i of this warp after `tile` */
+        const int next = tile + i * step, to = stage + i;
+        if (next < g.t.tiles) load_windows(g, next, buffers + (to > ahead ? to - ahead - 1 : to) * g.t.stage, lane);
         commit_async();
-    }
-    in.clear();
-    const auto wait = [&] { /* for the oldest of `ahead` groups of copies */
-        if (ahead == 3) wait_async<2>();
+    };
+    load_filters<T, RUN>(g, part, shared);
+    load(0);
+    if (threadIdx.x < ZEROS / VECTOR) ((uint4 *)zeros)[threadIdx.x] = uint4{};
+    wait_async<0>();
+    prepare_filters<T>(g, shared);
+    __syncthreads();
+    for (int i = 1; i < ahead; i++) load(i); /* not before: the first tiles of all warps arrive first */
+    for (; tile < g.t.tiles; tile += step) {
+        if (ahead == 3) wait_async<2>(); /* for the oldest of `ahead` groups of copies */
         else if (ahead == 2) wait_async<1>();
         else wait_async<0>();
-    };
-    wait();
-    __syncthreads(); /* the filters, which belong to every thread's first group */
-    for (; tile < g.t.tiles; tile += step) {
-        wait();
         __syncwarp(); /* and the buffer that is loaded next has been read */
-        if (tile + ahead * step < g.t.tiles) in.load(tile + ahead * step, stage ? stage - 1 : ahead);
-        commit_async();
+        load(ahead);
 #pragma unroll 1
         for (int group = 0; group < groups; group++) {
-            float sum[2][TILES][4] = {};
-            multiply<T>(g, in, stage, shared + group * TILES * g.t.blocks_k * 32 * VECTOR, sum);
-            out.store(tile * WINDOWS + lane / 4, (begin + group) * FILTERS + lane % 4 * RUN, sum);
+            typename G::Sum sum = {};
+            multiply<T, RUN>(g, shared + group * g.t.blocks_k * G::BYTES, buffers + stage * g.t.stage, zeros, lane, sum);
+            out.store(tile * WINDOWS + lane % 4, (begin + group) * G::FILTERS + lane / 4 * RUN, sum);
         }
         stage = stage == ahead ? 0 : stage + 1;
     }
     wait_async<0>();
 }
 
-template <class T> __global__ void __launch_bounds__(MAX_WARPS * 32, BLOCKS) pointwise_kernel(const __grid_constant__ Pointwise g) {
+template <class T, int RUN> __global__ void __launch_bounds__(MAX_WARPS * 32, 1) pointwise_kernel(const __grid_constant__ Pointwise g) {
     if constexpr (CODE_CAPABILITY >= 80) {
         PYSIM_DYNAMIC_SHARED(shared);
         int part;
         const int worker = g.by_part.of((int)blockIdx.x, part);
-        load_filters<T>(g, part, shared);
-        if (sizeof(T) == 2 && g.c.product.c_dtype != PYSIM_F32) stream<T, T>(g, part, worker, shared);
-        else stream<T, float>(g, part, worker, shared);
+        const auto run = [&](auto out) {
+            using Out = decltype(out);
+            const Epilogue<float, Out, false> to(g.c.product);
+            if (to.plain && to.aligned % VECTOR == 0) stream<T, Out, RUN, true>(g, part, worker, shared);
+            else stream<T, Out, RUN, false>(g, part, worker, shared);
+        };
+        if (sizeof(T) == 2 && g.c.product.c_dtype != PYSIM_F32) run(T());
+        else run(float());
     }
+}
+
+template <class T> auto kernel_of(const Tiling &t) {
+    enum { RUN = VECTOR / sizeof(T) };
+    return t.run == RUN ? pointwise_kernel<T, RUN> : pointwise_kernel<T, RUN / 2>;
+}
+
+/* The tiling on the current device. */
+inline pysim_status tiling_here(const Conv &c, int sms, Tiling *out) {
+    int device, held;
+    pysim_status status = check(cudaGetDevice(&device), "the current device");
+    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&held, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "its shared memory");
+    if (status != PYSIM_OK) return status;
+    *out = tiling_of(c, sms, std::min<int>(held, limit::GROUPED_HELD));
+    return out->shared ? PYSIM_OK : fail(PYSIM_UNSUPPORTED, "a pointwise convolution: filters and the windows of four warps exceed the device's shared memory");
 }
 
 template <class T> pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
     if (((uintptr_t)c.in | (uintptr_t)c.weights) % VECTOR) return fail(PYSIM_UNSUPPORTED, "a pointwise convolution copies by 16 bytes; input and filters must begin at a multiple of them");
     Pointwise g = {};
-    g.c = c, g.t = tiling_of(c, sms), g.row = c.channels * (int)sizeof(T), g.swap = g.t.blocks_k % 2 ? 0 : 4;
-    g.at_once = 32 * VECTOR / g.row;
-    g.by_row = Divisor((unsigned)(g.row / VECTOR)), g.by_part = Divisor((unsigned)g.t.parts), g.by_k = Divisor((unsigned)g.t.blocks_k);
-    return check(start(pointwise_kernel<T>, g, g.t.workers * g.t.parts, g.t.warps * 32, g.t.shared, stream), "a pointwise convolution");
+    if (const pysim_status status = tiling_here(c, sms, &g.t)) return status;
+    g.c = c, g.row = c.channels * (int)sizeof(T);
+    g.c.product.c = c.out, g.c.product.m = c.windows, g.c.product.n = c.filters;
+    /* 4 row bytes are between the windows of lanes that load together: an odd multiple of 64, or one whose lowest bit is 6 + shift */
+    for (int distance = 4 * g.row / BLOCK_BYTES; distance % 2 == 0; distance /= 2) g.mask = BLOCK_BYTES, g.shift++;
+    g.by_part = Divisor((unsigned)g.t.parts), g.by_k = Divisor((unsigned)g.t.blocks_k);
+    return check(start(kernel_of<T>(g.t), g, g.t.workers * g.t.parts, g.t.warps * 32, g.t.shared, stream), "a pointwise convolution");
 }
 template <class T> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
-    const Tiling t = tiling_of(c, 1);
-    return attributes_of(pointwise_kernel<T>, t.warps * 32, t.shared, out);
+    Tiling t;
+    if (tiling_here(c, 1, &t) != PYSIM_OK) return cudaErrorInvalidConfiguration;
+    return attributes_of(kernel_of<T>(t), t.warps * 32, t.shared, out);
 }
 }
 }
