@@ -259,7 +259,7 @@ def product(
     """Columns of a product by tiles, without layout conversions; the work of a k-iteration; the family whose constants apply. Every row of
     tiles requests all of B once. `a_in_registers`: a warpgroup reads A from registers."""
     size = problem.element_bytes
-    ragged = tuple(pitch * size % VECTOR_BYTES != 0 for pitch in pitches(problem))
+    ragged = tuple(mainloop.loads_of_element(tiles, pitch * size) for pitch in pitches(problem))
     work = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged, a_in_registers)
     of_kernel, family = _of_kernel(gpu, tiles, families, attributes, work, efficiency)
     result = GPU_RESULT_BYTES[problem.dtype]

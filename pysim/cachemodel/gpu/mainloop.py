@@ -27,6 +27,7 @@ from pysim.registry.cuda import WARP, Attributes, Tiles
 
 LINE_BYTES = 128
 VECTOR_BYTES = 16
+WORD_BYTES = 4
 INSTRUCTION_BYTES = 32  # along k, of a tensor-core instruction
 # Operands whose rows are no whole vectors: instructions of an element loaded on its own (compare, address, load, or zero); of one that
 # adjacent lanes load side by side, beyond its part of a vector's (3 in all: load, store, part of an address); lines that such a load
@@ -104,11 +105,11 @@ def work(
     tiles: Tiles,
     trans_a: bool = False,
     trans_b: bool = False,
-    ragged: tuple[bool, ...] = (False, False),
+    ragged: tuple[float, ...] = (0, 0),
     a_in_registers: bool = False,
 ) -> Work:
-    """A k-iteration of a product. `ragged` (A, B): rows are no whole vectors, and threads load element by element; `a_in_registers`: a
-    warpgroup reads A from registers."""
+    """A k-iteration of a product. `ragged` (A, B): loads of an element where rows are no whole vectors (`loads_of_element`), else 0;
+    `a_in_registers`: a warpgroup reads A from registers."""
     size, products = SIZES[tiles.dtype], tiles.rows * tiles.columns * tiles.depth
     arithmetic = products * tiles.products / gpu.fma_per_cycle[pipe_of(gpu, tiles.pipe) or ""].value
     stage = stage_bytes(tiles)
@@ -138,7 +139,16 @@ def work(
     return Work(arithmetic, shared, (issued + 2 * loads + copies) / gpu.schedulers_per_sm.value)
 
 
-def _ragged_loads(tiles: Tiles, trans_a: bool, trans_b: bool, ragged: tuple[bool, ...]) -> tuple[float, float]:
+def loads_of_element(tiles: Tiles, pitch: int) -> float:
+    """Loads of an element of rows `pitch` bytes apart that are no whole vectors, else 0. Tensor-core kernels copy rows of whole words by
+    words (native/cuda/mainloop/tensor/pipeline.cuh)."""
+    size = SIZES[tiles.dtype]
+    if pitch % VECTOR_BYTES == 0:
+        return 0
+    return size / WORD_BYTES if tiles.tensor and size < WORD_BYTES and pitch % WORD_BYTES == 0 else 1
+
+
+def _ragged_loads(tiles: Tiles, trans_a: bool, trans_b: bool, ragged: tuple[float, ...]) -> tuple[float, float]:
     """Instructions and wavefronts that element-by-element loads take beyond those of vectors. Warpgroups' operands come by TMA, aligned."""
     if tiles.by_warpgroups:
         return 0.0, 0.0
