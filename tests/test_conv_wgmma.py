@@ -155,14 +155,14 @@ def test_what_is_refused_and_the_workspace_are_the_librarys():
 
 
 def test_parts_of_a_deep_layer_s_tiles_are_reduced_in_clusters_and_need_no_workspace():
-    """k = 4608 and 16 tiles of 128 x 128 on 132 SMs; nine parts are more than a cluster has room for."""
+    """k = 4608 and 16 tiles of 128 x 128 on 132 SMs; seventeen parts are more than a cluster has room for."""
     w = conv("conv:mb8ic512ih7oc512kh3ph1")
     best = planner.plan(w, H200, layout="nhwc")
     assert isinstance(best.schedule, GpuSchedule)
     assert (best.algorithm, best.schedule.decomposition, best.workspace_bytes) == ("wgmma", "split_k", 0)
-    assert 2 <= best.schedule.splits <= 8
-    assert ROW.reduces_in_cluster == 8
-    near, far = (GpuSchedule(ROW.name, "split_k", splits, False, 1) for splits in (8, 9))
+    assert 2 <= best.schedule.splits <= 16
+    assert ROW.reduces_in_cluster == 16
+    near, far = (GpuSchedule(ROW.name, "split_k", splits, False, 1) for splits in (16, 17))
     assert ALGORITHM.workspace_bytes(w, near, "nhwc") == 0 < ALGORITHM.workspace_bytes(w, far, "nhwc")
     columns = Wgmma(ROW, w, "nhwc").variant(H200, {}).columns
     assert columns is not None
