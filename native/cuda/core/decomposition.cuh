@@ -73,7 +73,7 @@ struct Grid {
     }
 
   private:
-    /* Tile `within` of a band of `width` tiles, `down` it. */
+    /* Row and column of tile number `within` of a band `width` tiles wide; `down` = within / width. */
     __device__ static void place(const Problem &p, int within, int band, int width, int down, int &i, int &j) {
         const int across = band * p.group + within - down * width;
         i = p.along_n ? across : down;
@@ -88,7 +88,7 @@ class Work {
     const Problem &p;
     const Grid grid;
 
-    /* The next tile but for its row and column. Stream-K: */
+    /* Sets the next tile of stream-K, but not its row and column. */
     __device__ bool next_range(Tile &t) {
         while (at >= stop) { /* with fewer blocks than ranges, a block takes several ranges */
             item += blocks;
@@ -105,7 +105,7 @@ class Work {
         at = origin + t.end;
         return true;
     }
-    /* Otherwise: part_of(item, tile) divides by the number of tiles. */
+    /* The same for the other decompositions. part_of(item, tile) divides an item by the number of tiles: returns its part, and sets its tile. */
     template <class PartOf> __device__ bool next_item(Tile &t, PartOf part_of) {
         if (item >= grid.items(p)) return false;
         t.parts = p.kind == PYSIM_SPLIT_K ? p.splits : 1;
@@ -187,7 +187,7 @@ class PlacedWork : public Work {
     __device__ bool next(Tile &t) { return p.placed ? next_placed(t) : Work::next(t); }
 };
 
-/* The same, without divisions. */
+/* The same, by the divisors of a raster instead of divisions. */
 class RasterWork : public PlacedWork {
     const Raster &raster;
 

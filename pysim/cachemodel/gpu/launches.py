@@ -221,7 +221,7 @@ def columns_of(some: Sequence[Columns]) -> Columns:
 
 def best_rasterisations(table: Table, cycles: Array, gpc_bytes: Array) -> Array:
     """One row of each (variant, decomposition, splits), in the table's order: the fewest cycles, then the fewest bytes that GPCs request,
-    then the first. Launches with equal predictions differ by up to 6 % on an H100 by what their GPCs request (docs/gpu.md)."""
+    then the first. Launches with equal predictions differ by up to 12 % on an H100 by what their GPCs request (docs/gpu.md)."""
     if not len(cycles):
         return np.empty(0, int)
     launch = np.stack(table[:3])

@@ -141,7 +141,7 @@ template <class S> struct Place {
     __device__ int block(int m, int n) const { return part * S::BLOCKS + m * S::CLUSTER_N + n; }
 };
 
-/* What the host computes for all blocks of a launch: divisions on the device delayed each tile. */
+/* What the host computes once for all blocks of a launch, because divisions on the device delayed each tile. */
 struct Precomputed {
     Grid grid;
     StoreTerms store;
