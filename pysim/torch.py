@@ -4,17 +4,18 @@
     model = torch.compile(model, backend="pysim")
     model = pysim.torch.optimize(model); print(pysim.torch.report(model))
 
-Results are PyTorch's to within the rounding of the type; BatchNorm and activations are fused into convolutions and products. Training,
-gradients and `torch.export` use PyTorch's own operators, bit for bit, and so do layers for which those are expected to be faster.
-Everything runs on the current stream with memory from PyTorch's allocator, and can be captured in a CUDA graph after a warm-up call.
+Graphs are captured by torch.compile: parameters and buffers are their inputs, what a model does to its own state or draws at random is part of
+them, and guards tell when Python state has changed. Code that cannot be captured runs as it is, between graphs. Results are PyTorch's to within
+the rounding of the type; BatchNorm and activations are fused into convolutions and products. Training, gradients and `torch.export` use PyTorch's
+own operators, bit for bit, and so do tensors that are not plain and layers for which those are expected to be faster. Everything runs on the
+current stream with memory from PyTorch's allocator, and can be captured in a CUDA graph after a warm-up call.
 """
 
-import copy
-import inspect
-import sys
-from collections.abc import Iterable
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any, Literal, cast
+from weakref import WeakSet
 
 from pysim.arguments import word
 from pysim.errors import MissingError, OperandError, quoted
@@ -22,35 +23,38 @@ from pysim.errors import MissingError, OperandError, quoted
 try:
     import torch
     from torch import fx
-    from torch.utils import _pytree
 except ImportError:
     raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
 
-from pysim.frontends.torch import Tracer, count_trainings, rewrite
+from torch._dynamo.exc import TorchDynamoException
+from torch.nn.modules import module as torch_module
+
+from pysim.frontends.torch import count_trainings, rewrite
+from pysim.models.torch_fingerprint import WatchedTensors
 from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
 from pysim.models.torch_precision import MODEL_ACCURACIES, ModelAccuracy
-from pysim.models.torch_state import TrainedNorms
+from pysim.models.torch_report import Report
+from pysim.models.torch_state import TrainedNorms, count_writes, forget_all, is_plain, is_traced
 
-__all__ = ["Decision", "backend", "optimize", "report"]
+__all__ = ["Decision", "Report", "backend", "optimize", "refresh", "report"]
+
+CudaGraph = bool | Literal["caller"]
 
 
-def backend(module: fx.GraphModule, example_inputs: Any, options: dict[str, Any] | None = None) -> Any:
+def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
     """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. `options={"accuracy": ...}` as in
     `optimize`."""
     rest = dict(options or {})
     accuracy = _checked(rest.pop("accuracy", "strict"))
     if rest:
         raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has accuracy")
-    count_trainings(module)
-    if torch.is_grad_enabled() and any(getattr(one, "requires_grad", False) for one in example_inputs):
-        return module.forward
-    forward = rewrite(module, accuracy)[0].forward
-    return lambda *inputs: _in_pytorchs_layout(inputs, forward(*inputs))
+    return _compiled(module, example_inputs, accuracy, False, _GRAPHS.add)
 
 
-def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: bool | Literal["caller"] = False) -> torch.nn.Module:
-    """A module of the same class that shares the model's parameters, buffers and submodules, and computes the same faster in inference.
+def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False) -> torch.nn.Module:
+    """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes the
+    same faster in inference. The model itself is not touched.
 
     `accuracy`: "strict" (no layer has a larger stated error than a direct sum in its type), "standard" (any plan) or "ieee" (only
     multiply-adds of the type), as in `pysim.plan`; or "tf32": "strict" with TF32 allowed. On a GPU the types are those that PyTorch would
@@ -60,10 +64,9 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     time is PyTorch's host time; each kind of input then has its own memory for the values between layers. "caller": the caller captures the
     calls, so layers are chosen without counting host time.
 
-    `state_dict`, training and gradients are the model's own. Changed weights take effect, except writes through `.data`, which PyTorch does
-    not count: call `optimize` again after these. Arguments whose default is None, a bool or a text are traced as that default: calls that
-    give another value run by PyTorch, and so do all calls after a module was replaced or got a hook. OperandError for a model that torch.fx
-    cannot trace: torch.compile(model, backend="pysim") can."""
+    Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.models.torch_fingerprint` says
+    what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not support, runs
+    by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
@@ -71,122 +74,197 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     accuracy = _checked(accuracy)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
         raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
-    model = model.__dict__["_pysim_given"][0] if isinstance(model, _Optimized) else model
-    kind, left_out = type(model), _left_out(model)
-    if "parametrizations" in model._modules:  # of torch.nn.utils.parametrize
-        raise OperandError(f'{kind.__name__} computes its parameters, so it cannot be copied; use torch.compile(model, backend="pysim")')
-    optimized = copy.copy(model)
-    optimized.__class__ = type(kind.__name__, (_Optimized, kind), {"__module__": kind.__module__})
-    module, layers = rewrite(_traced(model, left_out), accuracy, bool(cuda_graph))
-    called = GraphedCalls(module, model) if cuda_graph is True else module
-    calls = _Calls(tuple(optimized.modules()), left_out)
-    optimized.__dict__.update(_pysim=(called, layers), _pysim_calls=calls, _pysim_given=(model, accuracy, cuda_graph))
-    return optimized
+    model = model._pysim.model if isinstance(model, _Optimized) else model
+    kind = type(model)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__slots__": ("_pysim",)}
+    optimized = object.__new__(type(kind.__name__, (_Optimized, kind), names))
+    object.__setattr__(optimized, "__dict__", model.__dict__)
+    object.__setattr__(optimized, "_pysim", _Calls(model, accuracy, cuda_graph))
+    return cast("torch.nn.Module", optimized)
+
+
+def report(model: Any) -> Report:
+    """For each layer of a model that was optimized, or compiled with this backend, and for each kind of input so far: whether pysim or PyTorch
+    computes it, and why. Printed, it is a table with a total."""
+    if isinstance(model, _Optimized):
+        calls: _Calls = model._pysim
+        return Report(calls.graphs, calls.refusal and Decision(type(calls.model).__name__, "", "torch", calls.refusal))
+    compiled = getattr(model, "_orig_mod", None)
+    if compiled is None or not isinstance(compiled, torch.nn.Module):
+        raise OperandError(
+            f'the report is of what pysim.torch.optimize or torch.compile(model, backend="pysim") returned, not of a {type(model).__name__}'
+        )
+    own = {id(one) for one in (*compiled.parameters(), *compiled.buffers())}
+    return Report([graph for graph in _GRAPHS if not own.isdisjoint(graph.parameter_ids)])
+
+
+def refresh() -> None:
+    """Everything that was computed from parameters is computed again in the next calls: after writes to a part of a large tensor through `.data`,
+    NumPy or DLPack views or the like, which no sample of it may show."""
+    forget_all()
 
 
 def _checked(accuracy: Any) -> ModelAccuracy:
     return cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
 
 
-def report(model: torch.nn.Module) -> list[Decision]:
-    """For each layer of an optimized model and each kind of input so far: whether pysim or PyTorch computes it, and why."""
-    if not isinstance(model, _Optimized):
-        raise OperandError(f"the report is of what pysim.torch.optimize returned, not of a {type(model).__name__}")
-    layers: list[FusedLayer] = model.__dict__["_pysim"][1]
-    if not model.__dict__["_pysim_calls"].unchanged():
-        reason = "its modules are others, or have other hooks, than when it was optimized: optimize it again"
-        return [Decision(type(model).__name__, "", "torch", reason)]
-    return [decision for layer in layers for decision in layer.decisions]
+# Graphs
 
 
-_TRAINING = attrgetter("training")
+class Graph:
+    """A captured graph as torch.compile calls it: parameters are looked at, then the layers run."""
+
+    def __init__(self, call: Callable[..., Any], layers: list[FusedLayer], parameters: Sequence[int], reason: str = "") -> None:
+        self._call, self.layers, self._parameters, self.reason = call, layers, parameters, reason
+        self._watched: WatchedTensors | None = None
+        self._captured: fx.GraphModule | None = None
+
+    @property
+    def parameter_ids(self) -> set[int]:
+        return {id(one) for one in self._watched.tensors} if self._watched else set()
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._captured is not None:
+            _forget_capture(self._captured, inputs)
+            self._captured = None
+        if self._parameters:
+            parameters = [inputs[at] for at in self._parameters]
+            if self._watched is not None and self._watched.are(parameters):
+                self._watched.look()
+            else:
+                self._watched = WatchedTensors(parameters)
+        return self._call(*inputs)
+
+
+_GRAPHS: WeakSet[Graph] = WeakSet()  # those of torch.compile
+
+
+def _compiled(
+    module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, cuda_graph: CudaGraph, add: Callable[[Graph], None]
+) -> Any:
+    """A captured graph as a callable, which `add` gets."""
+    count_trainings(module)
+    tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
+    reason = ""
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        reason = "gradients flow through it"
+    elif strange := [one for one in tensors if not is_plain(one)]:
+        reason = f"an input is a {type(strange[0]).__name__} of layout {strange[0].layout} on {strange[0].device.type}"
+    if reason:
+        graph = Graph(module.forward, [], (), reason)
+    else:
+        made = rewrite(module, accuracy, bool(cuda_graph))
+        call = made.module.forward
+        if cuda_graph is True and not made.writes_inputs and not made.returns_inputs:
+            static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
+            call = GraphedCalls(call, {*made.parameters, *static})
+        graph = Graph(call, made.layers, made.parameters)
+    graph._captured = module
+    add(graph)
+    return graph
+
+
+def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Frees what the capture left: its fake tensors, their weak references to the model's tensors, and marks on these."""
+    for node in module.graph.nodes:
+        mode = getattr(node.meta.pop("example_value", None), "fake_mode", None)
+        converter = getattr(getattr(mode, "fake_tensor_converter", None), "meta_converter", None)
+        for memo in (getattr(converter, "tensor_memo", None), getattr(getattr(converter, "describer", None), "lookup_tensor", None)):
+            if memo:
+                memo.clear()
+    for one in inputs:
+        if isinstance(one, torch.Tensor):
+            one.__dict__.pop("_dynamo_static_input_type", None)
+
+
+# Optimized models
 
 
 class _Calls:
-    """Whether a call of a model may run what was traced."""
+    """The calls of a model through torch.compile."""
 
-    def __init__(self, modules: tuple[torch.nn.Module, ...], left_out: "_LeftOut") -> None:
-        self._modules, self._left_out = modules, left_out
-        self._homes = [one._modules for one in modules if one._modules]
-        self._children = [dict(home) for home in self._homes]
-        self.trained_norms = TrainedNorms(modules)
-        self._hooks = [hooks for one in modules[1:] for hooks in (one._forward_pre_hooks, one._forward_hooks) if not hooks]
+    def __init__(self, model: torch.nn.Module, accuracy: ModelAccuracy, cuda_graph: CudaGraph) -> None:
+        self.model, self.accuracy, self.cuda_graph = model, accuracy, cuda_graph
+        self.graphs: list[Graph] = []
+        self.refusal = ""  # why all calls run by PyTorch
+        self._hooks: list[dict[int, Any]] = []
+        self._trained_norms = TrainedNorms(())
+        self._compiled = self._compile()
 
-    def unchanged(self) -> bool:
-        """Whether no module was replaced or got a hook."""
-        return self._homes == self._children and not any(self._hooks)
+    def _compile(self) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs)
 
-    def traced(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The named arguments that the trace has under their names."""
-        return {name: value for name, value in kwargs.items() if name not in self._left_out}
+        model = self.model
+        own = FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)  # torch.compile keeps graphs for each code object
+        add = partial(_Calls._add, self)
+        return cast("Callable[..., Any]", torch.compile(own, backend=lambda module, inputs: _compiled(module, inputs, self.accuracy, self.cuda_graph, add)))
+
+    def _add(self, graph: Graph) -> None:
+        """A new graph: modules or hooks may be others than before."""
+        self.graphs.append(graph)
+        modules = [*self.model.modules()]
+        self._hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
+        self._with_hooks = [(hooks, [*hooks]) for hooks in self._hooks if hooks]
+        self._hooks = [hooks for hooks in self._hooks if not hooks]
+        self._trained_norms = TrainedNorms(modules)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._hooks and (any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)):
+            self._compiled, self._hooks, self.graphs = self._compile(), [], []  # torch.compile has no guards for hooks
+        self._trained_norms.look()
+        try:
+            return self._compiled(*args, **kwargs)
+        except TorchDynamoException as error:
+            self.refusal = f"torch.compile cannot capture it: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            return self.model(*args, **kwargs)
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this call is in inference, not traced, and gives only the traced arguments."""
-        if any(map(_TRAINING, self._modules)) or torch.compiler.is_compiling() or torch.jit.is_tracing() or not self.unchanged():
+        """Whether this call is in inference, not traced, and on plain tensors."""
+        if self.refusal or self.model.training or is_traced() or torch._C._len_torch_dispatch_stack() or _has_global_hooks():
             return False
-        given = ((args[at] if at < len(args) else kwargs.get(name, default), default) for name, (at, default) in self._left_out.items())
-        return all(one is default or (isinstance(one, str) and one == default) for one, default in given)
+        given = _leaves((*args, *kwargs.values()))
+        if not all(is_plain(one) for one in given if isinstance(one, torch.Tensor)) or any(isinstance(one, fx.Proxy) for one in given):
+            return False
+        if not torch.is_grad_enabled():
+            return True
+        return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
+
+
+def _has_global_hooks() -> bool:
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
+
+
+def _leaves(values: Sequence[Any]) -> list[Any]:
+    """The values in tuples, lists and dictionaries."""
+    found: list[Any] = []
+    for one in values:
+        if isinstance(one, tuple | list):
+            found += _leaves(one)
+        elif isinstance(one, dict):
+            found += _leaves([*one.values()])
+        else:
+            found.append(one)
+    return found
 
 
 class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """Mixed in before a model's own class, whose forward is used in training, tracing and export."""
+    """Mixed in before a model's own class, whose `forward` is unchanged: it is what training, gradients, tracing and export use."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        calls: _Calls = self.__dict__["_pysim_calls"]
-        if not calls.may_run(args, kwargs):
-            return super().forward(*args, **kwargs)
-        given = (*args, *kwargs.values())
-        if torch.is_grad_enabled() and any(one.requires_grad for one in (*given, *self.parameters()) if isinstance(one, torch.Tensor)):
-            return super().forward(*args, **kwargs)
-        calls.trained_norms.look()
-        return _in_pytorchs_layout(given, self.__dict__["_pysim"][0](*args, **calls.traced(kwargs)))
+    __slots__ = ()
+    _pysim: _Calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not self._pysim.may_run(args, kwargs):
+            return self._by_pytorch(*args, **kwargs)
+        return self._pysim(args, kwargs)
+
+    def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
+        y = super().__call__(*args, **kwargs)
+        if self.training and not torch.compiler.is_compiling():
+            count_writes(*self.buffers())  # BatchNorm in training does not count its own
+        return y
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles the original model, and optimizes the copy."""
-        return optimize, self.__dict__["_pysim_given"], {name: one for name, one in self.__dict__.items() if not name.startswith("_pysim")}
-
-
-def _is_channels_last(x: Any) -> bool:
-    """Whether a tensor is channels last and on a GPU."""
-    some = isinstance(x, torch.Tensor) and x.is_cuda and x.dim() == 4 and not x.is_contiguous()
-    return bool(some and x.is_contiguous(memory_format=torch.channels_last))
-
-
-def _in_pytorchs_layout(given: Iterable[Any], results: Any) -> Any:
-    """Results in the layout of PyTorch's: channels last only if an input is."""
-    if isinstance(results, torch.Tensor):
-        return results.contiguous() if _is_channels_last(results) and not any(map(_is_channels_last, given)) else results
-    if type(results) is tuple:
-        return tuple(_in_pytorchs_layout(given, one) for one in results)
-    return _pytree.tree_map_only(torch.Tensor, lambda one: _in_pytorchs_layout(given, one), results)
-
-
-_LeftOut = dict[str, tuple[int, Any]]  # argument -> its position and its default
-
-
-def _left_out(model: torch.nn.Module) -> _LeftOut:
-    """The arguments that are traced as their default: None, a bool or a text, since control flow may depend on them, and no symbol can be
-    one."""
-    try:
-        parameters = inspect.signature(model.forward).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    return {
-        one.name: (sys.maxsize if one.kind is one.KEYWORD_ONLY else at, one.default)
-        for at, one in enumerate(parameters)
-        if one.default is None or isinstance(one.default, bool | str)
-    }
-
-
-def _traced(model: torch.nn.Module, left_out: _LeftOut) -> fx.GraphModule:
-    """The model traced in inference; modules in training are set back to it."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        return fx.GraphModule(model, Tracer().trace(model, {name: default for name, (_, default) in left_out.items()}))
-    except Exception as error:  # whatever the model's own code raises on symbols
-        what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise OperandError(f'{type(model).__name__} cannot be traced ({what}); use torch.compile(model, backend="pysim")') from None
-    finally:
-        for module in training:
-            module.training = True
+        """Copies and pickles the model, and optimizes the copy."""
+        return optimize, (self._pysim.model, self._pysim.accuracy, self._pysim.cuda_graph)

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's FX graphs: each convolution and product of a traced model becomes one module (`FusedLayer`) with the operators fused into it.
+"""PyTorch's FX graphs: each convolution and product of a captured model becomes one module (`FusedLayer`) with the operators fused into it.
 
-Modules are first replaced by PyTorch's functions with the parameters as arguments. `torch_nodes` reads the result as a graph of
-`pysim.models.graph`, and `pysim.models.fusion` fuses it. A fused layer is inserted where its convolution stood, because an operator between
-that place and the activation might overwrite the layer's input. Modules with hooks, and unknown ones, stay as they are.
+Graphs are those of torch.compile: parameters and buffers are inputs, writes to them and random numbers are operators, and modules are
+functions of their parameters. `torch_nodes` reads such a graph as one of `pysim.models.graph`, and `pysim.models.fusion` fuses it. A fused layer
+is inserted where its convolution stood, because an operator between that place and the activation might overwrite the layer's input
+(`torch_effects`).
 """
 
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.nn import functional
 
 from pysim.frontends.torch_channels import without_permutes
+from pysim.frontends.torch_effects import Effects, effects_of
 from pysim.frontends.torch_nodes import ELEMENTWISE, NORM_ARGUMENTS, graph_of
+from pysim.frontends.torch_strides import restore_strides
 from pysim.models.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, InputOp, fuse
 from pysim.models.graph import Node
 from pysim.models.torch_chain import LayerChain, Link
@@ -25,62 +28,66 @@ from pysim.models.torch_layers import FusedLayer
 from pysim.models.torch_norms import FactorLayer, NormLayer, RowNormLayer
 from pysim.models.torch_pools import max_pool
 from pysim.models.torch_precision import ModelAccuracy
-from pysim.models.torch_state import count_training
+from pysim.models.torch_state import count_writes
 
-_Arguments = dict[str, Any]
 _Layer = TypeVar("_Layer", bound=FusedLayer | NormLayer | RowNormLayer)
 _WEIGHTED_OPS = ("Conv", "Linear")
 
 
-class Tracer(fx.Tracer):  # type: ignore[misc]  # PyTorch need not be here
-    """Traces x += y as the in-place operator that it is on tensors; torch.fx traces x = x + y, which other names of x do not see."""
+class Rewritten(NamedTuple):
+    """A captured graph, changed in place; its layers; the positions of the inputs that are their parameters; and what it does beside computing
+    its results."""
 
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Symbol(node, self)
-
-
-class _Symbol(fx.Proxy):  # type: ignore[misc]  # PyTorch need not be here
-    pass
-
-
-def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda x, other: x.tracer.create_proxy("call_function", function, (x, other), {})
+    module: fx.GraphModule
+    layers: list[FusedLayer]
+    parameters: list[int]
+    writes_inputs: bool
+    returns_inputs: bool
 
 
-for _written in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor"):
-    setattr(_Symbol, f"__{_written}__", _in_place(getattr(operator, _written)))
-
-
-def rewrite(
-    module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_graph: bool = False
-) -> tuple[fx.GraphModule, list[FusedLayer]]:
-    """The traced module, changed in place, and its fused layers."""
+def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_graph: bool = False) -> Rewritten:
+    graph = module.graph
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    before = effects_of(graph)
+    returns_inputs = before.returns_inputs(_returned(graph))
     _remove_dropout(module)
-    _modules_to_functions(module)
+    _replace_pools(module)
     without_permutes(module, ELEMENTWISE)
-    _views_to_reshapes(module)
-    places = {node.name: node for node in module.graph.nodes}
-    graph = fuse(graph_of(module.graph), _supports)
-    layers = [_insert(module, node, places, _layer(node, places)) for node in graph.nodes if node.op in _WEIGHTED_OPS]
+    if not before.needs_strides:
+        _views_to_reshapes(module)
+    layers, made = _insert_layers(module, effects_of(graph))
     for layer in layers:
         layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
+    read = dict.fromkeys(one for node in made for one in _parameters(node, module))
+    parameters = [at for at, one in enumerate(inputs) if one in read]
+    restore_strides(module, made if before.needs_strides else [one for one in _returned(graph) if one.op != "placeholder"])
+    _join_chains(module)
+    graph.lint()
+    module.recompile()
+    return Rewritten(module, layers, parameters, before.writes_inputs, returns_inputs)
+
+
+def _returned(graph: fx.Graph) -> list[fx.Node]:
+    return next(node for node in reversed(graph.nodes) if node.op == "output").all_input_nodes
+
+
+def _insert_layers(module: fx.GraphModule, effects: Effects) -> tuple[list[FusedLayer], list[fx.Node]]:
+    """The layers of weights, and the nodes of all layers."""
+    places = {node.name: node for node in module.graph.nodes}
+    graph = fuse(graph_of(module.graph, effects), _supports)
+    nodes = [node for node in graph.nodes if node.op in _WEIGHTED_OPS]
+    layers = [_layer(node, places) for node in nodes]
+    made = [_insert(module, node, places, layer) for node, layer in zip(nodes, layers, strict=True)]
     for node in graph.nodes:
         if node.op == "BatchNormalization":
-            _insert(module, node, places, NormLayer(node.attributes["epsilon"], node.attributes.get("activation")))
+            made.append(_insert(module, node, places, NormLayer(node.attributes["epsilon"], node.attributes.get("activation"))))
         elif node.op == "LayerNormalization":
             users = [user for user in graph.nodes if node.output in user.inputs]
             feeds_products = node.output not in graph.outputs and all(
                 user.op in _WEIGHTED_OPS and user.inputs[0] == node.output and node.output not in user.inputs[1:] for user in users
             )
-            _insert(module, node, places, RowNormLayer(feeds_products=feeds_products, **node.attributes))
-    _join_chains(module)
-    for node in module.graph.nodes:
-        if node.op == "get_attr" and not node.users:  # other nodes without users may have side effects
-            module.graph.erase_node(node)
-    _shorten_names(module)
-    module.graph.lint()
-    module.recompile()
-    return module, layers
+            made.append(_insert(module, node, places, RowNormLayer(feeds_products=feeds_products, **node.attributes)))
+    return layers, made
 
 
 def _supports(node: Node, epilogue: Any) -> bool:
@@ -101,14 +108,13 @@ def count_trainings(module: fx.GraphModule) -> None:
             given = dict(zip(NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
             if given.get("training", False) is not False:
                 with module.graph.inserting_after(node):
-                    module.graph.call_function(count_training, (given.get("running_mean"), given.get("running_var")))
+                    module.graph.call_function(count_writes, (given.get("running_mean"), given.get("running_var")))
     module.recompile()
 
 
 # Operators that return their input in inference
 
 
-_DROPS = {nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
 _DROPPING = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout}
 
 
@@ -116,12 +122,8 @@ def _remove_dropout(module: fx.GraphModule) -> None:
     """Removes dropout and stochastic depth, which would separate a layer from the addition behind it."""
     depth = getattr(sys.modules.get("torchvision.ops.stochastic_depth"), "stochastic_depth", None)
     for node in list(module.graph.nodes):
-        if node.op == "call_module":
-            called = module.get_submodule(node.target)
-            drops = type(called) in _DROPS and not called.training and not _hooked(called)
-        else:
-            call = inspect.signature(node.target).bind(*node.args, **node.kwargs) if node.target in {*_DROPPING, depth} else None
-            drops = call is not None and call.arguments.get("training", True) is False
+        call = inspect.signature(node.target).bind(*node.args, **node.kwargs) if node.target in {*_DROPPING, depth} else None
+        drops = call is not None and call.arguments.get("training", True) is False
         x = node.args[0] if node.args else node.kwargs.get("input")
         if drops and isinstance(x, fx.Node):
             node.replace_all_uses_with(x)
@@ -136,93 +138,25 @@ def _views_to_reshapes(module: fx.GraphModule) -> None:
             node.target = "reshape"
 
 
-# Modules as functions
-
-
-def _modules_to_functions(module: fx.GraphModule) -> None:
-    """Replaces convolutions, products, norms and activations by functions of their parameters."""
-    for node in list(module.graph.nodes):
+def _replace_pools(module: fx.GraphModule) -> None:
+    for node in module.graph.nodes:
         if node.op == "call_function" and node.target in (functional.max_pool2d, torch.max_pool2d):
             node.target = max_pool
-        if node.op != "call_module":
-            continue
-        called = module.get_submodule(node.target)
-        translate = _MODULES.get(type(called))
-        if translate is None or _hooked(called):
-            continue
-        with module.graph.inserting_before(node):
 
-            def parameter(name: str, of: Any = called, at: str = node.target) -> Any:
-                return None if getattr(of, name) is None else module.graph.get_attr(f"{at}.{name}")
-
-            made = translate(called, parameter)
-            if made is None:
-                continue
-            function, arguments = made
-            other = module.graph.call_function(function, (node.args[0] if node.args else node.kwargs["input"],), arguments)
-        node.replace_all_uses_with(other)
-        module.graph.erase_node(node)
-
-
-def _hooked(module: nn.Module) -> bool:
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name, None) for name in hooks)
-
-
-_Made = tuple[Any, _Arguments] | None
-_Parameter = Callable[[str], Any]
-
-
-def _conv(m: Any, parameter: _Parameter) -> _Made:
-    if m.padding_mode != "zeros" or isinstance(m.padding, str):
-        return None
-    how = {"stride": m.stride, "padding": m.padding, "dilation": m.dilation, "groups": m.groups}
-    return torch.conv2d, {"weight": parameter("weight"), "bias": parameter("bias"), **how}
-
-
-def _linear(m: Any, parameter: _Parameter) -> _Made:
-    return functional.linear, {"weight": parameter("weight"), "bias": parameter("bias")}
-
-
-def _norm(m: Any, parameter: _Parameter) -> _Made:
-    if m.training or m.running_mean is None:
-        return None
-    names = ("running_mean", "running_var", "weight", "bias")
-    return functional.batch_norm, {name: parameter(name) for name in names} | {"training": False, "eps": m.eps}
-
-
-def _layer_norm(m: Any, parameter: _Parameter) -> _Made:
-    how = {"normalized_shape": m.normalized_shape, "eps": m.eps}
-    return functional.layer_norm, {"weight": parameter("weight"), "bias": parameter("bias"), **how}
-
-
-def _max_pool(m: Any, parameter: _Parameter) -> _Made:
-    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
-    return max_pool, {name: getattr(m, name) for name in names}
-
-
-_MODULES: dict[type, Callable[[Any, _Parameter], _Made]] = {
-    nn.LayerNorm: _layer_norm,
-    nn.MaxPool2d: _max_pool,
-    nn.Conv2d: _conv,
-    nn.Linear: _linear,
-    nn.BatchNorm2d: _norm,
-    nn.ReLU: lambda m, parameter: (functional.relu, {"inplace": m.inplace}),
-    nn.ReLU6: lambda m, parameter: (functional.hardtanh, {"min_val": 0.0, "max_val": 6.0, "inplace": m.inplace}),
-    nn.Hardtanh: lambda m, parameter: (functional.hardtanh, {"min_val": m.min_val, "max_val": m.max_val, "inplace": m.inplace}),
-    nn.GELU: lambda m, parameter: (functional.gelu, {"approximate": m.approximate}),
-    nn.SiLU: lambda m, parameter: (functional.silu, {"inplace": m.inplace}),
-    nn.Hardswish: lambda m, parameter: (functional.hardswish, {"inplace": m.inplace}),
-    nn.Sigmoid: lambda m, parameter: (torch.sigmoid, {}),
-}
 
 # Layers
 
 
+def _label(node: fx.Node) -> str:
+    """The name of the module that calls this operator, as `named_modules` has it; the operator's own name outside of modules."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    name = str(stack[-1][0]) if stack else ""
+    return name.rpartition("']")[2].lstrip(".") or name.partition(".")[2] or node.name
+
+
 def _layer(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     attributes = node.attributes
-    label = next((str(one.target) for one in _operands(node, places)[1:2] if one is not None and one.op == "get_attr"), node.name)
-    name = label.removesuffix(".weight")
+    name = _label(places[node.name])
     has_residual, input_op = any(node.inputs[RESIDUAL_INPUT : RESIDUAL_INPUT + 1]), None
     if isinstance(absorbed := attributes.get("input_op"), InputOp):
         input_op = FactorLayer() if absorbed.epsilon is None else NormLayer(absorbed.epsilon, absorbed.activation)
@@ -239,25 +173,29 @@ def _layer(node: Node, places: dict[str, fx.Node]) -> FusedLayer:
     )
 
 
-def _insert(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: _Layer) -> _Layer:
+def _insert(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], layer: _Layer) -> fx.Node:
     """Inserts a layer where its convolution, product or norm stood; the users of its last node read it."""
     anchor, last = places[node.name], places[node.output]
-    at, (x, *parameters) = f"pysim_{anchor.name}", _operands(node, places)
-    owners, count = [_owner(module, one) for one in parameters], len(layer.owners)
+    name, arguments = f"pysim_{anchor.name}", _operands(node, places)
     absorbed = node.attributes.get("input_op")
-    if isinstance(layer, FusedLayer) and isinstance(layer.input_op, NormLayer):
-        layer.input_op.owners = tuple(owners[RESIDUAL_INPUT:])
-    elif not isinstance(layer, FusedLayer):
-        owners[count:] = [None] * len(owners[count:])  # parts of a concatenation stay arguments, even parameters
-    layer.owners = tuple(owners[:count] + [None] * (count - len(owners)))
-    module.add_module(at, layer)
+    module.add_module(name, layer)
     with module.graph.inserting_before(anchor):
-        made = module.graph.call_module(at, (x, *(None if owner else argument for argument, owner in zip(parameters, owners, strict=True))))
+        made = module.graph.call_module(name, tuple(arguments))
+    made.meta["example_value"] = last.meta.get("example_value")
     last.replace_all_uses_with(made)
     for gone in (*reversed(node.absorbed), node.name, *reversed(absorbed.absorbed if absorbed else ())):
         module.graph.erase_node(places[gone])
     places[node.output] = made
-    return layer
+    return made
+
+
+def _parameters(node: fx.Node, module: fx.GraphModule) -> list[fx.Node]:
+    """The arguments of a layer from which it may keep something: its own parameters and those of a norm on its input."""
+    layer = module.get_submodule(str(node.target))
+    kept = [*node.args[1 : 1 + layer.parameter_count]]
+    if isinstance(layer, FusedLayer) and isinstance(layer.input_op, NormLayer):
+        kept += node.args[1 + RESIDUAL_INPUT :]
+    return [one for one in kept if isinstance(one, fx.Node)]
 
 
 def _join_chains(module: fx.GraphModule) -> None:
@@ -268,7 +206,7 @@ def _join_chains(module: fx.GraphModule) -> None:
             continue
         layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
         links = isinstance(layer, FusedLayer | NormLayer | RowNormLayer)
-        if not links or any(one in runs[-1] for one in node.args[1 : 1 + len(layer.owners)]):
+        if not links or any(one in runs[-1] for one in _parameters(node, module)):
             runs.append([])
         if links:
             runs[-1].append(node)
@@ -278,8 +216,8 @@ def _join_chains(module: fx.GraphModule) -> None:
 
 def _link(layer: Any, numbers: Sequence[int | None]) -> Link:
     """The link of a layer whose arguments have these numbers."""
-    x, parameters, others = numbers[0] or 0, tuple(numbers[1 : 1 + len(layer.owners)]), numbers[1 + len(layer.owners) :]
-    parameters += (None,) * (len(layer.owners) - len(parameters))
+    x, parameters, others = numbers[0] or 0, tuple(numbers[1 : 1 + layer.parameter_count]), numbers[1 + layer.parameter_count :]
+    parameters += (None,) * (layer.parameter_count - len(parameters))
     if not isinstance(layer, FusedLayer):
         return Link(layer, x, parameters, others=tuple(one for one in others if one is not None))
     residual, *of_input_op = others or [None]
@@ -306,22 +244,5 @@ def _insert_chain(module: fx.GraphModule, run: list[fx.Node]) -> None:
         module.delete_submodule(node.target)
 
 
-def _shorten_names(module: fx.GraphModule) -> None:
-    """Gives the remaining submodules names without dots: each dot costs a lookup in every call."""
-    for node in module.graph.nodes:
-        if node.op == "call_module" and "." in node.target:
-            name = f"pysim_{node.name}"
-            module.add_module(name, module.get_submodule(node.target))
-            node.target = name
-
-
 def _operands(node: Node, places: dict[str, fx.Node]) -> list[fx.Node | None]:
     return [places[name] if name else None for name in node.inputs]
-
-
-def _owner(module: fx.GraphModule, operand: fx.Node | None) -> tuple[nn.Module, str] | None:
-    """The owner of a parameter; None for values that are computed or arguments of the model."""
-    if operand is None or operand.op != "get_attr":
-        return None
-    path, _, name = str(operand.target).rpartition(".")
-    return module.get_submodule(path), name

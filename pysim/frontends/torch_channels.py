@@ -50,6 +50,9 @@ def _without_pair(module: fx.GraphModule, run: list[fx.Node]) -> None:
         with module.graph.inserting_before(node):
             function: Any = _OVER_CHANNELS.get(node.target, node.target)
             at = module.graph.call_function(function, (at, *node.args[1:]), node.kwargs)
+            at.meta["nn_module_stack"] = node.meta.get("nn_module_stack")
+    if between:
+        at.meta["example_value"] = last.meta.get("example_value")
     last.replace_all_uses_with(at)
     for node in reversed(run):
         module.graph.erase_node(node)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's functions as nodes of `pysim.models.graph`: the operators that are known, their arguments by name, and their attributes.
 
-An FX node that is not known, or that is called in another way, becomes an opaque node with the same inputs.
+An FX node that is not known, that is called in another way, or that must stay where it is becomes an opaque node with the same inputs.
 """
 
 import operator
@@ -13,6 +13,7 @@ from torch import fx
 from torch.nn import functional
 
 from pysim.frontends.torch_channels import linear_over_channels, norm_over_channels
+from pysim.frontends.torch_effects import Effects
 from pysim.models.graph import Graph, Node
 from pysim.models.torch_layers import Geometry
 
@@ -48,12 +49,13 @@ _FUNCTIONS: dict[Any, tuple[str, tuple[str, ...]]] = {  # -> operator, names of 
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), ("Add", ("input", "other"))),
 }
 ELEMENTWISE = {key for key, (op, _) in _FUNCTIONS.items() if op in ("Relu", "Relu6", "Clip", "Gelu", "Silu", "HardSwish", "Sigmoid")}
-# In-place operators, which are read as their out-of-place forms if nothing else reads their input; fusion checks an addition's readers
+# In-place operators, which are read as their out-of-place forms if nothing else reads their input or lies in its memory; fusion checks an
+# addition's readers
 _IN_PLACE = (operator.imul, torch.sigmoid_, "sigmoid_")
 
 
-def graph_of(traced: fx.Graph) -> Graph:
-    """The nodes of a traced model; placeholders and parameters are inputs."""
+def graph_of(traced: fx.Graph, effects: Effects) -> Graph:
+    """The nodes of a captured model; placeholders, which parameters are among, are inputs."""
     nodes, inputs, outputs = [], [], []
     for node in traced.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -61,20 +63,22 @@ def graph_of(traced: fx.Graph) -> Graph:
         elif node.op == "output":
             outputs += [one.name for one in node.all_input_nodes]
         else:
-            nodes.append(_node(node))
+            nodes.append(_node(node, effects))
     return Graph(tuple(nodes), tuple(inputs), tuple(outputs))
 
 
-def _node(node: fx.Node) -> Node:
-    """A known operator in ONNX's form, any other as an opaque node."""
+def _node(node: fx.Node, effects: Effects) -> Node:
+    """A known operator in ONNX's form, any other as an opaque node. A convolution or product stays where it is, so it may be a layer wherever
+    that is."""
     if (parts := _parts(node)) is not None:
         return Node("Concat", node.name, tuple(one.name for one in parts), (node.name,), {"axis": 1})
     op, names = _FUNCTIONS.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
     given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
     read = _READERS.get(op)
     x = given.get("input")
-    plain = len(node.args) <= len(names) and isinstance(x, fx.Node) and not (node.target in _IN_PLACE and len(x.users) > 1)
-    found = read(given) if read and plain else None
+    plain = len(node.args) <= len(names) and isinstance(x, fx.Node)
+    plain = plain and not (node.target in _IN_PLACE and (len(x.users) > 1 or not effects.owns(x)))
+    found = read(given) if read and plain and (op in ("Conv", "Linear") or effects.may_move(node)) else None
     if found is None:
         return Node("opaque", node.name, tuple(one.name for one in node.all_input_nodes), (node.name,))
     kind, operands, attributes = found
@@ -96,12 +100,11 @@ def _parts(node: fx.Node) -> list[fx.Node] | None:
 
 
 def _parameter_shape(parameter: Any) -> tuple[int, ...]:
-    """The shape of a parameter of the model; () for any other argument."""
-    if not isinstance(parameter, fx.Node) or parameter.op != "get_attr":
+    """The shape of an input of the graph that is the same in each call, as a parameter's is; () for any other argument."""
+    if not isinstance(parameter, fx.Node) or parameter.op != "placeholder":
         return ()
-    path, _, name = str(parameter.target).rpartition(".")
-    model: Any = parameter.graph.owning_module
-    return tuple(getattr(model.get_submodule(path), name).shape)
+    shape = tuple(getattr(parameter.meta.get("example_value"), "shape", ()))
+    return shape if all(type(one) is int for one in shape) else ()
 
 
 _Read = tuple[str, tuple[Any, ...], _Arguments] | None
@@ -149,7 +152,7 @@ def _read_product(given: _Arguments) -> _Read:
 
 def _read_norm(given: _Arguments) -> _Read:
     numbers = [given.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
-    are_parameters = all(one is None or (isinstance(one, fx.Node) and one.op in ("placeholder", "get_attr")) for one in numbers)
+    are_parameters = all(one is None or (isinstance(one, fx.Node) and one.op == "placeholder") for one in numbers)
     epsilon = given.get("eps", 1e-5)
     if given.get("training", False) is not False or numbers[3] is None or not are_parameters or not isinstance(epsilon, float):
         return None

@@ -22,18 +22,18 @@ from pysim.models.torch_gpu import LaunchRecord, NormRecord, TensorLayout, on_de
 from pysim.models.torch_layers import FusedLayer
 from pysim.models.torch_norms import NormLayer, RowNormLayer
 from pysim.models.torch_precision import settings
-from pysim.models.torch_state import OwnedTensors, dict_holding, is_traced, versions_of
+from pysim.models.torch_state import is_traced, versions_of
 from pysim.once import LruCache
 from pysim.runtime import arrays, cuda
 from pysim.runtime.cuda_call import ALIGNMENT_BYTES, workspace
 from pysim.runtime.cuda_steps import LaunchStep, LaunchSteps, NormStep, Place
 
-_CACHE_SIZE = 8  # shapes of inputs whose launches a chain keeps
+_CACHE_SIZE = 32  # shapes of inputs, and models that share the chain, whose launches it keeps
 
 
 class Link(NamedTuple):
-    """A layer and the numbers of its arguments; None for a parameter that the layer reads from its owner or does not have. `others`:
-    further parts of the concatenation that begins with x."""
+    """A layer and the numbers of its arguments; None for a parameter that it does not have. `others`: further parts of the concatenation that
+    begins with x."""
 
     layer: FusedLayer | NormLayer | RowNormLayer
     x: int
@@ -57,13 +57,13 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         last_reader = {number: at for at, link in enumerate(links) for number in link.reads}
         inner = [number for number in last_reader if number >= input_count and number not in outputs]
         self._dead_after = [[number for number in inner if last_reader[number] == at] for at in range(len(links))]
-        self._last_parameters: list[Any] = []  # parameters of the last call that ran layer by layer
+        self._last_parameters: LruCache[list[Any]] = LruCache(_CACHE_SIZE)  # parameters of the last call that ran layer by layer
         self._plans: LruCache[tuple[_LaunchGroup | Link, ...]] = LruCache(_CACHE_SIZE)
 
     def forward(self, *inputs: Any) -> Any:
         values = [*inputs]
         if not _needs_pytorch():
-            for part in self._plans.get((inputs[self._links[0].x].shape, settings())) or ():
+            for part in self._plans.get(self._key(values)) or ():
                 if isinstance(part, Link):
                     values.append(self._call_layer(part, values)[0])
                 elif not part.applies_to(values) or not part.run(values):
@@ -75,18 +75,22 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     __call__ = forward  # skips nn.Module's search for hooks, which takes a microsecond; none can be registered here
 
+    def _key(self, values: list[Any]) -> tuple[Any, ...]:
+        """Layers of one structure may share a chain, so its first parameter is part of the key."""
+        first = self._links[0]
+        number = first.parameters[0]
+        return values[first.x].shape, None if number is None else id(values[number]), settings()
+
     def _call_layer(self, link: Link, values: list[Any]) -> tuple[Any, LaunchRecord | NormRecord | None, tuple[Any, ...]]:
-        layer, arguments = link.layer, tuple(None if at is None else values[at] for at in link.parameters)
+        layer, parameters = link.layer, tuple(None if at is None else values[at] for at in link.parameters)
         if not isinstance(layer, FusedLayer):
-            parameters = tuple(layer.parameters_of(arguments))
             return *layer.run([values[at] for at in (link.x, *link.others)], parameters), parameters
-        parameters = layer.parameters_of(arguments)
         residual, factor = (None if at is None else values[at] for at in (link.residual, link.factor))
         return *layer.run(values[link.x], parameters, residual, factor), parameters
 
     def _run_layers(self, values: list[Any]) -> None:
         """Runs the layers that have no result yet. Keeps their launches if the parameters are the same as in the call before."""
-        first, key = len(values) - self._input_count, (values[self._links[0].x].shape, settings())
+        first, key = len(values) - self._input_count, self._key(values)
         steps: list[_Step] = []
         for at, link in enumerate(self._links[first:], first):
             y, record, parameters = self._call_layer(link, values)
@@ -96,11 +100,12 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             for number in self._dead_after[at]:
                 values[number] = None
         launched = [parameter for step in steps if step.record for parameter in step.parameters]
-        if len(launched) == len(self._last_parameters) and all(map(is_, launched, self._last_parameters)) and launched:
+        last = self._last_parameters.get(key) or []
+        if len(launched) == len(last) and all(map(is_, launched, last)) and launched:
             self._plans.put(key, _parts(steps, self._outputs) if first == 0 else ())  # (): some kept launch did not apply, start over
         elif first == 0 and not launched and not _needs_pytorch() and all(link.layer.always_pytorch for link in self._links):
             self._plans.put(key, self._links)
-        self._last_parameters = launched
+        self._last_parameters.put(key, launched)
 
 
 def _needs_pytorch() -> bool:
@@ -161,7 +166,8 @@ class _LaunchGroup:
     def __init__(self, steps: Sequence[_Step], read_outside: set[int]) -> None:
         results = [step.result for step in steps]
         self._operands = _operands(steps)
-        self._arguments, self._owned = _sources(steps)
+        given = [(number, one) for step in steps for number, one in zip(step.link.parameters, step.parameters, strict=True) if number is not None]
+        self._numbers, self._parameters = [number for number, _ in given], [one for _, one in given]
         versions = versions_of(tuple(parameter for step in steps for parameter in step.parameters))
         assert versions is not None  # layers with records have countable versions
         self._versions = versions
@@ -212,10 +218,7 @@ class _LaunchGroup:
                 return False
             if x.data_ptr() % ALIGNMENT_BYTES or x.is_neg() or not x.is_contiguous(memory_format=form):
                 return False
-        for number, parameter in self._arguments:
-            if values[number] is not parameter:
-                return False
-        return self._owned.unchanged() and self._versions.unchanged()
+        return all(map(is_, map(values.__getitem__, self._numbers), self._parameters)) and self._versions.unchanged()
 
     def run(self, values: list[Any]) -> bool:
         """Appends the results, None for those that only this group reads. False if memory ran out; then nothing was written."""
@@ -238,19 +241,6 @@ def _operands(steps: Sequence[_Step]) -> list[tuple[int, TensorLayout, Any]]:
     results = {step.result for step in steps}
     operands = {(number, form): step.layouts[number] for step in steps for number, form in step.reads if number not in results}
     return [(number, layout, form) for (number, form), layout in operands.items()]
-
-
-def _sources(steps: Sequence[_Step]) -> tuple[list[tuple[int, Any]], OwnedTensors]:
-    """The parameters that are arguments, by number, and those that modules own."""
-    arguments, owned = [], []
-    for step in steps:
-        for number, owner, parameter in zip(step.link.parameters, step.link.layer.all_owners, step.parameters, strict=True):
-            holder = dict_holding(*owner) if owner else None
-            if owner and holder is not None:
-                owned.append((holder, owner[1], parameter))
-            elif number is not None:
-                arguments.append((number, parameter))
-    return arguments, OwnedTensors(owned)
 
 
 def _lifetimes(steps: Sequence[_Step], memory: dict[int, int], outside: Sequence[int]) -> dict[tuple[str, int], Lifetime]:

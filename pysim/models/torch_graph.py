@@ -7,18 +7,19 @@
 
 Calls are of one kind if their inputs have the same layouts and they use the same stream and settings. A graph reads parameters, buffers and
 what was computed from them at fixed addresses, so a call is captured again after one of them was replaced or written to. Calls that cannot
-be captured, for example because they wait for their own results, run as they are.
+be captured, for example because they wait for their own results, run as they are. A model with Python code that a graph cannot hold is several
+graphs, each of which is captured by itself (`pysim.torch`).
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree
 
 from pysim.models.torch_precision import settings
-from pysim.models.torch_state import OwnedTensors, TensorVersions, dict_holding, versions_of
+from pysim.models.torch_state import TensorVersions, versions_of
 from pysim.once import LruCache
 from pysim.runtime.cuda_call import forget_workspaces
 
@@ -28,55 +29,62 @@ _WARM_UPS = 3  # calls before the capture: chains of layers keep their launches 
 _forget_cublas = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 Call = Callable[[], Any]
-_State = tuple[OwnedTensors, TensorVersions]
-
 
 class _CapturedCall(NamedTuple):
-    """A graph, its input and result tensors, and the state of the module's tensors at the capture."""
+    """A graph, its input and result tensors, and the parameters and buffers at the capture; None in place of an input that is one."""
 
     replay: Call
     inputs: list[Any]
     results: Any
-    state: _State
+    parameters: list[Any]
+    versions: TensorVersions
+
+    def reads(self, parameters: list[Any]) -> bool:
+        """Whether these are the parameters that the graph reads, unchanged since the capture."""
+        return all(map(is_, parameters, self.parameters)) and self.versions.unchanged()
 
 
 class GraphedCalls:
-    """`module(*args, **kwargs)` by graphs; `owner`: the module that holds the parameters and buffers."""
+    """`call(*arguments)` by graphs. `parameters`: the positions of the arguments that are parameters or buffers, which are read where they
+    are; all other tensors are copied."""
 
-    def __init__(self, module: Any, owner: torch.nn.Module) -> None:
-        self._module, self._owner = module, owner
+    def __init__(self, call: Callable[..., Any], parameters: Collection[int]) -> None:
+        self._call, self._parameters = call, frozenset(parameters)
         self._calls: LruCache[_CapturedCall | str] = LruCache(_CACHE_SIZE)  # "warm": called once; "refused": cannot be captured
         self._lock = threading.Lock()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, form = _pytree.tree_flatten((args, kwargs))
-        key = _kind(leaves, form)
+    def __call__(self, *arguments: Any) -> Any:
+        inputs = [None if at in self._parameters else one for at, one in enumerate(arguments)]
+        parameters = [one for at, one in enumerate(arguments) if at in self._parameters]
+        key = _kind(inputs, parameters)
         if key is None:
-            return self._module(*args, **kwargs)
+            return self._call(*arguments)
         with self._lock:  # no other call's copies come between these copies and the graph
             entry = self._calls.get(key)
-            if isinstance(entry, _CapturedCall) and not _unchanged(entry.state):
+            if isinstance(entry, _CapturedCall) and not entry.reads(parameters):
                 entry = "warm"
             if entry == "warm":
-                entry = self._calls.put(key, self._capture(leaves, form))
+                entry = self._calls.put(key, self._capture(arguments, parameters))
             if isinstance(entry, _CapturedCall):
-                return _replayed(entry, leaves)
+                return _replayed(entry, inputs)
             self._calls.put(key, entry or "warm")
-        return self._module(*args, **kwargs)
+        return self._call(*arguments)
 
-    def _capture(self, leaves: list[Any], form: Any) -> _CapturedCall | str:
-        state = _state(self._owner)
-        if state is None:
+    def _capture(self, arguments: tuple[Any, ...], parameters: list[Any]) -> _CapturedCall | str:
+        versions = versions_of(parameters)
+        if versions is None:  # writes to an inference tensor are not counted
             return "refused"
-        inputs = [one.clone(memory_format=torch.preserve_format) if isinstance(one, torch.Tensor) else one for one in leaves]
-        given, named = _pytree.tree_unflatten(inputs, form)
+        given = [
+            one.clone(memory_format=torch.preserve_format) if isinstance(one, torch.Tensor) and at not in self._parameters else one
+            for at, one in enumerate(arguments)
+        ]
         try:
-            replay, results = captured(lambda: self._module(*given, **named))
+            replay, results = captured(lambda: self._call(*given))
         except RuntimeError:  # of CUDA: something in the call cannot be captured, or there is no memory for it
             return "refused"
         finally:
             forget_workspaces()  # those of the warm-up stream and of earlier calls: a graph has its own
-        return _CapturedCall(replay, inputs, results, state)
+        return _CapturedCall(replay, [None if at in self._parameters else one for at, one in enumerate(given)], results, parameters, versions)
 
 
 def captured(call: Call) -> tuple[Call, Any]:
@@ -108,14 +116,14 @@ def _warm_up_and_capture(call: Call) -> tuple[Call, Any]:
     return graph.replay, results
 
 
-def _kind(leaves: list[Any], form: Any) -> Any:
+def _kind(inputs: list[Any], parameters: list[Any]) -> Any:
     """The key of a call's kind; None for a call that is not captured."""
-    tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
-    plain = all(type(one) is torch.Tensor and _on_gpu(one) for one in tensors)
+    tensors = [one for one in (*inputs, *parameters) if isinstance(one, torch.Tensor)]
+    plain = all(type(one) in (torch.Tensor, torch.nn.Parameter) and _on_gpu(one) for one in tensors)
     if not tensors or not plain or len({one.device for one in tensors}) > 1 or _busy():
         return None
-    layouts = tuple((one.shape, one.stride(), one.dtype, one.device) if isinstance(one, torch.Tensor) else one for one in leaves)
-    return str(form), layouts, _stream(tensors[0]), settings(), torch.is_inference_mode_enabled()
+    layouts = tuple((one.shape, one.stride(), one.dtype, one.device) if isinstance(one, torch.Tensor) else one for one in inputs)
+    return layouts, _stream(tensors[0]), settings(), torch.is_inference_mode_enabled(), id(parameters[0]) if parameters else None
 
 
 def _busy() -> bool:
@@ -131,26 +139,9 @@ def _stream(x: Any) -> int:
     return int(torch.cuda.current_stream(x.device).cuda_stream)
 
 
-def _state(owner: torch.nn.Module) -> _State | None:
-    """The state of all parameters and buffers; None if writes to one of them are not counted."""
-    owned = []
-    for module in owner.modules():
-        for name in (*module._parameters, *module._buffers):
-            holder: Any = dict_holding(module, name)
-            if holder[name] is not None:
-                owned.append((holder, name, holder[name]))
-    state = versions_of(one for _, _, one in owned)
-    return (OwnedTensors(owned), state) if state else None
-
-
-def _unchanged(state: _State) -> bool:
-    owned, tensors = state
-    return owned.unchanged() and tensors.unchanged()
-
-
-def _replayed(captured: _CapturedCall, leaves: list[Any]) -> Any:
-    for to, one in zip(captured.inputs, leaves, strict=True):
+def _replayed(captured: _CapturedCall, inputs: list[Any]) -> Any:
+    for to, one in zip(captured.inputs, inputs, strict=True):
         if isinstance(one, torch.Tensor):
             to.copy_(one)
     captured.replay()
-    return _pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, captured.results)
+    return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in captured.results)

@@ -36,7 +36,7 @@ from pysim.models.fusion import RESIDUAL_INPUT
 from pysim.models.torch_gpu import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors
 from pysim.models.torch_norms import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
 from pysim.models.torch_precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
-from pysim.models.torch_state import Owner, ParameterCache, changes_are_seen, needs_pytorch, resolve_parameters
+from pysim.models.torch_state import ParameterCache, changes_are_seen, needs_pytorch
 from pysim.once import LruCache
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -48,7 +48,7 @@ from pysim.runtime.cuda_call import ALIGNMENT_BYTES
 Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
 # Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
 _MIN_F16, _MAX_F16 = 2.0**-12, 2.0**15
-_CACHE_SIZE = 16  # kinds of inputs for which a layer keeps its plan, launch and packed weights
+_CACHE_SIZE = 32  # kinds of inputs, and models that share the layer, for which it keeps its plan, launch and packed weights
 
 
 class Geometry(NamedTuple):
@@ -83,13 +83,12 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     """`kind`: "Conv" or "Linear". `epsilon`: of a BatchNorm after it. `activation`: None, a name or ("clamp", low, high). `scaled`:
     without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
     applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
-    are captured in a CUDA graph. `owners`: the modules that hold the parameters, which are read from there if not given as arguments: as
-    values of the graph they would be fetched one by one in each call."""
+    are captured in a CUDA graph."""
 
     input_op: NormLayer | FactorLayer | None
     accuracy: ModelAccuracy = "strict"
     in_cuda_graph: bool = False
-    owners: tuple[Owner, ...] = (None,) * (RESIDUAL_INPUT - 1)
+    parameter_count = RESIDUAL_INPUT - 1
 
     def __init__(
         self,
@@ -131,17 +130,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     ) -> Any:
         """The residual may be overwritten: nothing reads it later. `of_input_op`: the norm's parameters, or the factor."""
         norm, factor = ((), *of_input_op) if isinstance(self.input_op, FactorLayer) else (of_input_op, None)
-        return self.run(x, self.parameters_of((w, bias, gamma, beta, mean, var, *norm)), residual, factor)[0]
-
-    @property
-    def all_owners(self) -> tuple[Owner, ...]:
-        return self.owners + self.input_op.owners if isinstance(self.input_op, NormLayer) else self.owners
-
-    def parameters_of(self, arguments: tuple[Any, ...]) -> Parameters:
-        """The parameters, each from its owner or from the arguments."""
-        owners = self.all_owners
-        arguments += (None,) * (len(owners) - len(arguments))
-        return tuple(resolve_parameters(arguments, owners))
+        return self.run(x, (w, bias, gamma, beta, mean, var, *norm), residual, factor)[0]
 
     @property
     def always_pytorch(self) -> bool:
@@ -335,7 +324,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         # a record must contain every launch of this call and every tensor that it reads beside x, a factor and the residual
         all_launches = self.input_op is None or input_norm is not None or (choice.uses_prologue and factor is None)
         no_copies = x is given_x and launch.can_read(x) and not w.data_ptr() % ALIGNMENT_BYTES
-        if not (all_launches and no_copies and changes_are_seen(parameters, self.all_owners)):
+        if not (all_launches and no_copies and changes_are_seen(parameters)):
             return y, None
         epilogue = launch.epilogue(scale, shift, adds, prologue)
         return y, LaunchRecord(launch, w, epilogue, (scale, shift, prologue), adds, launch.memory_format, input_norm)

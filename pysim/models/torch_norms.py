@@ -18,17 +18,16 @@ from torch.nn import functional
 
 from pysim.models.torch_gpu import NormRecord, run_norm
 from pysim.models.torch_precision import HALF, settings
-from pysim.models.torch_state import Owner, ParameterCache, changes_are_seen, needs_pytorch, resolve_parameters
+from pysim.models.torch_state import ParameterCache, changes_are_seen, needs_pytorch
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)  # permutations of axes
 _CACHE_SIZE = 8  # devices
 
 
 class _OnePassNorm(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
-    """A norm that may run as one pass over memory. It reads its parameters from `owners`: passed as values of the graph, each would cost as
-    much host time as the operator."""
+    """A norm that may run as one pass over memory."""
 
-    owners: tuple[Owner, ...]
+    parameter_count: int
     epsilon: float
     always_pytorch = True  # no call has used the kernel so far
 
@@ -36,20 +35,13 @@ class _OnePassNorm(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         super().__init__()
         self._constants = ParameterCache(_CACHE_SIZE)
 
-    @property
-    def all_owners(self) -> tuple[Owner, ...]:
-        return self.owners
-
-    def parameters_of(self, arguments: Sequence[Any]) -> list[Any]:
-        return resolve_parameters(arguments, self.owners)
-
     def run(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, NormRecord | None]:
         """The result; with a record if the kernel ran and later calls may repeat its launch."""
         done = self._by_kernel(parts, parameters)
         if done is None:
             return self.by_pytorch(parts, parameters), None
         self.__dict__["always_pytorch"] = False
-        return done if changes_are_seen(parameters, self.owners) else (done[0], None)
+        return done if changes_are_seen(parameters) else (done[0], None)
 
     def by_pytorch(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
         raise NotImplementedError
@@ -62,7 +54,7 @@ class _OnePassNorm(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
 class NormLayer(_OnePassNorm):
     """A BatchNorm and its activation, as in DenseNet."""
 
-    owners: tuple[Owner, ...] = (None,) * 4
+    parameter_count = 4
     name = "norm"
 
     def __init__(self, epsilon: float, activation: Any) -> None:
@@ -76,7 +68,7 @@ class NormLayer(_OnePassNorm):
 
     def forward(self, x: Any, gamma: Any = None, beta: Any = None, mean: Any = None, var: Any = None, *others: Any) -> Any:
         """`others`: further parts of the concatenation that begins with x."""
-        return self.run((x, *others), self.parameters_of((gamma, beta, mean, var)))[0]
+        return self.run((x, *others), (gamma, beta, mean, var))[0]
 
     def by_pytorch(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
         x = parts[0] if len(parts) == 1 else torch.cat(tuple(parts), 1)
@@ -103,14 +95,14 @@ class RowNormLayer(_OnePassNorm):
     """A LayerNorm over the last axis; `over_channels`: over the channels of NCHW images. `feeds_products`: only products read its
     result."""
 
-    owners: tuple[Owner, ...] = (None,) * 2
+    parameter_count = 2
 
     def __init__(self, epsilon: float, channels: int, over_channels: bool, feeds_products: bool) -> None:
         super().__init__()
         self.epsilon, self.channels, self.over_channels, self.feeds_products = epsilon, channels, over_channels, feeds_products
 
     def forward(self, x: Any, gamma: Any = None, beta: Any = None) -> Any:
-        return self.run((x,), self.parameters_of((gamma, beta)))[0]
+        return self.run((x,), (gamma, beta))[0]
 
     def by_pytorch(self, parts: Sequence[Any], parameters: Sequence[Any]) -> Any:
         x = parts[0].permute(TO_NHWC) if self.over_channels else parts[0]

@@ -1,76 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of PyTorch modules: reading them from their modules, detecting that they changed, caching what was computed from them."""
+"""Parameters of PyTorch modules: detecting that they changed, caching what was computed from them.
+
+    what tells            of which writes
+    object and address    parameters that were replaced, moved, swapped or given another storage
+    version counter       operators in place, `load_state_dict`, most optimizers
+    `count_writes`        optimizers (a hook after each step: fused ones do not count) and BatchNorm in training
+    fingerprint           every other write: `.data`, NumPy and DLPack views, storages (`pysim.models.torch_fingerprint`)
+
+Writes that are counted here are counted for a storage, so a write to a tensor is one to all of its views. Nothing is kept of tensors that no
+cache holds, and no weak reference is made: PyTorch swaps only tensors that have none.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import starmap
 from operator import attrgetter, is_
 from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pysim.once import LruCache
-
-Owner = tuple[torch.nn.Module, str] | None  # the module that holds a parameter, and the parameter's name there
 
 _version = attrgetter("_version")
 
 
-def dict_holding(module: torch.nn.Module, name: str) -> dict[str, Any] | None:
-    """The dictionary of the module that holds this parameter or buffer; None for an attribute that the module computes."""
-    parameters: dict[str, Any] = module.__dict__["_parameters"]
-    if name in parameters:
-        return parameters
-    buffers: dict[str, Any] = module.__dict__["_buffers"]
-    return buffers if name in buffers else None
+class _Writes:
+    """The writes to a storage that version counters leave out."""
+
+    __slots__ = ("__weakref__", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
 
 
-def _attribute(module: torch.nn.Module, name: str) -> Any:
-    """A parameter or buffer, without `Module.__getattr__`, which costs as much as all other checks of a call together."""
-    holder = dict_holding(module, name)
-    return getattr(module, name) if holder is None else holder[name]
+_count = attrgetter("count")
+_WRITES: WeakValueDictionary[int, _Writes] = WeakValueDictionary()  # address of a storage -> its writes; `TensorVersions` keep both alive
+_LOCK = Lock()
+_all_writes = 0  # so that one comparison tells that nothing was counted
 
 
-def resolve_parameters(arguments: Sequence[Any], owners: Sequence[Owner]) -> list[Any]:
-    """Each parameter from its owner, or from the arguments where it has no owner."""
-    return [_attribute(*owner) if owner else argument for argument, owner in zip(arguments, owners, strict=True)]
+def _storage(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
 
 
-# tensor -> [calls of BatchNorm in training that wrote it as a running statistic], which PyTorch's version counters leave out
-_TRAINING_CALLS = WeakIdKeyDictionary()
-_TRAINING_LOCK = Lock()
+def _writes_to(tensor: Any) -> _Writes:
+    with _LOCK:
+        return _WRITES.setdefault(_storage(tensor), _Writes())
 
 
-def _training_calls(tensor: Any) -> list[int]:
-    with _TRAINING_LOCK:
-        calls: list[int] = _TRAINING_CALLS.setdefault(tensor, [0])
-    return calls
+def count_writes(*tensors: Any) -> None:
+    """Counts a write to each of these tensors; None for absent ones."""
+    global _all_writes
+    with _LOCK:
+        for tensor in tensors:
+            if is_plain(tensor) and (writes := _WRITES.get(_storage(tensor))):
+                writes.count += 1
+                _all_writes += 1
 
 
-def count_training(*statistics: Any) -> None:
-    """Counts a call of BatchNorm in training that wrote these running statistics; None for absent ones."""
-    for tensor in statistics:
-        if tensor is not None:
-            _training_calls(tensor)[0] += 1
+def forget_all() -> None:
+    """Counts a write to every tensor from which a cache holds something."""
+    global _all_writes
+    with _LOCK:
+        for writes in _WRITES.values():
+            writes.count += 1
+        _all_writes += 1
+
+
+def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if _WRITES:
+        count_writes(*(parameter for group in optimizer.param_groups for parameter in group["params"]))
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 class TensorVersions:
-    """Addresses and version counters of tensors. Every call of a model checks all of its parameters, so the loops run in C."""
+    """Addresses, version counters and counted writes of tensors. Every call of a model checks all of its parameters, so loops run in C."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.tensors = tensors
+        self._seen_writes = _all_writes
+        self._writes = [*map(_writes_to, tensors)]
+        self._counts = [*map(_count, self._writes)]
         self._addresses, self._versions = [*map(torch.Tensor.data_ptr, tensors)], [*map(_version, tensors)]
-        self._calls = [*map(_training_calls, tensors)]
-        self._calls_before = [*map(list.copy, self._calls)]
 
     def unchanged(self) -> bool:
         """Whether no tensor was written to or moved."""
-        if self._calls != self._calls_before or self._versions != [*map(_version, self.tensors)]:
+        if self._versions != [*map(_version, self.tensors)] or self._addresses != [*map(torch.Tensor.data_ptr, self.tensors)]:
             return False
-        return self._addresses == [*map(torch.Tensor.data_ptr, self.tensors)]
+        if self._seen_writes != (seen := _all_writes):
+            if self._counts != [*map(_count, self._writes)]:
+                return False
+            self._seen_writes = seen
+        return True
 
     def are(self, tensors: Sequence[Any]) -> bool:
         """Whether these are the same tensor objects."""
@@ -82,32 +108,20 @@ class TrainedNorms:
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._norms = [one for one in modules if "num_batches_tracked" in one._buffers]
-        self._seen = self._counts()
+        self._seen = self._versions()
 
-    def _counts(self) -> list[int | None]:
+    def _versions(self) -> list[int | None]:
         counters = (norm._buffers["num_batches_tracked"] for norm in self._norms)
         return [None if one is None or one.is_inference() else one._version for one in counters]
 
     def look(self) -> None:
         """Counts the training calls since the last look."""
-        counts = self._counts()
-        if counts != self._seen:
-            for norm, count, seen in zip(self._norms, counts, self._seen, strict=True):
-                if count != seen:
-                    count_training(norm._buffers["running_mean"], norm._buffers["running_var"])
-            self._seen = counts  # after counting: another thread that sees no difference reads the new counts
-
-
-class OwnedTensors:
-    """Tensors held by modules, as (dictionary of the module, name, tensor)."""
-
-    def __init__(self, entries: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
-        self._keys = [(holder, name) for holder, name, _ in entries]
-        self._tensors = [tensor for *_, tensor in entries]
-
-    def unchanged(self) -> bool:
-        """Whether the modules still hold the same tensor objects."""
-        return all(map(is_, starmap(dict.get, self._keys), self._tensors))
+        versions = self._versions()
+        if versions != self._seen:
+            for norm, version, seen in zip(self._norms, versions, self._seen, strict=True):
+                if version != seen:
+                    count_writes(norm._buffers["running_mean"], norm._buffers["running_var"])
+            self._seen = versions  # after counting: another thread that sees no difference reads the new counts
 
 
 def is_traced() -> bool:
@@ -122,20 +136,26 @@ def versions_of(parameters: Iterable[Any]) -> TensorVersions | None:
     return None if any(tensor.is_inference() for tensor in tensors) else TensorVersions(tensors)
 
 
-def changes_are_seen(parameters: Iterable[Any], owners: Iterable[Owner]) -> bool:
+def changes_are_seen(parameters: Iterable[Any]) -> bool:
     """Whether a later call can detect any change of these parameters."""
-    return versions_of(parameters) is not None and all(dict_holding(*owner) is not None for owner in owners if owner)
+    return versions_of(parameters) is not None
 
 
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
+def is_plain(x: Any) -> bool:
+    """Whether this is a tensor of numbers in memory of the CPU or a GPU: no subclass, and neither sparse, mkldnn, quantised nor meta."""
+    return type(x) in _PLAIN_TYPES and x.layout is torch.strided and x.device.type in ("cpu", "cuda") and not x.is_quantized
+
+
 def needs_pytorch(x: Any, others: Iterable[Any]) -> bool:
-    """Whether PyTorch's operators are required: for a gradient, a trace, a transform, a tensor subclass or a lazily negated tensor.
-    `others` may contain None."""
+    """Whether PyTorch's operators are required: for a gradient, a trace, a transform, a tensor subclass, a lazily negated tensor or another
+    layout than strides. `others` may contain None."""
     tensors = [x, *[other for other in others if other is not None]]
     gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return gradient or not {*map(type, tensors)} <= _PLAIN_TYPES or any(map(torch.is_neg, tensors)) or is_traced()
+    plain = {*map(type, tensors)} <= _PLAIN_TYPES and x.layout is torch.strided
+    return gradient or not plain or any(map(torch.is_neg, tensors)) or is_traced()
 
 
 class ParameterCache:
@@ -145,10 +165,12 @@ class ParameterCache:
         self._entries: LruCache[tuple[TensorVersions | None, Any]] = LruCache(size)
 
     def get(self, key: Any, parameters: Sequence[Any], compute: Callable[[], Any]) -> Any:
-        """The entry keeps the parameters alive, so no other tensor can get their address."""
+        """The entry keeps the parameters alive, so no other tensor can get their address. Layers of one structure may share a graph and with
+        it a cache, so the first parameter is part of the key."""
+        tensors, key = [tensor for tensor in parameters if tensor is not None], (key, id(parameters[0]))
         entry = self._entries.get(key)
-        if entry and entry[0] and entry[0].are([tensor for tensor in parameters if tensor is not None]) and entry[0].unchanged():
+        if entry and entry[0] and entry[0].are(tensors) and entry[0].unchanged():
             return entry[1]
-        versions = versions_of(parameters)
+        versions = versions_of(tensors)
         with torch.no_grad():
             return self._entries.put(key, (versions, compute()))[1]

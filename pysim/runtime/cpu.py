@@ -9,7 +9,7 @@ import importlib.resources
 import math
 import os
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -102,6 +102,23 @@ def check(status: int, executor: Executor = LOCAL) -> None:
     if status:
         ffi, lib = executor.library()
         raise NativeError(ffi.string(lib.pysim_last_error()).decode())
+
+
+class Fingerprints:
+    """Fingerprints of blocks of memory, given as (address, bytes): `changed` tells which blocks were written to since its last call."""
+
+    def __init__(self, blocks: Sequence[tuple[int, int]]) -> None:
+        ffi, lib = library()
+        self._memory = ffi.new("void *[]", [ffi.cast("void *", address) for address, _ in blocks])
+        self._changed, self._changes = ffi.new("int64_t[]", len(blocks)), ffi.new("int64_t *")
+        sizes, seen = ffi.new("int64_t[]", [size for _, size in blocks]), ffi.new("uint64_t[]", len(blocks))
+        self._compare = partial(lib.pysim_fingerprints, len(blocks), self._memory, sizes, seen, self._changed, self._changes)
+        self.changed()
+
+    def changed(self) -> list[int]:
+        """The indices of the blocks that differ from the last call's."""
+        check(self._compare())
+        return [self._changed[at] for at in range(self._changes[0])]
 
 
 def open_job(problem: Any, schedule: Any) -> Any:

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a captured graph does beside computing values: which memory nodes may share and write, and where operators may not move.
+
+    roots(x)   the values whose memory x may lie in: x itself if its operator makes new memory, else the roots of all its inputs
+    writes(x)  the inputs in whose memory the operator of x may write
+
+Operators that are not known here may return their inputs and write to all of them. So a graph is understood only as far as the lists below go,
+and what they leave out costs speed, never a result:
+
+    a norm or factor whose parameters the graph writes is not fused into the layer before it
+    nothing moves over a change of autocast, gradients or other state
+    if a view is taken of a layer's result before it is written to, or an operator may look at strides, each layer's result gets PyTorch's
+    strides at once (`needs_strides`)
+"""
+
+import inspect
+import operator
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+_MAKERS = """add sub mul div true_divide pow neg exp log sqrt rsqrt reciprocal abs sin cos tanh sigmoid relu relu6 gelu silu hardtanh hardswish
+hardsigmoid leaky_relu elu softplus mish softmax log_softmax cat concat concatenate stack matmul bmm mm addmm baddbmm linear conv1d conv2d conv3d
+conv_transpose1d conv_transpose2d conv_transpose3d batch_norm layer_norm group_norm instance_norm max_pool1d max_pool2d max_pool3d avg_pool1d
+avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d mean sum amax amin var std interpolate
+clone embedding scaled_dot_product_attention where clamp minimum maximum rand randn rand_like randn_like zeros ones full arange zeros_like
+ones_like norm truediv floordiv linear_over_channels norm_over_channels max_pool""".split()
+_OPERATORS_IN_PLACE = {
+    getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul")
+} | {operator.setitem}
+_STRIDE_READERS = set(
+    "as_strided as_strided_ stride storage_offset untyped_storage storage data_ptr is_contiguous set_ resize_ resize_as_ view_as_complex "
+    "view_as_real data numpy __dlpack__".split()
+)
+_KNOWN_MODULES = ("torch", "torch.nn.functional", "torch.functional", "torch._jit_internal", "torch._C._nn", "torch._tensor", "_operator", "math")
+_MOVES_STATE = ("_set_", "_enter_", "_exit_", "set_", "_push_", "_pop_", "manual_seed", "seed")
+
+
+class Effects(NamedTuple):
+    """`written`: the roots to which the graph writes. `regions`: for each node, how many changes of state come before it. `needs_strides`: see
+    above. `aliases`: for each node, its roots."""
+
+    written: frozenset[fx.Node]
+    regions: dict[fx.Node, int]
+    needs_strides: bool
+    aliases: dict[fx.Node, frozenset[fx.Node]]
+
+    @property
+    def writes_inputs(self) -> bool:
+        return any(root.op == "placeholder" for root in self.written)
+
+    def returns_inputs(self, outputs: Collection[fx.Node]) -> bool:
+        """Whether a result may lie in the memory of an input."""
+        return any(root.op == "placeholder" for one in outputs for root in self.aliases[one])
+
+    def may_move(self, node: fx.Node) -> bool:
+        """Whether a node may move to the layers that it reads or that read it: nothing between changes the state or what it reads."""
+        inputs = [one for one in node.all_input_nodes if one.op != "placeholder"]
+        same = all(self.regions[one] == self.regions[node] for one in (*inputs, *node.users) if one.op != "output")
+        return same and not any(self.aliases[one] & self.written for one in node.all_input_nodes if one.op == "placeholder")
+
+    def owns(self, node: Any) -> bool:
+        """Whether a value lies in memory that its own operator made."""
+        return isinstance(node, fx.Node) and self.aliases[node] == {node}
+
+
+def effects_of(graph: fx.Graph) -> Effects:
+    aliases: dict[fx.Node, frozenset[fx.Node]] = {}
+    regions: dict[fx.Node, int] = {}
+    written: set[fx.Node] = set()
+    viewed: set[fx.Node] = set()  # roots of which a view was taken, of values that the graph makes
+    region, needs_strides = 0, False
+    for node in graph.nodes:
+        inputs, known = node.all_input_nodes, _is_known(node)
+        targets = _writes(node, known)
+        roots = frozenset().union(*(aliases[one] for one in inputs))
+        makes = node.op in ("placeholder", "get_attr") or (known and not targets and _name(node) in _MAKERS)
+        aliases[node] = frozenset({node}) if makes or not inputs else roots
+        here = {root for one in targets for root in aliases[one]}
+        made = {root for root in roots if root.op not in ("placeholder", "get_attr")}
+        needs_strides |= bool(here & viewed) or (bool(made) and node.op != "output" and (not known or _name(node) in _STRIDE_READERS))
+        written |= here
+        if not makes and not targets and node.op != "output":
+            viewed |= made
+        region += _changes_state(node, known)
+        regions[node] = region
+    return Effects(frozenset(written), regions, needs_strides, aliases)
+
+
+def _name(node: fx.Node) -> str:
+    """The name of an operator without its overload: "relu_" of torch.relu_, Tensor.relu_ and functional.relu_."""
+    if node.op == "call_method":
+        return str(node.target)
+    if node.op != "call_function":
+        return ""
+    if node.target in (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d, functional.adaptive_max_pool2d):
+        return "max_pool2d"  # of a function that dispatches on an argument
+    return str(getattr(node.target, "__name__", ""))
+
+
+def _is_known(node: fx.Node) -> bool:
+    """Whether a node is one of PyTorch's own operators, and neither a call of the user's code nor a higher-order one."""
+    if node.op in ("placeholder", "get_attr", "output", "call_method"):
+        return True
+    if node.op != "call_function":
+        return False
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return False
+    module = getattr(target, "__module__", None)
+    built_in = module is None and inspect.isbuiltin(target)
+    return built_in or module in _KNOWN_MODULES or target in (getattr, operator.getitem) or str(module).startswith("pysim.")
+
+
+def _writes(node: fx.Node, known: bool) -> list[fx.Node]:
+    """The inputs in whose memory this operator may write."""
+    first = [one for one in node.args[:1] if isinstance(one, fx.Node)]
+    name, inputs = _name(node), node.all_input_nodes
+    if node.op in ("placeholder", "get_attr", "output") or not inputs:
+        return []
+    if not known:
+        schema = getattr(node.target, "_schema", None)
+        return [] if schema is not None and not schema.is_mutable else inputs
+    if node.target in _OPERATORS_IN_PLACE or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
+        return first
+    if name == "__setitem__":
+        return first
+    given = _arguments(node)
+    written = [one for one in (given.get("out"),) if isinstance(one, fx.Node)]
+    if isinstance(given.get("out"), list | tuple):
+        written += [one for one in given["out"] if isinstance(one, fx.Node)]
+    if given.get("inplace") is True:
+        written += first or inputs[:1]
+    if name in ("batch_norm", "instance_norm") and given.get("training" if name == "batch_norm" else "use_input_stats", True) is not False:
+        written += inputs[1:]  # the running statistics among them
+    return written
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments by name as far as a signature is known."""
+    try:
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]  # a call_function's target is callable
+        bound.apply_defaults()
+        return dict(bound.arguments)
+    except (TypeError, ValueError):
+        return dict(node.kwargs)
+
+
+def _changes_state(node: fx.Node, known: bool) -> bool:
+    """Whether a node may change autocast, gradients, generators or other state: what is called for no value of the graph."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    return not known or (node.op == "call_function" and _name(node).startswith(_MOVES_STATE))
