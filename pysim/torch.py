@@ -12,7 +12,6 @@ current stream with memory from PyTorch's allocator, and can be captured in a CU
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import FunctionType
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -49,7 +48,9 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict
     accuracy = _checked(rest.pop("accuracy", "strict"))
     if rest:
         raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has accuracy")
-    return _compiled(module, example_inputs, accuracy, False, _GRAPHS.add)
+    graph = _compiled(module, example_inputs, accuracy, False)
+    _GRAPHS.add(graph)
+    return graph
 
 
 def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False) -> torch.nn.Module:
@@ -112,12 +113,16 @@ def _checked(accuracy: Any) -> ModelAccuracy:
 
 
 class Graph:
-    """A captured graph as torch.compile calls it: parameters are looked at, then the layers run."""
+    """A captured graph as torch.compile calls it: parameters are looked at, then the layers run. `reason`: why it is PyTorch's as a whole."""
 
-    def __init__(self, call: Callable[..., Any], layers: list[FusedLayer], parameters: Sequence[int], reason: str = "") -> None:
+    def __init__(
+        self, module: fx.GraphModule, call: Callable[..., Any], layers: list[FusedLayer], parameters: Sequence[int], reason: str = ""
+    ) -> None:
         self._call, self.layers, self._parameters, self.reason = call, layers, parameters, reason
+        self.strange = False  # an input is no plain tensor
+        self.touched: list[Any] = []  # the tensors that the capture marked
         self._watched: WatchedTensors | None = None
-        self._captured: fx.GraphModule | None = None
+        self._captured: fx.GraphModule | None = module
 
     @property
     def parameter_ids(self) -> set[int]:
@@ -125,8 +130,8 @@ class Graph:
 
     def __call__(self, *inputs: Any) -> Any:
         if self._captured is not None:
-            _forget_capture(self._captured, inputs)
-            self._captured = None
+            _forget_capture(self._captured, (*inputs, *self.touched))
+            self._captured, self.touched = None, []
         if self._parameters:
             parameters = [inputs[at] for at in self._parameters]
             if self._watched is not None and self._watched.are(parameters):
@@ -139,29 +144,22 @@ class Graph:
 _GRAPHS: WeakSet[Graph] = WeakSet()  # those of torch.compile
 
 
-def _compiled(
-    module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, cuda_graph: CudaGraph, add: Callable[[Graph], None]
-) -> Any:
-    """A captured graph as a callable, which `add` gets."""
+def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, cuda_graph: CudaGraph) -> Graph:
     count_trainings(module)
     tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
-    reason = ""
     if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-        reason = "gradients flow through it"
-    elif strange := [one for one in tensors if not is_plain(one)]:
-        reason = f"an input is a {type(strange[0]).__name__} of layout {strange[0].layout} on {strange[0].device.type}"
-    if reason:
-        graph = Graph(module.forward, [], (), reason)
-    else:
-        made = rewrite(module, accuracy, bool(cuda_graph))
-        call = made.module.forward
-        if cuda_graph is True and not made.writes_inputs and not made.returns_inputs:
-            static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
-            call = GraphedCalls(call, {*made.parameters, *static})
-        graph = Graph(call, made.layers, made.parameters)
-    graph._captured = module
-    add(graph)
-    return graph
+        return Graph(module, module.forward, [], (), "gradients flow through it")
+    if strange := [one for one in tensors if not is_plain(one)]:
+        of = strange[0]
+        graph = Graph(module, module.forward, [], (), f"a tensor is a {type(of).__name__}, {of.layout}, on {of.device.type}: PyTorch's alone")
+        graph.strange = True
+        return graph
+    made = rewrite(module, accuracy, bool(cuda_graph))
+    call = made.module.forward
+    if cuda_graph is True and not made.writes_inputs and not made.returns_inputs:
+        static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
+        call = GraphedCalls(call, {*made.parameters, *static})
+    return Graph(module, call, made.layers, made.parameters)
 
 
 def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -196,18 +194,22 @@ class _Calls:
             return model(*args, **kwargs)
 
         model = self.model
+        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
         own = FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)  # torch.compile keeps graphs for each code object
-        add = partial(_Calls._add, self)
-        return cast("Callable[..., Any]", torch.compile(own, backend=lambda module, inputs: _compiled(module, inputs, self.accuracy, self.cuda_graph, add)))
+        return cast("Callable[..., Any]", torch.compile(own, backend=self._backend))
 
-    def _add(self, graph: Graph) -> None:
-        """A new graph: modules or hooks may be others than before."""
+    def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+        graph = _compiled(module, inputs, self.accuracy, self.cuda_graph)
+        if graph.strange:
+            raise OperandError(graph.reason)  # even its results may be of another type than a graph's
         self.graphs.append(graph)
-        modules = [*self.model.modules()]
-        self._hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
-        self._with_hooks = [(hooks, [*hooks]) for hooks in self._hooks if hooks]
-        self._hooks = [hooks for hooks in self._hooks if not hooks]
+        modules = [*self.model.modules()]  # they and their hooks may be others than before
+        graph.touched = [one for of in modules for one in (*of._parameters.values(), *of._buffers.values())]
+        hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
+        self._with_hooks = [(one, [*one]) for one in hooks if one]
+        self._hooks = [one for one in hooks if not one]
         self._trained_norms = TrainedNorms(modules)
+        return graph
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._hooks and (any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)):
@@ -216,8 +218,9 @@ class _Calls:
         try:
             return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
-            self.refusal = f"torch.compile cannot capture it: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            return self.model(*args, **kwargs)
+            y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
+            self.refusal = str(error.__cause__ if isinstance(error.__cause__, OperandError) else error).strip().partition("\n")[0]
+            return y
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call is in inference, not traced, and on plain tensors."""
