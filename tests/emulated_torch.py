@@ -31,7 +31,7 @@ def as_on_gpu(monkeypatch, machine):
     monkeypatch.setattr(torch_gpu.arrays, "library_of", lambda kind: Host())
     for module in (torch_gpu, torch_layers, torch_chain):
         monkeypatch.setattr(module, "ALIGNMENT_BYTES", 64)  # what a host's memory begins at
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True), raising=False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(_is_on_gpu), raising=False)
     monkeypatch.setattr(torch_layers.host, "gpu_here", lambda: load_any(machine))
     monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
     monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
@@ -39,6 +39,11 @@ def as_on_gpu(monkeypatch, machine):
     monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
     monkeypatch.setattr(torch_gpu, "_norm_launches", LruCache(8))  # what is kept belongs to the library that is open
     monkeypatch.setattr(torch_precision, "tf32", lambda kind: False)
+
+
+def _is_on_gpu(x):
+    """Those that torch.compile captures with are still the host's."""
+    return type(x) in (torch.Tensor, torch.nn.Parameter)
 
 
 @contextmanager

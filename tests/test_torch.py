@@ -145,32 +145,6 @@ def test_changed_weights_take_effect():
         assert_close(optimized(x), model(x))
 
 
-class Flagged(nn.Module):
-    """Control flow on arguments with defaults."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-
-    def forward(self, x, scale=1.0, features=False, *, mode="relu", extra=None):
-        y = self.conv(x) * scale
-        y = y if extra is None else y + extra
-        y = functional.relu(y) if mode == "relu" else functional.silu(y)
-        return {"features": y} if features else y.mean((2, 3))
-
-
-def test_arguments_that_control_flow_depends_on_are_traced_as_their_defaults():
-    model, x = Flagged().eval(), torch.randn(2, 3, 9, 9)
-    optimized = pysim.torch.optimize(model)
-    with torch.no_grad():
-        for named in ({}, {"scale": 2.0}, {"features": False, "mode": "".join(("re", "lu"))}):
-            assert_close(optimized(x, **named), model(x, **named))
-        assert [one.runs for one in pysim.torch.report(optimized)] == ["pysim"]
-        for named in ({"mode": "silu"}, {"extra": torch.ones(1)}):
-            assert_close(optimized(x, **named), model(x, **named))
-        assert_close(optimized(x, 2.0, True)["features"], model(x, 2.0, True)["features"])
-
-
 def test_statistics_of_a_norm_in_training_take_effect():
     """PyTorch's version counters leave out what BatchNorm writes in training: frozen weights, statistics of one pass over other images."""
 
@@ -308,15 +282,6 @@ def test_a_model_whose_parameters_have_no_shapes_yet_is_refused_until_its_first_
     with torch.no_grad():
         right = model(x)
         assert_close(pysim.torch.optimize(model)(x), right)
-
-
-def test_a_layer_that_computes_its_parameters_is_refused_alone_and_stays_pytorchs_in_a_model():
-    layer, x = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)).eval(), torch.randn(1, 3, 6, 6)
-    with pytest.raises(OperandError, match="ParametrizedConv2d computes its parameters, so it cannot be copied"):
-        pysim.torch.optimize(layer)
-    model = nn.Sequential(layer, nn.ReLU())
-    with torch.no_grad():
-        assert_close(pysim.torch.optimize(model)(x), model(x))
 
 
 def test_tensors_of_bfloat16_are_computed_as_such():

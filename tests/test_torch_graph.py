@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from torch import nn  # noqa: E402
-from torch_models import Residual, assert_close, block, in_threads, settled  # noqa: E402
+from torch_models import Residual, assert_close, block, in_threads, layers_of, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
@@ -38,7 +38,8 @@ class Recorder:
 
         def replay():
             self.replayed += 1
-            results.copy_(call())
+            for to, one in zip(results, call(), strict=True):
+                to.copy_(one)
 
         return replay, results
 
@@ -132,8 +133,10 @@ def test_layers_are_chosen_for_a_caller_who_records_calls(recorder):
     with torch.no_grad():
         for _ in range(4):
             assert_close(optimized(x), model(x))
-    assert not recorder.recorded and all(layer.in_cuda_graph for layer in optimized.__dict__["_pysim"][1])
-    assert not any(layer.in_cuda_graph for layer in pysim.torch.optimize(model).__dict__["_pysim"][1])
+        plain = pysim.torch.optimize(model)
+        assert_close(plain(x), model(x))
+    assert not recorder.recorded and {layer.in_cuda_graph for layer in layers_of(optimized)} == {True}
+    assert {layer.in_cuda_graph for layer in layers_of(plain)} == {False}
     for wrong in ("callers", torch.ones(2)):
         with pytest.raises(OperandError, match='expected True, False or "caller"'):
             pysim.torch.optimize(model, cuda_graph=wrong)

@@ -7,12 +7,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from emulated_torch import Host, aligned, as_on_gpu  # noqa: E402
-from torch_models import settled  # noqa: E402
+from torch_models import rewritten, settled  # noqa: E402
 
 from pysim import planner  # noqa: E402
 from pysim.check.bounds import bound_of  # noqa: E402
 from pysim.frontends import torch as frontend  # noqa: E402
-from pysim.frontends.torch import rewrite  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.models import expected, torch_chain, torch_gpu, torch_layers  # noqa: E402
 from pysim.models.torch_chain import LayerChain  # noqa: E402
@@ -137,9 +136,9 @@ class Chained:
 
     def __init__(self, model, x):
         self.model, self.x = settled(model), aligned(x)
-        traced, self.layers = rewrite(torch.fx.symbolic_trace(self.model))
-        (self.chain,) = (module for module in traced.modules() if isinstance(module, Counted))
-        self.traced = traced
+        self.traced, made = rewritten(self.model, self.x)
+        (self.chain,) = (module for module in made.module.modules() if isinstance(module, Counted))
+        self.layers = made.layers
         with torch.no_grad():
             for _ in range(2):
                 self.traced(self.x)
@@ -216,8 +215,8 @@ def test_what_pytorch_makes_of_a_result_has_channels_last_too(images, on_gpu):
     """Of one image, too, whose strides PyTorch looks at although no element depends on them all."""
     conv, pool = torch.nn.Conv2d, torch.nn.MaxPool2d
     model = settled(torch.nn.Sequential(conv(8, 8, 1), pool(2), conv(8, 4, 1), pool(2)))
-    traced, _ = rewrite(torch.fx.symbolic_trace(model))
     x = aligned(torch.empty(images, 8, 12, 12).to(memory_format=torch.channels_last))
+    traced, _ = rewritten(model, x)
     with torch.no_grad():
         for _ in range(4):
             found, right = traced(x), model(x)
@@ -285,13 +284,13 @@ def test_a_norm_in_front_of_a_convolution_is_made_as_its_input_is_read(before, o
 def test_a_factor_of_each_image_and_channel_is_multiplied_as_the_input_is_read(factors, factor_first, on_gpu, monkeypatch):
     monkeypatch.setattr(torch_layers, "passes_seconds", lambda *_: float("inf"))  # by itself it is never faster
     model = Squeezed(factor_first, factors).eval()
-    traced, layers = rewrite(torch.fx.symbolic_trace(model))
+    traced, made = rewritten(model, aligned(torch.empty(2, 8, 6, 6)))
     with torch.no_grad():
         for _ in range(4):
             x = aligned(torch.empty(2, 8, 6, 6))
             found, right = traced(x), model(x)
             assert (found - right).abs().max() <= 1e-5 * right.abs().max()
-    reasons = [decision.reason for layer in layers for decision in layer.decisions]
+    reasons = [decision.reason for layer in made.layers for decision in layer.decisions]
     assert reasons[-1].endswith("product in the kernel") == (factors == 8)
     with torch.no_grad():
         model.project.weight.mul_(2)
@@ -311,9 +310,8 @@ def test_what_comes_first_stays_where_something_stands_between(on_gpu):
             x.zero_()
             return self.conv(y)
 
-    model = settled(Written())
-    traced, _ = rewrite(torch.fx.symbolic_trace(model))
-    x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    model, x = settled(Written()), torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    traced, _ = rewritten(model, x.clone())
     with torch.no_grad():
         assert torch.allclose(traced(x.clone()), model(x.clone()), atol=1e-5)
 
@@ -348,12 +346,16 @@ def test_without_memory_for_its_arena_a_chain_runs_layer_by_layer(on_gpu, monkey
     assert one.chain.looked_up == 1
 
 
-def test_parameters_are_read_from_the_modules_that_they_belong_to():
-    """Not by way of every module above: a layer has up to six, in modules that lie four deep."""
+def test_parameters_are_inputs_of_a_graph():
+    """Those from which a layer may keep something are told; other tensors of the model are inputs like the image."""
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())).eval()
-    traced, _ = rewrite(torch.fx.symbolic_trace(model))
-    assert not any(node.op == "get_attr" for node in traced.graph.nodes)
     conv, x = model[0][0], torch.randn(1, 3, 9, 9)
+    traced, made = rewritten(model, x)
+    assert not any(node.op == "get_attr" for node in made.module.graph.nodes)
+    assert {traced.places[at] for at in made.parameters} == {
+        "0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias", "0.1.running_mean", "0.1.running_var"
+    }  # fmt: skip
+    assert not made.writes_inputs and not made.returns_inputs
     with torch.no_grad():
         assert torch.allclose(traced(x), model(x), atol=1e-6)
         conv.weight.mul_(2)
@@ -428,8 +430,8 @@ def test_what_is_trained_behind_a_factor_that_is_not_is_pytorchs(on_gpu):
     model = Squeezed(True).eval()
     for one in model.fc.parameters():
         one.requires_grad_(False)
-    traced, _ = rewrite(torch.fx.symbolic_trace(model))
     x = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
+    traced, _ = rewritten(model, x)
     found, right = traced(x), model(x)
     assert torch.equal(found, right) and found.requires_grad
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from emulated_torch import aligned, as_on_gpu, autocast  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_models import settled  # noqa: E402
+from torch_models import graphs_of, operators, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.models import torch_gpu, torch_norms  # noqa: E402
@@ -175,18 +175,14 @@ def test_parts_of_other_sizes_are_pytorchs_error(launched):
     assert not launched
 
 
-def modules_of(optimized):
-    return [*optimized.__dict__["_pysim"][0].modules()]
-
-
 @pytest.mark.parametrize("how", [{}, {"scale": False}, {"late": True}, {"channels": 6}], ids=str)
 def test_between_layers_over_channels_no_permute_is_left(how, launched):
     optimized = assert_same(settled(Block(**how)), torch.randn(2, 3, 8, 7))
-    graph = optimized.__dict__["_pysim"][0].graph
-    assert not [one for one in graph.nodes if "permute" in str(one.target)] and len(launched) == 3
-    links = [link for one in modules_of(optimized) if isinstance(one, LayerChain) for link in one._links]
+    (graph,) = graphs_of(optimized)
+    assert not [one for one in graph.graph.nodes if "permute" in str(one.target)] and len(launched) == 3
+    links = [link for one in graph.modules() if isinstance(one, LayerChain) for link in one._links]
     assert [link.layer.feeds_products for link in links if isinstance(link.layer, RowNormLayer)] == [True]
-    left = [one for one in graph.nodes if "add" in str(one.target) or "mul" in str(one.target)]
+    left = [one for one in operators(graph) if "add" in str(one.target) or "mul" in str(one.target)]
     assert bool(left) == bool(how.get("late"))  # the factor and the sum are the second product's own
 
 

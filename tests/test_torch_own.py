@@ -78,18 +78,17 @@ def test_modules_with_hooks_keep_them():
     ],
     ids=["replaced", "added", "hook", "hook before"],
 )
-def test_a_model_whose_modules_changed_since_is_pytorchs_and_the_report_says_so(change):
+def test_a_model_whose_modules_changed_since_is_still_pysims(change):
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
     with torch.no_grad():
         optimized(x)
         change(optimized)
-        assert torch.equal(optimized(x), model(x))
-    (one,) = pysim.torch.report(optimized)
-    assert one.runs == "torch" and "optimize it again" in one.reason
+        assert_close(optimized(x), model(x))
+    assert {one.runs for one in pysim.torch.report(optimized)} == {"pysim"}
 
 
-def test_an_argument_that_may_be_left_out_is_none_or_pytorchs():
+def test_arguments_that_may_be_left_out_are_followed():
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -106,9 +105,9 @@ def test_an_argument_that_may_be_left_out_is_none_or_pytorchs():
         assert_close(optimized(x, None), model(x))
         assert_close(optimized(x, mask=None, scale=None), model(x))
         for told in ({"mask": x}, {"scale": 3}, {"mask": x, "scale": x[..., :7, :7].sum()}):
-            assert torch.equal(optimized(x, **told), model(x, **told))
-        assert torch.equal(optimized(x, x), model(x, x))
-    assert [one.runs for one in pysim.torch.report(optimized)] == ["pysim"]
+            assert_close(optimized(x, **told), model(x, **told))
+        assert_close(optimized(x, x), model(x, x))
+    assert {one.runs for one in pysim.torch.report(optimized)} == {"pysim"}
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
@@ -160,17 +159,12 @@ def test_what_no_kernel_takes_is_pytorchs(x):
     assert [one.runs for one in pysim.torch.report(optimized)] == ["torch"]
 
 
-def test_a_model_that_cannot_be_traced_is_refused_with_a_hint():
-    class Branches(nn.Module):
-        def forward(self, x):
-            return x if x.sum() > 0 else -x
-
-    with pytest.raises(OperandError, match=r"torch\.compile"):
-        pysim.torch.optimize(Branches())
-    with pytest.raises(OperandError, match="expected a torch"):
+def test_what_is_no_module_is_refused():
+    with pytest.raises(OperandError, match="model is a int; expected a torch"):
         pysim.torch.optimize(3)
-    with pytest.raises(OperandError, match="optimize returned"):
-        pysim.torch.report(nn.ReLU())
+    for other in (nn.ReLU(), torch.relu, None):
+        with pytest.raises(OperandError, match=r"of what pysim\.torch\.optimize or torch\.compile.* returned, not of a"):
+            pysim.torch.report(other)
 
 
 def test_layers_that_all_stay_pytorchs_look_nothing_up(monkeypatch):
@@ -182,7 +176,7 @@ def test_layers_that_all_stay_pytorchs_look_nothing_up(monkeypatch):
     with torch.no_grad():
         optimized(x)
         before = len(looked_up)
-        for change in (lambda: None, lambda: model[0][0].weight.mul_(2), lambda: setattr(model[1], "bias", None)):
+        for change in (lambda: None, lambda: model[0][0].weight.mul_(2), lambda: setattr(model[1], "bias", nn.Parameter(torch.randn(4)))):
             change()
             assert torch.equal(optimized(x), model(x))
     assert before and len(looked_up) == before

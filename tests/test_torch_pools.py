@@ -8,10 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 from emulated_torch import as_on_gpu  # noqa: E402
-from torch_models import assert_close  # noqa: E402
+from torch_models import assert_close, rewritten  # noqa: E402
 
 from pysim import planner  # noqa: E402
-from pysim.frontends.torch import rewrite  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.models import expected, torch_pools  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
@@ -69,7 +68,7 @@ def test_a_models_pools_are_found_as_modules_and_as_functions(monkeypatch):
             return torch.nn.functional.max_pool2d(self.pool(self.conv(x)), 2, stride=1)
 
     model, x = Pools().eval(), torch.randn(2, 3, 17, 18)
-    traced, _ = rewrite(torch.fx.symbolic_trace(model))
+    traced, made = rewritten(model, x)
     with torch.no_grad():
         assert_close(traced(x), model(x))
-    assert [node.target for node in traced.graph.nodes].count(torch_pools.max_pool) == 2
+    assert [node.target for node in made.module.graph.nodes].count(torch_pools.max_pool) == 2

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from emulated_torch import aligned, as_on_gpu, autocast  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_models import settled  # noqa: E402
+from torch_models import layers_of, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
@@ -212,7 +212,7 @@ def test_compiled_models_have_autocasts_type(on_gpu):
         wanted = model(x)
         with autocast(torch.float16):
             optimized = pysim.torch.optimize(model)(x)
-            made = pysim.torch.backend(torch.fx.symbolic_trace(copy.deepcopy(model)), [x])(x)
+            made = torch.compile(copy.deepcopy(model), backend=pysim.torch.backend)(x)
     assert made.dtype is torch.float16 and torch.equal(made, optimized)
     assert_near(made, wanted, "f16")
 
@@ -226,7 +226,7 @@ def test_weights_are_rounded_once(on_gpu):
             optimized = pysim.torch.optimize(model if cast else model.half())
             with autocast(torch.float16) if cast else nullcontext():
                 optimized(x if cast else x.half())
-            (layer,) = optimized.__dict__["_pysim"][1]
+            (layer,) = layers_of(optimized)
             ((_, weights),) = layer._derived._entries._entries.values()
             made.append(weights)
     (folded, none, _), (kept, scale, _) = made

@@ -3,11 +3,15 @@
 
 import threading
 from importlib import import_module
+from types import FunctionType
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+
+from pysim.frontends import torch as frontend
+from pysim.frontends.torch_strides import with_strides
 
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 
@@ -61,6 +65,64 @@ class Residual(nn.Module):
         out2 = self.b(self.a(y))
         out2 += y
         return (functional.relu(out2), identity) if self.late else functional.relu(out2)
+
+
+class Captured:
+    """The one graph that torch.compile captures of a call in inference, as it was or as pysim changed it, called with the parameters and
+    buffers that the model has then. `module`: the graph."""
+
+    def __init__(self, model, *inputs):
+        def record(module, given):
+            self.module = module
+            given_to.extend(given)
+            return module.forward
+
+        def call(*given):
+            return model(*given)
+
+        given_to = []
+        own = FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)  # of which nothing is compiled yet
+        with torch.no_grad():
+            torch.compile(own, backend=record, fullgraph=True, dynamic=False)(*inputs)
+        names = {id(one): name for name, one in (*model.named_parameters(), *model.named_buffers())}
+        self.model, self.places = model, [names.get(id(one)) or _argument(inputs, one) for one in given_to]
+
+    def rewrite(self, **options):
+        """What the frontend tells of it."""
+        return frontend.rewrite(self.module, **options)
+
+    def __call__(self, *inputs):
+        results = self.module(*[inputs[at] if isinstance(at, int) else _attribute(self.model, at) for at in self.places])
+        return results[0] if len(results) == 1 else results
+
+
+def _argument(inputs, given):
+    return next(at for at, one in enumerate(inputs) if one is given)
+
+
+def _attribute(model, name):
+    of, _, last = name.rpartition(".")
+    return getattr(model.get_submodule(of), last)
+
+
+def rewritten(model, *inputs, **options):
+    """The captured graph with pysim's layers, and what the frontend tells of it."""
+    captured = Captured(model, *inputs)
+    return captured, captured.rewrite(**options)
+
+
+def operators(module):
+    """The nodes of a graph that are PyTorch's operators."""
+    return [one for one in module.graph.nodes if one.op in ("call_function", "call_method") and one.target is not with_strides]
+
+
+def graphs_of(optimized):
+    """The graphs of an optimized model's calls so far."""
+    return [one._call.__self__ for one in optimized._pysim.graphs]
+
+
+def layers_of(optimized):
+    return [layer for graph in optimized._pysim.graphs for layer in graph.layers]
 
 
 def in_threads(work, count):
