@@ -12,6 +12,7 @@ current stream with memory from PyTorch's allocator, and can be captured in a CU
 """
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from types import FunctionType
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -178,6 +179,9 @@ def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
 # Optimized models
 
 
+_NAMES = count()
+
+
 class _Calls:
     """The calls of a model through torch.compile."""
 
@@ -195,7 +199,9 @@ class _Calls:
 
         model = self.model
         self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
-        own = FunctionType(call.__code__.replace(), call.__globals__, closure=call.__closure__)  # torch.compile keeps graphs for each code object
+        # torch.compile keeps graphs for each code object, and for each name which sizes and numbers differed between calls
+        code = call.__code__.replace(co_name=f"call_{next(_NAMES)}")
+        own = FunctionType(code, call.__globals__, closure=call.__closure__)
         return cast("Callable[..., Any]", torch.compile(own, backend=self._backend))
 
     def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:

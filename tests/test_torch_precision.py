@@ -78,7 +78,7 @@ class Block(nn.Module):
     def forward(self, x):
         x = self.stem(x)
         x = torch.relu(self.b(self.a(x)) + x)
-        return self.fc(self.pool(x).view(x.shape[0], -1))
+        return self.fc(self.pool(x).flatten(1))
 
 
 def assert_near(found, wanted, name):
@@ -160,7 +160,7 @@ def test_layers_that_follow_each_other_are_one_call_under_autocast(on_gpu, monke
         for cast in HALVES * 2:
             with autocast(cast):
                 assert optimized(x).dtype is cast
-        assert len(looked_up) == seen <= 3
+        assert len(looked_up) == seen <= 4  # twice for each type, whose graph is its own
 
 
 def test_results_lie_as_pytorchs_though_layers_have_channels_last(on_gpu):

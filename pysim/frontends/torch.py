@@ -49,8 +49,9 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     before = effects_of(graph)
-    returns_inputs = before.returns_inputs(_returned(graph))
+    returns_inputs, returns_views = before.returns_inputs(_returned(graph)), before.share_memory(_returned(graph))
     _remove_dropout(module)
+    _remove_logging(module)
     _replace_pools(module)
     without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:
@@ -60,7 +61,10 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
         layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
     read = dict.fromkeys(one for node in made for one in _parameters(node, module))
     parameters = [at for at, one in enumerate(inputs) if one in read]
-    restore_strides(module, made if before.needs_strides else [one for one in _returned(graph) if one.op != "placeholder"])
+    if before.needs_strides:
+        restore_strides(module, made)
+    else:
+        restore_strides(module, [one for one in _returned(graph) if one.op != "placeholder"], only_results=not returns_views)
     _join_chains(module)
     graph.lint()
     module.recompile()
@@ -128,6 +132,12 @@ def _remove_dropout(module: fx.GraphModule) -> None:
         if drops and isinstance(x, fx.Node):
             node.replace_all_uses_with(x)
             module.graph.erase_node(node)
+
+
+def _remove_logging(module: fx.GraphModule) -> None:
+    """Operators of torchvision tell PyTorch that they are used, which would separate layers, too."""
+    for node in module.graph.find_nodes(op="call_function", target=torch._C._log_api_usage_once):
+        module.graph.erase_node(node)
 
 
 def _views_to_reshapes(module: fx.GraphModule) -> None:

@@ -56,6 +56,10 @@ class Effects(NamedTuple):
         """Whether a result may lie in the memory of an input."""
         return any(root.op == "placeholder" for one in outputs for root in self.aliases[one])
 
+    def share_memory(self, outputs: Collection[fx.Node]) -> bool:
+        """Whether two results may lie in the same memory."""
+        return sum(len(self.aliases[one]) for one in outputs) > len(frozenset().union(*(self.aliases[one] for one in outputs)))
+
     def may_move(self, node: fx.Node) -> bool:
         """Whether a node may move to the layers that it reads or that read it: nothing between changes the state or what it reads."""
         inputs = [one for one in node.all_input_nodes if one.op != "placeholder"]

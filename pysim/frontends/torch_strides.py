@@ -26,15 +26,16 @@ def with_strides(x: Any, strides: Any) -> Any:
     return torch.empty_strided(tuple(x.shape), strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def restore_strides(module: fx.GraphModule, nodes: Iterable[fx.Node]) -> None:
-    """Gives these values PyTorch's strides for all of their readers."""
+def restore_strides(module: fx.GraphModule, nodes: Iterable[fx.Node], only_results: bool = False) -> None:
+    """Gives these values PyTorch's strides for all of their readers, or only as results of the graph."""
+    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     for node in nodes:
         strides = _strides(node.meta.get("example_value"))
         if strides is None:
             continue
-        with module.graph.inserting_after(node):
+        with module.graph.inserting_before(output) if only_results else module.graph.inserting_after(node):
             made = module.graph.call_function(with_strides, (node, strides))
-        node.replace_all_uses_with(made, lambda user, made=made: user is not made)
+        node.replace_all_uses_with(made, lambda user, made=made: user is output if only_results else user is not made)
 
 
 def _strides(example: Any) -> Any:

@@ -57,7 +57,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         last_reader = {number: at for at, link in enumerate(links) for number in link.reads}
         inner = [number for number in last_reader if number >= input_count and number not in outputs]
         self._dead_after = [[number for number in inner if last_reader[number] == at] for at in range(len(links))]
-        self._last_parameters: LruCache[list[Any]] = LruCache(_CACHE_SIZE)  # parameters of the last call that ran layer by layer
+        self._last_parameters: LruCache[list[Any]] = LruCache(_CACHE_SIZE)  # of the last call of each model that ran layer by layer
         self._plans: LruCache[tuple[_LaunchGroup | Link, ...]] = LruCache(_CACHE_SIZE)
 
     def forward(self, *inputs: Any) -> Any:
@@ -100,12 +100,12 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             for number in self._dead_after[at]:
                 values[number] = None
         launched = [parameter for step in steps if step.record for parameter in step.parameters]
-        last = self._last_parameters.get(key) or []
+        last = self._last_parameters.get(key[1]) or []
         if len(launched) == len(last) and all(map(is_, launched, last)) and launched:
             self._plans.put(key, _parts(steps, self._outputs) if first == 0 else ())  # (): some kept launch did not apply, start over
         elif first == 0 and not launched and not _needs_pytorch() and all(link.layer.always_pytorch for link in self._links):
             self._plans.put(key, self._links)
-        self._last_parameters.put(key, launched)
+        self._last_parameters.put(key[1], launched)
 
 
 def _needs_pytorch() -> bool:
