@@ -152,7 +152,9 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
         return Graph(module, module.forward, [], (), "gradients flow through it")
     if strange := [one for one in tensors if not is_plain(one)]:
         of = strange[0]
-        graph = Graph(module, module.forward, [], (), f"a tensor is a {type(of).__name__}, {of.layout}, on {of.device.type}: PyTorch's alone")
+        graph = Graph(
+            module, module.forward, [], (), f"a tensor is a {type(of).__name__}, {of.layout}, on {of.device.type}: PyTorch's alone"
+        )
         graph.strange = True
         return graph
     made = rewrite(module, accuracy, bool(cuda_graph))
@@ -225,7 +227,8 @@ class _Calls:
             return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
             y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
-            self.refusal = str(error.__cause__ if isinstance(error.__cause__, OperandError) else error).strip().partition("\n")[0]
+            cause = getattr(error, "inner_exception", error.__cause__)
+            self.refusal = str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
             return y
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 from fake_gpu import cuda_ffi
+from guarded import guarded
 
 from pysim.errors import MissingError, PysimError
 from pysim.registry import cpu as registry
@@ -23,7 +25,7 @@ except MissingError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 # ABI version -> sha256 of its declarations; a change of them is a new version once one is released
-PINNED = {4: "a73243d46ffb74aa48a52d308a91671eb36953542894e7c0655827d728530db6"}
+PINNED = {4: "76111702b03a3c369bbc18da5eaa1f3fdb9d634a42d41164cc5755f6dc04cbe8"}
 
 
 def declarations() -> str:
@@ -117,3 +119,53 @@ def test_a_row_of_a_form_that_no_kernel_has_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "native_file", lambda name: tmp_path / name)
     with pytest.raises(PysimError, match=r'kernels\.inc: f32_outre_.*: no form is named "outre"; did you mean "outer"'):
         registry._rows.__wrapped__("kernels.inc")
+
+
+SIZES = (0, 1, 7, 8, 9, 31, 32, 1017, 1024, 1025, 1031, 4096, 5000)
+
+
+def test_fingerprints_read_no_byte_outside_of_their_blocks():
+    """Each ends at a page that nobody may read, and begins anywhere."""
+    blocks = [guarded(np.arange(size, dtype=np.uint8)) for size in SIZES]
+    fingerprints = runtime.Fingerprints([(one.ctypes.data, one.nbytes) for one in blocks])
+    assert fingerprints.changed() == []
+    for at, one in enumerate(blocks):
+        one[...] += 1
+        assert fingerprints.changed() == ([at] if one.size else [])
+    blocks[2][0], blocks[9][-1] = 99, 99
+    assert fingerprints.changed() == [2, 9]
+    assert fingerprints.changed() == []
+
+
+@pytest.mark.parametrize("size", [1, 13, 250, 1024])
+def test_fingerprints_of_small_blocks_tell_each_byte(size):
+    memory = np.zeros(size, np.uint8)
+    fingerprints = runtime.Fingerprints([(memory.ctypes.data, size)])
+    for at in range(size):
+        memory[at] ^= 1
+        assert fingerprints.changed() == [0], at
+
+
+def test_fingerprints_tell_swapped_words_and_samples_of_large_blocks():
+    memory = np.arange(1 << 16)
+    fingerprints = runtime.Fingerprints([(memory.ctypes.data, memory.nbytes)])
+    memory[:] = memory[::-1].copy()
+    assert fingerprints.changed() == [0]
+    small = np.arange(16)
+    fingerprints = runtime.Fingerprints([(small.ctypes.data, small.nbytes)])
+    for at, other in ((0, 1), (0, 4), (3, 15)):
+        small[[at, other]] = small[[other, at]]
+        assert fingerprints.changed() == [0]
+    memory = np.zeros(1 << 16, np.uint8)
+    fingerprints = runtime.Fingerprints([(memory.ctypes.data, memory.nbytes)])
+    for part in np.split(memory, 16):
+        part += 1
+        assert fingerprints.changed() == [0]
+
+
+def test_fingerprints_without_blocks_or_memory_are_refused():
+    assert runtime.Fingerprints([]).changed() == []
+    with pytest.raises(PysimError, match="block 1 has no memory"):
+        runtime.Fingerprints([(0, 0), (0, 8)])
+    assert LIB.pysim_fingerprints(-1, FFI.NULL, FFI.NULL, FFI.NULL, FFI.NULL, FFI.new("int64_t *")) == LIB.PYSIM_BAD_ARGUMENT
+    assert b"fingerprints need blocks" in FFI.string(LIB.pysim_last_error())

@@ -56,7 +56,9 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
     without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:
         _views_to_reshapes(module)
-    layers, made = _insert_layers(module, effects_of(graph))
+    effects = effects_of(graph)
+    layers, made = _insert_layers(module, effects)
+    _count_writes(module, effects)
     for layer in layers:
         layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
     read = dict.fromkeys(one for node in made for one in _parameters(node, module))
@@ -114,6 +116,13 @@ def count_trainings(module: fx.GraphModule) -> None:
                 with module.graph.inserting_after(node):
                     module.graph.call_function(count_writes, (given.get("running_mean"), given.get("running_var")))
     module.recompile()
+
+
+def _count_writes(module: fx.GraphModule, effects: Effects) -> None:
+    """Counts the graph's own writes to its inputs, among them those through `.data` that leave version counters as they are."""
+    for node, inputs in effects.writers.items():
+        with module.graph.inserting_after(node):
+            module.graph.call_function(count_writes, tuple(inputs))
 
 
 # Operators that return their input in inference

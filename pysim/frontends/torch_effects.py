@@ -35,22 +35,32 @@ _STRIDE_READERS = set(
     "as_strided as_strided_ stride storage_offset untyped_storage storage data_ptr is_contiguous set_ resize_ resize_as_ view_as_complex "
     "view_as_real data numpy __dlpack__".split()
 )
-_KNOWN_MODULES = ("torch", "torch.nn.functional", "torch.functional", "torch._jit_internal", "torch._C._nn", "torch._tensor", "_operator", "math")
+_KNOWN_MODULES = (
+    "torch",
+    "torch.nn.functional",
+    "torch.functional",
+    "torch._jit_internal",
+    "torch._C._nn",
+    "torch._tensor",
+    "_operator",
+    "math",
+)
 _MOVES_STATE = ("_set_", "_enter_", "_exit_", "set_", "_push_", "_pop_", "manual_seed", "seed")
 
 
 class Effects(NamedTuple):
     """`written`: the roots to which the graph writes. `regions`: for each node, how many changes of state come before it. `needs_strides`: see
-    above. `aliases`: for each node, its roots."""
+    above. `aliases`: for each node, its roots. `writers`: for each node that writes to inputs of the graph, these inputs."""
 
     written: frozenset[fx.Node]
     regions: dict[fx.Node, int]
     needs_strides: bool
     aliases: dict[fx.Node, frozenset[fx.Node]]
+    writers: dict[fx.Node, list[fx.Node]]
 
     @property
     def writes_inputs(self) -> bool:
-        return any(root.op == "placeholder" for root in self.written)
+        return bool(self.writers)
 
     def returns_inputs(self, outputs: Collection[fx.Node]) -> bool:
         """Whether a result may lie in the memory of an input."""
@@ -75,6 +85,7 @@ def effects_of(graph: fx.Graph) -> Effects:
     aliases: dict[fx.Node, frozenset[fx.Node]] = {}
     regions: dict[fx.Node, int] = {}
     written: set[fx.Node] = set()
+    writers: dict[fx.Node, list[fx.Node]] = {}
     viewed: set[fx.Node] = set()  # roots of which a view was taken, of values that the graph makes
     region, needs_strides = 0, False
     for node in graph.nodes:
@@ -87,11 +98,13 @@ def effects_of(graph: fx.Graph) -> Effects:
         made = {root for root in roots if root.op not in ("placeholder", "get_attr")}
         needs_strides |= bool(here & viewed) or (bool(made) and node.op != "output" and (not known or _name(node) in _STRIDE_READERS))
         written |= here
+        if inputs_written := [root for root in here if root.op == "placeholder"]:
+            writers[node] = inputs_written
         if not makes and not targets and node.op != "output":
             viewed |= made
         region += _changes_state(node, known)
         regions[node] = region
-    return Effects(frozenset(written), regions, needs_strides, aliases)
+    return Effects(frozenset(written), regions, needs_strides, aliases, writers)
 
 
 def _name(node: fx.Node) -> str:

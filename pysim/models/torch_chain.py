@@ -166,7 +166,9 @@ class _LaunchGroup:
     def __init__(self, steps: Sequence[_Step], read_outside: set[int]) -> None:
         results = [step.result for step in steps]
         self._operands = _operands(steps)
-        given = [(number, one) for step in steps for number, one in zip(step.link.parameters, step.parameters, strict=True) if number is not None]
+        given = [
+            (number, one) for step in steps for number, one in zip(step.link.parameters, step.parameters, strict=True) if number is not None
+        ]
         self._numbers, self._parameters = [number for number, _ in given], [one for _, one in given]
         versions = versions_of(tuple(parameter for step in steps for parameter in step.parameters))
         assert versions is not None  # layers with records have countable versions

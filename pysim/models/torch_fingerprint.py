@@ -86,7 +86,9 @@ class _GpuSamples:
         """Counts and reports the writes that a comparison found."""
         if not any(bool(one.any()) for one in differ):
             return
-        flags = [bool(part.any()) for views, one in zip(self._views.values(), differ, strict=True) for part in one.split([*map(len, views)])]
+        flags = [
+            bool(part.any()) for views, one in zip(self._views.values(), differ, strict=True) for part in one.split([*map(len, views)])
+        ]
         changed = [self._tensors[at] for at, flag in zip(self._places, flags, strict=True) if flag]
         count_writes(*changed)
         warnings.warn(

@@ -30,6 +30,7 @@ _forget_cublas = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 Call = Callable[[], Any]
 
+
 class _CapturedCall(NamedTuple):
     """A graph, its input and result tensors, and the parameters and buffers at the capture; None in place of an input that is one."""
 
@@ -84,7 +85,9 @@ class GraphedCalls:
             return "refused"
         finally:
             forget_workspaces()  # those of the warm-up stream and of earlier calls: a graph has its own
-        return _CapturedCall(replay, [None if at in self._parameters else one for at, one in enumerate(given)], results, parameters, versions)
+        return _CapturedCall(
+            replay, [None if at in self._parameters else one for at, one in enumerate(given)], results, parameters, versions
+        )
 
 
 def captured(call: Call) -> tuple[Call, Any]:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes to parameters that PyTorch does not count are found by their memory."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from torch import nn  # noqa: E402
+from torch_models import assert_close  # noqa: E402
+
+import pysim.torch  # noqa: E402
+from pysim.models import torch_fingerprint  # noqa: E402
+from pysim.models.torch_fingerprint import WatchedTensors  # noqa: E402
+from pysim.models.torch_state import versions_of  # noqa: E402
+
+
+def through_numpy(x):
+    x.detach().numpy().reshape(-1)[:] += 1
+
+
+def through_data(x):
+    x.data.mul_(2)
+
+
+def first(x):
+    memory = x.detach().numpy().reshape(-1)
+    memory[0] += 1
+
+
+def last(x):
+    memory = x.detach().numpy().reshape(-1)
+    memory[-1] += 1
+
+
+@pytest.mark.parametrize("write", [through_numpy, through_data, first, last])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (7, 37), (64, 64, 3, 3)], ids=str)
+def test_a_look_counts_a_write(write, shape):
+    tensors = [nn.Parameter(torch.ones(shape)), torch.ones(shape)]
+    watched, versions = WatchedTensors(tensors), [versions_of([one]) for one in tensors]
+    watched.look()
+    assert all(one.unchanged() for one in versions)
+    write(tensors[1])
+    watched.look()
+    assert [one.unchanged() for one in versions] == [True, False]
+    again = versions_of(tensors[1:])
+    watched.look()
+    assert again.unchanged()
+
+
+def test_each_number_of_a_small_tensor_is_looked_at():
+    weight = torch.zeros(250)
+    watched = WatchedTensors([weight])
+    for at in range(250):
+        versions = versions_of([weight])
+        weight.numpy()[at] = 1
+        watched.look()
+        assert not versions.unchanged(), at
+
+
+def test_tensors_may_be_empty_expanded_and_strided():
+    tensors = [torch.empty(0, 3), torch.ones(1).expand(1000), torch.ones(9, 9)[::2, ::3]]
+    watched, versions = WatchedTensors(tensors), versions_of(tensors[2:])
+    tensors[2].numpy()[-1, -1] = 5
+    watched.look()
+    assert not versions.unchanged()
+
+
+def test_other_tensors_and_other_memory_are_told():
+    one, other = torch.ones(4), torch.ones(4)
+    watched = WatchedTensors([one])
+    assert watched.are([one]) and not watched.are([other])
+    one.data = torch.zeros(4)
+    assert not watched.are([one])
+
+
+def test_after_a_refresh_a_write_that_no_sample_shows_takes_effect(every_layer_is_ours):
+    """A few words are looked at of the 512 KiB of a weight."""
+    model, x = nn.Conv2d(256, 512, 1).eval(), torch.randn(1, 256, 5, 5)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        optimized(x)
+        model.weight.numpy().reshape(-1)[700] += 100
+        pysim.torch.refresh()
+        assert_close(optimized(x), model(x))
+
+
+class Event:
+    """That has happened at once."""
+
+    def record(self):
+        pass
+
+    def query(self):
+        return True
+
+
+def test_a_write_on_a_gpu_is_found_afterwards_with_a_warning(monkeypatch):
+    """Of samples, at most every INTERVAL seconds; here the tensors lie on the host."""
+    now = [0.0]
+    monkeypatch.setattr(torch_fingerprint.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(torch_fingerprint, "_to_host", lambda x: x.clone())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    tensors = [torch.ones(5), torch.ones(300, 20), torch.ones(7).half(), torch.ones(3, dtype=torch.complex128), torch.ones(6, 6)[::2]]
+    samples = torch_fingerprint._GpuSamples(tensors)
+
+    def look(after):
+        now[0] += after
+        samples.look()
+
+    versions = [versions_of([one]) for one in tensors]
+    for _ in range(3):
+        look(1.0)
+    assert all(one.unchanged() for one in versions)
+    tensors[1].numpy()[:] = 2
+    tensors[2].data.fill_(3)
+    look(0.5 * torch_fingerprint.INTERVAL)
+    look(torch_fingerprint.INTERVAL)
+    assert all(one.unchanged() for one in versions)
+    with pytest.warns(UserWarning, match=r"2 parameters, the first of shape \(300, 20\), were written to"):
+        look(torch_fingerprint.INTERVAL)
+    assert [one.unchanged() for one in versions] == [True, False, False, True, True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            look(1.0)
+
+
+def test_samples_are_few_and_reach_over_the_whole_tensor():
+    for shape in ((1,), (63,), (64,), (65,), (1000, 1000)):
+        x = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
+        found = torch_fingerprint._samples(x).view(torch.float32)
+        assert len(found) <= torch_fingerprint.SAMPLES and found[0] == 0
+        assert x.numel() - 1 - found[-1] <= x.numel() / torch_fingerprint.SAMPLES + 1

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of layers that leave images channels last have PyTorch's strides where anybody could see others."""
+
+import emulated_cuda
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+from emulated_torch import as_on_gpu  # noqa: E402
+from torch import nn  # noqa: E402
+from torch_models import assert_close  # noqa: E402
+
+import pysim.torch  # noqa: E402
+from pysim.frontends.torch_strides import _strides, with_strides  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
+LAST = torch.channels_last
+
+
+def test_strides_are_given_by_a_copy_if_there_must_be_one():
+    x = torch.randn(2, 8, 4, 4).to(memory_format=LAST)
+    assert with_strides(x, x.stride()) is x and with_strides(x, LAST) is x
+    for wanted in ((128, 16, 4, 1), torch.contiguous_format):
+        y = with_strides(x, wanted)
+        assert y.stride() == (128, 16, 4, 1) and torch.equal(y, x)
+    thin = torch.randn(2, 8, 1, 1).to(memory_format=LAST)  # strides of axes of one element say nothing
+    y = with_strides(thin, (8, 1, 8, 8))
+    assert y.stride() == (8, 1, 8, 8) and y.data_ptr() == thin.data_ptr() and torch.equal(y, thin)
+
+
+def test_strides_are_known_of_dense_memory_alone():
+    x = torch.empty(2, 8, 4, 4)
+    assert _strides(x) == (128, 16, 4, 1) and _strides(x.to(memory_format=LAST)) == (128, 1, 32, 8)
+    assert _strides(x.permute(3, 1, 0, 2)) == (1, 16, 128, 4) and _strides(torch.empty(2, 8, 1, 4)[:, :, :, :]) == (32, 4, 4, 1)
+    for other in (x[:, ::2], x[:, :1].expand(2, 8, 4, 4), torch.empty(5), None, 3, torch.ones(3, 3).to_sparse()):
+        assert _strides(other) is None
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    with emulated_cuda.opened():
+        as_on_gpu(monkeypatch, "v100")
+        yield
+        monkeypatch.undo()
+
+
+class Several(nn.Module):
+    """Results of layers, of operators behind them, and of one that is read by the next."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.pool = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 6, 1), nn.AvgPool2d(2)
+
+    def forward(self, x):
+        y = self.a(x)
+        z = torch.relu(self.b(y))
+        return y, z, self.pool(z), {"sum": z + 1}["sum"]
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, LAST])
+def test_results_have_pytorchs_strides_for_all_sizes_of_a_batch(form, on_gpu):
+    """After the second size the batch is no number of the graph."""
+    model = Several().eval()
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        for batch in (2, 3, 5, 1):
+            x = torch.randn(batch, 3, 8, 6).to(memory_format=form)
+            for _ in range(2):
+                found, right = optimized(x), model(x)
+                assert_close(found, right)
+                assert [one.stride() for one in found] == [one.stride() for one in right]
