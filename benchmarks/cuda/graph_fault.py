@@ -134,6 +134,12 @@ class Captured(NamedTuple):
     kept: tuple[Any, ...]
 
 
+def optimized(model: Any) -> Any:
+    import pysim.torch  # here, so that a run without it is one without it
+
+    return pysim.torch.optimize(model, cuda_graph="caller")
+
+
 class Session:
     def __init__(self, given: argparse.Namespace, log: Log) -> None:
         self.given, self.log, self.all = given, log, list[Captured]()
@@ -198,11 +204,9 @@ class Session:
         return compiled
 
     def captures(self, name: str, model: Any, x: Any, wanted: Any) -> list[Captured]:
-        import pysim.torch
-
         given, made = self.given, list[Captured]()
         with self.log.step(name, "optimize"), self.casting():
-            ours = model if given.without_pysim else pysim.torch.optimize(model, cuda_graph="caller")
+            ours = model if given.without_pysim else optimized(model)
             ours(x)
         for layout in ("contiguous_format", "channels_last"):
             image = x.to(memory_format=getattr(torch, layout))
