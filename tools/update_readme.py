@@ -302,6 +302,37 @@ def cpu_models_table(name: str) -> str:
     )
 
 
+CPU_WAYS = {  # candidates of benchmarks/torch_cpu.py
+    "eager": "eager",
+    "channels_last": "channels last",
+    "inductor": "Inductor",
+    "inductor_freezing": "with freezing",
+    "pysim": "pysim.torch",
+    "pysim_onnx": "pysim.load",
+}
+
+
+def torch_cpu_table(path: Path) -> str:
+    """Whole PyTorch networks on a CPU: milliseconds of each candidate, and the best of PyTorch over pysim's two."""
+    header, *found = map(json.loads, path.read_text().splitlines())
+    rows = [f"| network, threads | {' | '.join(CPU_WAYS.values())} | over pysim.torch | over pysim.load |", "|---|" + "--:|" * 8]
+    over: dict[str, list[float]] = {"pysim": [], "pysim_onnx": []}
+    for one in found:
+        clock = "cpu" if one["threads"] == 1 else "wall"
+        times = {way: seconds[clock] for way, seconds in one["seconds"].items()}
+        best = min(value for way, value in times.items() if not way.startswith("pysim"))
+        cells = [f"{times[way] * 1e3:.2f}" if way in times else "-" for way in CPU_WAYS]
+        for way, ratios in over.items():
+            cells.append(f"{best / times[way]:.2f}x" if way in times else "-")
+            ratios += [best / times[way]] if way in times else []
+        rows.append(f"| {one['model']}, {one['threads']} | {' | '.join(cells)} |")
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    ways = [CPU_WAYS[way] for way in CPU_WAYS if not way.startswith("pysim") and any(way in one["seconds"] for one in found)]
+    means = ", ".join(f"over {CPU_WAYS[way]} {geometric_mean(ratios):.2f}x" for way, ratios in over.items() if ratios)
+    about = f"{header['machine']}, {versions}; batch 1, milliseconds; CPU time of one thread, wall time of more."
+    return "\n".join([*rows, "", f"{about} PyTorch's best of {', '.join(ways)}: geometric means {means}.", ""])
+
+
 SHARED = 0.9  # of the multiply-adds of a core alone, as in benchmarks/thread_rounds.py
 
 
@@ -366,6 +397,7 @@ if __name__ == "__main__":
     for device, name in (("h200", ""), ("h100", " h100")):
         put(ROOT / "docs" / "models.md", f"models{name}", models_table(device))
         put(ROOT / "docs" / "models.md", f"models in other types{name}", precisions_table(device))
+    put(ROOT / "docs" / "models.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("torch-cpu-*.jsonl")))))
     put(ROOT / "README.md", "models", model_figure.summary())
     model_figure.draw(ROOT / "docs" / "models.svg")
     for machine in ("", "-granite-rapids", "-zen4"):
