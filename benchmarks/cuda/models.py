@@ -51,6 +51,7 @@ ACCURACIES: dict[str, ModelAccuracy] = {"pysim": "strict", "pysim all": "strict"
 PRECISIONS = {"f32": torch.float32, "tf32": torch.float32, "f16": torch.float32, "half": torch.float16, "bf16": torch.bfloat16}
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 FIRST_GUESS = 45.0  # seconds that a network may take, before one was measured
+AFTERWARDS = 15.0  # seconds of a network after PyTorch's compilations
 Call = Callable[[], Any]
 
 
@@ -70,11 +71,19 @@ class OutOfTimeError(Exception):
 
 
 class Budget:
-    """Seconds of a run, and the longest that one network and one compilation took so far."""
+    """Seconds of a run; what a network takes, and the longest that a compilation took so far."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.time() + seconds
-        self.network, self.compilation = FIRST_GUESS, 20.0
+        self._networks = list[float]()
+        self.compilation = 20.0
+
+    @property
+    def network(self) -> float:
+        return 1.2 * statistics.mean(self._networks) if self._networks else FIRST_GUESS
+
+    def took(self, seconds: float) -> None:
+        self._networks.append(seconds)
 
     def need(self, seconds: float) -> None:
         if time.time() + seconds > self._end:
@@ -217,7 +226,7 @@ def add_pytorchs(found: Candidates, model: torch.nn.Module, x: torch.Tensor, mod
             times = timed({layout: found.calls[label] for layout, label in before.items() if label in found.calls}, 5)
             tried = {layout: layouts[layout] for layout in sorted(times or {"": 0.0}, key=times.__getitem__)[:1]}
         for layout, (one, given) in tried.items():
-            budget.need(budget.compilation)
+            budget.need(budget.compilation + AFTERWARDS)
             start = time.time()
             found.add(f"compile {mode}{layout}", lambda one=one, given=given, mode=mode: compiled(one, given, mode))
             budget.compilation = max(budget.compilation, time.time() - start)
@@ -340,7 +349,7 @@ def main() -> None:
             continue
         append(paths[precision], row)
         print(told(row), flush=True)
-        budget.network = max(budget.network, time.time() - start)
+        budget.took(time.time() - start)
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()
