@@ -27,3 +27,18 @@ def every_layer_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch.manual_seed(0)
     monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
+
+
+@pytest.fixture(params=["optimize", "compile"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How a PyTorch model comes to pysim: `torch_twins.WAYS`."""
+    return str(request.param)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """What torch.compile keeps is forgotten after the test."""
+    yield
+    import torch
+
+    torch._dynamo.reset()
