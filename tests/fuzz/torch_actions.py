@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch_modules
 from torch import nn
-from torch.nn import functional
 from torch.nn.utils import parametrize, prune
 
 
@@ -47,7 +46,9 @@ def dtype_of(model):
 
 def an_image(rng, model):
     """Mostly of one shape, of any memory format; with few exceptions of the type and channels that the model takes."""
-    batch, height, width = (2, *model.size) if rng.random() < 0.8 else rng.choice(((1, 8, 8), (3, 9, 12), (2, 12, 8), (0, 8, 8), (1, 12, 12)))
+    batch, height, width = (
+        (2, *model.size) if rng.random() < 0.8 else rng.choice(((1, 8, 8), (3, 9, 12), (2, 12, 8), (0, 8, 8), (1, 12, 12)))
+    )
     dtype, channels = dtype_of(model), model.channels
     x = torch.randn(batch, channels, height, width, dtype=torch.float64).to(dtype)
     pick = rng.random()
@@ -301,27 +302,49 @@ def modules(model, kinds):
 
 
 def attribute(side, rng):
-    """A value of Python's, on the model's own modules."""
-    found = [one for one in side.model.modules() if isinstance(one, torch_modules.Flagged | torch_modules.Held | torch_modules.FrozenNorm)]
-    for one in rng.sample(found, min(1, len(found))):
-        if isinstance(one, torch_modules.Held):
-            new = numbers(rng, one.shift)
-            rng.choice(
-                (lambda: setattr(one, "shift", new), lambda: one.shift.mul_(2), lambda: one.several.__setitem__(0, torch.tensor([2.5])))
-            )()
-        elif isinstance(one, torch_modules.FrozenNorm):
-            one.eps = rng.choice((0.1, 0.5))
-        else:
-            changes = {"factor": rng.choice((1.0, -2.0, 3)), "on": not one.on, "mode": rng.choice(("relu", "silu", "gelu"))}
-            name = rng.choice((*changes, "sizes"))
-            one.sizes.append(rng.randint(1, 3)) if name == "sizes" else setattr(one, name, changes[name])
-    if not found and hasattr(side.model, "form"):
+    """A value of Python's: of a module, or of what is called."""
+    found = [one for one in side.model.modules() if type(one) in _ATTRIBUTES]
+    if found:
+        one = rng.choice(found)
+        _ATTRIBUTES[type(one)](one, rng)
+    elif hasattr(side.model, "form"):
         rng.choice((side.model, side.call)).form = rng.choice(("tensor", "dict", "tuple", "none"))
+
+
+def _of_flagged(one, rng):
+    changes = {"factor": rng.choice((1.0, -2.0, 3)), "on": not one.on, "mode": rng.choice(("relu", "silu", "gelu"))}
+    name = rng.choice((*changes, "sizes"))
+    if name == "sizes":
+        one.sizes.append(rng.randint(1, 3))
+    else:
+        setattr(one, name, changes[name])
+
+
+def _of_held(one, rng):
+    pick = rng.randrange(3)
+    if pick == 0:
+        one.shift = numbers(rng, one.shift)
+    elif pick == 1:
+        one.shift.mul_(2)
+    else:
+        one.several[0] = torch.tensor([2.5])
+
+
+def _of_frozen(one, rng):
+    one.eps = rng.choice((0.1, 0.5))
+
+
+_ATTRIBUTES = {torch_modules.Flagged: _of_flagged, torch_modules.Held: _of_held, torch_modules.FrozenNorm: _of_frozen}
 
 
 def options_of_layer(side, rng):
     """Of a layer: its padding, its epsilon, whether it works in place."""
-    for name, values in (("eps", (1e-2, 0.3)), ("inplace", (True, False)), ("padding_mode", ("zeros", "circular")), ("negative_slope", (0.3,))):
+    for name, values in (
+        ("eps", (1e-2, 0.3)),
+        ("inplace", (True, False)),
+        ("padding_mode", ("zeros", "circular")),
+        ("negative_slope", (0.3,)),
+    ):
         found = [one for one in side.model.modules() if name in vars(one) and not isinstance(one, nn.Dropout2d)]
         if found and rng.random() < 0.5:
             setattr(rng.choice(found), name, rng.choice(values))

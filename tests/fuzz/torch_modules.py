@@ -326,7 +326,7 @@ class Net(nn.Module):
         rng = random.Random(seed)
         self.channels = channels = rng.choice((1, 3, 3, 4, 8))
         blocks = []
-        for _ in range(rng.randint(1, 4)):
+        for _ in range(rng.randint(1, 3)):
             module, channels = block(rng, channels)
             blocks.append(module)
         self.blocks, self.form = nn.Sequential(*blocks), rng.choice(("tensor",) * 4 + ("dict", "tuple", "none"))
@@ -357,8 +357,8 @@ def settle(model, rng):
 
 def network(seed):
     """The model of a seed, in inference: of any type, with or without gradients."""
-    torch.manual_seed(seed)
     rng = random.Random(seed + 1)
+    torch.manual_seed(seed)
     model = Net(seed)
     if rng.random() < 0.15:
         channels, model = model.channels, model.blocks  # as most models of users: a Sequential

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-import torch_actions
-import torch_modules
-from torch_actions import ACTIONS, Side
-from torch_twins import difference, raised, same_error
+sys.path.append(str(Path(__file__).parent.parent))
+import torch_actions  # noqa: E402
+import torch_modules  # noqa: E402
+from torch_actions import ACTIONS, Side  # noqa: E402
+from torch_twins import difference, raised, same_error  # noqa: E402
 
-import pysim.torch
-from pysim.models import torch_layers
+import pysim.torch  # noqa: E402
+from pysim.models import torch_layers  # noqa: E402
 
-STEPS = 14
+STEPS = 12  # of the longest sequence
 AMPLIFIED = 50  # a difference may be so many times that of inputs and weights that differ by 2^-22 of themselves, or the type's step
 
 
@@ -38,7 +38,8 @@ def walk(seed, make, whole=True, log=lambda line: None):
     """What differs in the sequence of this seed: ("difference" | "exception" | "", why)."""
     torch._dynamo.reset()
     rng = random.Random(seed)
-    twin, ours = Side(torch_modules.network(seed), lambda one: one), Side(torch_modules.network(seed), make, whole)
+    model, right = (torch_modules.network(seed) for _ in range(2))  # a copy would share the classes of parametrized modules
+    twin, ours = Side(right, lambda one: one), Side(model, make, whole)
     twin.renew()
     _, error = raised(ours.renew)
     if error is not None:
@@ -146,7 +147,9 @@ _PYTORCHS = {"_parameters", "_buffers", "_modules", "_is_torch_compile", "forwar
 
 def _own(module):
     """The attributes that are neither tensors of the model nor modules nor hooks."""
-    return {name: one for name, one in vars(module).items() if name not in _PYTORCHS and not name.endswith(("_hooks", "_hooks_with_kwargs"))}
+    return {
+        name: one for name, one in vars(module).items() if name not in _PYTORCHS and not name.endswith(("_hooks", "_hooks_with_kwargs"))
+    }
 
 
 def _attributes(mine, right, kind):
@@ -189,7 +192,7 @@ def main():
     options.add_argument("--sequences", type=int, default=1000)
     options.add_argument("--seed", type=int, default=0, help="of the first sequence; the others follow")
     options.add_argument("--compile", action="store_true", help='torch.compile(model, backend="pysim") in place of optimize')
-    options.add_argument("--part", default="1/1", help="I/N: every N-th sequence, from the I-th on")
+    options.add_argument("--part", default="1/1", help="I/N: of N parts, the I-th")
     options.add_argument("--peer", choices=("pysim", "identity", "eager"), default="pysim", help="what the fuzzer itself is tested with")
     options.add_argument("--verbose", action="store_true")
     given = options.parse_args()
@@ -204,7 +207,7 @@ def main():
     log = print if given.verbose else lambda line: None
     counts, start = {"": 0, "difference": 0, "exception": 0}, time.perf_counter()
     for seed in range(given.seed + part - 1, given.seed + given.sequences, parts):
-        kind, why = walk(seed, make, whole=not given.compile and given.peer != "eager", log=log)
+        kind, why = walk(seed, make, not given.compile and given.peer != "eager", log)
         counts[kind] += 1
         if kind:
             flags = "--compile " if given.compile else ""
