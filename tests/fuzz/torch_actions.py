@@ -21,20 +21,22 @@ from torch.nn.utils import parametrize, prune
 
 @dataclass
 class Side:
-    """`model`: the user's. `call`: what he calls, `make(model)`. `whole`: that is a module like the user's, while torch.compile's own does
-    not look for hooks that come after its first call, and cannot load a state or be exported."""
+    """`model`: what the user holds and changes. `call`: what he calls, `make(model)`; if that `replaces` the model, he holds nothing else.
+    `whole`: it is a module like the user's, while torch.compile's own does not look for hooks that come after its first call, and cannot
+    load a state or be exported."""
 
     model: nn.Module
     make: Callable[[nn.Module], Any]
     whole: bool = True
+    replaces: bool = False
     handles: list[Any] = field(default_factory=list)
     optimizers: dict[int, Any] = field(default_factory=dict)
     kept: list[tuple[Any, Any]] = field(default_factory=list)
     call: Any = None
 
     def renew(self, model=None):
-        self.model = self.model if model is None else model
-        self.call = self.make(self.model)
+        self.call = self.make(self.model if model is None else model)
+        self.model = self.call if self.replaces else self.model if model is None else model
 
 
 # Calls
@@ -280,7 +282,7 @@ def replace_tensor(side, rng):
 
 def load(side, rng):
     state = {name: numbers(rng, one) if one.is_floating_point() else one.clone() for name, one in side.model.state_dict().items()}
-    (side.call if rng.random() < 0.3 and side.whole else side.model).load_state_dict(state, assign=rng.random() < 0.4)
+    side.model.load_state_dict(state, assign=rng.random() < 0.4)
 
 
 def flatten(side, rng):
@@ -302,13 +304,13 @@ def modules(model, kinds):
 
 
 def attribute(side, rng):
-    """A value of Python's: of a module, or of what is called."""
+    """A value of Python's, which forward reads."""
     found = [one for one in side.model.modules() if type(one) in _ATTRIBUTES]
     if found:
         one = rng.choice(found)
         _ATTRIBUTES[type(one)](one, rng)
     elif hasattr(side.model, "form"):
-        rng.choice((side.model, side.call)).form = rng.choice(("tensor", "dict", "tuple", "none"))
+        side.model.form = rng.choice(("tensor", "dict", "tuple", "none"))
 
 
 def _of_flagged(one, rng):
@@ -429,7 +431,7 @@ def parametrized(side, rng):
 
 def train(side, rng):
     """Modes of the model or of a part, with a call in training."""
-    rng.choice((side.model, side.call, rng.choice([*side.model.modules()]))).train()
+    rng.choice((side.model, rng.choice([*side.model.modules()]))).train()
     args, _ = arguments(rng, side.model)
     seed(rng)
     try:
@@ -441,7 +443,7 @@ def train(side, rng):
 
 
 def evaluate(side, rng):
-    rng.choice((side.model, side.call)).eval()
+    side.model.eval()
 
 
 def frozen(side, rng):

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parent.parent))
-import torch_actions  # noqa: E402
-import torch_modules  # noqa: E402
-from torch_actions import ACTIONS, Side  # noqa: E402
-from torch_twins import difference, raised, same_error  # noqa: E402
+import torch_actions
+import torch_modules
+from torch_actions import ACTIONS, Side
+from torch_twins import difference, raised, same_error
 
-import pysim.torch  # noqa: E402
-from pysim.models import torch_layers  # noqa: E402
+import pysim.torch
+from pysim.models import torch_layers
 
 STEPS = 12  # of the longest sequence
 AMPLIFIED = 50  # a difference may be so many times that of inputs and weights that differ by 2^-22 of themselves, or the type's step
@@ -34,12 +34,13 @@ def compiled(model):
     return torch.compile(model, backend=pysim.torch.backend)
 
 
-def walk(seed, make, whole=True, log=lambda line: None):
-    """What differs in the sequence of this seed: ("difference" | "exception" | "", why)."""
+def walk(seed, make, whole=True, replaces=True, log=lambda line: None):
+    """What differs in the sequence of this seed: ("difference" | "exception" | "", why). `replaces`: half of the users keep only what is
+    made of their model."""
     torch._dynamo.reset()
     rng = random.Random(seed)
     model, right = (torch_modules.network(seed) for _ in range(2))  # a copy would share the classes of parametrized modules
-    twin, ours = Side(right, lambda one: one), Side(model, make, whole)
+    twin, ours = Side(right, lambda one: one), Side(model, make, whole, replaces=rng.random() < 0.5 and whole and replaces)
     twin.renew()
     _, error = raised(ours.renew)
     if error is not None:
@@ -135,8 +136,9 @@ def states(ours, twin):
     for (name, one), (_, other) in zip(mine, right, strict=True):
         if type(one).__qualname__ != type(other).__qualname__:  # parametrized modules have a class each
             return f"{name}: {type(one)} for {type(other)}"
+        own = {key: getattr(one, key, None) for key in _own(other)} if ours.replaces and not name else _own(one)  # it may have more
         for kind in ("_parameters", "_buffers", ""):
-            if fault := _attributes(vars(one)[kind] if kind else _own(one), vars(other)[kind] if kind else _own(other), kind):
+            if fault := _attributes(vars(one)[kind] if kind else own, vars(other)[kind] if kind else _own(other), kind):
                 return f"{name}{fault}"
     return ""
 
@@ -203,11 +205,11 @@ def main():
     every_layer_is_ours()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch._logging.set_logs(dynamo=logging.ERROR)
+    logging.disable(logging.CRITICAL)  # what Dynamo says of graph breaks
     log = print if given.verbose else lambda line: None
     counts, start = {"": 0, "difference": 0, "exception": 0}, time.perf_counter()
     for seed in range(given.seed + part - 1, given.seed + given.sequences, parts):
-        kind, why = walk(seed, make, not given.compile and given.peer != "eager", log)
+        kind, why = walk(seed, make, whole=not given.compile and given.peer != "eager", log=log)
         counts[kind] += 1
         if kind:
             flags = "--compile " if given.compile else ""
