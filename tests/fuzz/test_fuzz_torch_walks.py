@@ -53,12 +53,16 @@ def test_a_model_equals_itself():
     assert faults(lambda model: model, range(10_000, 10_100)) is None
 
 
+def test_a_module_in_the_models_place_that_does_nothing_else_equals_it():
+    assert faults(nothing, range(20_000, 20_100), replaces=False) is None
+
+
 def test_a_model_compiled_by_pytorch_equals_itself():
     assert faults(lambda model: torch.compile(model, backend="eager"), range(10_000, 10_004), whole=False) is None
 
 
 def planted(model, forward):
-    """A module in the model's place with another forward."""
+    """A module in the model's place with another forward, which calls `model.forward`: the hooks of the module are those of the model."""
     other = copy.copy(model)
     other.__class__ = type(type(model).__name__, (type(model),), {"forward": lambda self, *args, **named: forward(*args, **named)})
     return other
@@ -71,12 +75,13 @@ def stale(model):
     def forward(*args, **named):
         parameters = dict(model.named_parameters())
         if torch.is_grad_enabled() or any(one.is_inference() for one in parameters.values()):
-            return model(*args, **named)
+            return model.forward(*args, **named)
         versions = {name: (id(one), one._version) for name, one in parameters.items()}
         for name, one in parameters.items():
             if name not in kept or kept[name][0] != versions[name]:
                 kept[name] = versions[name], nn.Parameter(one.detach().clone(), requires_grad=one.requires_grad)
-        return torch.func.functional_call(model, {name: kept[name][1] for name in parameters}, args, named)
+        with torch.nn.utils.stateless._reparametrize_module(model, {name: kept[name][1] for name in parameters}):
+            return model.forward(*args, **named)
 
     return planted(model, forward)
 
@@ -89,7 +94,7 @@ def constant(model):
         for one, other in zip(kept.modules(), model.modules(), strict=False):
             one._parameters, one._buffers = other._parameters, other._buffers
             one.training = other.training
-        return kept(*args, **named)
+        return kept.forward(*args, **named)
 
     return planted(model, forward)
 
@@ -99,7 +104,7 @@ def reused(model):
     kept = []
 
     def forward(*args, **named):
-        result = model(*args, **named)
+        result = model.forward(*args, **named)
         if isinstance(result, torch.Tensor) and not result.requires_grad and not torch.is_inference_mode_enabled():
             if kept and kept[-1].shape == result.shape and kept[-1].dtype == result.dtype and not kept[-1].is_inference():
                 kept[-1].copy_(result)
@@ -121,7 +126,7 @@ def draws_once(model):
 
     def forward(*args, **named):
         torch.set_rng_state(state)
-        return model(*args, **named)
+        return model.forward(*args, **named)
 
     return planted(model, forward)
 
@@ -129,7 +134,7 @@ def draws_once(model):
 def raises_another(model):
     def forward(*args, **named):
         try:
-            return model(*args, **named)
+            return model.forward(*args, **named)
         except RuntimeError as error:
             raise TypeError(str(error)) from None
 
@@ -141,9 +146,13 @@ def wrong_at_infinities(model):
         def spread(one):
             return one + 0 * one.max() if one.is_floating_point() and one.numel() and not one.isfinite().all() else one
 
-        return torch.utils._pytree.tree_map_only(torch.Tensor, spread, model(*args, **named))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, spread, model.forward(*args, **named))
 
     return planted(model, forward)
+
+
+def nothing(model):
+    return planted(model, lambda *args, **named: model.forward(*args, **named))
 
 
 FAULTS = (stale, constant, reused, leaves_attributes, draws_once, raises_another, wrong_at_infinities)
