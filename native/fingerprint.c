@@ -9,7 +9,7 @@
 #include "pysim.h"
 #include "status.h"
 
-enum { WORD = 8, CHAINS = 4, WHOLE_BYTES = 1024, SAMPLES = 48 };
+enum { WORD = 8, CHAINS = 4, WHOLE_BYTES = 1024, SAMPLES = 24 };
 static const uint64_t PRIME = 0x9E3779B97F4A7C15u; // odd, its bits without order: 2^64 over the golden ratio
 
 static uint64_t mix(uint64_t h, uint64_t word)

@@ -349,7 +349,7 @@ pysim_status pysim_simulate(const pysim_problem *p, const pysim_schedule *s, con
                             int64_t *accesses);
 pysim_status pysim_im2col_simulate(const pysim_conv *c, const pysim_trace_bases *at, void *cache_state, int64_t *accesses);
 
-/* Fingerprints of blocks of memory, which tell that somebody wrote to them: of all bytes of a block of at most 1 KiB, of 48 words of 8
+/* Fingerprints of blocks of memory, which tell that somebody wrote to them: of all bytes of a block of at most 1 KiB, of 24 words of 8
  * bytes, evenly spaced, of a larger one. `fingerprints` holds those of the last call and gets the present ones; `changed` holds `count`
  * places and gets the indices of the *changes blocks whose fingerprint is another. */
 pysim_status pysim_fingerprints(int64_t count, const void *const *memory, const int64_t *bytes, uint64_t *fingerprints, int64_t *changed,

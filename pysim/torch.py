@@ -13,6 +13,7 @@ current stream with memory from PyTorch's allocator, and can be captured in a CU
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from operator import itemgetter
 from types import FunctionType
 from typing import Any, Literal, cast
 from weakref import WeakSet
@@ -35,7 +36,8 @@ from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
 from pysim.models.torch_precision import MODEL_ACCURACIES, ModelAccuracy
 from pysim.models.torch_report import Report
-from pysim.models.torch_state import TrainedNorms, count_writes, forget_all, is_plain, is_traced
+from pysim.models.torch_state import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
+from pysim.once import LruCache
 
 __all__ = ["Decision", "Report", "backend", "optimize", "refresh", "report"]
 
@@ -112,6 +114,7 @@ def _checked(accuracy: Any) -> ModelAccuracy:
 
 # Graphs
 
+_CACHE_SIZE = 32  # models of one structure that share a graph
 
 class Graph:
     """A captured graph as torch.compile calls it: parameters are looked at, then the layers run. `reason`: why it is PyTorch's as a whole."""
@@ -119,27 +122,34 @@ class Graph:
     def __init__(
         self, module: fx.GraphModule, call: Callable[..., Any], layers: list[FusedLayer], parameters: Sequence[int], reason: str = ""
     ) -> None:
-        self._call, self.layers, self._parameters, self.reason = call, layers, parameters, reason
+        self._call, self.layers, self.reason = call, layers, reason
+        self._pick = itemgetter(*parameters, *parameters[:1]) if parameters else None  # the first one twice: a tuple even of one parameter
         self.strange = False  # an input is no plain tensor
         self.touched: list[Any] = []  # the tensors that the capture marked
-        self._watched: WatchedTensors | None = None
+        self._watched: LruCache[WatchedTensors] = LruCache(_CACHE_SIZE)
         self._captured: fx.GraphModule | None = module
 
     @property
     def parameter_ids(self) -> set[int]:
-        return {id(one) for one in self._watched.tensors} if self._watched else set()
+        return {id(one) for watched in self._watched.values() for one in watched.tensors}
 
     def __call__(self, *inputs: Any) -> Any:
         if self._captured is not None:
             _forget_capture(self._captured, (*inputs, *self.touched))
             self._captured, self.touched = None, []
-        if self._parameters:
-            parameters = [inputs[at] for at in self._parameters]
-            if self._watched is not None and self._watched.are(parameters):
-                self._watched.look()
-            else:
-                self._watched = WatchedTensors(parameters)
-        return self._call(*inputs)
+        if self._pick is None:
+            return self._call(*inputs)
+        parameters = self._pick(inputs)
+        first = id(parameters[0])
+        watched = self._watched.get(first)
+        epoch = watched.look(parameters) if watched is not None else None
+        if epoch is None:
+            epoch = self._watched.put(first, WatchedTensors(parameters)).look(parameters)
+        EPOCH.now = epoch or None
+        try:
+            return self._call(*inputs)
+        finally:
+            EPOCH.now = None
 
 
 _GRAPHS: WeakSet[Graph] = WeakSet()  # those of torch.compile
@@ -216,7 +226,7 @@ class _Calls:
         hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
         self._with_hooks = [(one, [*one]) for one in hooks if one]
         self._hooks = [one for one in hooks if not one]
-        self._trained_norms = TrainedNorms(modules)
+        self._trained_norms = TrainedNorms(modules) if any(one.is_cuda for one in inputs if isinstance(one, torch.Tensor)) else TrainedNorms(())
         return graph
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

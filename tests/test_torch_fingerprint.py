@@ -39,13 +39,13 @@ def last(x):
 def test_a_look_counts_a_write(write, shape):
     tensors = [nn.Parameter(torch.ones(shape)), torch.ones(shape)]
     watched, versions = WatchedTensors(tensors), [versions_of([one]) for one in tensors]
-    watched.look()
-    assert all(one.unchanged() for one in versions)
+    epoch = watched.look(tensors)
+    assert epoch is watched.look(tensors) and all(one.unchanged() for one in versions)
     write(tensors[1])
-    watched.look()
+    assert watched.look(tensors) not in (epoch, None)
     assert [one.unchanged() for one in versions] == [True, False]
     again = versions_of(tensors[1:])
-    watched.look()
+    watched.look(tensors)
     assert again.unchanged()
 
 
@@ -55,7 +55,7 @@ def test_each_number_of_a_small_tensor_is_looked_at():
     for at in range(250):
         versions = versions_of([weight])
         weight.numpy()[at] = 1
-        watched.look()
+        watched.look([weight])
         assert not versions.unchanged(), at
 
 
@@ -63,16 +63,44 @@ def test_tensors_may_be_empty_expanded_and_strided():
     tensors = [torch.empty(0, 3), torch.ones(1).expand(1000), torch.ones(9, 9)[::2, ::3]]
     watched, versions = WatchedTensors(tensors), versions_of(tensors[2:])
     tensors[2].numpy()[-1, -1] = 5
-    watched.look()
+    watched.look(tensors)
     assert not versions.unchanged()
 
 
 def test_other_tensors_and_other_memory_are_told():
     one, other = torch.ones(4), torch.ones(4)
     watched = WatchedTensors([one])
-    assert watched.are([one]) and not watched.are([other])
+    assert watched.look([one]) is not None and watched.look([other]) is None
     one.data = torch.zeros(4)
-    assert not watched.are([one])
+    assert watched.look([one]) is None
+
+
+@pytest.mark.parametrize("how", ["counted", "replaced", "moved", "freed"])
+def test_a_write_is_counted_although_something_else_changed_as_well(how):
+    tensors, versions = [torch.ones(50), torch.ones(50)], None
+    watched = WatchedTensors(tensors)
+    versions = versions_of(tensors[:1])
+    tensors[0].numpy()[:] = 2
+    if how == "counted":
+        tensors[1].mul_(2)
+    elif how == "moved":
+        tensors[1].data = torch.ones(50)
+    elif how == "freed":
+        tensors[1].untyped_storage().resize_(0)
+    watched.look([tensors[0], torch.ones(50)] if how == "replaced" else tensors)
+    assert not versions.unchanged()
+
+
+@pytest.mark.parametrize("counted", [lambda layer: layer.weight.mul_(2), lambda layer: setattr(layer, "weight", nn.Parameter(-layer.weight))])
+def test_layers_written_to_in_both_ways_at_once_are_computed_again(counted, every_layer_is_ours):
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval(), torch.randn(1, 3, 9, 9)
+    optimized = pysim.torch.optimize(model)
+    with torch.no_grad():
+        optimized(x)
+        for _ in range(2):
+            model[0].weight.data.mul_(-2)
+            counted(model[2])
+            assert_close(optimized(x), model(x))
 
 
 def test_after_a_refresh_a_write_that_no_sample_shows_takes_effect(every_layer_is_ours):

@@ -220,8 +220,8 @@ def resized(model):
 
 WRITES = (
     through_numpy, one_number_through_numpy, swapped_through_numpy, through_dlpack, through_storage, through_data, data_replaced,
-    through_foreach, through_a_view, through_unbound_rows, through_a_memoryview, through_init, tensors_swapped, replaced, removed, loaded,
-    loaded_by_assignment, through_vectors, resized,
+    through_foreach, through_a_view, through_unbound_rows, through_a_memoryview, through_init, tensors_swapped, replaced, removed,
+    loaded, loaded_by_assignment, through_vectors, resized,
 )  # fmt: skip
 
 

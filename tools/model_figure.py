@@ -7,6 +7,7 @@ python tools/model_figure.py docs/models.svg
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
@@ -36,13 +37,25 @@ class Best(NamedTuple):
 def networks(file: str, batches: tuple[int, ...] = ()) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The header of a file of measured networks, and its rows (of some batches)."""
     header, *found = map(json.loads, (DATA / file).read_text().splitlines())
-    return header, [one for one in found if not batches or one["batch"] in batches]
+    return header, [one for one in found if one.get("kind") != "failed" and (not batches or one["batch"] in batches)]
 
 
 def best(one: dict[str, Any]) -> Best:
     times = {way: value for way, value in one["milliseconds"].items() if not way.startswith("pysim")}
     way = min(times, key=times.__getitem__)
     return Best(way.replace("_", " "), times[way])
+
+
+def peers(found: Sequence[dict[str, Any]]) -> str:
+    """What PyTorch's best is the best of in these rows; only modes of torch.compile that were measured are named."""
+    rows: dict[str, int] = {}
+    for one in found:
+        ways = [way.split() for way in one["milliseconds"]]
+        for mode in dict.fromkeys(way[1] for way in ways if way[0] == "compile"):
+            rows[mode] = rows.get(mode, 0) + 1
+    modes = ", ".join(mode if count == len(found) else f"{mode} in {count} of {len(found)}" for mode, count in rows.items())
+    compiled = f" and torch.compile ({modes})" if modes else "; torch.compile was not measured"
+    return f"eager, channels last{',' if modes else ' and'} CUDA graphs{compiled}"
 
 
 def speed(one: dict[str, Any], level: str = "") -> float:
@@ -52,9 +65,12 @@ def speed(one: dict[str, Any], level: str = "") -> float:
 
 def summary() -> str:
     """Slowest, geometric mean and fastest of the bars and of ONNX models on CPUs, as a Markdown table."""
-    gpu = {f"H100, {label}": [(one["model"], speed(one)) for one in networks(file, BATCHES)[1]] for label, (file, _) in PRECISIONS.items()}
+    rows = []
+    for label, (file, _) in PRECISIONS.items():
+        found = networks(file, BATCHES)[1]
+        rows += _rows({f"H100, {label}": [(one["model"], speed(one)) for one in found]}, f"PyTorch's best of {peers(found)}")
     cpu = {machine: [(one["model"].removesuffix(".onnx"), cpu_speed(one)) for one in networks(file)[1]] for machine, file in CPUS.items()}
-    rows = [*_rows(gpu, "the best of PyTorch"), *_rows(cpu, "ONNX Runtime")]
+    rows += _rows(cpu, "ONNX Runtime")
     titles = "| on | over | networks | slowest | geometric mean | fastest |"
     return "\n".join([titles, "|---|---|--:|---|--:|---|", *rows, ""])
 
@@ -81,8 +97,8 @@ def draw(out: Path) -> None:
     from matplotlib import pyplot
 
     headers, found = zip(*(networks(file, BATCHES) for file, _ in PRECISIONS.values()), strict=True)
-    names = [(one["model"], one["batch"]) for one in found[0]]
-    figure, axes = pyplot.subplots(figsize=(8, 0.7 + 0.42 * len(names)), layout="constrained")
+    names = [*dict.fromkeys((one["model"], one["batch"]) for rows in found for one in rows)]
+    figure, axes = pyplot.subplots(figsize=(8, 0.9 + 0.42 * len(names)), layout="constrained")
     for place, (label, rows) in enumerate(zip(PRECISIONS, found, strict=True)):
         speeds = [speed(one) for one in rows]
         middles = [names.index((one["model"], one["batch"])) + (place - 1) * BAR for one in rows]
@@ -93,7 +109,8 @@ def draw(out: Path) -> None:
     axes.set_ylim(len(names) - 0.45, -0.55)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"speed over PyTorch's best (1: as fast); {headers[0]['device']}, PyTorch {headers[0]['versions']['torch']}")
+    about = f"speed over PyTorch's best (1: as fast); {headers[0]['device']}, PyTorch {headers[0]['versions']['torch']}"
+    axes.set_xlabel(f"{about}\nbest of {peers([one for rows in found for one in rows])}")
     figure.legend(loc="outside upper center", ncols=3, frameon=False, handlelength=1)
     figure.savefig(out, facecolor="white", metadata={"Date": None})
     pyplot.close(figure)

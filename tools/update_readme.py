@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
 import model_figure
 import numpy as np
@@ -27,6 +28,12 @@ import conv_data  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
 
 DATA = ROOT / "benchmarks" / "data"
+PRECISION_SETS = {  # precisions of benchmarks/cuda/models.py other than FP32
+    "f16": "autocast to float16",
+    "tf32": "TF32 allowed",
+    "half": "converted to float16",
+    "bf16": "converted to bfloat16",
+}
 ABLATION = (  # a row of im2win, and the rows that leave something out of it
     "f32_im2win_128x128x8_64x32_8x8_s2",
     "f32_im2win_128x128x8_64x32_8x8_s1_no_prefetch",
@@ -191,7 +198,7 @@ def models_table(device: str) -> str:
     """Whole networks: milliseconds of PyTorch's best and of pysim, both as CUDA graphs or not, errors, and layers that
     run here."""
     header, found = model_figure.networks(f"models-{device}.jsonl")
-    means: list[list[float]] = []
+    means: list[list[float]] = [[], [], []]
     rows = [
         "| network, batch | PyTorch | its best of | pysim | ratio | standard, ieee | errors: PyTorch, pysim, standard | memory "
         "| layers by pysim |",
@@ -199,26 +206,33 @@ def models_table(device: str) -> str:
     ]
     for one in found:
         best, ours = model_figure.best(one), sum(layer["runs"] == "pysim" for layer in one["decisions"])
-        errors = ", ".join(f"{one['errors'][name]:.1e}" for name in ("pytorch", "pysim", "pysim standard"))
-        ratios = [model_figure.speed(one, level) for level in ("", " standard", " ieee")]
-        means.append(ratios)
+        errors = ", ".join(f"{one['errors'][name]:.1e}" for name in ("pytorch", "pysim", "pysim standard") if name in one["errors"])
+        levels = [level for level in ("", " standard", " ieee") if f"pysim{level} graph" in one["milliseconds"]]
+        ratios = [model_figure.speed(one, level) for level in levels]
+        for of_level, ratio in zip(means, ratios, strict=False):
+            of_level.append(ratio)
         times = f"{best.milliseconds:.2f} | {best.way} | {one['milliseconds']['pysim graph']:.2f} | {ratios[0]:.2f}x"
         memory = one["peak_bytes"]["pysim"] / one["peak_bytes"]["pytorch"]
-        told = f"{ratios[1]:.2f}x, {ratios[2]:.2f}x | {errors} | {memory:.2f}x | {ours} of {len(one['decisions'])}"
+        others = ", ".join(f"{ratio:.2f}x" for ratio in ratios[1:])
+        told = f"{others} | {errors} | {memory:.2f}x | {ours} of {len(one['decisions'])}"
         rows.append(f"| {one['model']}, {one['batch']} | {times} | {told} |")
-    mean = [f"{geometric_mean(level):.2f}x" for level in zip(*means, strict=True)]
+    mean = ", ".join(f"{name}{geometric_mean(level):.2f}x" for name, level in zip(("", "standard ", "ieee "), means, strict=True) if level)
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
-    about = f"{header['device']}, {versions}; milliseconds; geometric means {mean[0]}, standard {mean[1]}, ieee {mean[2]}."
-    return "\n".join([*rows, "", about, ""])
+    about = f"{header['device']}, {versions}; milliseconds; geometric means {mean}."
+    return "\n".join([*rows, "", f"{about} PyTorch's best of {model_figure.peers(found)}.", ""])
 
 
 def precisions_table(device: str) -> str:
     """Whole networks in other types than FP32: milliseconds of PyTorch's best and of pysim as a CUDA graph, errors, types of layers."""
     rows = ["| network, batch | set | PyTorch | its best of | pysim | ratio | mean errors: PyTorch, pysim | layers by pysim, their types |"]
     rows.append("|---|---|--:|---|--:|--:|---|---|")
-    told, header = [], {}
-    for precision, name in (("f16", "autocast to float16"), ("tf32", "TF32 allowed")):
-        header, found = model_figure.networks(f"models-{precision}-{device}.jsonl")
+    told, header, every = list[str](), {}, list[dict[str, Any]]()
+    for precision, name in PRECISION_SETS.items():
+        file = f"models-{precision}-{device}.jsonl"
+        if not (DATA / file).exists() or not (measured := model_figure.networks(file))[1]:
+            continue
+        header, found = measured
+        every += found
         ratios = []
         for one in found:
             best = model_figure.best(one)
@@ -231,7 +245,8 @@ def precisions_table(device: str) -> str:
             rows.append(f"| {one['model']}, {one['batch']} | {name} | {times} | {errors} | {layers} of {len(decided)} |")
         told.append(f"{name} {geometric_mean(ratios):.2f}x")
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
-    return "\n".join([*rows, "", f"{header['device']}, {versions}; milliseconds; geometric means: {', '.join(told)}.", ""])
+    means = f"{header['device']}, {versions}; milliseconds; geometric means: {', '.join(told)}."
+    return "\n".join([*rows, "", f"{means} PyTorch's best of {model_figure.peers(every)}.", ""])
 
 
 def networks_table(file: str) -> str:
@@ -285,6 +300,37 @@ def cpu_models_table(name: str) -> str:
             "",
         ]
     )
+
+
+CPU_WAYS = {  # candidates of benchmarks/torch_cpu.py
+    "eager": "eager",
+    "channels_last": "channels last",
+    "inductor": "Inductor",
+    "inductor_freezing": "with freezing",
+    "pysim": "pysim.torch",
+    "pysim_onnx": "pysim.load",
+}
+
+
+def torch_cpu_table(path: Path) -> str:
+    """Whole PyTorch networks on a CPU: milliseconds of each candidate, and the best of PyTorch over pysim's two."""
+    header, *found = map(json.loads, path.read_text().splitlines())
+    rows = [f"| network, threads | {' | '.join(CPU_WAYS.values())} | over pysim.torch | over pysim.load |", "|---|" + "--:|" * 8]
+    over: dict[str, list[float]] = {"pysim": [], "pysim_onnx": []}
+    for one in found:
+        clock = "cpu" if one["threads"] == 1 else "wall"
+        times = {way: seconds[clock] for way, seconds in one["seconds"].items()}
+        best = min(value for way, value in times.items() if not way.startswith("pysim"))
+        cells = [f"{times[way] * 1e3:.2f}" if way in times else "-" for way in CPU_WAYS]
+        for way, ratios in over.items():
+            cells.append(f"{best / times[way]:.2f}x" if way in times else "-")
+            ratios += [best / times[way]] if way in times else []
+        rows.append(f"| {one['model']}, {one['threads']} | {' | '.join(cells)} |")
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    ways = [CPU_WAYS[way] for way in CPU_WAYS if not way.startswith("pysim") and any(way in one["seconds"] for one in found)]
+    means = ", ".join(f"over {CPU_WAYS[way]} {geometric_mean(ratios):.2f}x" for way, ratios in over.items() if ratios)
+    about = f"{header['machine']}, {versions}; batch 1, milliseconds; CPU time of one thread, wall time of more."
+    return "\n".join([*rows, "", f"{about} PyTorch's best of {', '.join(ways)}: geometric means {means}.", ""])
 
 
 SHARED = 0.9  # of the multiply-adds of a core alone, as in benchmarks/thread_rounds.py
@@ -351,6 +397,7 @@ if __name__ == "__main__":
     for device, name in (("h200", ""), ("h100", " h100")):
         put(ROOT / "docs" / "models.md", f"models{name}", models_table(device))
         put(ROOT / "docs" / "models.md", f"models in other types{name}", precisions_table(device))
+    put(ROOT / "docs" / "models.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("torch-cpu-*.jsonl")))))
     put(ROOT / "README.md", "models", model_figure.summary())
     model_figure.draw(ROOT / "docs" / "models.svg")
     for machine in ("", "-granite-rapids", "-zen4"):

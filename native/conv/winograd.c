@@ -21,7 +21,8 @@
  * tile's patch is stored channel by channel, and nothing is transposed. Phases can only be split from planes.
  *
  * Threads divide the blocks, smaller ones if that balances them, and the filters; each thread transforms the patches it needs. One thread sums a
- * result in a fixed order. Prepared filters are stored as one stream in reading order: [group][set][plane][channel set][panel][channel][filters]. */
+ * result in a fixed order. Prepared filters are stored as one stream in reading order: [group][set][plane][channel set][panel][channel][filters];
+ * behind them are the filters themselves, which only winograd_direct.c reads: for tiles with a result that is not finite. */
 #include <string.h>
 
 #include "algorithm.h"
@@ -180,11 +181,16 @@ static pysim_status phases_bytes(const pysim_conv *c, int64_t p, int64_t q, int6
 }
 
 static pysim_status sizes(pysim_job *job) {
-    const pysim_conv *c = &job->own;
+    const pysim_conv *c = &job->own, *given = &job->problem.conv;
     const pysim_nest *n = &job->nest;
     const int64_t edge = n->schedule.outputs + c->kernel_h - 1, panels = pysim_ceil_div(n->windows, n->schedule.windows);
     const int64_t filters[] = {c->groups, edge * edge, panels, n->channels, n->schedule.windows, n->bytes};
+    const int64_t own[] = {c->groups, given->kernel_h * given->kernel_w, panels, given->channels / given->groups, n->schedule.windows, n->bytes};
+    int64_t plain;
     pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
+    if (status == PYSIM_OK) status = pysim_product("the filters' bytes", 6, own, &plain);
+    if (status == PYSIM_OK && __builtin_add_overflow(job->prepared_bytes, plain, &job->prepared_bytes))
+        status = pysim_fail(PYSIM_OVERFLOW, "the transformed filters and the filters exceed int64 bytes");
     if (status != PYSIM_OK) return status;
     int64_t patches, accumulators;
     const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_MAX_PANEL_TILES, n->bytes}; /* at most */
@@ -250,9 +256,19 @@ static int64_t filter_offset(const shape *s, int64_t panel, int64_t plane, int64
     return before * s->panel_filters + plane * set_pitch(s, panel);
 }
 
-/* Transforms one panel of filters of one group. The row's own packing routine first makes [tap][filter] of some channels; each phase of
- * a channel takes every stride-th tap. */
-static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t panel, char *to) {
+/* Elements of one group's transformed filters, and of its filters behind those of all groups. */
+static int64_t group_transformed(const shape *s) { return s->planes * s->filter_panels * s->w.channels * s->panel_filters; }
+static int64_t panel_plain(const pysim_job *job, const shape *s) {
+    const pysim_conv *c = &job->problem.conv;
+    return c->channels / c->groups * c->kernel_h * c->kernel_w * s->panel_filters;
+}
+static int64_t plain_offset(const pysim_job *job, const shape *s, int64_t group, int64_t panel) {
+    return job->problem.conv.groups * group_transformed(s) + (group * s->filter_panels + panel) * panel_plain(job, s);
+}
+
+/* Transforms one panel of filters of one group. The row's own packing routine first makes [tap][filter] of some channels, which are kept in
+ * `plain`; each phase of a channel takes every stride-th tap. */
+static void prepare_panel(const pysim_job *job, const shape *s, const char *filters, int64_t panel, char *to, char *plain) {
     _Alignas(ALIGN) char packed[MAX_KERNEL * MAX_KERNEL * MAX_PANEL_FILTERS * sizeof(double)];
     const pysim_conv *c = &job->problem.conv;
     const int64_t k = c->kernel_h, stride = c->stride_h, channels = c->channels / c->groups, width = s->panel_filters;
@@ -261,6 +277,7 @@ static void prepare_panel(const pysim_job *job, const shape *s, const char *filt
     for (int64_t first = 0; first < channels; first += at_once) {
         const int64_t some = pysim_min(at_once, channels - first);
         job->nest.row.pack.transposed(filters + first * k * k * s->bytes, channels * k * k, count, some * k * k, width, packed, NULL);
+        memcpy(plain + first * k * k * width * s->bytes, packed, (size_t)(some * k * k * width * s->bytes));
         for (int64_t i = 0; i < some * stride * stride; i++) {
             const int64_t a = i / stride % stride, b = i % stride, channel = first * stride * stride + i, in_set = channel % s->set_channels;
             const int64_t at = filter_offset(s, panel, 0, channel - in_set) + in_set * width;
@@ -276,12 +293,11 @@ static void prepare_panel(const pysim_job *job, const shape *s, const char *filt
 static void prepare_winograd(const pysim_job *job, const char *filters, char *prepared) {
     const shape s = shape_of(job);
     const pysim_conv *c = &job->problem.conv;
-    const int64_t group = s.planes * s.filter_panels * s.w.channels * s.panel_filters;
     const int64_t filter = c->channels / c->groups * c->kernel_h * c->kernel_w;
     for (int64_t g = 0; g < c->groups; g++)
         for (int64_t f = 0; f < s.filter_panels; f++) {
             const char *from = filters + (g * s.filters + f * s.panel_filters) * filter * s.bytes;
-            prepare_panel(job, &s, from, f, prepared + g * group * s.bytes);
+            prepare_panel(job, &s, from, f, prepared + g * group_transformed(&s) * s.bytes, prepared + plain_offset(job, &s, g, f) * s.bytes);
         }
 }
 
@@ -371,13 +387,18 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     char *patches = r->workspace + thread * r->job->thread_bytes;
     patches += (ALIGN - (uintptr_t)patches % ALIGN) % ALIGN;
     char *accumulators = patches + s->block_panels * s->panel_bytes;
-    const char *filters = r->call->second + group * s->planes * s->filter_panels * s->w.channels * s->panel_filters * s->bytes;
+    const char *filters = r->call->second + group * group_transformed(s) * s->bytes;
+    const pysim_conv *given = &r->job->problem.conv;
     pysim_winograd w = s->w;
     w.input = r->input + group * w.channels * w.height * w.width * s->bytes;
     w.output = r->call->result + group * s->filters * w.out_h * w.out_w * s->bytes;
     w.bias = r->call->epilogue->bias ? (const char *)r->call->epilogue->bias + group * s->filters * s->bytes : NULL;
     w.bounds = r->call->bounds;
     w.finish = r->call->finish;
+    w.exact = (pysim_winograd_exact){
+        given, r->call->first + group * (given->channels / given->groups) * given->height * given->width * s->bytes,
+        r->call->second + plain_offset(r->job, s, group, 0) * s->bytes, s->panel_filters,
+    };
     const int profiled = r->call->profile != NULL;
     pysim_profile own = {.packed_tiles = b.panels};
     const double start = profiled ? pysim_now() : 0;

@@ -23,6 +23,13 @@ enum {
     PYSIM_WINOGRAD_MAX_PANEL_TILES = 16,  /* largest number of tiles per panel of any registry row */
 };
 
+/* What winograd_direct.c reads: the convolution as it was given, not its phases. */
+typedef struct {
+    const pysim_conv *conv;
+    const char *input, *filters;       /* of the group; filters as winograd_direct.c has them */
+    int64_t panel_filters;
+} pysim_winograd_exact;
+
 typedef struct {
     int64_t outputs, taps;             /* m, r */
     int64_t channels, height, width;   /* of one image of the group */
@@ -36,6 +43,7 @@ typedef struct {
     const char *bias;                  /* first filter of the group, or NULL */
     pysim_bounds bounds;
     pysim_finish finish;               /* applied to each filter's rows of a run of tiles */
+    pysim_winograd_exact exact;
 } pysim_winograd;
 
 /* Taps [row][column][width] of one channel; taps beyond `rows` and `columns` are zero. */
@@ -49,7 +57,11 @@ typedef struct {
     void (*patches)(const pysim_winograd *w, int64_t tile, int64_t count, void *panel);
     /* Transforms `width` filters of one channel into planes to[plane][width], to_plane elements apart. */
     void (*filters)(int64_t outputs, int64_t taps, const pysim_winograd_taps *from, int64_t width, void *to, int64_t to_plane);
-    /* Transforms the accumulators of tiles [tile, tile + count) and filters [filter, filter + filters) into outputs. */
+    /* Transforms the accumulators of tiles [tile, tile + count) and filters [filter, filter + filters) into outputs.
+     * Tiles with a result that is not finite before its bounds are computed again by pysim_winograd_recompute. */
     void (*outputs)(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters, const void *accumulators);
 } pysim_winograd_transforms;
+
+/* winograd_direct.c: stores the results of a tile and of some filters again, from the definition; with bias and bounds, without `finish`. */
+void pysim_winograd_recompute(const pysim_winograd *w, int64_t tile, int64_t filter, int64_t filters);
 #endif

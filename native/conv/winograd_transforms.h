@@ -346,10 +346,12 @@ enum { OUT_ROW = (OUT_TILES * PYSIM_WINOGRAD_MAX_OUTPUTS + LANES) * LANES };
 typedef T ROWS[PYSIM_WINOGRAD_MAX_OUTPUTS][OUT_ROW];
 
 /* Output transform of one tile and LANES filters: y = A^T M A, bias and clamp; writes the pixels below `rows` and `columns`, rows `row`
- * elements apart. */
-INLINE void output_tile(const int m, const int r, const T *accumulators, int64_t pitch, VEC bias, VEC low, VEC high, T *to, int64_t row,
-                        int64_t rows, int64_t columns) {
+ * elements apart. Returns a sum of products of two results each: infinite or NaN in every lane with a result that is, and where results are so
+ * large (above 1e18 in FP32) that their products overflow. That is one multiply-add for two results. */
+INLINE VEC output_tile(const int m, const int r, const T *accumulators, int64_t pitch, VEC bias, VEC low, VEC high, T *to, int64_t row,
+                       int64_t rows, int64_t columns) {
     const int e = m + r - 1;
+    VEC products = v_zero();
     VEC half[PYSIM_WINOGRAD_MAX_OUTPUTS][MAX_EDGE];
 #pragma GCC unroll 8
     for (int j = 0; j < e; j++) {
@@ -367,7 +369,26 @@ INLINE void output_tile(const int m, const int r, const T *accumulators, int64_t
 #pragma GCC unroll 6
         for (int j = 0; j < m; j++)
             if (i < rows && j < columns) v_store(to + i * row + j * LANES, v_between(low, high, v_add(y[j], bias)));
+#pragma GCC unroll 6
+        for (int j = 0; j < m; j += 2) products = v_fma(y[j], y[j + 1 < m ? j + 1 : j], products);
     }
+    return products;
+}
+
+/* Whether the first `count` lanes are numbers; the others may come from accumulators that nothing was written to. */
+INLINE int all_finite(VEC x, int64_t count) {
+    T lane[LANES];
+    int all = 1;
+    v_store(lane, x);
+    for (int64_t i = 0; i < LANES; i++) all &= i >= count || lane[i] - lane[i] == 0;
+    return all;
+}
+
+/* Tile by tile, so that bits do not depend on the number of tiles. */
+static __attribute__((noinline)) void recompute_tiles(const pysim_winograd *w, int64_t tile, int64_t count, int64_t filter, int64_t filters,
+                                                      const VEC *products) {
+    for (int64_t j = 0; j < count; j++)
+        if (!all_finite(products[j], filters)) pysim_winograd_recompute(w, tile + j, filter, filters);
 }
 
 /* Transposes a row of `columns` pixels x `filters` filters into the output, LANES x LANES elements at a time. */
@@ -399,18 +420,26 @@ INLINE void outputs_body(const int m, const int r, const pysim_winograd *w, int6
             const int64_t y = t % per_image / w->tiles_w * m, x = column * m;
             T *out = (T *)(void *)w->output + t / per_image * w->output_pitch + (filter + f) * map;
             const int64_t rows_in = pysim_min(m, w->out_h - y), wide = pysim_min(n * m, w->out_w - x);
+            VEC products[OUT_TILES], all = v_zero();
             if (TAKES_BLOCKS && w->out_blocks) {
                 out += (y * w->out_w + x) * LANES;
-                for (int64_t j = 0; j < n; j++)
-                    output_tile(m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, out + j * m * LANES, w->out_w * LANES,
-                                rows_in, wide - j * m);
+                for (int64_t j = 0; j < n; j++) {
+                    products[j] = output_tile(m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, out + j * m * LANES,
+                                              w->out_w * LANES, rows_in, wide - j * m);
+                    all = v_add(all, products[j]);
+                }
+                if (!all_finite(all, filters - f)) recompute_tiles(w, t, n, filter + f, pysim_min(LANES, filters - f), products);
                 pysim_finish_rows(&w->finish, out, w->out_w * LANES, rows_in, wide * LANES);
                 continue;
             }
             out += y * w->out_w + x;
-            for (int64_t j = 0; j < n; j++)
-                output_tile(m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, &rows[0][j * m * LANES], OUT_ROW, m, m);
+            for (int64_t j = 0; j < n; j++) {
+                products[j] = output_tile(m, r, first + j * w->tile_pitch, w->accumulator_pitch, added, low, high, &rows[0][j * m * LANES],
+                                          OUT_ROW, m, m);
+                all = v_add(all, products[j]);
+            }
             for (int64_t k = 0; k < rows_in; k++) store_row(rows[k], wide, filters - f, out + k * w->out_w, map);
+            if (!all_finite(all, filters - f)) recompute_tiles(w, t, n, filter + f, pysim_min(LANES, filters - f), products);
             for (int64_t l = 0; w->finish.loops && l < pysim_min(LANES, filters - f); l++)
                 pysim_finish_rows(&w->finish, out + l * map, w->out_w, rows_in, wide);
         }

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.text import Workload
+from pysim.record.accuracy import ErrorScale
 from pysim.record.cost import Reason, Rejected
 from pysim.record.description import Description
 from pysim.record.plan import Layout, Plan, Request
@@ -61,6 +62,7 @@ class Bound(NamedTuple):
                   direct sum, or `rms` if that is larger
     mean_error    the systematic relative error of results, from accumulators that truncate or from constants of a transform that are
                   rounded. Errors of either sign average out over the layers of a network; this one adds up.
+    scale         what the error of one result grows with, where operands differ much in size (`Plan.error_scale`)
     """
 
     growth: float
@@ -70,6 +72,7 @@ class Bound(NamedTuple):
     operands: Operands = "plain"
     error: float | None = None
     mean_error: float = 0.0
+    scale: ErrorScale = "products"
 
 
 DIRECT_SUM = Bound(1.0, 0.0, "Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 3.1")  # of products in any order

@@ -19,6 +19,10 @@ _OPERANDS = {
     "transformed": "operands are transformed",
     "split": "operands are split into parts",
 }
+_SCALES = {
+    "window": "window",
+    "tile": "tile, of which its window is a part",
+}
 _FINITE = {
     "filters": "the filters: they are multiplied by zeros of the padding",
     "operands": "both operands: they are combined before they are multiplied",
@@ -72,7 +76,9 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
     limit = f" of {bytes_text(plan.memory_limit)} allowed" if plan.memory_limit is not None else ""
     yield f"kernel {plan.kernel}{layout}; {workspace}{limit}"
     bound = algorithm_named(plan.algorithm, plan.workload, plan.on).tolerance(plan.workload, plan.schedule)
-    yield f"largest error {plan.error:.1e} of the results' rms; {_OPERANDS[bound.operands]}"
+    yield f"largest error {plan.error:.1e} of the results' rms for inputs of one size; {_OPERANDS[bound.operands]}"
+    if plan.error_scale in _SCALES:
+        yield f"a result's error is relative to the largest input of its {_SCALES[plan.error_scale]}"
     yield f"error bound {bound.source}"
     yield f"plan {plan.name}"
 

@@ -63,6 +63,8 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
         layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
     read = dict.fromkeys(one for node in made for one in _parameters(node, module))
     parameters = [at for at, one in enumerate(inputs) if one in read]
+    for node in made:
+        module.get_submodule(str(node.target)).watched = not before.writes_inputs and all(one in inputs for one in _parameters(node, module))
     if before.needs_strides:
         restore_strides(module, made)
     else:

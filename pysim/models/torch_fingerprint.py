@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 
-from pysim.models.torch_state import count_writes, is_plain
+from pysim.models.torch_state import count_writes, is_plain, versions_of
 from pysim.runtime import cpu
 
 INTERVAL = 0.05
 SAMPLES = 64  # of a tensor on a GPU
+NO_EPOCH = False
 
 
 class WatchedTensors:
-    """`look` counts the writes that it finds to these tensors."""
+    """Parameters of a graph, which looks at them before each call."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
         self.tensors = tensors
@@ -34,16 +35,31 @@ class WatchedTensors:
         plain = [one.detach() for one in tensors if is_plain(one) and one.numel()]
         self._cpu = cpu.Fingerprints([(one.data_ptr(), _memory_bytes(one)) for one in plain if one.device.type == "cpu"])
         self._on_cpu = [one for one in plain if one.device.type == "cpu"]
+        self._cpu_addresses = [one.data_ptr() for one in self._on_cpu]
         self._gpu = _GpuSamples([one for one in plain if one.device.type == "cuda"])
+        self._versions, self._epoch = versions_of(tensors), object()
 
-    def are(self, tensors: Sequence[Any]) -> bool:
-        """Whether these are the same tensors where they were."""
-        return all(map(is_, tensors, self.tensors)) and self._addresses == [*map(torch.Tensor.data_ptr, tensors)]
-
-    def look(self) -> None:
-        for at in self._cpu.changed():
+    def look(self, tensors: Sequence[Any]) -> Any:
+        """Counts the writes that nothing else counts. None if these are other tensors, or lie elsewhere: then others are to be watched. Else
+        the epoch of these parameters; NO_EPOCH if there is none, since an inference tensor has no version."""
+        same, versions = all(map(is_, tensors, self.tensors)), self._versions
+        unchanged = same and versions is not None and versions.unchanged()
+        if not same or (not unchanged and self._addresses != [*map(torch.Tensor.data_ptr, tensors)]):
+            self._leave()
+            return None
+        changed = self._cpu.changed()
+        for at in changed:
             count_writes(self._on_cpu[at])
-        self._gpu.look()
+        if self._gpu.look() or changed or not unchanged:
+            self._versions, self._epoch = versions_of(self.tensors), object()
+        return self._epoch if versions is not None else NO_EPOCH
+
+    def _leave(self) -> None:
+        """Before others are watched: writes until now count, too; on a GPU all tensors, which nobody waits for to be compared."""
+        moved = [one.data_ptr() for one in self._on_cpu] != self._cpu_addresses
+        for at in range(len(self._on_cpu)) if moved else self._cpu.changed():
+            count_writes(self._on_cpu[at])
+        count_writes(*self._gpu.tensors)
 
 
 def _memory_bytes(x: Any) -> int:
@@ -56,7 +72,7 @@ class _GpuSamples:
     """Samples of tensors on a GPU: taken on the current stream and compared there; the answer is read when it has arrived."""
 
     def __init__(self, tensors: Sequence[Any]) -> None:
-        self._tensors, self._next = tensors, 0.0
+        self.tensors, self._next = tensors, 0.0
         self._views: dict[Any, list[Any]] = {}  # by device and size of an element
         for one in tensors:
             self._views.setdefault((one.device, one.element_size()), []).append(_samples(one))
@@ -64,15 +80,18 @@ class _GpuSamples:
         self._seen: list[Any] = []
         self._answer: tuple[list[Any], Any] | None = None  # of a comparison under way: which samples differ, in pinned memory; its event
 
-    def look(self) -> None:
-        if not self._tensors or time.perf_counter() < self._next or torch.cuda.is_current_stream_capturing():
-            return
+    def look(self) -> bool:
+        """Whether a write was found."""
+        if not self.tensors or time.perf_counter() < self._next or torch.cuda.is_current_stream_capturing():
+            return False
+        found = False
         if self._answer is not None:
             differ, event = self._answer
             if not event.query():
-                return
-            self._answer = None
-            self._tell(differ)
+                return False
+            self._answer, found = None, any(bool(one.any()) for one in differ)
+            if found:
+                self._tell(differ)
         self._next = time.perf_counter() + INTERVAL
         with torch.no_grad():
             before, self._seen = self._seen, [torch.cat(views) for views in self._views.values()]
@@ -81,15 +100,14 @@ class _GpuSamples:
                 event = torch.cuda.Event()
                 event.record()
                 self._answer = (differ, event)
+        return found
 
     def _tell(self, differ: list[Any]) -> None:
         """Counts and reports the writes that a comparison found."""
-        if not any(bool(one.any()) for one in differ):
-            return
         flags = [
             bool(part.any()) for views, one in zip(self._views.values(), differ, strict=True) for part in one.split([*map(len, views)])
         ]
-        changed = [self._tensors[at] for at, flag in zip(self._places, flags, strict=True) if flag]
+        changed = [self.tensors[at] for at, flag in zip(self._places, flags, strict=True) if flag]
         count_writes(*changed)
         warnings.warn(
             f"{len(changed)} parameters, the first of shape {tuple(changed[0].shape)}, were written to in a way that PyTorch does not count: "

@@ -113,6 +113,14 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self._mean_errors: LruCache[float] = LruCache(_CACHE_SIZE)
 
     @property
+    def watched(self) -> bool:
+        return self._derived.watched
+
+    @watched.setter
+    def watched(self, watched: bool) -> None:
+        self._derived.watched = watched
+
+    @property
     def decisions(self) -> list[Decision]:
         return [choice.decision for choice in self._choices.values()]
 
@@ -138,18 +146,23 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         decisions = self.decisions
         return bool(decisions) and all(decision.runs == "torch" for decision in decisions)
 
-    def run(self, x: Any, parameters: Parameters, residual: Any, factor: Any = None) -> tuple[Any, LaunchRecord | None]:
+    def run(
+        self, x: Any, parameters: Parameters, residual: Any, factor: Any = None, inference: bool = False
+    ) -> tuple[Any, LaunchRecord | None]:
         """The result; with a record if a GPU kernel ran without copies and later calls may repeat its launch."""
         if not self.over_channels:
-            return self._run(x, parameters, residual, factor)
-        y, record = self._run(x.permute(TO_NHWC), parameters, None if residual is None else residual.permute(TO_NHWC), factor)
+            return self._run(x, parameters, residual, factor, inference)
+        y, record = self._run(x.permute(TO_NHWC), parameters, None if residual is None else residual.permute(TO_NHWC), factor, inference)
         return y.permute(TO_NCHW), record and record._replace(memory_format=torch.channels_last)
 
-    def _run(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> tuple[Any, LaunchRecord | None]:
+    def _run(
+        self, x: Any, parameters: Parameters, residual: Any, factor: Any, inference: bool
+    ) -> tuple[Any, LaunchRecord | None]:
         w, first_argument = parameters[0], x
         if isinstance(self.input_op, FactorLayer):
             x, factor = self.input_op.image_and_factor(x, factor)
-        if self._needs_pytorch(x, (*parameters, residual, factor)):
+        others = (residual, factor) if inference and self._derived.watched else (*parameters, residual, factor)  # a graph's inputs are plain
+        if self._needs_pytorch(x, others, inference):
             return self._fallback(x, parameters, residual, factor), None
         types = settings() if x.is_cuda else None
         key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, types)
@@ -178,9 +191,9 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         w, bias, gamma, beta, mean, var = parameters[: RESIDUAL_INPUT - 1]
         return self.by_pytorch(self._apply_input_op(x, parameters, factor)[0], w, bias, gamma, beta, mean, var, residual)
 
-    def _needs_pytorch(self, x: Any, others: tuple[Any, ...]) -> bool:
+    def _needs_pytorch(self, x: Any, others: tuple[Any, ...], inference: bool) -> bool:
         """Whether PyTorch's operators are required: gradients, traces, transforms, autocast on a CPU."""
-        return bool((not x.is_cuda and torch.is_autocast_enabled(x.device.type)) or needs_pytorch(x, others))
+        return bool((not x.is_cuda and torch.is_autocast_enabled(x.device.type)) or needs_pytorch(x, others, inference))
 
     def by_pytorch(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
         """The layer without its `input_op`, by PyTorch's operators."""

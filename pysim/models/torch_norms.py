@@ -35,6 +35,14 @@ class _OnePassNorm(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
         super().__init__()
         self._constants = ParameterCache(_CACHE_SIZE)
 
+    @property
+    def watched(self) -> bool:
+        return self._constants.watched
+
+    @watched.setter
+    def watched(self, watched: bool) -> None:
+        self._constants.watched = watched
+
     def run(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, NormRecord | None]:
         """The result; with a record if the kernel ran and later calls may repeat its launch."""
         done = self._by_kernel(parts, parameters)

@@ -13,7 +13,7 @@ cache holds, and no weak reference is made: PyTorch swaps only tensors that have
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, is_
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -149,28 +149,53 @@ def is_plain(x: Any) -> bool:
     return type(x) in _PLAIN_TYPES and x.layout is torch.strided and x.device.type in ("cpu", "cuda") and not x.is_quantized
 
 
-def needs_pytorch(x: Any, others: Iterable[Any]) -> bool:
-    """Whether PyTorch's operators are required: for a gradient, a trace, a transform, a tensor subclass, a lazily negated tensor or another
+def needs_pytorch(x: Any, others: Iterable[Any], inference: bool = False) -> bool:
+    """`inference`: gradients are off and nothing is traced. Whether PyTorch's operators are required: for a gradient, a trace, a transform, a tensor subclass, a lazily negated tensor or another
     layout than strides. `others` may contain None."""
     tensors = [x, *[other for other in others if other is not None]]
-    gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    plain = {*map(type, tensors)} <= _PLAIN_TYPES and x.layout is torch.strided
-    return gradient or not plain or any(map(torch.is_neg, tensors)) or is_traced()
+    if not {*map(type, tensors)} <= _PLAIN_TYPES or x.layout is not torch.strided or any(map(torch.is_neg, tensors)):
+        return True
+    return not inference and (is_traced() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)))
+
+
+class _Epoch(local):
+    """`now`: an object that stays the same in a thread's calls as long as no parameter of the running graph changes; None outside of graphs."""
+
+    now: Any = None
+
+
+EPOCH = _Epoch()
+
+
+class _Entry:
+    """A value, the versions that it was computed from, and the epoch in which these were last looked at."""
+
+    __slots__ = ("epoch", "value", "versions")
+
+    def __init__(self, value: Any, versions: TensorVersions | None, epoch: Any) -> None:
+        self.value, self.versions, self.epoch = value, versions, epoch
 
 
 class ParameterCache:
-    """Values computed from parameters, for the `size` keys used last; a value is computed again after its parameters changed."""
+    """Values computed from parameters, for the `size` keys used last; a value is computed again after its parameters changed. `watched`: all
+    parameters are inputs of the graph, which looks at them before each call and does not write to them."""
+
+    watched = False
 
     def __init__(self, size: int) -> None:
-        self._entries: LruCache[tuple[TensorVersions | None, Any]] = LruCache(size)
+        self._entries: LruCache[_Entry] = LruCache(size)
 
     def get(self, key: Any, parameters: Sequence[Any], compute: Callable[[], Any]) -> Any:
         """The entry keeps the parameters alive, so no other tensor can get their address. Layers of one structure may share a graph and with
         it a cache, so the first parameter is part of the key."""
-        tensors, key = [tensor for tensor in parameters if tensor is not None], (key, id(parameters[0]))
-        entry = self._entries.get(key)
-        if entry and entry[0] and entry[0].are(tensors) and entry[0].unchanged():
-            return entry[1]
+        key = (key, id(parameters[0]))
+        entry, epoch = self._entries.get(key), EPOCH.now if self.watched else None
+        if entry is not None and epoch is not None and entry.epoch is epoch:
+            return entry.value
+        tensors = [tensor for tensor in parameters if tensor is not None]
+        if entry is not None and entry.versions and entry.versions.are(tensors) and entry.versions.unchanged():
+            entry.epoch = epoch
+            return entry.value
         versions = versions_of(tensors)
         with torch.no_grad():
-            return self._entries.put(key, (versions, compute()))[1]
+            return self._entries.put(key, _Entry(compute(), versions, epoch)).value

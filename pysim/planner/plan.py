@@ -291,6 +291,7 @@ def _plan(
         memory_limit=memory_limit,
         needs_finite=bound.finite,
         error=accuracies.stated_error(bound, request.problem, request.machine),
+        error_scale=bound.scale,
         accuracy=request.accuracy,
         error_limit=request.error_limit,
     )

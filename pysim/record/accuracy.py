@@ -4,4 +4,5 @@
 from typing import Literal
 
 Accuracy = Literal["standard", "strict", "ieee"]
+ErrorScale = Literal["products", "window", "tile"]
 ACCURACIES: tuple[Accuracy, ...] = ("standard", "strict", "ieee")

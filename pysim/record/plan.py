@@ -10,7 +10,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
-from pysim.record.accuracy import Accuracy
+from pysim.record.accuracy import Accuracy, ErrorScale
 from pysim.record.cost import Cost, CsaCost, Rejected
 from pysim.record.schedule import AnySchedule, GpuSchedule, Schedule, name_of
 from pysim.record.state import State
@@ -122,7 +122,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `memory_limit`: allowed bytes of workspace. `needs_finite`: the operands that must be finite for the result of the definition (otherwise
     it may be NaN), an entry of NEEDS_FINITE ("filters": only if the problem is padded). `error`: the algorithm's stated largest error over
     the result's root mean square, against float64, for operands in [-1, 1); one random draw in a hundred may exceed it
-    (`pysim.algorithms.accuracy`). `accuracy` and `error_limit` are the request's. The cost is for `threads` threads of a CPU.
+    (`pysim.algorithms.accuracy`). `error_scale`: where operands differ much in size, the error of a result is relative to its products, to
+    the largest input of its window, or to that of its tile. `accuracy` and `error_limit` are the request's. The cost is for `threads`
+    threads of a CPU.
     """
 
     workload: Workload
@@ -140,6 +142,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit: int | None = None
     needs_finite: Finite = "nothing"
     error: float = 0.0
+    error_scale: ErrorScale = "products"
     accuracy: Accuracy = "standard"
     error_limit: float | None = None
     threads: int = 1
@@ -208,6 +211,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "accuracy": self.accuracy,
             **({"error_limit": self.error_limit} if self.error_limit is not None else {}),
             "error": self.error,
+            "error_scale": self.error_scale,
             "cost": msgspec.to_builtins(self.cost),
             "assumed": list(self.assumed),
             "rejected": [msgspec.to_builtins(item) for item in self.rejected],

@@ -32,6 +32,7 @@ from pysim.errors import PlanError, choose, quoted
 from pysim.machine.cpu import Machine
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SUM_UNITS
+from pysim.record.accuracy import ErrorScale
 from pysim.record.cost import NoneLegal, Reason, Rejected
 from pysim.record.description import Description, Section
 from pysim.record.plan import Layout, MicroKernel, Plan, Request, blocks_of, on_cpu
@@ -199,7 +200,9 @@ def _row(schedule: Schedule) -> tuple[Kernel, int]:
 
 
 def prepare(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:
-    return Prepared("transformed filters", model.prepared_bytes(problem, *_row(schedule)))
+    """The transformed filters, and behind them the filters themselves: tiles with results that are not finite are computed from those."""
+    row = _row(schedule)
+    return Prepared("transformed filters", model.prepared_bytes(problem, *row) + model.plain_bytes(problem, *row))
 
 
 def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
@@ -213,7 +216,14 @@ def tolerance(problem: Conv, schedule: Schedule) -> Bound:
     sets, whole = -(-channels // schedule.channels), taps * problem.stride_h / problem.kernel_h
     assert schedule.outputs
     largest = _LARGEST[schedule.outputs, taps] * (math.sqrt(schedule.channels) + math.sqrt(sets) + 4) * whole
-    return Bound(1.0, SAFETY * largest * SUM_UNITS[problem.dtype], _MEASURED, "operands", "transformed")
+    error = SAFETY * largest * SUM_UNITS[problem.dtype]
+    return Bound(1.0, error, _MEASURED, operands="transformed", scale=scale_of(schedule.outputs, problem))
+
+
+def scale_of(outputs: int, problem: Conv) -> ErrorScale:
+    """With two outputs a side, the first and the last input of a patch reach one output each, and the others are in both windows. With
+    more, or where phases lack taps, an input reaches results whose windows do not contain it."""
+    return "window" if outputs == 2 and problem.kernel_h % problem.stride_h == 0 else "tile"
 
 
 SAFETY = 2.0

@@ -180,6 +180,12 @@ def prepared_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
     return w.groups * of.planes * of.filter_panels * kernel.windows * of.channels * w.element_bytes
 
 
+def plain_bytes(w: Conv, kernel: Kernel, outputs: int) -> int:
+    """Bytes of the filters themselves, whole panels, which follow the transformed ones. Runs of finite operands do not read them."""
+    of = shape_of(w, kernel, outputs)
+    return w.groups * of.filter_panels * kernel.windows * w.group_channels * w.kernel_h * w.kernel_w * w.element_bytes
+
+
 Cases = tuple[tuple[Kernel, Shape], ...]  # a problem on a kernel with some m
 
 

@@ -1,0 +1,503 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user does with a model, as functions of a `Side` and random numbers: both sides of a walk do the same."""
+
+import copy
+import io
+import itertools
+import pickle
+import random
+import types
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch_modules
+from torch import nn
+from torch.nn.utils import parametrize, prune
+
+
+@dataclass
+class Side:
+    """`model`: what the user holds and changes. `call`: what he calls, `make(model)`; if that `replaces` the model, he holds nothing else.
+    `whole`: it is a module like the user's, while torch.compile's own does not look for hooks that come after its first call, and cannot
+    load a state or be exported."""
+
+    model: nn.Module
+    make: Callable[[nn.Module], Any]
+    whole: bool = True
+    replaces: bool = False
+    handles: list[Any] = field(default_factory=list)
+    optimizers: dict[int, Any] = field(default_factory=dict)
+    kept: list[tuple[Any, Any]] = field(default_factory=list)
+    call: Any = None
+
+    def renew(self, model=None):
+        self.call = self.make(self.model if model is None else model)
+        self.model = self.call if self.replaces else self.model if model is None else model
+
+
+# Calls
+
+
+def dtype_of(model):
+    return next((one.dtype for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()), torch.float32)
+
+
+def an_image(rng, model):
+    """Mostly of one shape, of any memory format; with few exceptions of the type and channels that the model takes."""
+    batch, height, width = (
+        (2, *model.size) if rng.random() < 0.8 else rng.choice(((1, 8, 8), (3, 9, 12), (2, 12, 8), (0, 8, 8), (1, 12, 12)))
+    )
+    dtype, channels = dtype_of(model), model.channels
+    x = torch.randn(batch, channels, height, width, dtype=torch.float64).to(dtype)
+    pick = rng.random()
+    if pick < 0.15:
+        x = x.to(memory_format=torch.channels_last)
+    elif pick < 0.25:
+        x = torch.cat([x, x], 3)[..., ::2]
+    elif pick < 0.3:
+        x = x[:, :, :1].expand(x.shape)
+    elif pick < 0.33 and x.numel():
+        x.view(-1)[rng.randrange(x.numel())] = rng.choice((float("inf"), -float("inf"), float("nan")))
+    elif pick < 0.35:
+        x = x.to(rng.choice((torch.float64, torch.float32, torch.float16)))
+    elif pick < 0.37:
+        x = x[:, :-1]
+    elif pick < 0.39:
+        x = x[0] if len(x) else x
+    return x
+
+
+def arguments(rng, model):
+    x = an_image(rng, model)
+    if not hasattr(model, "form"):
+        return (x,), {}
+    named = {}
+    if rng.random() < 0.3:
+        named["scale"] = rng.choice((2.0, 0, -1, torch.tensor(1.5)))
+    if rng.random() < 0.2:
+        named["extra"] = rng.choice((None, torch.ones(1, dtype=x.dtype), 2))
+    if rng.random() < 0.2:
+        named["mode"] = rng.choice(("plain", "negated", "other"))
+    given = {"image": x} if rng.random() < 0.1 else (x, None) if rng.random() < 0.1 else x
+    return ((), {"x": given, **named}) if rng.random() < 0.1 else ((given,), named)
+
+
+MODES = (torch.no_grad,) * 6 + (torch.inference_mode, torch.inference_mode, torch.enable_grad)
+
+
+def call(side, rng):
+    """In inference. Returns results, and the arguments after the call."""
+    args, named = arguments(rng, side.model)
+    seed(rng)
+    with rng.choice(MODES)(), torch.autocast("cpu", torch.bfloat16) if rng.random() < 0.04 else nullcontext():
+        result = side.call(*args, **named)
+    copies = torch.utils._pytree.tree_map_only(torch.Tensor, lambda one: one.detach().clone(), result)
+    side.kept.append((result, copies))
+    return result, args, named, torch.rand(1), random.random()
+
+
+def seed(rng):
+    number = rng.randrange(1 << 30)
+    torch.manual_seed(number)
+    random.seed(number)
+
+
+def gradients(side, rng):
+    """Of the parameters and of the input, in inference or in training."""
+    args, _ = arguments(rng, side.model)
+    x = next(iter(args[0].values())) if isinstance(args[0], dict) else args[0][0] if isinstance(args[0], tuple) else args[0]
+    side.model.train(training := rng.random() < 0.6)
+    x = x.detach().clone().requires_grad_(rng.random() < 0.5)
+    seed(rng)
+    try:
+        with torch.enable_grad():
+            leaves = torch.utils._pytree.tree_leaves(side.call(x if x.is_leaf and not x.requires_grad else x * 1))
+            results = [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
+            if results:
+                sum(one.float().square().mean() for one in results).backward()
+        found = [x.grad, *[None if one.grad is None else one.grad.clone() for one in side.model.parameters()]]
+        if training and rng.random() < 0.7:
+            optimizer(side, rng).step(*closure_of(side))
+    finally:
+        side.model.eval()
+        for one in side.model.parameters():
+            one.grad = None
+    return found
+
+
+# Optimizers
+
+
+FORMS = ({}, {"foreach": False}, {"foreach": True}, {"fused": True}, {"differentiable": True}, {"maximize": True})
+MORE = ({}, {"momentum": 0.9}, {"amsgrad": True}, {"weight_decay": 0.01})
+
+
+def _optimizers():
+    """(kind, options) of each optimizer in each form that runs on a CPU."""
+    kinds = [getattr(torch.optim, name) for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)]
+    for kind, form, more in itertools.product(kinds, FORMS, MORE):
+        weight = nn.Parameter(torch.ones(2, 2))
+        weight.grad = torch.ones(2, 2).to_sparse() if kind is torch.optim.SparseAdam else torch.ones(2, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                kind([weight], lr=0.05, **form, **more).step(*([lambda: torch.tensor(1.0)] if kind is torch.optim.LBFGS else []))
+            except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
+                continue
+        yield kind, {"lr": 0.05, **form, **more}
+
+
+OPTIMIZERS = [*_optimizers()]
+
+
+def optimizer(side, rng):
+    """A new one, or one of before, perhaps for parameters that the model no longer has."""
+    number = rng.randrange(len(OPTIMIZERS))
+    if side.optimizers and rng.random() < 0.5:
+        return side.optimizers[rng.choice([*side.optimizers])]
+    kind, options = OPTIMIZERS[number]
+    parameters = [one for one in side.model.parameters() if kind is not torch.optim.Muon or one.dim() == 2]
+    side.optimizers[number] = kind(parameters, **options)
+    return side.optimizers[number]
+
+
+def closure_of(side):
+    return [lambda: torch.tensor(1.0)] if any(isinstance(one, torch.optim.LBFGS) for one in side.optimizers.values()) else []
+
+
+def step(side, rng):
+    """Along random gradients."""
+    one = optimizer(side, rng)
+    parameters = [parameter for group in one.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        gradient = torch.randn_like(parameter, requires_grad=False)
+        parameter.grad = gradient.to_sparse() if isinstance(one, torch.optim.SparseAdam) else gradient
+    try:
+        one.step(*closure_of(side))
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+
+
+# Writes
+
+
+def numbers(rng, tensor):
+    """New values of about the same size; positive where the old ones are."""
+    new = torch.randn(tensor.shape, dtype=torch.float64)
+    positive = bool(tensor.numel()) and bool((tensor.detach() > 0).all())
+    return (new.abs() + 0.5 if positive else new * 0.5).to(tensor.dtype)
+
+
+def _in_place(tensor, rng):
+    rng.choice((lambda: tensor.mul_(-1.5), lambda: tensor.copy_(numbers(rng, tensor)), lambda: tensor.clamp_(-0.2, 0.2)))()
+
+
+def _one_number(tensor, rng):
+    tensor.view(-1)[rng.randrange(tensor.numel())] += 2
+
+
+def _data(tensor, rng):
+    tensor.data.mul_(1.5)
+
+
+def _new_data(tensor, rng):
+    tensor.data = numbers(rng, tensor)
+
+
+def _numpy(tensor, rng):
+    tensor.detach().numpy()[...] *= 1.5
+
+
+def _numpy_number(tensor, rng):
+    tensor.detach().numpy().reshape(-1)[rng.randrange(tensor.numel())] += 2
+
+
+def _numpy_order(tensor, rng):
+    array = tensor.detach().numpy()
+    array[...] = array[::-1].copy()
+
+
+def _dlpack(tensor, rng):
+    torch.from_dlpack(torch.utils.dlpack.to_dlpack(tensor.detach())).mul_(1.5)
+
+
+def _storage(tensor, rng):
+    tensor.untyped_storage().copy_(numbers(rng, tensor).contiguous().untyped_storage())
+
+
+def _foreach(tensor, rng):
+    torch._foreach_mul_([tensor.detach()], 1.5)
+
+
+def _fused(tensor, rng):
+    options = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False}
+    torch._fused_sgd_([tensor.detach()], [numbers(rng, tensor)], [], **options, is_first_step=True)
+
+
+def _view(tensor, rng):
+    tensor.detach().view(-1)[: tensor.numel() // 2 + 1].mul_(1.5)
+
+
+def _set(tensor, rng):
+    tensor.detach().set_(numbers(rng, tensor))
+
+
+WRITES = (
+    _in_place, _one_number, _data, _new_data, _numpy, _numpy_number, _numpy_order, _dlpack, _storage, _foreach, _fused, _view, _set,
+)  # fmt: skip
+
+
+def held(model):
+    """(module, name, tensor) of all parameters and buffers of real numbers."""
+    kinds = ((module, name, one) for module in model.modules() for name, one in (*module._parameters.items(), *module._buffers.items()))
+    return [each for each in kinds if each[2] is not None and each[2].is_floating_point() and each[2].numel()]
+
+
+def write(side, rng):
+    """Some tensors, in any way."""
+    for _ in range(rng.choice((1, 1, 3))):
+        if tensors := held(side.model):
+            torch.manual_seed(rng.randrange(1 << 30))
+            _, _, tensor = rng.choice(tensors)
+            with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+                rng.choice(WRITES)(tensor, rng)
+
+
+def replace_tensor(side, rng):
+    if tensors := held(side.model):
+        module, name, tensor = rng.choice(tensors)
+        new = numbers(rng, tensor)
+        if name in module._buffers:
+            setattr(module, name, new)
+        elif rng.random() < 0.5:
+            setattr(module, name, nn.Parameter(new, requires_grad=tensor.requires_grad))
+        else:
+            torch.utils.swap_tensors(tensor, nn.Parameter(new, requires_grad=tensor.requires_grad))
+
+
+def load(side, rng):
+    state = {name: numbers(rng, one) if one.is_floating_point() else one.clone() for name, one in side.model.state_dict().items()}
+    side.model.load_state_dict(state, assign=rng.random() < 0.4)
+
+
+def flatten(side, rng):
+    """All parameters become views of one tensor, which is written to."""
+    parameters = [one for one in dict.fromkeys(side.model.parameters()) if one.dtype == dtype_of(side.model)]
+    if parameters:
+        flat, at = torch.cat([one.detach().reshape(-1) for one in parameters]), 0
+        for one in parameters:
+            one.data = flat[at : at + one.numel()].view(one.shape)
+            at += one.numel()
+        rng.choice((lambda: flat.mul_(1.2), lambda: flat.numpy().__imul__(1.2)))()
+
+
+# Modules
+
+
+def modules(model, kinds):
+    return [(parent, name, one) for parent in model.modules() for name, one in parent._modules.items() if isinstance(one, kinds)]
+
+
+def attribute(side, rng):
+    """A value of Python's, which forward reads."""
+    found = [one for one in side.model.modules() if type(one) in _ATTRIBUTES]
+    if found:
+        one = rng.choice(found)
+        _ATTRIBUTES[type(one)](one, rng)
+    elif hasattr(side.model, "form"):
+        side.model.form = rng.choice(("tensor", "dict", "tuple", "none"))
+
+
+def _of_flagged(one, rng):
+    changes = {"factor": rng.choice((1.0, -2.0, 3)), "on": not one.on, "mode": rng.choice(("relu", "silu", "gelu"))}
+    name = rng.choice((*changes, "sizes"))
+    if name == "sizes":
+        one.sizes.append(rng.randint(1, 3))
+    else:
+        setattr(one, name, changes[name])
+
+
+def _of_held(one, rng):
+    pick = rng.randrange(3)
+    if pick == 0:
+        one.shift = numbers(rng, one.shift)
+    elif pick == 1:
+        one.shift.mul_(2)
+    else:
+        one.several[0] = torch.tensor([2.5])
+
+
+def _of_frozen(one, rng):
+    one.eps = rng.choice((0.1, 0.5))
+
+
+_ATTRIBUTES = {torch_modules.Flagged: _of_flagged, torch_modules.Held: _of_held, torch_modules.FrozenNorm: _of_frozen}
+
+
+def options_of_layer(side, rng):
+    """Of a layer: its padding, its epsilon, whether it works in place."""
+    for name, values in (
+        ("eps", (1e-2, 0.3)),
+        ("inplace", (True, False)),
+        ("padding_mode", ("zeros", "circular")),
+        ("negative_slope", (0.3,)),
+    ):
+        found = [one for one in side.model.modules() if name in vars(one) and not isinstance(one, nn.Dropout2d)]
+        if found and rng.random() < 0.5:
+            setattr(rng.choice(found), name, rng.choice(values))
+
+
+def negated(self, *given):
+    return -type(self).forward(self, *given)
+
+
+def own_forward(side, rng):
+    """Another forward of one module, or its own again."""
+    found = [one for one in side.model.modules() if type(one) in (nn.Conv2d, nn.Linear, nn.ReLU, nn.BatchNorm2d, torch_modules.Fused)]
+    for one in rng.sample(found, min(1, len(found))):
+        if "forward" in vars(one):
+            del one.forward
+        else:
+            one.forward = types.MethodType(negated, one)
+
+
+def submodule(side, rng):
+    """One becomes another: a layer, an activation, a norm."""
+    found = modules(side.model, nn.Conv2d | nn.Linear | nn.ReLU | nn.SiLU | nn.BatchNorm2d)
+    for parent, name, one in rng.sample(found, min(1, len(found))):
+        if isinstance(one, nn.Conv2d | nn.Linear):
+            new = copy.deepcopy(one)
+            for parameter in new.parameters():
+                parameter.data = numbers(rng, parameter)
+            new = nn.Sequential(new, nn.Hardtanh()) if rng.random() < 0.3 and isinstance(parent, nn.Sequential) else new
+        else:
+            new = rng.choice((nn.Identity(), nn.Tanh(), nn.Hardswish()))
+        setattr(parent, name, new.eval())
+
+
+def doubled(_, given, result):
+    return result * 2
+
+
+def shifted(_, given):
+    return (given[0] + 1, *given[1:])
+
+
+def watched(_, given, result):
+    return None
+
+
+def hook(side, rng):
+    """One comes or goes."""
+    one = rng.choice([*side.model.modules()] if rng.random() < 0.7 else [side.model])
+    if side.handles and rng.random() < 0.5:
+        side.handles.pop(rng.randrange(len(side.handles))).remove()
+    elif (kind := rng.choice((doubled, shifted, watched))) is shifted:
+        side.handles.append(one.register_forward_pre_hook(shifted))
+    else:
+        side.handles.append(one.register_forward_hook(kind))
+    if not side.whole:
+        torch._dynamo.reset()
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, weight):
+        return weight * self.factor
+
+
+def parametrized(side, rng):
+    """A weight becomes a computed one, or a parameter again."""
+    found = [one for one in side.model.modules() if isinstance(one, nn.Conv2d | nn.Linear)]
+    for one in rng.sample(found, min(1, len(found))):
+        if parametrize.is_parametrized(one, "weight"):
+            parametrize.remove_parametrizations(one, "weight")
+        elif prune.is_pruned(one) and "weight_mask" in one._buffers:
+            prune.remove(one, "weight")
+        elif rng.random() < 0.5:
+            parametrize.register_parametrization(one, "weight", Scaled(1.5))
+        else:
+            with torch.no_grad():  # so that the weight is no result that gradients flow through
+                prune.l1_unstructured(one, "weight", 0.4)
+
+
+def train(side, rng):
+    """Modes of the model or of a part, with a call in training."""
+    rng.choice((side.model, rng.choice([*side.model.modules()]))).train()
+    args, _ = arguments(rng, side.model)
+    seed(rng)
+    try:
+        with torch.no_grad():
+            return (side.call if rng.random() < 0.7 else side.model)(*args)
+    finally:
+        if rng.random() < 0.8:
+            side.model.eval()
+
+
+def evaluate(side, rng):
+    side.model.eval()
+
+
+def frozen(side, rng):
+    side.model.requires_grad_(rng.random() < 0.5)
+
+
+def another_type(side, rng):
+    rng.choice((side.model.float, side.model.float, side.model.double, side.model.bfloat16))()
+
+
+def layout(side, rng):
+    side.model.to(memory_format=rng.choice((torch.channels_last, torch.contiguous_format)))
+
+
+# The whole model
+
+
+def copied(side, rng):
+    side.renew(copy.deepcopy(side.model))
+    side.handles.clear()
+
+
+def pickled(side, rng):
+    kept = io.BytesIO()
+    torch.save(side.model, kept)
+    kept.seek(0)
+    side.renew(torch.load(kept, weights_only=False) if rng.random() < 0.5 else pickle.loads(pickle.dumps(side.model)))
+    side.handles.clear()
+
+
+def again(side, rng):
+    side.renew()
+
+
+def exported(side, rng):
+    """What a program of `torch.export` computes."""
+    x = torch.randn(2, side.model.channels, 8, 8, dtype=torch.float64).to(dtype_of(side.model))
+    with torch.no_grad():
+        seed(rng)
+        program = torch.export.export(side.call if side.whole else side.model, (x,), strict=rng.random() < 0.5)
+        seed(rng)
+        return program.module()(x.clone())
+
+
+def functional_call(side, rng):
+    """With other weights, which the next call does not see."""
+    state = {name: numbers(rng, one) for name, one in side.model.named_parameters()}
+    args, _ = arguments(rng, side.model)
+    with torch.no_grad():
+        return torch.func.functional_call(side.call if side.whole else side.model, state, args)
+
+
+ACTIONS = {
+    call: 40, gradients: 3, step: 6, write: 14, replace_tensor: 3, load: 3, flatten: 2, attribute: 5, options_of_layer: 2, own_forward: 2,
+    submodule: 3, hook: 4, parametrized: 2, train: 3, evaluate: 2, frozen: 2, another_type: 1, layout: 1, copied: 2, pickled: 1, again: 2,
+    exported: 0.3, functional_call: 0.5,
+}  # fmt: skip

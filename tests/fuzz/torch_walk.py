@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A random module under a random sequence of actions, by pysim and, as a copy, by eager PyTorch: results, exceptions and states are equal.
+
+    python tests/fuzz/torch_walk.py --sequences 20000 --seed 0 [--compile] [--part 1/4]
+
+prints what each differing sequence's seed is; `--sequences 1 --seed THAT --verbose` repeats it and shows the actions."""
+
+import argparse
+import copy
+import logging
+import random
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parent.parent))
+import torch_actions
+import torch_modules
+from torch_actions import ACTIONS, Side
+from torch_twins import difference, raised, same_error
+
+import pysim.torch
+from pysim.models import torch_layers
+
+STEPS = 12  # of the longest sequence
+AMPLIFIED = 50  # a difference may be so many times that of inputs and weights that differ by 2^-22 of themselves, or the type's step
+
+
+def compiled(model):
+    return torch.compile(model, backend=pysim.torch.backend)
+
+
+def walk(seed, make, whole=True, replaces=True, log=lambda line: None):
+    """What differs in the sequence of this seed: ("difference" | "exception" | "", why). `replaces`: half of the users keep only what is
+    made of their model."""
+    torch._dynamo.reset()
+    rng = random.Random(seed)
+    model, right = (torch_modules.network(seed) for _ in range(2))  # a copy would share the classes of parametrized modules
+    twin, ours = Side(right, lambda one: one), Side(model, make, whole, replaces=rng.random() < 0.5 and whole and replaces)
+    twin.renew()
+    _, error = raised(ours.renew)
+    if error is not None:
+        return "exception", f"optimize: {_line(error)}"
+    if fault := states(ours, twin):
+        return "difference", f"optimize: {fault}"
+    for at in range(rng.randint(4, STEPS)):
+        action = torch_actions.call if at == 0 else rng.choices([*ACTIONS], [*ACTIONS.values()])[0]
+        number = rng.randrange(1 << 30)
+        log(f"{at}: {action.__name__}")
+        kind, why = one_step(action, number, ours, twin, log)
+        if kind:
+            return ("", "") if kind == "ends" else (kind, f"step {at}, {action.__name__}: {why}")
+    return "", ""
+
+
+def one_step(action, number, ours, twin, log):
+    """The same action of both sides; what differs. "ends": both raised, in different states."""
+    before = _copied(twin) if action in (torch_actions.call, torch_actions.train) else None
+    (found, error), (wanted, right) = (raised(lambda side=side: act(action, number, side)) for side in (ours, twin))
+    if error is not None:
+        log(f"   raises {_line(error)}" + (f" at {traceback.extract_tb(error.__traceback__)[-1]}" if right is None else ""))
+    if right is None and error is not None:
+        return "exception", _line(error)
+    if right is not None and (error is None or not same_error(error, right)):
+        return "difference", f"{_line(error)} for {_line(right)}"
+    if right is None and (fault := difference(found, wanted)) and not (before and sensitive(action, number, before, found, wanted)):
+        return "difference", fault
+    if fault := states(ours, twin):
+        return ("ends", "") if right is not None else ("difference", fault)
+    if fault := next(filter(None, (difference(one, kept) for one, kept in map(_plain, ours.kept[-3:]))), ""):
+        written_by_eager = any(difference(one, kept) for one, kept in map(_plain, twin.kept[-3:]))
+        return ("", "") if written_by_eager else ("difference", f"an earlier result: {fault}")
+    return "", ""
+
+
+def act(action, number, side):
+    torch.manual_seed(number)
+    random.seed(number)
+    return action(side, random.Random(number))
+
+
+def _plain(kept):
+    return torch.utils._pytree.tree_map_only(torch.Tensor, lambda one: one.detach().clone(), kept[0]), kept[1]
+
+
+def _line(error):
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+
+
+def _copied(side):
+    """The twin before an action; None where it cannot be copied, as results that gradients flow through."""
+    model, _ = raised(lambda: copy.deepcopy(side.model))
+    return model and Side(model, lambda one: one, call=model)
+
+
+def sensitive(action, number, before, found, wanted):
+    """Whether rounding can explain a difference: what eager makes of weights that are off by it, from the same state."""
+    for tensor in (*before.model.parameters(), *before.model.buffers()):
+        if tensor.is_floating_point():
+            with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+                step = max(2.0**-22, torch.finfo(tensor.dtype).eps)
+                tensor.mul_(1 + step * torch.randn(tensor.shape, dtype=torch.float64).to(tensor.dtype))
+    moved, error = raised(lambda: act(action, number, before))
+    if error is not None:
+        return False
+    leaves = [torch.utils._pytree.tree_leaves(one) for one in (found, wanted, moved)]
+    return len(leaves[0]) == len(leaves[1]) == len(leaves[2]) and all(map(_explained, *leaves))
+
+
+def _explained(found, wanted, moved):
+    if not isinstance(wanted, torch.Tensor):
+        return not difference(found, wanted)
+    if type(found) is not torch.Tensor or found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not wanted.is_floating_point() or not difference(found, wanted):
+        return True
+    error, scale = ((one.detach().double() - wanted.detach().double()).abs() for one in (found, moved))
+    return bool(error.isfinite().all() and scale.isfinite().all() and error.max() <= AMPLIFIED * scale.max())
+
+
+# States
+
+
+def states(ours, twin):
+    """How the two models' tensors and attributes differ. Parameters are equal bit for bit; what results were written into only to rounding,
+    and is then made equal, so that nothing adds up."""
+    if list(ours.model.state_dict()) != list(twin.model.state_dict()):
+        return f"keys {set(ours.model.state_dict()) ^ set(twin.model.state_dict())}"
+    mine, right = ([*side.model.named_modules(remove_duplicate=False)] for side in (ours, twin))
+    if [name for name, _ in mine] != [name for name, _ in right]:
+        return "other submodules"
+    for (name, one), (_, other) in zip(mine, right, strict=True):
+        if type(one).__qualname__ != type(other).__qualname__:  # parametrized modules have a class each
+            return f"{name}: {type(one)} for {type(other)}"
+        own = {key: getattr(one, key, None) for key in _own(other)} if ours.replaces and not name else _own(one)  # it may have more
+        for kind in ("_parameters", "_buffers", ""):
+            if fault := _attributes(vars(one)[kind] if kind else own, vars(other)[kind] if kind else _own(other), kind):
+                return f"{name}{fault}"
+    return ""
+
+
+COMPILERS = {"_dynamo_static_input_type"}  # what torch.compile and torch.export write to parameters, with any backend
+_PYTORCHS = {"_parameters", "_buffers", "_modules", "_is_torch_compile", "forward"}
+
+
+def _own(module):
+    """The attributes that are neither tensors of the model nor modules nor hooks."""
+    return {
+        name: one for name, one in vars(module).items() if name not in _PYTORCHS and not name.endswith(("_hooks", "_hooks_with_kwargs"))
+    }
+
+
+def _attributes(mine, right, kind):
+    if mine.keys() != right.keys():
+        return f": attributes {mine.keys() ^ right.keys()}"
+    for name, other in right.items():
+        one = mine[name]
+        if isinstance(other, torch.Tensor) and isinstance(one, torch.Tensor):
+            if type(one) is not type(other) or vars(one).keys() - COMPILERS != vars(other).keys() - COMPILERS:
+                return f".{name}: a {type(one).__name__} with {[*vars(one)]}"
+            if one.dtype == other.dtype and one.shape == other.shape and _same_bits(one, other):
+                continue
+            if kind == "_parameters":
+                return f".{name}: other numbers: {difference(one.detach(), other.detach())}"
+            if fault := difference(one, other):
+                return f".{name}: {fault}"
+            with torch.inference_mode() if other.is_inference() else torch.no_grad():
+                other.copy_(one)
+        elif isinstance(other, list | dict | tuple | float | int | str | type(None)) and (fault := difference(one, other)):
+            return f".{name}: {fault}"
+    return ""
+
+
+def _same_bits(one, other):
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(one.element_size()) if one.is_floating_point() else None
+    one, other = one.detach(), other.detach()
+    return torch.equal(one.view(integers), other.view(integers)) if integers else torch.equal(one, other)
+
+
+# The script
+
+
+def every_layer_is_ours():
+    """Whatever PyTorch is expected to need."""
+    torch_layers.pytorch_seconds = lambda *_: float("inf")
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--sequences", type=int, default=1000)
+    options.add_argument("--seed", type=int, default=0, help="of the first sequence; the others follow")
+    options.add_argument("--compile", action="store_true", help='torch.compile(model, backend="pysim") in place of optimize')
+    options.add_argument("--part", default="1/1", help="I/N: of N parts, the I-th")
+    options.add_argument("--peer", choices=("pysim", "identity", "eager"), default="pysim", help="what the fuzzer itself is tested with")
+    options.add_argument("--verbose", action="store_true")
+    given = options.parse_args()
+    part, parts = map(int, given.part.split("/"))
+    make = compiled if given.compile else lambda model: pysim.torch.optimize(model)
+    if given.peer != "pysim":
+        make = {"identity": lambda model: model, "eager": lambda model: torch.compile(model, backend="eager")}[given.peer]
+    every_layer_is_ours()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)  # what Dynamo says of graph breaks
+    log = print if given.verbose else lambda line: None
+    counts, start = {"": 0, "difference": 0, "exception": 0}, time.perf_counter()
+    for seed in range(given.seed + part - 1, given.seed + given.sequences, parts):
+        kind, why = walk(seed, make, whole=not given.compile and given.peer != "eager", log=log)
+        counts[kind] += 1
+        if kind:
+            flags = "--compile " if given.compile else ""
+            print(f"{kind}: {why}\n    python {Path(__file__).name} --sequences 1 {flags}--verbose --seed {seed}", flush=True)
+    total, seconds = sum(counts.values()), time.perf_counter() - start
+    print(f"{total} sequences, {counts['difference']} differences, {counts['exception']} exceptions that eager does not raise")
+    print(f"{total / seconds:.2f} sequences/s", file=sys.stderr)
+    sys.exit(1 if counts["difference"] or counts["exception"] else 0)
+
+
+if __name__ == "__main__":
+    main()
