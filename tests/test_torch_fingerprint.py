@@ -91,7 +91,9 @@ def test_a_write_is_counted_although_something_else_changed_as_well(how):
     assert not versions.unchanged()
 
 
-@pytest.mark.parametrize("counted", [lambda layer: layer.weight.mul_(2), lambda layer: setattr(layer, "weight", nn.Parameter(-layer.weight))])
+@pytest.mark.parametrize(
+    "counted", [lambda layer: layer.weight.mul_(2), lambda layer: setattr(layer, "weight", nn.Parameter(-layer.weight))]
+)
 def test_layers_written_to_in_both_ways_at_once_are_computed_again(counted, every_layer_is_ours):
     model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval(), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)

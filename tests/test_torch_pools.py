@@ -19,13 +19,13 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "data"
 
 
 def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix():
-    """0.99 to 1.6 times what 11 products took on an H100; EfficientNet-B0's classifier stays PyTorch's."""
+    """0.81 to 1.28 times what 11 products took on an H100; EfficientNet-B0's classifier stays PyTorch's."""
     gpu, lines = load_any("h100"), (BENCHMARKS / "torch-operators-h100.txt").read_text().splitlines()
     rows = [line.split()[2:5] for line in lines if line.startswith("row float32")]
     assert len(rows) == 11
     for filters, channels, taken in rows:
         problem = Gemm(m=1, n=int(filters), k=int(channels), trans_b=True)
-        assert 0.99 < expected.pytorch_seconds(problem, gpu, 0, True) * 1e6 / float(taken) < 1.6
+        assert 0.81 < expected.pytorch_seconds(problem, gpu, 0, True) * 1e6 / float(taken) < 1.28
     classifier = Gemm(m=1, n=1000, k=1280, trans_b=True)
     assert expected.pytorch_seconds(classifier, gpu, 0, True) < planner.plan(classifier, gpu, accuracy="strict").seconds / 2
 

@@ -148,7 +148,7 @@ def test_a_layer_whose_tf32_plan_is_faster_has_that(on_gpu):
 def test_layers_that_follow_each_other_are_one_call_under_autocast(on_gpu, monkeypatch):
     """The first layer casts its input; launches are looked up again when autocast ends."""
     looked_up, look_up = [], LayerChain._run_layers
-    monkeypatch.setattr(LayerChain, "_run_layers", lambda chain, values: looked_up.append(1) or look_up(chain, values))
+    monkeypatch.setattr(LayerChain, "_run_layers", lambda *given: looked_up.append(1) or look_up(*given))
     model = nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]).eval()
     optimized, x = pysim.torch.optimize(model), aligned(torch.empty(2, 8, 6, 6).to(memory_format=torch.channels_last))
     with torch.no_grad():
@@ -227,8 +227,8 @@ def test_weights_are_rounded_once(on_gpu):
             with autocast(torch.float16) if cast else nullcontext():
                 optimized(x if cast else x.half())
             (layer,) = layers_of(optimized)
-            ((_, weights),) = layer._derived._entries._entries.values()
-            made.append(weights)
+            (entry,) = layer._derived._entries._entries.values()
+            made.append(entry.value)
     (folded, none, _), (kept, scale, _) = made
     assert none is None and folded.dtype is kept.dtype is torch.float16
     assert kept.data_ptr() == model[0].weight.data_ptr() and scale.dtype is torch.float32

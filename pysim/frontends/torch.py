@@ -9,6 +9,7 @@ is inserted where its convolution stood, because an operator between that place 
 
 import inspect
 import operator
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -171,7 +172,7 @@ def _replace_pools(module: fx.GraphModule) -> None:
 def _label(node: fx.Node) -> str:
     """The name of the module that calls this operator, as `named_modules` has it; the operator's own name outside of modules."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    name = str(stack[-1][0]) if stack else ""
+    name = re.sub(r"\._modules\['([^']*)'\]", r".\1", str(stack[-1][0])) if stack else ""  # as PyTorch 2.9 names them
     return name.rpartition("']")[2].lstrip(".") or name.partition(".")[2] or node.name
 
 

@@ -9,7 +9,7 @@ of the roofline that PyTorch's convolutions reach:
 
     GPU  0.11: the 5th percentile of 118 FP32 convolutions of six networks at batch 32 and more (TF32 off) on an H200; the median is 0.35,
          but batches of 1 and grouped convolutions lie below. PyTorch 2.11, benchmarks/data/conv-h200-f32.jsonl and -networks.jsonl
-         0.7 for FP32 products of one row: for 11 of them on an H100 the expected time is 0.99 to 1.40 times the measured one
+         0.7 for FP32 products of one row: for 11 of them on an H100 the expected time is 0.81 to 1.28 times the measured one
          (benchmarks/data/torch-operators-h100.txt). With 0.11, EfficientNet-B0's classifier at batch 1 ran by a plan of 11.9 us in place of
          5.0 us, and its chains of 128 multiply-adds dominated the error of the logits
     CPU  0.36: the median of 90 layers of four torchvision networks, batch 1, on one core of an AMD EPYC (Zen 5), from 0.15 to 0.73 (5th and
