@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pysim.commands.cache_cases import Case, fields_of, levels_of, nests_of, prepared, shape_of, simulated
 from pysim.commands.common import Cell, Column, document, put, put_table, say
-from pysim.errors import MissingError, PlanError
+from pysim.errors import MissingError
 from pysim.files import written
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _variants(plan: "Plan", over: str) -> "list[Plan]":
     wanted = [msgspec.structs.replace(schedule, **{over: value}) for value in sorted({*values, getattr(schedule, over)})]
     if len(wanted) < 2:
         known = "vary another parameter, or another algorithm's plan (--algorithm)"
-        raise PlanError(f"{plan.problem}: no other {over} of {plan.algorithm} goes with the rest of its plan; {known}")
+        say(f"{plan.problem}: no other {over} of {plan.algorithm} goes with the rest of its plan; {known}")
     names = (name_of(plan.algorithm, one) for one in wanted)
     return [planner.plan(plan.workload, on, state=plan.state, name=name) for name in names]
 

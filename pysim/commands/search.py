@@ -102,7 +102,7 @@ def search(
       pysim search resnet50 --budget 10 --json
     """
     from pysim.calibration import host
-    from pysim.measure.store import Store
+    from pysim.measure.store import TolerantStore
     from pysim.tuning.search import Settings
 
     layers = layers_of(problems, every)
@@ -113,7 +113,7 @@ def search(
         raise click.UsageError(reason)
     say(f"{on.description}; up to {budget:g} s of measuring for each of {plural(len(layers), 'problem')}")
     results: list[Search] = []
-    with Store() as store, progress() as show:
+    with TolerantStore(say) as store, progress() as show:
         for layer in _heaviest_first(layers, on, layout):
             results.append(_search(layer, on, Settings(budget, threads, layout), store, show))
             show("")

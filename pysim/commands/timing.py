@@ -118,12 +118,12 @@ def measured(
 ) -> "Iterator[Comparison]":
     """Yields each layer once it is checked, timed and stored; `how` has the fields of `pysim.comparison.compare.How`."""
     from pysim.comparison.compare import How, compare
-    from pysim.measure.store import Store
+    from pysim.measure.store import TolerantStore
 
     setting = How(**how)
     if executor.kind == "local" and (note := too_many_threads(setting.threads)):
         say(note)
-    store = Store()  # opened here, so that an error comes before any output
+    store = TolerantStore(say)  # opened here, so that its sentence comes before any output
 
     def comparisons() -> "Iterator[Comparison]":
         with store:

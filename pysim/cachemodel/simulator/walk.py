@@ -51,9 +51,9 @@ class Axis(NamedTuple):
 
     def span(self, start: Integers, stop: Integers) -> tuple[Floats, Floats]:
         """Begin and end of tiles start..stop. Memory that is filled again and again begins anew at its limit."""
-        count = (stop - start).astype(np.float64)
-        size = np.minimum(np.minimum(count * self.first, self.overlap + count * self.tile), self.limit)
-        begin = start * self.tile
+        count: Floats = (stop - start).astype(np.float64)
+        size: Floats = np.minimum(np.minimum(count * self.first, self.overlap + count * self.tile), self.limit)
+        begin: Floats = start * self.tile
         begin = np.where(begin > self.limit * (1 - 1e-9), np.mod(begin, self.limit), begin)
         return begin, np.minimum(begin + size, self.limit)
 
@@ -127,7 +127,7 @@ class _Spans(NamedTuple):
     numbers: tuple[Integers, ...]
 
     @property
-    def count(self) -> int:
+    def iterations(self) -> int:
         return int(next(iter(self.tiles.values()))[0].size)
 
     def only(self, at: int) -> "_Spans":
@@ -165,7 +165,7 @@ def _walk(nest: LoopNest, places: Mapping[str, Buffer], loop: int, spans: _Spans
         return
     of = nest.loops[loop]
     inner, _ = spans.inside(of.dimension, int(number(of.tiles)))
-    for at in range(inner.count):
+    for at in range(inner.iterations):
         one = inner.only(at)
         for after in (False, True):
             yield from _ordered(_touched(nest, places, loop, one, np.zeros(1, np.int64), after))
@@ -190,15 +190,15 @@ def _all(nest: LoopNest, places: Mapping[str, Buffer], loop: int, spans: _Spans)
         spans, count = spans.inside(of.dimension, int(number(of.tiles)))
         levels.append(spans)
         trips.append(count)
-    depth, leaves = len(nest.loops), np.ones(spans.count, np.int64)
+    depth, leaves = len(nest.loops), np.ones(spans.iterations, np.int64)
     for at in range(depth - 1, loop - 1, -1):
         ends = np.cumsum(leaves)
         for after in (False, True):
             place = (ends - 1 if after else ends - leaves) * 2 * (depth + 1)
             place += depth + 1 + depth - at if after else at
             yield from _touched(nest, places, at, levels[at - loop], place, after)
-        of = np.repeat(np.arange(trips[at - loop].size), trips[at - loop])
-        leaves = np.bincount(of, weights=leaves, minlength=trips[at - loop].size).astype(np.int64)
+        around = np.repeat(np.arange(trips[at - loop].size), trips[at - loop])
+        leaves = np.bincount(around, weights=leaves, minlength=trips[at - loop].size).astype(np.int64)
 
 
 def _touched(
@@ -208,7 +208,7 @@ def _touched(
     for operand, access in zip(nest.operands, nest.accesses, strict=True):
         if access.inside != loop or operand.after_loops != after or operand.name not in places:
             continue
-        rows = np.arange(spans.count) if access.only_first < 0 else np.flatnonzero(spans.numbers[access.only_first] == 0)
+        rows = np.arange(spans.iterations) if access.only_first < 0 else np.flatnonzero(spans.numbers[access.only_first] == 0)
         if rows.size:
             yield _laid_out(operand, places[operand.name], {name: (a[rows], b[rows]) for name, (a, b) in spans.tiles.items()}, place[rows])
 
