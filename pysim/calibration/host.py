@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pysim.calibration.detected import Probes, measure
-from pysim.calibration.kept import Kept, kept_of, recall, remember
+from pysim.calibration.kept import Kept, can_keep, kept_of, recall, remember
 from pysim.calibration.linux import CPUINFO, SYSFS, Cpu, Geometry, core_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Machine
@@ -34,6 +34,7 @@ QUIET_CHECK_SECONDS = 60.0  # between checks whether the computer is quiet; a ch
 
 _detecting = threading.Lock()
 _next_quiet_check = 0.0
+_unkept: dict[tuple[object, ...], Machine] = {}  # detected by this process, where nothing can be written
 
 
 def detect(
@@ -48,7 +49,7 @@ def detect(
     """The machine "host". A result is kept as TOML in `cache_dir` (the user's cache) and reused while `cached`.
 
     Raises MachineError where Linux does not report the cache geometry or a probe measures nonsense, MissingError without the native
-    library. An invalid cache file is replaced; a failure to write it is ignored.
+    library. An invalid cache file is replaced. If none can be written, detection is brief, and its result is kept for this process.
     """
     cpu, caches, kept = _reported(sysfs, cpuinfo, run_getconf, cache_dir or user_cache())
     with _detecting:  # threads that measure at the same time would disturb one another
@@ -58,11 +59,16 @@ def detect(
             from pysim.runtime import cpu as runtime
 
             probes = runtime
-        found = measure(cpu, caches, core_count(sysfs), probes)
+        brief = cached and not (kept and can_keep(kept))
+        if brief and (known := _unkept.get((cpu, *caches))):
+            return known
+        found = measure(cpu, caches, core_count(sysfs), probes, brief)
         text = to_toml(found.machine)
         machine = loads(text, "host")
         assert isinstance(machine, Machine)
-        if kept:
+        if brief:
+            _unkept[(cpu, *caches)] = machine
+        elif kept:
             remember(kept.loaded if found.loaded else kept.quiet, text)
         return machine
 

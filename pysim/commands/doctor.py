@@ -142,7 +142,8 @@ def _load() -> Check:
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load < 0.5:
         return Check("load", "ok", f"{load:.1f} on {cpus} CPUs")
-    return Check("load", "note", f"{load:.1f} on {cpus} CPUs: other processes are running; ratios are reliable, single times may not be")
+    busy = "other processes are running, so times and ratios measured now are uncertain: the output says by how much, and has no summary"
+    return Check("load", "note", f"{load:.1f} on {cpus} CPUs: {busy} where more than a third of the rounds were disturbed")
 
 
 # pysim itself

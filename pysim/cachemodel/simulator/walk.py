@@ -51,11 +51,12 @@ class Axis(NamedTuple):
 
     def span(self, start: Integers, stop: Integers) -> tuple[Floats, Floats]:
         """Begin and end of tiles start..stop. Memory that is filled again and again begins anew at its limit."""
-        count: Floats = (stop - start).astype(np.float64)
-        size: Floats = np.minimum(np.minimum(count * self.first, self.overlap + count * self.tile), self.limit)
-        begin: Floats = start * self.tile
+        count = (stop - start).astype(np.float64)
+        size = np.minimum(np.minimum(count * self.first, self.overlap + count * self.tile), self.limit)
+        begin = np.asarray(start * self.tile, np.float64)
         begin = np.where(begin > self.limit * (1 - 1e-9), np.mod(begin, self.limit), begin)
-        return begin, np.minimum(begin + size, self.limit)
+        end: Floats = np.minimum(begin + size, self.limit)
+        return np.asarray(begin), end
 
 
 class Buffer(NamedTuple):
