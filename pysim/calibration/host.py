@@ -32,6 +32,8 @@ CUDA = "cuda"  # the name of this computer's GPU
 QUIET = 0.05  # largest share of the processors used by others for a detection to be repeated: half of the share that puts it in doubt
 QUIET_CHECK_SECONDS = 60.0  # between checks whether the computer is quiet; a check takes 0.05 s
 
+_NOT_KEPT = "cannot be written, so this computer stays as detected; give a file: -o mine.toml"
+
 _detecting = threading.Lock()
 _next_quiet_check = 0.0
 _unkept: dict[tuple[object, ...], Machine] = {}  # detected by this process, where nothing can be written
@@ -222,6 +224,13 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
 # What is kept
 
 
+def check_kept() -> None:
+    """Raises the error of `keep` if it would fail. For work that takes long before it."""
+    kept = _kept()
+    if kept is None or not can_keep(kept):
+        raise MachineError(f"{kept.quiet if kept else 'the user cache'} {_NOT_KEPT}")
+
+
 def keep(machine: Machine) -> Path:
     """Caches a machine called "host", which `detect` returns from now on; gives the file's path. MachineError if it cannot be written."""
     kept = _kept()
@@ -229,7 +238,7 @@ def keep(machine: Machine) -> Path:
         remember(kept.quiet, to_toml(machine))
     if kept is None or recall(kept.quiet) != machine:
         where = kept.quiet if kept else "the user cache"
-        raise MachineError(f"{where} cannot be written, so this computer stays as detected; give a file: -o mine.toml")
+        raise MachineError(f"{where} {_NOT_KEPT}")
     return kept.quiet
 
 

@@ -45,6 +45,7 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
     from pysim.machine.gpu import Gpu
 
     if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
+        say(f"{', '.join(word for word, _ in named)}: only the layers run on {on.name}; a network runs as a whole on this computer's CPU")
         return Networks([])
     models = []
     say(f"checking and timing {plural(len(named), 'whole network')} first, which takes a while for a large one; then the layers")

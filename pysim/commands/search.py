@@ -105,12 +105,12 @@ def search(
     from pysim.measure.store import TolerantStore
     from pysim.tuning.search import Settings
 
+    if reason := timing.too_many_threads(threads):
+        raise click.UsageError(reason)
     layers = layers_of(problems, every)
     timing.refuse_emulated(machine_name, "search on -m host or -m cuda")
     on = host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, threads, layout)
-    if reason := timing.too_many_threads(threads):
-        raise click.UsageError(reason)
     say(f"{on.description}; up to {budget:g} s of measuring for each of {plural(len(layers), 'problem')}")
     results: list[Search] = []
     with TolerantStore(say) as store, progress() as show:

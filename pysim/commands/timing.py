@@ -95,13 +95,21 @@ def name_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--plan", "name", metavar="NAME", help=text)(command)
 
 
+def check_plan(options: Mapping[str, Any]) -> None:
+    """UsageError for options that contradict each other, before this computer is detected or a model is read."""
+    if options.get("name") and options.get("algorithm"):
+        raise click.UsageError("--plan NAME contains the algorithm; give --plan or --algorithm")
+    if options.get("name"):
+        from pysim.record.schedule import from_name
+
+        from_name(options["name"])
+
+
 def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", **options: Any) -> "list[Planned]":
     """Each layer with its plan, or with the reason why it has none. If no layer has a plan, raises the first reason. `options` are those of
     `pysim.planner.plan`."""
     from pysim import planner
 
-    if options.get("name") and options.get("algorithm"):
-        raise click.UsageError("--plan NAME contains the algorithm; give --plan or --algorithm")
     planned: list[Planned] = []
     for layer in layers:
         try:
