@@ -7,10 +7,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ import pytest
 from pysim.check.fills import Array
 from pysim.errors import NativeError, OperandError
 from pysim.measure import clock, events, load, speed
-from pysim.measure.clock import MAX_COPIES, MAX_ROUNDS, MIN_ROUNDS, Call, CpuClock, copies_for, interleave, pinned, rotating
+from pysim.measure.clock import MAX_COPIES, MAX_ROUNDS, MIN_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
 from pysim.record.measurement import Ratio
 from pysim.runtime import cpu as runtime
@@ -41,34 +41,6 @@ def spin(seconds: float) -> Callable[[], None]:
 
 
 # ------------------------------------------------------------------------------------------------------------- timing
-
-
-def test_a_long_call_is_made_twice_before_its_samples() -> None:
-    """One call to warm up and one to see that it is still long; a short one is settled by more."""
-
-    class Told(NamedTuple):
-        takes: float
-        asynchronous: bool = False
-
-        def seconds(self, call: Call, times: int) -> float:
-            for _ in range(times):
-                call()
-            return self.takes * times
-
-        def batch(self, seconds: float) -> int:
-            return 1
-
-        def leads(self, seconds: float, state: str) -> int:
-            return 1
-
-        def undisturbed(self) -> AbstractContextManager[None]:
-            return nullcontext()
-
-    for takes, before in ((2 * clock.LONG_CALL_SECONDS, 2), (clock.LONG_CALL_SECONDS / 2, clock.MIN_WARMUPS + clock.MAX_UNTIMED + 1)):
-        calls: list[str] = []
-        candidates = {name: partial(calls.append, name) for name in "ab"}
-        interleave(candidates, Told(takes), min_samples=5, min_seconds=0, warmup_seconds=0)
-        assert calls.count("a") == before + 2 * 5
 
 
 def test_samples_are_seconds_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
