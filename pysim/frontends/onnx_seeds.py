@@ -41,14 +41,12 @@ def seeded(model: "onnx.ModelProto", seed: int, name: str) -> "onnx.ModelProto":
         del field[:]
         field.extend(copies)
     model.ir_version = max(model.ir_version, 4)  # since 4, an initializer need not be an input
-    graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(np.float32, copy=False), weights) for weights, array in made.items())
+    graph.initializer.extend(onnx.numpy_helper.from_array(array.astype(np.float32), weights) for weights, array in made.items())
     return model
 
 
 def _weights(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    made = rng.standard_normal(shape, dtype=np.float32)
-    made *= math.sqrt(2 / max(1, math.prod(shape[1:])))
-    return made
+    return rng.normal(0, math.sqrt(2 / max(1, math.prod(shape[1:]))), shape)
 
 
 def _around(middle: float) -> Callable[[np.random.Generator, tuple[int, ...]], Array]:
