@@ -24,7 +24,8 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def own_files(cache, tmp_path, monkeypatch):
-    """The detected host and the measurements of these tests stay out of the user's folders."""
+    """The detected host and the measurements of these tests stay out of the user's folders. There is a summary on a busy computer, too."""
+    monkeypatch.setattr("pysim.comparison.summary.MOST_DISTURBED", 1.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "store.sqlite"))
 

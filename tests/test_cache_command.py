@@ -24,7 +24,7 @@ XEON = machine.load("xeon-4208")
 
 
 def test_simulated_misses_are_those_of_the_plan_on_the_machines_caches() -> None:
-    (found,) = document("cache", LAYER, "-m", "xeon-4208")["caches"]
+    (found,) = document("cache", LAYER, "-m", "xeon-4208", "--algorithm", "sconv")["caches"]
     plan = planner.plan(LAYER, "xeon-4208", algorithm="sconv")
     counted = trace.simulate(plan.workload, plan.schedule, Hierarchy.from_machine("xeon-4208"), warm=True)
     assert {name: level["simulated_misses"] for name, level in found["levels"].items()} == {name: counted[name].misses for name in counted}
@@ -33,7 +33,7 @@ def test_simulated_misses_are_those_of_the_plan_on_the_machines_caches() -> None
 
 
 def test_predicted_lines_are_those_that_the_plan_charges_to_the_next_level_if_buffers_are_contiguous() -> None:
-    (found,) = document("cache", LAYER, "-m", "xeon-4208")["caches"]
+    (found,) = document("cache", LAYER, "-m", "xeon-4208", "--algorithm", "sconv")["caches"]
     name = planner.plan(LAYER, XEON, algorithm="sconv").name
     levels = planner.plan(LAYER, XEON.contiguous(), name=name).cost.levels
     for name, supplier in (("L1", "L2"), ("L2", "L3"), ("L3", "memory")):
@@ -41,12 +41,14 @@ def test_predicted_lines_are_those_that_the_plan_charges_to_the_next_level_if_bu
         assert found["levels"][name]["analytic_lines"] == pytest.approx(predicted)
 
 
-def test_a_plan_that_is_named_is_simulated_and_one_of_another_nest_is_refused() -> None:
+def test_a_plan_that_is_named_is_simulated_whatever_its_algorithm() -> None:
     named = planner.plans(LAYER, "zen4", top=50, algorithm="sconv")[-1]
     (found,) = document("cache", LAYER, "-m", "zen4", "--plan", named.name)["caches"]
     assert (found["kernel"], found["tile"]) == (named.kernel, named.tile)
     other = planner.plan(LAYER, "zen4", algorithm="im2col")
-    assert "only plans of sconv are simulated" in refused(2, "cache", LAYER, "-m", "zen4", "--plan", other.name)
+    (found,) = document("cache", LAYER, "-m", "zen4", "--plan", other.name)["caches"]
+    assert (found["name"], found["algorithm"], found["trace"]) == (other.name, "im2col", "description")
+    assert {"input", "columns", "filters", "output"} <= {*found["levels"]["L1"]["operands"]}
 
 
 @pytest.mark.parametrize("problem", [LAYER, "gemm:40x60x50", "conv:ic32ih14oc32kh1"])
@@ -87,7 +89,7 @@ def test_several_layers_are_all_reported() -> None:
 
 def test_planes_that_conflict_in_place_are_named_and_others_are_not() -> None:
     assert "not modelled: planes of 16,384 bytes" in ok("cache", "conv:ic64ih64oc32kh1", "-m", "xeon-4208", "--stationary", "weight")
-    assert "beyond the model" not in ok("cache", LAYER, "-m", "xeon-4208")
+    assert "not modelled" not in ok("cache", LAYER, "-m", "xeon-4208", "--algorithm", "sconv")
 
 
 def test_policies_line_sizes_and_sets_that_the_closed_forms_do_not_know_are_named() -> None:
@@ -101,6 +103,52 @@ def test_policies_line_sizes_and_sets_that_the_closed_forms_do_not_know_are_name
         (doubt,) = doubts(nest, plan.schedule, on)
         assert "L2" in doubt
         assert str(value) in doubt
+
+
+# Plans of every algorithm
+
+PLANNED = {
+    "winograd": "conv:ic32ih14oc96kh3ph1",
+    "depthwise": "conv:g32ic32ih14oc32kh3ph1",
+    "blocked": "conv:ic32ih14oc96kh3ph1",
+    "polyphase": "conv:ic3ih28oc16kh7sh2ph3",
+    "im2col": "conv:ic32ih14oc96kh3ph1",
+    "sconv": "conv:ic32ih14oc96kh3ph1",
+    "gemm": "gemm:96x120x80",
+    "unpacked": "gemm:96x120x80",
+    "skinny": "gemm:4x384x192",
+}
+
+
+@pytest.mark.parametrize("algorithm", PLANNED)
+def test_the_plan_of_every_algorithm_is_simulated_and_said_to_be(algorithm: str) -> None:
+    plan = planner.plan(PLANNED[algorithm], "zen4", algorithm=algorithm)
+    (found,) = document("cache", PLANNED[algorithm], "-m", "zen4", "--algorithm", algorithm)["caches"]
+    assert (found["name"], found["algorithm"], found["kernel"], found["tile"]) == (plan.name, algorithm, plan.kernel, plan.tile)
+    for level in found["levels"].values():
+        assert sum(level["operands"].values()) == level["simulated_misses"]
+    assert f"zen4, hot: {algorithm} by {plan.kernel}" in ok("cache", PLANNED[algorithm], "-m", "zen4", "--algorithm", algorithm)
+
+
+def test_without_options_the_planned_algorithm_is_simulated() -> None:
+    plan = planner.plan("conv:ic64ih56oc64kh3ph1", "zen4")
+    assert plan.algorithm != "sconv"
+    (found,) = document("cache", "conv:ic64ih56oc64kh3ph1", "-m", "zen4")["caches"]
+    assert found["name"] == plan.name
+    levels = planner.plan(plan.workload, plan.on.contiguous(), name=plan.name).cost.levels
+    assert found["levels"]["L1"]["analytic_lines"] == pytest.approx(levels["L2"]["lines"] - levels["L2"]["writeback_lines"])
+    assert abs(found["levels"]["L1"]["difference_percent"]) < 10
+
+
+def test_a_simulation_that_takes_long_says_so_first_and_one_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for algorithm in ("winograd", "sconv"):
+        asked = ("cache", LAYER, "-m", "zen4", "--algorithm", algorithm)
+        assert invoke(*asked).stderr == ""
+        monkeypatch.setattr(trace, "INTERACTIVE_ACCESSES", 1000.0)
+        assert "accesses are simulated, which takes up to" in invoke(*asked).stderr
+        monkeypatch.setattr(trace, "MAX_ACCESSES", 1000)
+        assert "exact caches are simulated for up to" in refused(2, *asked)
+        monkeypatch.undo()
 
 
 # Sweeps
@@ -121,21 +169,22 @@ def test_a_sweep_varies_one_parameter_up_to_all_there_is_and_keeps_the_others(ov
 
 
 def test_a_sweeps_table_marks_the_planned_value() -> None:
-    lines = ok("cache", LAYER, "-m", "zen4", "--sweep", "channels").splitlines()
-    assert [line.split()[0] for line in lines if "*" in line.split()[0]][:1] == [
-        f"{planner.plan(LAYER, 'zen4', algorithm='sconv').tile['channels']}*"
-    ]
+    for asked in ((), ("--algorithm", "sconv")):
+        lines = ok("cache", LAYER, "-m", "zen4", "--sweep", "channels", *asked).splitlines()
+        plan = planner.plan(LAYER, "zen4", algorithm=next(iter(asked[1:]), None))
+        assert [line.split()[0] for line in lines if "*" in line.split()[0]][:1] == [f"{plan.tile['channels']}*"]
+        assert f"zen4: {plan.algorithm} by {plan.kernel}" in lines[1]
 
 
 @pytest.mark.parametrize(("name", "start"), [("misses.svg", b"<?xml"), ("misses.png", b"\x89PNG")])
 def test_a_sweep_is_drawn_into_the_file(tmp_path: Path, name: str, start: bytes) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / name
-    assert "channels" in ok("cache", SMALL, "-m", "zen4", "--sweep", "channels", "--picture", str(file))
+    assert "channels" in ok("cache", SMALL, "-m", "zen4", "--stationary", "input", "--sweep", "channels", "--picture", str(file))
     assert file.read_bytes().startswith(start)
 
 
-def test_without_matplotlib_there_is_the_table_and_what_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_matplotlib_a_picture_is_refused_before_anything_is_simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = builtins.__import__
 
     def no_matplotlib(name: str, *rest: object, **named: object) -> object:
@@ -144,10 +193,8 @@ def test_without_matplotlib_there_is_the_table_and_what_installs_it(monkeypatch:
         return found(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
-    result = invoke("cache", SMALL, "-m", "zen4", "--sweep", "k2", "--picture", str(tmp_path / "a.svg"))
-    assert result.exit_code == 3
-    assert "L1 simulated" in result.stdout
-    assert "pip install matplotlib" in result.stderr
+    monkeypatch.setattr(Hierarchy, "drive", None)
+    assert "pip install matplotlib" in refused(3, "cache", SMALL, "-m", "zen4", "--sweep", "k2", "--picture", str(tmp_path / "a.svg"))
 
 
 # Trace files
@@ -182,6 +229,7 @@ def test_a_trace_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ((LAYER, "--sweep", "k2", "--picture", "no folder/a.svg"), "there is no folder no folder"),
         ((LAYER, "--trace", "a.din"), "--trace takes its accesses from the file"),
         ((LAYER, "--plan", "sconv", "--stationary", "input"), "give --plan or --stationary"),
+        ((LAYER, "--plan", "sconv", "--algorithm", "sconv"), "give --plan or --algorithm"),
         ((LAYER, SMALL, "--sweep", "k2"), "one layer"),
     ],
 )
@@ -203,7 +251,7 @@ def test_a_product_of_very_many_accesses_is_looked_at_in_part_under_the_whole_on
 
 def test_a_batch_is_cut_by_images_and_whole_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "INTERACTIVE_ACCESSES", 70_000)
-    problem = "conv:mb8ic16ih14oc16kh3ph1"
-    assert document("cache", problem, "-m", "zen4")["caches"][0]["simulated"] == "conv:mb2ic16ih14oc16kh3ph1"
-    assert document("cache", problem, "-m", "zen4", "--whole")["caches"][0]["simulated"] == problem
-    assert "of a part: conv:mb2ic16ih14oc16kh3ph1" in ok("cache", problem, "-m", "zen4")
+    problem, asked = "conv:mb8ic16ih14oc16kh3ph1", ("-m", "zen4", "--algorithm", "sconv")
+    assert document("cache", problem, *asked)["caches"][0]["simulated"] == "conv:mb2ic16ih14oc16kh3ph1"
+    assert document("cache", problem, *asked, "--whole")["caches"][0]["simulated"] == problem
+    assert "of a part: conv:mb2ic16ih14oc16kh3ph1" in ok("cache", problem, *asked)

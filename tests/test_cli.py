@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("own_files")
 
 def test_help_lists_exactly_the_files_of_the_commands_folder():
     files = {path.stem for path in Path(common.__file__).parent.glob("*.py")} - {"__init__", "common", "models", "timing"}
-    files -= {name for name in files if name.startswith("machines_")}  # commands below machines
+    files -= {name for name in files if name.startswith(("machines_", "cache_"))}  # commands below machines, parts of cache
     assert set(COMMANDS) == files
     text = ok("--help")
     assert all(re.search(rf"^  {name} +\S", text, re.MULTILINE) for name in COMMANDS)
@@ -417,3 +417,36 @@ def test_an_option_that_would_have_no_effect_is_refused(words, says):
 
 def test_a_layout_is_that_of_the_convolutions_among_the_problems():
     assert invoke("plan", "gemm:8x8x8", SMALL, "-m", "h200", "--layout", "nhwc").exit_code == 0
+
+
+# Options are checked before work
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "none.onnx", "--plan", "sconv", "--algorithm", "sconv"), "give --plan or --algorithm"),
+        (("compare", "none.onnx", "--plan", "sconv", "--algorithm", "sconv"), "give --plan or --algorithm"),
+        (("run", "none.onnx", "--plan", "x"), "is not the name of a plan"),
+        (("search", "none.onnx", "--threads", "1000"), "threads would wait for each other"),
+        (("banks", "none.toml", "--svg", "map.png"), "should end in .svg"),
+        (("cache", "none.onnx", "--plan", "x", "--algorithm", "sconv"), "give --plan or --algorithm"),
+    ],
+)
+def test_options_are_checked_before_a_model_is_read_or_this_computer_detected(words, message, monkeypatch):
+    def works(*_, **__):
+        raise AssertionError("work before the check")
+
+    for name in ("detect", "runnable_any", "any_machine", "machine"):
+        monkeypatch.setattr(f"pysim.calibration.host.{name}", works)
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@native
+def test_a_calibration_that_cannot_be_kept_is_refused_before_it_is_measured(tmp_path, monkeypatch):
+    (tmp_path / "occupied").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "occupied"))
+    monkeypatch.setattr("pysim.calibration.cpu_calibrate.calibrate", None)
+    assert "cannot be written, so this computer stays as detected; give a file" in refused(2, "machines", "calibrate")

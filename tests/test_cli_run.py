@@ -80,13 +80,6 @@ def test_out_of_memory_is_one_line(monkeypatch):
 
 
 @native
-def test_a_store_that_cannot_be_written_is_one_line_and_no_half_of_a_table(tmp_path, monkeypatch):
-    (tmp_path / "damaged").write_text("no store")
-    monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "damaged"))
-    assert "no measurement store" in refused(2, "run", SMALL)
-
-
-@native
 def test_run_shows_the_share_of_packing_when_requested():
     header, row, *_ = ok("run", SMALL, "--profile").splitlines()
     assert row.split()[-1] == SMALL

@@ -4,7 +4,7 @@
 import gc
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from native_library import native
 from pysim import planner
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.check.reference import reference
+from pysim.commands import timing
 from pysim.comparison import compare as comparing
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.compare import How, measure_plan
@@ -30,7 +31,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, Workload, parse
 from pysim.record.cost import Cost
-from pysim.record.measurement import Comparison
+from pysim.record.measurement import Comparison, CoreThen
 from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule, name_of
 from pysim.runtime import cpu as runtime
@@ -399,6 +400,39 @@ def test_totals_weigh_each_layer_by_its_count_and_compare_equals_with_equals() -
     assert found["total_seconds"] == {"pysim": 11.0, "p": 13.0}
     assert found["few_samples"] == ["b"]
     assert found["peers"]["q"]["layers"] == 1
+
+
+def test_a_measurement_that_was_disturbed_in_more_than_a_third_of_its_rounds_or_of_its_time_does_not_count() -> None:
+    def left_out(share: float) -> CoreThen:
+        return CoreThen(clock_hz=1e9, machine_clock_hz=1e9, multiply_share=1.0, left_out=share)
+
+    fine = [timed(name, 1, 1, peers={"p": 5.0}, core=left_out(0.3), taken=0.3) for name in "abc"]
+    lost = timed("d", 1, 4, peers={"p": 80.0}, core=left_out(0.4))
+    found = summarise([*fine, lost])
+    assert found["disturbed"] == ["d"]
+    assert found["peers"]["p"] == summarise(fine)["peers"]["p"] and found["peers"]["p"]["geometric_mean"] == pytest.approx(5)
+    assert found["total_seconds"]["pysim"] == 3 and found["prediction"]["layers"] == 3
+    assert "disturbed" not in summarise(fine)
+    for more in (timed("e", 1, 1, taken=0.5), timed("e", 1, 1, core=left_out(0.79))):
+        none = summarise([*fine[:1], lost, more])
+        assert none["disturbed"] == ["d", "e"]
+        assert not none.keys() & {"peers", "prediction", "total_seconds"}
+
+
+def test_the_time_for_all_layers_is_divided_among_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYSIM_STORE", str(tmp_path / "store.sqlite"))
+    budgets: list[float] = []
+
+    def compare(planned: Any, on: Any, peers: Any, how: Any, *_: Any) -> Iterator[Comparison]:
+        budgets.append(how.budget_seconds)
+        yield from ()
+
+    monkeypatch.setattr("pysim.comparison.compare.compare", compare)
+    layer = Layer(parse("gemm:8x8x8"), "", 1)
+    for layers, seconds in ((1, 0.2), (3, 0.2), (100, 0.2), (100, 3.0)):
+        wanted: Any = [(layer, planner.plan(layer.workload, "zen4"))] * layers
+        assert [*timing.measured(wanted, ZEN4, {}, runtime.LOCAL, min_seconds=seconds)] == []
+    assert budgets == [timing.BUDGET, timing.BUDGET / 3, 1.0, 15.0]
 
 
 def test_what_failed_is_counted_and_named_and_nothing_is_made_up() -> None:

@@ -35,7 +35,7 @@ NATIVE = [
     ("search", SMALL, "--budget", "0.3", "--top", "2"),
     ("plan", SMALL, "--pinned"),
     ("cache", SMALL, "-m", "zen4"),
-    ("cache", SMALL, "-m", "zen4", "--sweep", "k2"),
+    ("cache", SMALL, "-m", "zen4", "--stationary", "input", "--sweep", "k2"),
     ("machines", "detect"),
     ("doctor",),
 ]

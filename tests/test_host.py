@@ -13,7 +13,7 @@ from fake_host import ICE_LAKE, ZEN4_CACHES, FakeProbes, cpuinfo, no_getconf, ot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysim.calibration import detected
+from pysim.calibration import detected, host
 from pysim.calibration.host import detect
 from pysim.calibration.linux import Cpu, Geometry, getconf, read_caches, read_cpu
 from pysim.calibration.relatives import relative
@@ -374,13 +374,35 @@ def test_a_cache_that_is_not_text_or_is_a_directory_is_measured_again(sysfs: Pat
     assert run(FakeProbes(), sysfs, cpuinfo, cache, cached=True) == first
     file.unlink()
     file.mkdir()
-    assert run(FakeProbes(), sysfs, cpuinfo, cache, cached=True) == first
+    assert run(FakeProbes(), sysfs, cpuinfo, cache, cached=True).levels[0].sets == first.levels[0].sets
 
 
 def test_a_cache_directory_that_cannot_be_written_is_no_error(sysfs: Path, cpuinfo: Path, tmp_path: Path) -> None:
     (tmp_path / "occupied").write_text("a file, so no directory can be made here")
     machine = run(FakeProbes(), sysfs, cpuinfo, tmp_path / "occupied" / "cache", cached=True)
     assert machine.name == "host"
+
+
+def test_where_nothing_can_be_kept_detection_is_brief_and_once_a_process(
+    sysfs: Path, cpuinfo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a CPU with a shipped file only the clock is measured, so every process plans alike; of another one each rate once."""
+    monkeypatch.setattr(host, "_unkept", {})
+    (tmp_path / "occupied").write_text("")
+    nowhere, probes = tmp_path / "occupied" / "cache", FakeProbes()
+    machine = run(probes, sysfs, cpuinfo, nowhere, cached=True)
+    assert "briefly" in machine.description and probes.streams == []
+    assert machine.levels[0].read_bytes_per_cycle == load("zen4").levels[0].read_bytes_per_cycle
+    assert machine.core.frequency_hz.value == 4e9
+    assert run(FakeProbes(rates={"clock": 1e9}), sysfs, cpuinfo, nowhere, cached=True) is machine
+    assert "briefly" not in run(FakeProbes(), sysfs, cpuinfo, nowhere, cached=False).description
+
+    cpuinfo.write_text("vendor_id : Strange\ncpu family : 1\nmodel : 1\nmodel name : Another CPU\n")
+    unknown = FakeProbes()
+    host._reported.cache_clear()
+    other = run(unknown, sysfs, cpuinfo, nowhere, cached=True)
+    assert other.levels[0].read_bytes_per_cycle.kind == "measured"
+    assert len(unknown.streams) == 5  # three levels, and memory twice
 
 
 def test_the_cache_lies_where_xdg_says_or_under_home(sysfs: Path, cpuinfo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

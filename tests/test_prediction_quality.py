@@ -51,3 +51,15 @@ def test_the_document_has_what_the_data_say_and_its_picture_is_there() -> None:
     assert quality.table(quality.found()) in text
     picture = (ROOT / "docs" / "prediction-error.svg").read_text()
     assert all(label in picture for label in quality.drawn(quality.found()))
+
+
+def test_the_picture_has_machines_never_seen_first_and_the_smallest_error_of_each_kind_at_the_top(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    kinds = (("a", True, 90), ("b", True, 99), ("c", False, 80))
+    some = [PLANS[0]._replace(machine=name, seen=seen, predicted=off) for name, seen, off in kinds]
+    found = quality.rows(some)
+    assert [row.machine for row in quality.drawn(found).values()] == ["c", "b", "a"]
+    quality.draw(found, tmp_path / "errors.svg")
+    picture = (tmp_path / "errors.svg").read_text()
+    places = [picture.index(text) for text in (quality.KINDS[False], quality.KINDS[True])]
+    assert places == sorted(places) and "legend" not in picture  # which would lie over bars

@@ -215,12 +215,17 @@ def never_fitted() -> list[str]:
 
 
 def drawn(found: list[Row]) -> dict[str, Row]:
-    """What the picture shows: each machine and type, all its algorithms together, by label."""
-    return {f"{one.machine}, {one.dtype} ({one.problems})": one for one in found if one.algorithm == "all"}
+    """What the picture shows, from top to bottom: each machine and type, all its algorithms together, by label. Machines never seen come
+    first; within each kind the smallest median error does."""
+    shown = sorted((one for one in found if one.algorithm == "all"), key=lambda one: (one.seen, one.median_error))
+    return {f"{one.machine}, {one.dtype} ({one.problems})": one for one in shown}
+
+
+KINDS = {False: "machines never seen", True: "constants fitted on this machine"}
 
 
 def draw(found: list[Row], out: Path) -> None:
-    """Median and 90th percentile of each machine and type."""
+    """Median and 90th percentile of each machine and type, in a panel for each of KINDS."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -228,23 +233,26 @@ def draw(found: list[Row], out: Path) -> None:
     from matplotlib import pyplot
 
     shown = drawn(found)
-    figure, axes = pyplot.subplots(figsize=(7.5, 1.2 + 0.2 * len(shown)), layout="constrained")
-    for place, one in enumerate(shown.values()):
-        colour = SEEN if one.seen else UNSEEN
-        axes.plot([100 * one.median_error, 100 * one.p90_error], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
-        axes.plot(100 * one.median_error, place, "o", color=colour, markersize=5)
-        axes.plot(100 * one.p90_error, place, "|", color=colour, markersize=7)
-    axes.set_yticks(range(len(shown)), list(shown))
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(left=0)
-    axes.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel("error of predicted times, %: median (dot) to 90th percentile (bar)")
-    axes.set_title("machine, type (number of problems)", loc="right", x=-0.01, fontsize=9, va="baseline")
-    handles = [pyplot.Line2D([], [], color=colour, marker="o", markersize=4) for colour in (SEEN, UNSEEN)]
-    axes.legend(handles, ["constants fitted on this machine", "a machine never seen"], loc="upper right", frameon=False)
-    figure.savefig(out, facecolor="white", metadata={"Date": None})
+    panels = [(title, {label: one for label, one in shown.items() if one.seen == seen}) for seen, title in KINDS.items()]
+    panels = [panel for panel in panels if panel[1]]
+    heights = [len(of) for _, of in panels]
+    size, ratios = (9.5, 1.6 + 0.21 * len(shown)), {"height_ratios": heights}
+    figure, some = pyplot.subplots(len(panels), 1, sharex=True, squeeze=False, figsize=size, layout="constrained", gridspec_kw=ratios)
+    for axes, (title, of), colour in zip(some[:, 0], panels, (UNSEEN, SEEN) if len(panels) > 1 else (SEEN,), strict=True):
+        for place, one in enumerate(of.values()):
+            axes.plot([100 * one.median_error, 100 * one.p90_error], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+            axes.plot(100 * one.median_error, place, "o", color=colour, markersize=5)
+            axes.plot(100 * one.p90_error, place, "|", color=colour, markersize=7)
+        axes.set_yticks(range(len(of)), list(of))
+        axes.set_ylim(len(of) - 0.4, -0.6)
+        axes.set_xlim(left=0)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.set_title(title, loc="left", fontsize=10, color=colour)
+    some[-1, 0].set_xlabel("error of predicted times, %\nmedian (dot) to 90th percentile (bar)")
+    figure.supylabel("machine, type (number of problems)", fontsize=9)
+    figure.savefig(out, facecolor="white", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.3)  # viewers' fonts may be wider
     pyplot.close(figure)
 
 

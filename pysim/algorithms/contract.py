@@ -11,19 +11,22 @@ workspace_bytes  memory that a run needs besides its operands; the native librar
 largest_part     on a CPU: the share of the thread that has the most work
 tolerance        how far a result may be off, and how far it is off in practice
 describe         the loop nest, tiles and terms of a plan as text
+nests            on a CPU: the loop nests of a plan's run, as data
 
 A module may also have `least_cycles(request, best)`: a lower bound on the cycles of all its schedules. It returns a cheap bound if that is
 already above `best`, else a tighter one. The planner costs algorithms in the order of their bounds and rejects an algorithm whose bound is
 above the best plan so far. The bound must be 0 for several threads: the best plan for one thread need not be the best for all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pysim.cachemodel.costs import Costs
+from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.threads import Part
 from pysim.problem.text import Workload
 from pysim.record.accuracy import ErrorScale
@@ -105,6 +108,15 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
+class Nests(NamedTuple):
+    """The loop nests of one run on one thread, in their order, and a reader's `names` of dimensions and operands. Operands of the same name
+    are one buffer. `sliced`: it is SConv's nest alone, so the native library itself can list its accesses."""
+
+    loops: tuple[LoopNest, ...]
+    names: Mapping[str, str] = MappingProxyType({})
+    sliced: bool = False
+
+
 class Algorithm(Protocol):
     """An algorithm: a module, or the ALGORITHM of a module."""
 
@@ -136,3 +148,6 @@ class Algorithm(Protocol):
 
     def describe(self, plan: Plan) -> Description:
         """The plan as text."""
+
+    def nests(self, plan: Plan) -> Nests:
+        """The loops of a plan; only for CPUs."""

@@ -7,7 +7,7 @@ Worked number: gemm:512x512x512 is a nest of 512 windows, 512 filters and 512 ch
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pysim.algorithms.contract import Prepared
+from pysim.algorithms.contract import Nests, Prepared
 from pysim.cachemodel.cpu import nested, words
 from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, workspace_bytes
@@ -16,7 +16,7 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import NoneLegal, Reason
 from pysim.record.description import Description
-from pysim.record.plan import Layout, Plan, Request
+from pysim.record.plan import Layout, Plan, Request, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 
@@ -40,6 +40,11 @@ class OnNest(NamedTuple):
 
     def workspace_bytes(self, problem: Any, schedule: Schedule, layout: Layout) -> int:
         return workspace_bytes(self.nest(problem), schedule)
+
+    def nests(self, plan: Plan) -> Nests:
+        schedule, on = on_cpu(plan)
+        loops, names = words.sliced(self.nest(plan.workload), on, schedule)
+        return Nests((loops,), names, sliced=True)
 
     def describe(self, plan: Plan) -> Description:
         return words.describe_nest(self.nest(plan.workload), plan, self.summary)

@@ -18,6 +18,9 @@ within AGREEMENT; if they never do, the source says that the rate is not sure. A
 MAX_RATIO is measured again, and replaced by that machine's if it stays so. If other processes used a share of LOADED or more meanwhile, the
 machine's description and the sources of its numbers say so, and nothing is measured on all cores at once.
 
+All that takes one to two seconds. A *brief* detection, where nothing can be kept, takes a tenth of that: the clock, and for a CPU whose
+microarchitecture has a shipped file nothing else, so that all processes plan alike; for any other CPU one trial of each rate.
+
 Worked number: L1 of 32 KiB and L2 of 1 MiB are measured with 16 KiB and sqrt(32 KiB x 1 MiB) = 181 KiB; 117 GB/s at
 3.66 GHz is 32 bytes a cycle. Memory at 1.1 bytes a cycle is absurd of a Zen 5, whose file has 8.7: less than a quarter.
 """
@@ -59,6 +62,7 @@ MIN_CORE_SHARE = 0.65
 # Largest ratio of a rate to the shipped machine's, of the same microarchitecture or not: shipped CPUs differ up to sixfold, in memory
 MAX_RATIO = {True: 4.0, False: 8.0}
 _ATTEMPTS = 3
+_TAKEN_FROM = "host_from_"  # begins the source of a number of another machine
 _PAGE_BYTES = 4096
 MAX_GROWTH = 4  # dependent loads take 155 cycles in 8 MiB and 627 in 24, although 480 MiB of L3 are reported (Granite Rapids, virtual)
 _OPTIONAL = (  # numbers of a core
@@ -84,38 +88,43 @@ class Detected(NamedTuple):
 
     machine: Machine
     others: float
+    brief: bool = False
 
     @property
     def loaded(self) -> bool:
         return self.others >= LOADED
 
 
-def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Detected:
-    """The machine "host". MachineError where a probe measures nonsense, or no kernel runs here."""
+def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes, brief: bool = False) -> Detected:
+    """The machine "host". `brief`: in a tenth of the time, by what is shipped.
+
+    MachineError where a probe measures nonsense, or no kernel runs here."""
     shipped = relative(cpu)
     targets = sorted({name.rpartition("__")[2] for name in probes.available_kernels()})
     if not targets:
         raise MachineError("the native library has no kernel that this CPU can run; reinstall it with `pip install .`")
     alone = Watch()
-    rates = _Rates(probes, shipped, max(targets, key=lambda one: probes.probe_fma(one, "f32") * results_of_multiply_add(one)))
+    widest = max(targets, key=lambda one: (1.0 if brief else probes.probe_fma(one, "f32")) * results_of_multiply_add(one))
+    rates = _Rates(probes, shipped, widest, brief)
     units = [_unit(target, rates, shipped) for target in targets]
     sizes = [*footprints([one.size_bytes for one in caches]), memory_footprint(caches[-1].size_bytes)]
     levels = [_level(one, caches[0], nbytes, rates, shipped) for one, nbytes in zip(caches, sizes, strict=False)]
     memory = _memory(sizes[-1], rates, shipped)
     others, together = alone.load().share, tuple[Together, ...]()
     team = Watch(cores)
-    if cores > 1 and others < LOADED:
+    alone_here = cores > 1 and others < LOADED and not brief
+    if alone_here:
         together, most = rates.together(cores, PLAIN if PLAIN in targets else targets[0])
         if most < MIN_CORE_SHARE:
             cores = -(-cores // 2)
             together = tuple(one for one in together if one.cpus <= cores)
-    if cores > 1 and others < LOADED:
+    if alone_here and cores > 1:
         own = [levels[0].size_bytes, *(one.size_bytes for one in levels)]  # of the level before
         pairs = zip(own, levels, strict=False)
         levels = [rates.totals(one, _share(inner, one, cores), cores) if one.shared else one for inner, one in pairs]
         memory = rates.totals(memory, sizes[-1] // cores, cores)
         others = max(others, team.load().share)
-    line = rates.line_transfer(levels[0].line_bytes) if cores > 1 and others < LOADED else None
+    line = rates.line_transfer(levels[0].line_bytes) if alone_here and cores > 1 and others < LOADED else None
     inherited = {name: _inherit(number, shipped) for name in _OPTIONAL if (number := getattr(shipped.machine.core, name))}
     core = Core(
         name=cpu.name,
@@ -131,11 +140,12 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         together=together,
         units=tuple(units),
     )
+    briefly = " briefly, since nothing can be kept" if brief else ""
     beside = f" beside other processes, which had {others:.0%} of it; detected again when it is quiet" if others >= LOADED else ""
     machine = Machine(
         schema=1,
         name="host",
-        description=f"{cpu.name}, as detected on {platform.system()} {platform.release()}{beside}",
+        description=f"{cpu.name}, as detected{briefly} on {platform.system()} {platform.release()}{beside}",
         cores=cores,
         source="host_system",
         core=core,
@@ -144,15 +154,16 @@ def measure(cpu: Cpu, caches: list[Geometry], cores: int, probes: Probes) -> Det
         csa=_csa(tuple(levels), memory, shipped),
         sources={},
     )
-    return Detected(_with_sources(machine, shipped, others, rates), others)
+    return Detected(_with_sources(machine, shipped, others, rates), others, brief)
 
 
 class _Rates:
     """Measured rates per clock cycle. `target`: the unit with the highest multiply-add rate; `absurd`: rates that differed from the similar
     machine's by more than MAX_RATIO in every attempt; `unsure`: rates whose best trials disagree."""
 
-    def __init__(self, probes: Probes, shipped: Relative, target: str) -> None:
+    def __init__(self, probes: Probes, shipped: Relative, target: str, brief: bool = False) -> None:
         self.absurd, self.unsure = list[str](), list[str]()
+        self._brief, self._known = brief, shipped.same and brief
         self._probes, self._target, self._far = probes, target, MAX_RATIO[shipped.same]
         self._hertz = 1.0
         self.clock = self._take(self._clock_of_a_busy_core, "clock", shipped.machine.core.frequency_hz, trials=CLOCK_TRIALS, own_time=True)
@@ -163,6 +174,8 @@ class _Rates:
         return self._probes.probe_clock()
 
     def fma(self, target: str, known: Number) -> Number:
+        if self._known:
+            return known
         return self._take(lambda: self._probes.probe_fma(target, "f32"), f"{target} multiply-add", known, TRIALS)
 
     def together(self, cpus: int, plain: str) -> tuple[tuple[Together, ...], float]:
@@ -186,6 +199,8 @@ class _Rates:
 
     def stream(self, nbytes: int, what: str, known: Level | Memory) -> tuple[Number, Number]:
         """Read and write rates of a buffer."""
+        if self._known:
+            return known.read_bytes_per_cycle, known.write_bytes_per_cycle
         how = (TRIALS, isinstance(known, Memory))
         read = self._take(lambda: self._probes.probe_read(nbytes, PROBE_SECONDS), f"{what} read", known.read_bytes_per_cycle, *how)
         write = self._take(lambda: self._probes.probe_write(nbytes, PROBE_SECONDS), f"{what} write", known.write_bytes_per_cycle, *how)
@@ -218,7 +233,7 @@ class _Rates:
         """The best of at least `trials`, more where the best two disagree. The rate is per cycle of the current clock, or of the highest
         one for probes that keep their own time. An implausible rate is replaced by the known number."""
         rates = [0.0]
-        for trial in range(1, MAX_TRIALS + 1):
+        for trial in range(1, (2 if own_time else 1) + 1 if self._brief else MAX_TRIALS + 1):
             if trial > 1:
                 self._pass(PAUSE)
             before, rate = self._clock_now(own_time), _sane(probe(), what)
@@ -231,7 +246,7 @@ class _Rates:
         if not plausible:
             self.absurd.append(f"{what} {best:.3g}, there {known.value:.3g}")
             return Number(value=known.value, kind="assumed", source="host_absurd")
-        if not agree:
+        if not agree and not self._brief:
             self.unsure.append(f"{what} {second:.3g} to {best:.3g}")
         return _measured(best)
 
@@ -291,7 +306,7 @@ def _inherit(number: Number, shipped: Relative) -> Number:
 
 
 def _taken_from(machine: Machine) -> str:
-    return f"host_from_{machine.name}"
+    return _TAKEN_FROM + machine.name
 
 
 def _unit(target: str, rates: _Rates, shipped: Relative) -> Unit:
@@ -384,8 +399,8 @@ def _with_sources(machine: Machine, shipped: Relative, others: float, rates: _Ra
             note=f"micro-kernel and fill share of {shipped.machine.name}, sizes and latencies of this machine",
         ),
     }
-    for other in _shipped_cpus():
-        note = f"{other.name} is the nearest shipped machine that has it, but another microarchitecture"
-        known[_taken_from(other)] = Source(title=f"Taken over from {other.name}", note=note)
     used = {machine.source} | {fact.source for _, fact in facts(machine)}
+    for other in (key.removeprefix(_TAKEN_FROM) for key in sorted(used - known.keys())):
+        note = f"{other} is the nearest shipped machine that has it, but another microarchitecture"
+        known[_TAKEN_FROM + other] = Source(title=f"Taken over from {other}", note=note)
     return msgspec.structs.replace(machine, sources={key: known[key] for key in known if key in used})

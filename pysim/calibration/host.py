@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pysim.calibration.detected import Probes, measure
-from pysim.calibration.kept import Kept, kept_of, recall, remember
+from pysim.calibration.kept import Kept, can_keep, kept_of, recall, remember
 from pysim.calibration.linux import CPUINFO, SYSFS, Cpu, Geometry, core_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Machine
@@ -32,8 +32,11 @@ CUDA = "cuda"  # the name of this computer's GPU
 QUIET = 0.05  # largest share of the processors used by others for a detection to be repeated: half of the share that puts it in doubt
 QUIET_CHECK_SECONDS = 60.0  # between checks whether the computer is quiet; a check takes 0.05 s
 
+_NOT_KEPT = "cannot be written, so this computer stays as detected; give a file: -o mine.toml"
+
 _detecting = threading.Lock()
 _next_quiet_check = 0.0
+_unkept: dict[tuple[object, ...], Machine] = {}  # detected by this process, where nothing can be written
 
 
 def detect(
@@ -48,7 +51,7 @@ def detect(
     """The machine "host". A result is kept as TOML in `cache_dir` (the user's cache) and reused while `cached`.
 
     Raises MachineError where Linux does not report the cache geometry or a probe measures nonsense, MissingError without the native
-    library. An invalid cache file is replaced; a failure to write it is ignored.
+    library. An invalid cache file is replaced. If none can be written, detection is brief, and its result is kept for this process.
     """
     cpu, caches, kept = _reported(sysfs, cpuinfo, run_getconf, cache_dir or user_cache())
     with _detecting:  # threads that measure at the same time would disturb one another
@@ -58,11 +61,16 @@ def detect(
             from pysim.runtime import cpu as runtime
 
             probes = runtime
-        found = measure(cpu, caches, core_count(sysfs), probes)
+        brief = cached and not (kept and can_keep(kept))
+        if brief and (known := _unkept.get((cpu, *caches))):
+            return known
+        found = measure(cpu, caches, core_count(sysfs), probes, brief)
         text = to_toml(found.machine)
         machine = loads(text, "host")
         assert isinstance(machine, Machine)
-        if kept:
+        if brief:
+            _unkept[(cpu, *caches)] = machine
+        elif kept:
             remember(kept.loaded if found.loaded else kept.quiet, text)
         return machine
 
@@ -216,6 +224,13 @@ def _gpu_of(device: cuda.Device, nearest: Gpu) -> Gpu:
 # What is kept
 
 
+def check_kept() -> None:
+    """Raises the error of `keep` if it would fail. For work that takes long before it."""
+    kept = _kept()
+    if kept is None or not can_keep(kept):
+        raise MachineError(f"{kept.quiet if kept else 'the user cache'} {_NOT_KEPT}")
+
+
 def keep(machine: Machine) -> Path:
     """Caches a machine called "host", which `detect` returns from now on; gives the file's path. MachineError if it cannot be written."""
     kept = _kept()
@@ -223,7 +238,7 @@ def keep(machine: Machine) -> Path:
         remember(kept.quiet, to_toml(machine))
     if kept is None or recall(kept.quiet) != machine:
         where = kept.quiet if kept else "the user cache"
-        raise MachineError(f"{where} cannot be written, so this computer stays as detected; give a file: -o mine.toml")
+        raise MachineError(f"{where} {_NOT_KEPT}")
     return kept.quiet
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pysim.calibration.linux import Cpu, Geometry
 from pysim.errors import MachineError
-from pysim.files import written
+from pysim.files import check_writable, written
 from pysim.machine.cpu import Machine
 from pysim.machine.load import loads
 from pysim.registry.cpu import kernels
@@ -44,6 +44,16 @@ def recall(path: Path) -> Machine | None:
     except (OSError, ValueError, MachineError):
         return None
     return machine if isinstance(machine, Machine) and machine.name == "host" else None
+
+
+def can_keep(kept: Kept) -> bool:
+    """Whether the cache files can be written; their folder is made if it is not there."""
+    try:
+        kept.quiet.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(kept.quiet, MachineError)
+    except (OSError, MachineError):
+        return False
+    return True
 
 
 def remember(path: Path, text: str) -> None:

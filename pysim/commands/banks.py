@@ -53,7 +53,7 @@ class Report(NamedTuple):
 @click.option("--store", is_flag=True, help="Treat a lane layout as a store, not a load. For other layouts: show only stores.")
 @click.option("--fix", "fixing", is_flag=True, help="Search paddings, swizzles and rotations for the fewest wavefronts.")
 @click.option("--rule", default="hopper", show_default=True, help="The GPU generation whose bank rule applies (see --list).")
-@click.option("--svg", "picture_file", type=OutputFile(), help="Also draw the bank maps into this SVG file.")
+@click.option("--svg", "picture_file", type=OutputFile(".svg"), help="Also draw the bank maps into this SVG file.")
 @click.option("--list", "listing", is_flag=True, help="List the built-in layouts and the bank rules.")
 @json_option
 def banks(

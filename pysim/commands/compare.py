@@ -90,6 +90,7 @@ def compare(
     """
     from pysim.calibration import host
 
+    timing.check_plan(options)
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, options["threads"], options["layout"])
     from pysim.comparison.summary import OURS, summarise

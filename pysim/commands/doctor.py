@@ -29,6 +29,8 @@ PEER_FIXES = {
     "onnxruntime": "pip install onnx onnxruntime",
 }
 REQUIRED = ("cffi", "click", "ml_dtypes", "msgspec", "networkx", "numpy", "rich", "scipy")
+ON_OPENMP = ("torch", "intel-openmp", "mkl", "scikit-learn", "onednn-cpu-gomp")  # packages whose threads are OpenMP's
+SPINNING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}  # settings by which they sleep, not spin
 STYLES = {"ok": "green", "note": "yellow", "missing": "red"}
 
 
@@ -142,7 +144,8 @@ def _load() -> Check:
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load < 0.5:
         return Check("load", "ok", f"{load:.1f} on {cpus} CPUs")
-    return Check("load", "note", f"{load:.1f} on {cpus} CPUs: other processes are running; ratios are reliable, single times may not be")
+    busy = "other processes are running, so times and ratios measured now are uncertain: the output says by how much, and has no summary"
+    return Check("load", "note", f"{load:.1f} on {cpus} CPUs: {busy} where more than a third of the rounds were disturbed")
 
 
 # pysim itself
@@ -236,8 +239,23 @@ def _libraries() -> Iterator[Check]:
                 yield Check(name, "ok", ready.version)
             else:
                 yield Check(name, "missing", f"{ready.version} gives wrong results for {tiny.text}", PEER_FIXES.get(name, ""))
+    yield from _openmp()
     yield _package("onnx", "reads model.onnx", "pip install onnx")
     yield _package("matplotlib", "draws plots", "pip install matplotlib")
+
+
+def _openmp() -> Iterator[Check]:
+    """Whether threads of OpenMP, after a call, spin on the CPUs that the threads of pysim need."""
+    here = [f"{name} {version}" for name in ON_OPENMP if (version := _version(name))]
+    if not here:
+        return
+    passive = [f"{name}={value}" for name, value in SPINNING.items() if os.environ.get(name, "").strip().lower() == value]
+    if passive:
+        yield Check("OpenMP threads", "ok", f"they sleep between calls ({passive[0]})")
+        return
+    spin = f"those of {', '.join(here)} spin after a call, on the CPUs that pysim needs"
+    detail = f"{spin}: with several threads beside them pysim may take several times as long (docs/environment.md)"
+    yield Check("OpenMP threads", "note", detail, "export OMP_WAIT_POLICY=passive")
 
 
 def _package(name: str, use: str, fix: str) -> Check:

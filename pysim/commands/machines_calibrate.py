@@ -84,6 +84,8 @@ def _of_cpu(machine: "Machine", budget: float, output: Path | None, force: bool,
         raise MachineError(f"{machine.name} is a file, which is never changed; write the result to another one: -o mine.toml")
     if output is None and not force and host.kept_source(SOURCE):
         raise MachineError("this computer is already calibrated; --force calibrates it again, `pysim machines show host` shows the numbers")
+    if output is None:
+        host.check_kept()
     say(f"{machine.description}: preparing and checking plans, then measuring for {budget:g} s")
     lab = HostLab(machine)
     with progress() as show, pinned():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from pysim.commands.common import Column, error, plural, put, put_table, say, seconds, size
+from pysim.commands.common import Column, error, plural, progress, put, put_table, say, seconds, size
 from pysim.commands.timing import put_cores
 from pysim.errors import PysimError, printable
 from pysim.problem.text import model_file
@@ -45,11 +45,16 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
     from pysim.machine.gpu import Gpu
 
     if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
+        say(f"{', '.join(word for word, _ in named)}: only the layers run on {on.name}; a network runs as a whole on this computer's CPU")
         return Networks([])
     models = []
+    say(f"checking and timing {plural(len(named), 'whole network')} first, which takes a while for a large one; then the layers")
     for word, (path, batch) in named:
         try:
-            models.append(msgspec.structs.replace(compare(path, on, threads, peers, min_seconds, batch), model=printable(word)))
+            with progress() as show:
+                done = compare(path, on, threads, peers, min_seconds, batch, show)
+                show("")
+            models.append(msgspec.structs.replace(done, model=printable(word)))
         except (PysimError, MemoryError) as error:
             say(f"{word} cannot run as a whole: {'out of memory: ' * isinstance(error, MemoryError)}{error}")
     return Networks(models, len(named) - len(models))

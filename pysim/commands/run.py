@@ -55,6 +55,7 @@ def run(
     """
     from pysim.calibration import host
 
+    timing.check_plan(options)
     layers = layers_of(problems, every)
     if profile:
         timing.refuse_emulated(machine_name, "--profile needs them")

@@ -102,18 +102,18 @@ def search(
       pysim search resnet50 --budget 10 --json
     """
     from pysim.calibration import host
-    from pysim.measure.store import Store
+    from pysim.measure.store import TolerantStore
     from pysim.tuning.search import Settings
 
+    if reason := timing.too_many_threads(threads):
+        raise click.UsageError(reason)
     layers = layers_of(problems, every)
     timing.refuse_emulated(machine_name, "search on -m host or -m cuda")
     on = host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, threads, layout)
-    if reason := timing.too_many_threads(threads):
-        raise click.UsageError(reason)
     say(f"{on.description}; up to {budget:g} s of measuring for each of {plural(len(layers), 'problem')}")
     results: list[Search] = []
-    with Store() as store, progress() as show:
+    with TolerantStore(say) as store, progress() as show:
         for layer in _heaviest_first(layers, on, layout):
             results.append(_search(layer, on, Settings(budget, threads, layout), store, show))
             show("")

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 ERROR_LEGEND = "max error: largest error against float64 over the result's root mean square, operands in [-1, 1)"
 CLOCK_TOLERANCE = 0.03  # relative difference between measured and machine-file clock that is reported
 MIN_MULTIPLY_SHARE = 0.9  # of the peak multiply-adds per cycle; below it another thread shared the core (alone, readings agree within 0.03)
-MIN_BUDGET = 30.0  # seconds that timing a layer may take before its sample count is cut
+# Seconds that timing a layer may take before its sample count is cut: its part of those for all layers, but so many times --seconds
+BUDGET, BUDGET_OF_SECONDS = 15.0, 5
 
 
 def refuse_on_gpu(on: "Machine | Gpu", **options: bool) -> None:
@@ -94,13 +95,21 @@ def name_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--plan", "name", metavar="NAME", help=text)(command)
 
 
+def check_plan(options: Mapping[str, Any]) -> None:
+    """UsageError for options that contradict each other, before this computer is detected or a model is read."""
+    if options.get("name") and options.get("algorithm"):
+        raise click.UsageError("--plan NAME contains the algorithm; give --plan or --algorithm")
+    if options.get("name"):
+        from pysim.record.schedule import from_name
+
+        from_name(options["name"])
+
+
 def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", **options: Any) -> "list[Planned]":
     """Each layer with its plan, or with the reason why it has none. If no layer has a plan, raises the first reason. `options` are those of
     `pysim.planner.plan`."""
     from pysim import planner
 
-    if options.get("name") and options.get("algorithm"):
-        raise click.UsageError("--plan NAME contains the algorithm; give --plan or --algorithm")
     planned: list[Planned] = []
     for layer in layers:
         try:
@@ -118,17 +127,17 @@ def measured(
 ) -> "Iterator[Comparison]":
     """Yields each layer once it is checked, timed and stored; `how` has the fields of `pysim.comparison.compare.How`."""
     from pysim.comparison.compare import How, compare
-    from pysim.measure.store import Store
+    from pysim.measure.store import TolerantStore
 
-    setting = How(**how)
+    setting, listed = How(**how), list(planned)
     if executor.kind == "local" and (note := too_many_threads(setting.threads)):
         say(note)
-    store = Store()  # opened here, so that an error comes before any output
+    store = TolerantStore(say)  # opened here, so that its sentence comes before any output
 
     def comparisons() -> "Iterator[Comparison]":
         with store:
-            budget = max(MIN_BUDGET, 10 * setting.min_seconds)
-            yield from compare(planned, on, peers, setting._replace(budget_seconds=budget), store, executor)
+            budget = max(BUDGET / max(1, len(listed)), BUDGET_OF_SECONDS * setting.min_seconds)
+            yield from compare(listed, on, peers, setting._replace(budget_seconds=budget), store, executor)
 
     return comparisons()
 
@@ -282,7 +291,16 @@ def put_cores(cores: "list[CoreThen]", of: str) -> None:
 
 
 def put_failures(summary: Mapping[str, Any]) -> None:
-    """Writes how many results are wrong and which timings have few samples."""
+    """Writes which measurements do not count, how many results are wrong and which timings have few samples."""
+    if lost := summary.get("disturbed"):
+        from pysim.comparison.summary import MOST_DISTURBED
+
+        why = f"others had the cores in more than {MOST_DISTURBED:.0%} of the rounds or of the time"
+        again = "measure again when this computer is quieter (pysim doctor shows its load)"
+        if summary.keys() & {"peers", "total_seconds"}:
+            put((f"not in the summary: {', '.join(lost)}: {why}", "yellow"))
+        else:
+            put((f"no summary: {why}, on {plural(len(lost), 'layer')} of {summary['correct']}; {again}", "yellow"))
     if summary["failed"]:
         put((f"{len(summary['failed'])} of {plural(summary['layers'], 'layer')} failed", "bold red"))
     if few := summary.get("few_samples"):

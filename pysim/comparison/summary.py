@@ -21,14 +21,17 @@ from pysim.record.measurement import Comparison
 OURS = "pysim"
 LARGE_ERROR = 0.40  # |log(predicted / measured)| that is listed by name
 FEWEST_SAMPLES = 30
+MOST_DISTURBED = 1 / 3  # largest share of the rounds that were left out, and of the time that others took, of a measurement that counts
 
 
 def summarise(comparisons: Iterable[Comparison]) -> dict[str, Any]:
     """The statistics of a set of comparisons, ready for JSON; parts without measurements are absent.
 
-    `layers`, `correct`, `failed` [{problem, label, reason}]. Of plans that were timed: `peers` {name: {layers, geometric_mean,
-    faster_share, slower, error_ratio?, algorithms?}} over distinct problems, `error_ratio` the geometric mean of its largest error over
-    pysim's, `algorithms` counting which of the peer's were its fastest;
+    `layers`, `correct`, `failed` [{problem, label, reason}]; `disturbed`: the problems whose measurement does not count, because more than
+    MOST_DISTURBED of its rounds were left out, or of its time was taken by others. If they are more than that share of all, only they are
+    listed: what is left says little, since a disturbance that is seen half of the time is not seen the other half.
+    Of plans that were timed: `peers` {name: {layers, geometric_mean, faster_share, slower, error_ratio?, algorithms?}} over distinct
+    problems, `error_ratio` the geometric mean of its largest error over pysim's, `algorithms` counting which were its fastest;
     `prediction` {layers, median_error, p90_error, kendall_tau?, large_errors}; `total_seconds` {name: sum of count x median} for the
     candidates that ran every correct layer; `few_samples` (problems short of 30). Of plans that ran in an emulator:
     `static_prediction` {kind, layers, median_error, p90_error, large_errors, predicted_seconds, static_seconds}, the last two sums of
@@ -40,8 +43,11 @@ def summarise(comparisons: Iterable[Comparison]) -> dict[str, Any]:
     summary: dict[str, Any] = {"layers": len(every), "correct": len(right), "failed": failed}
     if static := [c for c in right if c.static_seconds and c.predicted_seconds]:
         summary["static_prediction"] = _static_prediction(static)
-    timed = [c for c in right if c.measured_seconds]
-    if not timed:
+    measured = [c for c in right if c.measured_seconds]
+    timed = [c for c in measured if not disturbed(c)]
+    if lost := [c.problem for c in measured if disturbed(c)]:
+        summary["disturbed"] = lost
+    if not timed or len(lost) > MOST_DISTURBED * len(measured):
         return summary
     names = sorted({name for c in timed for name in c.peers})
     summary["peers"] = {name: _against(name, [c for c in timed if name in c.peers]) for name in names}
@@ -53,6 +59,11 @@ def summarise(comparisons: Iterable[Comparison]) -> dict[str, Any]:
     summary["total_seconds"] = {name: math.fsum(values) for name, values in totals.items() if len(values) == len(timed)}
     summary["few_samples"] = [c.problem for c in timed if c.samples < FEWEST_SAMPLES]
     return summary
+
+
+def disturbed(c: Comparison) -> bool:
+    """Whether a measurement says little: too many of its rounds were left out, or others took too much of its time."""
+    return max(c.core.left_out if c.core else 0.0, c.taken or 0.0) > MOST_DISTURBED
 
 
 def _seconds(c: Comparison) -> float:

@@ -8,7 +8,7 @@ layers in float32 adds up to (each about 1e-6 of its result), and far below what
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from pysim.calibration import host
-from pysim.comparison.compare import at_clock, core_then, target_of
+from pysim.comparison.compare import CERTAIN, at_clock, core_then, target_of
 from pysim.errors import MissingError, printable
 from pysim.frontends import onnx_graph
 from pysim.frontends.whole_im2col import Im2colModel
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import onnx
 
 LARGEST_ERROR = 1e-4
+BUDGET_SECONDS = 5.0  # of timing, after which there are fewer samples; more if `min_seconds` are
 _SEED = 0
 
 
@@ -67,19 +68,28 @@ class ModelComparison(msgspec.Struct, frozen=True):
 
 
 def compare(
-    path: str | Path, on: Machine, threads: int = 1, peers: bool = True, min_seconds: float = 0.2, batch: int | None = None
+    path: str | Path,
+    on: Machine,
+    threads: int = 1,
+    peers: bool = True,
+    min_seconds: float = 0.2,
+    batch: int | None = None,
+    show: Callable[[str], object] = lambda text: None,
 ) -> ModelComparison:
-    """Checks a model file and times it, alone or beside ONNX Runtime; nothing wrong is timed."""
+    """Checks a model file and times it, alone or beside ONNX Runtime; nothing wrong is timed. `show` gets each step."""
     name = printable(str(path))
+    show(f"{name}: reading the model and preparing its weights")
     proto = _with_logits(onnx_graph.load_model(path, batch, seed=_SEED))
     content = proto.SerializeToString() if peers else b""
     graph = onnx_graph.graph_of(proto, name)
     model = Model(graph, on, threads, host.executor(on))
     feeds = _inputs(model.inputs)
+    show(f"{name}: the same network in float64, for the errors")
     exact = _outputs(Model(widened(graph), on, threads, host.executor(on))(**{k: _wide(x) for k, x in feeds.items()}))
     calls: dict[str, Any] = {"pysim": partial(model, **feeds)}
     missing = {}
     if peers:
+        show(f"{name}: preparing other libraries")
         try:
             calls["onnxruntime"] = _onnxruntime(content, feeds, threads)
         except MissingError as error:
@@ -95,7 +105,10 @@ def compare(
     correct = errors["pysim"] <= LARGEST_ERROR
     target = next((target_of(layer.plan) for layer in model.plan.layers if layer.plan), "")
     speedometer = partial(Speedometer, target, threads) if target else None
-    timed = interleave(calls, CpuClock(threads), min_seconds=min_seconds, speedometer=speedometer) if correct else Timed({}, {})
+    show(f"{name}: timing")
+    budget = max(BUDGET_SECONDS, 5 * min_seconds)
+    limits: dict[str, Any] = {"min_seconds": min_seconds, "budget_seconds": budget, "certain": CERTAIN}
+    timed = interleave(calls, CpuClock(threads), speedometer=speedometer, **limits) if correct else Timed({}, {})
     core = core_then(on, timed.speed, target, timed.left_out)
     medians = {who: float(np.median(seconds)) for who, seconds in timed.samples.items()}
     layers = tuple(_layer(one, core) for one in model.profile(*feeds.values())) if correct else ()

@@ -33,6 +33,7 @@ SCHEMA = 1
 APPLICATION_ID = 0x7079736D  # "pysm": tells our files from other SQLite files
 ELSEWHERE = "set PYSIM_STORE to another path"
 BUSY_SECONDS = 30.0  # how long one process waits for another's transaction
+MEASURING_BUSY_SECONDS = 5.0  # the same, where measuring goes on without the store
 
 _CREATE = """
 CREATE TABLE measurement (
@@ -71,14 +72,15 @@ class Store:
     ...     store.add(measurement)
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, busy_seconds: float = BUSY_SECONDS) -> None:
         self.path = Path(path) if path is not None else default_path()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{self.path}: its folder cannot be made ({error}); {ELSEWHERE}") from None
+        self._busy_seconds = busy_seconds
         with _clear(self.path):
-            self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+            self._db = sqlite3.connect(self.path, timeout=busy_seconds, isolation_level=None)
             try:
                 self._prepare()
             except BaseException:
@@ -88,7 +90,7 @@ class Store:
     def _prepare(self) -> None:
         """Makes an empty file a store; refuses any other file before writing to it."""
         if self._version() == 0:
-            _patiently(lambda: self._db.execute("PRAGMA journal_mode=WAL").fetchone())
+            _patiently(lambda: self._db.execute("PRAGMA journal_mode=WAL").fetchone(), self._busy_seconds)
             self._db.execute("BEGIN IMMEDIATE")
             if self._version() == 0:  # another process may have been faster
                 self._db.execute(_CREATE)
@@ -168,6 +170,48 @@ class Store:
         self.close()
 
 
+class TolerantStore(Store):
+    """A store for work that goes on without one. At the first failure it calls `tell` with one sentence; from then on it keeps nothing and
+    has nothing, since what was lost may have been part of a run."""
+
+    def __init__(self, tell: Callable[[str], object], path: str | Path | None = None) -> None:
+        self._tell, self._lost = tell, False
+        with self._told():
+            super().__init__(path, MEASURING_BUSY_SECONDS)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            self._lost = True
+            self._tell(f"measurements are shown and not kept: {error}")
+
+    def add(self, m: Measurement) -> int:
+        """As `Store.add`; 0 where it is not kept."""
+        if not self._lost:
+            with self._told():
+                return super().add(m)
+        return 0
+
+    def add_run(self, measurements: Iterable[Measurement]) -> None:
+        """As `Store.add_run`."""
+        if not self._lost:
+            with self._told():
+                super().add_run(measurements)
+
+    def find(self, **wanted: str | None) -> list[Measurement]:
+        """As `Store.find`."""
+        if not self._lost:
+            with self._told():
+                return super().find(**wanted)
+        return []
+
+    def close(self) -> None:
+        if hasattr(self, "_db"):
+            super().close()
+
+
 def _row(m: Measurement) -> tuple[object, ...]:
     samples = array("d", m.samples).tobytes()
     environment = msgspec.json.encode(m.environment, order="sorted").decode()
@@ -201,9 +245,9 @@ def _clear(path: Path) -> Iterator[None]:
         raise StoreError(f"{state}; move it away, or {ELSEWHERE}") from None
 
 
-def _patiently(step: Callable[[], object]) -> None:
+def _patiently(step: Callable[[], object], seconds: float) -> None:
     """Retries a step that SQLite refuses without waiting while another process opens the same new file."""
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
             step()

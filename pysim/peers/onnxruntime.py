@@ -4,6 +4,8 @@
 import functools
 from typing import Any
 
+import numpy as np
+
 from pysim.check.fills import Array
 from pysim.errors import MissingError
 from pysim.peers.peer import Operands, Ready, on_host, only
@@ -54,5 +56,9 @@ def _one_node(onnx: Any, workload: Workload, x: Array, w: Array, out: Array) -> 
     node = onnx.helper.make_node("Gemm" if isinstance(workload, Gemm) else "Conv", ["x", "w"], ["y"], **attributes)
     kind = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
     ends = [onnx.helper.make_tensor_value_info(name, kind, array.shape) for name, array in (("x", x), ("y", out))]
-    graph = onnx.helper.make_graph([node], "one", ends[:1], ends[1:], [onnx.numpy_helper.from_array(w, "w")])
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+    graph = onnx.helper.make_graph([node], "one", ends[:1], ends[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
+    weights = model.graph.initializer.add()  # here, since messages are copied into one another
+    weights.name, weights.data_type, weights.raw_data = "w", kind, np.ascontiguousarray(w, w.dtype.newbyteorder("<")).tobytes()
+    weights.dims.extend(w.shape)
+    return model

@@ -22,7 +22,7 @@ from math import log2, prod
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import direct_sum, requires_nchw
+from pysim.algorithms.contract import Nests, direct_sum, requires_nchw
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.algorithms.cpu.direct_nchwc import described, least_cycles_of, passed, terms
 from pysim.cachemodel.cpu import words
@@ -71,18 +71,28 @@ def _unit(machine: Machine) -> Unit:
 @lru_cache(maxsize=64)
 def reordering(w: Conv, machine: Machine, state: State) -> tuple[Pass, Pass]:
     """The conversion into blocks, and the one back."""
+
+    def moving(nest: LoopNest, elements: int) -> Pass:
+        cycles = w.batch * transposed_cycles(elements, w.element_bytes, _unit(machine))
+        return pass_of(nest, machine, {"pack": np.array([cycles])}, state)
+
+    into, back = map(moving, conversions(w), moved_elements(w))
+    return into, back
+
+
+def conversions(w: Conv) -> tuple[LoopNest, LoopNest]:
+    """The loops of the conversion into blocks, and of the one back. What is touched in between has no name."""
     size, (read, written) = w.element_bytes, moved_elements(w)
     filters = w.filter_elements
 
-    def moving(names: tuple[str, str], elements: int, room: float) -> Pass:
+    def moving(names: tuple[str, str], elements: int, room: float) -> LoopNest:
         of_images = {"images": Extent(elements * size, elements * size * w.batch)}
         of_one = {"run": Extent(elements * size, elements * size)}  # blocks of one image, reused by all images
         extents = (of_images, of_one) if names[0] == "input" else (of_one, of_images)
         source, target = (Operand(name, of, "images") for name, of in zip(names, extents, strict=True))
         others = Operand("", {"run": Extent(room * size, room * size)}, "images")
         loops = (Loop("images", "images", 1, w.batch),)
-        nest = LoopNest(loops, (source, target._replace(written=True), others), {"images": w.batch, "run": 1}, 1)
-        return pass_of(nest, machine, {"pack": np.array([w.batch * transposed_cycles(elements, size, _unit(machine))])}, state)
+        return LoopNest(loops, (source, target._replace(written=True), others), {"images": w.batch, "run": 1}, 1)
 
     return moving(("input", "blocks"), read, filters + 2.0 * written), moving(("sums", "output"), written, filters + 2.0 * read)
 
@@ -148,6 +158,14 @@ def describe(plan: Plan) -> Description:
     w, schedule, kernel = unpacked_plan(plan)
     moved = f"per image: {w.channels} input channels to blocks of {kernel.lane_filters}, {w.filters} output channels back to planes"
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
-    nest, names = described(w, Rows.alone(kernel, schedule), _layout(kernel)), {"panels": f"panels of {kernel.filters} filters"}
+    nest, names = described(w, Rows.alone(kernel, schedule), _layout(kernel)), nests(plan).names
     section, peak = Section("layout conversion", (moved,)), words.peak_of_taps(plan, prod(live_taps(w)))
     return words.describe(plan, "direct convolution in channel blocks, converted from NCHW and back", nest, inner, names, (section,), peak)
+
+
+def nests(plan: Plan) -> Nests:
+    """Both conversions and the convolution between them, which reads and writes the blocks of one image."""
+    w, schedule, kernel = unpacked_plan(plan)
+    into, back = conversions(w)
+    own = described(w, Rows.alone(kernel, schedule), _layout(kernel)).renamed({"input": "blocks", "output": "sums"}, without="images")
+    return Nests((into, own, back), {"panels": f"panels of {kernel.filters} filters"})

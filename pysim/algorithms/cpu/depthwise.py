@@ -46,7 +46,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pysim.algorithms.contract import Prepared, direct_sum
+from pysim.algorithms.contract import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
@@ -421,7 +421,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = unpacked_plan(plan)
+    w, _, kernel = unpacked_plan(plan)
     if kernel.form != ROWS:
         inner = f"{kernel.name} on up to {kernel.windows} columns, one group per lane; kernel rows in the padding are skipped"
     else:
@@ -431,4 +431,9 @@ def describe(plan: Plan) -> Description:
     summary = "groups of few channels, input and weights read in place"
     met = prod(live_taps(w)) if kernel.form == BLOCKS else live_taps(w)[0] * w.out_w * w.kernel_w
     peak = words.peak_of_taps(plan, met, _unit(on_cpu(plan)[1], kernel))
-    return words.describe(plan, summary, described(w, Rows.alone(kernel, schedule)), inner, peak=peak)
+    return words.describe(plan, summary, nests(plan).loops[0], inner, peak=peak)
+
+
+def nests(plan: Plan) -> Nests:
+    w, schedule, kernel = unpacked_plan(plan)
+    return Nests((described(w, Rows.alone(kernel, schedule)),))

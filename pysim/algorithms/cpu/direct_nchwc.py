@@ -38,7 +38,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Prepared, direct_sum
+from pysim.algorithms.contract import Nests, Prepared, direct_sum
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, pass_of
 from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, round_up, row_of, type_refusal, unpacked_plan
@@ -283,7 +283,11 @@ def describe(plan: Plan) -> Description:
     shape = Shape.of(w, kernel, plan.layout)
     layout = f"blocks of {shape.inner} channels" if shape.inner > 1 else "NCHW input"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
-    nest = described(w, Rows.alone(kernel, schedule), plan.layout)
-    names = {"panels": f"panels of {kernel.filters} filters"}
+    (nest,), names, _ = nests(plan)
     peak = words.peak_of_taps(plan, shape.steps * w.windows)
     return words.describe(plan, f"direct convolution of {layout}, elements broadcast in place", nest, inner, names, peak=peak)
+
+
+def nests(plan: Plan) -> Nests:
+    w, schedule, kernel = unpacked_plan(plan)
+    return Nests((described(w, Rows.alone(kernel, schedule), plan.layout),), {"panels": f"panels of {kernel.filters} filters"})

@@ -16,7 +16,8 @@ COMPUTES = Gemm
 tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 
 _NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters")
-least_cycles, candidates, workspace_bytes, describe = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
+least_cycles, candidates, workspace_bytes = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes
+describe, nests = _NEST.describe, _NEST.nests
 
 
 def refuses(problem: Gemm, machine: Machine, layout: Layout) -> Reason | None:

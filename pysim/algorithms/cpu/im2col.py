@@ -28,7 +28,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import DIRECT_SUM, Array, Bound, Prepared, requires_nchw
+from pysim.algorithms.contract import DIRECT_SUM, Array, Bound, Nests, Prepared, requires_nchw
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import nested, tilings, words
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
@@ -217,3 +217,12 @@ def describe(plan: Plan) -> Description:
     w, (_, on) = plan.conv, on_cpu(plan)
     columns = Section("columns", tuple(words.printed(columns_nest(w, on))))
     return words.describe_nest(_nest(w), plan, "im2col of each image into the workspace, then a 1x1 convolution", (columns,))
+
+
+def nests(plan: Plan) -> Nests:
+    """The copy into columns and the product, which reads the columns of one image."""
+    schedule, on = on_cpu(plan)
+    columns = columns_nest(plan.conv, on)
+    copied = LoopNest(columns.loops, columns.operands[:2], columns.total, 1)  # the others stand for the product
+    product, names = words.sliced(_nest(plan.conv), on, schedule)
+    return Nests((copied, product.renamed({"input": "columns"}, without="images")), names)

@@ -13,7 +13,7 @@ import msgspec
 from pysim.algorithms.contract import Prepared, direct_sum
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
-from pysim.cachemodel.cpu import nest as nests
+from pysim.cachemodel.cpu import nest as loops
 from pysim.cachemodel.cpu import nested
 from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nested import cost as cost
@@ -28,12 +28,12 @@ COMPUTES = Gemm
 tolerance, largest_part = direct_sum, nest_part
 
 
-def nest_of(problem: Gemm) -> nests.Nest:
+def nest_of(problem: Gemm) -> loops.Nest:
     return msgspec.structs.replace(unpacked(problem), in_place=True, windows_packed=True, windows_transposed=False)
 
 
 _NEST = OnNest(nest_of, "matrix product, B packed in advance, A read in place", BROADCASTS, NAME)
-refuses, workspace_bytes, describe = broadcasts, _NEST.workspace_bytes, _NEST.describe
+refuses, workspace_bytes, describe, nests = broadcasts, _NEST.workspace_bytes, _NEST.describe, _NEST.nests
 
 
 def least_cycles(request: Request, best: float) -> float:
@@ -47,5 +47,5 @@ def candidates(request: Request, limit: Array | float = 0.0) -> nested.Found | N
 
 
 def prepare(problem: Gemm, schedule: Schedule, layout: Layout) -> Prepared:
-    tiles = nests.ceil_div(problem.n, schedule.windows)
+    tiles = loops.ceil_div(problem.n, schedule.windows)
     return Prepared("panels of B", tiles * schedule.windows * problem.k * problem.element_bytes)

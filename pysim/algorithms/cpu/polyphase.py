@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import direct_sum, requires_nchw
+from pysim.algorithms.contract import Nests, direct_sum, requires_nchw
 from pysim.algorithms.nest import packed_filters
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, traffic_of
@@ -191,4 +191,9 @@ def describe(plan: Plan) -> Description:
     taps = f"{w.group_channels}x{w.kernel_h}x{w.kernel_w} taps"
     inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} read from the split rows"
     summary = f"input rows split into {of.phases} phases; blocks of {of.rows} input rows for {schedule.k2} rows of outputs"
-    return words.describe(plan, summary, described(w, Rows.alone(kernel, schedule)), inner)
+    return words.describe(plan, summary, nests(plan).loops[0], inner)
+
+
+def nests(plan: Plan) -> Nests:
+    w, schedule, kernel = unpacked_plan(plan)
+    return Nests((described(w, Rows.alone(kernel, schedule)),))

@@ -19,7 +19,8 @@ COMPUTES = Conv
 tolerance, prepare, largest_part = direct_sum, packed_filters, nest_part
 
 _NEST = OnNest(nest_of, "direct convolution by slicing, tiles of windows packed on demand")
-least_cycles, candidates, workspace_bytes, describe = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes, _NEST.describe
+least_cycles, candidates, workspace_bytes = _NEST.least_cycles, _NEST.candidates, _NEST.workspace_bytes
+describe, nests = _NEST.describe, _NEST.nests
 
 
 def refuses(problem: Conv, machine: Machine, layout: Layout) -> Reason | None:

@@ -42,7 +42,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import direct_sum, nothing_prepared
+from pysim.algorithms.contract import Nests, direct_sum, nothing_prepared
 from pysim.cachemodel.cpu import words
 from pysim.cachemodel.cpu.cost import Pass, latencies, traffic_of, transfer_cycles, write_allocate_cycles
 from pysim.cachemodel.cpu.incore import line_accesses
@@ -348,10 +348,15 @@ def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
 
 
 def describe(plan: Plan) -> Description:
-    w, schedule, kernel = unpacked_plan(plan)
+    w, _, kernel = unpacked_plan(plan)
     shape = Shape.of(w)
     few, large = ("rows of A", "B") if shape.few_rows else ("columns of B", "A")
     lanes = "lanes along k, added at the end of each block" if shape.dot else "lanes along results"
     inner = f"{kernel.name} on {kernel.windows} results x up to {kernel.filters} {few}: {lanes}"
     summary = f"matrix product with few {few}, {large} read once in place"
-    return words.describe(plan, summary, described(shape, Rows.alone(kernel, schedule)), inner, peak=words.peak_of(plan, lanes_of(kernel)))
+    return words.describe(plan, summary, nests(plan).loops[0], inner, peak=words.peak_of(plan, lanes_of(kernel)))
+
+
+def nests(plan: Plan) -> Nests:
+    w, schedule, kernel = unpacked_plan(plan)
+    return Nests((described(Shape.of(w), Rows.alone(kernel, schedule)),))

@@ -11,7 +11,7 @@ import msgspec
 
 from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
-from pysim.cachemodel.cpu import nest as nests
+from pysim.cachemodel.cpu import nest as loops
 from pysim.cachemodel.cpu.nested import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part
 from pysim.problem.gemm import Gemm
@@ -21,10 +21,10 @@ COMPUTES = Gemm
 tolerance, prepare, largest_part = direct_sum, nothing_prepared, nest_part
 
 
-def nest_of(problem: Gemm) -> nests.Nest:
-    return msgspec.structs.replace(nests.nest_of(problem), filters_packed=True, filters_in_place=True)
+def nest_of(problem: Gemm) -> loops.Nest:
+    return msgspec.structs.replace(loops.nest_of(problem), filters_packed=True, filters_in_place=True)
 
 
 _NEST = OnNest(nest_of, "matrix product, columns of C as windows and rows as filters, A read in place", BROADCASTS, NAME)
 refuses, least_cycles, candidates = broadcasts, _NEST.least_cycles, _NEST.candidates
-workspace_bytes, describe = _NEST.workspace_bytes, _NEST.describe
+workspace_bytes, describe, nests = _NEST.workspace_bytes, _NEST.describe, _NEST.nests

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from pysim.algorithms.contract import Array, Bound, Prepared
+from pysim.algorithms.contract import Array, Bound, Nests, Prepared
 from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.cpu import tilings, words
 from pysim.cachemodel.cpu import winograd as model
@@ -264,7 +264,7 @@ def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int,
 
 
 def describe(plan: Plan) -> Description:
-    (s, on), w = on_cpu(plan), plan.conv
+    (s, _), w = on_cpu(plan), plan.conv
     kernel, m = _row(s)
     of = model.shape_of(w, kernel, m)
     counts = of.planes * w.stride_h**2, (w.kernel_h * m) ** 2
@@ -274,5 +274,11 @@ def describe(plan: Plan) -> Description:
     peak = words.peak_of(plan) * counts[1] / counts[0]
     summary = "tiles of outputs from transformed input patches and filters, one matrix product per plane"
     inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
-    nest = model.described(_alone(Request(w, on, plan.layout, plan.state), kernel, s))
-    return words.describe(plan, summary, nest, inner, {"tiles": "panels of tiles"}, (transform,), peak)
+    (nest,), names, _ = nests(plan)
+    return words.describe(plan, summary, nest, inner, names, (transform,), peak)
+
+
+def nests(plan: Plan) -> Nests:
+    s, on = on_cpu(plan)
+    nest = model.described(_alone(Request(plan.conv, on, plan.layout, plan.state), _row(s)[0], s))
+    return Nests((nest,), {"tiles": "panels of tiles"})

@@ -222,6 +222,15 @@ class LoopNest:
         """Extent of an operand along a dimension, in one iteration of a loop."""
         return self._extents[self.structure.extents.rows[row, name][loop + 1]]
 
+    def renamed(self, names: Mapping[str, str], without: str = "") -> "LoopNest":
+        """The same loops with other names of operands; those that get one have no dimension `without`."""
+
+        def other(one: Operand) -> Operand:
+            extents = {name: extent for name, extent in one.extents.items() if name != without}
+            return one._replace(name=names[one.name], extents=extents) if one.name in names else one
+
+        return LoopNest(self.loops, [other(one) for one in self.operands], self.total, self.columns)
+
     def tiles(self, name: str) -> Array:
         """Tiles of a dimension: in the whole run, then in one iteration of each loop."""
         return self._tiles[self.structure.places.of[name]]

@@ -222,6 +222,20 @@ def streams_of(table: Table, state: State) -> TableStreams:
 
 def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
     """Assumptions of the closed forms that a machine or a schedule violates, as sentences; empty if they all hold."""
+    sentences = doubts_of_levels(machine)
+    for level in machine.levels:
+        start = gcd(nest.plane_bytes, level.way_bytes)
+        used = max(level.line_bytes, min(nest.plane_bytes, schedule.windows * nest.element_bytes))
+        if schedule.pack == "none" and nest.group_channels > 1 and start > used:
+            planes = f"planes of {nest.plane_bytes:,} bytes are read in place {schedule.windows} windows at a time"
+            sentences.append(
+                f"{planes}: they start in 1 of {start // level.line_bytes} sets of {level.name} and conflict, which is only estimated"
+            )
+    return sentences
+
+
+def doubts_of_levels(machine: Machine) -> list[str]:
+    """Assumptions of the closed forms that the levels of a machine violate, as sentences."""
     sentences = []
     inner = machine.levels[0]
     for level in machine.levels:
@@ -234,12 +248,5 @@ def doubts(nest: Nest, schedule: Schedule, machine: Machine) -> list[str]:
         if level.line_bytes != inner.line_bytes:
             sentences.append(
                 f"lines of {level.name} are {level.line_bytes} bytes, those of {inner.name} {inner.line_bytes}: one size is assumed"
-            )
-        start = gcd(nest.plane_bytes, level.way_bytes)
-        used = max(level.line_bytes, min(nest.plane_bytes, schedule.windows * nest.element_bytes))
-        if schedule.pack == "none" and nest.group_channels > 1 and start > used:
-            planes = f"planes of {nest.plane_bytes:,} bytes are read in place {schedule.windows} windows at a time"
-            sentences.append(
-                f"{planes}: they start in 1 of {start // level.line_bytes} sets of {level.name} and conflict, which is only estimated"
             )
     return sentences

@@ -15,7 +15,7 @@ Worked number: 1x1, 2 channels, 1 filter, a row of 8 windows in place, the porta
 values each, then 8 outputs are written: 32 accesses of 4 bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ def simulate(workload: Workload, schedule: Schedule, hierarchy: Hierarchy, *, wa
     write-backs of dirty lines at the end. Raises NativeError for a schedule that does not fit the workload, PlanError for more than
     MAX_ACCESSES.
     """
-    _check_length(workload, schedule)
+    check_length(workload, 2 * _k_iterations(workload, schedule))  # a k-iteration of a tile reads at least a window and a filter
     return simulate_runs([run_of(workload, schedule, bases(workload, schedule))], hierarchy, warm=warm, flush=flush)
 
 
@@ -75,11 +75,11 @@ def bases(workload: Workload, schedule: Schedule) -> Bases:
     return Bases(*pages([*sizes, size[0]])[:4])
 
 
-def part_of(workload: Workload, schedule: Schedule, most: float) -> Workload:
-    """A part of a workload with at most `most` accesses under a schedule: fewer images of a batch; of a product, repeatedly half of the
+def part_of(workload: Workload, most: float, accesses: Callable[[Workload], float]) -> Workload:
+    """A part of a workload with at most `most` accesses: fewer images of a batch; of a product, repeatedly half of the
     rows or columns of C, whichever are more. Sums keep their length. Returns the smallest part if even that has more."""
     of = workload
-    while _estimated(of, schedule) > most:
+    while accesses(of) > most:
         if isinstance(of, Conv) and of.batch > 1:
             of = msgspec.structs.replace(of, batch=of.batch // 2)
         elif isinstance(of, Gemm) and max(of.m, of.n) > MIN_SIDE:
@@ -89,7 +89,7 @@ def part_of(workload: Workload, schedule: Schedule, most: float) -> Workload:
     return of
 
 
-def _estimated(workload: Workload, schedule: Schedule) -> float:
+def estimated(workload: Workload, schedule: Schedule) -> float:
     """Accesses of the k-iterations of whole tiles: vectors of the operand along the lanes, elements of the other."""
     row = row_of(schedule)
     each = ceil_div(schedule.windows, row.lane_windows) + ceil_div(schedule.filters, row.lane_filters)
@@ -103,9 +103,8 @@ def _k_iterations(workload: Workload, schedule: Schedule) -> int:
     return tiles * nest.group_channels * nest.taps
 
 
-def _check_length(workload: Workload, schedule: Schedule) -> None:
-    """Raises PlanError for a simulation that would take too long: a k-iteration of a tile reads at least a window and a filter."""
-    least = 2 * _k_iterations(workload, schedule)
+def check_length(workload: Workload, least: float) -> None:
+    """Raises PlanError for at least so many accesses if simulating them would take too long."""
     if least > MAX_ACCESSES:
         raise PlanError(f"{workload.text} makes at least {least:.1e} accesses; exact caches are simulated for up to {MAX_ACCESSES:.0e}")
 
