@@ -4,11 +4,12 @@
     model = torch.compile(model, backend="pysim")
     model = pysim.torch.optimize(model); print(pysim.torch.report(model))
 
-Graphs are captured by torch.compile: parameters and buffers are their inputs, what a model does to its own state or draws at random is part of
-them, and guards tell when Python state has changed. Code that cannot be captured runs as it is, between graphs. Results are PyTorch's to within
-the rounding of the type; BatchNorm and activations are fused into convolutions and products. Training, gradients and `torch.export` use PyTorch's
-own operators, bit for bit, and so do tensors that are not plain and layers for which those are expected to be faster. Everything runs on the
-current stream with memory from PyTorch's allocator, and can be captured in a CUDA graph after a warm-up call.
+Graphs are captured by torch.compile: parameters and buffers are their inputs, what a model does to its own state or draws at random is
+part of them, and guards tell when Python state has changed. Code that cannot be captured runs as it is, between graphs. Results are
+PyTorch's to within the rounding of the type; BatchNorm and activations are fused into convolutions and products. Training, gradients and
+`torch.export` use PyTorch's own operators, bit for bit, and so do tensors that are not plain and layers for which those are expected to
+be faster. Everything runs on the current stream with memory from PyTorch's allocator, and can be captured in a CUDA graph after a warm-up
+call.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,8 +58,8 @@ def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict
 
 
 def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False) -> torch.nn.Module:
-    """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes the
-    same faster in inference. The model itself is not touched.
+    """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes
+    the same faster in inference. The model itself is not touched.
 
     `accuracy`: "strict" (no layer has a larger stated error than a direct sum in its type), "standard" (any plan) or "ieee" (only
     multiply-adds of the type), as in `pysim.plan`; or "tf32": "strict" with TF32 allowed. On a GPU the types are those that PyTorch would
@@ -68,9 +69,9 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     time is PyTorch's host time; each kind of input then has its own memory for the values between layers. "caller": the caller captures the
     calls, so layers are chosen without counting host time.
 
-    Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.models.torch_fingerprint` says
-    what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not support, runs
-    by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet."""
+    Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.models.torch_fingerprint`
+    says what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not
+    support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
@@ -81,15 +82,15 @@ def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_gr
     model = model._pysim.model if isinstance(model, _Optimized) else model
     kind = type(model)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__slots__": ("_pysim",)}
-    optimized = object.__new__(type(kind.__name__, (_Optimized, kind), names))
+    optimized: Any = object.__new__(type(kind.__name__, (_Optimized, kind), names))
     object.__setattr__(optimized, "__dict__", model.__dict__)
     object.__setattr__(optimized, "_pysim", _Calls(model, accuracy, cuda_graph))
     return cast("torch.nn.Module", optimized)
 
 
 def report(model: Any) -> Report:
-    """For each layer of a model that was optimized, or compiled with this backend, and for each kind of input so far: whether pysim or PyTorch
-    computes it, and why. Printed, it is a table with a total."""
+    """For each layer of a model that was optimized, or compiled with this backend, and for each kind of input so far: whether pysim or
+    PyTorch computes it, and why. Printed, it is a table with a total."""
     if isinstance(model, _Optimized):
         calls: _Calls = model._pysim
         return Report(calls.graphs, calls.refusal and Decision(type(calls.model).__name__, "", "torch", calls.refusal))
@@ -103,8 +104,8 @@ def report(model: Any) -> Report:
 
 
 def refresh() -> None:
-    """Everything that was computed from parameters is computed again in the next calls: after writes to a part of a large tensor through `.data`,
-    NumPy or DLPack views or the like, which no sample of it may show."""
+    """Everything that was computed from parameters is computed again in the next calls: after writes to a part of a large tensor through
+    `.data`, NumPy or DLPack views or the like, which no sample of it may show."""
     forget_all()
 
 
@@ -117,7 +118,8 @@ def _checked(accuracy: Any) -> ModelAccuracy:
 _CACHE_SIZE = 32  # models of one structure that share a graph
 
 class Graph:
-    """A captured graph as torch.compile calls it: parameters are looked at, then the layers run. `reason`: why it is PyTorch's as a whole."""
+    """A captured graph as torch.compile calls it: parameters are looked at, then the layers run. `reason`: why it is PyTorch's as a
+    whole."""
 
     def __init__(
         self, module: fx.GraphModule, call: Callable[..., Any], layers: list[FusedLayer], parameters: Sequence[int], reason: str = ""
@@ -126,6 +128,8 @@ class Graph:
         self._pick = itemgetter(*parameters, *parameters[:1]) if parameters else None  # the first one twice: a tuple even of one parameter
         self.strange = False  # an input is no plain tensor
         self.touched: list[Any] = []  # the tensors that the capture marked
+        self.means: list[Any] = []  # running means on a GPU; their modules tell that they were trained
+        self._trained_norms: TrainedNorms | None = None
         self._watched: LruCache[WatchedTensors] = LruCache(_CACHE_SIZE)
         self._captured: fx.GraphModule | None = module
 
@@ -137,6 +141,9 @@ class Graph:
         if self._captured is not None:
             _forget_capture(self._captured, (*inputs, *self.touched))
             self._captured, self.touched = None, []
+            self._trained_norms, self.means = TrainedNorms.holding(self.means) if self.means else None, []
+        if self._trained_norms is not None:
+            self._trained_norms.look()
         if self._pick is None:
             return self._call(*inputs)
         parameters = self._pick(inputs)
@@ -172,7 +179,9 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
     if cuda_graph is True and not made.writes_inputs and not made.returns_inputs:
         static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
         call = GraphedCalls(call, {*made.parameters, *static})
-    return Graph(module, call, made.layers, made.parameters)
+    graph = Graph(module, call, made.layers, made.parameters)
+    graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]
+    return graph
 
 
 def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -202,7 +211,6 @@ class _Calls:
         self.graphs: list[Graph] = []
         self.refusal = ""  # why all calls run by PyTorch
         self._hooks: list[dict[int, Any]] = []
-        self._trained_norms = TrainedNorms(())
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -226,13 +234,11 @@ class _Calls:
         hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
         self._with_hooks = [(one, [*one]) for one in hooks if one]
         self._hooks = [one for one in hooks if not one]
-        self._trained_norms = TrainedNorms(modules) if any(one.is_cuda for one in inputs if isinstance(one, torch.Tensor)) else TrainedNorms(())
         return graph
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._hooks and (any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)):
             self._compiled, self._hooks, self.graphs = self._compile(), [], []  # torch.compile has no guards for hooks
-        self._trained_norms.look()
         try:
             return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:

@@ -2,9 +2,9 @@
 """PyTorch's FX graphs: each convolution and product of a captured model becomes one module (`FusedLayer`) with the operators fused into it.
 
 Graphs are those of torch.compile: parameters and buffers are inputs, writes to them and random numbers are operators, and modules are
-functions of their parameters. `torch_nodes` reads such a graph as one of `pysim.models.graph`, and `pysim.models.fusion` fuses it. A fused layer
-is inserted where its convolution stood, because an operator between that place and the activation might overwrite the layer's input
-(`torch_effects`).
+functions of their parameters. `torch_nodes` reads such a graph as one of `pysim.models.graph`, and `pysim.models.fusion` fuses it. A
+fused layer is inserted where its convolution stood, because an operator between that place and the activation might overwrite the layer's
+input (`torch_effects`).
 """
 
 import inspect
@@ -36,12 +36,13 @@ _WEIGHTED_OPS = ("Conv", "Linear")
 
 
 class Rewritten(NamedTuple):
-    """A captured graph, changed in place; its layers; the positions of the inputs that are their parameters; and what it does beside computing
-    its results."""
+    """A captured graph, changed in place; its layers; the positions of the inputs that are their parameters, and of those among them that
+    are running means; and what it does beside computing its results."""
 
     module: fx.GraphModule
     layers: list[FusedLayer]
     parameters: list[int]
+    means: list[int]
     writes_inputs: bool
     returns_inputs: bool
 
@@ -49,10 +50,10 @@ class Rewritten(NamedTuple):
 def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_graph: bool = False) -> Rewritten:
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    before = effects_of(graph)
-    returns_inputs, returns_views = before.returns_inputs(_returned(graph)), before.share_memory(_returned(graph))
     _remove_dropout(module)
     _remove_logging(module)
+    before = effects_of(graph)
+    returns_inputs, returns_views = before.returns_inputs(_returned(graph)), before.share_memory(_returned(graph))
     _replace_pools(module)
     without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:
@@ -64,8 +65,10 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
         layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
     read = dict.fromkeys(one for node in made for one in _parameters(node, module))
     parameters = [at for at, one in enumerate(inputs) if one in read]
+    means = [at for at in parameters if "running_mean" in inputs[at].name]
     for node in made:
-        module.get_submodule(str(node.target)).watched = not before.writes_inputs and all(one in inputs for one in _parameters(node, module))
+        watched = not before.writes_inputs and all(one in inputs for one in _parameters(node, module))
+        module.get_submodule(str(node.target)).watched = watched
     if before.needs_strides:
         restore_strides(module, made)
     else:
@@ -73,7 +76,7 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
     _join_chains(module)
     graph.lint()
     module.recompile()
-    return Rewritten(module, layers, parameters, before.writes_inputs, returns_inputs)
+    return Rewritten(module, layers, parameters, means, before.writes_inputs, returns_inputs)
 
 
 def _returned(graph: fx.Graph) -> list[fx.Node]:

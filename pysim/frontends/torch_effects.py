@@ -4,8 +4,8 @@
     roots(x)   the values whose memory x may lie in: x itself if its operator makes new memory, else the roots of all its inputs
     writes(x)  the inputs in whose memory the operator of x may write
 
-Operators that are not known here may return their inputs and write to all of them. So a graph is understood only as far as the lists below go,
-and what they leave out costs speed, never a result:
+Operators that are not known here may return their inputs and write to all of them. So a graph is understood only as far as the lists
+below go, and what they leave out costs speed, never a result:
 
     a norm or factor whose parameters the graph writes is not fused into the layer before it
     nothing moves over a change of autocast, gradients or other state
@@ -22,19 +22,23 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-_MAKERS = """add sub mul div true_divide pow neg exp log sqrt rsqrt reciprocal abs sin cos tanh sigmoid relu relu6 gelu silu hardtanh hardswish
-hardsigmoid leaky_relu elu softplus mish softmax log_softmax cat concat concatenate stack matmul bmm mm addmm baddbmm linear conv1d conv2d conv3d
-conv_transpose1d conv_transpose2d conv_transpose3d batch_norm layer_norm group_norm instance_norm max_pool1d max_pool2d max_pool3d avg_pool1d
-avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d mean sum amax amin var std interpolate
-clone embedding scaled_dot_product_attention where clamp minimum maximum rand randn rand_like randn_like zeros ones full arange zeros_like
-ones_like norm truediv floordiv linear_over_channels norm_over_channels max_pool""".split()
+_MAKERS = {
+    "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "add", "addmm", "amax", "amin",
+    "arange", "avg_pool1d", "avg_pool2d", "avg_pool3d", "baddbmm", "batch_norm", "bmm", "cat", "clamp", "clone", "concat", "concatenate",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cos", "div", "elu", "embedding", "exp",
+    "floordiv", "full", "gelu", "group_norm", "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "interpolate", "layer_norm",
+    "leaky_relu", "linear", "linear_over_channels", "log", "log_softmax", "matmul", "max_pool", "max_pool1d", "max_pool2d", "max_pool3d",
+    "maximum", "mean", "minimum", "mish", "mm", "mul", "neg", "norm", "norm_over_channels", "ones", "ones_like", "pow", "rand",
+    "rand_like", "randn", "randn_like", "reciprocal", "relu", "relu6", "rsqrt", "scaled_dot_product_attention", "sigmoid", "silu", "sin",
+    "softmax", "softplus", "sqrt", "stack", "std", "sub", "sum", "tanh", "true_divide", "truediv", "var", "where", "zeros", "zeros_like",
+}  # fmt: skip
 _OPERATORS_IN_PLACE = {
     getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul")
 } | {operator.setitem}
-_STRIDE_READERS = set(
-    "as_strided as_strided_ stride storage_offset untyped_storage storage data_ptr is_contiguous set_ resize_ resize_as_ view_as_complex "
-    "view_as_real data numpy __dlpack__".split()
-)
+_STRIDE_READERS = {
+    "as_strided", "as_strided_", "stride", "storage_offset", "untyped_storage", "storage", "data_ptr", "is_contiguous", "set_", "resize_",
+    "resize_as_", "view_as_complex", "view_as_real", "data", "numpy", "__dlpack__",
+}  # fmt: skip
 _KNOWN_MODULES = (
     "torch",
     "torch.nn.functional",
@@ -49,8 +53,9 @@ _MOVES_STATE = ("_set_", "_enter_", "_exit_", "set_", "_push_", "_pop_", "manual
 
 
 class Effects(NamedTuple):
-    """`written`: the roots to which the graph writes. `regions`: for each node, how many changes of state come before it. `needs_strides`: see
-    above. `aliases`: for each node, its roots. `writers`: for each node that writes to inputs of the graph, these inputs."""
+    """`written`: the roots to which the graph writes. `regions`: for each node, how many changes of state come before it.
+    `needs_strides`: see above. `aliases`: for each node, its roots. `writers`: for each node that writes to inputs of the graph, these
+    inputs."""
 
     written: frozenset[fx.Node]
     regions: dict[fx.Node, int]
@@ -159,7 +164,7 @@ def _writes(node: fx.Node, known: bool) -> list[fx.Node]:
 def _arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments by name as far as a signature is known."""
     try:
-        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]  # a call_function's target is callable
+        bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
     except (TypeError, ValueError):

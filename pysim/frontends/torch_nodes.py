@@ -68,14 +68,14 @@ def graph_of(traced: fx.Graph, effects: Effects) -> Graph:
 
 
 def _node(node: fx.Node, effects: Effects) -> Node:
-    """A known operator in ONNX's form, any other as an opaque node. A convolution or product stays where it is, so it may be a layer wherever
-    that is."""
+    """A known operator in ONNX's form, any other as an opaque node. A convolution or product stays where it is, so it may be a layer
+    wherever that is."""
     if (parts := _parts(node)) is not None:
         return Node("Concat", node.name, tuple(one.name for one in parts), (node.name,), {"axis": 1})
     op, names = _FUNCTIONS.get(node.target, ("", ())) if node.op in ("call_function", "call_method") else ("", ())
     given = dict(zip(names, node.args, strict=False)) | {("input" if k == "self" else k): v for k, v in node.kwargs.items()}
     read = _READERS.get(op)
-    x = given.get("input")
+    x: Any = given.get("input")
     plain = len(node.args) <= len(names) and isinstance(x, fx.Node)
     plain = plain and not (node.target in _IN_PLACE and (len(x.users) > 1 or not effects.owns(x)))
     found = read(given) if read and plain and (op in ("Conv", "Linear") or effects.may_move(node)) else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strides: layers on a GPU leave images channels last whatever PyTorch's would be, which no operator of PyTorch minds but code that looks at
-strides or takes views. Where such code may see a value, it gets the strides that PyTorch's operators would have given it; the fake tensors
-of the capture tell them.
+"""Strides: layers on a GPU leave images channels last whatever PyTorch's would be, which no operator of PyTorch minds but code that looks
+at strides or takes views. Where such code may see a value, it gets the strides that PyTorch's operators would have given it; the fake
+tensors of the capture tell them.
 
 Worked number: 2 images of 8 channels, 4x4, have strides (128, 16, 4, 1) in PyTorch and (128, 1, 32, 8) channels last.
 """

@@ -32,8 +32,8 @@ _CACHE_SIZE = 32  # shapes of inputs, and models that share the chain, whose lau
 
 
 class Link(NamedTuple):
-    """A layer and the numbers of its arguments; None for a parameter that it does not have. `others`: further parts of the concatenation that
-    begins with x."""
+    """A layer and the numbers of its arguments; None for a parameter that it does not have. `others`: further parts of the concatenation
+    that begins with x."""
 
     layer: FusedLayer | NormLayer | RowNormLayer
     x: int

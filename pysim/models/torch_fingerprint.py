@@ -4,10 +4,11 @@
 On a CPU each call of a graph compares a fingerprint of each parameter from which something was computed. It covers small tensors whole and
 SAMPLES words of larger ones (`native/fingerprint.c`), so it finds every write to a whole tensor before the call uses it, and a write to a
 part of a larger one only if that part holds a sample. On a GPU, where a call must not wait for the device, samples are compared at most
-every INTERVAL seconds and a change is found afterwards: it warns, and later calls use the new values. `pysim.torch.refresh` needs no samples.
+every INTERVAL seconds and a change is found afterwards: it warns, and later calls use the new values. `pysim.torch.refresh` needs no
+samples.
 
-Worked number: ResNet-50's 161 parameters and 106 statistics take 60 us of a call of 30 ms on one core of a Zen 4; on a GPU 40 us of host time
-every 50 ms.
+Worked number: ResNet-50's 161 parameters and 106 statistics take 60 us of a call of 30 ms on one core of a Zen 4; on a GPU 40 us of host
+time every 50 ms.
 """
 
 import time
@@ -40,8 +41,8 @@ class WatchedTensors:
         self._versions, self._epoch = versions_of(tensors), object()
 
     def look(self, tensors: Sequence[Any]) -> Any:
-        """Counts the writes that nothing else counts. None if these are other tensors, or lie elsewhere: then others are to be watched. Else
-        the epoch of these parameters; NO_EPOCH if there is none, since an inference tensor has no version."""
+        """Counts the writes that nothing else counts. None if these are other tensors, or lie elsewhere: then others are to be watched.
+        Else the epoch of these parameters; NO_EPOCH if there is none, since an inference tensor has no version."""
         same, versions = all(map(is_, tensors, self.tensors)), self._versions
         unchanged = same and versions is not None and versions.unchanged()
         if not same or (not unchanged and self._addresses != [*map(torch.Tensor.data_ptr, tensors)]):
@@ -50,6 +51,8 @@ class WatchedTensors:
         changed = self._cpu.changed()
         for at in changed:
             count_writes(self._on_cpu[at])
+        if not unchanged:
+            self._gpu.forget()  # what is counted needs no warning
         if self._gpu.look() or changed or not unchanged:
             self._versions, self._epoch = versions_of(self.tensors), object()
         return self._epoch if versions is not None else NO_EPOCH
@@ -79,6 +82,9 @@ class _GpuSamples:
         self._places = [at for key in self._views for at, one in enumerate(tensors) if (one.device, one.element_size()) == key]
         self._seen: list[Any] = []
         self._answer: tuple[list[Any], Any] | None = None  # of a comparison under way: which samples differ, in pinned memory; its event
+
+    def forget(self) -> None:
+        self._seen, self._answer, self._next = [], None, 0.0
 
     def look(self) -> bool:
         """Whether a write was found."""
@@ -110,9 +116,9 @@ class _GpuSamples:
         changed = [self.tensors[at] for at, flag in zip(self._places, flags, strict=True) if flag]
         count_writes(*changed)
         warnings.warn(
-            f"{len(changed)} parameters, the first of shape {tuple(changed[0].shape)}, were written to in a way that PyTorch does not count: "
-            f"calls since then may have used the old values, later calls use the new ones. pysim.torch.refresh() after such writes, before "
-            "the next call, avoids this",
+            f"{len(changed)} parameters, the first of shape {tuple(changed[0].shape)}, were written to in a way that PyTorch does not "
+            "count: calls since then may have used the old values, later calls use the new ones. pysim.torch.refresh() after such "
+            "writes, before the next call, avoids this",
             stacklevel=2,
         )
 

@@ -7,8 +7,8 @@
 
 Calls are of one kind if their inputs have the same layouts and they use the same stream and settings. A graph reads parameters, buffers and
 what was computed from them at fixed addresses, so a call is captured again after one of them was replaced or written to. Calls that cannot
-be captured, for example because they wait for their own results, run as they are. A model with Python code that a graph cannot hold is several
-graphs, each of which is captured by itself (`pysim.torch`).
+be captured, for example because they wait for their own results, run as they are. A model with Python code that a graph cannot hold is
+several graphs, each of which is captured by itself (`pysim.torch`).
 """
 
 import threading

@@ -161,7 +161,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         w, first_argument = parameters[0], x
         if isinstance(self.input_op, FactorLayer):
             x, factor = self.input_op.image_and_factor(x, factor)
-        others = (residual, factor) if inference and self._derived.watched else (*parameters, residual, factor)  # a graph's inputs are plain
+        # parameters that are a graph's inputs are plain
+        others = (residual, factor) if inference and self._derived.watched else (*parameters, residual, factor)
         if self._needs_pytorch(x, others, inference):
             return self._fallback(x, parameters, residual, factor), None
         types = settings() if x.is_cuda else None

@@ -7,10 +7,11 @@
     `count_writes`        optimizers (a hook after each step: fused ones do not count) and BatchNorm in training
     fingerprint           every other write: `.data`, NumPy and DLPack views, storages (`pysim.models.torch_fingerprint`)
 
-Writes that are counted here are counted for a storage, so a write to a tensor is one to all of its views. Nothing is kept of tensors that no
-cache holds, and no weak reference is made: PyTorch swaps only tensors that have none.
+Writes that are counted here are counted for a storage, so a write to a tensor is one to all of its views. Nothing is kept of tensors that
+no cache holds, and no weak reference is made: PyTorch swaps only tensors that have none.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter, is_
 from threading import Lock, local
@@ -104,14 +105,20 @@ class TensorVersions:
 
 
 class TrainedNorms:
-    """Detects calls of a model's BatchNorm modules in training by their `num_batches_tracked`."""
+    """Detects training calls of BatchNorm modules, given by their buffers, by `num_batches_tracked`."""
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._norms = [one for one in modules if "num_batches_tracked" in one._buffers]
+    def __init__(self, buffers: Iterable[dict[str, Any]]) -> None:
+        self._norms = [one for one in buffers if one.get("num_batches_tracked") is not None]
         self._seen = self._versions()
 
+    @classmethod
+    def holding(cls, means: Sequence[Any]) -> "TrainedNorms":
+        """The modules that hold these running means, found by the collector's view of who refers to them: a captured graph names none."""
+        found = gc.get_referrers(*means) if means else []
+        return cls(one for one in found if type(one) is dict and any(one.get("running_mean") is mean for mean in means))
+
     def _versions(self) -> list[int | None]:
-        counters = (norm._buffers["num_batches_tracked"] for norm in self._norms)
+        counters = (norm["num_batches_tracked"] for norm in self._norms)
         return [None if one is None or one.is_inference() else one._version for one in counters]
 
     def look(self) -> None:
@@ -120,7 +127,7 @@ class TrainedNorms:
         if versions != self._seen:
             for norm, version, seen in zip(self._norms, versions, self._seen, strict=True):
                 if version != seen:
-                    count_writes(norm._buffers["running_mean"], norm._buffers["running_var"])
+                    count_writes(norm["running_mean"], norm["running_var"])
             self._seen = versions  # after counting: another thread that sees no difference reads the new counts
 
 
@@ -150,8 +157,8 @@ def is_plain(x: Any) -> bool:
 
 
 def needs_pytorch(x: Any, others: Iterable[Any], inference: bool = False) -> bool:
-    """`inference`: gradients are off and nothing is traced. Whether PyTorch's operators are required: for a gradient, a trace, a transform, a tensor subclass, a lazily negated tensor or another
-    layout than strides. `others` may contain None."""
+    """`inference`: gradients are off and nothing is traced. Whether PyTorch's operators are required: for a gradient, a trace, a
+    transform, a tensor subclass, a lazily negated tensor or another layout than strides. `others` may contain None."""
     tensors = [x, *[other for other in others if other is not None]]
     if not {*map(type, tensors)} <= _PLAIN_TYPES or x.layout is not torch.strided or any(map(torch.is_neg, tensors)):
         return True
@@ -159,7 +166,8 @@ def needs_pytorch(x: Any, others: Iterable[Any], inference: bool = False) -> boo
 
 
 class _Epoch(local):
-    """`now`: an object that stays the same in a thread's calls as long as no parameter of the running graph changes; None outside of graphs."""
+    """`now`: an object that stays the same in a thread's calls as long as no parameter of the running graph changes; None outside of
+    graphs."""
 
     now: Any = None
 
@@ -177,8 +185,8 @@ class _Entry:
 
 
 class ParameterCache:
-    """Values computed from parameters, for the `size` keys used last; a value is computed again after its parameters changed. `watched`: all
-    parameters are inputs of the graph, which looks at them before each call and does not write to them."""
+    """Values computed from parameters, for the `size` keys used last; a value is computed again after its parameters changed. `watched`:
+    all parameters are inputs of the graph, which looks at them before each call and does not write to them."""
 
     watched = False
 
@@ -186,8 +194,8 @@ class ParameterCache:
         self._entries: LruCache[_Entry] = LruCache(size)
 
     def get(self, key: Any, parameters: Sequence[Any], compute: Callable[[], Any]) -> Any:
-        """The entry keeps the parameters alive, so no other tensor can get their address. Layers of one structure may share a graph and with
-        it a cache, so the first parameter is part of the key."""
+        """The entry keeps the parameters alive, so no other tensor can get their address. Layers of one structure may share a graph and
+        with it a cache, so the first parameter is part of the key."""
         key = (key, id(parameters[0]))
         entry, epoch = self._entries.get(key), EPOCH.now if self.watched else None
         if entry is not None and epoch is not None and entry.epoch is epoch:

@@ -48,9 +48,8 @@ def dtype_of(model):
 
 def an_image(rng, model):
     """Mostly of one shape, of any memory format; with few exceptions of the type and channels that the model takes."""
-    batch, height, width = (
-        (2, *model.size) if rng.random() < 0.8 else rng.choice(((1, 8, 8), (3, 9, 12), (2, 12, 8), (0, 8, 8), (1, 12, 12)))
-    )
+    others = ((1, 8, 8), (3, 9, 12), (2, 12, 8), (0, 8, 8), (1, 12, 12))
+    batch, height, width = (2, *model.size) if rng.random() < 0.8 else rng.choice(others)
     dtype, channels = dtype_of(model), model.channels
     x = torch.randn(batch, channels, height, width, dtype=torch.float64).to(dtype)
     pick = rng.random()
@@ -491,9 +490,7 @@ def exported(side, rng):
 def functional_call(side, rng):
     """With other weights, which the next call does not see."""
     state = {name: numbers(rng, one) for name, one in side.model.named_parameters()}
-    args, _ = arguments(rng, side.model)
-    with torch.no_grad():
-        return torch.func.functional_call(side.call if side.whole else side.model, state, args)
+    return torch.no_grad()(torch.func.functional_call)(side.call if side.whole else side.model, state, arguments(rng, side.model)[0])
 
 
 ACTIONS = {
