@@ -33,3 +33,17 @@ def test_a_quotient_beyond_int32_saturates(zero):
 def test_a_gemm_with_beta_0_does_not_read_its_addend(shape):
     constants = {"w": np.ones((4, 3), np.float32), "c": np.full(shape, np.nan, np.float32)}
     equal("Gemm", np.ones((2, 4), np.float32), constants, beta=0.0)
+
+
+@pytest.mark.parametrize("scale", [0.35, 0.45, 0.7, 0.9, 1.3, 1.4, 1.8, 1.9, 2.3])
+def test_sizes_by_scales_are_products_in_float32(scale):
+    scales = np.array([1, 1, scale, 1], np.float32)
+    for size in range(1, 65):
+        x = np.random.default_rng(size).standard_normal((1, 1, size, 2)).astype(np.float32)
+        if int(np.float32(size) * scales[2]):
+            for rule in ("half_pixel", "align_corners", "asymmetric"):
+                equal("Resize", x, {"roi": None, "s": scales}, mode="linear", coordinate_transformation_mode=rule)
+            equal("Resize", x, {"roi": None, "s": scales}, mode="nearest")
+        if scale > 1:
+            equal("Upsample", x, {"s": scales}, 9, mode="nearest")
+            equal("Upsample", x, {}, 7, mode="nearest", scales=scales.tolist())
