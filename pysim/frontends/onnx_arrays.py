@@ -167,6 +167,8 @@ def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     if nearest is None:
         return None
     axes: list[Rows] = []
+    if x == y:
+        return _taken(node, graph, constants, [])  # ONNX Runtime copies an image that keeps its sizes, whatever the scales
     for axis, (size, out, scale) in enumerate(zip(x, y, scales, strict=True)):
         if size == out and scale == 1:
             continue

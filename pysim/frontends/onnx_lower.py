@@ -170,6 +170,8 @@ def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node 
             layers.check_addend(problem, layers.ValueType(graph.tensors[node.inputs[2]].shape, ""))
         except ProblemError as error:
             raise ProblemError(f'{node.op} "{printable(node.name)}": {error}') from None
+    if not given.get("beta", 1.0):
+        node = node._replace(inputs=node.inputs[:2])  # C, which may hold NaN, is not read
     if problem is None or not all(name in constants for name in node.inputs[1:]) or problem.trans_a:
         return None
     right = constants[node.inputs[1]]

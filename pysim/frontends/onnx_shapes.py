@@ -6,8 +6,8 @@
     ceil(H / stride)                            auto_pad SAME_UPPER, SAME_LOWER, whatever ceil_mode is
 
 Before opset 22 shape inference counts differently. It is therefore given pools with other attributes that lead to the right sizes, and
-likewise transposed convolutions with auto_pad (`pysim.models.convolutions`), a PRelu whose slope has more axes than its input, and
-operators that keep a shape but are unknown to inference in an early opset.
+likewise transposed convolutions with auto_pad (`pysim.models.convolutions`), a Resize or Upsample by scales, a PRelu whose slope has more
+axes than its input, and operators that keep a shape but are unknown to inference in an early opset.
 
 Worked number: 5 pixels, a window of 2, stride 2, one pixel of padding on either side and ceil_mode give 3 windows: a fourth would start
 at the sixth pixel, which is padding.
@@ -83,7 +83,8 @@ def inferred(model: "onnx.ModelProto", name: str, declared: Types) -> tuple["onn
             made.graph.value_info.append(onnx.helper.make_tensor_value_info(value, _number(told.element), told.sizes))
         made = layers.infer(made, name)
         types = layers.tensors_of(made)
-        if not [node for node in made.graph.node if _counted_anew(node, types)]:
+        resized = [node for node in made.graph.node if _resized_anew(node, types, made.graph)]
+        if not resized and not [node for node in made.graph.node if _counted_anew(node, types)]:
             return made, types
 
 
@@ -124,6 +125,35 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
     }
     del node.attribute[:]
     node.attribute.extend(onnx.helper.make_attribute(key, value) for key, value in plain.items())
+    return True
+
+
+def _resized_anew(node: "onnx.NodeProto", types: Types, graph: "onnx.GraphProto") -> bool:
+    """Gives a Resize or Upsample whose inferred sizes are wrong scales that lead to the right ones. Returns whether it did."""
+    import onnx
+
+    place = 1 if node.op_type == "Upsample" or len(node.input) == 2 else 2
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ("Resize", "Upsample") or any(node.input[3:]):
+        return False
+    x, y = (types.get(name, layers.ValueType(None, "")).sizes for name in (node.input[0], node.output[0]))
+    given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+    kept = [one for one in graph.initializer if len(node.input) > place and one.name == node.input[place]]
+    scales = onnx.numpy_helper.to_array(kept[0]) if kept else np.asarray(given.get("scales", ()), np.float32)
+    axes = given.get("axes") or list(range(len(x or ())))
+    if not x or not y or not scales.size or len(axes) != len(scales) or not all(isinstance(x[axis], int) for axis in axes):
+        return False
+    sizes = np.array([x[axis] for axis in axes], np.float32)
+    made = np.floor(sizes * scales.astype(np.float32))  # the product in float32, as ONNX Runtime has it
+    if [y[axis] for axis in axes] == made.tolist() or not sizes.all():
+        return False
+    right = ((made + 0.25) / sizes).astype(np.float32)
+    if kept:
+        node.input[place] = f"{node.output[0]}:scales"
+        graph.initializer.append(onnx.numpy_helper.from_array(right, node.input[place]))
+    else:
+        others = [one for one in node.attribute if one.name != "scales"]
+        del node.attribute[:]
+        node.attribute.extend([*others, onnx.helper.make_attribute("scales", right.tolist())])
     return True
 
 

@@ -27,6 +27,7 @@ from pysim.models.grid_sample import grid_sample
 from pysim.models.recurrent import recurrent
 
 Array = NDArray[Any]
+_FAR = np.float32(1 << 30)
 _SMALL = 1e-9  # what a standard deviation gets added, of the function that defines MeanVarianceNormalization
 
 
@@ -81,6 +82,28 @@ def _quantized(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Ar
         scale = (high - low) / np.float32(255) or np.float32(1)
         zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8)
         return [np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8), np.asarray(scale), zero]
+
+    return run
+
+
+def saturating(node: Any, evaluate: Callable[[Sequence[Array]], Sequence[Array]]) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """The package's QuantizeLinear of quotients in +-2^30, which all saturate there; it converts to int32, where more wraps."""
+    from onnx.helper import tensor_dtype_to_np_dtype
+    from onnx.reference.ops._quant_utils import reshape_input
+
+    given = _attributes(node)
+    kind = given.get("precision")
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        x, scale, *zero = inputs
+        scales = reshape_input(scale, x.shape, given.get("axis", 1), given.get("block_size"))
+        if kind:
+            x, scales = (one.astype(tensor_dtype_to_np_dtype(kind)) for one in (x, scales))
+        with np.errstate(over="ignore"):  # an infinite quotient saturates
+            quotients = np.asarray(x / scales)
+        if quotients.dtype != np.float64:
+            quotients = quotients.astype(np.float32)
+        return evaluate([np.clip(quotients, -_FAR, _FAR), np.ones(scale.shape, quotients.dtype), *zero])
 
     return run
 

@@ -17,7 +17,7 @@ from pysim.errors import MissingError, ProblemError, printable
 from pysim.models import arrays, convolutions
 from pysim.models.arrays import Attributes, Bind
 from pysim.models.convolutions import taps
-from pysim.models.definitions import DEFINED
+from pysim.models.definitions import DEFINED, saturating
 from pysim.models.graph import Array, Node
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
@@ -294,6 +294,8 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     own = DEFINED.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     defined = None if own is None else own(node, opset)
     evaluate = _packages(node, opset, elements, given, about) if defined is None else defined
+    if node.op_type == "QuantizeLinear" and own is None:
+        evaluate = saturating(node, evaluate)
 
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         try:
