@@ -61,7 +61,7 @@ def _run(op: str, given: dict[str, Array], backward: Sequence[bool], settings: S
     ]
     y, last = np.zeros((steps, count, batch, hidden), kind), np.empty((2, count, batch, hidden), kind)
     for at, is_backward in enumerate(backward):
-        weights = {name: given[name][at].astype(kind) for name in ("W", "R", "B", "P") if name in given}
+        weights: dict[str, Array] = {name: given[name][at].astype(kind) for name in ("W", "R", "B", "P") if name in given}
         y[:, at], last[:, at] = _direction(op, x, weights, (states[0][at], states[1][at]), settings[at], lengths, is_backward)
     y, *ends = (one.astype(given["X"].dtype, copy=False) for one in (y, *last))
     return [y.transpose(2, 0, 1, 3), *(one.swapaxes(0, 1) for one in ends)] if batch_first else [y, *ends]
@@ -99,7 +99,7 @@ def _direction(
     rows = np.arange(batch)
     for t in range(int(lengths.max(initial=0))):
         runs = t < lengths
-        place = (np.where(runs, lengths - 1 - t, 0) if backward else t, rows)
+        place: Any = (np.where(runs, lengths - 1 - t, 0) if backward else t, rows)
         h, c = made.step(sums[place], *state)
         state = (np.where(runs[:, None], h, state[0]), np.where(runs[:, None], c, state[1]))
         y[place[0][runs] if backward else t, rows[runs]] = h[runs]
