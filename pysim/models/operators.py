@@ -292,7 +292,10 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     given, made = [name for name in node.input if name], [bool(name) for name in node.output]
     about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
     own = DEFINED.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    defined = None if own is None else own(node, opset)
+    try:
+        defined = None if own is None else own(node, opset)
+    except ProblemError as error:
+        raise ProblemError(f"{about}: {error}") from None
     evaluate = _packages(node, opset, elements, given, about) if defined is None else defined
     if node.op_type == "QuantizeLinear" and own is None:
         evaluate = saturating(node, evaluate)
@@ -300,6 +303,8 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         try:
             found = iter(evaluate(inputs))
+        except ProblemError as error:
+            raise ProblemError(f"{about}: {error}") from None
         except Exception as error:  # NumPy may raise anything for an unsupported case
             raise ProblemError(f"{about}: onnx's own definition of it fails: {error}") from error
         return [next(found) if named else None for named in made]
