@@ -87,6 +87,15 @@ def test_samples_at_points_in_and_outside_an_image(mode, padding, aligned):
     equal([helper.make_node("GridSample", ["x", "g"], ["y"], **how)], (2, 3, 5, 4), {"g": grid})
 
 
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("aligned", [0, 1])
+def test_samples_at_points_in_and_outside_a_volume(mode, padding, aligned):
+    grid = np.random.default_rng(3).uniform(-2.6, 2.6, (2, 4, 3, 7, 3)).astype(np.float32)
+    how = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
+    equal([helper.make_node("GridSample", ["x", "g"], ["y"], **how)], (2, 3, 5, 4, 6), {"g": grid}, 20)
+
+
 @pytest.mark.parametrize(
     ("op", "numbers", "opset", "how"),
     [("LayerNormalization", (4, 5), 14, {"axis": 2}), ("GroupNormalization", (2,), 18, {"num_groups": 2, "epsilon": 0.1}),

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GridSample of images in NumPy (https://onnx.ai/onnx/operators/onnx__GridSample.html): y[n, c, i, j] = x[n, c] at the point grid[n, i, j].
+"""GridSample of images and volumes in NumPy (https://onnx.ai/onnx/operators/onnx__GridSample.html):
+
+    y[n, c, i, j] = x[n, c] at the point grid[n, i, j]
 
 A grid coordinate g in -1 .. 1 is the pixel ((g + 1) size - 1) / 2, or (g + 1) / 2 (size - 1) with align_corners. Outside the image `border`
 takes the nearest pixel and `reflection` mirrors at the image's edges: the centres of the outer pixels with align_corners, else their outer
@@ -15,17 +17,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.errors import ProblemError
+
 Array = NDArray[Any]
 _CUBIC = -0.75  # the coefficient of Keys' kernel
 
 
 def grid_sample(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-    """Nearest, linear or cubic samples of images (N, C, H, W) at points (N, P, Q, 2), whose last axis is (column, row)."""
+    """Nearest, linear or cubic samples of images (N, C, H, W) at points (N, P, Q, 2), whose last axis is (column, row); likewise nearest or
+    linear ones of volumes (N, C, D, H, W) at points (N, O, P, Q, 3)."""
     x, grid = inputs
     aligned, padding = bool(attributes.get("align_corners", 0)), attributes.get("padding_mode", b"zeros")
     weights = _WEIGHTS[attributes.get("mode", b"linear").removeprefix(b"bi")]
+    if x.ndim > 4 and weights is _cubic:
+        raise ProblemError('mode is "cubic", which is of images; of volumes it is "linear" or "nearest"')
     axes = []
-    for size, g in ((x.shape[2], grid[..., 1]), (x.shape[3], grid[..., 0])):
+    for size, g in zip(x.shape[2:], np.moveaxis(grid, -1, 0)[::-1], strict=True):
         point = (g + 1) / 2 * (size - 1) if aligned else ((g + 1) * size - 1) / 2
         ends = (0, size - 1) if aligned else (-0.5, size - 0.5)
         if weights is _nearest:
@@ -34,11 +41,12 @@ def grid_sample(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array
         if weights is not _cubic:  # whose pixels alone are padded
             point = np.where(outside, _inside(point, size, ends, padding), point)
         axes.append([(*_pixel(tap, size, ends, padding), share) for tap, share in weights(point)])
-    images = np.arange(len(x)).reshape(-1, 1, 1)
-    out = np.zeros((len(x), *grid.shape[1:3], x.shape[1]), np.result_type(x, grid))
-    for (row, row_is_inside, down), (column, column_is_inside, along) in product(*axes):
-        share = np.where(row_is_inside & column_is_inside, down * along, 0)
-        out += share[..., None] * x[images, :, row, column]
+    images = np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 2))
+    out = np.zeros((len(x), *grid.shape[1:-1], x.shape[1]), np.result_type(x, grid))
+    for taps in product(*axes):
+        places, inside, shares = zip(*taps, strict=True)
+        share = np.where(np.logical_and.reduce(inside), np.multiply.reduce(shares), 0)
+        out += share[..., None] * x[(images, slice(None), *places)]
     return np.asarray(np.moveaxis(out, -1, 1), x.dtype)
 
 
