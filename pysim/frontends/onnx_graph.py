@@ -17,6 +17,7 @@ from pysim.errors import ProblemError, printable
 from pysim.frontends import onnx as layers
 from pysim.frontends import onnx_shapes
 from pysim.frontends.onnx_branches import captured, with_branches
+from pysim.frontends.onnx_contrib import with_standard
 from pysim.frontends.onnx_external import load_external
 from pysim.frontends.onnx_lower import EXPANSIONS, LOWER, split
 from pysim.frontends.onnx_names import check_names, check_nodes, check_utf8, text_of
@@ -51,6 +52,7 @@ def load_model(path: str | Path, batch: int | None = None, seed: int | None = No
 
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     """The graph of a model in memory. Removes the weights from `model`."""
+    with_standard(model)
     opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
     constants = {tensor.name: layers.array_of(tensor, name) for tensor in model.graph.initializer}
     declared = layers.undeclared(model.graph)
