@@ -35,9 +35,12 @@ _MAKERS = {
 _OPERATORS_IN_PLACE = {
     getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul")
 } | {operator.setitem}
+# the last ones draw numbers in the order of memory
 _STRIDE_READERS = {
     "as_strided", "as_strided_", "stride", "storage_offset", "untyped_storage", "storage", "data_ptr", "is_contiguous", "set_", "resize_",
-    "resize_as_", "view_as_complex", "view_as_real", "data", "numpy", "__dlpack__",
+    "resize_as_", "view_as_complex", "view_as_real", "data", "numpy", "__dlpack__", "rand_like", "randn_like", "randint_like",
+    "bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_", "dropout",
+    "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu", "rrelu_", "poisson", "normal",
 }  # fmt: skip
 _KNOWN_MODULES = (
     "torch",
