@@ -82,3 +82,9 @@ def test_clip_of_an_lstm_bounds_the_input_of_every_activation(direction):
     x = given(proto)
     assert_close(model_of(proto)(x)[0], [plain_lstm(proto, x, 0.3, 0.3)])
     assert_close(by_onnxruntime(proto.SerializeToString(), x)[0], [plain_lstm(proto, x, 0.3, np.inf)])
+
+
+@pytest.mark.parametrize(("op", "unknown"), [("LSTM", "linear_before_reset"), ("GRU", "input_forget"), ("RNN", "cell_clip")])
+def test_an_attribute_that_onnx_does_not_define_is_refused(op, unknown):
+    with pytest.raises(ProblemError, match=unknown):
+        model_of(layer(op, "forward", 14, **{unknown: 1}))

@@ -23,6 +23,8 @@ from pysim.models.recurrent_cells import GATES, Settings, cell, functions_of
 
 Array = NDArray[Any]
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+_COMMON = {"activations", "activation_alpha", "activation_beta", "clip", "direction", "hidden_size", "layout"}
+_ATTRIBUTES = {"LSTM": {"input_forget"}, "GRU": {"linear_before_reset"}, "RNN": set[str]()}
 _DIRECTIONS = {b"forward": (False,), b"reverse": (True,), b"bidirectional": (False, True)}  # whether each is backward
 
 
@@ -31,6 +33,8 @@ def recurrent(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
     from onnx.helper import get_attribute_value
 
     op, about = node.op_type, {one.name: get_attribute_value(one) for one in node.attribute}
+    if unknown := sorted(about.keys() - _ATTRIBUTES[op] - _COMMON):
+        raise ProblemError(f"{op} has no attribute {', '.join(unknown)}")
     given = [place for place, name in zip(_INPUTS, node.input, strict=False) if name]
     made = [bool(name) for name in node.output]
     backward = _DIRECTIONS.get(about.get("direction", b"forward"))
