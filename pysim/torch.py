@@ -12,12 +12,13 @@ be faster. Everything runs on the current stream with memory from PyTorch's allo
 call.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from itertools import count
 from operator import itemgetter
 from types import FunctionType
 from typing import Any, Literal, cast
-from weakref import WeakSet
+from weakref import WeakSet, getweakrefcount
 
 from pysim.arguments import word
 from pysim.errors import MissingError, OperandError, quoted
@@ -93,7 +94,8 @@ def report(model: Any) -> Report:
     PyTorch computes it, and why. Printed, it is a table with a total."""
     if isinstance(model, _Optimized):
         calls: _Calls = model._pysim
-        return Report(calls.graphs, calls.refusal and Decision(type(calls.model).__name__, "", "torch", calls.refusal))
+        refused = Decision(type(calls.model).__name__, "", "torch", calls.refusal) if calls.refusal else None
+        return Report(calls.graphs, refused)
     compiled = getattr(model, "_orig_mod", None)
     if compiled is None or not isinstance(compiled, torch.nn.Module):
         raise OperandError(
@@ -116,6 +118,7 @@ def _checked(accuracy: Any) -> ModelAccuracy:
 # Graphs
 
 _CACHE_SIZE = 32  # models of one structure that share a graph
+
 
 class Graph:
     """A captured graph as torch.compile calls it: parameters are looked at, then the layers run. `reason`: why it is PyTorch's as a
@@ -175,8 +178,9 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
         graph.strange = True
         return graph
     made = rewrite(module, accuracy, bool(cuda_graph))
+    _ = made.module.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call
     call = made.module.forward
-    if cuda_graph is True and not made.writes_inputs and not made.returns_inputs:
+    if cuda_graph is True and made.repeatable:
         static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
         call = GraphedCalls(call, {*made.parameters, *static})
     graph = Graph(module, call, made.layers, made.parameters)
@@ -185,16 +189,19 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
 
 
 def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Frees what the capture left: its fake tensors, their weak references to the model's tensors, and marks on these."""
+    """Frees what the capture left: its fake tensors, their weak references to the model's tensors, and marks on these. A capture that began
+    again after a break of the graph left some to the garbage collector."""
     for node in module.graph.nodes:
         mode = getattr(node.meta.pop("example_value", None), "fake_mode", None)
         converter = getattr(getattr(mode, "fake_tensor_converter", None), "meta_converter", None)
         for memo in (getattr(converter, "tensor_memo", None), getattr(getattr(converter, "describer", None), "lookup_tensor", None)):
             if memo:
                 memo.clear()
-    for one in inputs:
-        if isinstance(one, torch.Tensor):
-            one.__dict__.pop("_dynamo_static_input_type", None)
+    tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
+    for one in tensors:
+        one.__dict__.pop("_dynamo_static_input_type", None)
+    if any(map(getweakrefcount, tensors)):
+        gc.collect()
 
 
 # Optimized models
@@ -222,7 +229,8 @@ class _Calls:
         # torch.compile keeps graphs for each code object, and for each name which sizes and numbers differed between calls
         code = call.__code__.replace(co_name=f"call_{next(_NAMES)}")
         own = FunctionType(code, call.__globals__, closure=call.__closure__)
-        return cast("Callable[..., Any]", torch.compile(own, backend=self._backend))
+        # and those of functions that it calls after a graph break for each backend, so an earlier backend's are not found
+        return cast("Callable[..., Any]", torch.compile(own, backend=lambda module, inputs: self._backend(module, inputs)))
 
     def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
         graph = _compiled(module, inputs, self.accuracy, self.cuda_graph)
@@ -237,15 +245,17 @@ class _Calls:
         return graph
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._hooks and (any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)):
+        if any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks):
             self._compiled, self._hooks, self.graphs = self._compile(), [], []  # torch.compile has no guards for hooks
         try:
             return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
-            y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
             cause = getattr(error, "inner_exception", error.__cause__)
-            self.refusal = str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
-            return y
+            reason = str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
+        gc.collect()  # the capture that failed holds weak references to the model's tensors
+        y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
+        self.refusal = reason
+        return y
 
     def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call is in inference, not traced, and on plain tensors."""

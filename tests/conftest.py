@@ -42,3 +42,14 @@ def fresh_compiler() -> Iterator[None]:
     import torch
 
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch's tensors as on a GPU, whose layers leave images channels last."""
+    from emulated_torch import as_on_gpu
+
+    with emulated_cuda.opened():
+        as_on_gpu(monkeypatch, "v100")
+        yield
+        monkeypatch.undo()

@@ -4,12 +4,10 @@ numbers if one of the rules of `pysim.frontends.torch_effects` is left out."""
 
 import copy
 
-import emulated_cuda
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
-from emulated_torch import as_on_gpu  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch_models import Captured, assert_close, rewritten, settled  # noqa: E402
@@ -18,15 +16,6 @@ from pysim.frontends.torch_effects import effects_of  # noqa: E402
 from pysim.frontends.torch_strides import with_strides  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
-
-
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """Layers leave images channels last."""
-    with emulated_cuda.opened():
-        as_on_gpu(monkeypatch, "v100")
-        yield
-        monkeypatch.undo()
 
 
 @torch.library.custom_op("pysim_tests::negate_", mutates_args={"x"})
@@ -246,7 +235,7 @@ def test_writes_to_inputs_and_results_in_their_memory_are_told(work, writes, ret
     _, found, outputs = effects(work)
     assert (found.writes_inputs, found.returns_inputs(outputs)) == (writes, returns)
     captured = Captured(Model(work).eval(), torch.randn(2, 3, 9, 9)).rewrite()
-    assert (captured.writes_inputs, captured.returns_inputs) == (writes, returns)
+    assert captured.repeatable == (not writes and not returns)
 
 
 def test_a_norm_in_training_writes_its_statistics():
@@ -288,3 +277,22 @@ def test_an_operator_that_is_not_known_may_write_all_that_it_reads():
     graph.output(made)
     found = effects_of(graph)
     assert found.written == {x, y} and found.returns_inputs([made]) and found.aliases[made] == {x, y}
+
+
+@pytest.mark.parametrize(
+    ("work", "repeatable"),
+    [
+        (lambda model, x: model.conv(x), True),
+        (lambda model, x: functional.dropout(model.conv(x), 0.5, False), True),
+        (lambda model, x: model.conv(x) + torch.rand(1), False),
+        (lambda model, x: functional.dropout(model.conv(x), 0.5, True), False),
+        (lambda model, x: torch.bernoulli(model.conv(x).sigmoid()), False),
+        (lambda model, x: model.conv(x.mul_(2)), False),
+        (lambda model, x: [model.conv(x), x[0]], False),
+    ],
+    ids=["layer", "no dropout", "noise", "dropout", "coins", "writes", "returns"],
+)
+def test_a_call_may_be_repeated_if_that_changes_nothing_and_draws_nothing(work, repeatable):
+    """As a CUDA graph's warm-up repeats it."""
+    _, made = rewritten(Model(work).eval(), torch.randn(2, 3, 9, 9))
+    assert made.repeatable is repeatable

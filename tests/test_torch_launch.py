@@ -355,7 +355,7 @@ def test_parameters_are_inputs_of_a_graph():
     assert {traced.places[at] for at in made.parameters} == {
         "0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias", "0.1.running_mean", "0.1.running_var"
     }  # fmt: skip
-    assert not made.writes_inputs and not made.returns_inputs
+    assert made.repeatable
     with torch.no_grad():
         assert torch.allclose(traced(x), model(x), atol=1e-6)
         conv.weight.mul_(2)

@@ -227,7 +227,7 @@ def test_weights_are_rounded_once(on_gpu):
             with autocast(torch.float16) if cast else nullcontext():
                 optimized(x if cast else x.half())
             (layer,) = layers_of(optimized)
-            (entry,) = layer._derived._entries._entries.values()
+            (entry,) = layer.derived._entries._entries.values()
             made.append(entry.value)
     (folded, none, _), (kept, scale, _) = made
     assert none is None and folded.dtype is kept.dtype is torch.float16

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of layers that leave images channels last have PyTorch's strides where anybody could see others."""
 
-import emulated_cuda
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
-from emulated_torch import as_on_gpu  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_models import assert_close  # noqa: E402
 
@@ -34,14 +32,6 @@ def test_strides_are_known_of_dense_memory_alone():
     assert _strides(x.permute(3, 1, 0, 2)) == (1, 16, 128, 4) and _strides(torch.empty(2, 8, 1, 4)[:, :, :, :]) == (32, 4, 4, 1)
     for other in (x[:, ::2], x[:, :1].expand(2, 8, 4, 4), torch.empty(5), None, 3, torch.ones(3, 3).to_sparse()):
         assert _strides(other) is None
-
-
-@pytest.fixture
-def on_gpu(monkeypatch):
-    with emulated_cuda.opened():
-        as_on_gpu(monkeypatch, "v100")
-        yield
-        monkeypatch.undo()
 
 
 class Several(nn.Module):

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from torch_models import block, settled  # noqa: E402
+from torch_models import FrozenNorm, block, settled  # noqa: E402
 from torch_twins import WAYS, Twins, difference  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours", "fresh_compiler")
@@ -46,23 +46,8 @@ def follows(way, model, *changes, times=2):
 # Buffers
 
 
-class FrozenBatchNorm2d(nn.Module):
-    """As detection backbones have it: four buffers and arithmetic, no parameter."""
-
-    def __init__(self, channels, eps=1e-5):
-        super().__init__()
-        self.eps = eps
-        for name, value in (("weight", 1.5), ("bias", 0.25), ("running_mean", -0.5), ("running_var", 2.0)):
-            self.register_buffer(name, torch.full((channels,), value))
-
-    def forward(self, x):
-        weight, bias, mean, var = (one.reshape(1, -1, 1, 1) for one in (self.weight, self.bias, self.running_mean, self.running_var))
-        scale = weight * (var + self.eps).rsqrt()
-        return x * scale + (bias - mean * scale)
-
-
 def frozen():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), FrozenBatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False), FrozenBatchNorm2d(8))
+    return nn.Sequential(nn.Conv2d(3, 8, 3), FrozenNorm(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False), FrozenNorm(8))
 
 
 def written(model):
@@ -360,6 +345,40 @@ def test_a_hook_that_comes_and_goes_takes_effect(change):
             twins.check(x)
             while handles:
                 handles.pop().remove()
+            twins.check(x)
+
+
+def test_a_hook_behind_a_break_of_the_graph_takes_effect():
+    """Code that no graph holds: the layer behind it is in a graph of its own."""
+    twins, x = Twins(settled(nn.Sequential(Depends(), nn.Conv2d(8, 8, 1))), "optimize"), image()
+    with torch.no_grad():
+        twins.check(x)
+        for at in (0, 1):
+            twins.do(lambda one, at=at: (one[0].conv if at else one[1]).register_forward_hook(lambda _, given, y: 2 * y))
+            twins.check(x)
+
+
+def test_a_hook_takes_effect_where_the_module_had_one_of_each_kind():
+    model, handles = nn.Conv2d(3, 4, 3).eval(), []
+    model.register_forward_pre_hook(lambda _, given: (given[0] - 1,))
+    model.register_forward_hook(lambda _, given, y: 2 * y)
+    twins, x = Twins(model, "optimize"), image()
+    with torch.no_grad():
+        twins.check(x)
+        twins.do(lambda one: handles.append(one.register_forward_hook(lambda _, given, y: 3 - y)))
+        twins.check(x)
+
+
+class NoiseLikeALayer(Model):
+    def forward(self, x):
+        y = self.conv(x)
+        return y + torch.randn_like(y)
+
+
+def test_numbers_fill_a_value_in_the_order_of_pytorchs_memory(way):
+    twins, x = Twins(NoiseLikeALayer(), way), image().contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(2):
             twins.check(x)
 
 

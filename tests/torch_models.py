@@ -47,6 +47,21 @@ def block(channels=8, groups=1):
     return nn.Sequential(nn.Conv2d(3, channels, 3, 2, 1, groups=groups, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True))
 
 
+class FrozenNorm(nn.Module):
+    """BatchNorm as detection backbones have it: four buffers and arithmetic, no parameter."""
+
+    def __init__(self, channels, eps=1e-5):
+        super().__init__()
+        self.eps = eps
+        for name, value in (("weight", 1.5), ("bias", 0.25), ("running_mean", -0.5), ("running_var", 2.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+
+    def forward(self, x):
+        weight, bias, mean, var = (one.reshape(1, -1, 1, 1) for one in (self.weight, self.bias, self.running_mean, self.running_var))
+        scale = weight * (var + self.eps).rsqrt()
+        return x * scale + (bias - mean * scale)
+
+
 class Residual(nn.Module):
     """Two ways that are added, of which either may be made later; `late` reads the sum's operand afterwards."""
 

@@ -37,14 +37,14 @@ _WEIGHTED_OPS = ("Conv", "Linear")
 
 class Rewritten(NamedTuple):
     """A captured graph, changed in place; its layers; the positions of the inputs that are their parameters, and of those among them that
-    are running means; and what it does beside computing its results."""
+    are running means. `repeatable`: a call may be repeated without a trace, and its results are its own: it writes to no input, draws no
+    numbers and returns no input's memory."""
 
     module: fx.GraphModule
     layers: list[FusedLayer]
     parameters: list[int]
     means: list[int]
-    writes_inputs: bool
-    returns_inputs: bool
+    repeatable: bool
 
 
 def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_graph: bool = False) -> Rewritten:
@@ -53,7 +53,8 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
     _remove_dropout(module)
     _remove_logging(module)
     before = effects_of(graph)
-    returns_inputs, returns_views = before.returns_inputs(_returned(graph)), before.share_memory(_returned(graph))
+    repeatable = not (before.writes_inputs or before.draws_numbers or before.returns_inputs(_returned(graph)))
+    returns_views = before.share_memory(_returned(graph))
     _replace_pools(module)
     without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:
@@ -68,7 +69,7 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
     means = [at for at in parameters if "running_mean" in inputs[at].name]
     for node in made:
         watched = not before.writes_inputs and all(one in inputs for one in _parameters(node, module))
-        module.get_submodule(str(node.target)).watched = watched
+        module.get_submodule(str(node.target)).derived.watched = watched
     if before.needs_strides:
         restore_strides(module, made)
     else:
@@ -76,7 +77,7 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
     _join_chains(module)
     graph.lint()
     module.recompile()
-    return Rewritten(module, layers, parameters, means, before.writes_inputs, returns_inputs)
+    return Rewritten(module, layers, parameters, means, repeatable)
 
 
 def _returned(graph: fx.Graph) -> list[fx.Node]:

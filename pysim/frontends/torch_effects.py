@@ -35,12 +35,14 @@ _MAKERS = {
 _OPERATORS_IN_PLACE = {
     getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul")
 } | {operator.setitem}
-# the last ones draw numbers in the order of memory
 _STRIDE_READERS = {
     "as_strided", "as_strided_", "stride", "storage_offset", "untyped_storage", "storage", "data_ptr", "is_contiguous", "set_", "resize_",
-    "resize_as_", "view_as_complex", "view_as_real", "data", "numpy", "__dlpack__", "rand_like", "randn_like", "randint_like",
-    "bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_", "dropout",
-    "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu", "rrelu_", "poisson", "normal",
+    "resize_as_", "view_as_complex", "view_as_real", "data", "numpy", "__dlpack__",
+}  # fmt: skip
+_DRAWING = {  # random numbers, where they fill a tensor in the order of its memory
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal", "normal_",
+    "uniform_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_", "poisson", "multinomial", "dropout", "dropout_",
+    "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu", "rrelu_", "scaled_dot_product_attention",
 }  # fmt: skip
 _KNOWN_MODULES = (
     "torch",
@@ -57,12 +59,13 @@ _MOVES_STATE = ("_set_", "_enter_", "_exit_", "set_", "_push_", "_pop_", "manual
 
 class Effects(NamedTuple):
     """`written`: the roots to which the graph writes. `regions`: for each node, how many changes of state come before it.
-    `needs_strides`: see above. `aliases`: for each node, its roots. `writers`: for each node that writes to inputs of the graph, these
-    inputs."""
+    `needs_strides`: see above. `draws_numbers`: an operator may draw random ones. `aliases`: for each node, its roots. `writers`: for each
+    node that writes to inputs of the graph, these inputs."""
 
     written: frozenset[fx.Node]
     regions: dict[fx.Node, int]
     needs_strides: bool
+    draws_numbers: bool
     aliases: dict[fx.Node, frozenset[fx.Node]]
     writers: dict[fx.Node, list[fx.Node]]
 
@@ -95,7 +98,7 @@ def effects_of(graph: fx.Graph) -> Effects:
     written: set[fx.Node] = set()
     writers: dict[fx.Node, list[fx.Node]] = {}
     viewed: set[fx.Node] = set()  # roots of which a view was taken, of values that the graph makes
-    region, needs_strides = 0, False
+    region, needs_strides, draws_numbers = 0, False, False
     for node in graph.nodes:
         inputs, known = node.all_input_nodes, _is_known(node)
         targets = _writes(node, known)
@@ -104,7 +107,10 @@ def effects_of(graph: fx.Graph) -> Effects:
         aliases[node] = frozenset({node}) if makes or not inputs else roots
         here = {root for one in targets for root in aliases[one]}
         made = {root for root in roots if root.op not in ("placeholder", "get_attr")}
-        needs_strides |= bool(here & viewed) or (bool(made) and node.op != "output" and (not known or _name(node) in _STRIDE_READERS))
+        draws = _draws(node)
+        draws_numbers |= draws or not known
+        looks = node.op != "output" and (draws or not known or _name(node) in _STRIDE_READERS)
+        needs_strides |= bool(here & viewed) or (bool(made) and looks)
         written |= here
         if inputs_written := [root for root in here if root.op == "placeholder"]:
             writers[node] = inputs_written
@@ -112,7 +118,7 @@ def effects_of(graph: fx.Graph) -> Effects:
             viewed |= made
         region += _changes_state(node, known)
         regions[node] = region
-    return Effects(frozenset(written), regions, needs_strides, aliases, writers)
+    return Effects(frozenset(written), regions, needs_strides, draws_numbers, aliases, writers)
 
 
 def _name(node: fx.Node) -> str:
@@ -172,6 +178,15 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
         return dict(bound.arguments)
     except (TypeError, ValueError):
         return dict(node.kwargs)
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether an operator may draw random numbers: dropout in training, attention with a probability to drop."""
+    if _name(node) not in _DRAWING:
+        return False
+    if _name(node) == "scaled_dot_product_attention":
+        return node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0) != 0.0
+    return _arguments(node).get("training", True) is not False
 
 
 def _changes_state(node: fx.Node, known: bool) -> bool:

@@ -83,7 +83,7 @@ class LayerChain(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return values[first.x].shape, None if number is None else id(values[number]), settings()
 
     def _parameters_of(self, link: Link, values: list[Any]) -> tuple[Any, ...]:
-        epoch = EPOCH.now if link.layer.watched else None
+        epoch = EPOCH.now if link.layer.derived.watched else None
         known = self._known.get(id(link))
         if known is None or epoch is None or known[0] is not epoch:
             known = self._known[id(link)] = epoch, tuple(None if at is None else values[at] for at in link.parameters)
@@ -180,7 +180,7 @@ class _LaunchGroup:
         self._numbers, self._parameters = [number for number, _ in given], [one for _, one in given]
         versions = versions_of(tuple(parameter for step in steps for parameter in step.parameters))
         assert versions is not None  # layers with records have countable versions
-        self._watched, self._epoch = all(step.link.layer.watched for step in steps), None
+        self._watched, self._epoch = all(step.link.layer.derived.watched for step in steps), None
         self._versions = versions
         memory = {step.result: step.result for step in steps}  # result -> the value whose memory it is stored in
         for step in steps:

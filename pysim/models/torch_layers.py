@@ -109,16 +109,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self._passes = (epsilon is not None) + (activation is not None) + has_residual + scaled
         self._choices: LruCache[_Choice] = LruCache(_CACHE_SIZE)
         self._launches: LruCache[GpuLaunch] = LruCache(_CACHE_SIZE)
-        self._derived = ParameterCache(_CACHE_SIZE)
+        self.derived = ParameterCache(_CACHE_SIZE)
         self._mean_errors: LruCache[float] = LruCache(_CACHE_SIZE)
-
-    @property
-    def watched(self) -> bool:
-        return self._derived.watched
-
-    @watched.setter
-    def watched(self, watched: bool) -> None:
-        self._derived.watched = watched
 
     @property
     def decisions(self) -> list[Decision]:
@@ -162,7 +154,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         if isinstance(self.input_op, FactorLayer):
             x, factor = self.input_op.image_and_factor(x, factor)
         # parameters that are a graph's inputs are plain
-        others = (residual, factor) if inference and self._derived.watched else (*parameters, residual, factor)
+        others = (residual, factor) if inference and self.derived.watched else (*parameters, residual, factor)
         if self._needs_pytorch(x, others, inference):
             return self._fallback(x, parameters, residual, factor), None
         types = settings() if x.is_cuda else None
@@ -296,7 +288,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             addend = None if shift is None else shift.to(w.dtype).numpy()
             return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
 
-        prepared = self._derived.get((key, torch.get_num_threads(), fits), parameters, make)
+        prepared = self.derived.get((key, torch.get_num_threads(), fits), parameters, make)
         image = x.detach().reshape(-1, problem.channels).t().contiguous() if self.kind == "Linear" else x.detach().contiguous()
         y = torch.empty(_out_shape(problem), dtype=x.dtype)
         shape = (problem.batch, problem.channels, problem.height, problem.width)
@@ -366,7 +358,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
 
         operands: tuple[Any, Any, Any]
-        operands = self._derived.get((form, dtype, out, weights.device, mean_error, folds), parameters, compute)
+        operands = self.derived.get((form, dtype, out, weights.device, mean_error, folds), parameters, compute)
         return operands
 
     def _result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
@@ -386,7 +378,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             shift = (0 if beta is None else beta.double()) - mean.double() * scale
             return PrologueTensors(scale.float(), shift.float(), False, norm.activation == "relu")
 
-        tensors: PrologueTensors = self._derived.get("prologue", of_norm, compute)
+        tensors: PrologueTensors = self.derived.get("prologue", of_norm, compute)
         return tensors
 
     def _scale_and_shift(self, parameters: tuple[Any, ...], mean_error: float = 0.0) -> tuple[Any, Any]:

@@ -33,15 +33,7 @@ class _OnePassNorm(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not b
 
     def __init__(self) -> None:
         super().__init__()
-        self._constants = ParameterCache(_CACHE_SIZE)
-
-    @property
-    def watched(self) -> bool:
-        return self._constants.watched
-
-    @watched.setter
-    def watched(self, watched: bool) -> None:
-        self._constants.watched = watched
+        self.derived = ParameterCache(_CACHE_SIZE)
 
     def run(self, parts: Sequence[Any], parameters: Sequence[Any]) -> tuple[Any, NormRecord | None]:
         """The result; with a record if the kernel ran and later calls may repeat its launch."""
@@ -96,7 +88,7 @@ class NormLayer(_OnePassNorm):
             scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
             return mean.float().contiguous(), scale.float(), None if beta is None else beta.float().contiguous()
 
-        return run_norm(parts, self._constants.get(x.device, parameters, constants), self.activation == "relu", None, x.dtype)
+        return run_norm(parts, self.derived.get(x.device, parameters, constants), self.activation == "relu", None, x.dtype)
 
 
 class RowNormLayer(_OnePassNorm):
@@ -129,7 +121,7 @@ class RowNormLayer(_OnePassNorm):
         def constants() -> tuple[Any, ...]:
             return (None, *(None if tensor is None else tensor.float().contiguous() for tensor in parameters))
 
-        done = run_norm((x,), self._constants.get(x.device, parameters, constants), False, self.epsilon, result)
+        done = run_norm((x,), self.derived.get(x.device, parameters, constants), False, self.epsilon, result)
         if done is None or not self.over_channels:
             return done
         y, record = done

@@ -18,8 +18,8 @@ class _Graph(Protocol):
 class Report(list[Decision]):
     """The decisions of these graphs' layers; `first`: what is to be said of the whole model."""
 
-    def __init__(self, graphs: Iterable[_Graph], first: Decision | str | None = None) -> None:
-        super().__init__([first] if isinstance(first, Decision) else [])
+    def __init__(self, graphs: Iterable[_Graph], first: Decision | None = None) -> None:
+        super().__init__([first] if first else [])
         for graph in graphs:
             if graph.reason:
                 self.append(Decision("a graph", "", "torch", graph.reason))

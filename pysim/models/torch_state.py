@@ -157,8 +157,8 @@ def is_plain(x: Any) -> bool:
 
 
 def needs_pytorch(x: Any, others: Iterable[Any], inference: bool = False) -> bool:
-    """`inference`: gradients are off and nothing is traced. Whether PyTorch's operators are required: for a gradient, a trace, a
-    transform, a tensor subclass, a lazily negated tensor or another layout than strides. `others` may contain None."""
+    """Whether PyTorch's operators are required: for a gradient, a trace, a transform, a tensor subclass, a lazily negated tensor or another
+    layout than strides. `others` may contain None. `inference`: gradients are off and nothing is traced, as the caller has seen."""
     tensors = [x, *[other for other in others if other is not None]]
     if not {*map(type, tensors)} <= _PLAIN_TYPES or x.layout is not torch.strided or any(map(torch.is_neg, tensors)):
         return True
