@@ -62,7 +62,8 @@ def test_a_residual_that_is_read_later_is_not_written_over():
 class NormOfSum(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem, self.branch, self.norm = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.stem, self.norm = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
+        self.branch = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
 
     def forward(self, x):
         x = self.stem(x)
