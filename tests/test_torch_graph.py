@@ -76,6 +76,29 @@ def test_what_calls_that_are_recorded_later_worked_in_is_let_go_of(recorder):
     assert recorder.recorded == 1 and len(kept) == 0
 
 
+def test_results_that_share_memory_do_so_in_copies(recorder):
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(3, 8, 1)
+
+        def forward(self, x):
+            y = self.layer(x).flatten(2)
+            return y, y[:, 1:3], y.permute(2, 0, 1)[1], y.shape[1]
+
+    model, x = Pooled().eval(), torch.randn(2, 3, 4, 5)
+    optimized = pysim.torch.optimize(model, cuda_graph=True)
+    with torch.no_grad():
+        for _ in range(4):
+            found, right = optimized(x), model(x)
+            assert_close(found[:3], right[:3])
+            assert [one.stride() for one in found[:3]] == [one.stride() for one in right[:3]] and found[3] == right[3]
+            for one in (found, right):
+                one[1].zero_()
+            assert_close(found[:3], right[:3])
+    assert recorder.recorded == 1 and recorder.replayed == 3
+
+
 def test_changed_weights_are_recorded_again(recorder):
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model, cuda_graph=True)

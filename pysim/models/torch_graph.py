@@ -171,4 +171,20 @@ def _replayed(captured: _CapturedCall, inputs: list[Any]) -> Any:
         if isinstance(one, torch.Tensor):
             to.copy_(one)
     captured.captured.graph.replay()
-    return tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in captured.results)
+    copies: dict[int, Any] = {}
+    return tuple(_copy(one, copies) if isinstance(one, torch.Tensor) else one for one in captured.results)
+
+
+def _copy(result: Any, copies: dict[int, Any]) -> Any:
+    """A result of the caller's own. Results that share memory share that of the copy; views keep their strides."""
+    storage = result.untyped_storage()
+    address = storage.data_ptr()
+    if address not in copies:
+        if result.numel() * result.element_size() == storage.nbytes():  # dense
+            copied = result.clone()
+            copies[address] = copied.untyped_storage()
+            return copied
+        copies[address] = storage.clone()
+    return torch.empty(0, dtype=result.dtype, device=result.device).set_(
+        copies[address], result.storage_offset(), result.shape, result.stride()
+    )
