@@ -33,6 +33,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.nn.modules import module as torch_module
 
 from pysim.frontends.torch import count_trainings, rewrite
+from pysim.frontends.torch_effects import effects_of
 from pysim.models.torch_fingerprint import WatchedTensors
 from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
@@ -177,6 +178,8 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
         )
         graph.strange = True
         return graph
+    if effects_of(module.graph).draws_in_order:
+        return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
     made = rewrite(module, accuracy, bool(cuda_graph))
     _ = made.module.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call
     call = made.module.forward
