@@ -126,8 +126,8 @@ def _explained(found, wanted, moved):
 
 
 def states(ours, twin):
-    """How the two models' tensors and attributes differ. Parameters are equal bit for bit; what results were written into only to rounding,
-    and is then made equal, so that nothing adds up."""
+    """How the two models' tensors and attributes differ, by more than rounding: results are written into buffers, and steps along gradients
+    into parameters. What differs by rounding is then made equal, so that nothing adds up."""
     if list(ours.model.state_dict()) != list(twin.model.state_dict()):
         return f"keys {set(ours.model.state_dict()) ^ set(twin.model.state_dict())}"
     mine, right = ([*side.model.named_modules(remove_duplicate=False)] for side in (ours, twin))
