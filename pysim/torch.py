@@ -259,7 +259,7 @@ class _Calls:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
-        if hooked or [*map(type, self._modules)] != self._kinds:  # torch.compile has no guards for hooks, and few for the classes of modules
+        if hooked or [*map(type, self._modules)] != self._kinds:  # torch.compile has no guards for hooks, few for modules' classes
             self._compiled, self._hooks, self._modules, self._kinds, self.graphs = self._compile(), [], [], [], []
         try:
             return self._compiled(*args, **kwargs)

@@ -230,6 +230,9 @@ def test_written_weights_take_effect(write, way):
     changed(way, write)
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs"), reason="this PyTorch frees nothing of captures that fail"
+)
 @pytest.mark.parametrize("called", [True, False], ids=["called before", "never called"])
 @pytest.mark.parametrize("wrong", [lambda x: x[0], lambda x: x[:, :2]], ids=["no batch", "two channels"])
 def test_weights_can_be_swapped_after_a_call_that_raised(wrong, called):
