@@ -25,7 +25,6 @@ import argparse
 import gc
 import hashlib
 import json
-import os
 import platform
 import re
 import sys
@@ -431,7 +430,6 @@ def main() -> None:
     options.add_argument("--calls", type=int, default=2, help="after each change")
     options.add_argument("--seconds", type=float, default=float("inf"), help="after which no network is begun")
     given = options.parse_args()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.simplefilter("ignore")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if given.device == "cpu":
