@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import onnx
 
 _IDENTITIES = ("Dropout", "Identity")
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 _STANDARD = ("", "ai.onnx")
 _MOST_FOLDED_BYTES = 1 << 31
 _MOST_ELEMENTS = (1 << 63) // 16  # complex numbers have 16 bytes
@@ -68,7 +69,8 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
         read, graph = _settled(model, name, opset, graph._replace(constants=constants))
     if told := {value: of for value, of in declared.items() if not read.is_known(value) and onnx_shapes.is_known(of)}:
         read, graph = _settled(model, name, opset, graph._replace(constants=constants), told)
-    onnx_shapes.check_declared(declared, read.types, name)
+    makers = {value: f'{text_of(node.op_type)} "{text_of(node.name or value)}"' for node in model.graph.node for value in node.output}
+    onnx_shapes.check_declared(declared, read.types, name, makers)
     used = graph.users()  # an unused second output may have no known type
     nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
     graph = graph._replace(nodes=nodes)
@@ -106,9 +108,10 @@ def _settled(
 
 
 def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array] | None:
-    """The outputs of a node; None for an If, which has no reference: `with_branches` replaces it."""
+    """The outputs of a node; None for an If, which has no reference: `with_branches` replaces it, and for pools, whose windows are those of
+    `onnx_shapes`."""
     run = node.attributes.get("reference")
-    if run is None:
+    if run is None or node.op in _POOLS:
         return None
     found: Sequence[Array] = run(inputs)
     if sum(array.nbytes for array in map(np.asarray, found)) > _MOST_FOLDED_BYTES:

@@ -2,15 +2,22 @@
 """Standard operators of which the onnx package has no definition, or one that is not what https://onnx.ai/onnx/operators/ says.
 
 Each is run(inputs, attributes) and returns the one output, except DynamicQuantizeLinear. What is wrong in the package's definitions:
+    AffineGrid                  divides by 0 for an axis of one pixel
+    Col2Im                      leaves out dilations
     ConvTranspose               with auto_pad it may make more outputs than the full ones
     DynamicQuantizeLinear       of zeros has another scale
     GatherElements              rejects indices that leave out some of an axis
     GlobalMaxPool, MeanVarianceNormalization    support images only
     GridSample                  is a Python loop over points, and lacks opset 16's names of the modes
-    GRU, LSTM, RNN              multiply the inputs step by step
+    GRU, LSTM, RNN              ignore sequence_lens, clip, input_forget, activations and most directions
     LRN                         of size 1 leaves out all channels but the first
     LpNormalization             adds numbers instead of magnitudes, and divides by a norm of 0
     Mean                        writes into its first operand
+    QuantizeLinear              wraps around where the quotient is no int32
+    ReduceLogSum, ReduceLogSumExp, Softsign   reject scalars, and the first two whole numbers
+    Resize                      computes its sizes and coordinates in double
+    RoiAlign                    shifts coordinates by half a pixel before opset 16, too
+    MaxRoiPool, Scatter         there are none
     Slice                       backward from before an axis is empty
     Softmax, LogSoftmax, Hardmax    take one axis; until opset 12 they take all from that one on
     Unsqueeze                   inserts several axes one after the other
@@ -23,8 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.models import convolutions
-from pysim.models.grid_sample import grid_sample
+from pysim.models.grid_sample import affine_grid, grid_sample
+from pysim.models.quantize import quantize_linear
 from pysim.models.recurrent import recurrent
+from pysim.models.regions import col2im, max_roi_pool, roi_align
+from pysim.models.resize import resize
 
 Array = NDArray[Any]
 _SMALL = 1e-9  # what a standard deviation gets added, of the function that defines MeanVarianceNormalization
@@ -161,6 +171,48 @@ def _unsqueeze(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     return np.expand_dims(inputs[0], tuple(np.atleast_1d(axes).tolist()))
 
 
+def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    x, indices, updates = inputs
+    found = x.copy()
+    places: list[Any] = list(np.indices(indices.shape, sparse=True))
+    places[attributes.get("axis", 0)] = indices
+    found[tuple(places)] = updates
+    return found
+
+
+def _softsign(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    return np.asarray(inputs[0] / (1 + np.abs(inputs[0])), inputs[0].dtype)
+
+
+def _reduced(logarithm: Callable[[Array, tuple[int, ...]], Array]) -> "Definition":
+    """A reduction along the axes that an attribute or an input names, all if none are."""
+
+    def run(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+        x, told = inputs[0], inputs[1].tolist() if len(inputs) > 1 else attributes.get("axes", ())
+        if not told and attributes.get("noop_with_empty_axes", 0):
+            axes: tuple[int, ...] = ()
+        else:
+            axes = tuple(axis % x.ndim for axis in told) or tuple(range(x.ndim))
+        wide = x.astype(np.float64) if x.dtype.kind in "iu" else x.astype(np.result_type(x, np.float32))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            y = logarithm(wide, axes)
+        kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+        shape = kept if attributes.get("keepdims", 1) else [size for axis, size in enumerate(x.shape) if axis not in axes]
+        return np.asarray(y, x.dtype if x.dtype.kind == "f" else np.float64).astype(x.dtype).reshape(shape)
+
+    return _of(run)
+
+
+def _log_sum(x: Array, axes: tuple[int, ...]) -> Array:
+    return np.asarray(np.log(x.sum(axis=axes)))
+
+
+def _log_sum_exp(x: Array, axes: tuple[int, ...]) -> Array:
+    most = x.max(axis=axes, keepdims=True, initial=-np.inf)
+    most = np.where(np.isfinite(most), most, 0)
+    return np.asarray(np.log(np.exp(x - most).sum(axis=axes)) + most.reshape(np.sum(x, axis=axes).shape))
+
+
 def with_places(
     x: Array,
     kernel: Sequence[int],
@@ -210,9 +262,12 @@ def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Def
 # an onnx.NodeProto and its opset -> what runs it; None: the onnx package's definition does
 Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] | None]
 DEFINED: dict[str, Definition] = {
-    "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized, "GatherElements": _of(_gather_elements),
-    "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool), "GridSample": _of(grid_sample),
-    "Hardmax": _along(_largest), "LRN": _of(_lrn), "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization),
-    "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice), "Softmax": _along(_shares),
-    "Unsqueeze": _of(_unsqueeze), **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
+    "AffineGrid": _of(affine_grid), "Col2Im": _of(col2im), "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized,
+    "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
+    "GridSample": _of(grid_sample), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LogSoftmax": _along(_logarithms),
+    "LpNormalization": _of(_lp_normalization), "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean),
+    "MeanVarianceNormalization": _of(_mean_variance), "QuantizeLinear": quantize_linear, "ReduceLogSum": _reduced(_log_sum),
+    "ReduceLogSumExp": _reduced(_log_sum_exp), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Slice": _of(_slice),
+    "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unsqueeze": _of(_unsqueeze),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
 }  # fmt: skip

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GridSample of images in NumPy (https://onnx.ai/onnx/operators/onnx__GridSample.html): y[n, c, i, j] = x[n, c] at the point grid[n, i, j].
+"""GridSample of images and volumes, and AffineGrid, in NumPy (https://onnx.ai/onnx/operators/onnx__GridSample.html): y[n, c, i, j] = x[n, c]
+at the point grid[n, i, j].
 
 A grid coordinate g in -1 .. 1 is the pixel ((g + 1) size - 1) / 2, or (g + 1) / 2 (size - 1) with align_corners. Outside the image `border`
 takes the nearest pixel and `reflection` mirrors at the image's edges: the centres of the outer pixels with align_corners, else their outer
@@ -8,6 +9,7 @@ sides.
 Worked number: of 4 pixels, g = -1 is pixel -0.5; between `zeros` and the first pixel, a linear sample is half of the first pixel.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -15,17 +17,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.errors import ProblemError
+
 Array = NDArray[Any]
 _CUBIC = -0.75  # the coefficient of Keys' kernel
 
 
 def grid_sample(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-    """Nearest, linear or cubic samples of images (N, C, H, W) at points (N, P, Q, 2), whose last axis is (column, row)."""
+    """Nearest, linear or cubic samples of images (N, C, H, W) or volumes (N, C, D, H, W) at points (N, ..., axes), whose last axis is
+    (column, row[, slice]); cubic ones are of images."""
     x, grid = inputs
     aligned, padding = bool(attributes.get("align_corners", 0)), attributes.get("padding_mode", b"zeros")
-    weights = _WEIGHTS[attributes.get("mode", b"linear").removeprefix(b"bi")]
+    weights, count = _WEIGHTS[attributes.get("mode", b"linear").removeprefix(b"bi")], x.ndim - 2
+    if grid.shape[-1] != count or (weights is _cubic and count != 2):
+        why = f"its input has {count} axes behind the channels, its points are of {grid.shape[-1]}; expected as many, of cubic samples 2"
+        raise ProblemError(why)
     axes = []
-    for size, g in ((x.shape[2], grid[..., 1]), (x.shape[3], grid[..., 0])):
+    for at, size in enumerate(x.shape[2:]):
+        g = grid[..., count - 1 - at]
         point = (g + 1) / 2 * (size - 1) if aligned else ((g + 1) * size - 1) / 2
         ends = (0, size - 1) if aligned else (-0.5, size - 0.5)
         if weights is _nearest:
@@ -34,12 +43,24 @@ def grid_sample(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array
         if weights is not _cubic:  # whose pixels alone are padded
             point = np.where(outside, _inside(point, size, ends, padding), point)
         axes.append([(*_pixel(tap, size, ends, padding), share) for tap, share in weights(point)])
-    images = np.arange(len(x)).reshape(-1, 1, 1)
-    out = np.zeros((len(x), *grid.shape[1:3], x.shape[1]), np.result_type(x, grid))
-    for (row, row_is_inside, down), (column, column_is_inside, along) in product(*axes):
-        share = np.where(row_is_inside & column_is_inside, down * along, 0)
-        out += share[..., None] * x[images, :, row, column]
+    images = np.arange(len(x)).reshape(-1, *[1] * count)
+    out = np.zeros((*grid.shape[:-1], x.shape[1]), np.result_type(x, grid))
+    for taps in product(*axes):
+        inside = np.logical_and.reduce([one[1] for one in taps])
+        share = np.where(inside, math.prod(one[2] for one in taps), 0)
+        out += share[..., None] * x[(images, slice(None), *(one[0] for one in taps))]
     return np.asarray(np.moveaxis(out, -1, 1), x.dtype)
+
+
+def affine_grid(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    """Points (N, [D,] H, W, axes) of theta (N, axes, axes + 1) for a result of size (N, C, [D,] H, W). An axis of one pixel has its middle."""
+    theta, size = inputs
+    spans = []
+    for count in size.tolist()[2:]:
+        last = (count - 1) / count if not attributes.get("align_corners", 0) else float(count > 1)
+        spans.append(np.linspace(-last, last, count))
+    points = np.stack([*np.meshgrid(*spans, indexing="ij")[::-1], np.ones([*map(len, spans)])], axis=-1)
+    return np.einsum("...k,njk->n...j", points, theta).astype(theta.dtype)
 
 
 def _inside(at: Array, size: int, ends: tuple[float, float], padding: bytes) -> Array:

@@ -292,14 +292,21 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     given, made = [name for name in node.input if name], [bool(name) for name in node.output]
     about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
     own = DEFINED.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    defined = None if own is None else own(node, opset)
+    try:
+        defined = None if own is None else own(node, opset)
+    except ProblemError as error:
+        raise ProblemError(f"{about}: {error}") from None
     evaluate = _packages(node, opset, elements, given, about) if defined is None else defined
+    whose = "onnx's own definition of it" if defined is None else "its definition"
 
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         try:
             found = iter(evaluate(inputs))
+        except ProblemError as error:
+            raise ProblemError(f"{about}: {error}") from None
         except Exception as error:  # NumPy may raise anything for an unsupported case
-            raise ProblemError(f"{about}: onnx's own definition of it fails: {error}") from error
+            told = " ".join(str(error).split())
+            raise ProblemError(f"{about}: {whose} fails: {told}") from error
         return [next(found) if named else None for named in made]
 
     return run
@@ -325,7 +332,8 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
     try:
         ready = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
     except Exception as error:  # various types for an unknown operator, domain or version
-        raise ProblemError(f"{about}: {error}") from None
+        told = " ".join(str(error).split(", schema.has_function")[0].split())
+        raise ProblemError(f"{about}: {told}") from None
 
     def evaluate(inputs: Sequence[Array]) -> Sequence[Any]:
         return list(ready.run(None, dict(zip(given, inputs, strict=True))))

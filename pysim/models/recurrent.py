@@ -6,7 +6,8 @@
            h = (1 - z) n + z h
     RNN    h = tanh(x W' + h R' + b)
 
-s(x) = 1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2: halved weights, an exact operation, leave one tanh for all gates.
+What a step does is in `pysim.models.recurrent_cells`, also with other activation functions, clip, input_forget and peepholes. A sequence that
+is shorter than X (sequence_lens) keeps its state behind its end, where its outputs are 0; a reverse direction begins at its end.
 
 Worked number: an LSTM of 100 steps and 128 hidden values is one product of 100 x I x 512 and 100 of 1 x 128 x 512.
 """
@@ -17,93 +18,89 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.errors import ProblemError
+from pysim.models.recurrent_cells import GATES, Settings, cell, functions_of
+
 Array = NDArray[Any]
 _INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
-_DEFAULTS = {"direction": b"forward", "layout": 0, "linear_before_reset": 0, "hidden_size": None}  # the attributes that are supported
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-_LOGISTIC = {"LSTM": 3, "GRU": 2, "RNN": 0}  # how many gates, the first ones, are logistic
+_DIRECTIONS = {b"forward": (False,), b"reverse": (True,), b"bidirectional": (False, True)}  # whether each is backward
 
 
-def recurrent(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:
-    """What runs an onnx.NodeProto, called with its named inputs; None for peepholes, other activations and sequences of several lengths."""
+def recurrent(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """What runs an onnx.NodeProto, called with its named inputs; ProblemError for attributes that ONNX does not define."""
     from onnx.helper import get_attribute_value
 
-    about = _DEFAULTS | {one.name: get_attribute_value(one) for one in node.attribute}
+    op, about = node.op_type, {one.name: get_attribute_value(one) for one in node.attribute}
     given = [place for place, name in zip(_INPUTS, node.input, strict=False) if name]
-    if about.keys() != _DEFAULTS.keys() or about["layout"] or {"sequence_lens", "P"} & {*given}:
-        return None
     made = [bool(name) for name in node.output]
+    backward = _DIRECTIONS.get(about.get("direction", b"forward"))
+    if backward is None:
+        raise ProblemError(f"its direction is {about['direction']!r}; expected forward, reverse or bidirectional")
+    named = [one.decode() for one in about.get("activations", ())]
+    functions = functions_of(op, len(backward), named, about.get("activation_alpha", ()), about.get("activation_beta", ()))
+    others = (about.get("clip"), bool(about.get("input_forget", 0)), bool(about.get("linear_before_reset", 0)))
+    settings = [Settings(one, *others) for one in functions]
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        found = _run(node.op_type, dict(zip(given, inputs, strict=True)), about)
+        found = _run(op, dict(zip(given, inputs, strict=True)), backward, settings, bool(about.get("layout", 0)))
         return [y for y, wanted in zip(found, made, strict=False) if wanted]
 
     return run
 
 
-def _run(op: str, given: dict[str, Array], about: dict[str, Any]) -> Sequence[Array]:
-    x, kind = given["X"], np.result_type(given["X"], np.float32)
+def _run(op: str, given: dict[str, Array], backward: Sequence[bool], settings: Sequence[Settings], batch_first: bool) -> Sequence[Array]:
+    kind = np.result_type(given["X"], np.float32)
+    x = given["X"].swapaxes(0, 1) if batch_first else given["X"]
     (steps, batch, _), (count, _, hidden) = x.shape, given["R"].shape
-    y = np.empty((steps, count, batch, hidden), kind)
-    last = np.empty((2, count, batch, hidden), kind)
-    for at in range(count):
-        w, r, b = (given[name][at].astype(kind) if name in given else np.zeros(2 * _GATES[op] * hidden, kind) for name in "WRB")
-        halved = np.ones(_GATES[op] * hidden, kind)
-        halved[: _LOGISTIC[op] * hidden] = 0.5
-        of_input, of_state = b.reshape(2, -1) * halved
-        separate = op == "GRU" and about["linear_before_reset"]  # the state's own bias of n stays with its product
-        kept = np.where(np.arange(len(of_state)) < 2 * hidden, 0, of_state) if separate else np.zeros_like(of_state)
-        sums = x.reshape(steps * batch, -1).astype(kind) @ (w * halved[:, None]).T + (of_input + of_state - kept)
-        sums = sums.reshape(steps, batch, -1)
-        order = range(steps)[::-1] if about["direction"] == b"reverse" or at else range(steps)
-        h, c = (given[name][at].astype(kind) if name in given else np.zeros((batch, hidden), kind) for name in ("initial_h", "initial_c"))
-        weights = np.ascontiguousarray((r * halved[:, None]).T)
-        step = _lstm if op == "LSTM" else _gru(weights, kept, bool(separate)) if op == "GRU" else _rnn
-        for t in order:
-            h, c = step(sums[t], h, c, weights)
-            y[t, at] = h
-        last[:, at] = h, c
-    return [one.astype(x.dtype, copy=False) for one in (y, *last)]
+    if count != len(backward):
+        raise ProblemError(f"its weights are of {count} directions, its direction is of {len(backward)}")
+    lengths = _lengths(given.get("sequence_lens"), steps, batch)
+    states = [
+        np.zeros((count, batch, hidden), kind) if name not in given else given[name].swapaxes(0, int(batch_first)).astype(kind)
+        for name in ("initial_h", "initial_c")
+    ]
+    y, last = np.zeros((steps, count, batch, hidden), kind), np.empty((2, count, batch, hidden), kind)
+    for at, is_backward in enumerate(backward):
+        weights = {name: given[name][at].astype(kind) for name in ("W", "R", "B", "P") if name in given}
+        y[:, at], last[:, at] = _direction(op, x, weights, (states[0][at], states[1][at]), settings[at], lengths, is_backward)
+    y, *ends = (one.astype(given["X"].dtype, copy=False) for one in (y, *last))
+    return [y.transpose(2, 0, 1, 3), *(one.swapaxes(0, 1) for one in ends)] if batch_first else [y, *ends]
 
 
-State = tuple[Array, Array]
+def _lengths(stated: Array | None, steps: int, batch: int) -> Array | None:
+    """The length of each sequence of the batch; None if all are whole."""
+    if stated is None:
+        return None
+    if stated.shape != (batch,):
+        raise ProblemError(f"its sequence_lens is of shape {list(stated.shape)}; expected [{batch}], one length for each sequence")
+    if stated.size and not 0 <= stated.min() <= stated.max() <= steps:
+        raise ProblemError(f"its sequence_lens are {stated.tolist()}; a sequence has 0 to {steps} steps")
+    return None if (stated == steps).all() else stated
 
 
-def _lstm(sums: Array, h: Array, c: Array, weights: Array) -> State:
-    gates = h @ weights
-    gates += sums
-    np.tanh(gates, out=gates)
-    hidden = h.shape[1]
-    logistic, g = gates[:, : 3 * hidden], gates[:, 3 * hidden :]
-    logistic += 1
-    logistic *= 0.5
-    i, o, f = (logistic[:, at * hidden : (at + 1) * hidden] for at in range(3))
-    c = f * c
-    g *= i
-    c += g
-    return o * np.tanh(c), c
-
-
-def _gru(weights: Array, bias: Array, separate: bool) -> Callable[[Array, Array, Array, Array], State]:
-    hidden = len(weights)
-    gated, new = (np.ascontiguousarray(part) for part in (weights[:, : 2 * hidden], weights[:, 2 * hidden :]))
-
-    def step(sums: Array, h: Array, c: Array, _: Array) -> State:
-        gates = h @ gated
-        gates += sums[:, : 2 * hidden]
-        np.tanh(gates, out=gates)
-        gates += 1
-        gates *= 0.5
-        z, r = gates[:, :hidden], gates[:, hidden:]
-        n = r * (h @ new + bias[2 * hidden :]) if separate else (r * h) @ new
-        n += sums[:, 2 * hidden :]
-        np.tanh(n, out=n)
-        return n + z * (h - n), c
-
-    return step
-
-
-def _rnn(sums: Array, h: Array, c: Array, weights: Array) -> State:
-    h = h @ weights
-    h += sums
-    return np.tanh(h, out=h), c
+def _direction(
+    op: str, x: Array, weights: dict[str, Array], state: tuple[Array, Array], settings: Settings, lengths: Array | None, backward: bool
+) -> tuple[Array, tuple[Array, Array]]:
+    """The outputs of all steps (steps, batch, hidden) and the last state."""
+    (steps, batch, _), (gates, hidden) = x.shape, weights["R"].shape
+    of_input, of_state = weights.get("B", np.zeros(2 * GATES[op] * hidden, weights["R"].dtype)).reshape(2, -1)
+    separate = op == "GRU" and settings.separate  # the state's own bias of n stays with its product
+    kept = np.where(np.arange(gates) < 2 * hidden, 0, of_state) if separate else np.zeros_like(of_state)
+    made = cell(op, settings, np.ascontiguousarray(weights["R"].T), kept, weights.get("P"))
+    w = (weights["W"] * made.scale[:, None]).T
+    sums = x.reshape(steps * batch, -1).astype(w.dtype, copy=False) @ w + (of_input + of_state - kept) * made.scale
+    sums = sums.reshape(steps, batch, -1)
+    y = np.zeros((steps, batch, hidden), w.dtype)
+    if lengths is None:
+        for t in range(steps)[::-1] if backward else range(steps):
+            state = made.step(sums[t], *state)
+            y[t] = state[0]
+        return y, state
+    rows = np.arange(batch)
+    for t in range(int(lengths.max(initial=0))):
+        runs = t < lengths
+        place = (np.where(runs, lengths - 1 - t, 0) if backward else t, rows)
+        h, c = made.step(sums[place], *state)
+        state = (np.where(runs[:, None], h, state[0]), np.where(runs[:, None], c, state[1]))
+        y[place[0][runs] if backward else t, rows[runs]] = h[runs]
+    return y, state

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cells of LSTM, GRU and RNN in NumPy: one step from the sums of the inputs and the earlier state to the next state.
+
+A `Cell` is made once for each direction of a layer. Its step takes sums (batch, gates * hidden), x W' + b of all gates, and the state (h, c),
+and returns the next one. The usual activations have cells of their own: s(x) = 1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2, and halved weights, an
+exact operation, leave one tanh for all gates.
+
+    clip           bounds what the activation functions of gates are given; c is not bounded, as in ONNX Runtime
+    input_forget   f = 1 - i
+    P              peepholes: i and f are also given c of the step before, o that of its own step
+
+Worked number: of RNN, h = 0.5, sum 0, R = 1 and clip 0.25: h = tanh(0.25) = 0.2449.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pysim.errors import ProblemError
+
+Array = NDArray[Any]
+State = tuple[Array, Array]
+Step = Callable[[Array, Array, Array], State]
+Function = Callable[[Array], Array]
+USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+_LOGISTIC = {"LSTM": 3, "GRU": 2, "RNN": 0}  # how many gates, the first ones, are logistic
+
+
+class Cell(NamedTuple):
+    """`scale` is what the weights and biases of each gate's sums are multiplied by; `step` expects sums made with them."""
+
+    scale: Array
+    step: Step
+
+
+class Settings(NamedTuple):
+    """What a direction of a layer is besides its weights. `functions` are names with alpha and beta."""
+
+    functions: tuple[tuple[str, float, float], ...]
+    clip: float | None = None
+    input_forget: bool = False
+    separate: bool = False  # linear_before_reset
+
+    def is_usual(self, op: str) -> bool:
+        return self.clip is None and not self.input_forget and tuple(one[0] for one in self.functions) == USUAL[op]
+
+
+def cell(op: str, settings: Settings, weights: Array, bias: Array, peepholes: Array | None) -> Cell:
+    """`weights` R' (hidden, gates * hidden), and `bias` that of the state's product that is not in the sums: of a GRU's n with
+    linear_before_reset, else zeros."""
+    hidden, kind = len(weights), weights.dtype
+    usual = settings.is_usual(op) and peepholes is None
+    scale = np.ones(GATES[op] * hidden, kind)
+    if usual:
+        scale[: _LOGISTIC[op] * hidden] = 0.5
+    weights, bias = weights * scale, bias * scale
+    if op == "RNN":
+        return Cell(scale, _rnn(weights, _bounded(settings, 0)))
+    if op == "GRU":
+        return Cell(scale, (_usual_gru if usual else _gru)(weights, bias, settings))
+    return Cell(scale, _usual_lstm(weights) if usual else _lstm(weights, peepholes, settings))
+
+
+def _usual_lstm(weights: Array) -> Step:
+    hidden = len(weights)
+
+    def step(sums: Array, h: Array, c: Array) -> State:
+        gates = h @ weights
+        gates += sums
+        np.tanh(gates, out=gates)
+        logistic, g = gates[:, : 3 * hidden], gates[:, 3 * hidden :]
+        logistic += 1
+        logistic *= 0.5
+        i, o, f = (logistic[:, at * hidden : (at + 1) * hidden] for at in range(3))
+        c = f * c
+        g *= i
+        c += g
+        return o * np.tanh(c), c
+
+    return step
+
+
+def _lstm(weights: Array, peepholes: Array | None, settings: Settings) -> Step:
+    hidden = len(weights)
+    f_of, g_of, h_of = _bounded(settings, 0), _bounded(settings, 1), _bounded(settings._replace(clip=None), 2)
+    p_i, p_o, p_f = np.zeros((3, hidden), weights.dtype) if peepholes is None else peepholes.reshape(3, hidden)
+
+    def step(sums: Array, h: Array, c: Array) -> State:
+        gates = h @ weights
+        gates += sums
+        i, o, f, g = (gates[:, at * hidden : (at + 1) * hidden] for at in range(4))
+        i = f_of(i + p_i * c)
+        f = 1 - i if settings.input_forget else f_of(f + p_f * c)
+        c = f * c + i * g_of(g)
+        return f_of(o + p_o * c) * h_of(c), c
+
+    return step
+
+
+def _usual_gru(weights: Array, bias: Array, settings: Settings) -> Step:
+    hidden = len(weights)
+    gated, new = (np.ascontiguousarray(part) for part in (weights[:, : 2 * hidden], weights[:, 2 * hidden :]))
+    own = bias[2 * hidden :]
+
+    def step(sums: Array, h: Array, c: Array) -> State:
+        gates = h @ gated
+        gates += sums[:, : 2 * hidden]
+        np.tanh(gates, out=gates)
+        gates += 1
+        gates *= 0.5
+        z, r = gates[:, :hidden], gates[:, hidden:]
+        n = r * (h @ new + own) if settings.separate else (r * h) @ new
+        n += sums[:, 2 * hidden :]
+        np.tanh(n, out=n)
+        return n + z * (h - n), c
+
+    return step
+
+
+def _gru(weights: Array, bias: Array, settings: Settings) -> Step:
+    hidden = len(weights)
+    gated, new = (np.ascontiguousarray(part) for part in (weights[:, : 2 * hidden], weights[:, 2 * hidden :]))
+    f_of, g_of, own = _bounded(settings, 0), _bounded(settings, 1), bias[2 * hidden :]
+
+    def step(sums: Array, h: Array, c: Array) -> State:
+        gates = f_of(h @ gated + sums[:, : 2 * hidden])
+        z, r = gates[:, :hidden], gates[:, hidden:]
+        n = r * (h @ new + own) if settings.separate else (r * h) @ new
+        n = g_of(n + sums[:, 2 * hidden :])
+        return n + z * (h - n), c
+
+    return step
+
+
+def _rnn(weights: Array, function: Function) -> Step:
+    def step(sums: Array, h: Array, c: Array) -> State:
+        h = h @ weights
+        h += sums
+        return function(h), c
+
+    return step
+
+
+def _bounded(settings: Settings, at: int) -> Function:
+    """An activation function of what is clipped before."""
+    name, alpha, beta = settings.functions[at]
+    function, clip = _FUNCTIONS[name](alpha, beta), settings.clip
+    return function if clip is None else lambda x: function(np.clip(x, -clip, clip))
+
+
+def _logistic(x: Array) -> Array:
+    return np.asarray(0.5 * (np.tanh(0.5 * x) + 1))
+
+
+def _elu(alpha: float) -> Function:
+    return lambda x: np.where(x >= 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
+_FUNCTIONS: dict[str, Callable[[float, float], Function]] = {
+    "affine": lambda alpha, beta: lambda x: alpha * x + beta,
+    "elu": lambda alpha, beta: _elu(alpha),
+    "hardsigmoid": lambda alpha, beta: lambda x: np.clip(alpha * x + beta, 0, 1),
+    "leakyrelu": lambda alpha, beta: lambda x: np.where(x >= 0, x, alpha * x),
+    "relu": lambda alpha, beta: lambda x: np.maximum(x, 0),
+    "scaledtanh": lambda alpha, beta: lambda x: alpha * np.tanh(beta * x),
+    "sigmoid": lambda alpha, beta: _logistic,
+    "softplus": lambda alpha, beta: lambda x: np.logaddexp(x, 0),
+    "softsign": lambda alpha, beta: lambda x: x / (1 + np.abs(x)),
+    "tanh": lambda alpha, beta: np.tanh,
+    "thresholdedrelu": lambda alpha, beta: lambda x: np.where(x > alpha, x, 0),
+}
+# default alpha and beta, None: there is none and a model states it; functions that are not here take neither
+_NUMBERS: dict[str, tuple[tuple[float | None], tuple[float | None] | tuple[()]]] = {
+    "affine": ((None,), (None,)), "elu": ((1.0,), ()), "hardsigmoid": ((0.2,), (0.5,)), "leakyrelu": ((0.01,), ()),
+    "scaledtanh": ((None,), (None,)), "thresholdedrelu": ((1.0,), ()),
+}  # fmt: skip
+
+
+def functions_of(op: str, directions: int, names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Any]:
+    """For each direction, (name, alpha, beta) of its activation functions. A function that takes an alpha or beta takes the next one that the
+    model states, or its default. ProblemError for a wrong number of functions, an unknown one, and one whose numbers are not there."""
+    count = len(USUAL[op])
+    names = [name.lower() for name in names] or [*USUAL[op]] * directions
+    if len(names) != count * directions:
+        raise ProblemError(f"it has {len(names)} activation functions; expected {count} for each direction, {count * directions}")
+    left, found = (list(alphas), list(betas)), []
+    for name in names:
+        if name not in _FUNCTIONS:
+            raise ProblemError(f'its activation function "{name}" is not known; known are {", ".join(sorted(_FUNCTIONS))}')
+        taken = []
+        for stated, default, what in zip(left, _NUMBERS.get(name, ((), ())), ("alpha", "beta"), strict=True):
+            number = stated.pop(0) if default and stated else default[0] if default else 0.0
+            if number is None:
+                raise ProblemError(f"its activation function {name} needs an activation_{what}, which the model does not state")
+            taken.append(float(number))
+        found.append((name, *taken))
+    return [tuple(found[at : at + count]) for at in range(0, len(found), count)]
