@@ -256,8 +256,11 @@ def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 
 
 def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    bounds = []
-    for place, name, default in ((1, "min", -np.inf), (2, "max", np.inf)):
+    bounds, kind = [], graph.tensors[node.output].dtype
+    if kind.kind != "f":
+        return None
+    most = float(np.finfo(kind if opset >= 11 else np.float32).max)  # infinities are clipped, too
+    for place, name, default in ((1, "min", -most), (2, "max", most)):
         given = node.inputs[place] if len(node.inputs) > place else ""
         if given and given not in constants:
             return None
@@ -265,8 +268,6 @@ def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
             shape = list(constants[given].shape)
             raise ProblemError(f'{node.op} "{printable(node.name)}": its {name} has the shape {shape}; expected one number')
         bounds.append(float(constants[given].reshape(())) if given else float(node.attributes.get(name, default)))
-    if graph.tensors[node.output].dtype.kind != "f":
-        return None
     low, high = bounds
     return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": min(low, high), "max": high})  # low > high: all become high
 

@@ -31,7 +31,7 @@ Types = Mapping[str, layers.ValueType]
 Sizes = tuple[int | str, ...] | None
 _UNDEFINED = "UNDEFINED"
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
-_SHAPE_KEEPING = ("GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "ThresholdedRelu")
+_SHAPE_KEEPING = ("Erf", "GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "ThresholdedRelu")
 
 
 class Pool(NamedTuple):

@@ -53,11 +53,13 @@ def grid_sample(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array
 
 
 def affine_grid(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-    """Points (N, [D,] H, W, axes) of theta (N, axes, axes + 1) for a result of size (N, C, [D,] H, W). An axis of one pixel has its middle."""
+    """Points (N, [D,] H, W, axes) of theta (N, axes, axes + 1) for a result of size (N, C, [D,] H, W)."""
     theta, size = inputs
-    spans = []
+    spans, aligned = [], attributes.get("align_corners", 0)
+    if aligned and 1 in size.tolist()[2:]:
+        raise ProblemError(f"its result is of size {size.tolist()}; with align_corners an axis of one pixel has no place that ONNX defines")
     for count in size.tolist()[2:]:
-        last = (count - 1) / count if not attributes.get("align_corners", 0) else float(count > 1)
+        last = 1.0 if aligned else (count - 1) / count
         spans.append(np.linspace(-last, last, count))
     points = np.stack([*np.meshgrid(*spans, indexing="ij")[::-1], np.ones([*map(len, spans)])], axis=-1)
     return np.einsum("...k,njk->n...j", points, theta).astype(theta.dtype)

@@ -90,7 +90,7 @@ def col2im(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     count = len(image)
     strides, dilations = (attributes.get(name, [1] * count) for name in ("strides", "dilations"))
     pads = attributes.get("pads", [0] * 2 * count)
-    padded = [size + before + behind for size, before, behind in zip(image, pads, pads[count:], strict=True)]
+    padded = [size + before + behind for size, before, behind in zip(image, pads[:count], pads[count:], strict=True)]
     extents = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, block, strict=True)]
     places = [(size - extent) // stride + 1 for size, extent, stride in zip(padded, extents, strides, strict=True)]
     columns = x.reshape(len(x), -1, *block, *places)
@@ -99,4 +99,4 @@ def col2im(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
         starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
         to = tuple(slice(start, start + (n - 1) * by + 1, by) for start, n, by in zip(starts, places, strides, strict=True))
         out[(..., *to)] += columns[(slice(None), slice(None), *tap)]
-    return out[(..., *(slice(before, before + size) for before, size in zip(pads, image, strict=False)))]
+    return out[(..., *(slice(before, before + size) for before, size in zip(pads[:count], image, strict=True)))]
