@@ -111,13 +111,13 @@ def _settled(
 
 
 def _places(model: "onnx.ModelProto") -> dict[str, str]:
-    """For each value, which node makes it, or else which reads it first, in words that follow its name."""
+    """For each value, which node makes it, or else which reads it first, in words."""
     found: dict[str, str] = {}
     for node in model.graph.node:
         label = f'{text_of(node.op_type)} "{text_of(node.name or next(iter(node.output), ""))}"'
         for name in node.input:
-            found.setdefault(name, f", read by {label},")
-        found |= {name: f", made by {label}," for name in node.output}
+            found.setdefault(name, f" before {label}")
+        found |= {name: f" behind {label}" for name in node.output}
     return found
 
 
@@ -143,24 +143,25 @@ class _Reader(NamedTuple):
 
     def tensor(self, name: str) -> Tensor:
         """The shape and type of a value; ProblemError, which names the node that makes or reads the value, if either is unknown."""
-        value = f'{self.model}: the value "{text_of(name)}"{self.places.get(name, "")}'
+        value, place = f'{self.model}: the value "{text_of(name)}"', self.places.get(name, "")
         found = self.types.get(name, layers.ValueType(None, "UNDEFINED"))
         sizes = found.sizes
         if sizes is None or not all(isinstance(size, int) for size in sizes):
             shape = "no known shape" if sizes is None else f"the dynamic shape [{', '.join(map(str, sizes))}]"
             right = "give the model fixed sizes (a symbolic batch is set)"
-            raise ProblemError(f"{value} has {shape}; {right}")
+            raise ProblemError(f"{value} has {shape}{place}; {right}")
         if any(isinstance(size, int) and size < 0 for size in sizes):
-            raise ProblemError(f"{value} has the negative shape {list(sizes)}")
+            by = place.replace(" behind ", ", made by ") + ","
+            raise ProblemError(f"{value}{by} has the negative shape {list(sizes)}")
         if math.prod(size for size in sizes if isinstance(size, int)) > _MOST_ELEMENTS:
-            raise ProblemError(f"{value} has the shape {list(sizes)}, whose bytes exceed int64")
+            raise ProblemError(f"{value} has the shape {list(sizes)}{place}, whose bytes exceed int64")
         import onnx
 
         if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
-            raise ProblemError(f"{value} has no known type")
+            raise ProblemError(f"{value} has no known type{place}")
         dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
         if dtype.kind == "O":
-            raise ProblemError(f"{value} is text; nothing here computes with that")
+            raise ProblemError(f"{value} is text{place}; nothing here computes with that")
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
 
     def is_known(self, name: str) -> bool:

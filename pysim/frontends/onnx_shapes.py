@@ -244,9 +244,9 @@ def check_declared(declared: Types, inferred: Types, name: str, makers: Mapping[
             wrong, right, what = told.element, found.element, "types"
         else:
             continue
-        by = f", made by {makers[value]}," if value in makers else ""
-        fault = f'declares the value "{text_of(value)}"{by} as {wrong}, but it is {right}'
-        raise ProblemError(f"{name} {fault}; export it again, or delete the declared {what}")
+        by = f"; it is made by {makers[value]}" if value in makers else ""
+        fault = f'declares the value "{text_of(value)}" as {wrong}, but it is {right}'
+        raise ProblemError(f"{name} {fault}; export it again, or delete the declared {what}{by}")
 
 
 def _same_shape(a: Sizes, b: Sizes) -> bool:

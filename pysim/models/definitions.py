@@ -13,11 +13,15 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     LRN                         of size 1 leaves out all channels but the first
     LpNormalization             adds numbers instead of magnitudes, and divides by a norm of 0
     Mean                        writes into its first operand
+    NonMaxSuppression           rejects thresholds that are scalars
     QuantizeLinear              wraps around where the quotient is no int32
     ReduceLogSum, ReduceLogSumExp, Softsign   reject scalars, and the first two whole numbers
     Resize                      computes its sizes and coordinates in double
     RoiAlign                    shifts coordinates by half a pixel before opset 16, too
+    LayerNormalization          sums halves as halves
     MaxRoiPool, Scatter         there are none
+    ReduceSumSquare             of a scalar has another type
+    Unique                      of an axis, unsorted, takes rows of another axis
     Slice                       backward from before an axis is empty
     Softmax, LogSoftmax, Hardmax    take one axis; until opset 12 they take all from that one on
     Unsqueeze                   inserts several axes one after the other
@@ -33,7 +37,7 @@ from pysim.models import convolutions
 from pysim.models.grid_sample import affine_grid, grid_sample
 from pysim.models.quantize import quantize_linear
 from pysim.models.recurrent import recurrent
-from pysim.models.regions import col2im, max_roi_pool, roi_align
+from pysim.models.regions import col2im, max_roi_pool, non_max_suppression, roi_align
 from pysim.models.resize import resize
 
 Array = NDArray[Any]
@@ -111,9 +115,9 @@ def _mean(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
 
 
 def _mean_variance(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-    (x,), axes = inputs, tuple(attributes.get("axes", (0, 2, 3)))
+    x, axes = _wide(inputs[0]), tuple(attributes.get("axes", (0, 2, 3)))
     from_mean = x - x.mean(axis=axes, keepdims=True)
-    return np.asarray(from_mean / (np.sqrt(np.mean(from_mean**2, axis=axes, keepdims=True)) + _SMALL), x.dtype)
+    return np.asarray(from_mean / (np.sqrt(np.mean(from_mean**2, axis=axes, keepdims=True)) + _SMALL), inputs[0].dtype)
 
 
 def _slice(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
@@ -184,7 +188,7 @@ def _softsign(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     return np.asarray(inputs[0] / (1 + np.abs(inputs[0])), inputs[0].dtype)
 
 
-def _reduced(logarithm: Callable[[Array, tuple[int, ...]], Array]) -> "Definition":
+def _reduced(reduce: Callable[[Array, tuple[int, ...]], Array]) -> "Definition":
     """A reduction along the axes that an attribute or an input names, all if none are."""
 
     def run(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
@@ -193,24 +197,72 @@ def _reduced(logarithm: Callable[[Array, tuple[int, ...]], Array]) -> "Definitio
             axes: tuple[int, ...] = ()
         else:
             axes = tuple(axis % x.ndim for axis in told) or tuple(range(x.ndim))
-        wide = x.astype(np.float64) if x.dtype.kind in "iu" else x.astype(np.result_type(x, np.float32))
         with np.errstate(divide="ignore", invalid="ignore"):
-            y = logarithm(wide, axes)
+            y = reduce(x, axes)
         kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
         shape = kept if attributes.get("keepdims", 1) else [size for axis, size in enumerate(x.shape) if axis not in axes]
-        return np.asarray(y, x.dtype if x.dtype.kind == "f" else np.float64).astype(x.dtype).reshape(shape)
+        return np.asarray(y).astype(x.dtype).reshape(shape)
 
     return _of(run)
 
 
+def _wide(x: Array) -> Array:
+    """In the type in which ONNX Runtime sums."""
+    return x.astype(np.float64 if x.dtype.kind in "iu" else np.result_type(x, np.float32))
+
+
+def _square_sum(x: Array, axes: tuple[int, ...]) -> Array:
+    x = x if x.dtype.kind in "iu" else _wide(x)
+    return np.asarray(np.square(x).sum(axis=axes))
+
+
 def _log_sum(x: Array, axes: tuple[int, ...]) -> Array:
-    return np.asarray(np.log(x.sum(axis=axes)))
+    return np.asarray(np.log(_wide(x).sum(axis=axes)))
 
 
 def _log_sum_exp(x: Array, axes: tuple[int, ...]) -> Array:
+    x = _wide(x)
     most = x.max(axis=axes, keepdims=True, initial=-np.inf)
     most = np.where(np.isfinite(most), most, 0)
     return np.asarray(np.log(np.exp(x - most).sum(axis=axes)) + most.reshape(np.sum(x, axis=axes).shape))
+
+
+def _layer_norm(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """Sums are of float32 at least (stash_type), also for half numbers."""
+    given = _attributes(node)
+    made = [bool(name) for name in node.output]
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        x, scale, *shift = inputs
+        axes = tuple(range(given.get("axis", -1) % x.ndim, x.ndim))
+        wide = _wide(x)
+        mean = wide.mean(axis=axes, keepdims=True)
+        inverse = 1 / np.sqrt(np.square(wide - mean).mean(axis=axes, keepdims=True) + np.float32(given.get("epsilon", 1e-5)))
+        y = ((wide - mean) * inverse).astype(x.dtype) * scale
+        y = y + shift[0] if shift else y
+        found = (y.astype(x.dtype), mean.astype(np.float32), inverse.astype(np.float32))
+        return [of for of, wanted in zip(found, made, strict=False) if wanted]
+
+    return run
+
+
+def _unique(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """Along an axis or of all elements; unsorted ones in the order in which they come."""
+    given = _attributes(node)
+    made = [bool(name) for name in node.output]
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        x, axis = (inputs[0], given["axis"]) if "axis" in given else (inputs[0].reshape(-1), 0)
+        y, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        inverse = inverse.reshape(-1)
+        if not given.get("sorted", 1):
+            order = np.argsort(first)
+            inverse = np.argsort(order)[inverse]
+            first, counts, y = first[order], counts[order], x.take(first[order], axis)
+        found = (y, *(of.astype(np.int64) for of in (first, inverse, counts)))
+        return [of for of, wanted in zip(found, made, strict=False) if wanted]
+
+    return run
 
 
 def with_places(
@@ -264,10 +316,10 @@ Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] |
 DEFINED: dict[str, Definition] = {
     "AffineGrid": _of(affine_grid), "Col2Im": _of(col2im), "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized,
     "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
-    "GridSample": _of(grid_sample), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LogSoftmax": _along(_logarithms),
+    "GridSample": _of(grid_sample), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm, "LogSoftmax": _along(_logarithms),
     "LpNormalization": _of(_lp_normalization), "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean),
-    "MeanVarianceNormalization": _of(_mean_variance), "QuantizeLinear": quantize_linear, "ReduceLogSum": _reduced(_log_sum),
-    "ReduceLogSumExp": _reduced(_log_sum_exp), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Slice": _of(_slice),
-    "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unsqueeze": _of(_unsqueeze),
+    "MeanVarianceNormalization": _of(_mean_variance), "NonMaxSuppression": non_max_suppression, "QuantizeLinear": quantize_linear, "ReduceLogSum": _reduced(_log_sum),
+    "ReduceLogSumExp": _reduced(_log_sum_exp), "ReduceSumSquare": _reduced(_square_sum), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Slice": _of(_slice),
+    "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unique": _unique, "Unsqueeze": _of(_unsqueeze),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
 }  # fmt: skip

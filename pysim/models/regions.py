@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on regions of images, in NumPy: RoiAlign, MaxRoiPool and Col2Im (https://onnx.ai/onnx/operators/).
+"""Operators on regions of images, in NumPy: RoiAlign, MaxRoiPool, NonMaxSuppression and Col2Im (https://onnx.ai/onnx/operators/).
 
     RoiAlign    a region is cut into bins; a bin's value is the mean of bilinear samples at a grid of points in it. In mode max it is the
                 largest of the samples' weighted pixels. Before opset 16 a coordinate is not shifted by half a pixel, and a region spans at
@@ -100,3 +100,50 @@ def col2im(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
         to = tuple(slice(start, start + (n - 1) * by + 1, by) for start, n, by in zip(starts, places, strides, strict=True))
         out[(..., *to)] += columns[(slice(None), slice(None), *tap)]
     return out[(..., *(slice(before, before + size) for before, size in zip(pads[:count], image, strict=True)))]
+
+
+def non_max_suppression(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """(image, class, box) of the boxes with the largest scores, none of which overlaps a better one of its class by more than the
+    threshold."""
+    from onnx.helper import get_attribute_value
+
+    centred = any(one.name == "center_point_box" and get_attribute_value(one) for one in node.attribute)
+    names = ("boxes", "scores", "most", "overlap", "least")
+    named = [place for place, name in zip(names, node.input, strict=False) if name]
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        given = dict(zip(named, inputs, strict=True))
+        most, overlap = (of.reshape(-1)[0] if (of := given.get(name)) is not None and of.size else 0 for name in ("most", "overlap"))
+        found = [
+            (image, kind, box)
+            for image, (boxes, scores) in enumerate(zip(_corners(given["boxes"], centred), given["scores"], strict=True))
+            for kind, of in enumerate(scores)
+            for box in _best(boxes, of, int(most), float(overlap), given.get("least"))
+        ]
+        return [np.array(found, np.int64).reshape(-1, 3)]
+
+    return run
+
+
+def _corners(boxes: Array, centred: bool) -> Array:
+    """(smallest y, smallest x, largest y, largest x) of each box."""
+    if centred:
+        middle, half = boxes[..., [1, 0]], boxes[..., [3, 2]] / 2
+        return np.concatenate([middle - half, middle + half], axis=-1)
+    ends = boxes[..., :2], boxes[..., 2:]
+    return np.concatenate([np.minimum(*ends), np.maximum(*ends)], axis=-1)
+
+
+def _best(boxes: Array, scores: Array, most: int, overlap: float, least: Array | None) -> list[int]:
+    order = np.argsort(-scores, kind="stable")
+    if least is not None and least.size:
+        order = order[scores[order] > least.reshape(-1)[0]]
+    areas, kept = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), list[int]()
+    while order.size and len(kept) < most:
+        box, order = int(order[0]), order[1:]
+        kept.append(box)
+        low, high = np.maximum(boxes[order, :2], boxes[box, :2]), np.minimum(boxes[order, 2:], boxes[box, 2:])
+        shared = np.clip(high - low, 0, None).prod(axis=1)
+        both = areas[order] + areas[box] - shared
+        order = order[~(np.divide(shared, both, out=np.zeros_like(shared), where=both > 0) > overlap)]
+    return kept

@@ -5,7 +5,8 @@ Coordinate x in the image of pixel i of the result (https://onnx.ai/onnx/operato
 the image, unless the model gives another; then the size of the result is floor(size of the image * scale), a product in float32:
 
     half_pixel          x = (i + 1/2) / scale - 1/2;  pytorch_half_pixel: 0 where the result is one pixel
-    align_corners       x = i (image - 1) / (result - 1), 0 where the result is one pixel
+    align_corners       x = i (image - 1) / (image scale - 1), 0 where the result is one pixel; ONNX's tests have this, where ONNX Runtime
+                        has result - 1, which differs if image scale is not whole
     asymmetric          x = i / scale;  tf_half_pixel_for_nn: x = (i + 1/2) / scale
     half_pixel_symmetric  half_pixel, centred if the scale is not the quotient of the sizes
     tf_crop_and_resize  align_corners of the part from start to end of the axis; outside the image is the extrapolation value
@@ -157,7 +158,8 @@ def _half_pixel(i: Array, scale: np.float32, size: int, out: int) -> Array:
 
 
 def _aligned(i: Array, scale: np.float32, size: int, out: int) -> Array:
-    return i * np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.zeros_like(i)
+    length = scale * np.float32(size)  # no whole number if a model's scale leads to none
+    return i * np.float32(size - 1) / (length - 1) if out > 1 else np.zeros_like(i)
 
 
 def _symmetric(i: Array, scale: np.float32, size: int, out: int) -> Array:

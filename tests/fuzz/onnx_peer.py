@@ -134,7 +134,7 @@ def differs(found: Any, right: Any, by_element: bool, op: str) -> str:
     finite = np.isfinite(wide) & np.isfinite(mine)
     largest = np.abs(np.where(finite, wide, 0))
     least = float(np.finfo(right.dtype).tiny) if right.dtype.name != "bfloat16" else 1e-38
-    scale = largest + (1e-3 if op in _BY_ELEMENT - {"Cast", "CastLike"} else 8 * least) if by_element else max(largest.max(initial=0), 1e-3)
+    scale = largest + (1e-3 if op in _BY_ELEMENT - {"Cast", "CastLike"} else 8 * least) if by_element else max(largest.max(initial=0), 0.1 if right.dtype == np.float16 else 1e-3)
     with np.errstate(invalid="ignore"):
         near = np.abs(mine - wide) <= _ROUNDING[right.dtype.name] * scale
     off = ~np.where(finite, near, (mine == wide) | (np.isnan(mine) & np.isnan(wide)))

@@ -33,10 +33,11 @@ def unary(m: Make) -> Case:
         how |= m.some(lambd=m.real(0, 1), bias=m.real(0, 1))
     if m.op == "IsInf":
         how |= m.some(detect_negative=m.whole(0, 1), detect_positive=m.whole(0, 1))
+    special = 0.0 if m.op == "HardSwish" else 0.3  # whose product with 6 overflows in native code
     whole = m.op in ("Abs", "Neg", "Sign", "Identity", "Relu", "Shrink") and m.chance(0.3)
     dtype = m.one(*WHOLE) if whole else m.one(*FLOATS)
     low, high = _POSITIVE.get(m.op, (None, None)) if m.chance(0.7) else (None, None)
-    return m.case([m.x(m.shape(), dtype, special=0.3, low=low, high=high)], attributes=how)
+    return m.case([m.x(m.shape(), dtype, special=special, low=low, high=high)], attributes=how)
 
 
 def pair(m: Make) -> Case:
@@ -108,7 +109,9 @@ def clip(m: Make) -> Case:
 def reduction(m: Make) -> Case:
     shape = m.shape(0, 4)
     dtype = m.one("float32", "float64", "float16") if m.chance(0.75) else m.one("int32", "int64", "int8", "uint8")
-    x = m.x(shape, dtype, low=0.1, high=3) if m.op in ("ReduceLogSum",) else m.x(shape, dtype)
+    x = m.x(shape, dtype, low=0.1, high=3) if m.op == "ReduceLogSum" else m.x(shape, dtype)
+    if m.op == "ReduceProd" and np.dtype(dtype).kind in "iu":  # a product that overflows is undefined
+        x = m.value(m.numbers(shape, dtype, low=1, high=1))
     axes = m.axes(len(shape)) if shape and m.chance(0.8) else []
     how: dict[str, Any] = m.some(keepdims=m.whole(0, 1))
     if m.opset < (13 if m.op == "ReduceSum" else 18):
