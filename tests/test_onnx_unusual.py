@@ -6,8 +6,6 @@ import pytest
 from graphs import helper, numpy_helper
 from onnx_models import by_onnxruntime, given, model_of, several
 
-from pysim.errors import ProblemError
-
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 

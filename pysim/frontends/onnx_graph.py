@@ -80,7 +80,7 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
         layers.check_strictly(model, name)
         graph = with_regions(graph, read.is_known)
     tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
-    tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
+    tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs) if value not in graph.constants}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     graph = without_empty(graph._replace(tensors=tensors), ("AveragePool", "Conv", "LpPool", "MaxPool"))
     return live(read.lowered(with_rows(with_patterns(graph), opset)))
@@ -117,7 +117,7 @@ def _places(model: "onnx.ModelProto") -> dict[str, str]:
         label = f'{text_of(node.op_type)} "{text_of(node.name or next(iter(node.output), ""))}"'
         for name in node.input:
             found.setdefault(name, f" before {label}")
-        found |= {name: f" behind {label}" for name in node.output}
+        found |= dict.fromkeys(node.output, f" behind {label}")
     return found
 
 

@@ -317,7 +317,7 @@ def _prelu(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     """max(x, 0) + slope min(x, 0) of an image with a constant slope per channel; a LeakyRelu if that is one number."""
     (name, slope), y = node.inputs, graph.tensors[node.output]
     numbers, channels = constants.get(slope), y.shape[1] if len(y.shape) == 4 else 0
-    if numbers is None or graph.tensors[name] != y or not onnx_arrays.is_native(graph, name, slope):
+    if numbers is None or graph.tensors[name] != y or not onnx_arrays.is_native(graph, name, slope) or not np.isfinite(numbers).all():
         return None
     if numbers.size == 1:
         return [(Node("LeakyRelu", node.name, (name,), node.outputs, {"alpha": float(numbers.reshape(()))}), y.shape)]

@@ -84,8 +84,8 @@ def inferred(model: "onnx.ModelProto", name: str, declared: Types) -> tuple["onn
             made.graph.value_info.append(onnx.helper.make_tensor_value_info(value, _number(told.element), told.sizes))
         made = layers.infer(made, name)
         types = layers.tensors_of(made)
-        told = _constants_of(made.graph)
-        if not [node for node in made.graph.node if _counted_anew(node, types) or _scaled_anew(node, made.graph, types, told)]:
+        held = _constants_of(made.graph)
+        if not [node for node in made.graph.node if _counted_anew(node, types) or _scaled_anew(node, made.graph, types, held)]:
             return made, types
 
 

@@ -15,6 +15,7 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     Mean                        writes into its first operand
     NonMaxSuppression           rejects thresholds that are scalars
     QuantizeLinear              wraps around where the quotient is no int32
+    PRelu                       multiplies 0 by an infinite slope
     ReduceLogSum, ReduceLogSumExp, Softsign   reject scalars, and the first two whole numbers
     Resize                      computes its sizes and coordinates in double
     RoiAlign                    shifts coordinates by half a pixel before opset 16, too
@@ -184,6 +185,12 @@ def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     return found
 
 
+def _prelu(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    x, slope = inputs
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(np.where(x < 0, x * slope, x + np.zeros_like(slope)), x.dtype)
+
+
 def _softsign(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     return np.asarray(inputs[0] / (1 + np.abs(inputs[0])), inputs[0].dtype)
 
@@ -316,10 +323,11 @@ Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] |
 DEFINED: dict[str, Definition] = {
     "AffineGrid": _of(affine_grid), "Col2Im": _of(col2im), "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized,
     "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
-    "GridSample": _of(grid_sample), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm, "LogSoftmax": _along(_logarithms),
-    "LpNormalization": _of(_lp_normalization), "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean),
-    "MeanVarianceNormalization": _of(_mean_variance), "NonMaxSuppression": non_max_suppression, "QuantizeLinear": quantize_linear, "ReduceLogSum": _reduced(_log_sum),
-    "ReduceLogSumExp": _reduced(_log_sum_exp), "ReduceSumSquare": _reduced(_square_sum), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Slice": _of(_slice),
+    "GridSample": _of(grid_sample), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm,
+    "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization), "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean),
+    "MeanVarianceNormalization": _of(_mean_variance), "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu),
+    "QuantizeLinear": quantize_linear, "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp),
+    "ReduceSumSquare": _reduced(_square_sum), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Slice": _of(_slice),
     "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unique": _unique, "Unsqueeze": _of(_unsqueeze),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
 }  # fmt: skip

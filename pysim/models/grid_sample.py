@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GridSample of images and volumes, and AffineGrid, in NumPy (https://onnx.ai/onnx/operators/onnx__GridSample.html): y[n, c, i, j] = x[n, c]
-at the point grid[n, i, j].
+"""GridSample of images and volumes, and AffineGrid, in NumPy (https://onnx.ai/onnx/operators/onnx__GridSample.html): y[n, c, i, j] =
+x[n, c] at the point grid[n, i, j].
 
 A grid coordinate g in -1 .. 1 is the pixel ((g + 1) size - 1) / 2, or (g + 1) / 2 (size - 1) with align_corners. Outside the image `border`
 takes the nearest pixel and `reflection` mirrors at the image's edges: the centres of the outer pixels with align_corners, else their outer
@@ -48,7 +48,8 @@ def grid_sample(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array
     for taps in product(*axes):
         inside = np.logical_and.reduce([one[1] for one in taps])
         share = np.where(inside, math.prod(one[2] for one in taps), 0)
-        out += share[..., None] * x[(images, slice(None), *(one[0] for one in taps))]
+        places: Any = (images, slice(None), *(one[0] for one in taps))
+        out += share[..., None] * x[places]
     return np.asarray(np.moveaxis(out, -1, 1), x.dtype)
 
 

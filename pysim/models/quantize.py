@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """QuantizeLinear in NumPy (https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html): y = saturate(round(x / scale) + zero point).
 
-A quotient of any size, also an infinite one, saturates to the largest or smallest whole number of the type. Eight-bit floats saturate unless
-`saturate` is 0, and have no zero point. A NaN becomes the smallest number, as where ONNX Runtime has vector code.
+A quotient of any size, also an infinite one, saturates to the largest or smallest whole number of the type. Eight-bit floats saturate
+unless `saturate` is 0, and have no zero point. A NaN becomes the smallest number, as where ONNX Runtime has vector code.
 
 Worked number: x = 1e30, scale 0.05, uint8: 255; x = -infinity: 0.
 """

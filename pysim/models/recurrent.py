@@ -6,8 +6,8 @@
            h = (1 - z) n + z h
     RNN    h = tanh(x W' + h R' + b)
 
-What a step does is in `pysim.models.recurrent_cells`, also with other activation functions, clip, input_forget and peepholes. A sequence that
-is shorter than X (sequence_lens) keeps its state behind its end, where its outputs are 0; a reverse direction begins at its end.
+What a step does is in `pysim.models.recurrent_cells`, also with other activation functions, clip, input_forget and peepholes. A sequence
+that is shorter than X (sequence_lens) keeps its state behind its end, where its outputs are 0; a reverse direction begins at its end.
 
 Worked number: an LSTM of 100 steps and 128 hidden values is one product of 100 x I x 512 and 100 of 1 x 128 x 512.
 """
@@ -42,7 +42,8 @@ def recurrent(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
     settings = [Settings(one, *others) for one in functions]
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        found = _run(op, dict(zip(given, inputs, strict=True)), backward, settings, bool(about.get("layout", 0)))
+        with np.errstate(over="ignore", invalid="ignore"):  # of activations without bounds
+            found = _run(op, dict(zip(given, inputs, strict=True)), backward, settings, bool(about.get("layout", 0)))
         return [y for y, wanted in zip(found, made, strict=False) if wanted]
 
     return run
@@ -61,7 +62,7 @@ def _run(op: str, given: dict[str, Array], backward: Sequence[bool], settings: S
     ]
     y, last = np.zeros((steps, count, batch, hidden), kind), np.empty((2, count, batch, hidden), kind)
     for at, is_backward in enumerate(backward):
-        weights = {name: given[name][at].astype(kind) for name in ("W", "R", "B", "P") if name in given}
+        weights: dict[str, Array] = {name: given[name][at].astype(kind) for name in ("W", "R", "B", "P") if name in given}
         y[:, at], last[:, at] = _direction(op, x, weights, (states[0][at], states[1][at]), settings[at], lengths, is_backward)
     y, *ends = (one.astype(given["X"].dtype, copy=False) for one in (y, *last))
     return [y.transpose(2, 0, 1, 3), *(one.swapaxes(0, 1) for one in ends)] if batch_first else [y, *ends]
@@ -99,8 +100,8 @@ def _direction(
     rows = np.arange(batch)
     for t in range(int(lengths.max(initial=0))):
         runs = t < lengths
-        place = (np.where(runs, lengths - 1 - t, 0) if backward else t, rows)
-        h, c = made.step(sums[place], *state)
+        place = np.where(runs, lengths - 1 - t, 0) if backward else np.full(batch, t)
+        h, c = made.step(sums[place, rows], *state)
         state = (np.where(runs[:, None], h, state[0]), np.where(runs[:, None], c, state[1]))
-        y[place[0][runs] if backward else t, rows[runs]] = h[runs]
+        y[place[runs], rows[runs]] = h[runs]
     return y, state

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells of LSTM, GRU and RNN in NumPy: one step from the sums of the inputs and the earlier state to the next state.
 
-A `Cell` is made once for each direction of a layer. Its step takes sums (batch, gates * hidden), x W' + b of all gates, and the state (h, c),
-and returns the next one. The usual activations have cells of their own: s(x) = 1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2, and halved weights, an
-exact operation, leave one tanh for all gates.
+A `Cell` is made once for each direction of a layer. Its step takes sums (batch, gates * hidden), x W' + b of all gates, and the state
+(h, c), and returns the next one. The usual activations have cells of their own: s(x) = 1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2, and halved
+weights, an exact operation, leave one tanh for all gates.
 
     clip           bounds what the activation functions of gates are given; c is not bounded, as in ONNX Runtime
     input_forget   f = 1 - i
@@ -180,8 +180,8 @@ _NUMBERS: dict[str, tuple[tuple[float | None], tuple[float | None] | tuple[()]]]
 
 
 def functions_of(op: str, directions: int, names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Any]:
-    """For each direction, (name, alpha, beta) of its activation functions. A function that takes an alpha or beta takes the next one that the
-    model states, or its default. ProblemError for a wrong number of functions, an unknown one, and one whose numbers are not there."""
+    """For each direction, (name, alpha, beta) of its activation functions. A function that takes an alpha or beta takes the next one that
+    the model states, or its default. ProblemError for a wrong number of functions, an unknown one, and one whose numbers are not there."""
     count = len(USUAL[op])
     names = [name.lower() for name in names] or [*USUAL[op]] * directions
     if len(names) != count * directions:

@@ -26,10 +26,11 @@ def roi_align(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
     given = {one.name: get_attribute_value(one) for one in node.attribute}
     default = b"half_pixel" if opset >= 16 else b"output_half_pixel"
     shifted = given.get("coordinate_transformation_mode", default) == b"half_pixel"
-    return lambda inputs: [_roi_align(*inputs, given, shifted)]
+    return lambda inputs: [_roi_align(inputs, given, shifted)]
 
 
-def _roi_align(x: Array, rois: Array, images: Array, given: Mapping[str, Any], shifted: bool) -> Array:
+def _roi_align(inputs: Sequence[Array], given: Mapping[str, Any], shifted: bool) -> Array:
+    x, rois, images = inputs
     sizes = given.get("output_height", 1), given.get("output_width", 1)
     ratio, scale = given.get("sampling_ratio", 0), np.float32(given.get("spatial_scale", 1.0))
     kind = np.result_type(x, np.float32)
@@ -97,9 +98,12 @@ def col2im(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     out = np.zeros((*columns.shape[:2], *padded), x.dtype)
     for tap in product(*map(range, block)):
         starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
-        to = tuple(slice(start, start + (n - 1) * by + 1, by) for start, n, by in zip(starts, places, strides, strict=True))
-        out[(..., *to)] += columns[(slice(None), slice(None), *tap)]
-    return out[(..., *(slice(before, before + size) for before, size in zip(pads[:count], image, strict=True)))]
+        lies = zip(starts, places, strides, strict=True)
+        to: Any = (..., *(slice(start, start + (n - 1) * by + 1, by) for start, n, by in lies))
+        of: Any = (slice(None), slice(None), *tap)
+        out[to] += columns[of]
+    kept: tuple[Any, ...] = (..., *(slice(before, before + size) for before, size in zip(pads[:count], image, strict=True)))
+    return out[kept]
 
 
 def non_max_suppression(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:

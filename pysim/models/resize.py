@@ -150,7 +150,7 @@ def _cropped(i: Array, size: int, out: int, start: Any, end: Any) -> Array:
     last = np.float32(size - 1)
     if out == 1:
         return np.asarray(np.float32(0.5) * (start + end) * last + 0 * i)
-    return np.asarray(start * last + i * ((end - start) * last / np.float32(out - 1)))
+    return np.asarray(start * last + i * (end - start) * last / np.float32(out - 1))
 
 
 def _half_pixel(i: Array, scale: np.float32, size: int, out: int) -> Array:

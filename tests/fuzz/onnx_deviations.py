@@ -51,11 +51,11 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
         max(given.get("dilations", [1])) > 1 and given.get("auto_pad", b"").startswith(b"SAME"))),),
     "MeanVarianceNormalization": (Deviation("it takes the root of a difference of squares, below 0 where an axis is constant", (
         lambda given, inputs, opset: 1 in inputs[0].shape)),),
-    "Resize": (Deviation("align_corners by scales that lead to no whole size: the length is rounded; ONNX's tests have the fraction", _parts),
-               Deviation("nearest pixels of opset 10 are rounded up where the result is smaller; PyTorch, which wrote such files, rounds down",
+    "Resize": (Deviation("align_corners by scales to no whole size: it rounds the length, ONNX's tests do not", _parts),
+               Deviation("nearest pixels of opset 10 are rounded up where the result is smaller; PyTorch rounds down",
                          lambda given, inputs, opset: opset == 10 and given.get("mode", b"nearest") == b"nearest"),
-               Deviation("cubic ones crop the last two axes alone", lambda given, inputs, opset: (
-                   given.get("mode") == b"cubic" and given.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
+               Deviation("where the outer axes keep their sizes, they are not cropped", lambda given, inputs, opset: (
+                   given.get("mode") != b"nearest" and given.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
                    and max(inputs[0].shape[:2]) > 1))),
     "ReduceLogSumExp": (Deviation("whole numbers are rounded before they are added", lambda given, inputs, opset: (
         inputs[0].dtype.kind in "iu")),),

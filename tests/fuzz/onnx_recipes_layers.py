@@ -106,7 +106,8 @@ def norm(m: Make) -> Case:
     if m.op == "InstanceNormalization":
         return m.case([x, m.x((c,), dtype), m.x((c,), dtype)], attributes=epsilon)
     if m.op == "LRN":
-        return m.case([x], attributes={"size": m.whole(1, 6)} | m.some(alpha=m.one(0.1, 1e-3), beta=m.one(0.5, 0.7, 1.0), bias=m.one(1.0, 2.0)))
+        how = m.some(alpha=m.one(0.1, 1e-3), beta=m.one(0.5, 0.7, 1.0), bias=m.one(1.0, 2.0))
+        return m.case([x], attributes={"size": m.whole(1, 6)} | how)
     if m.op == "LpNormalization":
         return m.case([x], attributes=m.some(axis=m.axis(len(shape)), p=m.whole(1, 2)))
     if m.op == "MeanVarianceNormalization":
@@ -156,8 +157,8 @@ def matmul(m: Make) -> Case:
 
 def einsum(m: Make) -> Case:
     sizes = {letter: m.whole(1, 4) for letter in "abcij"}
-    terms = m.one("ij,jk->ik", "bij,bjk->bik", "ij,ij->", "ij->ji", "ii->i", "ii->", "ij->j", "i,j->ij", "bij,bij->bi", "...ij,...jk->...ik",
-                  "ij,jk", "abi,cbi->ac", "bij,j->bi", "ij,i->ij", "ij, jk -> ki")  # fmt: skip
+    terms = m.one("ij,jk->ik", "bij,bjk->bik", "ij,ij->", "ij->ji", "ii->i", "ii->", "ij->j", "i,j->ij", "bij,bij->bi",
+                  "...ij,...jk->...ik", "ij,jk", "abi,cbi->ac", "bij,j->bi", "ij,i->ij", "ij, jk -> ki")  # fmt: skip
     sizes["k"] = m.whole(1, 4)
     left = terms.replace(" ", "").split("->")[0].split(",")
     shapes = [tuple(sizes[letter] for letter in one.replace("...", "ab")) for one in left]

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generated nodes of operators that lay out, look up, cut, pad and resize; `onnx_peer` compares them."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from onnx_case import FLOATS, WHOLE, Case, Make, Refused, type_of
+from onnx_case import FLOATS, Case, Make, Refused, type_of
 
 _ANY = (*FLOATS, "int64", "int32", "uint8", "int8", "bool")
 
@@ -50,7 +51,7 @@ def split(m: Make) -> Case:
     size = shape[axis]
     count = m.whole(1, size)
     cuts = [0, *sorted(m.rng.choice(range(1, size), count - 1, replace=False).tolist()), size] if size > 1 else [0, size]
-    parts = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [b - a for a, b in pairwise(cuts)]
     x, how = m.x(shape, m.one(*_ANY)), {"axis": axis}
     if m.opset >= 18 and m.chance(0.4):
         return m.case([x], count, how | {"num_outputs": count})
@@ -159,7 +160,7 @@ def reverse(m: Make) -> Case:
     shape = m.shape(2, 4)
     batch = m.whole(0, 1)
     lengths = m.rng.integers(1, shape[1 - batch] + 1, shape[batch])
-    how = {"batch_axis": batch, "time_axis": 1 - batch} if not batch == 1 or m.chance() else {}
+    how = {"batch_axis": batch, "time_axis": 1 - batch} if batch != 1 or m.chance() else {}
     return m.case([m.x(shape, m.one(*_ANY)), m.ints(lengths)], attributes=how)
 
 
