@@ -187,6 +187,8 @@ def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
 
 def _prelu(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     x, slope = inputs
+    if slope.ndim == 1 and x.ndim > 1 and slope.size == x.shape[1] and slope.size not in (1, x.shape[-1]):
+        slope = slope.reshape(-1, *[1] * (x.ndim - 2))  # one number for each channel, as before opset 7
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(np.where(x < 0, x * slope, x + np.zeros_like(slope)), x.dtype)
 
