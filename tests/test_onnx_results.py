@@ -221,6 +221,8 @@ def test_layer_norms_of_sums(held):
      "scales": np.array([1, 1, 1.5, 2], np.float32)}, 13,
      {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 2.5}),
     ("Clip", {"x": np.array([np.inf, -np.inf, 1], np.float32)}, {"low": np.array(-2, np.float32)}, 12, {}),
+    ("Shape", {}, {"x": numbers(4, 3, 5)}, 21, {"end": -4}), ("Shape", {}, {"x": numbers(4, 3, 5)}, 21, {"start": -6, "end": -2}),
+    ("Mean", {}, {name: np.full(2, 40000, np.float16) for name in "ab"}, 14, {}),
     ("Softsign", {"x": np.array(0.5, np.float32)}, {}, 17, {}),
 ], ids=lambda of: of if isinstance(of, str) else "")  # fmt: skip
 def test_what_the_packages_definition_leaves_out(op, given, held, opset, how):

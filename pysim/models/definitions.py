@@ -23,6 +23,7 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     MaxRoiPool, Scatter         there are none
     ReduceSumSquare             of a scalar has another type
     Unique                      of an axis, unsorted, takes rows of another axis
+    Shape                       from before the first axis begins behind it
     Slice                       backward from before an axis is empty
     Softmax, LogSoftmax, Hardmax    take one axis; until opset 12 they take all from that one on
     Unsqueeze                   inserts several axes one after the other
@@ -109,7 +110,7 @@ def _gather_elements(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> 
 
 
 def _mean(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-    total = inputs[0]
+    total = _wide(inputs[0])
     for x in inputs[1:]:
         total = total + x
     return np.asarray(total / len(inputs), inputs[0].dtype)
@@ -191,6 +192,10 @@ def _prelu(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
         slope = slope.reshape(-1, *[1] * (x.ndim - 2))  # one number for each channel, as before opset 7
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(np.where(x < 0, x * slope, x + np.zeros_like(slope)), x.dtype)
+
+
+def _shape(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    return np.array(inputs[0].shape[attributes.get("start", 0) : attributes.get("end", inputs[0].ndim)], np.int64)
 
 
 def _softsign(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
@@ -329,7 +334,8 @@ DEFINED: dict[str, Definition] = {
     "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization), "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean),
     "MeanVarianceNormalization": _of(_mean_variance), "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu),
     "QuantizeLinear": quantize_linear, "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp),
-    "ReduceSumSquare": _reduced(_square_sum), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Slice": _of(_slice),
+    "ReduceSumSquare": _reduced(_square_sum), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Shape": _of(_shape),
+    "Slice": _of(_slice),
     "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unique": _unique, "Unsqueeze": _of(_unsqueeze),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
 }  # fmt: skip

@@ -136,7 +136,8 @@ def differs(found: Any, right: Any, by_element: bool, op: str) -> str:
     finite = np.isfinite(wide) & np.isfinite(mine)
     largest = np.abs(np.where(finite, wide, 0))
     least = float(np.finfo(right.dtype).tiny) if right.dtype.name != "bfloat16" else 1e-38
-    floor = 8 * least if op in ("Cast", "CastLike") else 0.1 if right.dtype == np.float16 and not by_element else 1e-3 if by_element else 1e-2
+    half = right.dtype == np.float16
+    floor = 8 * least if op in ("Cast", "CastLike") else 1e-3 if by_element else 0.1 if half else 1e-2
     scale = largest + floor if by_element else max(largest.max(initial=0), floor)
     with np.errstate(invalid="ignore"):
         near = np.abs(mine - wide) <= _ROUNDING[right.dtype.name] * scale
