@@ -22,6 +22,7 @@ from pysim.models.fusion import norm_constants
 from pysim.models.graph import Graph, Node
 from pysim.problem.conv import Conv
 
+_SLOPE = float(np.float32(0.01))  # attributes are float32
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
@@ -170,21 +171,20 @@ def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node 
             layers.check_addend(problem, layers.ValueType(graph.tensors[node.inputs[2]].shape, ""))
         except ProblemError as error:
             raise ProblemError(f'{node.op} "{printable(node.name)}": {error}') from None
-    if not given.get("beta", 1.0):
-        node = node._replace(inputs=node.inputs[:2])  # C, which may hold NaN, is not read
-    if problem is None or not all(name in constants for name in node.inputs[1:]) or problem.trans_a:
+    inputs = node.inputs if given.get("beta", 1.0) else node.inputs[:2]  # with 0, C is not read
+    if problem is None or not all(name in constants for name in inputs[1:] if name) or problem.trans_a:
         return None
     right = constants[node.inputs[1]]
     if right.ndim != 2:
         return None
     weights = (right if problem.trans_b else right.T) * right.dtype.type(given.get("alpha", 1.0))
-    inputs = [node.inputs[0], constant_of(constants, node, "weights", np.ascontiguousarray(weights))]
-    if len(node.inputs) > 2 and node.inputs[2]:
-        bias = constants[node.inputs[2]] * right.dtype.type(given.get("beta", 1.0))
+    made = [node.inputs[0], constant_of(constants, node, "weights", np.ascontiguousarray(weights))]
+    if len(inputs) > 2 and inputs[2]:
+        bias = constants[inputs[2]] * right.dtype.type(given.get("beta", 1.0))
         if bias.ndim > 1 and bias.shape[0] != 1:
             return None
-        inputs.append(constant_of(constants, node, "bias", np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), problem.n))))
-    return Node("Linear", node.name, tuple(inputs), node.outputs)
+        made.append(constant_of(constants, node, "bias", np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), problem.n))))
+    return Node("Linear", node.name, tuple(made), node.outputs)
 
 
 def _matmul(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -256,8 +256,11 @@ def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 
 
 def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    bounds = []
-    for place, name, default in ((1, "min", -np.inf), (2, "max", np.inf)):
+    bounds, kind = [], graph.tensors[node.output].dtype
+    if kind.kind != "f":
+        return None
+    most = float(np.finfo(kind if opset >= 11 else np.float32).max)  # infinities are clipped, too
+    for place, name, default in ((1, "min", -most), (2, "max", most)):
         given = node.inputs[place] if len(node.inputs) > place else ""
         if given and given not in constants:
             return None
@@ -265,8 +268,6 @@ def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
             shape = list(constants[given].shape)
             raise ProblemError(f'{node.op} "{printable(node.name)}": its {name} has the shape {shape}; expected one number')
         bounds.append(float(constants[given].reshape(())) if given else float(node.attributes.get(name, default)))
-    if graph.tensors[node.output].dtype.kind != "f":
-        return None
     low, high = bounds
     return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": min(low, high), "max": high})  # low > high: all become high
 
@@ -316,7 +317,7 @@ def _prelu(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     """max(x, 0) + slope min(x, 0) of an image with a constant slope per channel; a LeakyRelu if that is one number."""
     (name, slope), y = node.inputs, graph.tensors[node.output]
     numbers, channels = constants.get(slope), y.shape[1] if len(y.shape) == 4 else 0
-    if numbers is None or graph.tensors[name] != y or not onnx_arrays.is_native(graph, name, slope):
+    if numbers is None or graph.tensors[name] != y or not onnx_arrays.is_native(graph, name, slope) or not np.isfinite(numbers).all():
         return None
     if numbers.size == 1:
         return [(Node("LeakyRelu", node.name, (name,), node.outputs, {"alpha": float(numbers.reshape(()))}), y.shape)]
@@ -403,6 +404,8 @@ def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 
 def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    if node.attributes.get("size", 1) % 2 == 0:
+        return None  # the kernel's window is centred
     if not onnx_arrays.is_native(graph, node.inputs[0]) or not node.attributes.get("bias", 1.0) > 0 <= node.attributes.get("alpha", 0.0):
         return None
     defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": 1}
@@ -420,7 +423,7 @@ def _pow(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 def _leaky_relu(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     floating = graph.tensors[node.output].dtype.kind == "f"
-    return Node(node.op, node.name, node.inputs, node.outputs, {"alpha": node.attributes.get("alpha", 0.01)}) if floating else None
+    return Node(node.op, node.name, node.inputs, node.outputs, {"alpha": node.attributes.get("alpha", _SLOPE)}) if floating else None
 
 
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:

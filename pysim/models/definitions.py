@@ -2,15 +2,28 @@
 """Standard operators of which the onnx package has no definition, or one that is not what https://onnx.ai/onnx/operators/ says.
 
 Each is run(inputs, attributes) and returns the one output, except DynamicQuantizeLinear. What is wrong in the package's definitions:
+    AffineGrid                  divides by 0 for an axis of one pixel
+    Col2Im                      leaves out dilations
     ConvTranspose               with auto_pad it may make more outputs than the full ones
     DynamicQuantizeLinear       of zeros has another scale
     GatherElements              rejects indices that leave out some of an axis
     GlobalMaxPool, MeanVarianceNormalization    support images only
     GridSample                  is a Python loop over points, and lacks opset 16's names of the modes
-    GRU, LSTM, RNN              multiply the inputs step by step
+    GRU, LSTM, RNN              ignore sequence_lens, clip, input_forget, activations and most directions
     LRN                         of size 1 leaves out all channels but the first
     LpNormalization             adds numbers instead of magnitudes, and divides by a norm of 0
     Mean                        writes into its first operand
+    NonMaxSuppression           rejects thresholds that are scalars
+    QuantizeLinear              wraps around where the quotient is no int32
+    PRelu                       multiplies 0 by an infinite slope
+    ReduceLogSum, ReduceLogSumExp, Softsign   reject scalars, and the first two whole numbers
+    Resize                      computes its sizes and coordinates in double
+    RoiAlign                    shifts coordinates by half a pixel before opset 16, too
+    LayerNormalization          sums halves as halves
+    MaxRoiPool, Scatter         there are none
+    ReduceSumSquare             of a scalar has another type
+    Unique                      of an axis, unsorted, takes rows of another axis
+    Shape                       from before the first axis begins behind it
     Slice                       backward from before an axis is empty
     Softmax, LogSoftmax, Hardmax    take one axis; until opset 12 they take all from that one on
     Unsqueeze                   inserts several axes one after the other
@@ -23,11 +36,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.models import convolutions
-from pysim.models.grid_sample import grid_sample
+from pysim.models.grid_sample import affine_grid, grid_sample
+from pysim.models.quantize import quantize_linear
 from pysim.models.recurrent import recurrent
+from pysim.models.regions import col2im, max_roi_pool, non_max_suppression, roi_align
+from pysim.models.resize import resize
 
 Array = NDArray[Any]
-_FAR = np.float32(1 << 30)
 _SMALL = 1e-9  # what a standard deviation gets added, of the function that defines MeanVarianceNormalization
 
 
@@ -86,28 +101,6 @@ def _quantized(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Ar
     return run
 
 
-def saturating(node: Any, evaluate: Callable[[Sequence[Array]], Sequence[Array]]) -> Callable[[Sequence[Array]], Sequence[Array]]:
-    """The package's QuantizeLinear of quotients in +-2^30, which all saturate there; it converts to int32, where more wraps."""
-    from onnx.helper import tensor_dtype_to_np_dtype
-    from onnx.reference.ops._quant_utils import reshape_input
-
-    given = _attributes(node)
-    kind = given.get("precision")
-
-    def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        x, scale, *zero = inputs
-        scales = reshape_input(scale, x.shape, given.get("axis", 1), given.get("block_size"))
-        if kind:
-            x, scales = (one.astype(tensor_dtype_to_np_dtype(kind)) for one in (x, scales))
-        with np.errstate(over="ignore"):  # an infinite quotient saturates
-            quotients = np.asarray(x / scales)
-        if quotients.dtype != np.float64:
-            quotients = quotients.astype(np.float32)
-        return evaluate([np.clip(quotients, -_FAR, _FAR), np.ones(scale.shape, quotients.dtype), *zero])
-
-    return run
-
-
 def _gather_elements(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     x, indices = inputs
     places: list[Any] = list(np.indices(indices.shape, sparse=True))
@@ -117,16 +110,16 @@ def _gather_elements(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> 
 
 
 def _mean(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-    total = inputs[0]
+    total = _wide(inputs[0])
     for x in inputs[1:]:
         total = total + x
     return np.asarray(total / len(inputs), inputs[0].dtype)
 
 
 def _mean_variance(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-    (x,), axes = inputs, tuple(attributes.get("axes", (0, 2, 3)))
+    x, axes = _wide(inputs[0]), tuple(attributes.get("axes", (0, 2, 3)))
     from_mean = x - x.mean(axis=axes, keepdims=True)
-    return np.asarray(from_mean / (np.sqrt(np.mean(from_mean**2, axis=axes, keepdims=True)) + _SMALL), x.dtype)
+    return np.asarray(from_mean / (np.sqrt(np.mean(from_mean**2, axis=axes, keepdims=True)) + _SMALL), inputs[0].dtype)
 
 
 def _slice(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
@@ -184,6 +177,108 @@ def _unsqueeze(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     return np.expand_dims(inputs[0], tuple(np.atleast_1d(axes).tolist()))
 
 
+def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    x, indices, updates = inputs
+    found = x.copy()
+    places: list[Any] = list(np.indices(indices.shape, sparse=True))
+    places[attributes.get("axis", 0)] = indices
+    found[tuple(places)] = updates
+    return found
+
+
+def _prelu(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    x, slope = inputs
+    if slope.ndim == 1 and x.ndim > 1 and slope.size == x.shape[1] and slope.size not in (1, x.shape[-1]):
+        slope = slope.reshape(-1, *[1] * (x.ndim - 2))  # one number for each channel, as before opset 7
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(np.where(x < 0, x * slope, x + np.zeros_like(slope)), x.dtype)
+
+
+def _shape(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    return np.array(inputs[0].shape[attributes.get("start", 0) : attributes.get("end", inputs[0].ndim)], np.int64)
+
+
+def _softsign(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    return np.asarray(inputs[0] / (1 + np.abs(inputs[0])), inputs[0].dtype)
+
+
+def _reduced(reduce: Callable[[Array, tuple[int, ...]], Array]) -> "Definition":
+    """A reduction along the axes that an attribute or an input names, all if none are."""
+
+    def run(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+        x, told = inputs[0], inputs[1].tolist() if len(inputs) > 1 else attributes.get("axes", ())
+        if not told and attributes.get("noop_with_empty_axes", 0):
+            axes: tuple[int, ...] = ()
+        else:
+            axes = tuple(axis % x.ndim for axis in told) or tuple(range(x.ndim))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            y = reduce(x, axes)
+        kept = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+        shape = kept if attributes.get("keepdims", 1) else [size for axis, size in enumerate(x.shape) if axis not in axes]
+        return np.asarray(y).astype(x.dtype).reshape(shape)
+
+    return _of(run)
+
+
+def _wide(x: Array) -> Array:
+    """In the type in which ONNX Runtime sums."""
+    return x.astype(np.float64 if x.dtype.kind in "iu" else np.result_type(x, np.float32))
+
+
+def _square_sum(x: Array, axes: tuple[int, ...]) -> Array:
+    x = x if x.dtype.kind in "iu" else _wide(x)
+    return np.asarray(np.square(x).sum(axis=axes))
+
+
+def _log_sum(x: Array, axes: tuple[int, ...]) -> Array:
+    return np.asarray(np.log(_wide(x).sum(axis=axes)))
+
+
+def _log_sum_exp(x: Array, axes: tuple[int, ...]) -> Array:
+    x = _wide(x)
+    most = x.max(axis=axes, keepdims=True, initial=-np.inf)
+    most = np.where(np.isfinite(most), most, 0)
+    return np.asarray(np.log(np.exp(x - most).sum(axis=axes)) + most.reshape(np.sum(x, axis=axes).shape))
+
+
+def _layer_norm(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """Sums are of float32 at least (stash_type), also for half numbers."""
+    given = _attributes(node)
+    made = [bool(name) for name in node.output]
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        x, scale, *shift = inputs
+        axes = tuple(range(given.get("axis", -1) % x.ndim, x.ndim))
+        wide = _wide(x)
+        mean = wide.mean(axis=axes, keepdims=True)
+        inverse = 1 / np.sqrt(np.square(wide - mean).mean(axis=axes, keepdims=True) + np.float32(given.get("epsilon", 1e-5)))
+        y = ((wide - mean) * inverse).astype(x.dtype) * scale
+        y = y + shift[0] if shift else y
+        found = (y.astype(x.dtype), mean.astype(np.float32), inverse.astype(np.float32))
+        return [of for of, wanted in zip(found, made, strict=False) if wanted]
+
+    return run
+
+
+def _unique(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """Along an axis or of all elements; unsorted ones in the order in which they come."""
+    given = _attributes(node)
+    made = [bool(name) for name in node.output]
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        x, axis = (inputs[0], given["axis"]) if "axis" in given else (inputs[0].reshape(-1), 0)
+        y, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        inverse = inverse.reshape(-1)
+        if not given.get("sorted", 1):
+            order = np.argsort(first)
+            inverse = np.argsort(order)[inverse]
+            first, counts, y = first[order], counts[order], x.take(first[order], axis)
+        found = (y, *(of.astype(np.int64) for of in (first, inverse, counts)))
+        return [of for of, wanted in zip(found, made, strict=False) if wanted]
+
+    return run
+
+
 def with_places(
     x: Array,
     kernel: Sequence[int],
@@ -233,9 +328,14 @@ def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Def
 # an onnx.NodeProto and its opset -> what runs it; None: the onnx package's definition does
 Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] | None]
 DEFINED: dict[str, Definition] = {
-    "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized, "GatherElements": _of(_gather_elements),
-    "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool), "GridSample": _of(grid_sample),
-    "Hardmax": _along(_largest), "LRN": _of(_lrn), "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization),
-    "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance), "Slice": _of(_slice), "Softmax": _along(_shares),
-    "Unsqueeze": _of(_unsqueeze), **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
+    "AffineGrid": _of(affine_grid), "Col2Im": _of(col2im), "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized,
+    "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
+    "GridSample": _of(grid_sample), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm,
+    "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization), "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean),
+    "MeanVarianceNormalization": _of(_mean_variance), "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu),
+    "QuantizeLinear": quantize_linear, "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp),
+    "ReduceSumSquare": _reduced(_square_sum), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Shape": _of(_shape),
+    "Slice": _of(_slice),
+    "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unique": _unique, "Unsqueeze": _of(_unsqueeze),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
 }  # fmt: skip

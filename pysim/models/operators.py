@@ -17,7 +17,7 @@ from pysim.errors import MissingError, ProblemError, printable
 from pysim.models import arrays, convolutions
 from pysim.models.arrays import Attributes, Bind
 from pysim.models.convolutions import taps
-from pysim.models.definitions import DEFINED, saturating
+from pysim.models.definitions import DEFINED
 from pysim.models.graph import Array, Node
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
@@ -297,8 +297,7 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     except ProblemError as error:
         raise ProblemError(f"{about}: {error}") from None
     evaluate = _packages(node, opset, elements, given, about) if defined is None else defined
-    if node.op_type == "QuantizeLinear" and own is None:
-        evaluate = saturating(node, evaluate)
+    whose = "onnx's own definition of it" if defined is None else "its definition"
 
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         try:
@@ -306,7 +305,8 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
         except ProblemError as error:
             raise ProblemError(f"{about}: {error}") from None
         except Exception as error:  # NumPy may raise anything for an unsupported case
-            raise ProblemError(f"{about}: onnx's own definition of it fails: {error}") from error
+            told = " ".join(str(error).split())
+            raise ProblemError(f"{about}: {whose} fails: {told}") from error
         return [next(found) if named else None for named in made]
 
     return run
@@ -332,7 +332,8 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
     try:
         ready = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
     except Exception as error:  # various types for an unknown operator, domain or version
-        raise ProblemError(f"{about}: {error}") from None
+        told = " ".join(str(error).split(", schema.has_function")[0].split())
+        raise ProblemError(f"{about}: {told}") from None
 
     def evaluate(inputs: Sequence[Array]) -> Sequence[Any]:
         return list(ready.run(None, dict(zip(given, inputs, strict=True))))

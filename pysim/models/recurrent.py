@@ -46,7 +46,8 @@ def recurrent(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Arr
     settings = [Settings(one, *others) for one in functions]
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        found = _run(op, dict(zip(given, inputs, strict=True)), backward, settings, bool(about.get("layout", 0)))
+        with np.errstate(over="ignore", invalid="ignore"):  # of activations without bounds
+            found = _run(op, dict(zip(given, inputs, strict=True)), backward, settings, bool(about.get("layout", 0)))
         return [y for y, wanted in zip(found, made, strict=False) if wanted]
 
     return run
