@@ -3,11 +3,14 @@
 
 Each is run(inputs, attributes) and returns the one output, except DynamicQuantizeLinear. What is wrong in the package's definitions:
     AffineGrid                  divides by 0 for an axis of one pixel
+    Celu, Elu, Selu             lose the digits of small numbers in e^x - 1
+    Clip                        keeps infinities where a bound is left out
     Col2Im                      leaves out dilations
     ConvTranspose               with auto_pad it may make more outputs than the full ones
     DynamicQuantizeLinear       of zeros has another scale
     GatherElements              rejects indices that leave out some of an axis
     GlobalMaxPool, MeanVarianceNormalization    support images only
+    GroupNormalization          sums halves as halves
     GridSample                  is a Python loop over points, and lacks opset 16's names of the modes
     GRU, LSTM, RNN              ignore sequence_lens, clip, input_forget, activations and most directions
     LRN                         of size 1 leaves out all channels but the first
@@ -43,6 +46,7 @@ from pysim.models.regions import col2im, max_roi_pool, non_max_suppression, roi_
 from pysim.models.resize import resize
 
 Array = NDArray[Any]
+_SELU = float(np.float32(1.6732632)), float(np.float32(1.050701))  # alpha, gamma; ONNX has them in float32
 _SMALL = 1e-9  # what a standard deviation gets added, of the function that defines MeanVarianceNormalization
 
 
@@ -177,6 +181,51 @@ def _unsqueeze(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     return np.expand_dims(inputs[0], tuple(np.atleast_1d(axes).tolist()))
 
 
+def _clip(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
+    """A bound that is left out is the largest or smallest finite number: infinities are clipped, too."""
+    given, named = _attributes(node), [place for place, name in zip(("x", "min", "max"), node.input, strict=False) if name]
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        of = dict(zip(named, inputs, strict=True))
+        kind: np.dtype[Any] = of["x"].dtype if opset >= 11 else np.dtype(np.float32)
+        most = _limits(kind)
+        low, high = (of.get(name, given.get(name, getattr(most, name))) for name in ("min", "max"))
+        return [np.minimum(np.maximum(of["x"], low), high).astype(of["x"].dtype)]
+
+    return run
+
+
+def _limits(kind: np.dtype[Any]) -> Any:
+    import ml_dtypes  # has bfloat16, too
+
+    limits: Any = np.iinfo if kind.kind in "iu" else ml_dtypes.finfo
+    return limits(kind)
+
+
+def _exponential(y: Callable[[Array, Callable[..., Any]], Array]) -> "Definition":
+    """An activation of x with e^u - 1 as it is near 0; `y` gets x and what reads attributes."""
+
+    def run(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+        with np.errstate(over="ignore"):
+            return y(_wide(inputs[0]), attributes.get).astype(inputs[0].dtype)
+
+    return _of(run)
+
+
+def _celu(x: Array, given: Callable[..., Any]) -> Array:
+    alpha = given("alpha", 1.0)
+    return np.asarray(np.maximum(0, x) + np.minimum(0, alpha * np.expm1(x / alpha)))
+
+
+def _elu(x: Array, given: Callable[..., Any]) -> Array:
+    return np.asarray(np.where(x < 0, given("alpha", 1.0) * np.expm1(x), x))
+
+
+def _selu(x: Array, given: Callable[..., Any]) -> Array:
+    alpha, gamma = given("alpha", _SELU[0]), given("gamma", _SELU[1])
+    return np.asarray(gamma * np.where(x > 0, x, alpha * np.expm1(x)))
+
+
 def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     x, indices, updates = inputs
     found = x.copy()
@@ -260,6 +309,16 @@ def _layer_norm(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[A
     return run
 
 
+def _group_norm(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    """Sums are of float32 at least (stash_type). Scale and shift have a number for each group until opset 20, then one for each channel."""
+    x, *affine = inputs
+    groups = _wide(x).reshape(len(x), attributes["num_groups"], -1)
+    from_mean = groups - groups.mean(axis=2, keepdims=True)
+    y = from_mean / np.sqrt(np.square(from_mean).mean(axis=2, keepdims=True) + np.float32(attributes.get("epsilon", 1e-5)))
+    of_channel = [np.repeat(_wide(of), x.shape[1] // of.size).reshape(-1, *[1] * (x.ndim - 2)) for of in affine]
+    return np.asarray(y.reshape(x.shape) * of_channel[0] + of_channel[1], x.dtype)
+
+
 def _unique(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]]:
     """Along an axis or of all elements; unsorted ones in the order in which they come."""
     given = _attributes(node)
@@ -307,7 +366,8 @@ def with_places(
         for of, fill in ((x, least), (places, -1))
     )
     flat, where = (of.reshape(*of.shape[: x.ndim], -1) for of in (windows, at))
-    first = flat.argmax(axis=-1)[..., None]
+    most = flat.max(axis=-1, keepdims=True)
+    first = ((where >= 0) & ((flat == most) | (flat != flat))).argmax(axis=-1)[..., None]  # no pad, though it may be as large
     return np.take_along_axis(flat, first, -1)[..., 0], np.take_along_axis(where, first, -1)[..., 0].astype(np.int64)
 
 
@@ -328,14 +388,15 @@ def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Def
 # an onnx.NodeProto and its opset -> what runs it; None: the onnx package's definition does
 Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] | None]
 DEFINED: dict[str, Definition] = {
-    "AffineGrid": _of(affine_grid), "Col2Im": _of(col2im), "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized,
+    "AffineGrid": _of(affine_grid), "Celu": _exponential(_celu), "Clip": _clip, "Col2Im": _of(col2im),
+    "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized, "Elu": _exponential(_elu),
     "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
-    "GridSample": _of(grid_sample), "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm,
-    "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization), "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean),
-    "MeanVarianceNormalization": _of(_mean_variance), "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu),
-    "QuantizeLinear": quantize_linear, "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp),
-    "ReduceSumSquare": _reduced(_square_sum), "RoiAlign": roi_align, "Scatter": _of(_scatter), "Shape": _of(_shape),
-    "Slice": _of(_slice),
-    "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unique": _unique, "Unsqueeze": _of(_unsqueeze),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
+    "GridSample": _of(grid_sample), "GroupNormalization": _of(_group_norm), "Hardmax": _along(_largest), "LRN": _of(_lrn),
+    "LayerNormalization": _layer_norm, "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization),
+    "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance),
+    "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu), "QuantizeLinear": quantize_linear,
+    "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp), "ReduceSumSquare": _reduced(_square_sum),
+    "RoiAlign": roi_align, "Scatter": _of(_scatter), "Selu": _exponential(_selu),
+    "Shape": _of(_shape), "Slice": _of(_slice), "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unique": _unique,
+    "Unsqueeze": _of(_unsqueeze), **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
 }  # fmt: skip

@@ -2,7 +2,8 @@
 """QuantizeLinear in NumPy (https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html): y = saturate(round(x / scale) + zero point).
 
 A quotient of any size, also an infinite one, saturates to the largest or smallest whole number of the type. Eight-bit floats saturate
-unless `saturate` is 0, and have no zero point. A NaN becomes the smallest number, as where ONNX Runtime has vector code.
+unless `saturate` is 0, and have no zero point. From opset 23 on quotients are of `precision`, by default the scale's type, before of
+float32 at least. A NaN becomes the smallest number, as where ONNX Runtime has vector code.
 
 Worked number: x = 1e30, scale 0.05, uint8: 255; x = -infinity: 0.
 """
@@ -28,7 +29,8 @@ def quantize_linear(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequen
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
         x, scale, *zero = inputs
         kind = zero[0].dtype if zero else np.dtype(onnx.helper.tensor_dtype_to_np_dtype(named)) if named else np.dtype(np.uint8)
-        wide = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(precision)) if precision else np.result_type(x, np.float32)
+        own = scale.dtype if opset >= 23 else np.result_type(x, np.float32)
+        wide = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(precision)) if precision else own
         axis, block = about.get("axis", 1), about.get("block_size", 0)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # infinite, as it should be
             quotient = x.astype(wide) / _spread(scale, x.shape, axis, block).astype(wide)

@@ -130,7 +130,7 @@ def _gru(weights: Array, bias: Array, settings: Settings) -> Step:
         z, r = gates[:, :hidden], gates[:, hidden:]
         n = r * (h @ new + own) if settings.separate else (r * h) @ new
         n = g_of(n + sums[:, 2 * hidden :])
-        return n + z * (h - n), c
+        return (1 - z) * n + z * h, c  # n may be much larger
 
     return step
 

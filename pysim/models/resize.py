@@ -11,6 +11,9 @@ the image, unless the model gives another; then the size of the result is floor(
     half_pixel_symmetric  half_pixel, centred if the scale is not the quotient of the sizes
     tf_crop_and_resize  align_corners of the part from start to end of the axis; outside the image is the extrapolation value
 
+Linear interpolation has the shares 1 - |u| of the pixels at distance u < 1, cubic those of `cubic`. `antialias` stretches both by 1 / scale
+where the result is smaller.
+
 Coordinates are computed in float32, as in ONNX Runtime, so that ties round alike. Outside the image the nearest pixel's value holds.
 An image all of whose sizes are kept is copied, also by scales that are not 1: ONNX's text has scale = size / size there, as ONNX Runtime.
 
@@ -18,14 +21,18 @@ Worked number: 2 pixels to 4, half_pixel: x = -1/4, 1/4, 3/4, 5/4. The results a
 the last pixel. 10 pixels by 0.7 are 7, as float32(10) * float32(0.7) is 7, though float32(0.7) is below 0.7.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.errors import ProblemError
+
 Array = NDArray[Any]
 CROP = b"tf_crop_and_resize"
+_REACH = {b"linear": 1, b"cubic": 2}  # of pixels, to either side
 _TIE = np.float64(1e-6)  # coordinates this close to a half count as ties, as in ONNX Runtime 1.32
 
 
@@ -38,6 +45,7 @@ class Rule(NamedTuple):
     a: float  # of the cubic kernel
     exclude_outside: bool
     extrapolation: float
+    antialias: bool
 
 
 class Axis(NamedTuple):
@@ -50,14 +58,15 @@ class Axis(NamedTuple):
 
 
 def rule_of(op: str, given: Mapping[str, Any], is_old: bool) -> Rule | None:
-    """None for what is not computed here: antialiasing and unknown words. `is_old`: an Upsample, or a Resize of opset 10."""
+    """None for unknown words. `is_old`: an Upsample, or a Resize of opset 10."""
     place = b"asymmetric" if is_old else given.get("coordinate_transformation_mode", b"half_pixel")
     mode, nearest = given.get("mode", b"nearest"), b"floor" if is_old else given.get("nearest_mode", b"round_prefer_floor")
     known = (place in _PLACES or place == CROP) and mode in (b"nearest", b"linear", b"cubic") and nearest in _ROUNDED
-    if not known or given.get("antialias"):
+    if not known:
         return None
     a, exclude = np.float32(given.get("cubic_coeff_a", -0.75)), bool(given.get("exclude_outside", 0))
-    return Rule(mode, place, nearest, float(a), exclude, float(np.float32(given.get("extrapolation_value", 0.0))))
+    outside, antialias = float(np.float32(given.get("extrapolation_value", 0.0))), bool(given.get("antialias", 0))
+    return Rule(mode, place, nearest, float(a), exclude, outside, antialias)
 
 
 def sizes_by(scales: Sequence[float], sizes: Sequence[int]) -> list[int]:
@@ -68,35 +77,29 @@ def sizes_by(scales: Sequence[float], sizes: Sequence[int]) -> list[int]:
 def axis_of(rule: Rule, size: int, out: int, scale: float, crop: tuple[float, float] = (0.0, 1.0)) -> Axis:
     i, outside = np.arange(out, dtype=np.float32), None
     if rule.place == CROP:
-        where = _cropped(i, size, out, *map(np.float32, crop))
+        where = _cropped(np.arange(out, dtype=np.float64), size, out, *crop)
         outside = (where < 0) | (where > size - 1)
     else:
-        where = _PLACES[rule.place](i, np.float32(scale), size, out)
-    where = where.astype(np.float32)
+        where = _PLACES[rule.place](i, np.float32(scale), size, out).astype(np.float32)
     if rule.mode == b"nearest":
         return Axis(np.clip(_ROUNDED[rule.nearest](where), 0, size - 1), None, outside)
-    where = where if rule.mode == b"cubic" else np.clip(where, 0, size - 1)
     first = np.floor(where).astype(np.int64)
-    share = where.astype(np.float64) - first
-    taps, shares = (range(-1, 3), cubic(share, rule.a)) if rule.mode == b"cubic" else (range(2), [1 - share, share])
-    at, of = np.stack([first + tap for tap in taps]), np.stack(shares)
+    stretch = min(scale, 1.0) if rule.antialias else 1.0
+    before = math.floor(-_REACH[rule.mode] / stretch) + 1
+    taps = np.arange(before, 2 - before)[:, None]
+    distance = np.abs(taps - (where.astype(np.float64) - first)) * stretch
+    at, shares = first + taps, np.clip(1 - distance, 0, 1) if rule.mode == b"linear" else cubic(distance, rule.a)
     if rule.exclude_outside:
-        of = np.where((at < 0) | (at >= size), 0, of)
-        of /= of.sum(axis=0)
-    return Axis(np.clip(at, 0, size - 1), of, outside)
+        shares = np.where((at < 0) | (at >= size), 0, shares)
+    if rule.exclude_outside or rule.antialias:
+        shares = shares / shares.sum(axis=0)
+    return Axis(np.clip(at, 0, size - 1), shares, outside)
 
 
-def cubic(t: Array, a: float) -> list[Array]:
-    """Shares of pixels -1, 0, 1, 2 at coordinate t, 0 <= t < 1 (Keys, "Cubic convolution interpolation for digital image processing",
-    1981)."""
-
-    def near(u: Array) -> Array:
-        return ((a + 2) * u - (a + 3)) * u * u + 1
-
-    def far(u: Array) -> Array:
-        return a * (((u - 5) * u + 8) * u - 4)
-
-    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
+def cubic(u: Array, a: float) -> Array:
+    """The share of a pixel at distance u (Keys, "Cubic convolution interpolation for digital image processing", 1981)."""
+    near, far = ((a + 2) * u - (a + 3)) * u * u + 1, a * (((u - 5) * u + 8) * u - 4)
+    return np.asarray(np.where(u <= 1, near, np.where(u < 2, far, 0)))
 
 
 def resize(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:
@@ -130,6 +133,9 @@ def _resized(rule: Rule, given: Mapping[str, Any], told: Mapping[str, Array]) ->
     else:
         scales = told["scales"].tolist() if "scales" in told else list(given["scales"])
         out = sizes_by(scales, sizes)
+        if rule.place == CROP and any(end - start != 1 for start, end in zip(*np.split(told["roi"], 2), strict=True)):
+            why = "ONNX's text and its shape inference differ in the size of the result; expected sizes, not scales"
+            raise ProblemError(f"it resizes a part of its input (roi {told['roi'].tolist()}) by scales; {why}")
     corners = told["roi"].tolist() if rule.place == CROP else [0.0] * len(axes) + [1.0] * len(axes)
     if out == sizes and rule.place != CROP:
         return x.copy()
@@ -149,11 +155,10 @@ def _resized(rule: Rule, given: Mapping[str, Any], told: Mapping[str, Array]) ->
     return np.asarray(y if x.dtype.kind == "f" else np.rint(y) if y.dtype.kind == "f" else y).astype(x.dtype)
 
 
-def _cropped(i: Array, size: int, out: int, start: Any, end: Any) -> Array:
-    last = np.float32(size - 1)
-    if out == 1:
-        return np.asarray(np.float32(0.5) * (start + end) * last + 0 * i)
-    return np.asarray(start * last + i * (end - start) * last / np.float32(out - 1))
+def _cropped(i: Array, size: int, out: int, start: float, end: float) -> Array:
+    """In float64: where a part ends is seldom a float32, and its last pixel should not be outside for that."""
+    last = size - 1
+    return 0.5 * (start + end) * last + 0 * i if out == 1 else start * last + i * (end - start) * last / (out - 1)
 
 
 def _half_pixel(i: Array, scale: np.float32, size: int, out: int) -> Array:
@@ -166,8 +171,7 @@ def _aligned(i: Array, scale: np.float32, size: int, out: int) -> Array:
 
 
 def _symmetric(i: Array, scale: np.float32, size: int, out: int) -> Array:
-    adjusted = np.float32(out) / (scale * np.float32(size))
-    return np.float32(size / 2) * (1 - adjusted) + _half_pixel(i, scale, size, out)
+    return (i + np.float32((1 - out) / 2)) / scale + np.float32((size - 1) / 2)  # exact in the middle
 
 
 _PLACES: dict[bytes, Callable[[Array, np.float32, int, int], Array]] = {

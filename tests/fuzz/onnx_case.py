@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One generated ONNX node as a model, for `onnx_peer`: random choices, and inputs that are given or constants."""
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -12,6 +13,15 @@ FLOATS = ("float32", "float64", "float16")
 WHOLE = ("int64", "int32", "int8", "uint8", "int16", "uint16", "uint32", "uint64")
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e38, -3e38, 1e-30, 0.5, -0.5, 1.5, 2.5, 65504.0, 1e10, -1e10, 300.0, -129.0)
 OPSETS = range(7, 24)
+
+
+@cache
+def _first_opsets() -> dict[str, int]:
+    since: dict[str, int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            since[schema.name] = min(schema.since_version, since.get(schema.name, schema.since_version))
+    return since
 
 
 class Case(NamedTuple):
@@ -35,11 +45,7 @@ class Make:
         self.op, self.domain = op, domain
         self.opset = int(self.rng.choice(OPSETS))
         if not domain:
-            try:
-                since = min(schema.since_version for schema in onnx.defs.get_all_schemas_with_history() if schema.name == op)
-            except ValueError:
-                since = 1
-            self.opset = max(self.opset, since)
+            self.opset = max(self.opset, _first_opsets().get(op, 1))
         self.arrays: dict[str, Any] = {}
         self.constants: set[str] = set()
 

@@ -1,64 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ONNX Runtime 1.32 itself does not follow ONNX's text (https://onnx.ai/onnx/operators/), by operator, each with its reason.
+"""Where ONNX Runtime 1.32 itself does not follow ONNX's text (https://onnx.ai/onnx/operators/), by operator, each with its reason and with
+what is right (`onnx_text`).
 
-These hold for what `onnx_peer` generates, and are asked only where the results differ."""
+They are asked only where a result differs from ONNX Runtime's; it must then be equal to what is right."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-
-Attributes = Mapping[str, Any]
-Inputs = Sequence[Any]
+import onnx_text
+from onnx_text import Node
 
 
 class Deviation(NamedTuple):
     reason: str
-    holds: Callable[[Attributes, Inputs, int], bool]  # (attributes, inputs, opset)
+    holds: Callable[[Node], bool]
+    right: Callable[[Node], list[Any]]
 
 
-def _states_no_threshold(given: Attributes, inputs: Inputs, opset: int) -> bool:
+def _states_no_threshold(node: Node) -> bool:
     """A ThresholdedRelu that the alphas do not reach."""
-    names = [name.decode() for name in given.get("activations", ())]
+    names = [name.decode() for name in node.attributes.get("activations", ())]
     taking = [name for name in names if name in ("LeakyRelu", "ThresholdedRelu", "Affine", "ScaledTanh", "HardSigmoid", "Elu")]
-    return "ThresholdedRelu" in taking[len(given.get("activation_alpha", ())) :]
+    return "ThresholdedRelu" in taking[len(node.attributes.get("activation_alpha", ())) :]
 
 
-def _parts(given: Attributes, inputs: Inputs, opset: int) -> bool:
-    """Scales that lead to no whole sizes."""
-    x, scales = inputs[0], inputs[2] if len(inputs) > 2 else None
-    if scales is None or not scales.size or given.get("coordinate_transformation_mode") != b"align_corners":
+def _clipped_cell(node: Node) -> bool:
+    return node.op == "LSTM" and "clip" in node.attributes
+
+
+def _rule(node: Node) -> bytes:
+    return bytes(node.attributes.get("coordinate_transformation_mode", b"half_pixel"))
+
+
+def _parts(node: Node) -> bool:
+    """align_corners by scales that lead to no whole sizes."""
+    x, scales = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    if scales is None or not scales.size or _rule(node) != b"align_corners":
         return False
-    axes = given.get("axes", range(x.ndim))
+    axes = node.attributes.get("axes", range(x.ndim))
     return any(np.float32(x.shape[axis]) * scale % 1 for axis, scale in zip(axes, scales, strict=True))
 
 
-def _shapes(inputs: Inputs) -> list[tuple[int, ...]]:
-    return [one.shape for one in inputs if one is not None]
+def _same_padding(node: Node) -> bool:
+    return bool(node.attributes.get("auto_pad", b"").startswith(b"SAME"))
+
+
+def _dilated(node: Node) -> bool:
+    return max(node.attributes.get("dilations", [1])) > 1
+
+
+def _wide_strides(node: Node) -> bool:
+    kernel = node.attributes["kernel_shape"]
+    return any(stride > size for stride, size in zip(node.attributes.get("strides", [1] * len(kernel)), kernel, strict=True))
+
+
+def _rounded_down(node: Node) -> list[Any]:
+    """Nearest pixels of opset 10: pixel floor(i / scale)."""
+    x, scales = node.inputs
+    for axis, scale in enumerate(scales):
+        size = x.shape[axis]
+        out = int(np.float32(size) * scale)
+        x = x.take(np.minimum(np.floor(np.arange(out, dtype=np.float32) / scale), size - 1).astype(int), axis)
+    return [x]
 
 
 _RECURRENT = (
-    Deviation("a ThresholdedRelu without an alpha has 0, not the operator's default, 1", _states_no_threshold),
-    Deviation("Softplus and what is made of it overflow", lambda given, inputs, opset: b"Softplus" in given.get("activations", ())),
-)
+    Deviation("clip does not bound c before h = o tanh(c)", _clipped_cell, onnx_text.recurrent),
+    Deviation("a ThresholdedRelu without an alpha has 0, not the operator's default, 1", _states_no_threshold, onnx_text.recurrent),
+    Deviation("Softplus and what is made of it overflow", lambda node: b"Softplus" in node.attributes.get("activations", ()),
+              onnx_text.recurrent),
+)  # fmt: skip
+_POOLS = (
+    Deviation("padding by auto_pad leaves out dilations", lambda node: _same_padding(node) and _dilated(node), onnx_text.pool),
+    Deviation("auto_pad pads by negative numbers where the stride is larger than the window",
+              lambda node: _same_padding(node) and _wide_strides(node), onnx_text.pool),
+)  # fmt: skip
 DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
-    "Col2Im": (Deviation("dilations of blocks of one and three axes count as strides", lambda given, inputs, opset: (
-        len(inputs[1]) != 2 and max(given.get("dilations", [1])) > 1)),),
+    "AveragePool": _POOLS, "LpPool": _POOLS, "MaxPool": _POOLS,
+    "Celu": (Deviation("it subtracts 1 from e^x, and so loses the digits of small numbers", lambda node: True, onnx_text.celu),),
+    "Col2Im": (Deviation("dilations of blocks of one and three axes count as strides",
+                         lambda node: len(node.inputs[1]) != 2 and _dilated(node), onnx_text.folded),),
     "Dropout": (Deviation("in inference the mask is empty before opset 12, later, as in the text, full",
-                          lambda given, inputs, opset: opset < 12),),
+                          lambda node: node.opset < 12, onnx_text.kept),),
     "GRU": _RECURRENT, "LSTM": _RECURRENT, "RNN": _RECURRENT,
-    "MaxPool": (Deviation("padding by auto_pad leaves out dilations", lambda given, inputs, opset: (
-        max(given.get("dilations", [1])) > 1 and given.get("auto_pad", b"").startswith(b"SAME"))),),
-    "MeanVarianceNormalization": (Deviation("it takes the root of a difference of squares, below 0 where an axis is constant", (
-        lambda given, inputs, opset: 1 in inputs[0].shape)),),
-    "Resize": (Deviation("align_corners by scales to no whole size: it rounds the length, ONNX's tests do not", _parts),
+    "GroupNormalization": (Deviation("until opset 20 the variance is a difference of squares, of halves in halves",
+                                     lambda node: node.opset < 21, onnx_text.of_groups),),
+    "MeanVarianceNormalization": (Deviation("it takes the root of a difference of squares, below 0 where an axis is constant",
+                                            lambda node: 1 in node.inputs[0].shape, onnx_text.normalised),),
+    "Resize": (Deviation("align_corners by scales to no whole size: it rounds the length, ONNX's tests do not", _parts,
+                         onnx_text.resized),
                Deviation("nearest pixels of opset 10 are rounded up where the result is smaller; PyTorch rounds down",
-                         lambda given, inputs, opset: opset == 10 and given.get("mode", b"nearest") == b"nearest"),
-               Deviation("where the outer axes keep their sizes, they are not cropped", lambda given, inputs, opset: (
-                   given.get("mode") != b"nearest" and given.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
-                   and max(inputs[0].shape[:2]) > 1))),
-    "ReduceLogSumExp": (Deviation("whole numbers are rounded before they are added", lambda given, inputs, opset: (
-        inputs[0].dtype.kind in "iu")),),
-    "Shrink": (Deviation("whole numbers are shrunk as float32", lambda given, inputs, opset: inputs[0].dtype.kind in "iu"),),
-    "Sign": (Deviation("the sign of NaN in float16 is 0", lambda given, inputs, opset: bool(np.isnan(inputs[0]).any())),),
+                         lambda node: node.opset == 10 and node.attributes.get("mode", b"nearest") == b"nearest", _rounded_down),
+               Deviation("axes that keep their sizes are not cropped", lambda node: _rule(node) == b"tf_crop_and_resize",
+                         onnx_text.reference),
+               Deviation("antialiasing has coordinates of its own, half_pixel's, whatever the rule",
+                         lambda node: bool(node.attributes.get("antialias")) and _rule(node) != b"half_pixel", onnx_text.reference)),
+    "ReduceLogSumExp": (Deviation("whole numbers are rounded before they are added", lambda node: node.inputs[0].dtype.kind in "iu",
+                                  onnx_text.log_sum_exp),),
+    "Shrink": (Deviation("whole numbers are shrunk as float32", lambda node: node.inputs[0].dtype.kind in "iu", onnx_text.shrunk),),
+    "Sign": (Deviation("the sign of NaN in float16 is 0", lambda node: bool(np.isnan(node.inputs[0]).any()), onnx_text.signs),),
 }  # fmt: skip
