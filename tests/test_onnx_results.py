@@ -112,6 +112,51 @@ def test_aligned_corners_by_a_fraction_are_those_of_onnxs_own_tests():
     assert abs(y[0, 0, 0, 1] - 2.39519) < 1e-4
 
 
+@pytest.mark.parametrize("constant", [True, False])
+def test_nearest_pixels_of_opset_10_are_those_of_its_own_test(constant):
+    x, scales = np.arange(1, 9, dtype=np.float32).reshape(1, 1, 2, 4), {"scales": np.array([1, 1, 0.6, 0.6], np.float32)}
+    proto, given = made("Resize", {"x": x} | ({} if constant else scales), scales if constant else {}, 10, shape=(1, 1, 1, 2))
+    assert results(proto, given)[0].tolist() == [[[[1, 3]]]]
+    assert_like_onnxruntime(proto, given)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_scales_that_a_model_computes_run_if_the_shape_is_declared_and_else_are_refused(declared):
+    """From its input's values; scales that follow from shapes alone are constants."""
+    nodes = [
+        helper.make_node("Add", ["scales", "one"], ["sums"]),
+        helper.make_node("Resize", ["x", "", "sums"], ["y"], name="it", mode="linear"),
+    ]
+    infos = [helper.make_tensor_value_info("x", 1, (1, 1, 10, 4)), helper.make_tensor_value_info("scales", 1, (4,))]
+    end = helper.make_tensor_value_info("y", 1, (1, 1, 17, 4)) if declared else helper.make_value_info("y", onnx.TypeProto())
+    graph = helper.make_graph(nodes, "one", infos, [end], [numpy_helper.from_array(np.ones(4, np.float32), "one")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    given = {"x": numbers(1, 1, 10, 4), "scales": np.array([0, 0, 0.7, 0], np.float32)}
+    if declared:
+        assert_like_onnxruntime(proto, given)
+        with pytest.raises(ProblemError, match=r'Resize "it" cannot be run: its result has the shape .*18.*17'):
+            results(proto, given | {"scales": np.array([0, 0, 0.8, 0], np.float32)})
+    else:
+        with pytest.raises(ProblemError, match=r'"y" has the dynamic shape .* behind Resize "it"; give the model fixed sizes'):
+            results(proto, given)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("size", [10, 20, 30])
+def test_scales_that_follow_from_shapes_are_products_in_float32_too(opset, size):
+    nodes = [helper.make_node("Shape", ["x"], ["shape"]), helper.make_node("Slice", ["shape", "two", "four"], ["sizes"]),
+             helper.make_node("Cast", ["sizes"], ["real"], to=1), helper.make_node("Mul", ["real", "by"], ["wanted"]),
+             helper.make_node("Div", ["wanted", "real"], ["ratio"]), helper.make_node("Concat", ["ones", "ratio"], ["scales"], axis=0),
+             helper.make_node("Resize", ["x", "roi", "scales"], ["y"], name="it")]  # fmt: skip
+    held = {"two": np.array([2]), "four": np.array([4]), "by": np.array([0.7, 1.9], np.float32), "ones": np.ones(2, np.float32),
+            "roi": np.zeros(0, np.float32)}  # fmt: skip
+    infos = [helper.make_tensor_value_info("x", 1, (1, 1, size, size))]
+    constants = [numpy_helper.from_array(of, name) for name, of in held.items()]
+    graph = helper.make_graph(nodes, "one", infos, [helper.make_value_info("y", onnx.TypeProto())], constants)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    assert_like_onnxruntime(proto, {"x": numbers(1, 1, size, size)})
+
+
 @pytest.mark.parametrize("given_c", [True, False])
 @pytest.mark.parametrize("given_b", [True, False])
 def test_a_gemm_with_beta_0_does_not_read_c(given_c, given_b):

@@ -8,6 +8,7 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     Col2Im                      leaves out dilations
     ConvTranspose               with auto_pad it may make more outputs than the full ones
     DynamicQuantizeLinear       of zeros has another scale
+    Gelu                        of halves is computed in halves
     GatherElements              rejects indices that leave out some of an axis
     GlobalMaxPool, MeanVarianceNormalization    support images only
     GroupNormalization          sums halves as halves
@@ -32,6 +33,7 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     Unsqueeze                   inserts several axes one after the other
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -203,10 +205,10 @@ def _limits(kind: np.dtype[Any]) -> Any:
 
 
 def _exponential(y: Callable[[Array, Callable[..., Any]], Array]) -> "Definition":
-    """An activation of x with e^u - 1 as it is near 0; `y` gets x and what reads attributes."""
+    """An activation of x in float32 at least, with the digits of small results; `y` gets x and what reads attributes."""
 
     def run(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             return y(_wide(inputs[0]), attributes.get).astype(inputs[0].dtype)
 
     return _of(run)
@@ -224,6 +226,12 @@ def _elu(x: Array, given: Callable[..., Any]) -> Array:
 def _selu(x: Array, given: Callable[..., Any]) -> Array:
     alpha, gamma = given("alpha", _SELU[0]), given("gamma", _SELU[1])
     return np.asarray(gamma * np.where(x > 0, x, alpha * np.expm1(x)))
+
+
+def _gelu(x: Array, given: Callable[..., Any]) -> Array:
+    if given("approximate", b"none") == b"tanh":  # (1 + tanh u) / 2 = 1 / (1 + exp(-2u))
+        return np.asarray(x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+    return np.asarray(0.5 * x * np.vectorize(math.erfc, otypes=[x.dtype])(-x / np.sqrt(2)))
 
 
 def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
@@ -390,9 +398,10 @@ Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] |
 DEFINED: dict[str, Definition] = {
     "AffineGrid": _of(affine_grid), "Celu": _exponential(_celu), "Clip": _clip, "Col2Im": _of(col2im),
     "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized, "Elu": _exponential(_elu),
-    "GatherElements": _of(_gather_elements), "GlobalLpPool": _of(_global_lp_pool), "GlobalMaxPool": _of(_global_max_pool),
-    "GridSample": _of(grid_sample), "GroupNormalization": _of(_group_norm), "Hardmax": _along(_largest), "LRN": _of(_lrn),
-    "LayerNormalization": _layer_norm, "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization),
+    "GatherElements": _of(_gather_elements), "Gelu": _exponential(_gelu), "GlobalLpPool": _of(_global_lp_pool),
+    "GlobalMaxPool": _of(_global_max_pool), "GridSample": _of(grid_sample), "GroupNormalization": _of(_group_norm),
+    "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm,
+    "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization),
     "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance),
     "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu), "QuantizeLinear": quantize_linear,
     "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp), "ReduceSumSquare": _reduced(_square_sum),

@@ -359,7 +359,7 @@ def by_reference(node: Node) -> Callable[..., None]:
             if out is None:
                 continue
             if np.shape(found) != out.shape:
-                told = f"onnx's own definition of it gives the shape {list(np.shape(found))}, its shape inference {list(out.shape)}"
+                told = f"its result has the shape {list(np.shape(found))}, declared or inferred is {list(out.shape)}"
                 raise ProblemError(f'{node.op.removeprefix("onnx.")} "{printable(node.name)}" cannot be run: {told}')
             out[...] = found
 

@@ -33,6 +33,7 @@ from pysim.errors import ProblemError
 Array = NDArray[Any]
 CROP = b"tf_crop_and_resize"
 _REACH = {b"linear": 1, b"cubic": 2}  # of pixels, to either side
+_OLD = b""  # until opset 10: ONNX's tests round i / 0.6 up and i / 2 down, as ONNX Runtime does
 _TIE = np.float64(1e-6)  # coordinates this close to a half count as ties, as in ONNX Runtime 1.32
 
 
@@ -60,8 +61,8 @@ class Axis(NamedTuple):
 def rule_of(op: str, given: Mapping[str, Any], is_old: bool) -> Rule | None:
     """None for unknown words. `is_old`: an Upsample, or a Resize of opset 10."""
     place = b"asymmetric" if is_old else given.get("coordinate_transformation_mode", b"half_pixel")
-    mode, nearest = given.get("mode", b"nearest"), b"floor" if is_old else given.get("nearest_mode", b"round_prefer_floor")
-    known = (place in _PLACES or place == CROP) and mode in (b"nearest", b"linear", b"cubic") and nearest in _ROUNDED
+    mode, nearest = given.get("mode", b"nearest"), _OLD if is_old else given.get("nearest_mode", b"round_prefer_floor")
+    known = (place in _PLACES or place == CROP) and mode in (b"nearest", b"linear", b"cubic") and nearest in (_OLD, *_ROUNDED)
     if not known:
         return None
     a, exclude = np.float32(given.get("cubic_coeff_a", -0.75)), bool(given.get("exclude_outside", 0))
@@ -82,7 +83,8 @@ def axis_of(rule: Rule, size: int, out: int, scale: float, crop: tuple[float, fl
     else:
         where = _PLACES[rule.place](i, np.float32(scale), size, out).astype(np.float32)
     if rule.mode == b"nearest":
-        return Axis(np.clip(_ROUNDED[rule.nearest](where), 0, size - 1), None, outside)
+        nearest = rule.nearest if rule.nearest != _OLD else b"ceil" if scale < 1 else b"floor"
+        return Axis(np.clip(_ROUNDED[nearest](where), 0, size - 1), None, outside)
     first = np.floor(where).astype(np.int64)
     stretch = min(scale, 1.0) if rule.antialias else 1.0
     before = math.floor(-_REACH[rule.mode] / stretch) + 1

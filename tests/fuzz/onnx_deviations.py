@@ -55,16 +55,6 @@ def _wide_strides(node: Node) -> bool:
     return any(stride > size for stride, size in zip(node.attributes.get("strides", [1] * len(kernel)), kernel, strict=True))
 
 
-def _rounded_down(node: Node) -> list[Any]:
-    """Nearest pixels of opset 10: pixel floor(i / scale)."""
-    x, scales = node.inputs
-    for axis, scale in enumerate(scales):
-        size = x.shape[axis]
-        out = int(np.float32(size) * scale)
-        x = x.take(np.minimum(np.floor(np.arange(out, dtype=np.float32) / scale), size - 1).astype(int), axis)
-    return [x]
-
-
 _RECURRENT = (
     Deviation("clip does not bound c before h = o tanh(c)", _clipped_cell, onnx_text.recurrent),
     Deviation("a ThresholdedRelu without an alpha has 0, not the operator's default, 1", _states_no_threshold, onnx_text.recurrent),
@@ -90,8 +80,9 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
                                             lambda node: 1 in node.inputs[0].shape, onnx_text.normalised),),
     "Resize": (Deviation("align_corners by scales to no whole size: it rounds the length, ONNX's tests do not", _parts,
                          onnx_text.resized),
-               Deviation("nearest pixels of opset 10 are rounded up where the result is smaller; PyTorch rounds down",
-                         lambda node: node.opset == 10 and node.attributes.get("mode", b"nearest") == b"nearest", _rounded_down),
+               Deviation("the middle of half_pixel_symmetric is rounded, so that its nearest pixel may be another one",
+                         lambda node: _rule(node) == b"half_pixel_symmetric" and node.attributes.get("mode", b"nearest") == b"nearest",
+                         onnx_text.symmetric),
                Deviation("axes that keep their sizes are not cropped", lambda node: _rule(node) == b"tf_crop_and_resize",
                          onnx_text.reference),
                Deviation("antialiasing has coordinates of its own, half_pixel's, whatever the rule",

@@ -42,7 +42,6 @@ _ELEMENTS = {*onnx_recipes_math.UNARY, *onnx_recipes_math.BINARY, *onnx_recipes_
 _BY_ELEMENT = (_ELEMENTS | {"Cast", "CastLike", "Clip", "Mod", "Where"}) - {"Gelu", "HardSwish", "Mean", "Mish", "Sum"}  # they add
 
 
-
 class Verdict(NamedTuple):
     what: str  # equal, refused, wrong, deviates, unnamed (a refusal), or not compared: peer
     why: str = ""

@@ -5,6 +5,8 @@ plain loops, by the onnx package's reference, or by ONNX Runtime for the same no
 Each function returns the outputs of a `Node`; inputs that are left out are None."""
 
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from math import ceil, floor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +46,27 @@ def resized(node: Node) -> list[Any]:
         if one.name == name:
             one.CopyFrom(onnx.numpy_helper.from_array(mended, name))
     return reference(node._replace(content=model.SerializeToString(), given=given))
+
+
+_NEAREST: dict[bytes, Callable[[Fraction], int]] = {
+    b"floor": floor, b"ceil": ceil, b"round_prefer_floor": lambda x: ceil(x - Fraction(1, 2)),
+    b"round_prefer_ceil": lambda x: floor(x + Fraction(1, 2)),
+}  # fmt: skip
+
+
+def symmetric(node: Node) -> list[Any]:
+    """Nearest pixels by half_pixel_symmetric, in fractions."""
+    x, scales = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+    sizes = node.inputs[3].tolist() if scales is None or not scales.size else None
+    nearest = _NEAREST[node.attributes.get("nearest_mode", b"round_prefer_floor")]
+    for at, axis in enumerate(node.attributes.get("axes", range(x.ndim))):
+        size = x.shape[axis]
+        scale = Fraction(sizes[at], size) if sizes else Fraction(float(scales[at]))
+        out = sizes[at] if sizes else int(np.float32(size) * scales[at])
+        offset = Fraction(size, 2) * (1 - out / (scale * size))
+        places = [nearest(offset + (i + Fraction(1, 2)) / scale - Fraction(1, 2)) for i in range(out)]
+        x = x.take(np.clip(places, 0, size - 1), axis)
+    return [x]
 
 
 def with_attributes(node: Node, less: Sequence[str] = (), **more: Any) -> list[Any]:
