@@ -8,6 +8,7 @@ from graphs import helper, numpy_helper
 from onnx_models import model_of
 
 from pysim.errors import ProblemError
+from pysim.models import recurrent
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -146,6 +147,17 @@ def test_the_batch_in_front_is_the_same_layer(op, direction):
     moved = {name: np.ascontiguousarray(of.swapaxes(0, 1)) if name in "xhc" else of for name, of in known.items()}
     (y, last), (right, end) = results(front, known), results(behind, moved)
     assert np.array_equal(y, right.transpose(2, 0, 1, 3)) and np.array_equal(last, end.swapaxes(0, 1))
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_constant_weights_are_prepared_once(op, monkeypatch):
+    calls, prepared = [], recurrent._prepared
+    monkeypatch.setattr(recurrent, "_prepared", lambda *given: (calls.append(1), prepared(*given))[1])
+    proto, known = layer(op, {"direction": "bidirectional"}, (6, 2, 5), states=True)
+    model = model_of(proto)
+    found = [model(**{name: known[name] for name in model.inputs}) for _ in range(3)]
+    assert len(calls) == 1
+    assert all(np.array_equal(y, first) for one in found for y, first in zip(one, found[0], strict=True))
 
 
 def test_a_sequence_of_no_steps_keeps_its_first_state():

@@ -20,6 +20,8 @@ from pysim.frontends.onnx_arrays import Constants, Parts, constant_of
 from pysim.models.definitions import backward_too, with_places
 from pysim.models.fusion import norm_constants
 from pysim.models.graph import Graph, Node
+from pysim.models.operators import checked
+from pysim.models.recurrent import INPUTS, WEIGHTS, recurrent
 from pysim.problem.conv import Conv
 
 _SLOPE = float(np.float32(0.01))  # attributes are float32
@@ -255,6 +257,17 @@ def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | more)
 
 
+def _recurrent(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A layer with constant weights, which are prepared once."""
+    places = [(place, name) for place, name in zip(INPUTS, node.inputs, strict=False) if name]
+    if any(place in WEIGHTS and name not in constants for place, name in places):
+        return None
+    held = {place: constants[name] for place, name in places if place in WEIGHTS}
+    run = checked(node.attributes["proto"], recurrent(node.attributes["proto"], opset, held))
+    left = tuple(name for place, name in places if place not in held)
+    return node._replace(op=f"onnx.{node.op}", inputs=left, attributes={"reference": run})
+
+
 def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     bounds, kind = [], graph.tensors[node.output].dtype
     if kind.kind != "f":
@@ -438,5 +451,6 @@ LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
     "Pad": _pad, "Pow": _pow, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
-    "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view), **onnx_arrays.LOWER,
+    "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **onnx_arrays.LOWER,
 }  # fmt: skip

@@ -285,11 +285,14 @@ ACTIVATED = frozenset({"Add", "Affine"})  # may have a fused ReLU
 _BETTER_LATER = {"BatchNormalization": (7, 14), "DequantizeLinear": (10, 19)}
 
 
-def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[Sequence[Array]], Sequence[Any]]:
+Reference = Callable[[Sequence[Array]], Sequence[Any]]
+
+
+def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Reference:
     """The definition of a node (an onnx.NodeProto): that in `DEFINED`, else the onnx package's own. It is called with the named inputs in
     the node's order, and returns the outputs, None for unnamed ones. `elements`: ONNX's types of the inputs. ProblemError if there is no
     definition, or if it fails."""
-    given, made = [name for name in node.input if name], [bool(name) for name in node.output]
+    given = [name for name in node.input if name]
     about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
     own = DEFINED.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     try:
@@ -297,7 +300,12 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     except ProblemError as error:
         raise ProblemError(f"{about}: {error}") from None
     evaluate = _packages(node, opset, elements, given, about) if defined is None else defined
-    whose = "onnx's own definition of it" if defined is None else "its definition"
+    return checked(node, evaluate, "onnx's own definition of it" if defined is None else "its definition")
+
+
+def checked(node: Any, evaluate: Callable[[Sequence[Array]], Sequence[Any]], whose: str = "its definition") -> Reference:
+    """What runs a node by `evaluate`, which returns the named outputs alone, with errors that name the node."""
+    about, made = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run', [bool(name) for name in node.output]
 
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         try:

@@ -69,6 +69,8 @@ _POOLS = (
 DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     "AveragePool": _POOLS, "LpPool": _POOLS, "MaxPool": _POOLS,
     "Celu": (Deviation("it subtracts 1 from e^x, and so loses the digits of small numbers", lambda node: True, onnx_text.celu),),
+    "Clip": (Deviation("halves of opset 11 keep infinities where a bound is left out, those of later opsets do not",
+                       lambda node: node.opset == 11 and node.inputs[0].dtype == np.float16, onnx_text.clipped),),
     "Col2Im": (Deviation("dilations of blocks of one and three axes count as strides",
                          lambda node: len(node.inputs[1]) != 2 and _dilated(node), onnx_text.folded),),
     "Dropout": (Deviation("in inference the mask is empty before opset 12, later, as in the text, full",
@@ -90,5 +92,6 @@ DEVIATIONS: dict[str, tuple[Deviation, ...]] = {
     "ReduceLogSumExp": (Deviation("whole numbers are rounded before they are added", lambda node: node.inputs[0].dtype.kind in "iu",
                                   onnx_text.log_sum_exp),),
     "Shrink": (Deviation("whole numbers are shrunk as float32", lambda node: node.inputs[0].dtype.kind in "iu", onnx_text.shrunk),),
+    "Softplus": (Deviation("e^x overflows from opset 18 on", lambda node: node.opset >= 18, onnx_text.softplus),),
     "Sign": (Deviation("the sign of NaN in float16 is 0", lambda node: bool(np.isnan(node.inputs[0]).any()), onnx_text.signs),),
 }  # fmt: skip

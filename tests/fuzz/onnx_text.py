@@ -99,6 +99,17 @@ def celu(node: Node) -> list[Any]:
         return [(np.maximum(0, x) + np.minimum(0, alpha * np.expm1(x / alpha))).astype(node.inputs[0].dtype)]
 
 
+def clipped(node: Node) -> list[Any]:
+    """Bounds are numeric_limits' lowest and max where they are left out."""
+    x, low, high = [*node.inputs, None, None][:3]
+    most = np.finfo(x.dtype).max
+    return [np.minimum(np.maximum(x, -most if low is None else low), most if high is None else high)]
+
+
+def softplus(node: Node) -> list[Any]:
+    return [np.logaddexp(node.inputs[0].astype(np.float64), 0).astype(node.inputs[0].dtype)]
+
+
 def kept(node: Node) -> list[Any]:
     """Dropout in inference."""
     return [node.inputs[0], np.ones(node.inputs[0].shape, bool)][: node.outputs]
