@@ -24,7 +24,7 @@ from pysim.models.operators import checked
 from pysim.models.recurrent import INPUTS, WEIGHTS, recurrent
 from pysim.problem.conv import Conv
 
-_SLOPE = float(np.float32(0.01))  # attributes are float32
+_SLOPE, _STEEPNESS, _EPSILON = (float(np.float32(number)) for number in (0.01, 0.2, 1e-5))  # defaults are float32, as attributes are
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
@@ -199,7 +199,7 @@ def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     if not settled or len(x.shape) < 2 or not x.native or node.attributes.get("spatial", 1) != 1:
         return None
     gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
-    scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))
+    scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", _EPSILON))
     dtype = graph.tensors[node.output].dtype
     names = (constant_of(constants, node, "scale", scale.astype(dtype)), constant_of(constants, node, "shift", shift.astype(dtype)))
     return Node("Affine", node.name, (node.inputs[0], *names), node.outputs[:1])
@@ -296,7 +296,7 @@ def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | Non
     x = graph.tensors[node.inputs[0]]
     if not is_image(node.inputs[0], graph):
         return None
-    numbers = [np.full(x.shape[1], node.attributes.get(name, default), x.dtype) for name, default in (("alpha", 0.2), ("beta", 0.5))]
+    numbers = [np.full(x.shape[1], node.attributes.get(name, default), x.dtype) for name, default in (("alpha", _STEEPNESS), ("beta", 0.5))]
     names = [constant_of(constants, node, what, array) for what, array in zip(("alpha", "beta"), numbers, strict=True)]
     line = Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (f"{node.output}:line",))
     return [(line, x.shape), (Node("Clip", node.name, line.outputs, node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
@@ -318,7 +318,7 @@ def _plane_norm(node: Node, graph: Graph, constants: Constants) -> Parts | None:
         return None
     ones, zeros = (np.full(x.shape[2:], number, x.dtype) for number in (1, 0))
     names = [constant_of(constants, node, what, array) for what, array in (("ones", ones), ("zeros", zeros))]
-    about = {"axis": 2, "epsilon": node.attributes.get("epsilon", 1e-5)}
+    about = {"axis": 2, "epsilon": node.attributes.get("epsilon", _EPSILON)}
     norm = Node("LayerNormalization", node.name, (node.inputs[0], *names), node.outputs[:1], about)
     if (constants[node.inputs[1]] == 1).all() and not constants[node.inputs[2]].any():
         return [(norm, x.shape)]

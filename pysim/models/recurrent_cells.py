@@ -165,9 +165,10 @@ _FUNCTIONS: dict[str, Callable[[float, float], Function]] = {
     "tanh": lambda alpha, beta: np.tanh,
     "thresholdedrelu": lambda alpha, beta: lambda x: np.where(x > alpha, x, 0),
 }
+_STEEPNESS, _SLOPE = float(np.float32(0.2)), float(np.float32(0.01))  # float32, as attributes are
 # default alpha and beta, None: there is none and a model states it; functions that are not here take neither
 _NUMBERS: dict[str, tuple[tuple[float | None], tuple[float | None] | tuple[()]]] = {
-    "affine": ((None,), (None,)), "elu": ((1.0,), ()), "hardsigmoid": ((0.2,), (0.5,)), "leakyrelu": ((0.01,), ()),
+    "affine": ((None,), (None,)), "elu": ((1.0,), ()), "hardsigmoid": ((_STEEPNESS,), (0.5,)), "leakyrelu": ((_SLOPE,), ()),
     "scaledtanh": ((None,), (None,)), "thresholdedrelu": ((1.0,), ()),
 }  # fmt: skip
 
