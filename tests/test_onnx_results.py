@@ -66,6 +66,13 @@ def test_quotients_of_any_size_saturate(opset, kind, constant):
     assert_like_onnxruntime(proto, given)
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint16])
+def test_quotients_by_a_scale_for_each_place_of_an_axis_saturate(kind):
+    x = np.array([[1e10, -1e10, np.inf, -np.inf], [3e9, -3e9, 2.5, 3e38]], np.float32)
+    held = {"s": np.array([0.5, 0.25, 2, 1], np.float32), "z": np.array([3, 0, 1, 7], kind)}
+    assert_like_onnxruntime(*made("QuantizeLinear", {"x": x}, held, 21))
+
+
 @pytest.mark.parametrize("to", ["UINT8", "INT8", "INT32", "INT64", "FLOAT16", "BOOL"])
 def test_casts_are_those_of_onnxruntime(to):
     x = np.array([300, -129.7, 65504, 70000, 1e30, np.inf, -np.inf, 0.3, -0.0, 2.5, np.nan], np.float32)
@@ -82,7 +89,7 @@ SCALES = (0.35, 0.45, 0.7, 0.9, 1.3, 1.4, 1.8, 1.9, 2.3)
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 def test_sizes_by_scales_are_products_in_float32(scale, constant, mode):
-    for size in (10, 20, 30):
+    for size in (3, 10, 20, 30, 47, 64):
         numbers_of = {"roi": None, "scales": np.array([1, 1, scale, 1], np.float32)}
         x, out = numbers(1, 1, size, 4), int(np.float32(size) * np.float32(scale))
         held = numbers_of if constant else {}
@@ -91,6 +98,24 @@ def test_sizes_by_scales_are_products_in_float32(scale, constant, mode):
         if not constant:
             proto.graph.node[0].input.insert(1, "")
         assert results(proto, given)[0].shape == (1, 1, out, 4)
+        assert_like_onnxruntime(proto, given)
+
+
+@pytest.mark.parametrize("scale", [scale for scale in SCALES if scale > 1])
+@pytest.mark.parametrize("opset", [7, 9])
+def test_sizes_of_an_upsample_are_products_in_float32(scale, opset):
+    scales = np.array([1, 1, scale, 1], np.float32)
+    for size in (1, 10, 20, 30, 47, 64):
+        held, how = ({}, {"scales": scales.tolist()}) if opset < 9 else ({"s": scales}, {})
+        assert_like_onnxruntime(*made("Upsample", {"x": numbers(1, 1, size, 2)}, held, opset, mode="nearest", **how))
+
+
+@pytest.mark.parametrize("rule", ["half_pixel", "asymmetric"])
+@pytest.mark.parametrize("scale", [0.35, 0.9, 1.3, 2.3])
+def test_coordinates_are_those_of_the_scale_that_is_given(rule, scale):
+    for size in range(3, 24):
+        held = {"roi": None, "scales": np.array([1, 1, scale, 1], np.float32)}
+        proto, given = made("Resize", {"x": numbers(1, 1, size, 2)}, held, 13, mode="linear", coordinate_transformation_mode=rule)
         assert_like_onnxruntime(proto, given)
 
 
@@ -160,8 +185,9 @@ def test_scales_that_follow_from_shapes_are_products_in_float32_too(opset, size)
 
 @pytest.mark.parametrize("given_c", [True, False])
 @pytest.mark.parametrize("given_b", [True, False])
-def test_a_gemm_with_beta_0_does_not_read_c(given_c, given_b):
-    arrays = {"a": numbers(3, 4), "b": numbers(4, 5), "c": np.full((5,), np.nan, np.float32)}
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 5), (3, 1)])
+def test_a_gemm_with_beta_0_does_not_read_c(given_c, given_b, shape):
+    arrays = {"a": numbers(3, 4), "b": numbers(4, 5), "c": np.full(shape, np.nan, np.float32)}
     given = {name for name, flag in (("a", True), ("b", given_b), ("c", given_c)) if flag}
     proto, fed = made("Gemm", arrays, beta=0.0)
     for name in set(arrays) - given:
