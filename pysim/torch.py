@@ -14,6 +14,7 @@ call.
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from operator import itemgetter
 from types import FunctionType
@@ -33,6 +34,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.nn.modules import module as torch_module
 
 from pysim.frontends.torch import count_trainings, rewrite
+from pysim.frontends.torch_effects import effects_of
 from pysim.models.torch_fingerprint import WatchedTensors
 from pysim.models.torch_graph import GraphedCalls
 from pysim.models.torch_layers import Decision, FusedLayer
@@ -177,6 +179,8 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
         )
         graph.strange = True
         return graph
+    if effects_of(module.graph).draws_in_order:
+        return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
     made = rewrite(module, accuracy, bool(cuda_graph))
     _ = made.module.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call
     call = made.module.forward
@@ -200,6 +204,11 @@ def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
     for one in tensors:
         one.__dict__.pop("_dynamo_static_input_type", None)
+    _free_references(tensors)
+
+
+def _free_references(tensors: Sequence[torch.Tensor]) -> None:
+    """Frees the weak references that captures left to the garbage collector: PyTorch swaps only tensors that have none."""
     if any(map(getweakrefcount, tensors)):
         gc.collect()
 
@@ -218,6 +227,8 @@ class _Calls:
         self.graphs: list[Graph] = []
         self.refusal = ""  # why all calls run by PyTorch
         self._hooks: list[dict[int, Any]] = []
+        self._modules: list[torch.nn.Module] = []
+        self._kinds: list[type] = []
         self._compiled = self._compile()
 
     def _compile(self) -> Callable[..., Any]:
@@ -229,10 +240,11 @@ class _Calls:
         # torch.compile keeps graphs for each code object, and for each name which sizes and numbers differed between calls
         code = call.__code__.replace(co_name=f"call_{next(_NAMES)}")
         own = FunctionType(code, call.__globals__, closure=call.__closure__)
-        # and those of functions that it calls after a graph break for each backend, so an earlier backend's are not found
-        return cast("Callable[..., Any]", torch.compile(own, backend=lambda module, inputs: self._backend(module, inputs)))
+        # and those of functions that it calls after a graph break for each backend with its options, so an earlier one's are not found
+        options = {"capture": lambda module, inputs: self._capture(module, inputs)}
+        return cast("Callable[..., Any]", torch.compile(own, backend=_of_optimized, options=options))
 
-    def _backend(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+    def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
         graph = _compiled(module, inputs, self.accuracy, self.cuda_graph)
         if graph.strange:
             raise OperandError(graph.reason)  # even its results may be of another type than a graph's
@@ -242,17 +254,21 @@ class _Calls:
         hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
         self._with_hooks = [(one, [*one]) for one in hooks if one]
         self._hooks = [one for one in hooks if not one]
+        self._modules, self._kinds = modules, [*map(type, modules)]
         return graph
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks):
-            self._compiled, self._hooks, self.graphs = self._compile(), [], []  # torch.compile has no guards for hooks
+        hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
+        if hooked or [*map(type, self._modules)] != self._kinds:  # torch.compile has no guards for hooks, and few for the classes of modules
+            self._compiled, self._hooks, self._modules, self._kinds, self.graphs = self._compile(), [], [], [], []
         try:
             return self._compiled(*args, **kwargs)
         except TorchDynamoException as error:
-            cause = getattr(error, "inner_exception", error.__cause__)
-            reason = str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
-        gc.collect()  # the capture that failed holds weak references to the model's tensors
+            reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors
+        except Exception:  # of the model's own, perhaps after captures that failed
+            _free_references((*self.model.parameters(), *self.model.buffers()))
+            raise
+        gc.collect()
         y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
         self.refusal = reason
         return y
@@ -267,6 +283,12 @@ class _Calls:
         if not torch.is_grad_enabled():
             return True
         return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
+
+
+def _reason(error: TorchDynamoException) -> str:
+    """Why a capture failed, in one line."""
+    cause = getattr(error, "inner_exception", error.__cause__)
+    return str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
 
 
 def _has_global_hooks() -> bool:
@@ -284,6 +306,15 @@ def _leaves(values: Sequence[Any]) -> list[Any]:
         else:
             found.append(one)
     return found
+
+
+def _of_optimized(module: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Callable[..., Graph]]) -> Graph:
+    return options["capture"](module, inputs)
+
+
+# PyTorch frees the weak references that captures leave, also those that fail, only for backends that are registered
+with suppress(AssertionError):  # it is, where this module is imported again
+    torch._dynamo.register_backend(_of_optimized, name="pysim.torch.optimize", tags=("experimental",))
 
 
 class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here

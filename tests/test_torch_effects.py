@@ -12,6 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch_models import Captured, assert_close, rewritten, settled  # noqa: E402
 
+import pysim.torch  # noqa: E402
 from pysim.frontends.torch_effects import effects_of  # noqa: E402
 from pysim.frontends.torch_strides import with_strides  # noqa: E402
 
@@ -296,3 +297,27 @@ def test_a_call_may_be_repeated_if_that_changes_nothing_and_draws_nothing(work, 
     """As a CUDA graph's warm-up repeats it."""
     _, made = rewritten(Model(work).eval(), torch.randn(2, 3, 9, 9))
     assert made.repeatable is repeatable
+
+
+@pytest.mark.parametrize(
+    ("work", "in_order"),
+    [
+        (lambda model, x: model.conv(x) + torch.randn_like(x[:, :1]), False),
+        (lambda model, x: model.conv(x) + torch.rand(1), False),
+        (lambda model, x: functional.dropout(model.conv(x), 0.5, False), False),
+        (lambda model, x: torch.randn_like(model.conv(x)), True),
+        (lambda model, x: functional.dropout(model.conv(x), 0.5, True), True),
+        (lambda model, x: torch.bernoulli(model.conv(x).flatten(1).sigmoid()), True),
+    ],
+    ids=["like an input", "one number", "no dropout", "like a result", "dropout", "coins"],
+)
+def test_numbers_drawn_in_the_order_of_a_values_memory_make_a_graph_pytorchs(work, in_order):
+    model, x = Model(work).eval(), torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last)
+    assert effects_of(Captured(model, x).module.graph).draws_in_order is in_order
+    optimized, drawn = pysim.torch.optimize(model), []
+    for one in (optimized, model):
+        torch.manual_seed(3)
+        with torch.no_grad():
+            drawn.append(one(x))
+    assert_close(*drawn)
+    assert ("in the order" in str(pysim.torch.report(optimized))) is in_order

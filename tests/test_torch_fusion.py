@@ -59,6 +59,23 @@ def test_a_residual_that_is_read_later_is_not_written_over():
     assert [one.target for one in operators(made.module) if one.target is not operator.getitem]
 
 
+class NormOfSum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
+        self.branch = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1))
+
+    def forward(self, x):
+        x = self.stem(x)
+        return torch.relu(self.norm(self.branch(x) + x))
+
+
+def test_a_norm_of_a_sum_is_not_that_of_a_summand(on_gpu):
+    model, x = settled(NormOfSum()), torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        assert_close(pysim.torch.optimize(model)(x), model(x))
+
+
 class Written(nn.Module):
     """Writes over the result of a convolution, which has another name, too."""
 

@@ -2,6 +2,7 @@
 """Calls on a GPU that are recorded as CUDA graphs, as the CPU records them."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,16 +25,17 @@ class Recorder:
     """Records calls as a GPU would, on the CPU: a replay writes where the recorded call wrote."""
 
     def __init__(self, monkeypatch):
-        self.recorded, self.replayed, self.fails = 0, 0, False
+        self.recorded, self.replayed, self.fails, self.taken_over = 0, 0, False, []
         monkeypatch.setattr(torch_graph, "captured", self.captured)
         monkeypatch.setattr(torch_graph, "_on_gpu", lambda x: True)
         monkeypatch.setattr(torch_graph, "_busy", lambda: False)
         monkeypatch.setattr(torch_graph, "_stream", lambda x: 0)
 
-    def captured(self, call):
+    def captured(self, call, earlier, device):
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.recorded += 1
+        self.taken_over.append(earlier and earlier.stream)
         results = call()
 
         def replay():
@@ -41,7 +43,8 @@ class Recorder:
             for to, one in zip(results, call(), strict=True):
                 to.copy_(one)
 
-        return replay, results
+        stream = earlier.stream if earlier else f"stream {self.recorded}"
+        return torch_graph.CapturedGraph(SimpleNamespace(replay=replay), stream), results
 
 
 @pytest.fixture
@@ -73,6 +76,29 @@ def test_what_calls_that_are_recorded_later_worked_in_is_let_go_of(recorder):
     assert recorder.recorded == 1 and len(kept) == 0
 
 
+def test_results_that_share_memory_do_so_in_copies(recorder):
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Conv2d(3, 8, 1)
+
+        def forward(self, x):
+            y = self.layer(x).flatten(2)
+            return y, y[:, 1:3], y.permute(2, 0, 1)[1], y.shape[1]
+
+    model, x = Pooled().eval(), torch.randn(2, 3, 4, 5)
+    optimized = pysim.torch.optimize(model, cuda_graph=True)
+    with torch.no_grad():
+        for _ in range(4):
+            found, right = optimized(x), model(x)
+            assert_close(found[:3], right[:3])
+            assert [one.stride() for one in found[:3]] == [one.stride() for one in right[:3]] and found[3] == right[3]
+            for one in (found, right):
+                one[1].zero_()
+            assert_close(found[:3], right[:3])
+    assert recorder.recorded == 1 and recorder.replayed == 3
+
+
 def test_changed_weights_are_recorded_again(recorder):
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model, cuda_graph=True)
@@ -85,6 +111,8 @@ def test_changed_weights_are_recorded_again(recorder):
         model[1].running_mean.add_(1)
         assert_close(optimized(x), model(x))
     assert recorder.recorded == 4
+    first, other = "stream 1", "stream 3"  # of the parameter that was replaced
+    assert recorder.taken_over == [None, first, None, other]
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(recorder):
@@ -157,3 +185,50 @@ def test_calls_under_other_settings_are_recorded_apart(recorder, monkeypatch):
         told[0] = Settings(False, False, None)
         assert_close(optimized(x), model(x))
     assert recorder.recorded == 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
+def test_graphs_of_the_caller_keep_what_they_read():
+    """cuBLAS's workspaces stay where graphs that the caller captured before read them, and each graph of ours has its own."""
+    shapes = (48, 1 << 16), (1 << 16, 48)  # a long sum: split, its parts meet in a workspace
+    x, w = (torch.randn(*shape, device="cuda", dtype=torch.float64) for shape in shapes)
+    (mine, first), (kept, result) = (own_graph(lambda: x @ w) for _ in range(2))
+    wanted = x @ w
+    del mine, first
+    made = [pysim.torch.optimize(LongSum(w * scale), cuda_graph=True) for scale in (1.0, 2.0)]
+    with torch.no_grad():
+        for optimized in made * 3:
+            optimized(x)
+    for _ in range(2):
+        torch.cuda.empty_cache()
+        filled = [torch.full((1 << 22,), 7.0, device="cuda") for _ in range(8)]
+        if kept is not None:
+            kept.replay()
+            assert_close(result, wanted)
+        for scale, optimized in enumerate(made, 1):
+            with torch.no_grad():
+                assert_close(optimized(x) / scale, wanted.relu())
+        torch.cuda.synchronize()
+        assert all(bool((one == 7.0).all()) for one in filled)
+        kept = None  # the caller's graph does not outlive what comes now: its workspace lay in the memory of the first
+        torch._C._cuda_clearCublasWorkspaces()  # as torch.compile(mode="reduce-overhead") does
+
+
+class LongSum(nn.Module):
+    """A product that PyTorch computes."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return torch.matmul(x, self.weight).relu()
+
+
+def own_graph(call):
+    call()  # cuBLAS begins outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result

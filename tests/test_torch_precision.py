@@ -246,7 +246,7 @@ def test_a_graph_casts_its_own_weights():
     """What autocast keeps lives until it ends."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_graph, "_warm_up_and_capture", lambda call: seen.append(torch.is_autocast_cache_enabled()))
+        patch.setattr(torch_graph, "_warm_up_and_capture", lambda *_: seen.append(torch.is_autocast_cache_enabled()))
         assert torch.is_autocast_cache_enabled()
         torch_graph.captured(None)
         assert torch.is_autocast_cache_enabled() and seen == [False]

@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402
 from torch_models import assert_close  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.frontends.torch_strides import _strides, with_strides  # noqa: E402
+from pysim.frontends.torch_strides import _form, in_order, with_strides  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
 LAST = torch.channels_last
@@ -17,10 +17,10 @@ LAST = torch.channels_last
 
 def test_strides_are_given_by_a_copy_if_there_must_be_one():
     x = torch.randn(2, 8, 4, 4).to(memory_format=LAST)
-    assert with_strides(x, x.stride()) is x and with_strides(x, LAST) is x
-    for wanted in ((128, 16, 4, 1), torch.contiguous_format):
-        y = with_strides(x, wanted)
+    assert with_strides(x, x.stride()) is x and in_order(x, (0, 2, 3, 1)) is x
+    for y in (with_strides(x, (128, 16, 4, 1)), in_order(x, (0, 1, 2, 3))):
         assert y.stride() == (128, 16, 4, 1) and torch.equal(y, x)
+    assert in_order(x, (3, 1, 0, 2)).stride() == x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0).stride()
     thin = torch.randn(2, 8, 1, 1).to(memory_format=LAST)  # strides of axes of one element say nothing
     y = with_strides(thin, (8, 1, 8, 8))
     assert y.stride() == (8, 1, 8, 8) and y.data_ptr() == thin.data_ptr() and torch.equal(y, thin)
@@ -28,10 +28,15 @@ def test_strides_are_given_by_a_copy_if_there_must_be_one():
 
 def test_strides_are_known_of_dense_memory_alone():
     x = torch.empty(2, 8, 4, 4)
-    assert _strides(x) == (128, 16, 4, 1) and _strides(x.to(memory_format=LAST)) == (128, 1, 32, 8)
-    assert _strides(x.permute(3, 1, 0, 2)) == (1, 16, 128, 4) and _strides(torch.empty(2, 8, 1, 4)[:, :, :, :]) == (32, 4, 4, 1)
+    for dense, strides in (
+        (x, (128, 16, 4, 1)),
+        (x.to(memory_format=LAST), (128, 1, 32, 8)),
+        (x.permute(3, 1, 0, 2), (1, 16, 128, 4)),
+        (torch.empty(2, 8, 1, 4)[:, :, :, :], (32, 4, 4, 1)),
+    ):
+        assert _form(dense) == (with_strides, strides)
     for other in (x[:, ::2], x[:, :1].expand(2, 8, 4, 4), torch.empty(5), None, 3, torch.ones(3, 3).to_sparse()):
-        assert _strides(other) is None
+        assert _form(other) is None
 
 
 class Several(nn.Module):

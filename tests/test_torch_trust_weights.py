@@ -230,6 +230,19 @@ def test_written_weights_take_effect(write, way):
     changed(way, write)
 
 
+@pytest.mark.parametrize("called", [True, False], ids=["called before", "never called"])
+@pytest.mark.parametrize("wrong", [lambda x: x[0], lambda x: x[:, :2]], ids=["no batch", "two channels"])
+def test_weights_can_be_swapped_after_a_call_that_raised(wrong, called):
+    """PyTorch swaps only tensors without weak references, and a capture that fails leaves some."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))).eval()
+    twins, x = Twins(model, "optimize"), torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        twins.check(x, times=int(called))
+        twins.check(wrong(x), times=1)
+        twins.do(lambda one: [torch.utils.swap_tensors(w, nn.Parameter(torch.randn_like(w))) for w in one.parameters()])
+        twins.check(x)
+
+
 def test_weights_that_are_views_of_one_buffer_take_effect(way):
     """As libraries keep them that reduce gradients or step over all weights at once."""
     model = network()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from pysim.frontends import torch as frontend
-from pysim.frontends.torch_strides import with_strides
+from pysim.frontends.torch_strides import in_order, with_strides
 
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 
@@ -128,7 +128,7 @@ def rewritten(model, *inputs, **options):
 
 def operators(module):
     """The nodes of a graph that are PyTorch's operators."""
-    return [one for one in module.graph.nodes if one.op in ("call_function", "call_method") and one.target is not with_strides]
+    return [one for one in module.graph.nodes if one.op in ("call_function", "call_method") and one.target not in (in_order, with_strides)]
 
 
 def graphs_of(optimized):

@@ -11,6 +11,8 @@ below go, and what they leave out costs speed, never a result:
     nothing moves over a change of autocast, gradients or other state
     if a view is taken of a layer's result before it is written to, or an operator may look at strides, each layer's result gets PyTorch's
     strides at once (`needs_strides`)
+    random numbers that fill a tensor like one of the graph's values come in the order of its memory, which depends on what PyTorch's own
+    operators make of strides: such a graph is PyTorch's (`draws_in_order`)
 """
 
 import inspect
@@ -59,13 +61,14 @@ _MOVES_STATE = ("_set_", "_enter_", "_exit_", "set_", "_push_", "_pop_", "manual
 
 class Effects(NamedTuple):
     """`written`: the roots to which the graph writes. `regions`: for each node, how many changes of state come before it.
-    `needs_strides`: see above. `draws_numbers`: an operator may draw random ones. `aliases`: for each node, its roots. `writers`: for each
-    node that writes to inputs of the graph, these inputs."""
+    `needs_strides`, `draws_in_order`: see above. `draws_numbers`: an operator may draw random ones. `aliases`: for each node, its roots.
+    `writers`: for each node that writes to inputs of the graph, these inputs."""
 
     written: frozenset[fx.Node]
     regions: dict[fx.Node, int]
     needs_strides: bool
     draws_numbers: bool
+    draws_in_order: bool
     aliases: dict[fx.Node, frozenset[fx.Node]]
     writers: dict[fx.Node, list[fx.Node]]
 
@@ -98,7 +101,7 @@ def effects_of(graph: fx.Graph) -> Effects:
     written: set[fx.Node] = set()
     writers: dict[fx.Node, list[fx.Node]] = {}
     viewed: set[fx.Node] = set()  # roots of which a view was taken, of values that the graph makes
-    region, needs_strides, draws_numbers = 0, False, False
+    region, needs_strides, draws_numbers, draws_in_order = 0, False, False, False
     for node in graph.nodes:
         inputs, known = node.all_input_nodes, _is_known(node)
         targets = _writes(node, known)
@@ -109,7 +112,8 @@ def effects_of(graph: fx.Graph) -> Effects:
         made = {root for root in roots if root.op not in ("placeholder", "get_attr")}
         draws = _draws(node)
         draws_numbers |= draws or not known
-        looks = node.op != "output" and (draws or not known or _name(node) in _STRIDE_READERS)
+        draws_in_order |= draws and bool(made)
+        looks = node.op != "output" and (not known or _name(node) in _STRIDE_READERS)
         needs_strides |= bool(here & viewed) or (bool(made) and looks)
         written |= here
         if inputs_written := [root for root in here if root.op == "placeholder"]:
@@ -118,7 +122,7 @@ def effects_of(graph: fx.Graph) -> Effects:
             viewed |= made
         region += _changes_state(node, known)
         regions[node] = region
-    return Effects(frozenset(written), regions, needs_strides, draws_numbers, aliases, writers)
+    return Effects(frozenset(written), regions, needs_strides, draws_numbers, draws_in_order, aliases, writers)
 
 
 def _name(node: fx.Node) -> str:

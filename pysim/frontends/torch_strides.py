@@ -6,19 +6,17 @@ tensors of the capture tell them.
 Worked number: 2 images of 8 channels, 4x4, have strides (128, 16, 4, 1) in PyTorch and (128, 1, 32, 8) channels last.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
-_FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+Numbers = tuple[int, ...]
 
 
-def with_strides(x: Any, strides: Any) -> Any:
-    """x with these strides, or in this memory format; x itself if it has them."""
-    if not isinstance(strides, tuple):
-        return x.contiguous(memory_format=strides)
+def with_strides(x: Any, strides: Numbers) -> Any:
+    """x with these strides; x itself if it has them."""
     if x.stride() == strides:
         return x
     if all(size == 1 or step == wanted for size, step, wanted in zip(x.shape, x.stride(), strides, strict=True)):
@@ -26,37 +24,49 @@ def with_strides(x: Any, strides: Any) -> Any:
     return torch.empty_strided(tuple(x.shape), strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
+def in_order(x: Any, order: Numbers) -> Any:
+    """x in dense memory with its dimensions in this order, the outermost first; x itself if it lies so."""
+    strides, span = [0] * x.dim(), 1
+    for at in reversed(order):
+        strides[at] = span
+        span *= max(1, x.shape[at])
+    return with_strides(x, tuple(strides))
+
+
 def restore_strides(module: fx.GraphModule, nodes: Iterable[fx.Node], only_results: bool = False) -> None:
     """Gives these values PyTorch's strides for all of their readers, or only as results of the graph."""
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     for node in nodes:
-        strides = _strides(node.meta.get("example_value"))
-        if strides is None:
+        form = _form(node.meta.get("example_value"))
+        if form is None:
             continue
         with module.graph.inserting_before(output) if only_results else module.graph.inserting_after(node):
-            made = module.graph.call_function(with_strides, (node, strides))
+            made = module.graph.call_function(form[0], (node, form[1]))
         node.replace_all_uses_with(made, lambda user, made=made: user is output if only_results else user is not made)
 
 
-def _strides(example: Any) -> Any:
-    """The strides of a value in PyTorch: numbers, or a memory format where they depend on sizes that are known in each call only; None if
+def _form(example: Any) -> tuple[Callable[[Any, Numbers], Any], Numbers] | None:
+    """What gives a value PyTorch's strides: numbers, or an order where they depend on sizes that are known in each call only. None if
     nothing can differ or is known."""
     if not isinstance(example, torch.Tensor) or example.dim() < 2 or example.layout is not torch.strided:
         return None
+    shape, strides = ([_number(one) for one in sizes] for sizes in (example.shape, example.stride()))
+    if None in shape or None in strides or not _is_dense(shape, strides):
+        return None
     if all(type(one) is int for one in (*example.shape, *example.stride())):
-        return tuple(example.stride()) if _is_dense(example) else None
-    for form in _FORMATS:
-        if (form is torch.contiguous_format or example.dim() == (4 if form is torch.channels_last else 5)) and example.is_contiguous(
-            memory_format=form
-        ):
-            return form
-    return None
+        return with_strides, tuple(strides)
+    return in_order, tuple(sorted(range(len(shape)), key=lambda at: (-strides[at], at)))
 
 
-def _is_dense(x: Any) -> bool:
-    """Whether its elements fill a piece of memory, each element one place of it."""
+def _number(size: Any) -> Any:
+    """A size in the call that was captured; None if that is not known. Strides of other calls have the same order."""
+    return size if type(size) is int else size.node.hint
+
+
+def _is_dense(shape: list[int], strides: list[int]) -> bool:
+    """Whether a value's elements fill a piece of memory, each element one place of it."""
     span = 1
-    for step, size in sorted((step, size) for step, size in zip(x.stride(), x.shape, strict=True) if size != 1):
+    for step, size in sorted((step, size) for step, size in zip(strides, shape, strict=True) if size != 1):
         if step != span:
             return False
         span *= size

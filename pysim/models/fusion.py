@@ -97,7 +97,8 @@ class _Fusion:
             inputs = (layer.inputs[0], *node.inputs[1:], *layer.inputs[1:])
             self._replace(before, node._replace(name=layer.name, inputs=inputs, absorbed=()), at)
         elif node.op == "BatchNormalization":
-            if "activation" not in layer.attributes and "epsilon" not in layer.attributes and self._supports(layer, NORM):
+            plain = len(layer.inputs) <= 3 and "activation" not in layer.attributes  # neither norm, scale nor residual comes before
+            if plain and self._supports(layer, NORM):
                 inputs = (*_padded(layer.inputs, 3), *node.inputs[1:])
                 self._replace(before, layer._replace(inputs=inputs).having(epsilon=node.attributes["epsilon"]), at)
         elif (

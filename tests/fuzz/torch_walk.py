@@ -126,8 +126,8 @@ def _explained(found, wanted, moved):
 
 
 def states(ours, twin):
-    """How the two models' tensors and attributes differ. Parameters are equal bit for bit; what results were written into only to rounding,
-    and is then made equal, so that nothing adds up."""
+    """How the two models' tensors and attributes differ, by more than rounding: results are written into buffers, and steps along gradients
+    into parameters. What differs by rounding is then made equal, so that nothing adds up."""
     if list(ours.model.state_dict()) != list(twin.model.state_dict()):
         return f"keys {set(ours.model.state_dict()) ^ set(twin.model.state_dict())}"
     mine, right = ([*side.model.named_modules(remove_duplicate=False)] for side in (ours, twin))
@@ -138,7 +138,7 @@ def states(ours, twin):
             return f"{name}: {type(one)} for {type(other)}"
         own = {key: getattr(one, key, None) for key in _own(other)} if ours.replaces and not name else _own(one)  # it may have more
         for kind in ("_parameters", "_buffers", ""):
-            if fault := _attributes(vars(one)[kind] if kind else own, vars(other)[kind] if kind else _own(other), kind):
+            if fault := _attributes(vars(one)[kind] if kind else own, vars(other)[kind] if kind else _own(other)):
                 return f"{name}{fault}"
     return ""
 
@@ -154,7 +154,7 @@ def _own(module):
     }
 
 
-def _attributes(mine, right, kind):
+def _attributes(mine, right):
     if mine.keys() != right.keys():
         return f": attributes {mine.keys() ^ right.keys()}"
     for name, other in right.items():
@@ -164,9 +164,7 @@ def _attributes(mine, right, kind):
                 return f".{name}: a {type(one).__name__} with {[*vars(one)]}"
             if one.dtype == other.dtype and one.shape == other.shape and _same_bits(one, other):
                 continue
-            if kind == "_parameters":
-                return f".{name}: other numbers: {difference(one.detach(), other.detach())}"
-            if fault := difference(one, other):
+            if fault := difference(one.detach(), other.detach()):
                 return f".{name}: {fault}"
             with torch.inference_mode() if other.is_inference() else torch.no_grad():
                 other.copy_(one)
