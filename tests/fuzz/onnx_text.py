@@ -106,6 +106,11 @@ def clipped(node: Node) -> list[Any]:
     return [np.minimum(np.maximum(x, -most if low is None else low), most if high is None else high)]
 
 
+def sigmoid(node: Node) -> list[Any]:
+    with np.errstate(over="ignore"):
+        return [(1 / (1 + np.exp(-node.inputs[0].astype(np.float64)))).astype(node.inputs[0].dtype)]
+
+
 def softplus(node: Node) -> list[Any]:
     return [np.logaddexp(node.inputs[0].astype(np.float64), 0).astype(node.inputs[0].dtype)]
 
