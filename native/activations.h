@@ -141,7 +141,7 @@ INLINE VEC activated(const int activation, VEC low, VEC high, VEC x) {
     case PYSIM_EPILOGUE_tanh: return hyperbolic_tangent(x);
     case PYSIM_EPILOGUE_erf: return error_function(x);
     case PYSIM_EPILOGUE_sigmoid: return 1 / (1 + exponential(-x));
-    case PYSIM_EPILOGUE_hard_swish: return x * v_between(v_zero(), v_set1(6), x + 3) * (T)(1.0 / 6);
+    case PYSIM_EPILOGUE_hard_swish: return x * (v_between(v_zero(), v_set1(6), x + 3) * (T)(1.0 / 6)); /* x * 6 may overflow */
     case PYSIM_EPILOGUE_mish: return mish(x);
     case PYSIM_EPILOGUE_leaky_relu: return x * where_negative(x, low, high);
     case PYSIM_EPILOGUE_gelu_tanh: /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */

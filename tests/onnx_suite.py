@@ -110,7 +110,7 @@ def came_of(case: Any, run: Any, refusals: tuple[type[Exception], ...], folder: 
             Runner.assert_similar_outputs(wanted, found, case.rtol, case.atol)
     except refusals as error:
         told = str(error)
-        return Came(case.name, "refused", told, any(op in told for op in operators))
+        return Came(case.name, "refused", told, any(op in told for op in operators) and told != "operator")
     except (AssertionError, TypeError) as error:
         what = "random" if operators & {*RANDOM} else "wrong"
         return Came(case.name, what, " ".join(str(error).split())[:300])

@@ -181,6 +181,8 @@ def test_resizes_of_any_rule(mode, rule, sizes, to):
         rounded = how | {"nearest_mode": rounding}
         proto = exported([node("Resize", "a", "", "", "to", **rounded)], x.shape, {"to": np.array([2, 3, *to])}, opset)
         assert_native(proto, x, strange=mode == "nearest")
+        if rule == "align_corners":  # ONNX's tests have the length before it is rounded, ONNX Runtime has the rounded one
+            continue
         scales = np.array([1, 1, *(b / a + 1e-3 for a, b in zip(sizes, to, strict=True))], np.float32)
         proto = exported([node("Resize", "a", "", "scales", **rounded)], x.shape, {"scales": scales}, opset)
         assert_native(proto, x, strange=mode == "nearest")

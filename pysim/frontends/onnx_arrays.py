@@ -5,27 +5,18 @@
     Resize, Pad  (Pad in edge or reflect mode) a Take along each axis whose size changes; linear interpolation has two shares, cubic four
     Einsum       of two operands: transpositions, views and a MatMul
 
-Coordinate x in the image of pixel i of the result (https://onnx.ai/onnx/operators/onnx__Resize.html). scale = size of the result / size of
-the image, unless the model gives another:
+Which pixels those are is in `pysim.models.resize`.
 
-    half_pixel          x = (i + 1/2) / scale - 1/2;  pytorch_half_pixel: 0 where the result is one pixel
-    align_corners       x = i (image - 1) / (result - 1), 0 where the result is one pixel
-    asymmetric          x = i / scale;  tf_half_pixel_for_nn: x = (i + 1/2) / scale
-    half_pixel_symmetric  half_pixel, centred if the scale is not the quotient of the sizes
-
-Coordinates are computed in float32, as in ONNX Runtime, so that ties round alike. Outside the image the nearest pixel's value holds.
-
-Worked number: 2 pixels to 4, half_pixel: x = -1/4, 1/4, 3/4, 5/4. The results are the first pixel, (3/4, 1/4) and (1/4, 3/4) of both, and
-the last pixel.
+Worked number: a Resize of 2 x 8 x 5 x 5 to 10 x 10 is two Takes of two rows and two shares each, the first along the axis that grows least.
 """
 
-from collections.abc import Callable
 from math import prod
 
 import numpy as np
 
 from pysim.errors import ProblemError, printable
 from pysim.models.graph import Array, Graph, Node
+from pysim.models.resize import CROP, axis_of, rule_of
 
 Constants = dict[str, Array]
 Rows = tuple[int, Array, Array | None]  # axis, indices and shares of a Take
@@ -152,59 +143,21 @@ def pads_of(node: Node, constants: Constants, rank: int) -> list[tuple[int, int]
 
 
 def resize(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """Nearest, linear and cubic Resize to constant sizes."""
+    """Nearest, linear and cubic Resize to constant sizes; what is outside of an image stays one of its pixels."""
     x, y = (graph.tensors[name].shape for name in (node.inputs[0], node.output))
-    given, upsample = node.attributes, node.op == "Upsample" or len(node.inputs) == 2  # opset 10 and earlier
-    mode, rule = given.get("mode", b"nearest"), b"asymmetric" if upsample else given.get("coordinate_transformation_mode", b"half_pixel")
-    scales = _scales(node, x, y, constants)
-    unknown = given.get("antialias") or given.get("exclude_outside") or given.get("keep_aspect_ratio_policy", b"stretch") != b"stretch"
-    fits = scales is not None and not unknown and mode in (b"nearest", b"linear", b"cubic") and rule in _PLACES
-    if scales is None or not fits or not is_native(graph, node.inputs[0], node.output):
-        if mode == b"cubic":
-            _check_cubic(node, rule, x, y, scales)
+    upsample = node.op == "Upsample" or len(node.inputs) == 2  # opset 10 and earlier
+    scales, rule = _scales(node, x, y, constants), rule_of(node.op, node.attributes, upsample)
+    fits = node.attributes.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    if scales is None or rule is None or rule.place == CROP or not fits or not is_native(graph, node.inputs[0], node.output):
         return None
-    nearest = _ROUNDED.get(b"floor" if upsample else given.get("nearest_mode", b"round_prefer_floor"))
-    if nearest is None:
-        return None
-    axes: list[Rows] = []
     if x == y:
-        return _taken(node, graph, constants, [])  # ONNX Runtime copies an image that keeps its sizes, whatever the scales
+        return _taken(node, graph, constants, [])
+    axes: list[Rows] = []
     for axis, (size, out, scale) in enumerate(zip(x, y, scales, strict=True)):
-        if size == out and scale == 1:
-            continue
-        where = _PLACES[rule](np.arange(out, dtype=np.float32), np.float32(scale), size, out).astype(np.float32)
-        if mode == b"nearest":
-            axes.append((axis, np.clip(nearest(where), 0, size - 1), None))
-            continue
-        where = where if mode == b"cubic" else np.clip(where, 0, size - 1)
-        first = np.floor(where).astype(np.int64)
-        share = where.astype(np.float64) - first
-        taps, shares = (
-            (range(-1, 3), _cubic(share, given.get("cubic_coeff_a", -0.75))) if mode == b"cubic" else (range(2), [1 - share, share])
-        )
-        axes.append((axis, np.stack([np.clip(first + tap, 0, size - 1) for tap in taps]), np.stack(shares)))
+        if size != out or scale != 1:
+            found = axis_of(rule, size, out, scale)
+            axes.append((axis, found.indices, found.shares))
     return _taken(node, graph, constants, axes)
-
-
-def _cubic(t: Array, a: np.float32) -> list[Array]:
-    """Shares of pixels -1, 0, 1, 2 at coordinate t, 0 <= t < 1 (Keys, "Cubic convolution interpolation for digital image processing",
-    1981)."""
-
-    def near(u: Array) -> Array:
-        return ((a + 2) * u - (a + 3)) * u * u + 1
-
-    def far(u: Array) -> Array:
-        return a * (((u - 5) * u + 8) * u - 4)
-
-    return [far(t + 1), near(t), near(1 - t), far(2 - t)]
-
-
-def _check_cubic(node: Node, rule: bytes, x: tuple[int, ...], y: tuple[int, ...], scales: list[float] | None) -> None:
-    """ProblemError for a cubic Resize whose coordinates in the onnx package, which computes it, differ from ONNX's definition."""
-    parts = scales is not None and any(size * scale != made for size, scale, made in zip(x, scales, y, strict=True))
-    if (rule == b"align_corners" and parts) or (rule == b"pytorch_half_pixel" and 1 in y[2:] and y != x):
-        why = f"a cubic one by {rule.decode()} is computed for whole sizes of more than one pixel"
-        raise ProblemError(f'{node.op} "{printable(node.name)}" cannot be run: {why}')
 
 
 def _scales(node: Node, x: tuple[int, ...], y: tuple[int, ...], constants: Constants) -> list[float] | None:
@@ -226,36 +179,6 @@ def _scales(node: Node, x: tuple[int, ...], y: tuple[int, ...], constants: Const
     for axis, scale in zip(axes, told, strict=True):
         found[axis % len(x)] = scale
     return found
-
-
-def _half_pixel(i: Array, scale: np.float32, size: int, out: int) -> Array:
-    return (i + np.float32(0.5)) / scale - np.float32(0.5)
-
-
-def _aligned(i: Array, scale: np.float32, size: int, out: int) -> Array:
-    return i * np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.zeros_like(i)
-
-
-def _symmetric(i: Array, scale: np.float32, size: int, out: int) -> Array:
-    adjusted = np.float32(out) / (scale * np.float32(size))
-    return np.float32(size / 2) * (1 - adjusted) + _half_pixel(i, scale, size, out)
-
-
-_PLACES: dict[bytes, Callable[[Array, np.float32, int, int], Array]] = {
-    b"half_pixel": _half_pixel,
-    b"pytorch_half_pixel": lambda i, scale, size, out: _half_pixel(i, scale, size, out) if out > 1 else np.zeros_like(i),
-    b"align_corners": _aligned,
-    b"asymmetric": lambda i, scale, size, out: i / scale,
-    b"tf_half_pixel_for_nn": lambda i, scale, size, out: (i + np.float32(0.5)) / scale,
-    b"half_pixel_symmetric": _symmetric,
-}
-_TIE = np.float64(1e-6)  # coordinates this close to a half count as ties, as in ONNX Runtime 1.32
-_ROUNDED: dict[bytes, Callable[[Array], Array]] = {
-    b"round_prefer_floor": lambda x: np.ceil(x - 0.5 - _TIE).astype(np.int64),
-    b"round_prefer_ceil": lambda x: np.floor(x + 0.5 + _TIE).astype(np.int64),
-    b"floor": lambda x: np.floor(x).astype(np.int64),
-    b"ceil": lambda x: np.ceil(x).astype(np.int64),
-}
 
 
 def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:

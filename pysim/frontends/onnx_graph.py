@@ -17,11 +17,12 @@ from pysim.errors import ProblemError, printable
 from pysim.frontends import onnx as layers
 from pysim.frontends import onnx_shapes
 from pysim.frontends.onnx_branches import captured, with_branches
-from pysim.frontends.onnx_contrib import with_standard
 from pysim.frontends.onnx_external import load_external
+from pysim.frontends.onnx_fused import without_fused
 from pysim.frontends.onnx_lower import EXPANSIONS, LOWER, split
 from pysim.frontends.onnx_names import check_names, check_nodes, check_utf8, text_of
 from pysim.frontends.onnx_patterns import with_patterns
+from pysim.frontends.onnx_regions import with_regions
 from pysim.frontends.onnx_rows import with_rows
 from pysim.frontends.onnx_seeds import seeded
 from pysim.models.graph import Array, Graph, Node, Tensor, folded, live, renamed, without_empty
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import onnx
 
 _IDENTITIES = ("Dropout", "Identity")
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 _STANDARD = ("", "ai.onnx")
 _MOST_FOLDED_BYTES = 1 << 31
 _MOST_ELEMENTS = (1 << 63) // 16  # complex numbers have 16 bytes
@@ -52,11 +54,10 @@ def load_model(path: str | Path, batch: int | None = None, seed: int | None = No
 
 def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
     """The graph of a model in memory. Removes the weights from `model`."""
-    with_standard(model)
     opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=1)
     constants = {tensor.name: layers.array_of(tensor, name) for tensor in model.graph.initializer}
     declared = layers.undeclared(model.graph)
-    model = layers.infer(model, name)
+    model = without_fused(layers.infer(model, name), name, opset)
     check_utf8(model.graph, name)
     check_names(model.graph, name)
     check_nodes(model, name)
@@ -70,14 +71,16 @@ def graph_of(model: "onnx.ModelProto", name: str) -> Graph:
         read, graph = _settled(model, name, opset, graph._replace(constants=constants))
     if told := {value: of for value, of in declared.items() if not read.is_known(value) and onnx_shapes.is_known(of)}:
         read, graph = _settled(model, name, opset, graph._replace(constants=constants), told)
-    onnx_shapes.check_declared(declared, read.types, name)
+    makers = {value: f'{text_of(node.op_type)} "{text_of(node.name or value)}"' for node in model.graph.node for value in node.output}
+    onnx_shapes.check_declared(declared, read.types, name, makers)
     used = graph.users()  # an unused second output may have no known type
     nodes = tuple(node._replace(outputs=tuple(value if value in used else "" for value in node.outputs)) for node in graph.nodes)
     graph = graph._replace(nodes=nodes)
     if not all(read.is_known(value) for node in graph.nodes for value in node.outputs if value):
         layers.check_strictly(model, name)
-    tensors = {value: read.tensor(value, node) for node in graph.nodes for value in node.outputs if value}
-    tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs)}
+        graph = with_regions(graph, read.is_known)
+    tensors = {value: read.tensor(value) for node in graph.nodes for value in node.outputs if value}
+    tensors |= {value: read.tensor(value) for value in (*graph.inputs, *outputs) if value not in graph.constants}
     tensors |= {value: Tensor(array.shape, array.dtype) for value, array in graph.constants.items()}
     graph = without_empty(graph._replace(tensors=tensors), ("AveragePool", "Conv", "LpPool", "MaxPool"))
     return live(read.lowered(with_rows(with_patterns(graph), opset)))
@@ -89,7 +92,7 @@ def _settled(
     """A model's nodes as a graph, with every constant that follows from shapes. Repeats shape inference while new constants become known,
     since shapes may depend on them: for example, a model may compute half of its channels from a Shape."""
     inferring, types = onnx_shapes.inferred(model, name, declared or {})
-    read = _Reader(name, opset, types)
+    read = _Reader(name, opset, types, _places(model))
     inputs = tuple(value.name for value in model.graph.input if value.name not in graph.constants)
     known = {value: read.tensor(value) for value in inputs}
     nodes = tuple(map(read.plain, model.graph.node))
@@ -107,10 +110,22 @@ def _settled(
         read = read._replace(types=types)
 
 
+def _places(model: "onnx.ModelProto") -> dict[str, str]:
+    """For each value, which node makes it, or else which reads it first, in words."""
+    found: dict[str, str] = {}
+    for node in model.graph.node:
+        label = f'{text_of(node.op_type)} "{text_of(node.name or next(iter(node.output), ""))}"'
+        for name in node.input:
+            found.setdefault(name, f" before {label}")
+        found |= dict.fromkeys(node.output, f" behind {label}")
+    return found
+
+
 def _evaluated(node: Node, inputs: Sequence[Array]) -> Sequence[Array] | None:
-    """The outputs of a node; None for an If, which has no reference: `with_branches` replaces it."""
+    """The outputs of a node; None for an If, which has no reference: `with_branches` replaces it, and for pools, whose windows are those of
+    `onnx_shapes`."""
     run = node.attributes.get("reference")
-    if run is None:
+    if run is None or node.op in _POOLS:
         return None
     found: Sequence[Array] = run(inputs)
     if sum(array.nbytes for array in map(np.asarray, found)) > _MOST_FOLDED_BYTES:
@@ -124,28 +139,29 @@ class _Reader(NamedTuple):
     model: str
     opset: int
     types: Mapping[str, layers.ValueType]
+    places: Mapping[str, str]
 
-    def tensor(self, name: str, maker: Node | None = None) -> Tensor:
-        """The shape and type of a value; ProblemError, which names the node that makes the value, if either is unknown."""
+    def tensor(self, name: str) -> Tensor:
+        """The shape and type of a value; ProblemError, which names the node that makes or reads the value, if either is unknown."""
+        value, place = f'{self.model}: the value "{text_of(name)}"', self.places.get(name, "")
         found = self.types.get(name, layers.ValueType(None, "UNDEFINED"))
         sizes = found.sizes
         if sizes is None or not all(isinstance(size, int) for size in sizes):
             shape = "no known shape" if sizes is None else f"the dynamic shape [{', '.join(map(str, sizes))}]"
-            shape += f' behind {maker.op} "{printable(maker.name)}"' if maker else ""
             right = "give the model fixed sizes (a symbolic batch is set)"
-            raise ProblemError(f'{self.model}: the value "{text_of(name)}" has {shape}; {right}')
+            raise ProblemError(f"{value} has {shape}{place}; {right}")
         if any(isinstance(size, int) and size < 0 for size in sizes):
-            by = f', made by {maker.op} "{printable(maker.name)}"' if maker else ""
-            raise ProblemError(f'{self.model}: the value "{text_of(name)}"{by}, has the negative shape {list(sizes)}')
+            by = place.replace(" behind ", ", made by ") + ","
+            raise ProblemError(f"{value}{by} has the negative shape {list(sizes)}")
         if math.prod(size for size in sizes if isinstance(size, int)) > _MOST_ELEMENTS:
-            raise ProblemError(f'{self.model}: the value "{text_of(name)}" has the shape {list(sizes)}, whose bytes exceed int64')
+            raise ProblemError(f"{value} has the shape {list(sizes)}{place}, whose bytes exceed int64")
         import onnx
 
         if found.element not in {*onnx.TensorProto.DataType.keys()} or found.element == "UNDEFINED":
-            raise ProblemError(f'{self.model}: the type of the value "{text_of(name)}" is not known')
+            raise ProblemError(f"{value} has no known type{place}")
         dtype = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(found.element))
         if dtype.kind == "O":
-            raise ProblemError(f'{self.model}: the value "{text_of(name)}" is text; nothing here computes with that')
+            raise ProblemError(f"{value} is text{place}; nothing here computes with that")
         return Tensor(tuple(size for size in sizes if isinstance(size, int)), np.dtype(dtype))
 
     def is_known(self, name: str) -> bool:

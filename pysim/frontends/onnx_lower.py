@@ -20,8 +20,11 @@ from pysim.frontends.onnx_arrays import Constants, Parts, constant_of
 from pysim.models.definitions import backward_too, with_places
 from pysim.models.fusion import norm_constants
 from pysim.models.graph import Graph, Node
+from pysim.models.operators import checked
+from pysim.models.recurrent import INPUTS, WEIGHTS, recurrent
 from pysim.problem.conv import Conv
 
+_SLOPE, _STEEPNESS, _EPSILON = (float(np.float32(number)) for number in (0.01, 0.2, 1e-5))  # defaults are float32, as attributes are
 _VIEWS = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 
 
@@ -170,21 +173,20 @@ def _linear(node: Node, graph: Graph, constants: Constants, opset: int) -> Node 
             layers.check_addend(problem, layers.ValueType(graph.tensors[node.inputs[2]].shape, ""))
         except ProblemError as error:
             raise ProblemError(f'{node.op} "{printable(node.name)}": {error}') from None
-    if not given.get("beta", 1.0):
-        node = node._replace(inputs=node.inputs[:2])  # C, which may hold NaN, is not read
-    if problem is None or not all(name in constants for name in node.inputs[1:]) or problem.trans_a:
+    inputs = node.inputs if given.get("beta", 1.0) else node.inputs[:2]  # with 0, C is not read
+    if problem is None or not all(name in constants for name in inputs[1:] if name) or problem.trans_a:
         return None
     right = constants[node.inputs[1]]
     if right.ndim != 2:
         return None
     weights = (right if problem.trans_b else right.T) * right.dtype.type(given.get("alpha", 1.0))
-    inputs = [node.inputs[0], constant_of(constants, node, "weights", np.ascontiguousarray(weights))]
-    if len(node.inputs) > 2 and node.inputs[2]:
-        bias = constants[node.inputs[2]] * right.dtype.type(given.get("beta", 1.0))
+    made = [node.inputs[0], constant_of(constants, node, "weights", np.ascontiguousarray(weights))]
+    if len(inputs) > 2 and inputs[2]:
+        bias = constants[inputs[2]] * right.dtype.type(given.get("beta", 1.0))
         if bias.ndim > 1 and bias.shape[0] != 1:
             return None
-        inputs.append(constant_of(constants, node, "bias", np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), problem.n))))
-    return Node("Linear", node.name, tuple(inputs), node.outputs)
+        made.append(constant_of(constants, node, "bias", np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), problem.n))))
+    return Node("Linear", node.name, tuple(made), node.outputs)
 
 
 def _matmul(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -197,7 +199,7 @@ def _norm(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     if not settled or len(x.shape) < 2 or not x.native or node.attributes.get("spatial", 1) != 1:
         return None
     gamma, beta, mean, variance = (constants[name] for name in node.inputs[1:5])
-    scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", 1e-5))
+    scale, shift = norm_constants(gamma, beta, mean, variance, node.attributes.get("epsilon", _EPSILON))
     dtype = graph.tensors[node.output].dtype
     names = (constant_of(constants, node, "scale", scale.astype(dtype)), constant_of(constants, node, "shift", shift.astype(dtype)))
     return Node("Affine", node.name, (node.inputs[0], *names), node.outputs[:1])
@@ -255,9 +257,23 @@ def _pool(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
     return Node(node.op, node.name, node.inputs, node.outputs[:1], plain | more)
 
 
+def _recurrent(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A layer with constant weights, which are prepared once."""
+    places = [(place, name) for place, name in zip(INPUTS, node.inputs, strict=False) if name]
+    if any(place in WEIGHTS and name not in constants for place, name in places):
+        return None
+    held = {place: constants[name] for place, name in places if place in WEIGHTS}
+    run = checked(node.attributes["proto"], recurrent(node.attributes["proto"], opset, held))
+    left = tuple(name for place, name in places if place not in held)
+    return node._replace(op=f"onnx.{node.op}", inputs=left, attributes={"reference": run})
+
+
 def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    bounds = []
-    for place, name, default in ((1, "min", -np.inf), (2, "max", np.inf)):
+    bounds, kind = [], graph.tensors[node.output].dtype
+    if kind.kind != "f":
+        return None
+    most = float(np.finfo(kind if opset >= 11 else np.float32).max)  # infinities are clipped, too
+    for place, name, default in ((1, "min", -most), (2, "max", most)):
         given = node.inputs[place] if len(node.inputs) > place else ""
         if given and given not in constants:
             return None
@@ -265,8 +281,6 @@ def _clip(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
             shape = list(constants[given].shape)
             raise ProblemError(f'{node.op} "{printable(node.name)}": its {name} has the shape {shape}; expected one number')
         bounds.append(float(constants[given].reshape(())) if given else float(node.attributes.get(name, default)))
-    if graph.tensors[node.output].dtype.kind != "f":
-        return None
     low, high = bounds
     return Node("Clip", node.name, node.inputs[:1], node.outputs, {"min": min(low, high), "max": high})  # low > high: all become high
 
@@ -282,7 +296,7 @@ def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | Non
     x = graph.tensors[node.inputs[0]]
     if not is_image(node.inputs[0], graph):
         return None
-    numbers = [np.full(x.shape[1], node.attributes.get(name, default), x.dtype) for name, default in (("alpha", 0.2), ("beta", 0.5))]
+    numbers = [np.full(x.shape[1], node.attributes.get(name, default), x.dtype) for name, default in (("alpha", _STEEPNESS), ("beta", 0.5))]
     names = [constant_of(constants, node, what, array) for what, array in zip(("alpha", "beta"), numbers, strict=True)]
     line = Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (f"{node.output}:line",))
     return [(line, x.shape), (Node("Clip", node.name, line.outputs, node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
@@ -304,7 +318,7 @@ def _plane_norm(node: Node, graph: Graph, constants: Constants) -> Parts | None:
         return None
     ones, zeros = (np.full(x.shape[2:], number, x.dtype) for number in (1, 0))
     names = [constant_of(constants, node, what, array) for what, array in (("ones", ones), ("zeros", zeros))]
-    about = {"axis": 2, "epsilon": node.attributes.get("epsilon", 1e-5)}
+    about = {"axis": 2, "epsilon": node.attributes.get("epsilon", _EPSILON)}
     norm = Node("LayerNormalization", node.name, (node.inputs[0], *names), node.outputs[:1], about)
     if (constants[node.inputs[1]] == 1).all() and not constants[node.inputs[2]].any():
         return [(norm, x.shape)]
@@ -316,7 +330,7 @@ def _prelu(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     """max(x, 0) + slope min(x, 0) of an image with a constant slope per channel; a LeakyRelu if that is one number."""
     (name, slope), y = node.inputs, graph.tensors[node.output]
     numbers, channels = constants.get(slope), y.shape[1] if len(y.shape) == 4 else 0
-    if numbers is None or graph.tensors[name] != y or not onnx_arrays.is_native(graph, name, slope):
+    if numbers is None or graph.tensors[name] != y or not onnx_arrays.is_native(graph, name, slope) or not np.isfinite(numbers).all():
         return None
     if numbers.size == 1:
         return [(Node("LeakyRelu", node.name, (name,), node.outputs, {"alpha": float(numbers.reshape(()))}), y.shape)]
@@ -403,6 +417,8 @@ def _pad(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 
 def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    if node.attributes.get("size", 1) % 2 == 0:
+        return None  # the kernel's window is centred
     if not onnx_arrays.is_native(graph, node.inputs[0]) or not node.attributes.get("bias", 1.0) > 0 <= node.attributes.get("alpha", 0.0):
         return None
     defaults = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": 1}
@@ -420,7 +436,7 @@ def _pow(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
 
 def _leaky_relu(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     floating = graph.tensors[node.output].dtype.kind == "f"
-    return Node(node.op, node.name, node.inputs, node.outputs, {"alpha": node.attributes.get("alpha", 0.01)}) if floating else None
+    return Node(node.op, node.name, node.inputs, node.outputs, {"alpha": node.attributes.get("alpha", _SLOPE)}) if floating else None
 
 
 def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
@@ -435,5 +451,6 @@ LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
     "Pad": _pad, "Pow": _pow, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
-    "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view), **onnx_arrays.LOWER,
+    "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **onnx_arrays.LOWER,
 }  # fmt: skip

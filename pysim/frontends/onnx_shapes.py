@@ -22,6 +22,7 @@ from pysim.errors import ProblemError
 from pysim.frontends import onnx as layers
 from pysim.frontends.onnx_names import text_of
 from pysim.models.convolutions import SAME, Transposed, transposed_window
+from pysim.models.resize import sizes_by
 
 if TYPE_CHECKING:
     import onnx
@@ -30,7 +31,7 @@ Types = Mapping[str, layers.ValueType]
 Sizes = tuple[int | str, ...] | None
 _UNDEFINED = "UNDEFINED"
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
-_SHAPE_KEEPING = ("GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "ThresholdedRelu")
+_SHAPE_KEEPING = ("Erf", "GroupNormalization", "LayerNormalization", "MeanVarianceNormalization", "ThresholdedRelu")
 
 
 class Pool(NamedTuple):
@@ -83,8 +84,8 @@ def inferred(model: "onnx.ModelProto", name: str, declared: Types) -> tuple["onn
             made.graph.value_info.append(onnx.helper.make_tensor_value_info(value, _number(told.element), told.sizes))
         made = layers.infer(made, name)
         types = layers.tensors_of(made)
-        resized = [node for node in made.graph.node if _resized_anew(node, types, made.graph)]
-        if not resized and not [node for node in made.graph.node if _counted_anew(node, types)]:
+        held = _constants_of(made.graph)
+        if not [node for node in made.graph.node if _counted_anew(node, types) or _scaled_anew(node, made.graph, types, held)]:
             return made, types
 
 
@@ -104,6 +105,9 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
         return _enlarged_anew(node, types)
     if node.op_type == "PRelu":
         return _broadcast_both(node, types)
+    if node.op_type == "STFT" and not any(one.name == "onesided" for one in node.attribute):
+        node.attribute.append(onnx.helper.make_attribute("onesided", 1))  # its default, which inference takes for 0
+        return True
     if node.op_type in _SHAPE_KEEPING:
         return _kept(node, types)
     if node.op_type not in _POOLS:
@@ -128,33 +132,51 @@ def _counted_anew(node: "onnx.NodeProto", types: Types) -> bool:
     return True
 
 
-def _resized_anew(node: "onnx.NodeProto", types: Types, graph: "onnx.GraphProto") -> bool:
-    """Gives a Resize or Upsample whose inferred sizes are wrong scales that lead to the right ones. Returns whether it did."""
+def _constants_of(graph: "onnx.GraphProto") -> dict[str, Any]:
+    """The initializers and Constants by name, as tensors or lists of numbers."""
+    made = {one.name: one for one in graph.initializer}
+    for node in graph.node:
+        for one in node.attribute if node.op_type == "Constant" else ():
+            made[node.output[0]] = one.t if one.name == "value" else list(one.floats)
+    return made
+
+
+def _scaled_anew(node: "onnx.NodeProto", graph: "onnx.GraphProto", types: Types, told: Mapping[str, Any]) -> bool:
+    """Gives a Resize or Upsample scales that lead to the sizes that they mean: inference computes their product in double. Returns whether
+    the inferred shape was wrong."""
     import onnx
 
+    if node.op_type not in ("Resize", "Upsample") or node.domain not in ("", "ai.onnx") or not node.input:
+        return False
     place = 1 if node.op_type == "Upsample" or len(node.input) == 2 else 2
-    if node.domain not in ("", "ai.onnx") or node.op_type not in ("Resize", "Upsample") or any(node.input[3:]):
-        return False
-    x, y = (types.get(name, layers.ValueType(None, "")).sizes for name in (node.input[0], node.output[0]))
-    given = {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
-    kept = [one for one in graph.initializer if len(node.input) > place and one.name == node.input[place]]
-    scales = onnx.numpy_helper.to_array(kept[0]) if kept else np.asarray(given.get("scales", ()), np.float32)
-    axes = given.get("axes") or list(range(len(x or ())))
-    if not x or not y or not scales.size or len(axes) != len(scales) or not all(isinstance(x[axis], int) for axis in axes):
-        return False
-    sizes = np.array([x[axis] for axis in axes], np.float32)
-    made = np.floor(sizes * scales.astype(np.float32))  # the product in float32, as ONNX Runtime has it
-    if [y[axis] for axis in axes] == made.tolist() or not sizes.all():
-        return False
-    right = ((made + 0.25) / sizes).astype(np.float32)
-    if kept:
-        node.input[place] = f"{node.output[0]}:scales"
-        graph.initializer.append(onnx.numpy_helper.from_array(right, node.input[place]))
+    name = node.input[place] if len(node.input) > place else ""
+    (x, y), given = (types.get(one, layers.ValueType(None, "")) for one in (node.input[0], node.output[0])), _given(node)
+    if name in told:
+        held = told[name]
+        scales = held if isinstance(held, list) else onnx.numpy_helper.to_array(held).tolist()
     else:
-        others = [one for one in node.attribute if one.name != "scales"]
-        del node.attribute[:]
-        node.attribute.extend([*others, onnx.helper.make_attribute("scales", right.tolist())])
+        scales = list(given.get("scales", ()))
+    sizes = [int(size) for size in x.sizes or ()] if is_known(x) else []
+    axes = [axis % len(sizes) for axis in given.get("axes", range(len(sizes)))] if sizes else []
+    if not scales or len(scales) != len(axes) or not is_known(y):
+        return False
+    out = dict(zip(axes, sizes_by(scales, [sizes[axis] for axis in axes]), strict=True))
+    if all((y.sizes or ())[axis] == size for axis, size in out.items()):
+        return False
+    plain = np.array([(out[axis] + 0.5) / sizes[axis] for axis in axes], np.float32)
+    if name not in told:
+        next(one for one in node.attribute if one.name == "scales").floats[:] = plain.tolist()
+        return True
+    mended = f"{node.output[0]}:scales"
+    graph.initializer.append(onnx.numpy_helper.from_array(plain, mended))
+    node.input[place] = mended
     return True
+
+
+def _given(node: "onnx.NodeProto") -> dict[str, Any]:
+    import onnx
+
+    return {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
 
 
 def _enlarged_anew(node: "onnx.NodeProto", types: Types) -> bool:
@@ -211,8 +233,9 @@ def _kept(node: "onnx.NodeProto", types: Types) -> bool:
     return True
 
 
-def check_declared(declared: Types, inferred: Types, name: str) -> None:
-    """ProblemError for a value whose declared shape or element type contradicts the inferred one; what is unknown contradicts nothing."""
+def check_declared(declared: Types, inferred: Types, name: str, makers: Mapping[str, str]) -> None:
+    """ProblemError for a value whose declared shape or element type contradicts the inferred one; what is unknown contradicts nothing.
+    `makers` are the nodes that make the values, in words."""
     for value, told in declared.items():
         found = inferred.get(value, layers.ValueType(None, _UNDEFINED))
         if not _same_shape(told.sizes, found.sizes):
@@ -221,8 +244,9 @@ def check_declared(declared: Types, inferred: Types, name: str) -> None:
             wrong, right, what = told.element, found.element, "types"
         else:
             continue
+        by = f"; it is made by {makers[value]}" if value in makers else ""
         fault = f'declares the value "{text_of(value)}" as {wrong}, but it is {right}'
-        raise ProblemError(f"{name} {fault}; export it again, or delete the declared {what}")
+        raise ProblemError(f"{name} {fault}; export it again, or delete the declared {what}{by}")
 
 
 def _same_shape(a: Sizes, b: Sizes) -> bool:

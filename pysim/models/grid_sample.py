@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GridSample of images and volumes in NumPy (https://onnx.ai/onnx/operators/onnx__GridSample.html):
-
-    y[n, c, i, j] = x[n, c] at the point grid[n, i, j]
+"""GridSample of images and volumes, and AffineGrid, in NumPy (https://onnx.ai/onnx/operators/onnx__GridSample.html): y[n, c, i, j] =
+x[n, c] at the point grid[n, i, j].
 
 A grid coordinate g in -1 .. 1 is the pixel ((g + 1) size - 1) / 2, or (g + 1) / 2 (size - 1) with align_corners. Outside the image `border`
 takes the nearest pixel and `reflection` mirrors at the image's edges: the centres of the outer pixels with align_corners, else their outer
@@ -10,6 +9,7 @@ sides.
 Worked number: of 4 pixels, g = -1 is pixel -0.5; between `zeros` and the first pixel, a linear sample is half of the first pixel.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -24,15 +24,17 @@ _CUBIC = -0.75  # the coefficient of Keys' kernel
 
 
 def grid_sample(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
-    """Nearest, linear or cubic samples of images (N, C, H, W) at points (N, P, Q, 2), whose last axis is (column, row); likewise nearest or
-    linear ones of volumes (N, C, D, H, W) at points (N, O, P, Q, 3)."""
+    """Nearest, linear or cubic samples of images (N, C, H, W) or volumes (N, C, D, H, W) at points (N, ..., axes), whose last axis is
+    (column, row[, slice]); cubic ones are of images."""
     x, grid = inputs
     aligned, padding = bool(attributes.get("align_corners", 0)), attributes.get("padding_mode", b"zeros")
-    weights = _WEIGHTS[attributes.get("mode", b"linear").removeprefix(b"bi")]
-    if x.ndim > 4 and weights is _cubic:
-        raise ProblemError('mode is "cubic", which is of images; of volumes it is "linear" or "nearest"')
+    weights, count = _WEIGHTS[attributes.get("mode", b"linear").removeprefix(b"bi")], x.ndim - 2
+    if grid.shape[-1] != count or (weights is _cubic and count != 2):
+        why = f"its input has {count} axes behind the channels, its points are of {grid.shape[-1]}; expected as many, of cubic samples 2"
+        raise ProblemError(why)
     axes = []
-    for size, g in zip(x.shape[2:], np.moveaxis(grid, -1, 0)[::-1], strict=True):
+    for at, size in enumerate(x.shape[2:]):
+        g = grid[..., count - 1 - at]
         point = (g + 1) / 2 * (size - 1) if aligned else ((g + 1) * size - 1) / 2
         ends = (0, size - 1) if aligned else (-0.5, size - 0.5)
         if weights is _nearest:
@@ -41,13 +43,27 @@ def grid_sample(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array
         if weights is not _cubic:  # whose pixels alone are padded
             point = np.where(outside, _inside(point, size, ends, padding), point)
         axes.append([(*_pixel(tap, size, ends, padding), share) for tap, share in weights(point)])
-    images = np.arange(len(x)).reshape(-1, *[1] * (x.ndim - 2))
-    out = np.zeros((len(x), *grid.shape[1:-1], x.shape[1]), np.result_type(x, grid))
+    images = np.arange(len(x)).reshape(-1, *[1] * count)
+    out = np.zeros((*grid.shape[:-1], x.shape[1]), np.result_type(x, grid))
     for taps in product(*axes):
-        places, inside, shares = zip(*taps, strict=True)
-        share = np.where(np.logical_and.reduce(inside), np.multiply.reduce(shares), 0)
-        out += share[..., None] * x[(images, slice(None), *places)]
+        inside = np.logical_and.reduce([one[1] for one in taps])
+        share = np.where(inside, math.prod(one[2] for one in taps), 0)
+        places: Any = (images, slice(None), *(one[0] for one in taps))
+        out += share[..., None] * x[places]
     return np.asarray(np.moveaxis(out, -1, 1), x.dtype)
+
+
+def affine_grid(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
+    """Points (N, [D,] H, W, axes) of theta (N, axes, axes + 1) for a result of size (N, C, [D,] H, W)."""
+    theta, size = inputs
+    spans, aligned = [], attributes.get("align_corners", 0)
+    if aligned and 1 in size.tolist()[2:]:
+        raise ProblemError(f"its result is of size {size.tolist()}; with align_corners an axis of one pixel has no place that ONNX defines")
+    for count in size.tolist()[2:]:
+        last = 1.0 if aligned else (count - 1) / count
+        spans.append(np.linspace(-last, last, count))
+    points = np.stack([*np.meshgrid(*spans, indexing="ij")[::-1], np.ones([*map(len, spans)])], axis=-1)
+    return np.einsum("...k,njk->n...j", points, theta).astype(theta.dtype)
 
 
 def _inside(at: Array, size: int, ends: tuple[float, float], padding: bytes) -> Array:

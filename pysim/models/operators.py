@@ -17,7 +17,7 @@ from pysim.errors import MissingError, ProblemError, printable
 from pysim.models import arrays, convolutions
 from pysim.models.arrays import Attributes, Bind
 from pysim.models.convolutions import taps
-from pysim.models.definitions import DEFINED, saturating
+from pysim.models.definitions import DEFINED
 from pysim.models.graph import Array, Node
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
@@ -285,11 +285,14 @@ ACTIVATED = frozenset({"Add", "Affine"})  # may have a fused ReLU
 _BETTER_LATER = {"BatchNormalization": (7, 14), "DequantizeLinear": (10, 19)}
 
 
-def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[Sequence[Array]], Sequence[Any]]:
+Reference = Callable[[Sequence[Array]], Sequence[Any]]
+
+
+def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Reference:
     """The definition of a node (an onnx.NodeProto): that in `DEFINED`, else the onnx package's own. It is called with the named inputs in
     the node's order, and returns the outputs, None for unnamed ones. `elements`: ONNX's types of the inputs. ProblemError if there is no
     definition, or if it fails."""
-    given, made = [name for name in node.input if name], [bool(name) for name in node.output]
+    given = [name for name in node.input if name]
     about = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run'
     own = DEFINED.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     try:
@@ -297,8 +300,12 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
     except ProblemError as error:
         raise ProblemError(f"{about}: {error}") from None
     evaluate = _packages(node, opset, elements, given, about) if defined is None else defined
-    if node.op_type == "QuantizeLinear" and own is None:
-        evaluate = saturating(node, evaluate)
+    return checked(node, evaluate, "onnx's own definition of it" if defined is None else "its definition")
+
+
+def checked(node: Any, evaluate: Callable[[Sequence[Array]], Sequence[Any]], whose: str = "its definition") -> Reference:
+    """What runs a node by `evaluate`, which returns the named outputs alone, with errors that name the node."""
+    about, made = f'{node.op_type} "{printable(node.name or node.output[0])}" cannot be run', [bool(name) for name in node.output]
 
     def run(inputs: Sequence[Array]) -> Sequence[Any]:
         try:
@@ -306,7 +313,8 @@ def reference(node: Any, opset: int, elements: Mapping[str, str]) -> Callable[[S
         except ProblemError as error:
             raise ProblemError(f"{about}: {error}") from None
         except Exception as error:  # NumPy may raise anything for an unsupported case
-            raise ProblemError(f"{about}: onnx's own definition of it fails: {error}") from error
+            told = " ".join(str(error).split())
+            raise ProblemError(f"{about}: {whose} fails: {told}") from error
         return [next(found) if named else None for named in made]
 
     return run
@@ -332,7 +340,8 @@ def _packages(node: Any, opset: int, elements: Mapping[str, str], given: Sequenc
     try:
         ready = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=opsets))
     except Exception as error:  # various types for an unknown operator, domain or version
-        raise ProblemError(f"{about}: {error}") from None
+        told = " ".join(str(error).split(", schema.has_function")[0].split())
+        raise ProblemError(f"{about}: {told}") from None
 
     def evaluate(inputs: Sequence[Array]) -> Sequence[Any]:
         return list(ready.run(None, dict(zip(given, inputs, strict=True))))
@@ -358,7 +367,7 @@ def by_reference(node: Node) -> Callable[..., None]:
             if out is None:
                 continue
             if np.shape(found) != out.shape:
-                told = f"onnx's own definition of it gives the shape {list(np.shape(found))}, its shape inference {list(out.shape)}"
+                told = f"its result has the shape {list(np.shape(found))}, declared or inferred is {list(out.shape)}"
                 raise ProblemError(f'{node.op.removeprefix("onnx.")} "{printable(node.name)}" cannot be run: {told}')
             out[...] = found
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cells of LSTM, GRU and RNN in NumPy: one step from the sums of the inputs and the earlier state to the next state.
 
-A `Cell` is made once for each direction of a layer. Its step takes sums (batch, gates * hidden), x W' + b of all gates, and the state
+A `Cell` is made once for each direction of a layer. Its step takes sums (gates, batch, hidden), x W' + b of each gate, and the state
 (h, c), and returns the next one. The usual activations have cells of their own: s(x) = 1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2, and halved
 weights, an exact operation, leave one tanh for all gates.
 
@@ -49,14 +49,13 @@ class Settings(NamedTuple):
 
 
 def cell(op: str, settings: Settings, weights: Array, bias: Array, peepholes: Array | None) -> Cell:
-    """`weights` R' (hidden, gates * hidden), and `bias` that of the state's product that is not in the sums: of a GRU's n with
-    linear_before_reset, else zeros."""
-    hidden, kind = len(weights), weights.dtype
+    """`weights` R' (gates, hidden, hidden), and `bias` (gates, hidden) that of the state's product that is not in the sums: of a GRU's n
+    with linear_before_reset, else zeros."""
     usual = settings.is_usual(op) and peepholes is None
-    scale = np.ones(GATES[op] * hidden, kind)
+    scale = np.ones(GATES[op], weights.dtype)
     if usual:
-        scale[: _LOGISTIC[op] * hidden] = 0.5
-    weights, bias = weights * scale, bias * scale
+        scale[: _LOGISTIC[op]] = 0.5
+    weights, bias = np.ascontiguousarray(weights * scale[:, None, None]), bias * scale[:, None]
     if op == "RNN":
         return Cell(scale, _rnn(weights, _bounded(settings, 0)))
     if op == "GRU":
@@ -65,16 +64,13 @@ def cell(op: str, settings: Settings, weights: Array, bias: Array, peepholes: Ar
 
 
 def _usual_lstm(weights: Array) -> Step:
-    hidden = len(weights)
-
     def step(sums: Array, h: Array, c: Array) -> State:
         gates = h @ weights
         gates += sums
         np.tanh(gates, out=gates)
-        logistic, g = gates[:, : 3 * hidden], gates[:, 3 * hidden :]
+        logistic, (i, o, f, g) = gates[:3], gates
         logistic += 1
         logistic *= 0.5
-        i, o, f = (logistic[:, at * hidden : (at + 1) * hidden] for at in range(3))
         c = f * c
         g *= i
         c += g
@@ -84,14 +80,14 @@ def _usual_lstm(weights: Array) -> Step:
 
 
 def _lstm(weights: Array, peepholes: Array | None, settings: Settings) -> Step:
-    hidden = len(weights)
+    hidden = weights.shape[-1]
     f_of, g_of, h_of = (_bounded(settings, at) for at in range(3))
     p_i, p_o, p_f = np.zeros((3, hidden), weights.dtype) if peepholes is None else peepholes.reshape(3, hidden)
 
     def step(sums: Array, h: Array, c: Array) -> State:
         gates = h @ weights
         gates += sums
-        i, o, f, g = (gates[:, at * hidden : (at + 1) * hidden] for at in range(4))
+        i, o, f, g = gates
         i = f_of(i + p_i * c)
         f = 1 - i if settings.input_forget else f_of(f + p_f * c)
         c = f * c + i * g_of(g)
@@ -101,19 +97,17 @@ def _lstm(weights: Array, peepholes: Array | None, settings: Settings) -> Step:
 
 
 def _usual_gru(weights: Array, bias: Array, settings: Settings) -> Step:
-    hidden = len(weights)
-    gated, new = (np.ascontiguousarray(part) for part in (weights[:, : 2 * hidden], weights[:, 2 * hidden :]))
-    own = bias[2 * hidden :]
+    gated, new, own = weights[:2], weights[2], bias[2]
 
     def step(sums: Array, h: Array, c: Array) -> State:
         gates = h @ gated
-        gates += sums[:, : 2 * hidden]
+        gates += sums[:2]
         np.tanh(gates, out=gates)
         gates += 1
         gates *= 0.5
-        z, r = gates[:, :hidden], gates[:, hidden:]
+        z, r = gates
         n = r * (h @ new + own) if settings.separate else (r * h) @ new
-        n += sums[:, 2 * hidden :]
+        n += sums[2]
         np.tanh(n, out=n)
         return n + z * (h - n), c
 
@@ -121,24 +115,23 @@ def _usual_gru(weights: Array, bias: Array, settings: Settings) -> Step:
 
 
 def _gru(weights: Array, bias: Array, settings: Settings) -> Step:
-    hidden = len(weights)
-    gated, new = (np.ascontiguousarray(part) for part in (weights[:, : 2 * hidden], weights[:, 2 * hidden :]))
-    f_of, g_of, own = _bounded(settings, 0), _bounded(settings, 1), bias[2 * hidden :]
+    gated, new, own = weights[:2], weights[2], bias[2]
+    f_of, g_of = _bounded(settings, 0), _bounded(settings, 1)
 
     def step(sums: Array, h: Array, c: Array) -> State:
-        gates = f_of(h @ gated + sums[:, : 2 * hidden])
-        z, r = gates[:, :hidden], gates[:, hidden:]
+        gates = f_of(h @ gated + sums[:2])
+        z, r = gates
         n = r * (h @ new + own) if settings.separate else (r * h) @ new
-        n = g_of(n + sums[:, 2 * hidden :])
-        return n + z * (h - n), c
+        n = g_of(n + sums[2])
+        return (1 - z) * n + z * h, c  # n may be much larger
 
     return step
 
 
 def _rnn(weights: Array, function: Function) -> Step:
     def step(sums: Array, h: Array, c: Array) -> State:
-        h = h @ weights
-        h += sums
+        h = h @ weights[0]
+        h += sums[0]
         return function(h), c
 
     return step
@@ -172,9 +165,10 @@ _FUNCTIONS: dict[str, Callable[[float, float], Function]] = {
     "tanh": lambda alpha, beta: np.tanh,
     "thresholdedrelu": lambda alpha, beta: lambda x: np.where(x > alpha, x, 0),
 }
+_STEEPNESS, _SLOPE = float(np.float32(0.2)), float(np.float32(0.01))  # float32, as attributes are
 # default alpha and beta, None: there is none and a model states it; functions that are not here take neither
 _NUMBERS: dict[str, tuple[tuple[float | None], tuple[float | None] | tuple[()]]] = {
-    "affine": ((None,), (None,)), "elu": ((1.0,), ()), "hardsigmoid": ((0.2,), (0.5,)), "leakyrelu": ((0.01,), ()),
+    "affine": ((None,), (None,)), "elu": ((1.0,), ()), "hardsigmoid": ((_STEEPNESS,), (0.5,)), "leakyrelu": ((_SLOPE,), ()),
     "scaledtanh": ((None,), (None,)), "thresholdedrelu": ((1.0,), ()),
 }  # fmt: skip
 

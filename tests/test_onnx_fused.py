@@ -50,7 +50,14 @@ def node(op, inputs, outputs=("y",), **attributes):
 @pytest.mark.parametrize("opset", [11, 14, 20])
 @pytest.mark.parametrize(
     ("op", "constants", "how"),
-    [("Gelu", (), {}), ("BiasGelu", ("b",), {}), ("QuickGelu", (), {}), ("QuickGelu", (), {"alpha": 1.3})],
+    [
+        ("Gelu", (), {}),
+        ("BiasGelu", ("b",), {}),
+        ("FastGelu", (), {}),
+        ("FastGelu", ("b",), {}),
+        ("QuickGelu", (), {}),
+        ("QuickGelu", (), {"alpha": 1.3}),
+    ],
 )
 def test_gates(tmp_path, opset, op, constants, how):
     inputs, kept = {"x": numbers(3, 5)}, {name: numbers(5) for name in constants}
@@ -75,11 +82,21 @@ def test_convolutions_with_what_follows_them(tmp_path, activation, parameters, a
     equal(written(tmp_path, fused, inputs, {"w": numbers(6, 4, 3, 3), "b": numbers(6)}, 13), inputs)
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("flips", "addend"), [((0, 0), True), ((1, 0), True), ((0, 1), False), ((1, 1), True)])
+@pytest.mark.parametrize(("activation", "numbers_of"), [("Relu", {}), ("LeakyRelu", {"activation_alpha": 0.2}), ("Tanh", {})])
+def test_products_with_what_follows_them(tmp_path, flips, addend, activation, numbers_of):
+    inputs = {"x": numbers(5, 4) if flips[0] else numbers(4, 5)}
+    kept = {"w": numbers(3, 5) if flips[1] else numbers(5, 3)} | ({"c": numbers(3)} if addend else {})
+    how = {"transA": flips[0], "transB": flips[1], "alpha": 0.5, "beta": 2.0} | numbers_of
+    fused = node("FusedGemm", ["x", *kept], activation=activation, **how)
+    equal(written(tmp_path, fused, inputs, kept, 13), inputs)
+
+
+@pytest.mark.parametrize("held", ["g", "gb", "gbc"])
 @pytest.mark.parametrize("total", [False, True])
 @pytest.mark.parametrize("opset", [14, 17])
-def test_layer_norms_of_sums(tmp_path, bias, total, opset):
-    inputs, kept = {"x": numbers(2, 4, 8), "s": numbers(2, 4, 8)}, {name: numbers(8) for name in ("gbc" if bias else "gb")}
+def test_layer_norms_of_sums(tmp_path, held, total, opset):
+    inputs, kept = {"x": numbers(2, 4, 8), "s": numbers(2, 4, 8)}, {name: numbers(8) for name in held}
     outputs = ["y", "", "", "t"] if total else ["y"]
     norm = node("SkipLayerNormalization", [*inputs, *kept], outputs, epsilon=1e-5)
     equal(written(tmp_path, norm, inputs, kept, opset, [name for name in outputs if name]), inputs)
@@ -90,13 +107,15 @@ def test_layer_norms_of_sums(tmp_path, bias, total, opset):
     [
         node("FusedMatMul", "xx", transBatchA=1),
         node("FusedConv", "xw", activation="Softplus"),
+        node("FusedConv", "xw", activation="Clip", activation_params=[1.0]),
+        node("QuickGelu", "x", beta=1.0),
         node("SkipLayerNormalization", ["x", "x", "g"], ["y", "mean"]),
     ],
     ids=lambda one: one.op_type,
 )
 def test_other_forms_are_refused_by_their_names(tmp_path, refused):
     inputs, kept = {"x": numbers(1, 4, 4, 4)}, {"w": numbers(4, 4, 1, 1), "g": numbers(4)}
-    with pytest.raises(ProblemError, match=refused.op_type):
+    with pytest.raises(ProblemError, match=f'{refused.op_type} "y" cannot be run: its '):
         pysim.load(written(tmp_path, refused, inputs, kept, 14))
 
 

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated nodes of every operator and attribute (`onnx_peer`) are equal to ONNX Runtime, or refused by operator and node."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from limits import SHARE
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import onnx_peer
+from onnx_models import several
+from onnx_peer import case_of, verdict
+
+from pysim.models.model import Model
+
+FEWEST = 3000  # nodes of a plain run
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.filterwarnings("ignore")  # onnx's definitions let NumPy warn
+def test_generated_nodes_are_equal_to_onnxruntime_or_refused_by_name():
+    came = Counter()
+    for seed in range(max(FEWEST, round(50_000 * SHARE))):
+        case = case_of(seed)
+        what, why = verdict(case)
+        assert what not in ("wrong", "unnamed"), f"seed {seed}: {case.how}: {why}"
+        came[what] += 1
+    assert came["equal"] >= 0.7 * came.total()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_onnxruntime_computes_differently_hides_no_wrong_result(monkeypatch):
+    case = next(one for seed in range(50) if verdict(one := case_of(seed, "LSTM")).what == "deviates")
+
+    def off(*given):
+        model = Model(*given)
+        return lambda **inputs: tuple(y + np.float32(0.1) for y in several(model(**inputs)))
+
+    monkeypatch.setattr(onnx_peer, "Model", off)
+    assert verdict(case).what == "wrong"
