@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Contracts between the macro-kernel (native/conv) and the ISA folders. Everything here is internal to the library. */
+ * Contracts between the macro-kernel (native/algorithms) and the ISA folders. Everything here is internal to the library. */
 #ifndef PYSIM_KERNEL_H
 #define PYSIM_KERNEL_H
 #include "pysim.h"
@@ -137,10 +137,10 @@ typedef struct {
     pysim_micro_kernel run;       /* rows of kernels.inc: this and `pack`, */
     pysim_strided_kernel strided; /* and for form win also this */
     pysim_packer pack;
-    pysim_direct_kernel direct;   /* rows of conv/depthwise.inc */
-    pysim_skinny_kernel skinny;   /* rows of conv/skinny.inc */
-    pysim_phases_kernel phases;   /* rows of conv/polyphase.inc: this and `pack` */
-    pysim_nchwc_kernel nchwc;     /* rows of conv/direct_nchwc.inc */
+    pysim_direct_kernel direct;   /* rows of depthwise.inc */
+    pysim_skinny_kernel skinny;   /* rows of skinny.inc */
+    pysim_phases_kernel phases;   /* rows of polyphase.inc: this and `pack` */
+    pysim_nchwc_kernel nchwc;     /* rows of direct_nchwc.inc */
 } pysim_row;
 
 /* Finds the schedule's row for this dtype and this CPU, or fails with the reason. */

@@ -273,7 +273,7 @@ pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes
 pysim_status pysim_probe_line_transfer(void *buffer, int64_t bytes, int64_t line_bytes, double seconds, double *seconds_per_line);
 
 /* Exact cache simulation. A hierarchy is `levels` caches, L1 first, seen by `cores` cores; its whole state lies in one buffer of
- * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulate.h. */
+ * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulator/simulate.h. */
 enum {
     PYSIM_CACHE_LEVELS = 8,   /* at most */
     PYSIM_CACHE_CORES = 256,  /* at most */
@@ -329,7 +329,7 @@ pysim_status pysim_cache_contents(const void *state, int32_t level, int32_t core
 /* The accesses of one run on one thread, in order, as the macro-kernel's own loops make them; the schedule's kernel need not run on
  * this CPU. Addresses count from the bases; nothing is dereferenced. One access is what one vector instruction moves (masked lanes
  * left out), or one element where the kernel reads elements. Tags: operand | phase << 4 with operands input 1, filter 2, output 3,
- * packed_input 4, packed_filter 5, columns 6 and phases pack 1, compute 2, store 3. docs: native/trace.c. */
+ * packed_input 4, packed_filter 5, columns 6 and phases pack 1, compute 2, store 3. docs: native/simulator/trace.c. */
 typedef struct {
     int64_t input;     /* image; B of a product */
     int64_t filters;   /* packed panels; A of a product */

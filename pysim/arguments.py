@@ -13,7 +13,7 @@ from typing import Any, cast
 from pysim.errors import OperandError, PysimError, choose, quoted
 
 LARGEST = 2**63 - 1
-MOST_THREADS = 1024  # per call: MAX_THREADS of native/conv/thread_pool.c
+MOST_THREADS = 1024  # per call: MAX_THREADS of native/threads/thread_pool.c
 
 
 def whole(value: Any, name: str, least: int, most: int = LARGEST) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pysim.registry.files import declarations
+from pysim.runtime.foreign import plain_units
 
 NATIVE = Path(__file__).parent.parent / "native"
 
@@ -18,6 +19,20 @@ def compiler() -> list[str]:
     found = os.environ.get("CC", "cc").split()
     if shutil.which(found[0]) is None:
         pytest.skip(f"no C compiler {found[0]}: set CC")
+    return found
+
+
+def plain_sources(folder: Path) -> list[Path]:
+    """The library in plain C: its files, and for each template and vector type a file in this folder that includes it."""
+    found = []
+    for at, (path, flags) in enumerate(plain_units()):
+        if flags:
+            vectors = flags[0].partition("=")[2]
+            made = folder / f"{path.stem}_{at}.c"
+            made.write_text(f'#define VECTORS {vectors}\n#include "templates/{path.name}"\n')
+            found.append(made)
+        elif path.stem != "worker":
+            found.append(path)
     return found
 
 

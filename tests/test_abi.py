@@ -105,13 +105,12 @@ def test_a_refused_call_leaves_its_sentence_and_the_next_one_works():
 
 
 def test_a_row_of_a_target_that_nothing_is_packed_for_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "conv").mkdir()
-    for table in ("kernels.inc", "conv/depthwise.inc"):
+    for table in ("kernels.inc", "depthwise.inc"):
         text = native_file(table).read_text()
         (tmp_path / table).write_text(text.replace("PYSIM_DIRECT(target(avx512)", "PYSIM_DIRECT(target(avx521)", 1))
     monkeypatch.setattr(registry, "native_file", lambda name: tmp_path / name)
     with pytest.raises(PysimError, match=r'depthwise\.inc: .*__avx521: nothing packs for "avx521 f32"; did you mean "avx512 f32"'):
-        registry._rows.__wrapped__("conv/depthwise.inc")
+        registry._rows.__wrapped__("depthwise.inc")
 
 
 def test_a_row_of_a_form_that_no_kernel_has_is_refused(tmp_path, monkeypatch):

@@ -245,8 +245,8 @@ class Finish(ctypes.Structure):
 def test_other_targets_compute_the_same(tmp_path, target):
     if target == "avx2" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has no AVX2")
-    source = NATIVE / ("loops_portable_f32.c" if target == "portable" else "x86/loops_avx2_f32.c")
-    flags = ["-mavx2", "-mfma"] if target == "avx2" else []
+    source, vectors = NATIVE / "templates" / "loops.c", "portable/vec_f32.h" if target == "portable" else "x86/vectors/vec_avx2_f32.h"
+    flags = [f'-DVECTORS="{vectors}"', *(["-mavx2", "-mfma"] if target == "avx2" else [])]
     made = tmp_path / "loops.so"
     subprocess.run(["gcc", "-std=gnu11", "-O2", "-fPIC", "-shared", *flags, f"-I{NATIVE}", str(source), "-lm", "-o", str(made)], check=True)
     loops = Loops.in_dll(ctypes.CDLL(str(made)), f"pysim_loops_f32__{target}")

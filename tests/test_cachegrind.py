@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recorders import plain_sources
 
 from pysim.cachemodel.simulator.hierarchy import Cache, Chunk, Hierarchy, tag
 
@@ -36,7 +37,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"no C compiler {compiler[0]}: set CC")
     path = tmp_path_factory.mktemp("program") / "portable_conv"
-    sources = [*NATIVE.glob("*.c"), *(NATIVE / "conv").glob("*.c"), NATIVE / "test" / "portable_conv.c"]
+    sources = [*plain_sources(path.parent), NATIVE / "test" / "portable_conv.c"]
     if platform.machine() == "x86_64":
         sources.append(NATIVE / "x86" / "probe_x86.c")
     command = [*compiler, "-std=gnu11", "-O1", "-static", f"-I{NATIVE}", *map(str, sources), "-o", str(path), "-lm", "-lpthread"]

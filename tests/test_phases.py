@@ -55,7 +55,7 @@ def counted(spans: Spans, machine: str) -> list[int]:
 
 
 def depthwise_spans(w: Conv, kernel: Any) -> Spans:
-    """What native/conv/depthwise.c touches, by the walk of its description: whole rows, buffers one after another on pages."""
+    """What native/algorithms/depthwise.c touches, by the walk of its description: whole rows, buffers one after another on pages."""
     size, filters, row, out_row = 4, w.filters // w.groups, 4 * w.width, 4 * w.out_w
     image, result, weights = w.height * row, w.out_h * out_row, w.kernel_h * w.kernel_w * size * (w.channels // w.groups)
     channels, lanes = w.channels // w.groups, kernel.lane_filters
@@ -129,7 +129,7 @@ def test_depthwise_lines_are_those_of_exact_caches_within_5_percent_median_and_1
 
 
 def winograd_spans(of: winograd.Candidates) -> Spans:
-    """What native/conv/winograd.c touches, by the walk of its description: strips of the image for a panel, rows of patches and filters."""
+    """What algorithms/winograd.c touches, by the walk of its description: strips of the image for a panel, rows of patches and filters."""
     w, (kernel, shape), nest = of.workload, of.cases[0], winograd.described(of)
     k2, k3, channels = (int(of.k2[0]), int(of.k3[0]), int(of.channels[0]))
     planes, wide, held = shape.planes, 4 * kernel.windows, 4 * kernel.filters

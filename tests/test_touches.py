@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from native_library import native
-from recorders import NATIVE, compiler, opened
+from recorders import NATIVE, compiler, opened, plain_sources
 
 from pysim import planner
 from pysim.algorithms import algorithm_named, algorithms_for
@@ -73,9 +73,9 @@ def touching(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     folder = tmp_path_factory.mktemp("touching")
     flags = ["-std=gnu11", "-O1", "-fPIC", "-fvisibility=hidden", "-w", f"-I{NATIVE}", "-c"]
     noting = ["-fsanitize=thread", "-Dmemcpy=pysim_touching_memcpy", "-Dmemset=pysim_touching_memset"]
-    loops = [path for path in (*(NATIVE / "conv").glob("*.c"), NATIVE / "portable.c") if path.stem != "thread_pool"]
-    others = [path for path in NATIVE.glob("*.c") if path not in loops]
-    others += [NATIVE / "conv" / "thread_pool.c", NATIVE / "test" / "record_touches.c"]
+    plain = plain_sources(folder)
+    loops = [path for path in plain if path.parent.name in ("algorithms", "portable", folder.name) and not path.stem.startswith("loops")]
+    others = [*(path for path in plain if path not in loops), NATIVE / "test" / "record_touches.c"]
     if (NATIVE / "x86").exists() and os.uname().machine == "x86_64":
         others.append(NATIVE / "x86" / "probe_x86.c")
     for sources, more in ((loops, noting), (others, [])):

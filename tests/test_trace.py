@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_trace import accesses, recorded
-from recorders import NATIVE, compiler, opened
+from recorders import NATIVE, compiler, opened, plain_sources
 
 from pysim.algorithms.nest import BROADCASTS
 from pysim.cachemodel.simulator import trace
@@ -59,7 +59,7 @@ RECORDING_BROADCASTS = {
 def recording_copy(folder: Path) -> list[Path]:
     """The vector kernels' sources over a vector type that records; what they read to broadcast is recorded too."""
     x86 = folder / "x86"
-    x86.mkdir()
+    (x86 / "vectors").mkdir(parents=True)
     (x86 / "pack.h").write_text((NATIVE / "x86" / "pack.h").read_text())
     lanes = (NATIVE / "x86" / "lanes.h").read_text()
     for broadcast, recording in RECORDING_BROADCASTS.items():
@@ -70,9 +70,9 @@ def recording_copy(folder: Path) -> list[Path]:
     for (target, dtype), count in LANES.items():
         kind = "float" if dtype == "f32" else "double"
         names = f"typedef {kind} T;\nenum {{ LANES = {count} }};\n#define SUFFIX(name) name##_{dtype}__{target}\n"
-        (x86 / f"vec_{target}_{dtype}.h").write_text(names + '#include "test/record_vector.h"\n')
+        (x86 / "vectors" / f"vec_{target}_{dtype}.h").write_text(names + '#include "test/record_vector.h"\n')
         copies.append(x86 / f"{target}_{dtype}.c")
-        copies[-1].write_text((NATIVE / "x86" / copies[-1].name).read_text().replace('"../kernel.h"', '"kernel.h"'))
+        copies[-1].write_text((NATIVE / "x86" / copies[-1].name).read_text())
     return copies
 
 
@@ -81,10 +81,10 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """(ffi, lib): the library built so that its kernels write down what they load and store, whatever this CPU is."""
     command = compiler()
     folder = tmp_path_factory.mktemp("recorded")
-    sources = [*NATIVE.glob("*.c"), *(NATIVE / "conv").glob("*.c")]
+    sources = plain_sources(folder)
     if platform.machine() == "x86_64":
         sources += [NATIVE / "x86" / "probe_x86.c", *recording_copy(folder)]
-    flags = ["-std=gnu11", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", "-DPYSIM_RECORD", f"-I{NATIVE}"]
+    flags = ["-std=gnu11", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", "-DPYSIM_RECORD", f"-I{folder}", f"-I{NATIVE}"]
     flags += ["-D__builtin_cpu_supports(name)=1", "-Wno-builtin-macro-redefined"]
     path = folder / "librecorded.so"
     subprocess.run([*command, *flags, *map(str, sources), "-o", str(path), "-lm", "-lpthread"], check=True)

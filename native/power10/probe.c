@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Probe loops of the matrix unit: eight chains of multiplies, one per accumulator, which is what two units of 4 cycles need. */
-#include "../probe.h"
+#include "abi/probe.h"
 
-#include "../pysim.h"
+#include "pysim.h"
 #include "vsx.h"
 
 #define EIGHT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)

@@ -12,7 +12,7 @@
 #include <altivec.h>
 #include <string.h>
 
-#include "../kernel.h"
+#include "kernel.h"
 #undef bool
 #undef pixel
 

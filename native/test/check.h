@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../pysim.h"
+#include "pysim.h"
 #include "guard.h"
 
 /* ---- random numbers (splitmix64) ---- */
@@ -83,30 +83,30 @@ void check_schedule_text(const pysim_schedule *s, char *text, size_t size);
 /* Lines of native/algorithms.inc; a schedule has the first, unless said otherwise. */
 enum {
 #define PYSIM_ALGORITHM(name, problem) CHECK_##name,
-#include "../algorithms.inc"
+#include "algorithms.inc"
 #undef PYSIM_ALGORITHM
     CHECK_ALGORITHMS,
 };
 /* The kind of problem that each computes. */
 static const int32_t check_computes[] = {
 #define PYSIM_ALGORITHM(name, problem) PYSIM_##problem,
-#include "../algorithms.inc"
+#include "algorithms.inc"
 #undef PYSIM_ALGORITHM
 };
 
-/* A row of conv/depthwise.inc, which the algorithm of that name runs, not the loop nest. */
+/* A row of depthwise.inc, which the algorithm of that name runs, not the loop nest. */
 static inline int check_is_blocks(const pysim_kernel_info *row) { return strcmp(row->form, "blocks") == 0; }
 static inline int check_is_direct(const pysim_kernel_info *row) {
     return strcmp(row->form, "rows") == 0 || strcmp(row->form, "planes") == 0 || check_is_blocks(row);
 }
 
-/* A row of conv/polyphase.inc, likewise. */
+/* A row of polyphase.inc, likewise. */
 static inline int check_is_phases(const pysim_kernel_info *row) { return strcmp(row->form, "phases") == 0; }
 
-/* A row of conv/direct_nchwc.inc, likewise. */
+/* A row of direct_nchwc.inc, likewise. */
 static inline int check_is_nchwc(const pysim_kernel_info *row) { return strcmp(row->form, "nchwc") == 0; }
 
-/* A row of conv/skinny.inc, likewise. */
+/* A row of skinny.inc, likewise. */
 static inline int check_is_skinny(const pysim_kernel_info *row) { return strcmp(row->form, "axpy") == 0 || strcmp(row->form, "dot") == 0; }
 
 static inline pysim_problem check_conv_problem(const pysim_conv *c) { return (pysim_problem){PYSIM_CONV, .conv = *c}; }

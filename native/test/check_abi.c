@@ -57,7 +57,7 @@ void check_checks(void) {
     if (check_begin("comparison", "arrays of three elements")) check_comparison(), check_end();
 }
 
-/* ---- registry: the table in the library is the one in kernels.inc and the tables in conv/ ---- */
+/* ---- registry: the table in the library is the one in kernels.inc and the tables beside it ---- */
 
 typedef struct {
     const char *name, *target, *dtype, *form;
@@ -72,11 +72,11 @@ static const line lines[] = {
 #define PYSIM_SKINNY_ROW PYSIM_ROW
 #define PYSIM_PHASES_ROW PYSIM_ROW
 #define PYSIM_NCHWC_ROW PYSIM_ROW
-#include "../kernels.inc"
-#include "../conv/depthwise.inc"
-#include "../conv/skinny.inc"
-#include "../conv/polyphase.inc"
-#include "../conv/direct_nchwc.inc"
+#include "kernels.inc"
+#include "depthwise.inc"
+#include "skinny.inc"
+#include "polyphase.inc"
+#include "direct_nchwc.inc"
 #undef PYSIM_ROW
 #undef PYSIM_DIRECT_ROW
 #undef PYSIM_SKINNY_ROW

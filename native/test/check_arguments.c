@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../loops.h"
+#include "operators/loops.h"
 #include "check.h"
 
 enum { REGION = 1 << 16 };

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../loops.h"
+#include "operators/loops.h"
 #include "check.h"
 #include "cover.h"
 
@@ -188,7 +188,7 @@ static void make_winograd(conv_case *k, int32_t index, const unsigned char *leve
 static int has_winograd(const pysim_kernel_info *row) {
     static const char *const transforms[] = {
 #define PYSIM_WINOGRAD(target, dtype) #target " " #dtype,
-#include "../winograd.inc"
+#include "winograd.inc"
 #undef PYSIM_WINOGRAD
     };
     char own[64];

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../loops.h"
+#include "operators/loops.h"
 #include "check.h"
 #include "cover.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../pysim.h"
+#include "pysim.h"
 
 static int fail(const char *what) {
     fprintf(stderr, "%s: %s\n", what, pysim_last_error());

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * FP32 on AVX2 + FMA: 8 lanes, 16 registers; 12 accumulators (latency 4 x 2 units needs 8), 2 operand vectors, one broadcast. */
-#include "../kernel.h"
-#include "vec_avx2_f32.h"
+#include "kernel.h"
+#include "x86/vectors/vec_avx2_f32.h"
 #include "pack.h"
 #include "lanes.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * FP64 on AVX2 + FMA: 4 lanes, 16 registers; 12 accumulators. */
-#include "../kernel.h"
-#include "vec_avx2_f64.h"
+#include "kernel.h"
+#include "x86/vectors/vec_avx2_f64.h"
 #include "pack.h"
 #include "lanes.h"
 

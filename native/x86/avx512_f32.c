@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * FP32 on AVX-512: 16 lanes, 32 registers; 24 to 28 accumulators, 2 to 4 operand vectors, one broadcast. */
-#include "../kernel.h"
-#include "vec_avx512_f32.h"
+#include "kernel.h"
+#include "x86/vectors/vec_avx512_f32.h"
 #include "pack.h"
 #include "lanes.h"
 

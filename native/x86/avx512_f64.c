@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * FP64 on AVX-512: 8 lanes, 32 registers; 28 accumulators. */
-#include "../kernel.h"
-#include "vec_avx512_f64.h"
+#include "kernel.h"
+#include "x86/vectors/vec_avx512_f64.h"
 #include "pack.h"
 #include "lanes.h"
 

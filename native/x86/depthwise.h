@@ -15,7 +15,7 @@ enum { MAX_ROWS = 8, SEVERAL_ROWS = 4, MAX_FILTERS = 4, MAX_KR = 7 }; /* SEVERAL
 enum { MIN_ROWS = 4, MIN_SEVERAL_ROWS = 3 };
 
 #define PYSIM_DIRECT_EDGE_BYTES(bytes) enum { EDGE_BYTES = bytes };
-#include "../conv/depthwise.inc"
+#include "depthwise.inc"
 #undef PYSIM_DIRECT_EDGE_BYTES
 
 /* How neighbouring output columns map to the input: contiguous; every second column; `stride` apart. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Groups of few channels in FP64 on AVX2: 4 lanes. 16 registers: 8 rows and 7 weights, or 4 x 2 outputs and 2 weights. */
-#include "../kernel.h"
-#include "vec_avx2_f64.h"
+#include "kernel.h"
+#include "x86/vectors/vec_avx2_f64.h"
 
 INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     const __m128i lane = _mm_setr_epi32(0, 1, 2, 3);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Groups of few channels in FP64 on AVX-512: 8 lanes. 32 registers: 8 rows and 7 weights, or 4 x 4 outputs and 4 weights. */
-#include "../kernel.h"
-#include "vec_avx512_f64.h"
+#include "kernel.h"
+#include "x86/vectors/vec_avx512_f64.h"
 
 INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

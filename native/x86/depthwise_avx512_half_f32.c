@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Groups of few channels in FP32 on AVX-512 with half vectors, 8 lanes, for rows of outputs that leave half of 16 lanes empty. Unlike AVX2 it
  * has masked loads and stores of one operation, and 32 registers: 8 rows and 7 weights. */
-#include "../kernel.h"
-#include "vec_avx512_half_f32.h"
+#include "kernel.h"
+#include "x86/vectors/vec_avx512_half_f32.h"
 
 INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Form `planes` of conv/depthwise.inc: lanes hold neighbouring groups of one channel each. Planes are transposed to [row][column][lane],
+ * Form `planes` of depthwise.inc: lanes hold neighbouring groups of one channel each. Planes are transposed to [row][column][lane],
  * convolved with all lanes in use however short the rows are, and transposed back. Included once per vector type, after depthwise.h and
  * v_store_part, which stores one 128-bit part of a vector. */
-#include "../transpose.h"
+#include "templates/transpose.h"
 
 /* PART columns of LANES rows that are ld apart, transposed: 128-bit parts are loaded to their final place, which saves half of the shuffles. */
 INLINE void load_transposed_part(const T *p, int64_t ld, VEC r[PART]) {

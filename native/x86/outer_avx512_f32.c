@@ -8,7 +8,7 @@
  * 16x4 and 4x16 have four accumulators: exactly the latency of one FMA unit, half rate on two. */
 #include <immintrin.h>
 
-#include "../kernel.h"
+#include "kernel.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

@@ -194,7 +194,7 @@ static void pack_segment(const pysim_segment *s, T *dst) {
         pack_scalar(s, dst);
 }
 
-#include "transpose.h"
+#include "templates/transpose.h"
 
 /* Bytes of an L1 way on x86, 64 sets of 64: rows a multiple of it apart map to the same sets. */
 enum { L1_WAY = 4096 };

@@ -6,7 +6,7 @@
  * Multiply-adds: acc = acc*1/2 + 1/2 stays finite for ever. A unit of latency L and throughput T is full from L*T chains on:
  * 4 cycles x 2 a cycle = 8 on every x86 core with AVX2 so far (Haswell: 5 x 2 = 10); 12 and 16 chains leave room and
  * fit the 16 and 32 registers. */
-#include "probe.h"
+#include "abi/probe.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

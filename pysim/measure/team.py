@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def all_at_once(probe: Callable[[], float], cpus: int, allowed: Collection[int] | None = None) -> list[float]:
-    """The probe's result in each of `cpus` threads started together. Each is pinned to a CPU of its own, as in native/conv/thread_pool.c,
+    """The probe's result in each of `cpus` threads started together. Each is pinned to a CPU of its own, as in native/threads,
     where enough are `allowed` (default: those of the calling thread). Unpinned, two may share a CPU for longer than a probe takes."""
     ready = threading.Barrier(cpus)
 

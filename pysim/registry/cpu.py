@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU's kernel registry as Python sees it: the lines of `native/kernels.inc` and of the tables in `native/conv`, read, never copied.
+"""The CPU's kernel registry as Python sees it: the lines of `native/kernels.inc` and of the other tables beside it, read, never copied.
 
 The native library expands the same lines, so row i here is row i there (a test compares them).
 """
@@ -22,17 +22,17 @@ _TABLES = {
         "fil": "vector lanes hold filters; each window value is broadcast",
         "outer": "one register holds a 4x4 outer product (SConv)",
     },
-    "conv/depthwise.inc": {
+    "depthwise.inc": {
         "rows": "vector lanes hold columns of an output row; operands are read in place",
         "planes": "vector lanes hold groups of one channel; input planes are transposed",
         "blocks": "vector lanes hold groups of one channel; the layout is NCHWc",
     },
-    "conv/skinny.inc": {
+    "skinny.inc": {
         "axpy": "product with few rows or columns: vector lanes hold neighbouring results; the large matrix is read in place",
         "dot": "product with few rows or columns: vector lanes hold neighbouring k; the large matrix is read in place",
     },
-    "conv/polyphase.inc": {"phases": "vector lanes hold columns of an output row; the input is split by the phases of the stride"},
-    "conv/direct_nchwc.inc": {"nchwc": "vector lanes hold filters; the layout is NCHWc"},
+    "polyphase.inc": {"phases": "vector lanes hold columns of an output row; the input is split by the phases of the stride"},
+    "direct_nchwc.inc": {"nchwc": "vector lanes hold filters; the layout is NCHWc"},
 }
 FORMS = {form: text for forms in _TABLES.values() for form, text in forms.items()}
 _LINE = re.compile(r"^PYSIM_(?:KERNEL|DIRECT|SKINNY|PHASES|NCHWC)\((.*)\)", re.MULTILINE)
@@ -98,29 +98,29 @@ def kernels() -> tuple[Kernel, ...]:
 
 def direct_kernels() -> tuple[Kernel, ...]:
     """Every kernel that convolves operands in place; windows x filters: its largest tile."""
-    return _rows("conv/depthwise.inc")
+    return _rows("depthwise.inc")
 
 
 @cache
 def direct_edge_bytes() -> int:
     """Bytes of the groups that form `rows` computes in one call at the top and bottom of images."""
-    (bytes_,) = _EDGE_BYTES.findall(native_file("conv/depthwise.inc").read_text())
+    (bytes_,) = _EDGE_BYTES.findall(native_file("depthwise.inc").read_text())
     return int(bytes_)
 
 
 def skinny_kernels() -> tuple[Kernel, ...]:
     """Every kernel of products with few rows or columns; windows: results accumulated in one pass."""
-    return _rows("conv/skinny.inc")
+    return _rows("skinny.inc")
 
 
 def phases_kernels() -> tuple[Kernel, ...]:
     """Every kernel of convolutions over rows split by the phases of the stride; windows x filters: its largest tile."""
-    return _rows("conv/polyphase.inc")
+    return _rows("polyphase.inc")
 
 
 def nchwc_kernels() -> tuple[Kernel, ...]:
     """Every kernel that convolves channels in blocks (NCHWc); windows: pixels of a tile."""
-    return _rows("conv/direct_nchwc.inc")
+    return _rows("direct_nchwc.inc")
 
 
 @cache

@@ -3,7 +3,7 @@
 
     executor_for(machine) -> LOCAL, or an Emulated: its `library()` has the functions of `pysim.h` and calls them in the worker
 
-`pysim.runtime.foreign` builds the worker. A call is one line of text each way (native/worker/worker.c describes them). Operands are
+`pysim.runtime.foreign` builds the worker. A call is one line of text each way (native/abi/worker.c describes them). Operands are
 copied into a memory file that the worker maps, and results are copied out of it, so the worker cannot touch this process's memory. Before
 the first call the layout of every struct and the kinds of every argument are compared. QEMU shows what kernels compute; its times say
 nothing about any machine.

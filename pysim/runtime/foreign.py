@@ -18,7 +18,9 @@ from typing import NamedTuple
 from pysim.errors import MissingError
 from pysim.registry.files import native_file
 
-_FLAGS = ("-std=gnu11", "-O3", "-Wno-unknown-pragmas")
+_FLAGS = ("-std=gnu11", "-O3", "-Wno-unknown-pragmas", "-Wno-psabi")
+_ROOMS = ("abi", "algorithms", "operators", "portable", "reference", "simulator", "threads")  # of the library in plain C
+_VECTORS = ("portable/vec_f32.h", "portable/vec_f64.h")  # each template is compiled for both
 
 
 class Compiler(NamedTuple):
@@ -101,8 +103,15 @@ def user_cache() -> Path | None:
 def _sources(cpu: Cpu) -> list[Path]:
     """The C files of the library, of the CPU's folder and of the worker, and all that they include, found by folder as in meson.build."""
     root = native_file("pysim.h").parent
-    folders = [root / name for name in (".", "conv", "worker", cpu.folder)]
+    folders = [root / name for name in (".", *_ROOMS, "templates", cpu.folder)]
     return [path for folder in folders for path in sorted(folder.iterdir()) if path.suffix in (".c", ".h", ".inc")]
+
+
+def plain_units() -> list[tuple[Path, tuple[str, ...]]]:
+    """What the library in plain C and the worker are compiled from: files, and the flags of templates."""
+    root = native_file("pysim.h").parent
+    units: list[tuple[Path, tuple[str, ...]]] = [(path, ()) for room in _ROOMS for path in sorted((root / room).glob("*.c"))]
+    return units + [(path, (f'-DVECTORS="{vectors}"',)) for path in sorted((root / "templates").glob("*.c")) for vectors in _VECTORS]
 
 
 def worker_file(cpu: Cpu, compiler: Compiler) -> Path:
@@ -153,15 +162,17 @@ def _build(cpu: Cpu, compiler: Compiler, file: Path) -> None:
         def run(arguments: list[str]) -> None:
             subprocess.run([*compiler.command, *arguments], cwd=folder, capture_output=True, text=True, check=True)
 
-        def compiled(source: Path) -> str:
-            target = f"{source.parent.name}-{source.stem}.o"
-            isa = compiler.isa_flags if source.parent.name == cpu.folder else ()
-            include = f"-I{native_file('pysim.h').parent}"
-            run([*_FLAGS, *isa, include, "-c", str(source), "-o", target])
+        root = native_file("pysim.h").parent
+        units = plain_units() + [(path, compiler.isa_flags) for path in sorted((root / cpu.folder).glob("*.c"))]
+
+        def compiled(at: int) -> str:
+            source, flags = units[at]
+            target = f"{at}-{source.stem}.o"
+            run([*_FLAGS, *flags, f"-I{root}", "-c", str(source), "-o", target])
             return target
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compiled, [path for path in _sources(cpu) if path.suffix == ".c"]))
+            objects = list(pool.map(compiled, range(len(units))))
         run(["-static", "-s", *objects, "-lm", "-o", "worker"])
         os.replace(Path(folder) / "worker", file)
     print(f"pysim: built in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators between convolutions, run by the native library: maps of planes, pools, layout conversions and copies
-(`native/operators.c`).
+(`native/operators/operators.c`).
 
 Each is a `Step`, which is called to run, on one thread unless `Step.on_threads` divides it. Operands are dense float32 or float64 arrays,
 which `takes` checks.

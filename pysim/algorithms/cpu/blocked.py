@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Direct convolution of NCHW operands through channel blocks: the input of each image is converted to NCHWc, convolved by the kernels of
-`direct_nchwc`, and the output is converted back (native/conv/blocked.c).
+`direct_nchwc`, and the output is converted back (native/algorithms/blocked.c).
 
     cost = cost of `direct_nchwc` + cost of both layout conversions
 
@@ -148,7 +148,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """The largest part of one image's convolution; threads convert whole blocks of channels (native/conv/blocked.c)."""
+    """The largest part of one image's convolution; threads convert whole blocks of channels (native/algorithms/blocked.c)."""
     part = direct_nchwc.largest_part(msgspec.structs.replace(problem, batch=1), schedule, threads)
     images = msgspec.structs.replace(part.problem, batch=part.problem.batch * problem.batch)  # type: ignore[union-attr]
     return part._replace(problem=images, regions=REGIONS * problem.batch)

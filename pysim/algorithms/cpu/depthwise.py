@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Depthwise convolutions and other groups of few channels, on operands in place: the input is not packed (native/conv/depthwise.c).
+"""Depthwise convolutions and other groups of few channels, on operands in place: the input is not packed (native/algorithms/depthwise.c).
 
-The kernels are the rows of `native/conv/depthwise.inc`, each with one schedule. Their forms:
+The kernels are the rows of `native/depthwise.inc`, each with one schedule. Their forms:
 
 rows    Lanes hold columns of a row of outputs. A tile is some rows of outputs x one vector of columns x some filters. For 3x3, 5x5 and 7x7
         kernels with strides 1 and 2, ROWS rows of outputs share the loads of (ROWS - 1) stride + R input rows; otherwise each tap of a
@@ -238,7 +238,7 @@ def blocks_work(w: Conv, kernel: Kernel) -> Work:
 
 
 def described(w: Conv, rows: Rows) -> LoopNest:
-    """The loop nest of native/conv/depthwise.c, for kernels of one form."""
+    """The loop nest of native/algorithms/depthwise.c, for kernels of one form."""
     return {ROWS: _rows_nest, PLANES: _planes_nest, BLOCKS: _blocks_nest}[rows.kernels[0].form](w, rows.kernels)
 
 
@@ -408,7 +408,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Threads divide the groups of an image; if these are too few, also their rows (native/conv/depthwise.c)."""
+    """Threads divide the groups of an image; if these are too few, also their rows (native/algorithms/depthwise.c)."""
     kernel = row_of(schedule)
     units = ceil_div(problem.groups, kernel.lane_filters)
     group_parts = min(threads, units)

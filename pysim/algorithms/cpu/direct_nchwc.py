@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Direct convolution in channel blocks (NCHWc): elements of the input are broadcast from where they are, for any stride; nothing is packed
-(native/conv/direct_nchwc.c).
+(native/algorithms/direct_nchwc.c).
 
-The kernels are the rows of `native/conv/direct_nchwc.inc`. Their lanes hold a block of filters. The input has blocks of as many channels,
+The kernels are the rows of `native/direct_nchwc.inc`. Their lanes hold a block of filters. The input has blocks of as many channels,
 or is NCHW (an image of three channels); the output has blocks.
 
 Worked number: 128 channels of 7x7 are 8 blocks of 49 pixels x 16 channels. A vector holds all filters of one pixel; a vector along a row of
@@ -158,7 +158,7 @@ def _pixels(shape: Shape) -> tuple[tuple[int, int], ...]:
 
 
 def described(w: Conv, rows: Rows, layout: Layout) -> LoopNest:
-    """The loop nest of native/conv/direct_nchwc.c."""
+    """The loop nest of native/algorithms/direct_nchwc.c."""
     size, shapes = w.element_bytes, {kernel: Shape.of(w, kernel, layout) for kernel in rows.kernels}
     shape = next(iter(shapes.values()))  # all kernels have the same, except for panels and tiles
     tiles, panels, width = rows.columns(lambda kernel: (shapes[kernel].tiles, shapes[kernel].panels, kernel.filters))
@@ -265,7 +265,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Threads divide blocks of tiles; if these are few, also the panels (native/conv/direct_nchwc.c)."""
+    """Threads divide blocks of tiles; if these are few, also the panels (native/algorithms/direct_nchwc.c)."""
     shape = Shape.of(problem, row_of(schedule), "nchw")
     block = min(schedule.k2, shape.tiles)
     blocks = problem.batch * problem.groups * ceil_div(shape.tiles, block)

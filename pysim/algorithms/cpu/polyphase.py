@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of few channels: each input row is split once into the phases of the stride, and all taps read it from there
-(native/conv/polyphase.c).
+(native/algorithms/polyphase.c).
 
 Packing copies an input row once per tap that reads it. Layers on images (1 to 4 channels, kernels up to 11x11) have few multiply-adds per
-channel to amortise that. Here a row is copied once. The kernels are the rows of `native/conv/polyphase.inc`; filters are packed as sconv's.
+channel to amortise that. Here a row is copied once. The kernels are the rows of `native/polyphase.inc`; filters are packed as sconv's.
 
 Worked number: 7x7 with stride 2 on 3 channels packs each input element 49 / 4 = 12 times. Split into phases it is copied 1.6 times, with
 blocks of 4 rows of outputs that read 13 input rows, 8 of them new.
@@ -51,7 +51,7 @@ tolerance, prepare = direct_sum, packed_filters
 MAX_CHANNELS = 32  # of a group: with more, rows of all channels do not fit in L1, and packing is as fast or faster (Zen 5)
 OFFSET_BYTES = 8  # of a tap in the split rows
 
-SPLIT_COLUMNS = 64  # columns of a phase that are copied per call (native/conv/polyphase.c)
+SPLIT_COLUMNS = 64  # columns of a phase that are copied per call (native/algorithms/polyphase.c)
 QUEUED_FMAS = 160  # in the schedulers and the queue before them: 128 + 64 entries in Zen 4, 97 in Golden Cove (Agner Fog; 151 plans, Zen 4)
 
 
@@ -112,7 +112,7 @@ def terms(w: Conv, group: Rows, machine: Machine, layout: Layout) -> tuple[Array
 
 
 def described(w: Conv, rows: Rows) -> LoopNest:
-    """The loop nest of native/conv/polyphase.c."""
+    """The loop nest of native/algorithms/polyphase.c."""
     size, filters, channels = w.element_bytes, w.group_filters, w.group_channels
     block, (panel,), (split_rows, _, _, split) = rows.k2, rows.columns(lambda kernel: [kernel.filters]), SplitRows.of(w, rows.k2)
     blocks, each = np.ceil(w.out_h / block), split / split_rows
@@ -177,7 +177,7 @@ def workspace_bytes(problem: Conv, schedule: Schedule, layout: Layout) -> int:
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
-    """Threads divide blocks of rows, smaller ones if that is more even (native/conv/polyphase.c)."""
+    """Threads divide blocks of rows, smaller ones if that is more even (native/algorithms/polyphase.c)."""
     images, fewest = problem.batch * problem.groups, ceil_div(problem.out_h, schedule.k2)
     blocks = min(problem.out_h, fewest * parts_of_each(images * fewest, threads))
     rows = ceil_div(problem.out_h, blocks)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products with few rows or few columns: the large matrix is read once, in place, in any layout; nothing of it is packed
-(native/conv/skinny.c).
+(native/algorithms/skinny.c).
 
-The kernels are the rows of `native/conv/skinny.inc`: `axpy` if rows of the large matrix run along the results, `dot` if they run along k.
+The kernels are the rows of `native/skinny.inc`: `axpy` if rows of the large matrix run along the results, `dot` if they run along k.
 Below, F is the number of rows or columns of the small operand ("the few"), R that of the results along the large matrix, K the depth.
 
 Worked number: gemm:1x4096x4096 reads 64 MiB of B for 33.6 MFLOP. Packing would write and read these bytes once more.
@@ -68,10 +68,10 @@ STRIP_BYTES = (1024, 2048, 4096, 8192, 16384)  # a strip of 3 KiB often spans tw
 AXPY_BLOCKS = (4, 8, 16, 32, 48)  # rows of the matrix
 DOT_BLOCKS = (256, 512, 1024, 2048, 4096, 8192)  # columns; also all of them
 
-MAX_TILE_VECTORS = 8  # of the matrix (native/conv/skinny_kernels.h)
+MAX_TILE_VECTORS = 8  # of the matrix (native/templates/skinny.c)
 MAX_DOT_FEW = 4  # rows or columns of the few in a tile of `dot`
 L1, L2 = 1, 2  # prefetch levels, k3 of a schedule
-LINES_AHEAD, MIN_FEW_NEAR = 64, 3  # prefetches into L2 (native/conv/skinny_kernels.h)
+LINES_AHEAD, MIN_FEW_NEAR = 64, 3  # prefetches into L2 (native/templates/skinny.c)
 OVERLAPPED = 0.4  # share of the compute of dot that transfers overlap with where prefetches go into L1
 COPY_BYTES = 16  # a vector of plain C
 # Start and end of a tile's loop over k, relative to a call of the nest. Tiles of dot took 30 to 45 cycles beyond their instructions, those
@@ -181,7 +181,7 @@ def _store_cycles(shape: Shape, kernel: Kernel, unit: Unit, blocks: Array) -> Ar
 
 
 def described(shape: Shape, rows: Rows) -> LoopNest:
-    """The loop nest of native/conv/skinny_kernels.h."""
+    """The loop nest of native/templates/skinny.c."""
     size, few, results, depth = SIZES[rows.kernels[0].dtype], shape.few, shape.results, shape.k
     tile, once = rows.columns(lambda kernel: (_block(shape, kernel), passes(few, kernel)[0][0]))
     k, strip = rows.channels, np.minimum(_strip(rows), results)
@@ -328,7 +328,7 @@ least_cycles, candidates, cost = _LISTED.least_cycles, _LISTED.candidates, _LIST
 
 
 def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
-    """The copy of the few and the accumulators of a strip, each in whole lines (native/conv/skinny.c)."""
+    """The copy of the few and the accumulators of a strip, each in whole lines (native/algorithms/skinny.c)."""
     shape, size = Shape.of(problem), problem.element_bytes
     step = FEW_RUN if shape.dot else 1
     copy = ceil_div(shape.k, step) * step * shape.few * size
@@ -338,7 +338,7 @@ def workspace_bytes(problem: Gemm, schedule: Schedule, layout: Layout) -> int:
 
 
 def largest_part(problem: Gemm, schedule: Schedule, threads: int) -> Part:
-    """Threads divide the results into whole tiles (native/conv/skinny.c)."""
+    """Threads divide the results into whole tiles (native/algorithms/skinny.c)."""
     shape = Shape.of(problem)
     tiles = ceil_div(shape.results, schedule.windows)
     most = ceil_div(tiles, min(threads, tiles))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Winograd's convolutions F(m x m, r x r) on a CPU (arXiv 1509.09308): tiles of m x m outputs from transformed patches and filters, as
-(m + r - 1)^2 matrix products on the registry's micro-kernels, filters along the lanes (`native/conv/winograd.c`; cost:
+(m + r - 1)^2 matrix products on the registry's micro-kernels, filters along the lanes (`native/algorithms/winograd.c`; cost:
 `pysim.cachemodel.cpu.winograd`). The forms are those of `native/winograd.inc`.
 
 F(2x2, 3x3) takes 4/9 of the multiplications, F(4x4, 3x3) and F(3x3, 4x4) 1/4, F(2x2, 5x5) 9/25, F(6x6, 3x3) 0.20. With a stride s each
@@ -41,7 +41,7 @@ from pysim.registry.cpu import Kernel, kernels, winograd_forms, winograd_transfo
 
 NAME = "winograd"
 COMPUTES = Conv
-MAX_KERNEL = 12  # KERNEL of native/conv/winograd.c
+MAX_KERNEL = 12  # KERNEL of native/algorithms/winograd.c
 MAX_PLANNED_PATCH = 6  # edge of a patch: larger ones only if a plan names them
 TRANSFERS = 1.5  # transfer cycles of most best schedules over the lower bound of their m, at most
 MAX_PANEL_TILES, MAX_PANEL_FILTERS = 16, 64  # PYSIM_WINOGRAD_PANEL, WIDEST
@@ -250,7 +250,7 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 
 def _division(of: model.Shape, k2: int, groups: int, threads: int) -> tuple[int, int]:
-    """(blocks of panels of tiles, parts of the filters of each): `divide` of native/conv/winograd.c."""
+    """(blocks of panels of tiles, parts of the filters of each): `divide` of native/algorithms/winograd.c."""
     fewest = ceil_div(of.panels, k2)
     if threads == 1:
         return fewest, 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of an activation that the kernels' stores do not compute: a pass over results in L1, tile by tile (`native/loops.h`).
+"""The cost of an activation that the kernels' stores do not compute: a pass over results in L1, tile by tile (`native/operators/loops.h`).
 
     cycles = rows x ceil(columns / lanes) x max(operations / fma_per_cycle, 1 / loads_per_cycle, 1 / stores_per_cycle)
 

@@ -22,7 +22,7 @@ from pysim.record.schedule import Schedule
 
 MAX_PROGRESSIONS = 1024  # of kernel rows (`live_rows_of`)
 PACKED_MARK_BYTES = 8  # after the panels: marks weights that are not finite (PYSIM_PACKED_MARK_BYTES)
-PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/conv/nest.c)
+PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/algorithms/nest.c)
 
 
 class Nest(Conv, frozen=True, kw_only=True):

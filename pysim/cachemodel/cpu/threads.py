@@ -6,10 +6,10 @@ levels are divided.
                  +  regions fork_join(T)
 
 part      A nest divides images evenly if they are many or a multiple of T. Otherwise it also divides the tiles of each image into parts of
-          windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/conv/nest.c). Winograd divides
-          blocks of panels and parts of the filters (native/conv/winograd.c), depthwise divides groups and then rows. Here a part has whole
-          rows of outputs, and `share` is its exact number of tiles over that of those rows. Results do not depend on T: one thread
-          computes a tile.
+          windows x parts of filters, such that the largest part has the fewest tiles (`divide` of native/algorithms/nest.c).
+          Winograd divides blocks of panels and parts of the filters (native/algorithms/winograd.c), depthwise divides groups and then
+          rows. Here a part has whole rows of outputs, and `share` is its exact number of tiles over that of those rows. Results do
+          not depend on T: one thread computes a tile.
 machine   Private levels keep data within a run, but nothing from the run before: threads move between CPUs, and parts between threads.
           A level that several cores share has for one part the share of its capacity (bytes of the part / bytes of the problem), since
           data that parts have in common is there once. Its bandwidth, and that of memory, is what one core alone gets, but at most the
@@ -48,7 +48,7 @@ from pysim.problem.text import Workload
 from pysim.record.cost import Cost
 from pysim.record.schedule import Schedule
 
-FEW_IMAGES = 4  # a thread; MAX_UNEVEN_ITEMS of native/conv/thread_pool.c
+FEW_IMAGES = 4  # a thread; MAX_UNEVEN_ITEMS of native/threads/thread_pool.c
 
 
 class Part(NamedTuple):
@@ -65,12 +65,12 @@ class Part(NamedTuple):
 
 
 def parts_of_each(items: int, threads: int) -> int:
-    """`pysim_split_count` of native/conv/thread_pool.c."""
+    """`pysim_split_count` of native/threads/thread_pool.c."""
     return threads // math.gcd(items, threads) if items < FEW_IMAGES * threads else 1
 
 
 def grid(windows: int, filters: int, parts: int) -> tuple[int, int]:
-    """Parts of window tiles and of filter tiles: `divide` of native/conv/nest.c."""
+    """Parts of window tiles and of filter tiles: `divide` of native/algorithms/nest.c."""
 
     def largest(of_filters: int) -> int:
         return ceil_div(windows, min(parts // of_filters, windows)) * ceil_div(filters, of_filters)

@@ -2,7 +2,7 @@
 """The cost of Winograd convolutions on a CPU: transforms, products, and the traffic of their operands.
 
 F(m x m, r x r) has e = m + r - 1 and e^2 planes; on tiles of m x m outputs it needs e^2 multiplications instead of r^2 m^2. The loops
-are those of `native/conv/winograd.c`: blocks of K2 panels of tiles; in each, blocks of K3 panels of filters; planes, channel sets,
+are those of `native/algorithms/winograd.c`: blocks of K2 panels of tiles; in each, blocks of K3 panels of filters; planes, channel sets,
 panels. A stride s splits each channel into s^2 phases, with r = ceil(kernel / s); the rest is a convolution of stride 1 on them
 (`dense`).
 
@@ -64,12 +64,12 @@ PASSES = (
     (("kernel", "call", "store"), (("patches", False), ("filters", False), ("products", True))),
     (("outputs",), (("products", False), ("output", True))),
 )
-FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/conv/winograd.h: unused elements after a plane's last channel
+FREE_ELEMENTS = 16  # PYSIM_WINOGRAD_FREE of native/algorithms/winograd.h: unused elements after a plane's last channel
 # Lines that an output transform waits for at once: a core has 10 to 24 miss buffers of L1. With 12 the 90th percentile of Winograd's errors
 # on held-out layers is 15 to 19 % (Zen 4, Zen 5, Granite Rapids, two Emerald Rapids), with a wait of 90 cycles a line 19 to 53 %
 MISSES_IN_FLIGHT = 12
 ROWS_AHEAD = 96  # PANEL_ROWS_AHEAD of native/x86/lanes.h: rows of filters that are prefetched ahead
-LINE, SPLIT_COLUMNS = 64, 64  # of native/conv/winograd.c: alignment of buffers; columns of a phase that are split off at once
+LINE, SPLIT_COLUMNS = 64, 64  # of native/algorithms/winograd.c: alignment of buffers; columns of a phase that are split off at once
 _PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -128,7 +128,7 @@ def phase_elements(w: Conv) -> int:
 
 
 def shape_of(w: Conv, kernel: Kernel, outputs: int, layout: Layout = "nchw") -> Shape:
-    """The counts of native/conv/winograd.c."""
+    """The counts of native/algorithms/winograd.c."""
     w = dense(w)
     row, rows = ceil_div(w.out_w, outputs), w.batch * ceil_div(w.out_h, outputs)
     tiles, most, filters = row * rows, kernel.filters, w.group_filters
@@ -393,7 +393,7 @@ def _counts(of: Candidates) -> Array:
 
 
 def described(of: Candidates) -> LoopNest:
-    """The loops of native/conv/winograd.c: blocks of panels of tiles and of filters, and the phases of their bodies."""
+    """The loops of native/algorithms/winograd.c: blocks of panels of tiles and of filters, and the phases of their bodies."""
     w, size = dense(of.workload), of.workload.element_bytes
     channels, panels, filter_panels, planes, outputs, panel, wide, held = _counts(of)
     wide, held = wide * size, held * size

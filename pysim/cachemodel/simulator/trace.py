@@ -2,8 +2,8 @@
 """The memory accesses of a schedule, and their exact simulation.
 
 The macro-kernel itself makes the trace: its loops run with stand-ins for packing and multiplying that record addresses
-(`native/trace.c`). So tiles, skipped kernel rows and packed panels are those of a real run, and no kernel has to run on this CPU. One
-access is what one vector instruction moves of one row, or one element where the kernel reads elements.
+(`native/simulator/trace.c`). So tiles, skipped kernel rows and packed panels are those of a real run, and no kernel has to run on this
+CPU. One access is what one vector instruction moves of one row, or one element where the kernel reads elements.
 
 Tags name buffers and phases (hierarchy.OPERANDS, hierarchy.PHASES). `input`, `filter` and `output` are the operands of the call (a
 convolution's filters are panels, packed before it), `packed_input` and `packed_filter` the workspace, `columns` the matrix of

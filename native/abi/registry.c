@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kernel table, expanded from kernels.inc and the other tables beside it, and the test which rows this CPU and this build can run. */
+#include "operators/loops.h"
+#include "status.h"
+#if defined(__powerpc64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+static int cpu_runs_portable(void) { return 1; }
+#if defined(__x86_64__)
+static int cpu_runs_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static int cpu_runs_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq");
+}
+#else
+static int cpu_runs_avx2(void) { return 0; }
+static int cpu_runs_avx512(void) { return 0; }
+#endif
+#if defined(__powerpc64__) && defined(__LITTLE_ENDIAN__) && defined(__linux__)
+/* Power ISA 3.1 and its matrix unit, as the kernel grants them (a hypervisor may withhold either). Bits: linux, asm/cputable.h. */
+static int cpu_runs_mma(void) {
+    const unsigned long arch_3_1 = 0x00040000, mma = 0x00020000;
+    return (getauxval(AT_HWCAP2) & (arch_3_1 | mma)) == (arch_3_1 | mma);
+}
+#else
+static int cpu_runs_mma(void) { return 0; }
+#endif
+
+/* An ISA's files are not built on another architecture: the weak references stay NULL and the row is "not available". */
+#define NAME(target, dtype, form, windows, filters) dtype##_##form##_##windows##x##filters##__##target
+#define STRIDED(target, dtype, form, windows, filters) strided_##dtype##_##form##_##windows##x##filters##__##target
+#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)( \
+        int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *); \
+    extern __attribute__((weak)) void STRIDED(target, dtype, form, windows, filters)( \
+        int64_t, const void *, int64_t, int64_t, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
+#define PYSIM_PACKER(target, dtype) \
+    extern __attribute__((weak)) void pack_##dtype##__##target##_segment(const pysim_segment *, void *); \
+    extern __attribute__((weak)) void pack_##dtype##__##target##_transposed(const void *, int64_t, int64_t, int64_t, int64_t, void *, int *);
+#include "kernels.inc"
+#undef PYSIM_ROW
+#undef PYSIM_PACKER
+#define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                                                       \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(                                            \
+        const pysim_direct *, const void *, const void *, const void *, void *, int64_t, int64_t, int64_t, void *);
+#include "depthwise.inc"
+#undef PYSIM_DIRECT_ROW
+#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf)                                                       \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_skinny *, int64_t, int64_t, void *, int64_t);
+#include "skinny.inc"
+#undef PYSIM_SKINNY_ROW
+#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf)                                                       \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_phases *, const void *, void *, int64_t);
+#include "polyphase.inc"
+#undef PYSIM_PHASES_ROW
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf) \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_nchwc_tile *);
+#include "direct_nchwc.inc"
+#undef PYSIM_NCHWC_ROW
+
+#define DTYPE_f32 PYSIM_F32
+#define DTYPE_f64 PYSIM_F64
+#define DTYPE_bf16 PYSIM_BF16
+#define DTYPE_s8 PYSIM_S8
+#define TEXT2(x) #x
+#define TEXT(x) TEXT2(x)
+
+typedef struct {
+    pysim_row row;
+    int (*cpu_runs)(void);
+} entry;
+
+/* A row of any table: its family and its functions. */
+#define ENTRY(target, dtype, form, windows, filters, lw, lf, ...)                                                                       \
+    {{.info = {TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, __VA_ARGS__}, \
+     cpu_runs_##target},
+#define PACK(target, dtype) {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}
+
+static const entry table[] = {
+#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                        \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NEST, .run = NAME(target, dtype, form, windows, filters),       \
+          .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
+#include "kernels.inc"
+#undef PYSIM_ROW
+#define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_DEPTHWISE, .direct = NAME(target, dtype, form, windows, filters))
+#include "depthwise.inc"
+#undef PYSIM_DIRECT_ROW
+#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_SKINNY, .skinny = NAME(target, dtype, form, windows, filters))
+#include "skinny.inc"
+#undef PYSIM_SKINNY_ROW
+#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_POLYPHASE,                                                      \
+          .phases = NAME(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
+#include "polyphase.inc"
+#undef PYSIM_PHASES_ROW
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf)                                                                  \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NCHWC, .nchwc = NAME(target, dtype, form, windows, filters))
+#include "direct_nchwc.inc"
+#undef PYSIM_NCHWC_ROW
+};
+
+enum { ROWS = sizeof table / sizeof table[0] };
+
+static int available(int32_t index) {
+    const pysim_row *row = &table[index].row;
+    return (row->run || row->direct || row->skinny || row->phases || row->nchwc) && table[index].cpu_runs();
+}
+
+int32_t pysim_kernel_count(void) { return ROWS; }
+
+pysim_status pysim_kernel_at(int32_t index, pysim_kernel_info *out) {
+    if (out == NULL) return pysim_fail(PYSIM_BAD_ARGUMENT, "pysim_kernel_at: out is NULL");
+    if (index < 0 || index >= ROWS)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "kernel index %d is outside the registry of %d rows", index, (int)ROWS);
+    *out = table[index].row.info;
+    out->available = available(index);
+    return PYSIM_OK;
+}
+
+pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row) {
+    pysim_kernel_info info;
+    pysim_status status = pysim_kernel_at(s->kernel, &info);
+    if (status != PYSIM_OK) return status;
+    if (info.dtype != dtype)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem, %s", info.name, pysim_dtype_name(dtype));
+    if (s->windows != info.windows || s->filters != info.filters)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule tiles are %lld windows x %lld filters, but kernel %s computes %d x %d",
+                          (long long)s->windows, (long long)s->filters, info.name, info.windows, info.filters);
+    *row = table[s->kernel].row;
+    return PYSIM_OK;
+}
+
+pysim_status pysim_row_for(const pysim_schedule *s, int32_t dtype, pysim_row *row) {
+    pysim_status status = pysim_row_of(s, dtype, row);
+    if (status != PYSIM_OK || available(s->kernel)) return status;
+    return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s needs %s, which this CPU or build does not have", row->info.name, row->info.target);
+}
+
+pysim_pack_transposed pysim_transposer_for(int32_t dtype) {
+    for (int32_t i = 0; i < ROWS; i++)
+        if (table[i].row.info.dtype == dtype && table[i].row.pack.transposed && available(i)) return table[i].row.pack.transposed;
+    return NULL; /* f32 and f64 always have portable rows */
+}
+
+#define PYSIM_LOOPS(target, dtype) extern __attribute__((weak)) const pysim_loops pysim_loops_##dtype##__##target;
+#include "loops.inc"
+#undef PYSIM_LOOPS
+
+const pysim_loops *pysim_loops_for(int32_t dtype) {
+    static const struct {
+        int32_t dtype;
+        const pysim_loops *of; /* NULL if the target is not built */
+        int (*cpu_runs)(void);
+    } all[] = {
+#define PYSIM_LOOPS(target, dtype) {DTYPE_##dtype, &pysim_loops_##dtype##__##target, cpu_runs_##target},
+#include "loops.inc"
+#undef PYSIM_LOOPS
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].of && all[i].dtype == dtype && all[i].cpu_runs()) return all[i].of;
+    return NULL;
+}

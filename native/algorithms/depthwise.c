@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Depthwise convolutions and convolutions with few channels per group. Nothing is packed: the row's kernel reads the image's rows in place
+ * (kernels: native/depthwise.inc). Threads divide the groups, and also the rows if there are few groups. One thread sums a result in a
+ * fixed order, so the bits do not depend on the number of threads.
+ *
+ * Forms `rows` and `planes` multiply the padding at the ends of rows as zeros. That gives NaN for an infinite weight, where the definition has no
+ * term, so groups with such weights run on the portable kernel. Form `blocks` has filters prepared as [block][tap][group]; its kernel is called
+ * for some rows at a time so that the rest of the epilogue finds the results in L1. */
+#include <string.h>
+#include <time.h>
+
+#include "algorithm.h"
+#include "depthwise.h"
+
+enum {
+    MAX_STRIDE = INT32_MAX / 16, /* the kernels' gathers use 32-bit indices */
+    EPILOGUE_BYTES = 16 << 10,          /* bytes of results between two calls of the epilogue */
+};
+
+typedef struct {
+    pysim_direct of;
+    const pysim_nest *nest;
+    const pysim_call *call;
+    int64_t unit;       /* groups per kernel call */
+    int64_t group_parts, row_parts, thread_bytes;
+    int padded;
+} direct_run;
+
+static int by_blocks(const pysim_row *row) { return strcmp(row->info.form, "blocks") == 0; }
+static int by_planes(const pysim_row *row) { return strcmp(row->info.form, "planes") == 0; }
+
+/* A thread's workspace: transposed planes of its groups, their weights, and their results. */
+static pysim_status planes_elements(const pysim_direct *of, int64_t lanes, int64_t *elements) {
+    const pysim_conv *c = of->conv;
+    const int64_t in[] = {c->height, pysim_direct_columns(of), lanes}, out[] = {of->p, of->q, lanes}, w[] = {c->kernel_h, c->kernel_w, lanes};
+    const int64_t *const sizes[] = {in, out, w};
+    *elements = lanes; /* room to align to a vector */
+    for (int i = 0; i < 3; i++) {
+        int64_t size;
+        const pysim_status status = pysim_product("the planes of a block of groups, rows x columns x lanes", 3, sizes[i], &size);
+        if (status != PYSIM_OK) return status;
+        if (__builtin_add_overflow(*elements, size, elements)) return pysim_fail(PYSIM_OVERFLOW, "the planes exceed int64");
+    }
+    int64_t bytes;
+    const int64_t all[] = {*elements, 2 * pysim_dtype_bytes(c->dtype)}; /* twice: bounds the rounding up to whole lines */
+    return pysim_product("the planes of a block of groups, elements x bytes", 2, all, &bytes);
+}
+
+static pysim_direct shape_of(const pysim_conv *c) {
+    pysim_direct of = {.conv = c, .channels = c->channels / c->groups, .filters = c->filters / c->groups};
+    (void)pysim_check_conv(c, &of.p, &of.q, NULL); /* has passed */
+    return of;
+}
+
+static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *of, const pysim_row *row) {
+    if (row->family != PYSIM_FAMILY_DEPTHWISE)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s convolves no rows in place; this algorithm runs the rows of native/depthwise.inc",
+                          row->info.name);
+    const int64_t block = by_blocks(row) ? row->info.lane_filters : 1;
+    if (pysim_max(1, of->conv->input_block) != block || pysim_max(1, of->conv->output_block) != block)
+        return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; kernel %s reads and writes %s of %lld channels",
+                          (int)of->conv->input_block, (int)of->conv->output_block, row->info.name, block > 1 ? "blocks" : "planes",
+                          (long long)block);
+    if (row->info.lane_filters > 1 && (of->channels > 1 || of->filters > 1))
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; group_finite have %lld and %lld", row->info.name,
+                          (long long)of->channels, (long long)of->filters);
+    if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->channels != of->channels || s->k2 != 1 || s->k3 != 1)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; kernel %s has one "
+                                              "schedule: 0, 0, %lld, 1, 1",
+                          (int)s->stationary, (int)s->pack, (long long)s->channels, (long long)s->k2, (long long)s->k3, row->info.name,
+                          (long long)of->channels);
+    return PYSIM_OK;
+}
+
+/* No nest runs. Its only use here is the workspace size: one panel of `schedule.windows` elements per thread. */
+static pysim_status open_depthwise(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job) {
+    const pysim_direct of = shape_of(&p->conv);
+    pysim_nest *n = &job->nest;
+    *n = (pysim_nest){.channels = 1, .rows = 1, .taps = 1, .bytes = pysim_dtype_bytes(p->conv.dtype)};
+    pysim_status status = row(s, p->conv.dtype, &n->row);
+    if (status == PYSIM_OK) status = check_schedule(s, &of, &n->row);
+    if (status == PYSIM_OK && by_blocks(&n->row)) {
+        job->prepared_bytes = job->operands.second.bytes;
+        job->operands.second.name = "packed filters";
+    }
+    if (status != PYSIM_OK) return status;
+    n->schedule = (pysim_schedule){.stationary = PYSIM_WEIGHT_STATIONARY, .pack = PYSIM_PACK_NONE, .channels = 1, .k2 = 1, .k3 = 1};
+    if (!by_planes(&n->row)) return PYSIM_OK;
+    n->schedule.pack = PYSIM_PACK_TILES;
+    return planes_elements(&of, n->row.info.lane_filters, &n->schedule.windows);
+}
+
+#define DEFINE_PREPARE(T, name)                                                                                                  \
+    static void name(int64_t groups, int64_t taps, int64_t block, const T *filters, T *to) {                                     \
+        for (int64_t g = 0; g < groups; g++)                                                                                     \
+            for (int64_t tap = 0; tap < taps; tap++) to[(g / block * taps + tap) * block + g % block] = filters[g * taps + tap]; \
+    }
+DEFINE_PREPARE(float, prepare_f32)
+DEFINE_PREPARE(double, prepare_f64)
+
+static void prepare_depthwise(const pysim_job *job, const char *filters, char *prepared) {
+    const pysim_conv *c = &job->problem.conv;
+    const int64_t taps = c->kernel_h * c->kernel_w, block = job->nest.row.info.lane_filters;
+    if (c->dtype == PYSIM_F64)
+        prepare_f64(c->groups, taps, block, (const double *)(const void *)filters, (double *)(void *)prepared);
+    else
+        prepare_f32(c->groups, taps, block, (const float *)(const void *)filters, (float *)(void *)prepared);
+}
+
+/* Tests the exponents' bits: GCC vectorises that, but not isfinite(). */
+static int all_finite(int32_t dtype, const void *weights, int64_t count) {
+    typedef uint32_t __attribute__((may_alias)) word;
+    typedef uint64_t __attribute__((may_alias)) wide;
+    const word *const words = weights, exponent = 0x7F800000;
+    const wide *const wides = weights, exponents = 0x7FF0000000000000;
+    word found = 0;
+    if (dtype == PYSIM_F64)
+        for (int64_t i = 0; i < count; i++) found |= (wides[i] & exponents) == exponents;
+    else
+        for (int64_t i = 0; i < count; i++) found |= (words[i] & exponent) == exponent;
+    return !found;
+}
+
+/* Runs groups [g, g + groups) of one image on the row's kernel, or on the portable one if weights are not finite. */
+static void run_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end, int finite, char *workspace) {
+    const pysim_direct *of = &r->of;
+    const pysim_conv *c = of->conv;
+    const pysim_call *x = r->call;
+    const int64_t bytes = r->nest->bytes, at = image * c->groups + g;
+    const char *bias = x->epilogue->bias;
+    const pysim_direct_kernel plain = c->dtype == PYSIM_F64 ? f64_rows_64x1__portable : f32_rows_64x1__portable;
+    (finite && c->stride_w <= MAX_STRIDE ? r->nest->row.direct : plain)(
+        of, x->first + at * of->channels * c->height * c->width * bytes,
+        x->second + g * of->filters * of->channels * c->kernel_h * c->kernel_w * bytes, bias ? bias + g * of->filters * bytes : NULL,
+        x->result + at * of->filters * of->p * of->q * bytes, groups, begin, end, workspace);
+}
+
+/* Applies the rest of the epilogue to output rows [begin, end), which were just stored. */
+static void finish_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end) {
+    const int64_t map = r->of.p * r->of.q, filter = (image * r->of.conv->groups + g) * r->of.filters;
+    pysim_finish_rows(&r->call->finish, r->call->result + (filter * map + begin * r->of.q) * r->nest->bytes, map, groups * r->of.filters,
+                      (end - begin) * r->of.q);
+}
+
+/* Output rows [begin, end) of blocks [first, last) of one image. */
+static void run_blocks(const direct_run *r, int64_t image, int64_t first, int64_t last, int64_t begin, int64_t end) {
+    const pysim_direct *of = &r->of;
+    const pysim_conv *c = of->conv;
+    const pysim_call *x = r->call;
+    const int64_t bytes = r->unit * r->nest->bytes, row = of->q * bytes, rows = pysim_max(1, EPILOGUE_BYTES / row);
+    for (int64_t block = first; block < last; block++) {
+        const int64_t at = image * (c->groups / r->unit) + block;
+        char *out = x->result + at * of->p * row;
+        for (int64_t p = begin, next; p < end; p = next) {
+            next = x->finish.loops ? pysim_min(end, p + rows) : end;
+            r->nest->row.direct(of, x->first + at * c->height * c->width * bytes, x->second + block * c->kernel_h * c->kernel_w * bytes,
+                                x->epilogue->bias ? (const char *)x->epilogue->bias + block * bytes : NULL, out, r->unit, p, next, NULL);
+            pysim_finish_rows(&x->finish, out + p * row, 0, 1, (next - p) * of->q * r->unit);
+        }
+    }
+}
+
+/* Some groups and rows of one image. Weights are tested for finiteness per kernel call's groups. */
+static void run_item(int64_t item, int64_t thread, const void *context) {
+    const direct_run *r = context;
+    const pysim_conv *c = r->of.conv;
+    const int64_t size = r->of.filters * r->of.channels * c->kernel_h * c->kernel_w, image = item / r->row_parts / r->group_parts;
+    char *workspace = r->call->workspace + thread * r->thread_bytes;
+    int64_t unit_begin, unit_end, begin, end;
+    pysim_split_range(pysim_ceil_div(c->groups, r->unit), item / r->row_parts % r->group_parts, r->group_parts, &unit_begin, &unit_end);
+    pysim_split_range(r->of.p, item % r->row_parts, r->row_parts, &begin, &end);
+    const int64_t first = unit_begin * r->unit, last = pysim_min(unit_end * r->unit, c->groups);
+    if (by_blocks(&r->nest->row)) {
+        run_blocks(r, image, unit_begin, unit_end, begin, end);
+        return;
+    }
+    const int finite = !r->padded || all_finite(c->dtype, r->call->second + first * size * r->nest->bytes, (last - first) * size);
+    const int64_t step = finite && !by_planes(&r->nest->row) && !r->call->finish.loops ? last - first : r->unit;
+    for (int64_t g = first; g < last; g += step) {
+        const int64_t groups = pysim_min(step, last - g);
+        const int group_finite = finite || all_finite(c->dtype, r->call->second + g * size * r->nest->bytes, groups * size);
+        run_groups(r, image, g, groups, begin, end, group_finite, workspace);
+        finish_groups(r, image, g, groups, begin, end);
+    }
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void run_depthwise(const pysim_job *job, const pysim_call *call) {
+    const pysim_conv *c = &job->problem.conv;
+    direct_run r = {.of = shape_of(c), .nest = &job->nest, .call = call, .row_parts = 1,
+                    .padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right};
+    r.of.bounds = call->bounds;
+    r.unit = job->nest.row.info.lane_filters;
+    r.group_parts = pysim_min(call->threads, pysim_ceil_div(c->groups, r.unit));
+    if (!by_planes(&job->nest.row) && c->batch * r.group_parts < call->threads) r.row_parts = pysim_min(call->threads, r.of.p);
+    (void)pysim_nest_workspace(&job->nest, 1, &r.thread_bytes); /* has passed */
+    const double start = call->profile ? now() : 0;
+    pysim_parallel_for(c->batch * r.group_parts * r.row_parts, call->threads, run_item, &r);
+    if (call->profile) {
+        call->profile->kernel_seconds = now() - start;
+        call->profile->kernel_calls = c->batch * r.group_parts * r.row_parts;
+    }
+}
+
+const pysim_algorithm pysim_algorithm_depthwise = {open_depthwise, prepare_depthwise, run_depthwise, 1, 0, 1};

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * SConv's loop nest, input stationary (IS) and weight stationary (WS):
+ *
+ *   IS                                                     WS
+ *   for each channel set                                   for each channel set
+ *     for each set of k3 input tiles           (L3)          for each set of k3 filter tiles        (L3)
+ *       for each set of k2 filter tiles        (L2)            for each set of k2 input tiles: pack (L2)
+ *         for each input tile: pack            (L1)              for each filter tile               (L1)
+ *           for each filter tile: MICRO-KERNEL                     for each input tile: MICRO-KERNEL
+ *
+ * IS packs each input tile once per channel set: where the filters need several L2 sets, the k3 packed tiles are kept. Where the
+ * filters do not come packed (GEMM), their k2 (IS) or k3 (WS) tiles are packed when their set begins. */
+#include <string.h>
+#include <time.h>
+
+#include "abi/status.h"
+#include "nest.h"
+
+enum { ALIGN = 64 };
+
+typedef struct {
+    char *windows, *filters; /* packed panels */
+    int64_t window_panel, filter_panel; /* bytes of one */
+    pysim_profile *profile;
+} scratch;
+
+static int64_t window_tiles(const pysim_nest *n) { return pysim_ceil_div(n->windows, n->schedule.windows); }
+static int64_t filter_tiles(const pysim_nest *n) { return pysim_ceil_div(n->filters, n->schedule.filters); }
+
+double pysim_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int64_t panel_bytes(const pysim_nest *n, int64_t width) {
+    int64_t bytes;
+    if (__builtin_mul_overflow(n->schedule.channels * n->rows * n->taps, width * n->bytes, &bytes)) return -1;
+    return pysim_ceil_div(bytes, ALIGN) * ALIGN;
+}
+
+/* Window panels that a thread keeps at the same time. */
+static int64_t window_panels(const pysim_nest *n) {
+    const pysim_schedule *s = &n->schedule;
+    if (s->pack == PYSIM_PACK_NONE || n->windows_packed) return 0;
+    if (s->stationary == PYSIM_WEIGHT_STATIONARY) return s->k2;
+    return filter_tiles(n) > s->k2 ? s->k3 : 1;
+}
+
+static int64_t filter_panels(const pysim_nest *n) {
+    if (!n->pack_filters) return 0;
+    return n->schedule.stationary == PYSIM_WEIGHT_STATIONARY ? n->schedule.k3 : n->schedule.k2;
+}
+
+/* Workspace bytes of one thread. */
+static pysim_status thread_workspace(const pysim_nest *n, int64_t *bytes) {
+    const int64_t window = panel_bytes(n, n->schedule.windows), filter = panel_bytes(n, n->schedule.filters);
+    int64_t windows, filters, total;
+    if (window < 0 || filter < 0 || __builtin_mul_overflow(window, window_panels(n), &windows) ||
+        __builtin_mul_overflow(filter, filter_panels(n), &filters) || __builtin_add_overflow(windows, filters, &total) ||
+        __builtin_add_overflow(total, ALIGN, bytes))
+        return pysim_fail(PYSIM_OVERFLOW, "the workspace of this schedule exceeds int64: use fewer channels, k2 or k3");
+    return PYSIM_OK;
+}
+
+pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t *bytes) {
+    int64_t each = 0;
+    const pysim_status status = thread_workspace(n, &each);
+    return status == PYSIM_OK ? pysim_threads_workspace(each, threads, bytes) : status;
+}
+
+pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
+    if (n->row.family != PYSIM_FAMILY_NEST)
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes no tile of packed panels; this algorithm's nest runs the rows of native/kernels.inc",
+                          n->row.info.name);
+    if (s->stationary != PYSIM_INPUT_STATIONARY && s->stationary != PYSIM_WEIGHT_STATIONARY)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; expected 0 (input) or 1 (weight)", (int)s->stationary);
+    if (s->pack != PYSIM_PACK_NONE && s->pack != PYSIM_PACK_TILES)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.pack is %d; expected 0 (none) or 1 (tiles)", (int)s->pack);
+    if (s->pack == PYSIM_PACK_NONE && !in_place_legal)
+        return pysim_fail(PYSIM_UNSUPPORTED, "schedule.pack is none, but only an unpadded 1x1 convolution of stride 1 and a GEMM "
+                                             "with B not transposed can be read in place");
+    if (s->channels < 1 || s->channels > n->channels)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.channels is %lld; expected 1..%lld", (long long)s->channels,
+                          (long long)n->channels);
+    if (s->k2 < 1 || s->k3 < 1)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.k2 and k3 are %lld and %lld; expected at least 1 for both", (long long)s->k2,
+                          (long long)s->k3);
+    n->schedule = *s;
+    const int64_t streamed = s->stationary == PYSIM_INPUT_STATIONARY ? filter_tiles(n) : window_tiles(n);
+    const int64_t stationary = s->stationary == PYSIM_INPUT_STATIONARY ? window_tiles(n) : filter_tiles(n);
+    n->schedule.k2 = pysim_min(s->k2, streamed);
+    n->schedule.k3 = pysim_min(s->k3, stationary);
+    n->window_begin = n->filter_begin = 0;
+    n->window_end = window_tiles(n);
+    n->filter_end = filter_tiles(n);
+    return PYSIM_OK;
+}
+
+int64_t pysim_nest_filter_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile) {
+    return n->rows * n->taps * n->schedule.filters * (c0 * filter_tiles(n) + nc * tile);
+}
+
+int64_t pysim_nest_window_offset(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile) {
+    return n->schedule.windows * (c0 * window_tiles(n) + nc * tile);
+}
+
+static void pack_windows(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t tile, char *panel) {
+    const int64_t t0 = tile * n->schedule.windows, nw = pysim_min(n->schedule.windows, n->windows - t0);
+    const double start = x->profile ? pysim_now() : 0;
+    int64_t r0 = 0, r1 = n->rows;
+    if (n->live_rows) n->live_rows(n, t0, nw, &r0, &r1);
+    n->pack_windows(n, c0, nc, t0, nw, r0, r1, panel);
+    if (x->profile) {
+        x->profile->pack_seconds += pysim_now() - start;
+        x->profile->packed_tiles++;
+    }
+}
+
+/* Packs filter panels [begin, end) of a channel set. */
+static void pack_filters(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc, int64_t begin, int64_t end) {
+    const double start = x->profile ? pysim_now() : 0;
+    const int64_t step = n->filter_channels ? pysim_min(n->filter_channels, nc) : nc;
+    for (int64_t c = 0; c < nc; c += step)
+        for (int64_t f = begin; f < end; f++) {
+            const int64_t f0 = f * n->schedule.filters, nf = pysim_min(n->schedule.filters, n->filters - f0);
+            char *panel = x->filters + (f - begin) * x->filter_panel + c * n->schedule.filters * n->bytes;
+            n->pack_filters(n, c0 + c, pysim_min(step, nc - c), f0, nf, panel);
+        }
+    if (x->profile) x->profile->pack_seconds += pysim_now() - start;
+}
+
+/* Where the tiles of an operand begin: tile t at base + (t - first) * bytes. */
+typedef struct {
+    const char *base;
+    int64_t first, bytes;
+} tiles;
+
+static const char *tile_of(const tiles *of, int64_t t) { return of->base + (t - of->first) * of->bytes; }
+
+/* What the tiles of one channel set share. */
+typedef struct {
+    const pysim_nest *n;
+    const scratch *x;
+    int64_t c0, nc, row_k; /* row_k: k-iterations of one kernel row */
+    tiles filters, windows; /* `first` moves on where the run packs the operand */
+    int64_t window_pitch;
+    const char *old, *bias_filters, *bias_windows; /* of tile 0, or NULL */
+    pysim_store store;                             /* of the current tile */
+    int last;                                      /* the last channel set: its stores complete the result */
+    int bare;                                      /* a tile is a kernel call and nothing else */
+} channel_set;
+
+static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
+    const pysim_schedule *s = &n->schedule;
+    const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
+    channel_set set = {.n = n, .x = x, .c0 = c0, .nc = nc, .row_k = nc * n->taps, .last = last, .window_pitch = in_place ? n->input_pitch : s->windows};
+    if (n->filter_step)
+        set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, s->filters * n->filter_step * n->bytes};
+    else if (n->pack_filters)
+        set.filters = (tiles){x->filters, 0, x->filter_panel};
+    else
+        set.filters = (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * n->bytes, 0, n->rows * set.row_k * s->filters * n->bytes};
+    if (in_place)
+        set.windows = (tiles){n->input + c0 * n->input_pitch * n->bytes, 0, s->windows * n->bytes};
+    else if (n->windows_packed)
+        set.windows = (tiles){n->input + pysim_nest_window_offset(n, c0, nc, 0) * n->bytes, 0, s->windows * nc * n->bytes};
+    else
+        set.windows = (tiles){x->windows, 0, x->window_panel};
+    set.old = c0 > 0 ? n->output : n->beta == 0 ? NULL : n->residual ? n->residual : n->output;
+    if (last) set.bias_filters = n->bias_filters, set.bias_windows = n->bias_windows;
+    set.store = (pysim_store){.alpha = n->alpha, .beta = c0 == 0 ? n->beta : 1.0, .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype)};
+    set.bare = !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
+    return set;
+}
+
+/* What precedes the kernel's call of a tile that is not bare: its live kernel rows [*r0, *r1), its store, prefetches of what it reads. */
+static void begin_tile(channel_set *set, int64_t t0, int64_t f0, int64_t nw, int64_t nf, int64_t *r0, int64_t *r1) {
+    const pysim_nest *n = set->n;
+    const int64_t at = (f0 * n->output_pitch + t0) * n->out_bytes, pitch = n->output_pitch * n->out_bytes;
+    const char *out = n->output + at;
+    pysim_store *store = &set->store;
+    if (n->live_rows) n->live_rows(n, t0, nw, r0, r1);
+    if (set->old) store->old = set->old + at;
+    if (set->bias_filters) store->bias_filters = set->bias_filters + f0 * n->out_bytes;
+    if (set->bias_windows) store->bias_windows = set->bias_windows + t0 * n->out_bytes;
+    /* Do not prefetch output lines that are only written and lie in a near cache: that makes 1x1 layers up to 7 % slower (Zen 5). */
+    if (store->old || n->prefetch_output) pysim_fetch_rows(out, pitch, nf, nw * n->out_bytes, 1);
+    if (store->old && store->old != out) pysim_fetch_rows(store->old, pitch, nf, nw * n->out_bytes, 0);
+    if (set->x->profile) set->x->profile->kernel_calls++;
+}
+
+/* O_T (+)= F_T x I_T for one pair of tiles. Instructions between the loops over k of two tiles cost time: the core must issue them while it
+ * still has multiply-adds of the first loop in its queues. */
+static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
+    const pysim_nest *n = set->n;
+    const pysim_schedule *s = &n->schedule;
+    const int64_t t0 = wt * s->windows, f0 = ft * s->filters;
+    const int64_t nw = pysim_min(s->windows, n->windows - t0), nf = pysim_min(s->filters, n->filters - f0);
+    char *out = n->output + (f0 * n->output_pitch + t0) * n->out_bytes;
+    const char *filters = tile_of(&set->filters, ft), *windows = tile_of(&set->windows, wt);
+    int64_t r0 = 0, r1 = n->rows;
+    if (!set->bare) begin_tile(set, t0, f0, nw, nf, &r0, &r1);
+    if (n->filter_step)
+        n->row.strided((r1 - r0) * set->row_k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch, nw, nf,
+                       &set->store);
+    else
+        n->row.run((r1 - r0) * set->row_k, filters + r0 * set->row_k * s->filters * n->bytes, windows, set->window_pitch, out, n->output_pitch, nw,
+                   nf, &set->store);
+    if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
+}
+
+/* Prefetches range `part` of `parts` of the rows of a window tile that is read in place into L2, while the tile before is multiplied.
+ * Prefetches inside the micro-kernel's loop would start only a few k-iterations before the first use. */
+static void fetch_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t tile, int64_t part, int64_t parts) {
+    const int64_t t0 = tile * n->schedule.windows, bytes = pysim_min(n->schedule.windows, n->windows - t0) * n->bytes;
+    int64_t row, end;
+    pysim_split_range(nc, part, parts, &row, &end);
+    for (; row < end; row++) {
+        const char *from = n->input + ((c0 + row) * n->input_pitch + t0) * n->bytes;
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    }
+}
+
+static void input_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
+    const pysim_schedule *s = &n->schedule;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, fetch = in_place && n->prefetch_input;
+    const int keep = n->filter_end - n->filter_begin > s->k2;
+    channel_set set = open_set(n, x, c0, nc);
+    for (int64_t w3 = n->window_begin; w3 < n->window_end; w3 += s->k3) {
+        const int64_t w_end = pysim_min(w3 + s->k3, n->window_end);
+        for (int64_t f2 = n->filter_begin; f2 < n->filter_end; f2 += s->k2) {
+            const int64_t f_end = pysim_min(f2 + s->k2, n->filter_end);
+            if (n->pack_filters) {
+                pack_filters(n, x, c0, nc, f2, f_end);
+                set.filters.first = f2;
+            }
+            for (int64_t w = w3; w < w_end; w++) {
+                if (packs) {
+                    set.windows.first = keep ? w3 : w;
+                    if (f2 == n->filter_begin) pack_windows(n, x, c0, nc, w, x->windows + (w - set.windows.first) * x->window_panel);
+                }
+                for (int64_t f = f2; f < f_end; f++) {
+                    if (fetch && w + 1 < w_end) fetch_windows(n, c0, nc, w + 1, f - f2, f_end - f2);
+                    tile(&set, w, f);
+                }
+            }
+        }
+    }
+}
+
+static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
+    const pysim_schedule *s = &n->schedule;
+    const int in_place = s->pack == PYSIM_PACK_NONE, packs = !in_place && !n->windows_packed, fetch = in_place && n->prefetch_input;
+    channel_set set = open_set(n, x, c0, nc);
+    for (int64_t f3 = n->filter_begin; f3 < n->filter_end; f3 += s->k3) {
+        const int64_t f_end = pysim_min(f3 + s->k3, n->filter_end);
+        if (n->pack_filters) {
+            pack_filters(n, x, c0, nc, f3, f_end);
+            set.filters.first = f3;
+        }
+        for (int64_t w2 = n->window_begin; w2 < n->window_end; w2 += s->k2) {
+            const int64_t w_end = pysim_min(w2 + s->k2, n->window_end);
+            if (packs) {
+                for (int64_t w = w2; w < w_end; w++) pack_windows(n, x, c0, nc, w, x->windows + (w - w2) * x->window_panel);
+                set.windows.first = w2;
+            }
+            for (int64_t f = f3; f < f_end; f++)
+                for (int64_t w = w2; w < w_end; w++) {
+                    if (fetch && w + s->k2 < n->window_end) fetch_windows(n, c0, nc, w + s->k2, f - f3, f_end - f3);
+                    tile(&set, w, f);
+                }
+        }
+    }
+}
+
+static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profile) {
+    scratch x = {.window_panel = panel_bytes(n, n->schedule.windows),
+                 .filter_panel = panel_bytes(n, n->schedule.filters),
+                 .profile = profile};
+    x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
+    x.filters = x.windows + window_panels(n) * x.window_panel;
+    const double start = profile ? pysim_now() : 0, packed = profile ? profile->pack_seconds : 0;
+    for (int64_t c0 = 0; c0 < n->channels; c0 += n->schedule.channels) {
+        const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);
+        if (n->schedule.stationary == PYSIM_INPUT_STATIONARY)
+            input_stationary(n, &x, c0, nc);
+        else
+            weight_stationary(n, &x, c0, nc);
+    }
+    if (n->finish) n->finish(n);
+    if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);
+}
+
+/* Divides window tiles x filter tiles among threads so that the largest part has the fewest tiles. Among equals it takes the fewest
+ * parts of filters, because each of them packs the windows again (pysim/cachemodel/cpu/threads.py implements the same rule). */
+static void divide(int64_t windows, int64_t filters, int64_t parts, int64_t *window_parts, int64_t *filter_parts) {
+    int64_t least = INT64_MAX;
+    for (int64_t f = 1; f <= pysim_min(parts, filters); f++) {
+        const int64_t w = pysim_min(parts / f, windows), largest = pysim_ceil_div(windows, w) * pysim_ceil_div(filters, f);
+        if (largest < least) least = largest, *window_parts = w, *filter_parts = f;
+    }
+}
+
+/* Outputs larger than this come mostly from memory. With few k-iterations between the stores of two tiles, prefetching the lines beats
+ * waiting in the stores. Times with over times without prefetching, one core of Zen 5, output not used for long and just used:
+ * 3000x3000x16 0.73 and 0.73, 2048x2048x64 0.60 and 0.89; smaller outputs, 1200x1200x16, 0.71 and 1.21; more k-iterations, 96 -> 576,
+ * 56x56, 1x1, 1.04 and 1.04. */
+enum { FAR_OUTPUT_BYTES = 8 << 20, SHORT_K = 64 };
+
+static int wants_output_prefetch(const pysim_nest *n) {
+    return n->windows * n->filters * n->out_bytes > FAR_OUTPUT_BYTES && n->channels * n->rows * n->taps <= SHORT_K;
+}
+
+/* Smaller inputs stay in any L2, so prefetches of their lines only cost instructions (times in docs/performance.md). */
+enum { SMALL_INPUT_BYTES = 256 << 10 };
+
+static int wants_input_prefetch(const pysim_nest *n) { return n->channels * n->input_pitch * n->bytes > SMALL_INPUT_BYTES; }
+
+/* All tiles of a run; an item is an image or a part of an image. */
+typedef struct {
+    const pysim_nest *shared;
+    pysim_nest_image prepare;
+    const void *context;
+    int64_t window_parts, filter_parts; /* of each image */
+    char *workspace;
+    int64_t workspace_each;
+    pysim_profile *profile;
+} nest_run;
+
+static void run_item(int64_t item, int64_t thread, const void *context) {
+    const nest_run *r = context;
+    pysim_nest n = *r->shared;
+    r->prepare(&n, item / r->window_parts / r->filter_parts, r->context);
+    pysim_split_range(n.filter_end, item / r->window_parts % r->filter_parts, r->filter_parts, &n.filter_begin, &n.filter_end);
+    pysim_split_range(n.window_end, item % r->window_parts, r->window_parts, &n.window_begin, &n.window_end);
+    pysim_profile own = {0};
+    run_tiles(&n, r->workspace + thread * r->workspace_each, r->profile ? &own : NULL);
+    pysim_add_profile(r->profile, &own);
+}
+
+void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads, char *workspace,
+                    pysim_profile *profile) {
+    int64_t each = 0;
+    n->prefetch_input = wants_input_prefetch(n);
+    n->prefetch_output = wants_output_prefetch(n);
+    if (images == 1 && threads == 1) {
+        prepare(n, 0, context);
+        run_tiles(n, workspace, profile);
+        return;
+    }
+    (void)thread_workspace(n, &each); /* The size was checked before. */
+    nest_run r = {n, prepare, context, 1, 1, workspace, each, profile};
+    divide(window_tiles(n), filter_tiles(n), pysim_split_count(images, threads), &r.window_parts, &r.filter_parts);
+    pysim_parallel_for(images * r.window_parts * r.filter_parts, threads, run_item, &r);
+}

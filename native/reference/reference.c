@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The definition of right: convolution, matrix product and im2col as loops that can be read beside their equations.
+ *
+ *   O[n][m][p][q] = act( bias[m] + residual[n][m][p][q] + sum_{c,r,s} I[n][c][p*stride_h + r*dilation_h - pad_top][q*stride_w + s*dilation_w - pad_left]
+ *                                              F[m][c][r][s] )        an index outside the image contributes nothing
+ *   C[i][j]       = act( alpha sum_p op(A)[i][p] op(B)[p][j] + beta C[i][j] + bias[j] )      a term whose factor is 0 contributes nothing
+ *
+ * Sums are kept in double for f32 and bf16 and in long double for f64 and rounded once, so the result is the nearest value to the
+ * exact one for all but freak inputs (f64: where long double is wider than double). Those of s8 are exact modulo 2^64, and the result
+ * is their lower 32 bits. The activation (epilogues.inc) is taken of the result; relu(x) is 0 for x < 0, else x: it keeps a NaN.
+ * Worked number: a 3x3 image of ones, a 3x3 kernel of ones, padding 1, gives 4 6 4 / 6 9 6 / 4 6 4. */
+#include <math.h>
+#include <stddef.h>
+
+#include "elements.h"
+#include "pysim.h"
+#include "abi/status.h"
+
+/* op(X)[i][p] lies at i*row + p*column. */
+typedef struct {
+    int64_t row, column;
+} strides;
+
+static strides matrix_strides(int64_t ld, int32_t transposed) {
+    return transposed ? (strides){1, ld} : (strides){ld, 1};
+}
+
+static long double activated(const pysim_epilogue *e, long double x) {
+    const long double low = e->low, high = e->high;
+    switch (e->activation) {
+#define PYSIM_EPILOGUE(number, name, operations, function) \
+    case number: return function;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    default: return x;
+    }
+    (void)low, (void)high;
+}
+
+/* Offset of element i of channel k, in planes of `size` elements or in channel blocks. */
+static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
+    return block > 1 ? (k / block * size + i) * block + k % block : k * size + i;
+}
+
+/* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta.
+ * window: one filter at one window of one image of one group; the corner of the window is (y0, x0), which may lie in the padding.
+ * plane: the P x Q outputs of filter m of an image, which begins at `at`. */
+#define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                    \
+    static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                              \
+        const R value = (R)sum;                                                                                              \
+        if (e->activation <= PYSIM_RELU) return e->activation == PYSIM_RELU && value < 0 ? 0 : value;                        \
+        return (R)activated(e, (long double)value);                                                                          \
+    }                                                                                                                        \
+                                                                                                                             \
+    static SUM window_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t y0, int64_t x0) { \
+        const int64_t channels = c->channels / c->groups;                                                                    \
+        SUM sum = 0;                                                                                                         \
+        for (int64_t ch = 0; ch < channels; ch++)                                                                            \
+            for (int64_t r = 0; r < c->kernel_h; r++) {                                                                      \
+                const int64_t y = y0 + r * c->dilation_h;                                                                    \
+                if (y < 0 || y >= c->height) continue;                                                                       \
+                for (int64_t s = 0; s < c->kernel_w; s++) {                                                                  \
+                    const int64_t x = x0 + s * c->dilation_w;                                                                \
+                    if (x < 0 || x >= c->width) continue;                                                                    \
+                    sum += (SUM)VALUE(image[place(first + ch, c->input_block, c->height * c->width, y * c->width + x)]) *    \
+                           (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                     \
+                }                                                                                                            \
+            }                                                                                                                \
+        return sum;                                                                                                          \
+    }                                                                                                                        \
+                                                                                                                             \
+    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,    \
+                              const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output,         \
+                              int64_t at) {                                                                                  \
+        R *out = (R *)output + at;                                                                                           \
+        const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                               \
+        for (int64_t i = 0; i < p; i++)                                                                                      \
+            for (int64_t j = 0; j < q; j++) {                                                                                \
+                const int64_t to = place(m, c->output_block, p * q, i * q + j);                                              \
+                out[to] = finish_##dtype((bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0) +                    \
+                                         window_##dtype(c, (const T *)input + image, first, (const T *)filters + filter,     \
+                                                        i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left),        \
+                                         e);                                                                                 \
+            }                                                                                                                \
+    }                                                                                                                        \
+                                                                                                                             \
+    static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                   \
+        const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);                  \
+        const R *bias = e->bias;                                                                                             \
+        const int64_t k = e->alpha != 0 ? g->k : 0;                                                                          \
+        for (int64_t i = 0; i < g->m; i++)                                                                                   \
+            for (int64_t j = 0; j < g->n; j++) {                                                                             \
+                SUM sum = 0;                                                                                                 \
+                for (int64_t p = 0; p < k; p++)                                                                              \
+                    sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]);    \
+                sum *= (SUM)FACTOR(e->alpha);                                                                                \
+                if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                                      \
+                if (bias) sum += (SUM)bias[j];                                                                               \
+                c[i * g->ldc + j] = finish_##dtype(sum, e);                                                                  \
+            }                                                                                                                \
+    }
+DEFINE_REFERENCE(f32, float, double, float, PYSIM_SAME, PYSIM_SAME)
+DEFINE_REFERENCE(f64, double, long double, double, PYSIM_SAME, PYSIM_SAME)
+DEFINE_REFERENCE(bf16, uint16_t, double, float, pysim_bf16_value, PYSIM_SAME)
+DEFINE_REFERENCE(s8, int8_t, uint64_t, int32_t, PYSIM_RESIDUE_64, PYSIM_RESIDUE_64)
+
+static void reference_conv(const pysim_conv *c, const pysim_epilogue *e, const void *input, const void *filters, void *output) {
+    int64_t p, q;
+    pysim_conv_output(c, &p, &q);
+    const int64_t channels = c->channels / c->groups, per_group = c->filters / c->groups;
+    const int64_t filter_size = channels * c->kernel_h * c->kernel_w;
+    for (int64_t n = 0; n < c->batch; n++)
+        for (int64_t m = 0; m < c->filters; m++) {
+            const int64_t image = n * c->channels * c->height * c->width, first = m / per_group * channels;
+            const int64_t filter = m * filter_size, out = n * c->filters * p * q;
+            switch (c->dtype) {
+            case PYSIM_F32: plane_f32(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_F64: plane_f64(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_BF16: plane_bf16(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            case PYSIM_S8: plane_s8(c, p, q, input, image, first, filters, filter, m, e, output, out); break;
+            }
+        }
+}
+
+static void reference_gemm(const pysim_gemm *g, const pysim_epilogue *e, const void *a, const void *b, void *c) {
+    switch (g->dtype) {
+    case PYSIM_F32: gemm_f32(g, e, a, b, c); break;
+    case PYSIM_F64: gemm_f64(g, e, a, b, c); break;
+    case PYSIM_BF16: gemm_bf16(g, e, a, b, c); break;
+    case PYSIM_S8: gemm_s8(g, e, a, b, c); break;
+    }
+}
+
+pysim_status pysim_reference(const pysim_problem *p, const pysim_epilogue *e, const void *first, const void *second, void *result) {
+    pysim_operands operands;
+    pysim_status status = pysim_check_problem(p, &operands);
+    if (status == PYSIM_OK) status = pysim_check_call(p, &operands, e, first, second, result, NULL, 0);
+    if (status != PYSIM_OK) return status;
+    if (p->kind == PYSIM_CONV)
+        reference_conv(&p->conv, e, first, second, result);
+    else
+        reference_gemm(&p->gemm, e, first, second, result);
+    return PYSIM_OK;
+}
+
+/* One row of `columns`, for one (channel, r, s): the elements that the kernel element reads, window by window. As in Caffe, a row of
+ * padding is tested once, columns of padding element by element. */
+#define COLUMN_ROW(T, name)                                                                                              \
+    static void name(const pysim_conv *c, int64_t p, int64_t q, const T *plane, int64_t r, int64_t s, T *row) {          \
+        const int64_t height = c->height, width = c->width, stride = c->stride_w;                                        \
+        const int64_t left = s * c->dilation_w - c->pad_left;                                                            \
+        int64_t y = r * c->dilation_h - c->pad_top;                                                                      \
+        for (int64_t i = 0; i < p; i++, y += c->stride_h, row += q) {                                                    \
+            if (y < 0 || y >= height) {                                                                                  \
+                for (int64_t j = 0; j < q; j++) row[j] = 0;                                                              \
+                continue;                                                                                                \
+            }                                                                                                            \
+            const T *from = plane + y * width;                                                                           \
+            int64_t x = left;                                                                                            \
+            for (int64_t j = 0; j < q; j++, x += stride) row[j] = (uint64_t)x < (uint64_t)width ? from[x] : 0;           \
+        }                                                                                                                \
+    }
+COLUMN_ROW(float, column_row_4)
+COLUMN_ROW(double, column_row_8)
+COLUMN_ROW(uint16_t, column_row_2)
+COLUMN_ROW(int8_t, column_row_1)
+
+pysim_status pysim_im2col(const pysim_conv *c, const void *image, void *columns) {
+    int64_t p, q, bytes;
+    pysim_status status = pysim_check_conv(c, &p, &q, NULL);
+    if (status != PYSIM_OK) return status;
+    const int64_t channels = c->channels / c->groups, element = pysim_dtype_bytes(c->dtype);
+    const int64_t size[] = {channels, c->kernel_h, c->kernel_w, p, q, element};
+    status = pysim_product("the columns' bytes, channels/groups x kernel_h x kernel_w x P x Q x element", 6, size, &bytes);
+    if (status == PYSIM_OK) status = pysim_check_operand("image", image, c->dtype);
+    if (status == PYSIM_OK) status = pysim_check_operand("columns", columns, c->dtype);
+    if (status != PYSIM_OK) return status;
+    const pysim_span spans[] = {{"columns", columns, bytes, 1}, {"image", image, channels * c->height * c->width * element, 0}};
+    status = pysim_check_apart(spans, 2);
+    if (status != PYSIM_OK) return status;
+
+    for (int64_t ch = 0; ch < channels; ch++)
+        for (int64_t r = 0; r < c->kernel_h; r++)
+            for (int64_t s = 0; s < c->kernel_w; s++) {
+                const int64_t row = ((ch * c->kernel_h + r) * c->kernel_w + s) * p * q, plane = ch * c->height * c->width;
+                switch (element) {
+                case 1: column_row_1(c, p, q, (const int8_t *)image + plane, r, s, (int8_t *)columns + row); break;
+                case 2: column_row_2(c, p, q, (const uint16_t *)image + plane, r, s, (uint16_t *)columns + row); break;
+                case 4: column_row_4(c, p, q, (const float *)image + plane, r, s, (float *)columns + row); break;
+                case 8: column_row_8(c, p, q, (const double *)image + plane, r, s, (double *)columns + row); break;
+                }
+            }
+    return PYSIM_OK;
+}

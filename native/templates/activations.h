@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The activations of epilogues.inc in vectors; included after the vectors, with DOUBLE if T is double. VEC is a vector type of the compiler:
+ * it has operators, and a comparison selects between two values that are both computed. */
+#include <math.h>
+
+#if DOUBLE
+typedef uint64_t BITS __attribute__((vector_size(sizeof(VEC))));
+#else
+typedef uint32_t BITS __attribute__((vector_size(sizeof(VEC))));
+#endif
+
+/* a if |x| is below a bound, else b. */
+INLINE VEC where_below(VEC magnitude, T bound, VEC a, VEC b) {
+    const BITS below = (BITS)(magnitude < v_set1(bound));
+    return (VEC)((below & (BITS)a) | (~below & (BITS)b));
+}
+
+/* a if the sign bit of x is set, else b. */
+INLINE VEC where_negative(VEC x, VEC a, VEC b) {
+    const BITS negative = -((BITS)x >> (8 * sizeof(T) - 1));
+    return (VEC)((negative & (BITS)a) | (~negative & (BITS)b));
+}
+
+#if DOUBLE
+INLINE VEC exponential(VEC x) {
+    for (int i = 0; i < LANES; i++) x[i] = exp(x[i]);
+    return x;
+}
+INLINE VEC power(VEC x, T exponent) {
+    for (int i = 0; i < LANES; i++) x[i] = pow(x[i], exponent);
+    return x;
+}
+INLINE VEC normal_tail(VEC z) {
+    for (int i = 0; i < LANES; i++) z[i] = erfc(z[i]) / 2;
+    return z;
+}
+INLINE VEC tanh_near_0(VEC x) {
+    for (int i = 0; i < LANES; i++) x[i] = tanh(x[i]);
+    return x;
+}
+INLINE VEC erf_near_0(VEC x) {
+    for (int i = 0; i < LANES; i++) x[i] = erf(x[i]);
+    return x;
+}
+#else
+/* e^x = 2^n 2^f, n + f = x / ln 2, |f| <= 1/2; 2^f by the polynomial of degree 6 that interpolates at Chebyshev points (within 2.6e-9). The
+ * sum n + f + 1.5 2^23 has n in its lowest bits. Below 2^-126.5 it is 0, above 2^127.5 infinity. x / ln 2 is rounded, which is relative to
+ * x: within 1 + |x| / 2 units in the last place. Nothing here needs more, for where |x| is large e^x or e^-x is a factor besides. */
+INLINE VEC exponential(VEC x) {
+    const VEC magic = v_set1(12582912.0f), both = v_between(v_set1(-127), v_set1(128), x * 1.44269504f);
+    const VEC shifted = both + magic, f = both - (shifted - magic);
+    VEC p = f * 0.000154614449f + 0.0013400428f;
+    p = p * f + 0.00961805694f;
+    p = p * f + 0.0555032715f;
+    p = p * f + 0.240226507f;
+    p = p * f + 0.693147182f;
+    p = p * f + 1.0f;
+    return p * (VEC)(((BITS)shifted + 127) << 23); /* 2^n */
+}
+
+/* x^exponent of a normal number x > 0: x = 2^n m, 0.7 < m < 1.42, ln m = 2 (s + s^3 / 3 + ... + s^9 / 9), s = (m - 1) / (m + 1) (within
+ * 1e-9); as exact as exponent ln x is as a float. */
+INLINE VEC power(VEC x, T exponent) {
+    const BITS half_root = (BITS)v_set1(0.707106781f), whole = (BITS)v_set1(1.0f);
+    const BITS n = ((BITS)x - half_root + whole) >> 23; /* and 127 */
+    const VEC m = (VEC)((BITS)x - (n << 23) + whole), s = (m - 1.0f) / (m + 1.0f), u = s * s;
+    const VEC power_of_2 = (VEC)(n | 0x4b000000) - 8388735.0f;
+    VEC p = u * 0.222222222f + 0.285714286f;
+    p = p * u + 0.4f;
+    p = p * u + 0.666666667f;
+    p = p * u + 2.0f;
+    return exponential(exponent * (power_of_2 * 0.693147181f + p * s));
+}
+
+/* erfc(z) / 2 for z >= 0: erfc(z) = t exp(-z^2 + p(t)), t = 1 / (1 + z/2), where p of degree 9 interpolates at Chebyshev points of 0 <= z <= 10
+ * (within 5e-8; behind that the result is 0 in float). */
+INLINE VEC normal_tail(VEC z) {
+    const VEC t = 1.0f / (1.0f + 0.5f * z);
+    VEC p = t * 0.144930214f + -0.680827177f;
+    p = p * t + 1.15673376f;
+    p = p * t + -0.696251897f;
+    p = p * t + -0.0802804334f;
+    p = p * t + 0.00126758703f;
+    p = p * t + 0.0346027998f;
+    p = p * t + 0.386640412f;
+    p = p * t + 0.998632783f;
+    p = p * t + -1.265448f;
+    return 0.5f * t * exponential(p - z * z);
+}
+
+/* Where 1 minus something would lose digits: x + x^3 p(x^2) for |x| < 0.625 and x p(x^2) for |x| < 1, p interpolating at Chebyshev points
+ * (within 1.4 and 2.8 units in the last place). */
+INLINE VEC tanh_near_0(VEC x) {
+    const VEC u = x * x;
+    VEC p = u * -0.006096714f + 0.02099718f;
+    p = p * u + -0.053850908f;
+    p = p * u + 0.1333277f;
+    p = p * u + -0.33333328f;
+    return x + x * u * p;
+}
+INLINE VEC erf_near_0(VEC x) {
+    const VEC u = x * x;
+    VEC p = u * 7.875875e-05f + -0.00080168643f;
+    p = p * u + 0.0051890872f;
+    p = p * u + -0.026854211f;
+    p = p * u + 0.11283594f;
+    p = p * u + -0.37612626f;
+    p = p * u + 1.1283791f;
+    return x * p;
+}
+#endif
+
+/* tanh |x| = 1 - 2 / (1 + e^2|x|), erf |x| = 1 - erfc |x|. */
+INLINE VEC hyperbolic_tangent(VEC x) {
+    const VEC size = where_negative(x, -x, x), far = 1 - 2 / (1 + exponential(2 * size));
+    return where_below(size, (T)0.625, tanh_near_0(x), where_negative(x, -far, far));
+}
+INLINE VEC error_function(VEC x) {
+    const VEC size = where_negative(x, -x, x), far = 1 - 2 * normal_tail(size);
+    return where_below(size, 1, erf_near_0(x), where_negative(x, -far, far));
+}
+
+INLINE VEC gelu(VEC x) {
+    const VEC tail = normal_tail(where_negative(x, -x, x) * (T)0.70710678118654752440);
+    return x * where_negative(x, tail, 1 - tail);
+}
+
+/* tanh ln(1 + e^x) = n / (n + 2), n = e^x (e^x + 2); it is 1 where x > 20. */
+INLINE VEC mish(VEC x) {
+    const VEC e = exponential(v_between(v_set1(-(T)__builtin_inf()), v_set1(20), x)), n = e * (e + 2);
+    return x * (n / (n + 2));
+}
+
+/* `activation` is a constant. */
+INLINE VEC activated(const int activation, VEC low, VEC high, VEC x) {
+    switch (activation) {
+    case PYSIM_EPILOGUE_relu:
+    case PYSIM_EPILOGUE_clamp: return v_between(low, high, x);
+    case PYSIM_EPILOGUE_gelu: return gelu(x);
+    case PYSIM_EPILOGUE_silu: return x / (1 + exponential(-x));
+    case PYSIM_EPILOGUE_tanh: return hyperbolic_tangent(x);
+    case PYSIM_EPILOGUE_erf: return error_function(x);
+    case PYSIM_EPILOGUE_sigmoid: return 1 / (1 + exponential(-x));
+    case PYSIM_EPILOGUE_hard_swish: return x * (v_between(v_zero(), v_set1(6), x + 3) * (T)(1.0 / 6)); /* x * 6 may overflow */
+    case PYSIM_EPILOGUE_mish: return mish(x);
+    case PYSIM_EPILOGUE_leaky_relu: return x * where_negative(x, low, high);
+    case PYSIM_EPILOGUE_gelu_tanh: /* (1 + tanh u) / 2 = 1 / (1 + exp(-2u)) */
+        return x / (1 + exponential((T)-1.59576912160573071176 * (x + (T)0.044715 * x * x * x)));
+    default: return x;
+    }
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kernels of direct_nchwc.inc. Lanes hold the filters of a block; a tile
+ * is P neighbouring pixels of an output row x F vectors of filters, all accumulators in registers:
+ *
+ *   out[f][p] += sum over channel blocks b, kernel rows r, taps s, i < inner  filters[b][r][s][i][f] input[b][r][s][p][i]
+ *
+ * Each input element is broadcast for F multiply-adds and each vector of filters is loaded once for P of them: P + F loads for P F multiply-adds.
+ * Nothing is packed. */
+#define BLOCKS_OF_FOUR /* at least */
+#include "instance.h"
+
+enum { MAX_PIXELS = 28, MAX_FILTER_VECTORS = 4 };
+
+/* Prefetches the output lines of the next tile but one: memory is further away than a tile of few channels takes. Pixels of a block are
+ * contiguous in memory, and so are rows. */
+enum { TILES_AHEAD = 2, ROWS_AHEAD = 96, LINE = 64 / sizeof(T) };
+INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector, int64_t vectors) {
+    for (int f = 0; f < F && f < vectors; f++)
+        for (int p = 0; p < P; p++) __builtin_prefetch((const T *)at + f * vector + (TILES_AHEAD * P + p) * LANES, 1);
+}
+
+/* Adds the products of one element and F vectors of filters to pixel p. */
+INLINE void multiply_pixel(const int F, const VEC filter[MAX_FILTER_VECTORS], const void *element, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS], int p) {
+    const VEC v = v_set1(*(const T *)element);
+#pragma GCC unroll 4
+    for (int f = 0; f < F; f++) acc[f][p] = v_fma(filter[f], v, acc[f][p]);
+}
+
+/* Adds one tap of a kernel row, `inner` channels. x: the first pixel's elements; w: filters. `next`: lines of the next kernel row, one of which is
+ * prefetched per channel. With EDGES the first and the last pixel are left out if their flags are 0. Pixel p is addressed as pointer p/3 plus
+ * 0, 1 or 2 times the pixel stride: x86 addressing scales one index register by 1 or 2. */
+INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, int with_last, const pysim_nchwc_tile *t, const char *x, const T *w,
+                    const T **next, const T *next_end, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+    const int64_t pixel = t->pixel * (int64_t)sizeof(T);
+    const char *third[MAX_PIXELS / 3 + 1];
+#pragma GCC unroll 10
+    for (int p = 0; p < P; p += 3) third[p / 3] = x + p * pixel;
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < t->inner; i++, w += F * LANES) {
+        VEC filter[MAX_FILTER_VECTORS];
+#pragma GCC unroll 4
+        for (int f = 0; f < F; f++) __builtin_prefetch(w + (ROWS_AHEAD * F + f) * LANES);
+#pragma GCC unroll 4
+        for (int f = 0; f < F; f++) filter[f] = v_load(w + f * LANES);
+        __builtin_prefetch(*next);
+        *next += *next < next_end ? LINE : 0;
+        if (EDGES) __asm__("" : "+r"(with_first), "+r"(with_last)); /* otherwise GCC compiles the loop four times */
+        if (!EDGES || with_first) multiply_pixel(F, filter, third[0], acc, 0);
+#pragma GCC unroll 28
+        for (int p = 1; p < P - 1; p++) multiply_pixel(F, filter, third[p / 3] + p % 3 * pixel, acc, p);
+        if (P > 1 && (!EDGES || with_last)) multiply_pixel(F, filter, third[(P - 1) / 3] + (P - 1) % 3 * pixel, acc, P - 1);
+#pragma GCC unroll 10
+        for (int p = 0; p < P; p += 3) third[p / 3] += sizeof(T);
+    }
+}
+
+/* Adds all blocks, kernel rows and taps of a tile. */
+INLINE void add_blocks(const int P, const int F, const int EDGES, const pysim_nchwc_tile *t, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+    const char *ahead = t->ahead;
+    const int64_t run = (P - 1) * t->pixel + (t->taps - 1) * t->tap + t->inner;
+    for (int64_t b = 0; b < t->blocks; b++)
+        for (int64_t r = 0; r < t->rows; r++) {
+            const T *row = (const T *)t->input + b * t->block + r * t->row, *next = row;
+            if (r + 1 < t->rows) next = row + t->row;
+            else if (b + 1 < t->blocks) next = row + t->block - r * t->row;
+            const T *next_end = next + run;
+            for (int64_t s = 0; s < t->taps; s++) {
+                const char *x = (const char *)(row + s * t->tap);
+                const T *w = (const T *)t->filters + b * t->filter_block + r * t->filter_row + s * t->filter_tap;
+                const int with_last = s < t->taps - t->without_last, with_first = s >= t->without_first && (P > 1 || with_last);
+                for (int64_t l = 0; l < t->ahead_lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+                if (!EDGES || (with_first && with_last))
+                    add_tap(P, F, 0, 1, 1, t, x, w, &next, next_end, acc);
+                else
+                    add_tap(P, F, 1, with_first, with_last, t, x, w, &next, next_end, acc);
+            }
+        }
+}
+
+INLINE void direct_tile(const int P, const int F, const int EDGES, const pysim_nchwc_tile *t) {
+    VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS];
+#pragma GCC unroll 4
+    for (int f = 0; f < F; f++)
+#pragma GCC unroll 28
+        for (int p = 0; p < P; p++) acc[f][p] = v_zero();
+    fetch_tile(P, F, t->out, t->out_vector, t->vectors);
+    if (t->residual) fetch_tile(P, F, t->residual, t->out_vector, t->vectors);
+    add_blocks(P, F, EDGES, t, acc);
+    const VEC low = v_set1((T)t->bounds.low), high = v_set1((T)t->bounds.high);
+    const int bounded = t->last && (t->bounds.low > -__builtin_inf() || t->bounds.high < __builtin_inf());
+    const T *bias = t->bias, *residual = t->residual;
+#pragma GCC unroll 4
+    for (int f = 0; f < F; f++) {
+        if (f >= t->vectors) break;
+        T *out = (T *)t->out + f * t->out_vector;
+        const VEC start = bias ? v_load(bias + f * LANES) : v_zero();
+        if (t->first)
+#pragma GCC unroll 28
+            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], start);
+        else
+#pragma GCC unroll 28
+            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], v_load(out + p * LANES));
+        if (residual)
+#pragma GCC unroll 28
+            for (int p = 0; p < P; p++) acc[f][p] = v_add(acc[f][p], v_load(residual + f * t->out_vector + p * LANES));
+        if (bounded)
+#pragma GCC unroll 28
+            for (int p = 0; p < P; p++) acc[f][p] = v_between(low, high, acc[f][p]);
+#pragma GCC unroll 28
+        for (int p = 0; p < P; p++) v_store(out + p * LANES, acc[f][p]);
+    }
+}
+
+#define NCHWC_CASE(P, F) \
+    case P: direct_tile(P, F, EDGES, t); break;
+#define NCHWC_PIXELS_3(F) NCHWC_CASE(1, F) NCHWC_CASE(2, F) NCHWC_CASE(3, F)
+#define NCHWC_PIXELS_4(F) NCHWC_PIXELS_3(F) NCHWC_CASE(4, F)
+#define NCHWC_PIXELS_6(F) NCHWC_PIXELS_4(F) NCHWC_CASE(5, F) NCHWC_CASE(6, F)
+#define NCHWC_PIXELS_7(F) NCHWC_PIXELS_6(F) NCHWC_CASE(7, F)
+#define NCHWC_PIXELS_9(F) NCHWC_PIXELS_7(F) NCHWC_CASE(8, F) NCHWC_CASE(9, F)
+#define NCHWC_PIXELS_12(F) NCHWC_PIXELS_9(F) NCHWC_CASE(10, F) NCHWC_CASE(11, F) NCHWC_CASE(12, F)
+#define NCHWC_PIXELS_14(F) NCHWC_PIXELS_12(F) NCHWC_CASE(13, F) NCHWC_CASE(14, F)
+#define NCHWC_PIXELS_28(F)                                                                                                       \
+    NCHWC_PIXELS_14(F) NCHWC_CASE(15, F) NCHWC_CASE(16, F) NCHWC_CASE(17, F) NCHWC_CASE(18, F) NCHWC_CASE(19, F) NCHWC_CASE(20, F) \
+    NCHWC_CASE(21, F) NCHWC_CASE(22, F) NCHWC_CASE(23, F) NCHWC_CASE(24, F) NCHWC_CASE(25, F) NCHWC_CASE(26, F) NCHWC_CASE(27, F)   \
+    NCHWC_CASE(28, F)
+
+#define NCHWC_TILES(name, P, F, EDGE)                                       \
+    static __attribute__((noinline)) void name(const pysim_nchwc_tile *t) { \
+        enum { EDGES = EDGE };                                              \
+        switch (t->pixels) {                                                \
+            NCHWC_PIXELS_##P(F) default: break;                             \
+        }                                                                   \
+    }
+
+/* Defines a row of the registry: tiles of up to P pixels x F vectors. Tiles that leave out pixels have a function of their own: in a common one
+ * GCC allocates registers differently, and tiles that leave out nothing take up to 5 % longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). */
+#define DEFINE_NCHWC(name, P, F)                 \
+    NCHWC_TILES(name##_whole, P, F, 0)           \
+    NCHWC_TILES(name##_edge, P, F, 1)            \
+    void name(const pysim_nchwc_tile *t) {       \
+        if (t->without_first || t->without_last) \
+            name##_edge(t);                      \
+        else                                     \
+            name##_whole(t);                     \
+    }
+
+/* The rows of direct_nchwc.inc for these vectors */
+#define DEFINED(target, dtype, form, windows, filters, lanes) DEFINE_NCHWC(dtype##_##form##_##windows##x##filters##__##target, windows, filters / lanes)
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
+#include "direct_nchwc.inc"

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The loops of operators/loops.h, the lines of loops.inc. */
+#include <string.h>
+
+#include "operators/loops.h"
+#include "instance.h"
+
+#include "activations.h"
+
+/* In elements: a piece that stays in L1, a pool's row buffer, its slack, the prefetch distance. */
+enum { PIECE = 1024, BLOCK = 2048, SLACK = 4 * LANES, AHEAD = 1024 };
+
+/* ---- epilogues ---- */
+
+/* `activation` is a constant; rows may end within a vector. */
+INLINE void finish_as(const int activation, VEC low, VEC high, T *out, const T *residual, int64_t pitch, int64_t rows, int64_t columns) {
+    const int64_t whole = columns / LANES * LANES;
+    const MASK rest = v_lanes(0, columns - whole);
+    for (int64_t r = 0; r < rows; r++, out += pitch, residual += residual ? pitch : 0) {
+        for (int64_t i = 0; i < whole; i += LANES) {
+            VEC x = v_load(out + i);
+            if (residual) x += v_load(residual + i);
+            v_store(out + i, activated(activation, low, high, x));
+        }
+        if (whole == columns) continue;
+        VEC x = v_load_mask(out + whole, rest);
+        if (residual) x += v_load_mask(residual + whole, rest);
+        v_store_mask(out + whole, activated(activation, low, high, x), rest);
+    }
+}
+
+static void finish_rows(const pysim_finish *f, void *to, int64_t pitch, int64_t rows, int64_t columns) {
+    const int is_relu = f->activation == PYSIM_EPILOGUE_relu;
+    const VEC low = v_set1(is_relu ? 0 : (T)f->low), high = v_set1(is_relu ? (T)__builtin_inf() : (T)f->high);
+    const T *residual = f->residual ? (const T *)(const void *)(f->residual + ((const char *)to - f->result)) : NULL;
+    if (pitch == columns) columns *= rows, rows = 1;
+    switch (f->activation) {
+#define PYSIM_EPILOGUE(number, name, operations, function) \
+    case number: finish_as(number, low, high, to, residual, pitch, rows, columns); break;
+#include "epilogues.inc"
+#undef PYSIM_EPILOGUE
+    }
+}
+
+/* ---- maps ---- */
+
+static void map_piece(const T *x, T scale, T shift, int64_t count, T *y) {
+    for (int64_t i = 0; i < count; i++) y[i] = scale * x[i] + shift;
+}
+
+/* Pixels in channel blocks, each multiplied by the block's scales. */
+static void map_pixels(const T *x, const T *scale, const T *shift, int64_t block, int64_t count, T *y) {
+    for (int64_t l = 0; l < block; l += LANES) {
+        const MASK in = v_lanes(0, block - l);
+        const VEC factor = scale ? v_load_mask(scale + l, in) : v_set1(1), term = shift ? v_load_mask(shift + l, in) : v_zero();
+        for (int64_t i = l; i < count * block; i += block) v_store_mask(y + i, factor * v_load_mask(x + i, in) + term, in);
+    }
+}
+
+static void map_planes(const pysim_map *m, const pysim_finish *f, const void *from, const void *scales, const void *shifts, void *to) {
+    const T *x = from, *scale = scales, *shift = shifts;
+    T *y = to;
+    const int copies = !scale && !shift;
+    const int64_t block = pysim_max(1, m->block), size = m->size * block, piece = pysim_max(1, PIECE / block) * block;
+    for (int64_t k = 0; k < m->planes; k += block)
+        for (int64_t i = 0; i < size; i += piece) {
+            const int64_t count = pysim_min(piece, size - i), at = k * m->size + i, first = k % m->period;
+            if (!copies && block > 1)
+                map_pixels(x + at, scale ? scale + first : NULL, shift ? shift + first : NULL, block, count / block, y + at);
+            else if (!copies)
+                map_piece(x + at, scale ? scale[first] : 1, shift ? shift[first] : 0, count, y + at);
+            else if (x != y)
+                memcpy(y + at, x + at, (size_t)count * sizeof(T));
+            if (f->loops) finish_rows(f, y + at, count, 1, count);
+        }
+}
+
+/* ---- pools ---- */
+
+INLINE T larger(T a, T b) { return (b > a) | (b != b) ? b : a; } /* NaN wins */
+
+/* Rows or columns that `windows` neighbouring windows cover. */
+INLINE int64_t extent(int64_t windows, int64_t stride, int64_t kernel, int64_t dilation) {
+    return (windows - 1) * stride + dilation * (kernel - 1) + 1;
+}
+
+/* Number of taps of a window at `at` that are inside [0, size). */
+INLINE int64_t taps_inside(int64_t at, int64_t size, int64_t kernel, int64_t dilation) {
+    if (at >= 0 && at + dilation * (kernel - 1) < size) return kernel;
+    const int64_t first = at < 0 ? pysim_min(kernel, (dilation - 1 - at) / dilation) : 0;
+    const int64_t last = at >= size ? 0 : pysim_min(kernel, (size - 1 - at) / dilation + 1);
+    return pysim_max(0, last - first);
+}
+
+/* The number of taps that a mean divides by, for a window at row y or column x; 1 if no tap is inside the plane, so that the mean is 0. */
+INLINE int64_t counted_rows(const pysim_pool *p, int64_t y) {
+    const int64_t top = p->count_padding ? p->pad_top : 0, bottom = p->count_padding ? p->pad_bottom : 0;
+    return pysim_max(1, taps_inside(y + top, p->height + top + bottom, p->kernel_h, p->dilation_h));
+}
+INLINE int64_t counted_columns(const pysim_pool *p, int64_t x) {
+    const int64_t left = p->count_padding ? p->pad_left : 0, right = p->count_padding ? p->pad_right : 0;
+    return pysim_max(1, taps_inside(x + left, p->width + left + right, p->kernel_w, p->dilation_w));
+}
+
+INLINE VEC combined(const int largest, VEC a, VEC b) { return largest ? v_larger(a, b) : v_add(a, b); }
+
+/* Output columns [q0, q0 + count). Their windows cover the input columns x0 .. x0 + wide - 1, of which [lo, hi) are inside the plane. */
+typedef struct {
+    int64_t q0, count, x0, wide, lo, hi;
+    T counted[BLOCK + LANES]; /* taps per window that a mean divides by */
+} strip;
+
+static void strip_of(const pysim_pool *p, int64_t q0, int64_t count, strip *s) {
+    s->q0 = q0, s->count = count, s->x0 = q0 * p->stride_w - p->pad_left;
+    s->wide = extent(count, p->stride_w, p->kernel_w, p->dilation_w);
+    s->lo = pysim_min(s->wide, pysim_max(0, -s->x0)), s->hi = pysim_max(s->lo, pysim_min(s->wide, p->width - s->x0));
+    for (int64_t i = 0; i < count + LANES && !p->largest; i++) s->counted[i] = i < count ? (T)counted_columns(p, s->x0 + i * p->stride_w) : 1;
+}
+
+/* Number of taps along an axis: the constant `edge` (2 or 3, no dilation), or if that is 0 the pool's own. */
+INLINE int64_t taps_of(const int edge, int64_t taps) { return edge ? edge : taps; }
+
+/* Reduces the taps of a column, `step` elements apart, for a vector of columns. */
+INLINE VEC pool_taps(const int largest, const T *x, int64_t taps, int64_t step, const int masked, MASK inside) {
+    VEC v = masked ? v_load_mask(x, inside) : v_load(x);
+#pragma GCC unroll 3
+    for (int64_t tap = 1; tap < taps; tap++) v = combined(largest, v, masked ? v_load_mask(x + tap * step, inside) : v_load(x + tap * step));
+    return v;
+}
+
+/* Reduces the taps of each input column for a row of windows that starts at row y0; columns outside the plane become `empty`. Prefetches
+ * AHEAD. */
+INLINE void pool_down(const int largest, const int edge, const pysim_pool *p, const strip *s, const T *plane, int64_t y0, T *down) {
+    const T empty = largest ? -(T)__builtin_inf() : 0;
+    const int64_t inside = taps_inside(y0, p->height, p->kernel_h, p->dilation_h), step = p->dilation_h * p->width;
+    const int64_t first = y0 < 0 ? y0 + (p->dilation_h - 1 - y0) / p->dilation_h * p->dilation_h : y0;
+    const int64_t hi = inside ? s->hi : s->lo, whole = s->lo + (hi - s->lo) / LANES * LANES;
+    const T *x = plane + first * p->width + s->x0;
+    for (int64_t i = 0; i < s->lo; i++) down[i] = empty;
+    if (inside == p->kernel_h)
+        for (int64_t i = s->lo; i < whole; i += LANES) {
+            for (int64_t r = 1; r <= p->stride_h; r++) __builtin_prefetch(x + i + (p->kernel_h - r) * step + AHEAD);
+            v_store(down + i, pool_taps(largest, x + i, taps_of(edge, p->kernel_h), step, 0, v_lanes(0, LANES)));
+        }
+    else
+        for (int64_t i = s->lo; i < whole; i += LANES) v_store(down + i, pool_taps(largest, x + i, inside, step, 0, v_lanes(0, LANES)));
+    if (whole < hi) v_store(down + whole, pool_taps(largest, x + whole, inside, step, 1, v_lanes(0, hi - whole)));
+    for (int64_t i = hi; i < s->wide; i++) down[i] = empty;
+}
+
+/* Reduces the taps along a row that pool_down has made, for strides 1 and 2. For stride 2, even and odd columns are separated from a
+ * pair of vectors; they are two neighbouring taps. */
+INLINE VEC pool_along(const int largest, const int stride, const int edge, const pysim_pool *p, const T *down) {
+    const int64_t taps = taps_of(edge, p->kernel_w), step = edge ? 1 : p->dilation_w;
+    if (stride == 1) return pool_taps(largest, down, taps, step, 0, v_lanes(0, LANES));
+    const int pairs = step == 1;
+    VEC low = v_load(down), high = v_load(down + LANES), v = v_even(low, high);
+    if (pairs && taps > 1) v = combined(largest, v, v_odd(low, high));
+#pragma GCC unroll 3
+    for (int64_t tap = 1 + pairs; tap < taps; tap += 1 + pairs) {
+        low = v_load(down + tap * step), high = v_load(down + tap * step + LANES);
+        v = combined(largest, v, v_even(low, high));
+        if (pairs && tap + 1 < taps) v = combined(largest, v, v_odd(low, high));
+    }
+    return v;
+}
+
+static T pool_column(const pysim_pool *p, const T *down) {
+    T value = down[0];
+    for (int64_t tap = 1; tap < p->kernel_w; tap++)
+        value = p->largest ? larger(value, down[tap * p->dilation_w]) : value + down[tap * p->dilation_w];
+    return value;
+}
+
+/* One output row of a strip, from the row that pool_down has made. */
+INLINE void pool_row(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, int64_t row, const T *down, T *out) {
+    const int64_t whole = s->count / LANES * LANES;
+    const MASK rest = v_lanes(0, s->count - whole);
+    const T rows = largest ? 1 : (T)counted_rows(p, row * p->stride_h - p->pad_top);
+    for (int64_t i = 0; stride && i < s->count; i += LANES) {
+        VEC v = pool_along(largest, stride, edge, p, down + i * stride);
+        if (!largest) v /= v_set1(rows) * v_load(s->counted + i);
+        if (i < whole)
+            v_store(out + i, v);
+        else
+            v_store_mask(out + i, v, rest);
+    }
+    for (int64_t i = 0; !stride && i < s->count; i++) {
+        const T value = pool_column(p, down + i * p->stride_w);
+        out[i] = largest ? value : value / (rows * s->counted[i]);
+    }
+}
+
+/* A strip of outputs, some rows at a time, because a load that overlaps several recent narrower stores would stall (no store
+ * forwarding). */
+INLINE void pool_strip(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, const T *plane, T *down, T *out) {
+    const int64_t most = BLOCK / s->wide;
+    for (int64_t first = 0; first < p->out_h; first += most) {
+        const int64_t end = pysim_min(p->out_h, first + most);
+        for (int64_t row = first; row < end; row++)
+            pool_down(largest, edge, p, s, plane, row * p->stride_h - p->pad_top, down + (row - first) * s->wide);
+        for (int64_t row = first; row < end; row++)
+            pool_row(largest, stride, edge, p, s, row, down + (row - first) * s->wide, out + row * p->out_w);
+    }
+}
+
+/* Instances with constants: maximum or mean, the stride (0: any), the window's edge (0: any). */
+static void pool_plane(const pysim_pool *p, const strip *s, const T *plane, T *down, T *out) {
+    const int small = p->kernel_h == p->kernel_w && p->kernel_h >= 2 && p->kernel_h <= 3 && p->dilation_h == 1 && p->dilation_w == 1;
+    const int stride = p->stride_w <= 2 ? (int)p->stride_w : 0, edge = small && stride ? (int)p->kernel_h : 0;
+#define PYSIM_POOL(l, st, e) \
+    if ((p->largest != 0) == l && stride == st && edge == e) pool_strip(l, st, e, p, s, plane, down, out)
+    PYSIM_POOL(0, 0, 0);
+    PYSIM_POOL(0, 1, 0);
+    PYSIM_POOL(0, 1, 2);
+    PYSIM_POOL(0, 1, 3);
+    PYSIM_POOL(0, 2, 0);
+    PYSIM_POOL(0, 2, 2);
+    PYSIM_POOL(0, 2, 3);
+    PYSIM_POOL(1, 0, 0);
+    PYSIM_POOL(1, 1, 0);
+    PYSIM_POOL(1, 1, 2);
+    PYSIM_POOL(1, 1, 3);
+    PYSIM_POOL(1, 2, 0);
+    PYSIM_POOL(1, 2, 2);
+    PYSIM_POOL(1, 2, 3);
+#undef PYSIM_POOL
+}
+
+/* One output, tap by tap: for windows too wide for a strip's row buffer. */
+static T pool_window(const pysim_pool *p, const T *plane, int64_t row, int64_t q) {
+    const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q * p->stride_w - p->pad_left;
+    T value = p->largest ? -(T)__builtin_inf() : 0;
+    for (int64_t r = 0; r < p->kernel_h; r++)
+        for (int64_t s = 0; s < p->kernel_w; s++) {
+            const int64_t y = y0 + r * p->dilation_h, x = x0 + s * p->dilation_w;
+            if (y < 0 || y >= p->height || x < 0 || x >= p->width) continue;
+            const T one = plane[y * p->width + x];
+            value = p->largest ? larger(value, one) : value + one;
+        }
+    return p->largest ? value : value / (T)(counted_rows(p, y0) * counted_columns(p, x0));
+}
+
+/* The mean of a plane; lanes are added pairwise. */
+static T plane_mean(const T *x, int64_t count) {
+    VEC sum = v_zero();
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) sum += v_load(x + i);
+    if (i < count) sum += v_load_mask(x + i, v_lanes(0, count - i));
+    T part[LANES];
+    v_store(part, sum);
+    for (int n = LANES / 2; n > 0; n /= 2)
+        for (int j = 0; j < n; j++) part[j] += part[j + n];
+    return part[0] / (T)count;
+}
+
+/* First tap of a window at `at` that is not before the image. */
+INLINE int64_t first_inside(int64_t at, int64_t kernel, int64_t dilation) {
+    return at < 0 ? pysim_min(kernel, (dilation - 1 - at) / dilation) : 0;
+}
+
+/* One output pixel in channel blocks: each tap is one vector, masked by `in`. The vector maximum drops NaNs, so they are collected
+ * apart; a true comparison sets all bits, which is a NaN. Prefetches data that no earlier window has read. */
+INLINE void pool_pixel(const int largest, const MASK in, int64_t block, const pysim_pool *p, const T *x, int64_t y0, int64_t x0, T *out) {
+    const int64_t r0 = first_inside(y0, p->kernel_h, p->dilation_h), rows = taps_inside(y0, p->height, p->kernel_h, p->dilation_h);
+    const int64_t s0 = first_inside(x0, p->kernel_w, p->dilation_w), taps = taps_inside(x0, p->width, p->kernel_w, p->dilation_w);
+    const VEC infinite = v_set1((T)__builtin_inf());
+    VEC found = largest ? -infinite : v_zero();
+    __typeof__(found != found) not_numbers = found != found;
+    for (int64_t r = r0; r < r0 + rows; r++) {
+        const T *from = x + ((y0 + r * p->dilation_h) * p->width + x0 + s0 * p->dilation_w) * block;
+        for (int64_t s = 0; s < taps; s++, from += p->dilation_w * block) {
+            const VEC one = v_load_mask(from, in);
+            if (p->kernel_h - r <= p->stride_h && p->kernel_w - s <= p->stride_w) __builtin_prefetch(from + AHEAD);
+            if (largest) {
+                found = v_between(found, infinite, one);
+                not_numbers |= one != one;
+            } else
+                found += one;
+        }
+    }
+    if (largest)
+        found = (VEC)((__typeof__(not_numbers))found | not_numbers);
+    else
+        found /= v_set1((T)(counted_rows(p, y0) * counted_columns(p, x0)));
+    v_store_mask(out, found, in);
+}
+
+static void pool_blocks(const pysim_pool *p, const T *x, T *y) {
+    const int64_t block = p->block;
+    for (int64_t k = 0; k < p->planes / block; k++, x += p->height * p->width * block)
+        for (int64_t row = 0; row < p->out_h; row++)
+            for (int64_t q = 0; q < p->out_w; q++, y += block)
+                for (int64_t i = 0; i < block; i += LANES) {
+                    const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q * p->stride_w - p->pad_left;
+                    if (p->largest)
+                        pool_pixel(1, v_lanes(0, block - i), block, p, x + i, y0, x0, y + i);
+                    else
+                        pool_pixel(0, v_lanes(0, block - i), block, p, x + i, y0, x0, y + i);
+                }
+}
+
+static void pool_planes(const pysim_pool *p, const void *from, void *to) {
+    const T *x = from;
+    T *y = to;
+    if (p->block > 1) {
+        pool_blocks(p, x, y);
+        return;
+    }
+    const int64_t in = p->height * p->width, out = p->out_h * p->out_w, left = BLOCK - extent(1, p->stride_w, p->kernel_w, p->dilation_w);
+    const int is_mean = !p->largest && out == 1 && p->kernel_h == p->height && p->kernel_w == p->width && !(p->pad_top | p->pad_left) &&
+                        p->dilation_h == 1 && p->dilation_w == 1;
+    for (int64_t k = 0; is_mean && k < p->planes; k++) y[k] = plane_mean(x + k * in, in);
+    for (int64_t k = 0; left < 0 && !is_mean && k < p->planes; k++)
+        for (int64_t i = 0; i < out; i++) y[k * out + i] = pool_window(p, x + k * in, i / p->out_w, i % p->out_w);
+    if (is_mean || left < 0) return;
+    strip s;
+    T down[BLOCK + SLACK] = {0}; /* of some rows; the slack behind them is read but not used */
+    for (int64_t q0 = 0; q0 < p->out_w; q0 += s.count) {
+        strip_of(p, q0, pysim_min(p->out_w - q0, left / p->stride_w + 1), &s);
+        for (int64_t k = 0; k < p->planes; k++) pool_plane(p, &s, x + k * in, down, y + k * out + q0);
+    }
+}
+
+#include "loops_arrays.h"
+
+#define DEFINED(target, dtype) \
+    const pysim_loops pysim_loops_##dtype##__##target = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows, transpose_rows};
+#define PYSIM_LOOPS(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
+#include "loops.inc"

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Loops over arrays of any shape: elementwise pairs, rows (softmax, layer norms), rows of a table (gather). Included by loops.c, which
+ * defines finish_rows and larger. */
+
+/* ---- pairs ---- */
+
+INLINE VEC paired(const int kind, VEC a, VEC b) {
+    switch (kind) {
+    case PYSIM_ADD: return a + b;
+    case PYSIM_SUBTRACT: return a - b;
+    case PYSIM_MULTIPLY: return a * b;
+    default: return a / b;
+    }
+}
+
+/* The kind, and whether an operand is a scalar, are constants. */
+INLINE void pair_row(const int kind, const int a_is_scalar, const int b_is_scalar, const T *a, const T *b, int64_t count, T *y) {
+    const VEC a_all = v_set1(*a), b_all = v_set1(*b);
+    const int64_t whole = count / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES)
+        v_store(y + i, paired(kind, a_is_scalar ? a_all : v_load(a + i), b_is_scalar ? b_all : v_load(b + i)));
+    if (whole == count) return;
+    const MASK rest = v_lanes(0, count - whole);
+    const VEC a_last = a_is_scalar ? a_all : v_load_mask(a + whole, rest), b_last = b_is_scalar ? b_all : v_load_mask(b + whole, rest);
+    v_store_mask(y + whole, paired(kind, a_last, b_last), rest);
+}
+
+INLINE void pair_row_of(const int kind, const T *a, int64_t a_step, const T *b, int64_t b_step, int64_t count, T *y) {
+    if (a_step == 1 && b_step == 1)
+        pair_row(kind, 0, 0, a, b, count, y);
+    else if (a_step == 1 && b_step == 0)
+        pair_row(kind, 0, 1, a, b, count, y);
+    else if (a_step == 0 && b_step == 1)
+        pair_row(kind, 1, 0, a, b, count, y);
+    else
+        for (int64_t i = 0; i < count; i++) pair_row(kind, 1, 1, a + i * a_step, b + i * b_step, 1, y + i);
+}
+
+static void pair_arrays(const pysim_pair *p, const pysim_finish *f, const void *first, const void *second, void *to) {
+    const int32_t last = p->axes - 1;
+    const int64_t size = p->sizes[last], a_step = p->a_steps[last], b_step = p->b_steps[last];
+    const T *a = first, *b = second;
+    T *y = to;
+    int64_t at[6] = {0};
+    for (;;) {
+        for (int64_t i = 0; i < size; i += PIECE) {
+            const int64_t count = pysim_min(PIECE, size - i);
+            switch (p->kind) {
+            case PYSIM_ADD: pair_row_of(PYSIM_ADD, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
+            case PYSIM_SUBTRACT: pair_row_of(PYSIM_SUBTRACT, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
+            case PYSIM_MULTIPLY: pair_row_of(PYSIM_MULTIPLY, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i); break;
+            default: pair_row_of(PYSIM_DIVIDE, a + i * a_step, a_step, b + i * b_step, b_step, count, y + i);
+            }
+            if (f->loops) finish_rows(f, y + i, count, 1, count);
+        }
+        y += size;
+        int32_t axis = last - 1;
+        for (; axis >= 0; axis--) {
+            a += p->a_steps[axis], b += p->b_steps[axis];
+            if (++at[axis] < p->sizes[axis]) break;
+            a -= p->a_steps[axis] * p->sizes[axis], b -= p->b_steps[axis] * p->sizes[axis], at[axis] = 0;
+        }
+        if (axis < 0) return;
+    }
+}
+
+/* ---- rows ---- */
+
+/* The first `count` lanes of v and the other lanes of `rest`. */
+INLINE VEC first_lanes(VEC v, int64_t count, VEC rest) {
+    VEC number;
+    for (int i = 0; i < LANES; i++) number[i] = (T)i;
+    const BITS first = (BITS)(number < v_set1((T)count));
+    return (VEC)((first & (BITS)v) | (~first & (BITS)rest));
+}
+
+/* The maximum of all lanes, or their sum, added pairwise. */
+INLINE T across(const int largest, VEC v) {
+#pragma GCC unroll 4
+    for (int n = LANES; n > 1; n /= 2) v = combined(largest, v_even(v, v), v_odd(v, v));
+    return v[0];
+}
+
+/* What a row is reduced to: the sum of its elements, of their squares about the mean, or the maximum. */
+enum { ELEMENT, SQUARE, LARGEST };
+
+INLINE T row_over(const int what, const T *x, int64_t size, T mean) {
+    const VEC least = v_set1(what == LARGEST ? -(T)__builtin_inf() : 0), middle = v_set1(mean);
+    VEC found = least;
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int64_t count = size - i;
+        VEC v = count < LANES ? v_load_mask(x + i, v_lanes(0, count)) : v_load(x + i);
+        if (what == SQUARE) v = (v - middle) * (v - middle);
+        if (count < LANES) v = first_lanes(v, count, least);
+        found = combined(what == LARGEST, found, v);
+    }
+    return across(what == LARGEST, found);
+}
+
+/* y = exp(x - largest) / sum. The partial last vector stays in a register, because a load of it would wait for the masked store. */
+static void softmax_row(const T *x, int64_t size, T *y) {
+    const VEC top = v_set1(row_over(LARGEST, x, size, 0));
+    const int64_t whole = size / LANES * LANES;
+    const MASK rest = v_lanes(0, size - whole);
+    VEC sum = v_zero(), last = v_zero();
+    for (int64_t i = 0; i < whole; i += LANES) {
+        const VEC v = exponential(v_load(x + i) - top);
+        v_store(y + i, v);
+        sum += v;
+    }
+    if (whole < size) last = first_lanes(exponential(v_load_mask(x + whole, rest) - top), size - whole, v_zero());
+    const VEC factor = v_set1(1 / across(0, sum + last));
+    for (int64_t i = 0; i < whole; i += LANES) v_store(y + i, v_load(y + i) * factor);
+    if (whole < size) v_store_mask(y + whole, last * factor, rest);
+}
+
+/* y = (x - mean) factor scale + shift. */
+INLINE void row_line(const T *x, int64_t size, T mean, T factor, const T *scale, const T *shift, T *y) {
+    const VEC middle = v_set1(mean), times = v_set1(factor);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        VEC v = (v_load(x + i) - middle) * times;
+        if (scale) v *= v_load(scale + i);
+        if (shift) v += v_load(shift + i);
+        v_store(y + i, v);
+    }
+    if (i == size) return;
+    const MASK rest = v_lanes(0, size - i);
+    VEC v = (v_load_mask(x + i, rest) - middle) * times;
+    if (scale) v *= v_load_mask(scale + i, rest);
+    if (shift) v += v_load_mask(shift + i, rest);
+    v_store_mask(y + i, v, rest);
+}
+
+/* Softmax of interleaved rows, whose elements are `inner` apart. */
+static void softmax_beside(int64_t size, int64_t inner, const T *x, T *y) {
+    for (int64_t n = 0; n < inner; n += LANES) {
+        const MASK in = v_lanes(0, pysim_min(LANES, inner - n));
+        VEC top = v_set1(-(T)__builtin_inf()), sum = v_zero();
+        for (int64_t i = n; i < size * inner; i += inner) top = v_larger(top, v_load_mask(x + i, in));
+        for (int64_t i = n; i < size * inner; i += inner) {
+            const VEC v = exponential(v_load_mask(x + i, in) - top);
+            v_store_mask(y + i, v, in);
+            sum += v;
+        }
+        const VEC factor = 1 / sum;
+        for (int64_t i = n; i < size * inner; i += inner) v_store_mask(y + i, v_load_mask(y + i, in) * factor, in);
+    }
+}
+
+/* Along a piece of each row beside the others, whose neighbours stay in L1. */
+static void local_beside(const pysim_rows *r, const T *x, T *y) {
+    const int64_t inner = r->inner, before = pysim_min(r->size, (r->window - 1) / 2), behind = pysim_min(r->size, r->window / 2);
+    const VEC epsilon = v_set1((T)r->epsilon), alpha = v_set1((T)r->alpha);
+    for (int64_t piece = 0; piece < inner; piece += PIECE)
+        for (int64_t i = 0; i < r->size; i++) {
+            const int64_t first = pysim_max(0, i - before), end = pysim_min(r->size, i + behind + 1);
+            for (int64_t n = piece; n < pysim_min(inner, piece + PIECE); n += LANES) {
+                const MASK in = v_lanes(0, pysim_min(LANES, inner - n));
+                VEC sum = v_zero();
+                for (int64_t j = first; j < end; j++) {
+                    const VEC v = v_load_mask(x + j * inner + n, in);
+                    sum += v * v;
+                }
+                v_store_mask(y + i * inner + n, v_load_mask(x + i * inner + n, in) * power(epsilon + alpha * sum, (T)-r->beta), in);
+            }
+        }
+}
+
+static void rows_of(const pysim_rows *r, const void *from, const void *scale, const void *shift, void *to) {
+    const int64_t step = r->size * r->inner;
+    const T *x = from;
+    T *y = to;
+    for (int64_t k = 0; k < r->rows; k++, x += step) {
+        switch (r->kind) {
+        case PYSIM_ROWS_LENGTH: y[k] = (T)sqrt(row_over(SQUARE, x, r->size, 0)); break;
+        case PYSIM_ROWS_LOCAL: local_beside(r, x, y + k * step); break;
+        case PYSIM_ROWS_SOFTMAX:
+            if (r->inner == 1)
+                softmax_row(x, r->size, y + k * step);
+            else
+                softmax_beside(r->size, r->inner, x, y + k * step);
+            break;
+        default: {
+            const T mean = row_over(ELEMENT, x, r->size, 0) / (T)r->size, variance = row_over(SQUARE, x, r->size, mean) / (T)r->size;
+            row_line(x, r->size, mean, (T)(1 / sqrt(variance + r->epsilon)), scale, shift, y + k * step);
+        }
+        }
+    }
+}
+
+/* ---- rows of a table ---- */
+
+/* Offset of the row that an index selects. */
+INLINE const T *row_at(const pysim_take *t, const T *x, int64_t at) { return x + (at < 0 ? at + t->size : at) * t->inner; }
+
+/* y[i] = sum over taps of shares[tap] row[tap][i], of constant taps, or of as many as there are (0). */
+INLINE void blend_row(const int taps, const pysim_take *t, const T *x, const int64_t *at, const T *shares, T *y) {
+    const int64_t count = taps ? taps : t->taps;
+    for (int64_t i = 0; i < t->inner; i++) {
+        T sum = 0;
+#pragma GCC unroll 4
+        for (int64_t tap = 0; tap < count; tap++) sum += shares[tap * t->count] * row_at(t, x, at[tap * t->count])[i];
+        y[i] = sum;
+    }
+}
+
+static void take_rows(const pysim_take *t, const void *from, const int64_t *at, const void *given, void *to) {
+    const T *x = from, *shares = given;
+    T *y = to;
+    for (int64_t o = 0; o < t->outer; o++, x += t->size * t->inner)
+        for (int64_t i = 0; i < t->count; i++, y += t->inner) {
+            if (!shares && t->inner == 1)
+                *y = *row_at(t, x, at[i]);
+            else if (!shares)
+                memcpy(y, row_at(t, x, at[i]), (size_t)t->inner * sizeof(T));
+            else if (t->taps == 2)
+                blend_row(2, t, x, at + i, shares + i, y);
+            else if (t->taps == 4)
+                blend_row(4, t, x, at + i, shares + i, y);
+            else
+                blend_row(0, t, x, at + i, shares + i, y);
+        }
+}
+
+/* ---- rows that are columns ---- */
+
+#include "transpose.h"
+
+/* A block at an edge: `rows` of y, `columns` of it. */
+static void turn_edge(const T *x, int64_t column_from, int64_t rows, int64_t columns, T *y, int64_t row_to) {
+    VEC r[LANES];
+    const MASK read = v_lanes(0, rows), written = v_lanes(0, columns);
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) r[l] = l < columns ? v_load_mask(x + l * column_from, read) : v_zero();
+    transpose(r);
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++)
+        if (l < rows) v_store_mask(y + l * row_to, r[l], written);
+}
+
+/* Block by block, along rows of y, which are written line by line. */
+static void transpose_rows(const void *from, int64_t column_from, int64_t rows, int64_t columns, void *to, int64_t row_to) {
+    const T *x = from;
+    T *y = to;
+    int64_t apart[LANES];
+    for (int l = 0; l < LANES; l++) apart[l] = l * column_from;
+    for (int64_t i = 0; i < rows; i += LANES)
+        for (int64_t c = 0; c < columns; c += LANES) {
+            const T *block = x + c * column_from + i;
+            T *there = y + i * row_to + c;
+            if (rows - i < LANES || columns - c < LANES) {
+                turn_edge(block, column_from, pysim_min(LANES, rows - i), pysim_min(LANES, columns - c), there, row_to);
+                continue;
+            }
+            VEC r[LANES];
+            v_load_columns(r, block, apart);
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; l++) v_store(there + l * row_to, r[l]);
+        }
+}

@@ -1,7 +1,0 @@
-/* SPDX-License-Identifier: Apache-2.0
- * Loops over results of f64, compiled for avx512. */
-#include "../loops.h"
-#include "vec_avx512_f64.h"
-#define DOUBLE 1
-#define TARGET_LOOPS pysim_loops_f64__avx512
-#include "../loops_body.h"
