@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes to parameters that PyTorch does not count: through `.data`, NumPy and DLPack views, storages, kernels of the user's own.
 
-On a CPU each call of a graph compares a fingerprint of each parameter from which something was computed. It covers small tensors whole and
-evenly spaced words of larger ones (`native/operators/fingerprint.c`), so it finds every write to a whole tensor before the call uses it,
-and a write to a part of a larger one only if that part holds such a word. On a GPU, where a call must not wait for the device, SAMPLES elements of each
-are compared at most every INTERVAL seconds and a change is found afterwards: it warns, and later calls use the new values.
-`pysim.torch.refresh` needs no samples.
+On a CPU each call of a graph compares a fingerprint of each parameter from which something was computed. It covers small tensors whole
+and evenly spaced words of larger ones (`native/operators/fingerprint.c`), so it finds every write to a whole tensor before the call uses
+it, and a write to a part of a larger one only if that part holds such a word. On a GPU, where a call must not wait for the device,
+SAMPLES elements of each are compared at most every INTERVAL seconds and a change is found afterwards: it warns, and later calls use the
+new values. `pysim.torch.refresh` needs no samples.
 
 Worked number: ResNet-50's 161 parameters and 106 statistics take 68 us of a call of 30 ms on one core of a Zen 4.
 """

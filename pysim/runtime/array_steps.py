@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on arrays of any shape, run by the native library (`native/operators/arrays.c`): pairs of elements, rows (softmax, layer norms), table
-lookups, batches of products.
+"""Operators on arrays of any shape, run by the native library (`native/operators/arrays.c`): pairs of elements, rows (softmax, layer
+norms), table lookups, batches of products.
 
 Each is a `Step`, which is called to run. Types: float32 or float64.
 """
