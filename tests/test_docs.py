@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import click
+import model_figure
 import pytest
 
 import pysim
@@ -22,11 +23,8 @@ from pysim.cli import main
 from pysim.errors import MissingError
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-import model_figure  # noqa: E402
-
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-FILE = re.compile(r"(?<![\w/.~-])(?:pysim|tools|benchmarks|native|docs|tests|cross)/[\w./*-]*\w")
+FILE = re.compile(r"(?<![\w/.~-])(?:pysim|tools|lab|problems|native|docs|tests|cross|examples)/[\w./*-]*\w")
 TO_COME = {"pysim/algorithms/cpu/NAME.py"}  # of a recipe
 
 
@@ -95,7 +93,7 @@ def test_every_example_runs_as_it_stands(example: str, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pysim").rglob("*.py")), ids=lambda path: path.stem)
 def test_every_file_that_a_module_names_is_there(path: Path) -> None:
-    named = re.findall(r"`((?:pysim|tools|benchmarks|native|docs)/[\w./*-]*\w)`", path.read_text())
+    named = re.findall(r"`((?:pysim|tools|lab|problems|native|docs)/[\w./*-]*\w)`", path.read_text())
     assert not [one for one in named if not any(ROOT.glob(one))]
 
 
@@ -121,14 +119,15 @@ def test_every_command_of_the_pages_is_one_with_its_options() -> None:
 
 
 def test_tables_of_the_pages_are_what_their_data_hold(tmp_path: Path) -> None:
-    for name in ("docs", "tools", "benchmarks"):
+    for name in ("docs", "lab"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "README.md", tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, tmp_path / "tools" / "update_readme.py"], check=True, cwd=tmp_path, env=environment, timeout=600)
+    script = tmp_path / "lab" / "figures" / "update_pages.py"
+    subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=environment, timeout=600)
     for page in PAGES:
         copy = tmp_path / page.relative_to(ROOT)
-        assert not copy.exists() or copy.read_text() == page.read_text(), f"{page.name}: python tools/update_readme.py writes its tables"
+        assert not copy.exists() or copy.read_text() == page.read_text(), f"{page.name}: python update_pages.py writes its tables"
 
 
 def test_the_readmes_picture_has_the_speed_of_every_network_that_was_measured() -> None:

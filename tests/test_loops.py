@@ -3,11 +3,11 @@
 
 import doctest
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import im2col_baseline
 import numpy as np
 import pytest
 from native_library import native
@@ -25,9 +25,6 @@ from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.schedule import STATIONARY, Schedule
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import im2col_baseline
 
 LINE = 64
 

@@ -12,7 +12,7 @@ from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.problem.text import distinct, parse, resolve
 
-DATA = ROOT / "benchmarks" / "data" / "paper-comparison.json"
+DATA = ROOT / "lab" / "data" / "simulated/paper-comparison.json"
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="needs the data files of a checkout")
 

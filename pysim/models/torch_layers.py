@@ -13,7 +13,7 @@ the scale is kept of smaller weights, and of weights that the kernel needs in an
 computed on first use, and again after a parameter was replaced, moved or written to, as PyTorch's version counters tell.
 
 The type of the multiplication is the one PyTorch would take (`pysim.models.torch_precision`), the faster one if there are two. Convolutions
-on a GPU run channels last, whatever the layout of x: of the 17 networks in benchmarks/data/models-h200.jsonl, 16 are predicted to be faster
+on a GPU run channels last, whatever the layout of x: of the 17 networks in lab/data/h200/models.jsonl, 16 are predicted to be faster
 that way; ConvNeXt takes 4 % longer. PyTorch's own operators run where gradients are needed, where no kernel supports the operands, and
 where they are expected to be faster; `decisions` says which and why.
 """
