@@ -24,17 +24,23 @@ from pysim.errors import MissingError
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTES = [
+    ROOT / "CHANGELOG.md",
+    ROOT / "lab" / "README.md",
+    ROOT / "problems" / "README.md",
+    *sorted((ROOT / "lab" / "notebook").glob("*.md")),
+]
 FILE = re.compile(r"(?<![\w/.~-])(?:pysim|tools|lab|problems|native|docs|tests|cross|examples)/[\w./*-]*\w")
 TO_COME = {"pysim/algorithms/cpu/NAME.py"}  # of a recipe
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     named = set(FILE.findall(page.read_text())) - TO_COME
     assert not {one for one in named if not any(ROOT.glob(one))}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", page.read_text())
     assert not [link for link in links if not link.startswith("http") and not (page.parent / link).exists()]
@@ -46,7 +52,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", heading).strip().lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_part_of_a_page_leads_to_a_heading(page: Path) -> None:
     links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text())
     assert not [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)]

@@ -147,7 +147,7 @@ def test_scattered_pages_miss_as_often_as_simulated_ones(machine: str) -> None:
 
 
 def test_the_page_on_the_model_shows_what_the_tool_says() -> None:
-    page = Path(__file__).parent.parent / "docs" / "model.md"
+    page = Path(__file__).parent.parent / "docs" / "cost-model.md"
     found = doctest.testfile(str(page), module_relative=False)
     assert found.attempted >= 6 and not found.failed
 

@@ -65,7 +65,7 @@ def test_the_page_and_its_figures_show_the_committed_data() -> None:
     pytest.importorskip("matplotlib")
     import sconv_figures as figures
 
-    assert figures.table() in (ROOT / "docs" / "sconv.md").read_text()
+    assert figures.table() in (ROOT / "docs" / "cost-model.md").read_text()
     assert sum(sum(network.values()) for network in figures.counts().values()) == 393
     for file in figures.FIGURES:
         picture = (ROOT / "docs" / file).read_text()

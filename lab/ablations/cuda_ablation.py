@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gain of register tiles, double buffering, vector loads and the conflict-free layout: each is left out of one SGEMM kernel.
 
-    lab/ablations/cuda_ablation.py            a table for docs/performance-cuda.md, from lab/data/h200/ablation.jsonl
+    lab/ablations/cuda_ablation.py            a table for lab/notebook/gpu-products.md, from lab/data/h200/ablation.jsonl
 
 Measured: `bench --dtype f32 --set main --rows` (M = 10240, N = K = 4096, cuBLAS's NN). Predicted: the GPU cost model of the same launch.
 """

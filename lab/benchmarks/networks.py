@@ -2,7 +2,7 @@
 """The SConv paper's comparison measured on this computer: its seven networks by SConv, by im2col and a product, and by the free choice.
 
     python lab/benchmarks/networks.py -o FILE [NETWORK ...] [--seconds 0.1]
-    python lab/figures/update_pages.py          # puts the table into docs/sconv.md
+    python lab/figures/update_pages.py          # puts the table into docs/cost-model.md
 
 For every distinct convolution of arXiv 2303.04739, section 7, on one core, FP32, batch 1, hot caches: the best plans of `sconv`, of
 `im2col` (this library's transform and product) and of all algorithms, and im2col with OpenBLAS. They are checked, then timed interleaved

@@ -2,7 +2,7 @@
 """The SConv paper's comparison redone on the model: which operand stays, and SConv against im2col and a matrix product.
 
     python lab/figures/paper_comparison.py > lab/data/simulated/paper-comparison.json
-    python lab/figures/update_pages.py                 # puts the tables into docs/sconv.md
+    python lab/figures/update_pages.py                 # puts the tables into docs/cost-model.md
 
 For every distinct convolution of the paper's seven networks, on its two machines (arXiv 2303.04739, section 7):
 

@@ -17,6 +17,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))
 from rooms import DATA, ROOT  # noqa: I001
+import api_page
 import conv_data
 import model_figure
 import paper_comparison
@@ -119,14 +120,14 @@ def accuracy_table(*names: str) -> str:
 
 
 def convolution_table(*names: str) -> str:
-    """Per set and type: TFLOP/s of each algorithm of float32, and of the fastest of each party in the other types."""
+    """Per set and type: TFLOP/s of the fastest of each party."""
     lines = conv_data.lines_of(DATA / name for name in names)
     rows = ["| layers | who | TFLOP/s, geometric mean | least | largest workspace, MiB | ran |", "| --- | --- | --: | --: | --: | --: |"]
     for dtype in conv_data.DTYPES:
         for name in (*conv_data.SETS, *conv_data.NETWORKS):
             mine = [line for line in lines if (line.set, line.dtype) == (name, dtype)]
             for one in conv_data.parties(mine):
-                if dtype == "f32" or one.name.endswith(" best"):
+                if one.name.endswith(" best"):
                     cells = f"{one.mean:.1f} | {one.least:.1f} | {one.workspace_bytes / 2**20:.0f} | {one.layers} of {len(mine)}"
                     rows.append(f"| {name} {dtype} | {one.name} | {cells} |")
     return "\n".join(rows) + "\n"
@@ -373,28 +374,19 @@ def search_summary(name: str) -> str:
     return f"{over} In the same time the model's order found at least as good a plan as the random one on {ahead} of {len(both)}.\n"
 
 
-def search_table(name: str) -> str:
-    """The three regrets of a file of searches, tau, and the table of problems."""
-    rows = ["| problem | plans, of | first choice | of 8 | of 16 | tau | model | random |", "| --- |" + " --: |" * 7]
-    for one in records.lines(DATA / name)[1:]:
-        keys = ("regret", "regret_8", "regret_16", "kendall_tau", "model_regret", "random_regret")
-        cells = " | ".join(f"{one[key]:.3f}" if key in one else "-" for key in keys)
-        rows.append(f"| `{one['problem']}` | {one['plans_measured']}, {one['plans_legal']:,} | {cells} |")
-    return f"{search_summary(name)}\n" + "\n".join(rows) + "\n"
-
-
 def gpu_search_text() -> str:
     """The searches of each GPU that was searched."""
     machines = [path.parent.name for path in sorted(DATA.glob("h*/search.jsonl"))]
-    return "\n".join(f"{machine.upper()}: {search_table(f'{machine}/search.jsonl')}" for machine in machines)
+    return "\n".join(f"{machine.upper()}: {search_summary(f'{machine}/search.jsonl')}" for machine in machines)
 
 
 if __name__ == "__main__":
-    put(ROOT / "docs" / "performance.md", "xeon server", server_table("xeon-server/compare.jsonl"))
-    put(ROOT / "docs" / "performance.md", "groups", server_table("granite-rapids/groups.jsonl"))
-    put(ROOT / "docs" / "performance.md", "another xeon server", server_table("xeon-server-2/compare.jsonl"))
-    put(ROOT / "docs" / "performance.md", "depthwise on a xeon server", server_table("xeon-server-3/compare.jsonl"))
-    put(ROOT / "docs" / "performance.md", "granite rapids", server_table("granite-rapids/compare.jsonl"))
+    put(ROOT / "docs" / "api.md", "api", api_page.page())
+    put(ROOT / "docs" / "kernels.md", "xeon server", server_table("xeon-server/compare.jsonl"))
+    put(ROOT / "docs" / "kernels.md", "groups", server_table("granite-rapids/groups.jsonl"))
+    put(ROOT / "docs" / "kernels.md", "another xeon server", server_table("xeon-server-2/compare.jsonl"))
+    put(ROOT / "docs" / "kernels.md", "depthwise on a xeon server", server_table("xeon-server-3/compare.jsonl"))
+    put(ROOT / "docs" / "kernels.md", "granite rapids", server_table("granite-rapids/compare.jsonl"))
     for device, name in (("h200", ""), ("h100", " h100")):
         put(ROOT / "docs" / "models.md", f"models{name}", models_table(device))
         put(ROOT / "docs" / "models.md", f"models in other types{name}", precisions_table(device))
@@ -407,19 +399,19 @@ if __name__ == "__main__":
             put(ROOT / "docs" / "models.md", f"two threads{mark}", cpu_models_table(f"{machine}/models-two-threads.jsonl"))
     output = (DATA / "zen5/compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
-    put(ROOT / "docs" / "model.md", "fit", fit_table())
+    put(ROOT / "docs" / "cost-model.md", "fit", fit_table())
     output = (DATA / "zen5/search.txt").read_text()
     arguments = "@problems/search_layers.txt --budget 12"
-    put(ROOT / "docs" / "search.md", "search", f"```\n$ pysim search {arguments}\n{output}```\n\n{search_summary('zen5/search.jsonl')}")
-    put(ROOT / "docs" / "search.md", "search calibrated", search_summary("zen5/search-calibrated.jsonl"))
-    put(ROOT / "docs" / "search.md", "search server", search_summary("xeon-server/search.jsonl"))
-    put(ROOT / "docs" / "search.md", "search zen4", search_table("zen4/search-calibrated.jsonl"))
-    put(ROOT / "docs" / "search.md", "search gpu", gpu_search_text())
-    power10, paper = ROOT / "docs" / "power10.md", json.loads((DATA / "simulated/paper-comparison.json").read_text())
+    put(ROOT / "docs" / "cli.md", "search", f"```\n$ pysim search {arguments}\n{output}```\n\n{search_summary('zen5/search.jsonl')}")
+    put(ROOT / "docs" / "cli.md", "search calibrated", search_summary("zen5/search-calibrated.jsonl"))
+    put(ROOT / "docs" / "cli.md", "search server", search_summary("xeon-server/search.jsonl"))
+    put(ROOT / "docs" / "cli.md", "search zen4", search_summary("zen4/search-calibrated.jsonl"))
+    put(ROOT / "docs" / "cli.md", "search gpu", gpu_search_text())
+    power10, paper = ROOT / "docs" / "machines.md", json.loads((DATA / "simulated/paper-comparison.json").read_text())
     put(power10, "static", static_cycles.tables(json.loads((DATA / "power10/static.json").read_text())))
     output = (DATA / "power10/compare-resnet50.txt").read_text()
     put(power10, "compare power10", f"```\n$ pysim compare resnet50 -m power10-e1050\n{output}```\n")
-    sconv = ROOT / "docs" / "sconv.md"
+    sconv = ROOT / "docs" / "cost-model.md"
     put(sconv, "table 2", sconv_figures.table())
     put(sconv, "stationary", paper_comparison.stationary_table(paper))
     put(sconv, "speed-ups", paper_comparison.speed_table(paper))
@@ -427,24 +419,24 @@ if __name__ == "__main__":
     put(sconv, "measured networks", "\n".join(map(networks_table, sconv_figures.MEASURED)))
     for name, draw in sconv_figures.FIGURES.items():
         draw(sconv.parent / name)
-    cache = ROOT / "docs" / "cache.md"
+    cache = ROOT / "docs" / "cost-model.md"
     put(cache, "validation resnet50", validation_table("simulated/cache-validation.json"))
     put(cache, "validation other networks", validation_table("simulated/cache-validation-other.json"))
     put(cache, "validation drawn schedules", validation_table("simulated/cache-validation-random.json"))
     put(cache, "validation worst", worst_table())
-    for mark, file in (("hot", "sconv-misses"), ("cold", "sconv-misses-cold"), ("power10", "sconv-misses-power10")):
+    for mark, file in (("hot", "sconv-misses"), ("power10", "sconv-misses-power10")):
         put(cache, f"misses {mark}", sconv_misses.table(json.loads((DATA / "simulated" / f"{file}.json").read_text())) + "\n")
-    put(ROOT / "docs" / "performance-cuda.md", "cublas", cublas_table())
-    put(ROOT / "docs" / "performance-cuda-conv.md", "winograd error", (DATA / "simulated/winograd-error.md").read_text())
+    put(ROOT / "docs" / "gpu.md", "cublas", cublas_table())
+    put(ROOT / "docs" / "gpu.md", "winograd error", (DATA / "simulated/winograd-error.md").read_text())
     put(ROOT / "docs" / "accuracy.md", "errors", accuracy_table("h200/accuracy.jsonl", "zen5/accuracy.jsonl"))
     predictions = prediction_quality.found()
     put(ROOT / "docs" / "accuracy.md", "predictions", prediction_quality.table(predictions))
     prediction_quality.draw(predictions, ROOT / "docs" / "prediction-error.svg")
     measured = [f"h200/{path.name}" for path in sorted(DATA.glob("h200/conv-*.jsonl"))]
-    put(ROOT / "docs" / "performance-cuda-conv.md", "convolution figures", conv_figures(measured))
-    put(ROOT / "docs" / "performance-cuda-conv.md", "convolutions", convolution_table(*measured))
+    put(ROOT / "docs" / "gpu.md", "convolution figures", conv_figures(measured))
+    put(ROOT / "docs" / "gpu.md", "convolutions", convolution_table(*measured))
     put(ROOT / "docs" / "gpu.md", "conv fit", conv_fit_table("h200/conv-fit.json"))
     if (DATA / "h200/wavefronts-conv.json").exists():
-        put(ROOT / "docs" / "performance-cuda-conv.md", "convolution wavefronts", conv_wavefronts_table("h200/wavefronts-conv.json"))
+        put(ROOT / "docs" / "gpu.md", "convolution wavefronts", conv_wavefronts_table("h200/wavefronts-conv.json"))
     if (DATA / "h200/shared-memory.json").exists():
         put(ROOT / "docs" / "gpu.md", "shared memory h200", shared_memory_table("h200/shared-memory.json"))
