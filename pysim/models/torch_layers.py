@@ -147,9 +147,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         y, record = self._run(x.permute(TO_NHWC), parameters, None if residual is None else residual.permute(TO_NHWC), factor, inference)
         return y.permute(TO_NCHW), record and record._replace(memory_format=torch.channels_last)
 
-    def _run(
-        self, x: Any, parameters: Parameters, residual: Any, factor: Any, inference: bool
-    ) -> tuple[Any, LaunchRecord | None]:
+    def _run(self, x: Any, parameters: Parameters, residual: Any, factor: Any, inference: bool) -> tuple[Any, LaunchRecord | None]:
         w, first_argument = parameters[0], x
         if isinstance(self.input_op, FactorLayer):
             x, factor = self.input_op.image_and_factor(x, factor)
