@@ -4,7 +4,7 @@
 products, and of the wgmma convolutions.
 
     cuda_attributes.py libpysim_cuda.so [--cuobjdump PATH]        (or object files) registers and stack, from `cuobjdump -res-usage`
-    lab/fits/cuda_attributes.py --measured h200/planner.json               all four, as the library reports them on a device
+    lab/fits/cuda_attributes.py --measured planner.json                    all four, as the library reports them on a device
 
 The first form needs no device. The instantiations of a kernel (layouts, result types) share a line of the registry, which gets the
 largest value. Threads and shared memory are set at the launch and follow from the registry's columns (`pysim.cachemodel.gpu.mainloop`).

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared-memory wavefronts of the fused Winograd rows of native/cuda/conv: predicted by winograd_launch, counted by Nsight Compute.
 
-    lab/benchmarks/cuda/conv_wavefronts.py -o h200/wavefronts-conv.json [--only REGEX]
+    lab/benchmarks/cuda/conv_wavefronts.py -o wavefronts-conv.json [--only REGEX]
 
 Each row runs under NCHW and NHWC on a few small convolutions: whole tiles, ragged ones with even and with odd rows, with groups, and
 with channels in parts. All wavefronts of a data-parallel launch are predicted. If channels are in parts, the work assignment and the

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the cost of epilogues of convolutions and products on tensor cores, relative to the same launch with a plain epilogue, on a GPU.
 
-    lab/benchmarks/cuda/epilogues.py -o h200/epilogues.jsonl [--dtype f16,bf16,tf32,f32] [--layout nchw,nhwc] [--seconds S] [--note old]
+    lab/benchmarks/cuda/epilogues.py -o epilogues.jsonl [--dtype f16,bf16,tf32,f32] [--layout nchw,nhwc] [--seconds S] [--note old]
 
 Each launch is the plan of a layer (LAYERS, batch 32) or product (PRODUCTS). The epilogues of BEHIND run interleaved: medians of 9 medians
 of 8 runs, and their ratio to the plain epilogue. Every element is compared with PyTorch in f32 (without TF32) with the same functions:

@@ -3,7 +3,7 @@
 """Times norms in one pass over memory and PyTorch's operators, on a GPU: medians of 20 replays of CUDA graphs of ten
 launches, interleaved.
 
-    lab/benchmarks/cuda/norms.py -o h200/norms.jsonl
+    lab/benchmarks/cuda/norms.py -o norms.jsonl
 
 By channels: concatenation of parts, BatchNorm and ReLU, or a cast if types differ (PyTorch: only the cast). By rows: LayerNorm.
 One JSON line each: microseconds, and bytes read and written per second.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures every legal launch of many matrix products on this computer's GPU, for lab/fits/fit_gpu.py.
 
-    lab/benchmarks/cuda/planner.py -o h200/planner.json [--seconds 330] [--dtypes f32,f16] [--only TEXT]
+    lab/benchmarks/cuda/planner.py -o planner.json [--seconds 330] [--dtypes f32,f16] [--only TEXT]
 
 For each shape and type: all kernels x decompositions that the planner may choose from, each with the rasterisation that it would choose.
 Each is checked once against the float64 product of random operands (|got - want| <= gamma_k |A||B| + u |want|; C starts as NaN). Then

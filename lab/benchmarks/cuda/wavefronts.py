@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares shared-memory wavefronts of every kernel of native/cuda/gemm: predicted by pysim.cachemodel, counted by Nsight Compute.
 
-    lab/benchmarks/cuda/wavefronts.py -o h200/wavefronts.jsonl [--only REGEX]
+    lab/benchmarks/cuda/wavefronts.py -o wavefronts.json [--only REGEX]
 
 Each row runs on a few small products: 2 x 2 tiles in every layout for which it has a kernel, and ragged ones, also with k in parts. All
 launches run in one process under one `ncu`. For tensor-core rows the whole launch is predicted. The SIMT model predicts one k-iteration of
