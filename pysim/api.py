@@ -61,8 +61,8 @@ class Plan(values.Plan, frozen=True, kw_only=True):
         """Runs this schedule on input x and filters w, or on A and B of a matrix product, and returns the output array.
 
         Shapes and types as in `conv2d` and `gemm`. If this CPU lacks the machine's instructions, the plan runs in an emulator
-        (docs/power10.md). Raises PlanError if no kernel has the plan's shape, MissingError without an emulator or GPU, and OperandError for
-        operands that do not fit the problem.
+        (docs/machines.md). Raises PlanError if no kernel has the plan's shape, MissingError without an emulator or GPU, and OperandError
+        for operands that do not fit the problem.
         """
         of = self.workload
         if isinstance(of, Gemm):

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+import checkout  # noqa: F401
 import emulated_cuda
 import pytest
 from hypothesis import settings

@@ -30,8 +30,8 @@ from pysim.problem.text import resolve
 
 ZEN4 = load("zen4")
 TRUTH = (80.0, 30.0, 1.3, 7.5, 14.0, 0.9, 0.7)
-DATA = Path(__file__).parent.parent / "benchmarks" / "data"
-LOAD = DATA / "calibration-load-zen4.jsonl"
+DATA = Path(__file__).parent.parent / "lab" / "data"
+LOAD = DATA / "zen4/calibration-load.jsonl"
 FORK, FORK_THREAD = 9000.0, 2500.0
 SOME = (*(SMALL[at] for at in (2, 3, 4, 9, 10, 12)), *(LARGE[at] for at in (0, 2, 3, 6, 8)))
 SETS = ("resnet18", "resnet50", "resnet152", "vgg16", "googlenet", "inception_v2", "squeezenet", "mec", "opencnn", "cutlass")
@@ -254,7 +254,7 @@ def test_a_last_level_that_is_whole_keeps_its_source(quiet: Calibration) -> None
 
 
 def test_plans_timed_on_a_shared_zen_4_say_that_strangers_use_at_least_half_of_its_last_level() -> None:
-    rows = [json.loads(line) for line in (DATA / "l3-share-zen4.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (DATA / "zen4/l3-share.jsonl").read_text().splitlines()]
     whole = msgspec.structs.replace(ZEN4.levels[-1], sets=32768, ways=16)  # as Linux reports it
     on = msgspec.structs.replace(ZEN4, levels=(*ZEN4.levels[:-1], whole))
     timed = [Measured(row["problem"], row["plan"], "") for row in rows]

@@ -11,9 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import conv as benchmark
+import conv_data as data
 import msgspec
 import numpy as np
 import pytest
+from conv_data import Header, Line
 from problems import conv
 
 from pysim import planner
@@ -34,12 +37,6 @@ from pysim.record.plan import LAYOUTS
 from pysim.runtime import arrays
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
-
-import conv as benchmark  # noqa: E402
-import conv_data as data  # noqa: E402
-from conv_data import Header, Line  # noqa: E402
-
 SMALL = "conv:g2mb2ic4ih7iw6oc6kh3kw2sh2ph1pw1dh1"
 HEADER = Header(device="NVIDIA H200", driver="13.0", versions={}, command="", date="")
 

@@ -2,20 +2,16 @@
 """The data files of the convolution benchmark, and the figures that are made of them."""
 
 import json
-import sys
 from pathlib import Path
 
+import conv_data as data
 import pytest
+from conv_data import Candidate, Header, Line
 from problems import conv
 
 from pysim.errors import ProblemError, StoreError
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
-
-import conv_data as data  # noqa: E402
-from conv_data import Candidate, Header, Line  # noqa: E402
-
 HEADER = Header(device="NVIDIA H200", driver="13.0", versions={}, command="", date="")
 
 
@@ -123,7 +119,7 @@ def test_the_summary_says_what_is_met_missed_and_not_measured(tmp_path):
     assert "wrong: Conv3_N32 f32 a: 3 of 4 elements" in text and "staged" in text
 
 
-MEASURED = [ROOT / "benchmarks" / "data" / f"conv-h200-{name}.jsonl" for name in ("f32", "networks", "f16", "tf32")]
+MEASURED = [ROOT / "lab" / "data" / "h200" / f"conv-{name}.jsonl" for name in ("f32", "networks", "f16", "tf32")]
 
 
 def test_the_measured_data_are_whole_and_say_where_they_are_from():
@@ -145,9 +141,8 @@ def test_the_measured_figures_keep_their_bars():
     assert missed <= {"im2win with its tensor, share of layers with less memory than cuDNN's fastest"}
 
 
-def test_the_model_chooses_well_among_the_measured_launches(monkeypatch):
-    """What tools/fit_conv.py reports of the constants as they are; the bars are those of the planner's regret."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+def test_the_model_chooses_well_among_the_measured_launches():
+    """What lab/fits/fit_conv.py reports of the constants as they are; the bars are those of the planner's regret."""
     import fit_conv
 
     from pysim.machine.load import load_any
@@ -157,7 +152,7 @@ def test_the_model_chooses_well_among_the_measured_launches(monkeypatch):
     cases = fit_conv.read(gpu, MEASURED[:2])
     found = fit_conv.report(cases, gpu, gemm_attributes(gpu.capability_number))
     assert found["problems"] == 111 and found["launches"] > 2500
-    kept = json.loads((ROOT / "benchmarks" / "data" / "conv-fit-h200.json").read_text())
+    kept = json.loads((ROOT / "lab" / "data" / "h200/conv-fit.json").read_text())
     for family, constants in kept["constants"].items():
         now = {name: getattr(gpu.model.families[family], name).value for name in constants}
         assert now == pytest.approx(constants, rel=1e-3), "the report is of other constants"

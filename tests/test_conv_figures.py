@@ -8,8 +8,11 @@ import xml.etree.ElementTree as ElementTree
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import conv_data as data
+import conv_figures as figures
 import msgspec
 import pytest
+from conv_data import Candidate, Header, Line
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,12 +26,6 @@ from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks" / "cuda")]
-
-import conv_data as data  # noqa: E402
-import conv_figures as figures  # noqa: E402
-from conv_data import Candidate, Header, Line  # noqa: E402
-
 NAMES = ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "FFT", "FFT_TILING", "WINOGRAD_NONFUSED")
 SVG = "{http://www.w3.org/2000/svg}"
 

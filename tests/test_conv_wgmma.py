@@ -203,7 +203,7 @@ def test_traffic_goes_on_while_tiles_start_and_end_in_narrow_layers():
 
 
 def test_the_first_layer_of_mobilenet_is_folded_from_planes_and_read_in_place_where_channels_are_last():
-    """H200, benchmarks/data/grouped-first-h200.jsonl, us: folded 34.6 under NHWC, 38.9 under NCHW; by one group's row 30.3 and 39.4."""
+    """H200, lab/data/h200/grouped-first.jsonl, us: folded 34.6 under NHWC, 38.9 under NCHW; by one group's row 30.3 and 39.4."""
     for layout, kernel in (("nhwc", "f16_grouped_single"), ("nchw", "f16_wgmma_32x256x32_32x256_32x64_s10_folded")):
         assert planner.plan(conv("conv:mb32ic3ih224oc32kh3sh2ph1"), H200, layout=layout).kernel == kernel
 

@@ -2,14 +2,14 @@
 """The full cost model against brute force, an exact LRU simulation, closed forms, and what must always hold."""
 
 import itertools
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import records
+from checkout import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nest_trace import Trace, simulate
@@ -484,9 +484,8 @@ def test_a_portable_tile_of_few_windows_takes_longer_than_a_full_one() -> None:
 def test_filters_that_come_from_l3_faster_than_they_are_multiplied_hide_behind_no_other_window_tile() -> None:
     """512 channels at 7x7 on an Emerald Rapids core: tiles of 7 windows have half as many multiply-adds a byte of filters as tiles of 14,
     and were predicted faster; measured they are 1.12 times as slow."""
-    data = Path(__file__).parent.parent / "benchmarks" / "data"
-    server = machine.load_any(data / "machines" / "xeon-server-calibrated.toml")
-    searches = json.loads((data / "search-xeon-server.json").read_text())["searches"]
+    server = machine.load_any(DATA / "xeon-server" / "xeon-server-calibrated.toml")
+    searches = records.lines(DATA / "xeon-server/search.jsonl")[1:]
     (search,) = (one for one in searches if one["problem"] == "conv:mb1ic512ih7oc512kh3ph1")
     measured = {one["name"]: one["measured_seconds"] for one in search["found"] if one["runs"] > 1}
     ranked = [plan for plan in planner.plans(search["problem"], server, top=100_000) if plan.name in measured]

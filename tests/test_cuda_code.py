@@ -8,16 +8,12 @@ the arrival may still be under way when the copy engine fills the stage.
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from cuda_loop import functions
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tools")]
-
-from cuda_loop import functions  # noqa: E402
-
 WIDTH = {"32": 1, "64": 2, "128": 4}  # registers of a load
 OPERANDS = (8, 4)  # registers of A and B in a product of 16x8x8
 

@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import click
+import model_figure
 import pytest
 
 import pysim
@@ -22,21 +23,24 @@ from pysim.cli import main
 from pysim.errors import MissingError
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-import model_figure  # noqa: E402
-
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-FILE = re.compile(r"(?<![\w/.~-])(?:pysim|tools|benchmarks|native|docs|tests|cross)/[\w./*-]*\w")
+NOTES = [
+    ROOT / "CHANGELOG.md",
+    ROOT / "lab" / "README.md",
+    ROOT / "problems" / "README.md",
+    *sorted((ROOT / "lab" / "notebook").glob("*.md")),
+]
+FILE = re.compile(r"(?<![\w/.~-])(?:pysim|tools|lab|problems|native|docs|tests|cross|examples)/[\w./*-]*\w")
 TO_COME = {"pysim/algorithms/cpu/NAME.py"}  # of a recipe
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     named = set(FILE.findall(page.read_text())) - TO_COME
     assert not {one for one in named if not any(ROOT.glob(one))}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", page.read_text())
     assert not [link for link in links if not link.startswith("http") and not (page.parent / link).exists()]
@@ -48,7 +52,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", heading).strip().lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_part_of_a_page_leads_to_a_heading(page: Path) -> None:
     links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text())
     assert not [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)]
@@ -95,7 +99,7 @@ def test_every_example_runs_as_it_stands(example: str, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("path", sorted((ROOT / "pysim").rglob("*.py")), ids=lambda path: path.stem)
 def test_every_file_that_a_module_names_is_there(path: Path) -> None:
-    named = re.findall(r"`((?:pysim|tools|benchmarks|native|docs)/[\w./*-]*\w)`", path.read_text())
+    named = re.findall(r"`((?:pysim|tools|lab|problems|native|docs)/[\w./*-]*\w)`", path.read_text())
     assert not [one for one in named if not any(ROOT.glob(one))]
 
 
@@ -121,14 +125,15 @@ def test_every_command_of_the_pages_is_one_with_its_options() -> None:
 
 
 def test_tables_of_the_pages_are_what_their_data_hold(tmp_path: Path) -> None:
-    for name in ("docs", "tools", "benchmarks"):
+    for name in ("docs", "lab"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "README.md", tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, tmp_path / "tools" / "update_readme.py"], check=True, cwd=tmp_path, env=environment, timeout=600)
+    script = tmp_path / "lab" / "figures" / "update_pages.py"
+    subprocess.run([sys.executable, script], check=True, cwd=tmp_path, env=environment, timeout=600)
     for page in PAGES:
         copy = tmp_path / page.relative_to(ROOT)
-        assert not copy.exists() or copy.read_text() == page.read_text(), f"{page.name}: python tools/update_readme.py writes its tables"
+        assert not copy.exists() or copy.read_text() == page.read_text(), f"{page.name}: python update_pages.py writes its tables"
 
 
 def test_the_readmes_picture_has_the_speed_of_every_network_that_was_measured() -> None:

@@ -20,7 +20,7 @@ OF_SYSTEM = {"PATH", "PYTHONPATH", "HOME"}
 
 
 def texts(*suffixes: str) -> list[str]:
-    folders = ("pysim", "native", "tools", "tests", "benchmarks")
+    folders = ("pysim", "native", "tools", "tests", "lab")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.is_file() and file.suffix in suffixes]
     return [file.read_text() for file in files if file != Path(__file__)]
 

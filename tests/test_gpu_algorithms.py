@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The algorithms of a GPU as the planner knows them: costed together, replayed by name, refused with a reason, all terms accounted for."""
 
-import json
 import math
 import re
 from itertools import product
-from pathlib import Path
 from statistics import median
 
 import msgspec
 import pytest
+import records
+from checkout import DATA
 
 from pysim import planner
 from pysim.algorithms import algorithm_named, algorithms_for
@@ -157,7 +157,7 @@ def test_a_restriction_to_a_tile_leaves_the_kernels_with_that_tile():
 @pytest.mark.parametrize("taps", ["kh7ph3", "kh5sh2ph2", "kh9ph4", "kh1kw7ph0pw3", "kh7kw1ph3pw0", "kh3ph2dh1"])
 @pytest.mark.parametrize("groups", [1, 4])
 def test_no_convolution_of_few_channels_a_group_falls_to_the_definition(taps, groups):
-    """An H200 takes up to six times as long by a thread an output as by rows of outputs: benchmarks/data/depthwise-h200.txt."""
+    """An H200 takes up to six times as long by a thread an output as by rows of outputs: lab/data/h200/depthwise.txt."""
     plan = planner.plan(f"conv:g{128 // groups}mb32ic128ih28oc128{taps}", H200)
     direct = planner.plan(plan.problem, H200, algorithm="direct")
     assert plan.algorithm != direct.algorithm and plan.cost.cycles < direct.cost.cycles
@@ -231,7 +231,7 @@ def test_many_channels_a_group_first_layers_of_many_taps_and_one_group_are_left_
 def test_first_layers_from_registers_are_predicted_as_they_were_measured(layout):
     """What leaves from registers under NCHW, and filters that are gathered, once were left out: 0.58 to 0.99 of the measured time."""
     logs = []
-    for line in map(json.loads, (Path(__file__).parent.parent / "benchmarks/data/grouped-first-h200.jsonl").read_text().splitlines()[1:]):
+    for line in records.lines(DATA / "h200/grouped-first.jsonl")[1:]:
         w = parse(line["problem"])
         first = w.groups == 1 and w.channels <= cuda_limits()["GROUPED_SINGLE_CHANNELS"]
         for one in line["candidates"].values():
@@ -318,8 +318,7 @@ def test_a_warp_of_a_stream_has_as_few_tiles_as_shared_memory_allows():
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32"])
 def test_streams_are_predicted_as_they_were_measured(dtype):
     logs = []
-    data = Path(__file__).parent.parent / f"benchmarks/data/layers-h100-pointwise-{dtype}.jsonl"
-    for line in map(json.loads, data.read_text().splitlines()[1:]):
+    for line in records.lines(DATA / "h100" / f"layers-pointwise-{dtype}.jsonl")[1:]:
         for one in line["candidates"].values():
             if one.get("algorithm") == "pointwise":
                 plan = planner.plan(line["problem"], "h100", layout="nhwc", algorithm="pointwise")

@@ -3,16 +3,12 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from gpu_archs import archs
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tools")]
-
-from gpu_archs import archs  # noqa: E402
-
 NVCC = "compute_75\ncompute_80\ncompute_86\ncompute_90\ncompute_100\n"  # `nvcc --list-gpu-arch`
 ASK = """
 #include "abi/code.cu"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import records
 from gpus import BLOG, CLUSTER, GPUS, H200, WARPS, WGMMA, machine
 from yardstick import quiet_seconds
 
@@ -29,7 +30,7 @@ from pysim.record.plan import Plan
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule, name_of
 from pysim.registry.cuda import conv_kernels, epilogues, gemm_kernel, gemm_kernels
 
-DATA = Path(__file__).parent.parent / "benchmarks" / "data"
+DATA = Path(__file__).parent.parent / "lab" / "data"
 PLAN_KEYS = {
     "problem", "machine", "algorithm", "kernel", "schedule", "tile", "workspace_bytes", "cost", "assumed", "rejected", "considered",
 }  # fmt: skip
@@ -117,7 +118,7 @@ def test_rows_that_others_replace_are_planned_with_on_older_gpus_alone(dtype, ol
 
 def test_a_row_is_replaced_where_others_were_faster_on_every_problem():
     """By 4 % or more, of all problems that all f32 rows were timed on."""
-    data = [json.loads(line) for line in (DATA / "gemm-h200-f32.jsonl").read_text().splitlines()]
+    data = records.lines(DATA / "h200/gemm-f32.jsonl")
     seconds: dict[tuple[int, ...], dict[str, float]] = {}
     for one in data:
         if "row" in one:
@@ -139,11 +140,11 @@ def measured_seconds() -> dict[tuple[str, ...], dict[str, float]]:
         own = found.setdefault(key, {})
         own[name] = min(own.get(name, math.inf), seconds)
 
-    for path in DATA.glob("gemm-h200-*.jsonl"):
-        for one in map(json.loads, path.read_text().splitlines()):
+    for path in DATA.glob("h200/gemm-*.jsonl"):
+        for one in records.lines(path):
             if "row" in one:
                 put((one["dtype"], str(one["shape"]), str(one.get("layout"))), one["row"].split()[0], one["seconds"])
-    planner_data = json.loads((DATA / "planner-h200.json").read_text())
+    planner_data = json.loads((DATA / "h200/planner.json").read_text())
     for one in planner_data["problems"]:
         for place, _, _, _, _, seconds, *_ in one["launches"]:
             put((one["problem"],), planner_data["kernels"][place], seconds)
@@ -170,7 +171,7 @@ def test_rows_that_a_hopper_is_built_without_were_faster_than_all_others_on_no_m
 def test_tiles_of_32_are_planned_with_where_they_were_measured_to_be_the_fastest():
     """Small products of f16 whose rows begin anywhere took 1.2 times as long on tiles of 64, or by a copy."""
     fastest = 0
-    for line in map(json.loads, (DATA / "products-small-h200.jsonl").read_text().splitlines()):
+    for line in records.lines(DATA / "h200/products-small.jsonl"):
         best = min(line["plans"], key=lambda plan: plan["seconds"])["kernel"]
         small = "_mma_32x32x64_" in best
         assert ("_mma_32x32x64_" in planner.plan(line["problem"], "h200").kernel) == small, line["problem"]

@@ -137,7 +137,7 @@ def test_box_rows_are_filled_where_an_operand_ends_inside_a_sector():
 
 
 def test_a_product_of_one_short_k_iteration_takes_the_time_of_filling_its_boxes():
-    """25088x240x40 took 12.0 to 17.8 us by nine kernels on an H200 (wgmma-rows-h200.jsonl)."""
+    """25088x240x40 took 12.0 to 17.8 us by nine kernels on an H200 (h200/wgmma-rows.jsonl)."""
     columns = [columns_of([one.columns for one in gemm.variants(h200(), Gemm(m=25088, n=240, k=k, trans_b=True, dtype="f16"), [WGMMA], {})
                if one.columns]) for k in (40, 48)]  # fmt: skip
     filled, aligned = (waves.predict(h200(), one, waves.Table(*(np.array([x]) for x in (0, 0, 1, 0, 4)))) for one in columns)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of im2col: its elements and vectors counted by hand, its lines those of exact simulation."""
 
-import sys
-from pathlib import Path
-
+import im2col_baseline
 import msgspec
 import pytest
+from im2col_baseline import columns_cost
 from problems import conv
 
 from pysim import planner
@@ -15,10 +14,6 @@ from pysim.cachemodel.cpu.nest import nest_of
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine.load import load
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import im2col_baseline
-from im2col_baseline import columns_cost
 
 ON = load("xeon-4208").contiguous()
 

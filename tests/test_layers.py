@@ -24,7 +24,7 @@ MOST_ROOT_MODULES = 10
 MOST_LINES, MOST_FUNCTION_LINES = 500, 60
 SOURCES = sorted(
     path.relative_to(PACKAGE.parent)
-    for folder in ("pysim", "tests", "tools", "benchmarks", "native")
+    for folder in ("pysim", "tests", "tools", "lab", "native")
     for path in (PACKAGE.parent / folder).rglob("*")
     if path.suffix in (".py", ".c", ".h", ".cu", ".cuh", ".inc")
 )

@@ -3,11 +3,11 @@
 
 import doctest
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import im2col_baseline
 import numpy as np
 import pytest
 from native_library import native
@@ -25,9 +25,6 @@ from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.record.schedule import STATIONARY, Schedule
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import im2col_baseline
 
 LINE = 64
 
@@ -150,7 +147,7 @@ def test_scattered_pages_miss_as_often_as_simulated_ones(machine: str) -> None:
 
 
 def test_the_page_on_the_model_shows_what_the_tool_says() -> None:
-    page = Path(__file__).parent.parent / "docs" / "model.md"
+    page = Path(__file__).parent.parent / "docs" / "cost-model.md"
     found = doctest.testfile(str(page), module_relative=False)
     assert found.attempted >= 6 and not found.failed
 

@@ -2,19 +2,15 @@
 """Twice of any dimension of a problem is hardly ever predicted to take less time, on any machine and number of threads."""
 
 import random
-import sys
-from pathlib import Path
 
 import msgspec
 import pytest
+import regret
 
 from pysim import planner
 from pysim.machine.load import load_any
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import regret
 
 LESS = 0.04  # twice the filters may fill wider vectors: 8 filters of 80 channels, 7x7 on 8x8, 42.1 us, 16 of them 41.0 (zen5)
 PROBLEMS, FLOPS = 60, (1e3, 2.5e8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A nest of a reader's own, from docs/model.md alone: a batched product C[b] = A[b] B, its cost, its exact trace and its words."""
+"""A nest of a reader's own, from docs/cost-model.md alone: a batched product C[b] = A[b] B, its cost, its exact trace and its words."""
 
 from collections.abc import Iterator
 

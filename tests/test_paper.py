@@ -12,7 +12,7 @@ from pysim.machine.load import load
 from pysim.problem.conv import Conv
 from pysim.problem.text import distinct, parse, resolve
 
-DATA = ROOT / "benchmarks" / "data" / "paper-comparison.json"
+DATA = ROOT / "lab" / "data" / "simulated/paper-comparison.json"
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="needs the data files of a checkout")
 
@@ -65,7 +65,7 @@ def test_the_page_and_its_figures_show_the_committed_data() -> None:
     pytest.importorskip("matplotlib")
     import sconv_figures as figures
 
-    assert figures.table() in (ROOT / "docs" / "sconv.md").read_text()
+    assert figures.table() in (ROOT / "docs" / "cost-model.md").read_text()
     assert sum(sum(network.values()) for network in figures.counts().values()) == 393
     for file in figures.FIGURES:
         picture = (ROOT / "docs" / file).read_text()

@@ -2,17 +2,15 @@
 """What is said of predictions follows from the data in the repository, by definitions that can be worked out by hand."""
 
 import math
-import sys
 from pathlib import Path
 
+import fit_gpu
+import prediction_quality as quality
 import pytest
+from checkout import DATA
+from prediction_quality import Sample
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-import fit_gpu  # noqa: E402
-import prediction_quality as quality  # noqa: E402
-from prediction_quality import Sample  # noqa: E402
-
 PLANS = [Sample("m", False, "a", "f32", "p", predicted, measured) for predicted, measured in ((80, 100), (100, 90), (90, 120))]
 
 
@@ -37,7 +35,7 @@ def test_rows_stand_in_the_order_of_the_numbers_in_their_names() -> None:
 
 def test_launches_of_kernels_that_changed_since_they_were_measured_play_no_part() -> None:
     for name, changed in fit_gpu.CHANGED.items():
-        path = ROOT / "benchmarks" / "data" / name
+        path = DATA / name
         all_of = fit_gpu.document_of(path)["problems"]
         cases, _ = fit_gpu.read([path])
         assert 0 < sum(len(case.seconds) for case in cases) < sum(len(one["launches"]) for one in all_of)

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/cuda/products.py, as far as it needs no GPU."""
+"""lab/benchmarks/cuda/products.py, as far as it needs no GPU."""
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import products
 import pytest
 
 from pysim.runtime import cuda
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks" / "cuda"))
-
-import products
 
 
 def opened_build(monkeypatch: pytest.MonkeyPatch, other: object) -> object:

@@ -81,7 +81,7 @@ def test_without_it_nobody_knows_of_it() -> None:
 @pytest.mark.skipif("avx2" not in TARGETS, reason="the library is not here, or this CPU lacks AVX2")
 def test_a_line_and_a_definition_are_a_kernel_that_is_checked_and_planned(tmp_path: Path) -> None:
     """The native tree with both, built as any is."""
-    for name in ("native", "pysim", "benchmarks"):
+    for name in ("native", "pysim", "lab"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
     shutil.copytree(ROOT / "pysim" / "machine" / "data", tmp_path / "pysim" / "machine" / "data")
     for name in ("meson.build", "meson.options"):

@@ -13,7 +13,7 @@ from pysim.machine.load import load
 from pysim.machine.quantity import facts
 from pysim.registry.cpu import kernels
 
-DATA = ROOT / "benchmarks" / "data" / "power10-static.json"
+DATA = ROOT / "lab" / "data" / "power10/static.json"
 
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="needs the data files of a checkout")
 
@@ -34,7 +34,7 @@ def test_every_static_number_of_the_machine_file_is_the_analysis_rounded() -> No
     assert {path: fact.value for path, fact in static.items()} == pytest.approx(expected, rel=0.01)
     for fact in static.values():
         source = on.sources[fact.source]
-        assert source.file == "benchmarks/data/power10-static.json" and "static_cycles.py" in (source.command or "")
+        assert source.file == "lab/data/power10/static.json" and "static_cycles.py" in (source.command or "")
 
 
 def test_the_fp32_loop_is_at_the_ceiling_of_the_matrix_unit() -> None:

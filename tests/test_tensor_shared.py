@@ -2,12 +2,13 @@
 """Shared memory of the tensor-core products, as described in Python: complete, free of conflicts, and what the counters say."""
 
 import itertools
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import records
+from checkout import DATA
+from tensor_shared import copies, fragments, pieces, pitch_of, wavefronts
 
 from pysim.cachemodel.shared_memory import gemm_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
@@ -18,11 +19,7 @@ from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import gemm_kernel, gemm_kernels
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
-
-from tensor_shared import copies, fragments, pieces, pitch_of, wavefronts  # noqa: E402
-
-COUNTED = json.loads((ROOT / "benchmarks" / "data" / "cuda-wavefronts-h200.json").read_text())["launches"]
+COUNTED = records.lines(DATA / "h200/wavefronts.jsonl")[1:]
 TENSOR = [kernel for kernel in gemm_kernels() if kernel.tiles.tensor and not kernel.tiles.by_warpgroups]
 WGMMA = [kernel for kernel in gemm_kernels() if kernel.tiles.by_warpgroups and not kernel.promotion]
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "tf32x3": 4, "s8": 1, "f64": 8}

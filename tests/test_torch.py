@@ -111,7 +111,7 @@ def test_a_model_of_torchvision_equals_pytorch(name):
         assert_close(optimized(x), model(x))
 
 
-# one with branches, with shuffled channels, with layer norms, and of a segmentation; the others: benchmarks/torch_cpu.py
+# one with branches, with shuffled channels, with layer norms, and of a segmentation; the others: lab/benchmarks/torch_cpu.py
 @pytest.mark.parametrize("name", ["convnext_tiny", "lraspp_mobilenet_v3_large", "regnet_x_400mf", "shufflenet_v2_x0_5"])
 def test_models_of_torchvision_equal_pytorch_compiled_and_optimized(name):
     """Of seeded weights, where the last layer's are not all zero."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's own operators on a GPU: what they are expected to take, and max pools as pools of volumes."""
 
-from pathlib import Path
-
 import pytest
+from checkout import DATA
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
@@ -15,12 +14,10 @@ from pysim.machine.load import load_any  # noqa: E402
 from pysim.models import expected, torch_pools  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks" / "data"
-
 
 def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix():
     """0.81 to 1.28 times what 11 products took on an H100; EfficientNet-B0's classifier stays PyTorch's."""
-    gpu, lines = load_any("h100"), (BENCHMARKS / "torch-operators-h100.txt").read_text().splitlines()
+    gpu, lines = load_any("h100"), (DATA / "h100/torch-operators.txt").read_text().splitlines()
     rows = [line.split()[2:5] for line in lines if line.startswith("row float32")]
     assert len(rows) == 11
     for filters, channels, taken in rows:

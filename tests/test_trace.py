@@ -3,12 +3,12 @@
 
 import platform
 import subprocess
-import sys
 from collections.abc import Iterable
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
+import im2col_baseline
 import msgspec
 import numpy as np
 import pytest
@@ -28,9 +28,6 @@ from pysim.problem.text import Workload
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import im2col_baseline
 
 PORTABLE = {dtype: f"{dtype}_win_8x4__portable" for dtype in ("f32", "f64", "bf16", "s8")}
 STACK_USERS = {row.name for row in kernels() if row.along_filters}  # they turn a tile around on the stack, which a trace leaves out

@@ -2,11 +2,11 @@
 """Shared-memory wavefronts of the fused Winograd kernels, against what openCNN's layouts are known to take."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import winograd_launch as winograd
 
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access
@@ -18,12 +18,8 @@ from pysim.problem.text import parse
 from pysim.registry.cuda import ConvKernel, conv_kernel, conv_kernels
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks" / "cuda"))
-
-import winograd_launch as winograd  # noqa: E402
-
 FUSED = {row.variant: row for row in conv_kernels() if row.outputs > 1 and not row.staged}
-COUNTED = ROOT / "benchmarks" / "data" / "conv-wavefronts-h200.json"  # benchmarks/cuda/conv_wavefronts.py
+COUNTED = ROOT / "lab" / "data" / "h200/wavefronts-conv.json"  # lab/benchmarks/cuda/conv_wavefronts.py
 PATTERNS = {"reference": "opencnn-reference", "sts64": "opencnn-optsts64", "compact": "opencnn-optsts64-compact"}
 
 

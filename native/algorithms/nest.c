@@ -312,7 +312,7 @@ static int wants_output_prefetch(const pysim_nest *n) {
     return n->windows * n->filters * n->out_bytes > FAR_OUTPUT_BYTES && n->channels * n->rows * n->taps <= SHORT_K;
 }
 
-/* Smaller inputs stay in any L2, so prefetches of their lines only cost instructions (times in docs/performance.md). */
+/* Smaller inputs stay in any L2, so prefetches of their lines only cost instructions (times: lab/notebook/cpu-kernels.md). */
 enum { SMALL_INPUT_BYTES = 256 << 10 };
 
 static int wants_input_prefetch(const pysim_nest *n) { return n->channels * n->input_pitch * n->bytes > SMALL_INPUT_BYTES; }

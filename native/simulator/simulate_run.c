@@ -2,7 +2,7 @@
  * The loop over accesses, optimised for the most frequent case: a hit in L1, often in the same line as the access before. Everything else goes to
  * simulate_levels.c, except misses of the default kind of hierarchy, whose rules are short enough to be repeated here (`request`).
  *
- * On a packed-tile trace with 8 % misses in L1 (benchmarks/cache_speed.py) a hit takes about 1.5 ns on a Zen 4 core, a miss that hits L2 20 ns.
+ * On a packed-tile trace with 8 % misses in L1 (lab/benchmarks/cache_speed.py) a hit takes about 1.5 ns on a Zen 4 core, a miss that hits L2 20 ns.
  * What paid: no work for a repeated line; remembering each line's last way instead of searching; timestamps instead of a sorted set, so that
  * the remembered way stays valid; prefetching the next level's set before searching this one. */
 #include "simulate.h"

@@ -19,7 +19,7 @@ The error of a constant is half the range of the middle 90 % over RESAMPLES fits
 together by the clock's. If other processes used the shared levels all the time, the constants of these levels are in doubt. The error of
 the others is then at least their change in a fit that keeps the machine file's constants of shared levels: of ten calibrations of a Zen 4
 beside a busy process, four had a call_cycles 7 to 9 % below that of the quiet computer, by resampled fits +- 5 %
-(calibration-load-zen4.jsonl).
+(zen4/calibration-load.jsonl).
 
 Worked number: 4 % of model error gives the prior of call_cycles (108, size 100) the weight of a plan that is off by 0.16 at 208.
 """

@@ -76,7 +76,7 @@ def cache(
 
     No kernel runs, so any machine that has a file will do (pysim machines). Filters are prepared before the run. For large batches and
     products only a part is predicted and simulated, under the schedule of the whole problem. Accesses are those of the library's loops
-    (SConv and matrix products) or, of other algorithms, those that the description of their loops has (docs/cache.md).
+    (SConv and matrix products) or, of other algorithms, those that the description of their loops has (docs/cost-model.md).
 
     \b
     Examples

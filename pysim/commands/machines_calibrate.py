@@ -56,7 +56,7 @@ def calibrate(name: str, budget: float, output: Path | None, force: bool, as_jso
     Examples
       pysim machines calibrate
       pysim machines calibrate --budget 300 -o mine.toml     # then plan with -m mine.toml
-      pysim machines calibrate -m h200 --json > shared-memory-h200.json
+      pysim machines calibrate -m h200 --json > shared-memory.json
     """
     from pysim.calibration import host
     from pysim.machine.gpu import Gpu

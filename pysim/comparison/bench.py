@@ -95,7 +95,7 @@ class CpuBench:
         return Operands(x, w, self._empty())
 
     def make(self, plan: Plan, operands: Operands) -> Ready:
-        """Bound to its arrays, as peers are; benchmarks/call_overhead.py measures the overhead of Python calls."""
+        """Bound to its arrays, as peers are; lab/benchmarks/call_overhead.py measures the overhead of Python calls."""
         prepared, arrays = self._prepared(plan, operands)
         call = partial(prepared, *arrays)
         if self._executor.kind == "local":

@@ -8,18 +8,18 @@ at least HOST_SECONDS of host time, unless calls are captured (`in_cuda_graph`);
 of the roofline that PyTorch's convolutions reach:
 
     GPU  0.11: the 5th percentile of 118 FP32 convolutions of six networks at batch 32 and more (TF32 off) on an H200; the median is 0.35,
-         but batches of 1 and grouped convolutions lie below. PyTorch 2.11, benchmarks/data/conv-h200-f32.jsonl and -networks.jsonl
+         but batches of 1 and grouped convolutions lie below. PyTorch 2.11, lab/data/h200/conv-f32.jsonl and -networks.jsonl
          0.7 for FP32 products of one row: for 11 of them on an H100 the expected time is 0.81 to 1.28 times the measured one
-         (benchmarks/data/torch-operators-h100.txt). With 0.11, EfficientNet-B0's classifier at batch 1 ran by a plan of 11.9 us in place of
+         (lab/data/h100/torch-operators.txt). With 0.11, EfficientNet-B0's classifier at batch 1 ran by a plan of 11.9 us in place of
          5.0 us, and its chains of 128 multiply-adds dominated the error of the logits
     CPU  0.36: the median of 90 layers of four torchvision networks, batch 1, on one core of an AMD EPYC (Zen 5), from 0.15 to 0.73 (5th and
          95th percentile), PyTorch 2.14
 
 `floor`: 0 on a CPU. On a GPU 2.1 us, for a convolution plus 16 ns per multiply-add of a dot product (channels of a group x kernel), which
 is a sequential chain where outputs are few. Of 186 convolutions of batch 1 to 32 on an H200, PyTorch was faster than floor + launch in two,
-by at most 2 %; 11 small ones with dot products of 240 to 1152 took 1.0 to 1.35 times that (benchmarks/data/layers-h200-*.jsonl,
-conv-small-h200.jsonl). HOST_SECONDS is a quarter of the host time per operator of five networks at batch 1 on a shared host (19 us and
-more, benchmarks/data/models-calls-h200.jsonl).
+by at most 2 %; 11 small ones with dot products of 240 to 1152 took 1.0 to 1.35 times that (lab/data/h200/layers-*.jsonl,
+h200/small-conv.jsonl). HOST_SECONDS is a quarter of the host time per operator of five networks at batch 1 on a shared host (19 us and
+more, lab/data/h200/models-calls.jsonl).
 
 So a plan is rejected where no kernel is made for the problem, for example for a few channels a group.
 
@@ -61,7 +61,7 @@ def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, in_cu
 
 def passes_seconds(elements: int, dtype: str, on: Gpu, passes: int, in_cuda_graph: bool) -> float:
     """Expected seconds on a GPU of `passes` operators that read and write a convolution's input. In a CUDA graph launches cost nothing:
-    they overlap the kernel before (benchmarks/data/prologues-h200.jsonl, batch 1)."""
+    they overlap the kernel before (lab/data/h200/prologues.jsonl, batch 1)."""
     one_pass = 2 * SIZES[dtype] * elements / on.memory_bytes_per_second.value
     return passes * (one_pass if in_cuda_graph else max(one_pass, HOST_SECONDS))
 

@@ -13,7 +13,7 @@ the scale is kept of smaller weights, and of weights that the kernel needs in an
 computed on first use, and again after a parameter was replaced, moved or written to, as PyTorch's version counters tell.
 
 The type of the multiplication is the one PyTorch would take (`pysim.models.torch_precision`), the faster one if there are two. Convolutions
-on a GPU run channels last, whatever the layout of x: of the 17 networks in benchmarks/data/models-h200.jsonl, 16 are predicted to be faster
+on a GPU run channels last, whatever the layout of x: of the 17 networks in lab/data/h200/models.jsonl, 16 are predicted to be faster
 that way; ConvNeXt takes 4 % longer. PyTorch's own operators run where gradients are needed, where no kernel supports the operands, and
 where they are expected to be faster; `decisions` says which and why.
 """
@@ -147,9 +147,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         y, record = self._run(x.permute(TO_NHWC), parameters, None if residual is None else residual.permute(TO_NHWC), factor, inference)
         return y.permute(TO_NCHW), record and record._replace(memory_format=torch.channels_last)
 
-    def _run(
-        self, x: Any, parameters: Parameters, residual: Any, factor: Any, inference: bool
-    ) -> tuple[Any, LaunchRecord | None]:
+    def _run(self, x: Any, parameters: Parameters, residual: Any, factor: Any, inference: bool) -> tuple[Any, LaunchRecord | None]:
         w, first_argument = parameters[0], x
         if isinstance(self.input_op, FactorLayer):
             x, factor = self.input_op.image_and_factor(x, factor)

@@ -3,8 +3,8 @@
 
 PyTorch's kernel for channels-last images occupies few multiprocessors with a small pool: at batch 1 GoogLeNet's take 18 to 31 us each on an
 H100. Its kernel for volumes computes one result per thread. Channels-last images, N H W C in memory, are volumes of one channel, with
-depth H, height W and width C. Pooling them with windows of width 1 gives the same bits in 3 to 7 us (benchmarks/cuda/torch_operators.py,
-benchmarks/data/torch-operators-h100.txt). With many results the kernel for images is as fast or up to 1.4 times faster.
+depth H, height W and width C. Pooling them with windows of width 1 gives the same bits in 3 to 7 us (torch_operators.py,
+lab/data/h100/torch-operators.txt). With many results the kernel for images is as fast or up to 1.4 times faster.
 
 Worked number: 192 channels of 28x28 are 150,528 results, 1,140 per multiprocessor of an H100: 5.8 us as a volume, 19.9 us as an image.
 """

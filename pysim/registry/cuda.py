@@ -422,7 +422,7 @@ def attributes_file(capability: int) -> Path:
 def gemm_attributes(capability: int) -> dict[str, Attributes]:
     """Attributes by kernel name from `kernel_attributes-sm<capability>.json`; {} without one.
 
-    tools/cuda_attributes.py writes it from the compiler's output, tools/fit_gpu.py adds the efficiencies.
+    lab/fits/cuda_attributes.py writes it from the compiler's output, lab/fits/fit_gpu.py adds the efficiencies.
     """
     path = attributes_file(capability)
     if not path.exists():

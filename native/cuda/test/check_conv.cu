@@ -36,7 +36,7 @@ struct Draw {
 };
 
 /* Allowed error relative to the sum of magnitudes. Winograd's transforms add inputs of a whole patch: F(2x2) up to 8 times that sum, F(4x4) 73 times
- * (tools/winograd_error.py). */
+ * (lab/ablations/winograd_simulated.py). */
 double bound_of(const Case &x, const pysim_cuda_conv_info &row) {
     const pysim_cuda_conv &c = x.c;
     const double terms = (double)(c.shape.channels / c.shape.groups * c.shape.kernel_h * c.shape.kernel_w) + 8;

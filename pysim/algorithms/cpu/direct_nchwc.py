@@ -21,7 +21,7 @@ call    call_cycles + TILE_CYCLES per tile and set. Tiles at the sides of a padd
         pixels (of an NCHW input: one) have in the padding, and one to clear the accumulators.
 
 Transfers overlap with all compute but loops whose loads take longer than their multiply-adds, since lines that come into L1 compete with
-those loads. On 213 random layers (Zen 4, benchmarks/regret.py) transfers cost all of their time beside tiles of 12 x 8 on AVX2, with 7
+those loads. On 213 random layers (Zen 4, lab/benchmarks/regret.py) transfers cost all of their time beside tiles of 12 x 8 on AVX2, with 7
 cycles of loads for 6 of multiply-adds, and 0 to 0.27 of it beside all others (least squares).
 
 Pixels of blocks are whole lines: a strided 1x1 kernel reads only the lines of its own pixels.

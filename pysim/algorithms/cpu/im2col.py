@@ -14,7 +14,7 @@ weights must be finite if the problem is padded.
               of columns apart. columns: written once, a whole run after their last use.
 
 Compute and transfers overlap as in `cost`. A whole run touches image, columns, filters and outputs. Source: im2col is the baseline of SConv
-(arXiv 2303.04739, sections 2.2 and 7); `tools/im2col_baseline.py` costs and traces it.
+(arXiv 2303.04739, sections 2.2 and 7); `lab/ablations/im2col_baseline.py` costs and traces it.
 
 Worked number: 64 channels, 56x56, 3x3, FP32: 64 * 9 * 3,136 = 1,806,336 elements, 7.2 MB. 16 lanes fill rows of 56 with 4 vectors, so
 64 * 9 * 56 * 4 = 129,024 vectors take 129,024 (1/2 + 1) = 193,536 cycles at two loads and one store per cycle, and 64 * 3 * 56 = 10,752
@@ -51,7 +51,7 @@ from pysim.registry.cpu import Kernel
 NAME = "im2col"
 COMPUTES = Conv
 CHAIN = 8  # of native/x86/pack.h: most vectors of a row whose taps are separated together
-# Chosen, with the MASK_CYCLES of incore.py, on 267 plans of random layers (Zen 4, regret-zen4.jsonl): median error 6.2 -> 5.4 %, 90th
+# Chosen, with the MASK_CYCLES of incore.py, on 267 plans of random layers (Zen 4, zen4/regret.jsonl): median error 6.2 -> 5.4 %, 90th
 # percentile 40 -> 29 %. Of plans of other layers and machines: Zen 4 13.0 -> 6.8 and 25 -> 22 %, Zen 5 12.7 -> 8.8 and 35 -> 33 %, Granite
 # Rapids 9.5 -> 8.3 and 29 %, Emerald Rapids 15.9 -> 11.8 and 36 -> 35 %.
 SEGMENT_CYCLES = 10.0

@@ -230,7 +230,7 @@ SAFETY = 2.0
 # By (m, r): largest errors over u and the results' root mean square, over sqrt(channels) + sqrt(sets) + 4; 50,176 results of 16 to 1024
 # channels
 _LARGEST = {(2, 3): 3.5, (4, 3): 14.0, (6, 3): 80.0, (3, 4): 11.0, (2, 5): 8.5}
-_MEASURED = "measured against float64 on operands in [-1, 1): tools/winograd_errors.py"
+_MEASURED = "measured against float64 on operands in [-1, 1): lab/ablations/winograd_points.py"
 
 
 def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:

@@ -27,16 +27,16 @@ STRIP, FILTERS = 4, 4  # rows of outputs of a thread, filters of a grouped one (
 IN_REGISTERS = {1: (3, 5, 7), FILTERS: (3,)}  # kernel sizes whose weights a thread of that many filters keeps in registers
 ONE_OUTPUT = (2, 3, 4, 5, 7)  # kernel sizes for a thread of one output
 # Instructions of a load with its address and edge test, of a thread's index, weights and stores with a strip or with one output: what
-# Nsight Compute counted beside multiply-adds, fitted since; L1 wavefronts of a partly read line (benchmarks/data/depthwise-h200.txt)
+# Nsight Compute counted beside multiply-adds, fitted since; L1 wavefronts of a partly read line (lab/data/h200/depthwise.txt)
 LOAD_INSTRUCTIONS, STRIP_INSTRUCTIONS, ONE_OUTPUT_INSTRUCTIONS, PART_LINE = 10.0, 134.0, 90.0, 0.4
 # Cycles between two instructions of a warp, fitted on the files of h200.toml's fit_depthwise (4 where one needs the other: arXiv
 # 1804.06826, table 4.1)
 ISSUE_LATENCY = 3.2
 OTHER_REGISTERS, MAX_REGISTERS, SM_REGISTERS = 40, 255, 65536  # the first: beside accumulators, weights and a row (-Xptxas -v)
 PAIRED_BLOCKS = {(9, 6): 3, (9, 9): 3, (49, 13): 1}  # by taps and elements of a row: __launch_bounds__ of paired_kernel, else 2
-UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (fitted: benchmarks/data/layers-h200-f16.jsonl)
+UNPACK_INSTRUCTIONS = 5.0  # of each of two elements that are loaded as a word (fitted: lab/data/h200/layers-f16.jsonl)
 # Where rows stream through registers: instructions of a row to find its taps; lines that a load of weights touches, k apart in lanes along
-# filters (fitted: benchmarks/data/depthwise-h200.txt)
+# filters (fitted: lab/data/h200/depthwise.txt)
 ROW_INSTRUCTIONS, WEIGHT_LINES = 200.0, 8.0
 PART_SECTOR_COST = 3.0  # L2 sectors that a partly written one costs (fitted on ResNeXt-50's first layer, NHWC)
 

@@ -48,8 +48,8 @@ THIRDS_ERROR, HALVES_ERROR = 1.5, 16.0
 # (native/cuda/mainloop/tensor/split.cuh; the logits of ResNet-50's 41 such layers come out 1.7e-6 too small on an H200); with 16 and 32
 # products a promotion the mean error is at most a fifth of that, of either sign
 MEAN_ERROR_PROMOTION, MEAN_ERROR = 64, -6.9e-8
-# Roundings that the tensor cores' sum of one promotion amounts to, at 64 products: halves (benchmarks/data/tf32x3-h200.txt), and thirds,
-# whose mean truncation is added (tf32x3-error-h200.jsonl)
+# Roundings that the tensor cores' sum of one promotion amounts to, at 64 products: halves (lab/data/h200/tf32x3.txt), and thirds,
+# whose mean truncation is added (h200/tf32x3-error.jsonl)
 HALVES_ROUNDINGS, THIRDS_ROUNDINGS = 49, 8
 MIN_PARTS_K = 128  # from here on thirds are as accurate as FP32 whatever the operands' scales (tf32x3-error-*.jsonl)
 Placement = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and B in elements; whether they are aligned to 16 bytes

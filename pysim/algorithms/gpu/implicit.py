@@ -19,7 +19,7 @@ from pysim.record.plan import Layout
 from pysim.registry.cuda import Attributes, cuda_limits
 
 # Instructions of a gathered element or vector without its store: those of native/cuda/conv/gather.cuh's main loop beyond those of the same
-# tiles on a matrix, per element (tools/cuda_loop.py)
+# tiles on a matrix, per element (lab/ablations/cuda_loop.py)
 GATHER = {"full": 40.0, "offsets": 8.0}
 MATRIX_INSTRUCTIONS = 2.0  # a load and its address
 

@@ -43,11 +43,11 @@ TAPS = 9
 PRODUCT_FAMILIES = ("simt_f32", "simt")  # of constants, for the products of staged rows
 
 # Error of KINDS: (factor, channels) times the error of a direct sum with that many channels more, which stand for the transforms' own error
-# (measured: benchmarks/data/accuracy-h200.jsonl; tools/winograd_error.py)
+# (measured: lab/data/h200/accuracy.jsonl; lab/ablations/winograd_simulated.py)
 ERRORS = ((0.6, 4), (1.6, 24))
 DRAINED, TRANSFORMS = (0.65, 56), (1.6, 18)  # drained rows, whose sums have four parts or more; their minimum, for any number of channels
 # Mean relative error of the drained rows: the transforms' constants are rounded. On an H200 the results of 18 layers of DenseNet-121 at
-# batch 32 are 3.3e-8 too large, standard deviation 4e-9 (benchmarks/data/layers-mean-error-f4x4-h200.jsonl)
+# batch 32 are 3.3e-8 too large, standard deviation 4e-9 (lab/data/h200/layers-mean-error-f4x4.jsonl)
 MEAN_ERROR = 3.3e-8
 SOURCES = (
     "transforms of F(2x2) add up to four operands (arXiv 1509.09308)",

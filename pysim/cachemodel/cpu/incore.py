@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 # for a k-iteration of four multiply-adds and five shuffles (Zen 4, operands in L1)
 SPREAD_CYCLES = 0.55
 # Packing a run of windows starts with divisions and masks; with a dilation each vector of each tap has a mask. Packing a set's other
-# channels hides them, so a set of C channels pays 1 / C. Recorded plans of layers with one channel a group (benchmarks/data): 80 without
+# channels hides them, so a set of C channels pays 1 / C. Recorded plans of layers with one channel a group (lab/data): 80 without
 # dilation are predicted at 0.83 of their time without this and 1.05 with it, 17 with dilation at 0.36 and 1.01 (medians)
 RUN_SETUP_CYCLES = 22
 MASK_CYCLES = 15

@@ -16,7 +16,7 @@ Tile x of plane p and channel c is at word p 296 + c 36 + x of a stage, filter f
 are not counted. Variant `single` also transforms its filters, then at word 10656 + (p 8 + c) 36 + f. In a k-iteration it copies weights,
 4 bytes a thread, to word 72 f + i of a buffer behind both stages; warps of 4 filters and 8 channels load and transform them.
 
-Whole launches with their epilogue: `benchmarks/cuda/winograd_launch.py`, which is compared with Nsight Compute's counters.
+Whole launches with their epilogue: `lab/benchmarks/cuda/winograd_launch.py`, which is compared with Nsight Compute's counters.
 
 Worked number: a k-iteration of F(2x2) copies 16 planes x 8 channels x 64 filters = 8192 words, 64 instructions of 32 lanes x 4 words, of 4
 wavefronts each.

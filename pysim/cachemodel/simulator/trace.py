@@ -7,7 +7,7 @@ CPU. One access is what one vector instruction moves of one row, or one element 
 
 Tags name buffers and phases (hierarchy.OPERANDS, hierarchy.PHASES). `input`, `filter` and `output` are the operands of the call (a
 convolution's filters are panels, packed before it), `packed_input` and `packed_filter` the workspace, `columns` the matrix of
-im2col (`tools/im2col_baseline.py`). Phases: packing is `pack`, the micro-kernel's loads `compute`, loads and stores of the output `store`.
+im2col (`im2col_baseline.py`). Phases: packing is `pack`, the micro-kernel's loads `compute`, loads and stores of the output `store`.
 
 Every buffer starts on a page of its own, one after the other, so a trace is the same on every machine.
 

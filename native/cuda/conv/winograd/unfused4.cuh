@@ -7,7 +7,7 @@
  *                Y = A^T M A, with the epilogue
  *
  * with the points 0, +-a, +-b and infinity, a = 11/16 and b = 23/16. Of the pairs in sixteenths that add the least rounding, this one has the
- * smallest maximum error: 1.6 times that of a direct sum, where the usual points 0, +-1, +-2 have 9 times (tools/winograd_error.py). Rows 2 and 4 of
+ * smallest maximum error: 1.6 times that of a direct sum, where the usual points 0, +-1, +-2 have 9 times (lab/ablations/winograd_simulated.py). Rows 2 and 4 of
  * B^T are divided by -a and -b, so that one multiply-add each combines the even and odd parts; A^T has the inverse factors. A^T also has the
  * denominators of G: outputs are scaled once, whereas filters would be scaled in each block that transforms them:
  *
