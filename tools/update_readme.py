@@ -307,6 +307,7 @@ CPU_WAYS = {  # candidates of benchmarks/torch_cpu.py
     "channels_last": "channels last",
     "inductor": "Inductor",
     "inductor_freezing": "with freezing",
+    "inductor_autotuned": "and max-autotune",
     "pysim": "pysim.torch",
     "pysim_onnx": "pysim.load",
 }
@@ -315,7 +316,7 @@ CPU_WAYS = {  # candidates of benchmarks/torch_cpu.py
 def torch_cpu_table(path: Path) -> str:
     """Whole PyTorch networks on a CPU: milliseconds of each candidate, and the best of PyTorch over pysim's two."""
     header, *found = map(json.loads, path.read_text().splitlines())
-    rows = [f"| network, threads | {' | '.join(CPU_WAYS.values())} | over pysim.torch | over pysim.load |", "|---|" + "--:|" * 8]
+    rows = [f"| network, threads | {' | '.join(CPU_WAYS.values())} | over pysim.torch | over pysim.load |", "|---|" + "--:|" * 9]
     over: dict[str, list[float]] = {"pysim": [], "pysim_onnx": []}
     for one in found:
         clock = "cpu" if one["threads"] == 1 else "wall"
@@ -399,6 +400,7 @@ if __name__ == "__main__":
         put(ROOT / "docs" / "models.md", f"models in other types{name}", precisions_table(device))
     put(ROOT / "docs" / "models.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("torch-cpu-*.jsonl")))))
     put(ROOT / "README.md", "models", model_figure.summary())
+    put(ROOT / "README.md", "torch on cpus", model_figure.torch_cpu_losses("torch-cpu-zen4.jsonl"))
     model_figure.draw(ROOT / "docs" / "models.svg")
     for machine in ("", "-granite-rapids", "-zen4"):
         put(ROOT / "docs" / "models.md", f"cpu models{machine}", cpu_models_table(f"models-cpu{machine}.jsonl"))

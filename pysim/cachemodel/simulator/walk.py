@@ -202,9 +202,7 @@ def _all(nest: LoopNest, places: Mapping[str, Buffer], loop: int, spans: _Spans)
         leaves = np.bincount(around, weights=leaves, minlength=trips[at - loop].size).astype(np.int64)
 
 
-def _touched(
-    nest: LoopNest, places: Mapping[str, Buffer], loop: int, spans: _Spans, place: Integers, after: bool
-) -> Iterator[Touches]:
+def _touched(nest: LoopNest, places: Mapping[str, Buffer], loop: int, spans: _Spans, place: Integers, after: bool) -> Iterator[Touches]:
     """Touches in the bodies of iterations of one loop, before or after the loops in it."""
     for operand, access in zip(nest.operands, nest.accesses, strict=True):
         if access.inside != loop or operand.after_loops != after or operand.name not in places:
