@@ -157,7 +157,7 @@ class Graph:
         epoch = watched.look(parameters) if watched is not None else None
         if epoch is None:
             epoch = self._watched.put(first, WatchedTensors(parameters)).look(parameters)
-        EPOCH.now = epoch or None
+        EPOCH.now = None if is_traced() else epoch or None
         try:
             return self._call(*inputs)
         finally:
@@ -181,11 +181,11 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccu
         return graph
     if effects_of(module.graph).draws_in_order:
         return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
-    made = rewrite(module, accuracy, bool(cuda_graph))
+    static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
+    made = rewrite(module, accuracy, bool(cuda_graph), on_cpu=not any(one.is_cuda for one in tensors), same=static)
     _ = made.module.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call
     call = made.module.forward
     if cuda_graph is True and made.repeatable:
-        static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
         call = GraphedCalls(call, {*made.parameters, *static})
     graph = Graph(module, call, made.layers, made.parameters)
     graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]

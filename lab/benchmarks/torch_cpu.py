@@ -4,7 +4,8 @@
     python lab/benchmarks/torch_cpu.py [-o FILE] [--threads 1 2] [--seconds 3600] [MODEL...]
     python lab/figures/update_pages.py          # puts the table into docs/models.md
 
-Candidates: eager; eager channels last; torch.compile with Inductor; the same with its option freezing (weights are constants); pysim, by
+Candidates: eager; eager channels last; torch.compile with Inductor; the same with its option freezing (weights are constants), and with
+freezing and max_autotune; pysim, by
 `optimize` or, with --how compile, as the backend of torch.compile; and `pysim.load` of the same network exported to ONNX. Without names:
 one model of each family of torchvision, and TIMM's where timm is installed. Batch 1, seeded random weights.
 
@@ -50,7 +51,7 @@ TIMM = (
     "lcnet_050", "levit_128s", "mixer_s32_224", "mixnet_s", "mobilenetv4_conv_small", "mobilevit_xxs", "pit_ti_224", "poolformer_s12",
     "regnetz_005", "repvgg_a0", "res2net50_26w_4s", "resmlp_12_224", "resnest14d", "rexnet_100", "seresnet18", "xcit_nano_12_p16_224",
 )  # fmt: skip
-WAYS = ("eager", "channels_last", "inductor", "inductor_freezing", "pysim", "pysim_onnx")
+WAYS = ("eager", "channels_last", "inductor", "inductor_freezing", "inductor_autotuned", "pysim", "pysim_onnx")
 Call = Callable[[], Any]
 
 
@@ -111,6 +112,7 @@ def makers(one: Network, how: str, threads: int, folder: Path) -> dict[str, Call
         "channels_last": channels_last,
         "inductor": lambda: partial(torch.compile(model, dynamic=False), x),
         "inductor_freezing": lambda: partial(torch.compile(model, dynamic=False, options={"freezing": True}), x),
+        "inductor_autotuned": lambda: partial(torch.compile(model, dynamic=False, options={"freezing": True, "max_autotune": True}), x),
         "pysim": ours,
         "pysim_onnx": lambda: by_onnx(one, threads, folder),
     }

@@ -26,6 +26,8 @@ CPUS = {  # files of lab/benchmarks/models.py
     "Zen 4, one core": "zen4/models.jsonl",
     "Granite Rapids, one core": "granite-rapids/models.jsonl",
 }
+TORCH_CPUS = {"Zen 4, one core": "torch-cpu-zen4.jsonl"}  # files of benchmarks/torch_cpu.py
+_CPU_PEERS = "PyTorch's best of eager, channels last, Inductor, and Inductor with freezing; max-autotune was not measured"
 BATCHES = (4, 32)  # that are drawn: a GPU is busy with them
 BAR = 0.26  # height, of 1 for a network
 
@@ -74,8 +76,33 @@ def summary() -> str:
         rows += _rows({f"H100, {label}": [(one["model"], speed(one)) for one in found]}, f"PyTorch's best of {peers(found)}")
     cpu = {machine: [(one["model"].removesuffix(".onnx"), cpu_speed(one)) for one in networks(file)[1]] for machine, file in CPUS.items()}
     rows += _rows(cpu, "ONNX Runtime")
+    for on, file in TORCH_CPUS.items():
+        for over, speeds in torch_cpu_speeds(file).items():
+            rows += _rows({f"{on}, PyTorch models": [*speeds.items()]}, over)
     titles = "| on | over | networks | slowest | geometric mean | fastest |"
     return "\n".join([titles, "|---|---|--:|---|--:|---|", *rows, ""])
+
+
+def torch_cpu_speeds(file: str) -> dict[str, dict[str, float]]:
+    """For eager PyTorch, and for the best of all its ways: the speed of `pysim.torch.optimize` over it, by network, on one thread."""
+    rows = [one for one in networks(file)[1] if one["threads"] == 1]
+    found: dict[str, dict[str, float]] = {"eager PyTorch": {}, _CPU_PEERS: {}}
+    for one in rows:
+        times = {way: seconds["cpu"] for way, seconds in one["seconds"].items()}
+        fastest = min(value for way, value in times.items() if not way.startswith("pysim"))
+        for speeds, other in zip(found.values(), (times["eager"], fastest), strict=True):
+            speeds[one["model"]] = other / times["pysim"]
+    return found
+
+
+def torch_cpu_losses(file: str) -> str:
+    """The networks that PyTorch's compiler runs faster, as an item of a list."""
+    _, speeds = torch_cpu_speeds(file).values()
+    slower = ", ".join(f"{name} {speed:.2f}x" for name, speed in sorted(speeds.items(), key=lambda pair: pair[1]) if speed < 1)
+    return (
+        f"- On one core of a Zen 4, PyTorch models of many small operators are slower than under Inductor, which fuses what lies\n"
+        f"  between layers: {slower}. As ONNX files (`pysim.load`) they are faster ([table](docs/models.md#pytorch)).\n"
+    )
 
 
 def _rows(measured: dict[str, list[tuple[str, float]]], over: str) -> list[str]:

@@ -309,6 +309,7 @@ CPU_WAYS = {  # candidates of lab/benchmarks/torch_cpu.py
     "channels_last": "channels last",
     "inductor": "Inductor",
     "inductor_freezing": "with freezing",
+    "inductor_autotuned": "and max-autotune",
     "pysim": "pysim.torch",
     "pysim_onnx": "pysim.load",
 }
@@ -317,7 +318,7 @@ CPU_WAYS = {  # candidates of lab/benchmarks/torch_cpu.py
 def torch_cpu_table(path: Path) -> str:
     """Whole PyTorch networks on a CPU: milliseconds of each candidate, and the best of PyTorch over pysim's two."""
     header, *found = records.lines(path)
-    rows = [f"| network, threads | {' | '.join(CPU_WAYS.values())} | over pysim.torch | over pysim.load |", "|---|" + "--:|" * 8]
+    rows = [f"| network, threads | {' | '.join(CPU_WAYS.values())} | over pysim.torch | over pysim.load |", "|---|" + "--:|" * 9]
     over: dict[str, list[float]] = {"pysim": [], "pysim_onnx": []}
     for one in found:
         clock = "cpu" if one["threads"] == 1 else "wall"
@@ -392,6 +393,7 @@ if __name__ == "__main__":
         put(ROOT / "docs" / "models.md", f"models in other types{name}", precisions_table(device))
     put(ROOT / "docs" / "models.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("*/torch-cpu.jsonl")))))
     put(ROOT / "README.md", "models", model_figure.summary())
+    put(ROOT / "README.md", "torch on cpus", model_figure.torch_cpu_losses("zen4/torch-cpu.jsonl"))
     model_figure.draw(ROOT / "docs" / "models.svg")
     for mark, machine in (("", "zen5"), ("-granite-rapids", "granite-rapids"), ("-zen4", "zen4")):
         put(ROOT / "docs" / "models.md", f"cpu models{mark}", cpu_models_table(f"{machine}/models.jsonl"))

@@ -11,7 +11,7 @@ import inspect
 import operator
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,7 +19,9 @@ from torch import fx
 from torch.nn import functional
 
 from pysim.frontends.torch_channels import without_permutes
+from pysim.frontends.torch_cpu import faster_layers
 from pysim.frontends.torch_effects import Effects, effects_of
+from pysim.frontends.torch_fold import FoldedParameters, fold, foldable
 from pysim.frontends.torch_nodes import ELEMENTWISE, NORM_ARGUMENTS, graph_of
 from pysim.frontends.torch_strides import restore_strides
 from pysim.models.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, InputOp, fuse
@@ -47,7 +49,15 @@ class Rewritten(NamedTuple):
     repeatable: bool
 
 
-def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_graph: bool = False) -> Rewritten:
+def rewrite(
+    module: fx.GraphModule,
+    accuracy: ModelAccuracy = "strict",
+    in_cuda_graph: bool = False,
+    on_cpu: bool = False,
+    same: Collection[int] = (),
+) -> Rewritten:
+    """`on_cpu`: every input lies there. Then operators of layers that stay PyTorch's are left as they are. `same`: the positions of the
+    inputs that are parameters and buffers of the model."""
     graph = module.graph
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     _remove_dropout(module)
@@ -55,12 +65,18 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
     before = effects_of(graph)
     repeatable = not (before.writes_inputs or before.draws_numbers or before.returns_inputs(_returned(graph)))
     returns_views = before.share_memory(_returned(graph))
-    _replace_pools(module)
-    without_permutes(module, ELEMENTWISE)
+    if not on_cpu:
+        _replace_pools(module)
+        without_permutes(module, ELEMENTWISE)
     if not before.needs_strides:
         _views_to_reshapes(module)
     effects = effects_of(graph)
-    layers, made = _insert_layers(module, effects)
+    if on_cpu:
+        may_fold = foldable(graph, before, [inputs[at] for at in same])
+        layers, made = _insert_faster_layers(module, effects, accuracy, may_fold)
+        made += [folded] if (folded := fold(module, may_fold)) else []
+    else:
+        layers, made = _insert_layers(module, effects)
     _count_writes(module, effects)
     for layer in layers:
         layer.accuracy, layer.in_cuda_graph = accuracy, in_cuda_graph
@@ -74,7 +90,8 @@ def rewrite(module: fx.GraphModule, accuracy: ModelAccuracy = "strict", in_cuda_
         restore_strides(module, made)
     else:
         restore_strides(module, [one for one in _returned(graph) if one.op != "placeholder"], only_results=not returns_views)
-    _join_chains(module)
+    if not on_cpu:
+        _join_chains(module)
     graph.lint()
     module.recompile()
     return Rewritten(module, layers, parameters, means, repeatable)
@@ -101,6 +118,26 @@ def _insert_layers(module: fx.GraphModule, effects: Effects) -> tuple[list[Fused
             )
             made.append(_insert(module, node, places, RowNormLayer(feeds_products=feeds_products, **node.attributes)))
     return layers, made
+
+
+def _insert_faster_layers(
+    module: fx.GraphModule, effects: Effects, accuracy: ModelAccuracy, may_fold: Collection[fx.Node]
+) -> tuple[list[FusedLayer], list[fx.Node]]:
+    """On a CPU: the layers of weights, and the nodes of those that are expected to be faster than PyTorch's. Norms stay PyTorch's."""
+    places = {node.name: node for node in module.graph.nodes}
+    nodes = [node for node in fuse(graph_of(module.graph, effects), _supports_on_cpu).nodes if node.op in _WEIGHTED_OPS]
+    layers = [_layer(node, places) for node in nodes]
+    for node, layer in zip(nodes, layers, strict=True):
+        w = places[node.inputs[1]]
+        layer.accuracy, layer.computed_weights = accuracy, w.op not in ("placeholder", "get_attr") and w not in may_fold
+    taken = faster_layers([*zip(nodes, layers, strict=True)], places)
+    made = [_insert(module, node, places, layer) for node, layer, _ in taken]
+    restore_strides(module, [one for one, (*_, restores) in zip(made, taken, strict=True) if restores])
+    return layers, made
+
+
+def _supports_on_cpu(node: Node, epilogue: Any) -> bool:
+    return epilogue not in (PARTS, INPUT_OP) and _supports(node, epilogue)
 
 
 def _supports(node: Node, epilogue: Any) -> bool:
@@ -218,6 +255,8 @@ def _insert(module: fx.GraphModule, node: Node, places: dict[str, fx.Node], laye
 def _parameters(node: fx.Node, module: fx.GraphModule) -> list[fx.Node]:
     """The arguments of a layer from which it may keep something: its own parameters and those of a norm on its input."""
     layer = module.get_submodule(str(node.target))
+    if isinstance(layer, FoldedParameters):
+        return [*node.args]
     kept = [*node.args[1 : 1 + layer.parameter_count]]
     if isinstance(layer, FusedLayer) and isinstance(layer.input_op, NormLayer):
         kept += node.args[1 + RESIDUAL_INPUT :]

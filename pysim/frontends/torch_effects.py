@@ -125,6 +125,18 @@ def effects_of(graph: fx.Graph) -> Effects:
     return Effects(frozenset(written), regions, needs_strides, draws_numbers, draws_in_order, aliases, writers)
 
 
+def is_pure(node: fx.Node) -> bool:
+    """Whether an operator computes its result and does nothing else: it neither writes nor draws, and does not look at memory."""
+    known = _is_known(node)
+    changes = _draws(node) or _changes_state(node, known) or _name(node) in _STRIDE_READERS
+    return known and not changes and not _writes(node, known)
+
+
+def makes_memory(node: fx.Node) -> bool:
+    """Whether a pure operator's result is in memory of its own."""
+    return _name(node) in _MAKERS
+
+
 def _name(node: fx.Node) -> str:
     """The name of an operator without its overload: "relu_" of torch.relu_, Tensor.relu_ and functional.relu_."""
     if node.op == "call_method":
@@ -170,7 +182,8 @@ def _writes(node: fx.Node, known: bool) -> list[fx.Node]:
     if given.get("inplace") is True:
         written += first or inputs[:1]
     if name in ("batch_norm", "instance_norm") and given.get("training" if name == "batch_norm" else "use_input_stats", True) is not False:
-        written += inputs[1:]  # the running statistics among them
+        statistics = ("running_mean", "running_var")
+        written += [given[one] for one in statistics if isinstance(given[one], fx.Node)] if given.keys() >= {*statistics} else inputs[1:]
     return written
 
 

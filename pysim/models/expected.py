@@ -12,10 +12,10 @@ of the roofline that PyTorch's convolutions reach:
          0.7 for FP32 products of one row: for 11 of them on an H100 the expected time is 0.81 to 1.28 times the measured one
          (lab/data/h100/torch-operators.txt). With 0.11, EfficientNet-B0's classifier at batch 1 ran by a plan of 11.9 us in place of
          5.0 us, and its chains of 128 multiply-adds dominated the error of the logits
-    CPU  0.36: the median of 90 layers of four torchvision networks, batch 1, on one core of an AMD EPYC (Zen 5), from 0.15 to 0.73 (5th and
-         95th percentile), PyTorch 2.14
 
-`floor`: 0 on a CPU. On a GPU 2.1 us, for a convolution plus 16 ns per multiply-add of a dot product (channels of a group x kernel), which
+On a CPU prices by kind of operator take the place of all this (`pysim.models.expected_cpu`).
+
+`floor`: 2.1 us, for a convolution plus 16 ns per multiply-add of a dot product (channels of a group x kernel), which
 is a sequential chain where outputs are few. Of 186 convolutions of batch 1 to 32 on an H200, PyTorch was faster than floor + launch in two,
 by at most 2 %; 11 small ones with dot products of 240 to 1152 took 1.0 to 1.35 times that (lab/data/h200/layers-*.jsonl,
 h200/small-conv.jsonl). HOST_SECONDS is a quarter of the host time per operator of five networks at batch 1 on a shared host (19 us and
@@ -26,37 +26,35 @@ So a plan is rejected where no kernel is made for the problem, for example for a
 Worked number: 118 GFLOP on an H200 at 66.9 TFLOP/s take 1.76 ms at the roofline; the expected time is at most 16 ms.
 """
 
-import math
+from collections.abc import Sequence
 
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
+from pysim.models.expected_cpu import operator_seconds, pass_seconds
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
-from pysim.registry.cpu import kernels
 
-GPU_SHARE, GPU_ROW_SHARE, CPU_SHARE = 0.11, 0.7, 0.36
+GPU_SHARE, GPU_ROW_SHARE = 0.11, 0.7
 GPU_FLOOR, GPU_PRODUCT = 2.1e-6, 16e-9
 HOST_SECONDS = 5e-6
 
 
-def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: int = 0, in_cuda_graph: bool = False) -> float:
-    """Expected seconds of one convolution or product and the `passes` operators after it."""
+def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: Sequence[str] = (), in_cuda_graph: bool = False) -> float:
+    """Expected seconds of one convolution or product and the `passes`, the operators after it."""
+    if isinstance(on, Machine):
+        return operator_seconds(problem, on) + sum(pass_seconds(name, problem, on) for name in passes)
     size, outputs = SIZES[problem.dtype], _outputs(problem)
     moved = size * (_inputs(problem) + outputs)
-    if isinstance(on, Gpu):
-        rates = on.fma_per_cycle
-        fastest = rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]
-        peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
-        bandwidth, launch, floor = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_FLOOR
-        share = GPU_ROW_SHARE if isinstance(problem, Gemm) and problem.m == 1 and problem.dtype in ("f32", "tf32") else GPU_SHARE
-        floor += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.channels / problem.groups * problem.kernel_h * problem.kernel_w
-    else:
-        peak, launch, share, floor = 2 * _fma_per_cycle(problem.dtype, on) * on.clock_hz, 0.0, CPU_SHARE, 0.0
-        bandwidth = on.memory.read_bytes_per_cycle.value * on.clock_hz
+    rates = on.fma_per_cycle
+    fastest = rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]
+    peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
+    bandwidth, launch, floor = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_FLOOR
+    share = GPU_ROW_SHARE if isinstance(problem, Gemm) and problem.m == 1 and problem.dtype in ("f32", "tf32") else GPU_SHARE
+    floor += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.channels / problem.groups * problem.kernel_h * problem.kernel_w
     one_pass = 2 * size * outputs / bandwidth + launch
-    host = (1 + passes) * HOST_SECONDS if isinstance(on, Gpu) and not in_cuda_graph else 0.0
-    return max(max(problem.flops / peak / share, moved / bandwidth / share, floor) + launch + passes * one_pass, host)
+    host = 0.0 if in_cuda_graph else (1 + len(passes)) * HOST_SECONDS
+    return max(max(problem.flops / peak / share, moved / bandwidth / share, floor) + launch + len(passes) * one_pass, host)
 
 
 def passes_seconds(elements: int, dtype: str, on: Gpu, passes: int, in_cuda_graph: bool) -> float:
@@ -75,13 +73,3 @@ def _inputs(p: Workload) -> int:
 
 def _outputs(p: Workload) -> int:
     return p.m * p.n if isinstance(p, Gemm) else p.batch * p.filters * p.windows
-
-
-def _fma_per_cycle(dtype: str, on: Machine) -> float:
-    """Multiply-adds per cycle of the widest kernel that the core can run."""
-    rates = [0.0]
-    for row in kernels():
-        unit = on.unit(row.target)
-        if row.dtype == dtype and unit is not None:
-            rates.append(row.lane_windows * row.lane_filters * unit.rate(dtype))
-    return max(rates) or math.nan

@@ -32,11 +32,12 @@ from pysim.errors import PysimError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.models.expected import passes_seconds, pytorch_seconds
+from pysim.models.expected_cpu import MARGIN, name_of, own_activation, own_seconds
 from pysim.models.fusion import RESIDUAL_INPUT
 from pysim.models.torch_gpu import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors
-from pysim.models.torch_norms import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation
+from pysim.models.torch_norms import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation, apply_activation_
 from pysim.models.torch_precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
-from pysim.models.torch_state import ParameterCache, changes_are_seen, needs_pytorch
+from pysim.models.torch_state import EPOCH, ParameterCache, changes_are_seen, needs_pytorch
 from pysim.once import LruCache
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
@@ -77,6 +78,30 @@ class _Choice(NamedTuple):
     decision: Decision
     plan: Plan | None
     uses_prologue: bool = False  # the kernel applies `input_op` in its prologue
+    activation: Any = None  # of the epilogue on a CPU
+
+
+class _Repeat(NamedTuple):
+    """What a later call on a CPU repeats while no parameter changes: the checks of its input, and the prepared call."""
+
+    epoch: Any
+    shape: tuple[int, ...]
+    dtype: Any
+    threads: int
+    adds: bool
+    prepared: Prepared
+    activation: Any  # by PyTorch's operator
+
+    def applies_to(self, x: Any, residual: Any) -> bool:
+        """Whether a call on these is the same kind of call: in inference, with plain dense tensors, in this thread's current graph."""
+        if EPOCH.now is not self.epoch or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        same = self._fits(x, self.shape) and torch.get_num_threads() == self.threads
+        return same and (self._fits(residual, self.prepared.shapes[1]) if self.adds else residual is None)
+
+    def _fits(self, x: Any, shape: tuple[int, ...]) -> bool:
+        plain = type(x) is torch.Tensor and x.shape == shape and x.dtype is self.dtype and x.is_cpu
+        return plain and x.is_contiguous() and not x.is_neg()
 
 
 class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
@@ -88,7 +113,10 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
     input_op: NormLayer | FactorLayer | None
     accuracy: ModelAccuracy = "strict"
     in_cuda_graph: bool = False
+    computed_weights = False  # the graph computes them in each call
+    copied_bytes: int | None = None  # of operands that a call on a CPU copies to or from planes; None: as its input lies
     parameter_count = RESIDUAL_INPUT - 1
+    _repeat: _Repeat | None = None
 
     def __init__(
         self,
@@ -106,7 +134,9 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         self.scaled, self.over_channels = scaled, over_channels
         self.__dict__["input_op"] = input_op  # not a submodule: reading those is slow, and this one has no parameters of its own
         self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
-        self._passes = (epsilon is not None) + (activation is not None) + has_residual + scaled
+        # PyTorch's operators that it replaces, the activation last
+        passes = {"norm": epsilon is not None, "scale": scaled, "add": has_residual, name_of(activation): activation is not None}
+        self._passes = tuple(name for name, needed in passes.items() if needed)
         self._choices: LruCache[_Choice] = LruCache(_CACHE_SIZE)
         self._launches: LruCache[GpuLaunch] = LruCache(_CACHE_SIZE)
         self.derived = ParameterCache(_CACHE_SIZE)
@@ -129,8 +159,13 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         *of_input_op: Any,
     ) -> Any:
         """The residual may be overwritten: nothing reads it later. `of_input_op`: the norm's parameters, or the factor."""
+        repeat = self._repeat
+        if repeat is not None and repeat.applies_to(x, residual):
+            return self._prepared_call(repeat.prepared, x, residual, repeat.activation)
         norm, factor = ((), *of_input_op) if isinstance(self.input_op, FactorLayer) else (of_input_op, None)
         return self.run(x, (w, bias, gamma, beta, mean, var, *norm), residual, factor)[0]
+
+    __call__ = forward  # skips nn.Module's search for hooks, which takes a microsecond; none can be registered here
 
     @property
     def always_pytorch(self) -> bool:
@@ -155,10 +190,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         others = (residual, factor) if inference and self.derived.watched else (*parameters, residual, factor)
         if self._needs_pytorch(x, others, inference):
             return self._fallback(x, parameters, residual, factor), None
-        types = settings() if x.is_cuda else None
-        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, types)
-        key = key if factor is None else (*key, factor.shape, factor.dtype)
-        choice = self._choices.get(key) or self._choices.put(key, self._choose(x, w, factor))
+        key, choice = self._choice_for(x, w, factor)
         if choice.plan is None:
             return self._fallback(x, parameters, residual, factor), None
         try:
@@ -197,6 +229,22 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     # The choice
 
+    def keeps_pytorch(self, x: Any, w: Any) -> bool:
+        """Whether PyTorch's operators are chosen for operands like these."""
+        return self._choice_for(x, w, None)[1].plan is None
+
+    def set_copied_bytes(self, count: int) -> None:
+        if self.copied_bytes != count:
+            self.copied_bytes = count
+            self._choices.clear()
+
+    def _choice_for(self, x: Any, w: Any, factor: Any) -> tuple[tuple[Any, ...], _Choice]:
+        """The key of this kind of input, and its choice."""
+        types = settings() if x.is_cuda else None
+        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, types)
+        key = key if factor is None else (*key, factor.shape, factor.dtype)
+        return key, self._choices.get(key) or self._choices.put(key, self._choose(x, w, factor))
+
     def _choose(self, x: Any, w: Any, factor: Any = None) -> _Choice:
         problem, plan, input_op_seconds = None, None, 0.0
         types = types_of(x, w, self.kind, self.accuracy, settings())
@@ -218,9 +266,21 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
                 reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
                 decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
                 return _Choice(decision, with_prologue, True)
+        if isinstance(on, Machine):
+            return self._choice_on_cpu(x, plan, on, expected)
         if plan.seconds is not None and plan.seconds > expected:
             return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
         return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
+
+    def _choice_on_cpu(self, x: Any, plan: Plan, on: Machine, expected: float) -> _Choice:
+        """By the whole price of the plan in PyTorch, as far as that can be trusted. GELU and the like run in the epilogue or by PyTorch."""
+        activation = own_activation(plan.workload, on, self.activation)
+        copied = self.copied_bytes
+        copied = (0 if x.is_contiguous() else x.nbytes) if copied is None else copied
+        seconds = own_seconds(plan, on, self._passes, activation, copied, self.computed_weights)
+        if seconds * (1 + MARGIN) > expected:
+            return self._keep_pytorch("PyTorch's operator is expected to be about as fast or faster", plan.workload, seconds, expected)
+        return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, seconds, expected), plan, False, activation)
 
     def _fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, prologue: bool = False) -> Plan:
         """The fastest plan among these types; the first type's PlanError if no type has one."""
@@ -229,7 +289,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             layout: Layout = "nhwc" if x.is_cuda and self.kind == "Conv" and not prologue else "nchw"
             try:
                 problem: Any = self._problem(x, w, dtype)
-                plans.append(planner.plan(problem, on, layout=layout, accuracy=plan_accuracy(self.accuracy), prologue=prologue))
+                accuracy, prepared = plan_accuracy(self.accuracy), not x.is_cuda and self.kind == "Linear"
+                plans.append(planner.plan(problem, on, layout=layout, accuracy=accuracy, prologue=prologue, prepared=prepared))
             except PysimError as error:
                 errors.append(error)
         if not plans:
@@ -250,15 +311,11 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         return _Choice(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
 
     def _problem(self, x: Any, w: Any, dtype: str) -> Workload | None:
-        """The problem in this type, or None if no kernel supports it. On a CPU a product is planned as a 1x1 convolution, whose weights are
-        packed once; the rows of x are the pixels of one image."""
+        """The problem in this type, or None if no kernel supports it."""
         if x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
             return None
         if self.kind == "Linear":
-            rows = x.numel() // x.shape[-1]
-            if x.is_cuda:
-                return Gemm(m=rows, n=w.shape[0], k=w.shape[1], trans_b=True, dtype=dtype)
-            return Conv(channels=w.shape[1], height=1, width=rows, filters=w.shape[0], kernel_h=1, kernel_w=1, dtype=dtype)
+            return Gemm(m=x.numel() // x.shape[-1], n=w.shape[0], k=w.shape[1], trans_b=True, dtype=dtype)
         if x.dim() != 4:
             return None
         (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), groups = self.geometry
@@ -272,29 +329,40 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def _on_cpu(self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
         plan = choice.plan
-        assert plan is not None and isinstance(plan.workload, Conv)
+        assert plan is not None
         problem = plan.workload
-        fits = residual is None or (self.kind == "Conv" and residual.dtype == x.dtype and tuple(residual.shape) == _out_shape(problem))
-        activation = self.activation if fits else None
+        shape = _out_shape(problem) if isinstance(problem, Conv) else (*x.shape[:-1], problem.n)
+        # a product's kernel adds no residual; the sum comes before the activation
+        adds = residual is not None and self.kind == "Conv" and residual.dtype == x.dtype and tuple(residual.shape) == shape
+        activation = choice.activation if adds or residual is None else None
+        threads = torch.get_num_threads()
 
         def make() -> Prepared:
             w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters)
             if scale is not None:
                 w = _scale_weights(w, scale).to(w.dtype)
             schedule, on = on_cpu(plan)
-            filters = w.reshape(*w.shape[:2], *w.shape[2:] or (1, 1)).contiguous().numpy()
             addend = None if shift is None else shift.to(w.dtype).numpy()
-            return Prepared(problem, filters, schedule, addend, activation, torch.get_num_threads(), host.executor(on))
+            return Prepared(problem, w.contiguous().numpy(), schedule, addend, activation, threads, host.executor(on))
 
-        prepared = self.derived.get((key, torch.get_num_threads(), fits), parameters, make)
-        image = x.detach().reshape(-1, problem.channels).t().contiguous() if self.kind == "Linear" else x.detach().contiguous()
-        y = torch.empty(_out_shape(problem), dtype=x.dtype)
-        shape = (problem.batch, problem.channels, problem.height, problem.width)
-        added = residual.detach().contiguous().numpy() if fits and residual is not None else None
-        prepared(image.reshape(shape).numpy(), y.numpy(), added)
-        if self.kind == "Linear":
-            y = y.reshape(problem.filters, -1).t().contiguous().reshape(*x.shape[:-1], problem.filters)
-        return y if fits else apply_activation(y + residual, self.activation)
+        prepared = self.derived.get((key, threads, activation is self.activation), parameters, make)
+        apart = None if activation is self.activation else self.activation
+        if residual is None or adds:
+            if self.derived.watched and EPOCH.now is not None:
+                self.__dict__["_repeat"] = _Repeat(EPOCH.now, x.shape, x.dtype, threads, adds, prepared, apart)
+            return self._prepared_call(prepared, x, residual, apart)
+        y = self._prepared_call(prepared, x, None, None)
+        y = y.add_(residual) if residual.shape == y.shape and residual.dtype == y.dtype else y + residual
+        return y if apart is None else apply_activation_(y, apart)
+
+    def _prepared_call(self, prepared: Prepared, x: Any, residual: Any, activation: Any) -> Any:
+        """`activation`: by PyTorch's operator, afterwards."""
+        given, made = prepared.shapes
+        y, image = torch.empty(made, dtype=x.dtype), x.detach().contiguous()
+        image = image if image.shape == given else image.reshape(given)
+        prepared(image.numpy(), y.numpy(), None if residual is None else residual.detach().contiguous().numpy())
+        y = y.reshape(*x.shape[:-1], made[-1]) if self.kind == "Linear" and x.dim() != 2 else y
+        return y if activation is None else apply_activation_(y, activation)
 
     def _on_gpu(
         self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
