@@ -20,7 +20,7 @@ from pysim.models import expected_cpu, torch_layers  # noqa: E402
 from pysim.models.torch_layers import FusedLayer  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
 
-DATA = Path(__file__).parent.parent / "benchmarks" / "data"
+DATA = Path(__file__).parent.parent / "lab" / "data"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ class OverChannels(nn.Module):
 def test_pytorchs_operators_inside_networks_are_expected_to_take_what_they_take():
     """Per kind of convolution and product, the median error is below a quarter, where one share of the roofline was off by 2.9 times."""
     zen4, errors = load_any("zen4"), {}
-    for row in map(json.loads, (DATA / "torch-operators-zen4.jsonl").read_text().splitlines()):
+    for row in map(json.loads, (DATA / "zen4/torch-operators.jsonl").read_text().splitlines()):
         if row.get("op") in ("conv", "linear"):
             problem = parse(row["problem"])
             error = abs(np.log(expected_cpu.operator_seconds(problem, zen4) / row["seconds"]))

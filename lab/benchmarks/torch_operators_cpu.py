@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times of PyTorch's operators and of pysim's layers inside whole networks on this CPU: what `models/expected_cpu.py` is fitted to.
 
-    python benchmarks/torch_operators_cpu.py -o benchmarks/data/torch-operators-MACHINE.jsonl [--threads 1] [NETWORK...]
-    python tools/fit_torch.py benchmarks/data/torch-operators-*.jsonl
+    python lab/benchmarks/torch_operators_cpu.py -o lab/data/MACHINE/torch-operators.jsonl [--threads 1] [NETWORK...]
+    python lab/fits/fit_torch.py lab/data/*/torch-operators.jsonl
 
 Each operator is timed where it stands in the network, so its operands are as warm in the caches as they are in use; batch 1, seeded random
 weights. The least wall time of the rounds counts, since other processes only lengthen them. One JSON line for each network, operator and

@@ -26,7 +26,7 @@ CPUS = {  # files of lab/benchmarks/models.py
     "Zen 4, one core": "zen4/models.jsonl",
     "Granite Rapids, one core": "granite-rapids/models.jsonl",
 }
-TORCH_CPUS = {"Zen 4, one core": "torch-cpu-zen4.jsonl"}  # files of benchmarks/torch_cpu.py
+TORCH_CPUS = {"Zen 4, one core": "zen4/torch-cpu.jsonl"}  # files of lab/benchmarks/torch_cpu.py
 _CPU_PEERS = "PyTorch's best of eager, channels last, Inductor, and Inductor with freezing; max-autotune was not measured"
 BATCHES = (4, 32)  # that are drawn: a GPU is busy with them
 BAR = 0.26  # height, of 1 for a network

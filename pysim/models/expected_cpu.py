@@ -6,8 +6,8 @@
     a layer here  plan + call + bytes of the operands at its own prices (OWN) + activations and residuals that the kernels' stores lack
                   + copies between planes and channels last + the preparation of weights that the graph computes
 
-Prices are cycles of a core. They were fitted on a Zen 4 core to times measured inside 29 networks (benchmarks/torch_operators_cpu.py,
-benchmarks/data/torch-operators-zen4.jsonl, tools/fit_torch.py), none of them in the table of docs/models.md, PyTorch 2.14 with oneDNN and
+Prices are cycles of a core. They were fitted on a Zen 4 core to times measured inside 29 networks (lab/benchmarks/torch_operators_cpu.py,
+lab/data/zen4/torch-operators.jsonl, lab/fits/fit_torch.py), none of them in the table of docs/models.md, PyTorch 2.14 with oneDNN and
 MKL. Other processes shared the machine: the median error is 4 to 7 % for dense convolutions and products, 12 % by channel and 22 % for
 one-pixel convolutions, and 6 to 10 % for layers here. One share of the roofline for all operators was off by up to 2.9 times. A price per
 byte covers what a roofline leaves out: reorders of oneDNN, page faults, values that are not in the nearest cache. PyTorch's operators are

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits the constants of pysim/models/expected_cpu.py, PRICES, PASSES and OWN, to measured times.
 
-    python tools/fit_torch.py benchmarks/data/torch-operators-zen4.jsonl
+    python lab/fits/fit_torch.py lab/data/zen4/torch-operators.jsonl
 
 Non-negative weights that minimize the relative errors, outliers weighted down (iteratively reweighted least squares): other processes
 lengthen single measurements several times. Of PyTorch's operators the 30th percentile is fitted, of layers here the median. Prints the
