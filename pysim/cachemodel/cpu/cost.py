@@ -59,12 +59,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.cpu.bounds import least_traffic
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, select
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.occupancy import traffic
-from pysim.cachemodel.cpu.sliced import OPERANDS, TableStreams, streams_of
+from pysim.cachemodel.cpu.sliced import OPERANDS, streams_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
@@ -76,6 +77,8 @@ from pysim.registry.cpu import Kernel, kernels
 # (least squares: Winograd 0.46 over 115 plans on a Zen 4, 0.27 over 306 on an Emerald Rapids; rows of depthwise tiles 0.36 to 0.86)
 SHORT_CALL = 0.5
 MIN_PRUNED = 64  # smaller tables are predicted whole
+FIRST = 100  # schedules of a kind that are looked at first
+ROUNDED_DOWN = 1 - 1e-9  # bounds and predictions add in another order
 FIRST_MARGIN = 1.02  # the best schedule of a kind is first looked for within this factor of the least lower bound
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # Rows in flight that no prefetch brings in time. A core's window holds more, but then a line from L3 takes longer than its latency alone
@@ -124,16 +127,31 @@ class Prediction(NamedTuple):
 def predict(table: Table, state: State = "hot", prune: bool = False) -> Prediction:
     """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start.
     `prune`: only the schedules that may be the best of their kind, if there are many."""
-    terms, streams = compute_cycles(table), streams_of(table, state)
+    terms = compute_cycles(table)
     if prune and table.kernel.size >= MIN_PRUNED:
-        return _pruned(table, terms, streams)
-    return assemble(table, terms, traffic(table, streams))
+        return _pruned(table, terms, state)
+    return assemble(table, terms, traffic(table, streams_of(table, state)))
 
 
-def _pruned(table: Table, terms: Mapping[str, Array], streams: TableStreams) -> Prediction:
-    """The schedules that may be the best of their kind. The others take longer with their certain misses alone; how sets are filled,
-    most of the work, is computed only for these."""
+def _pruned(table: Table, terms: Mapping[str, Array], state: State) -> Prediction:
+    """The schedules that may be the best of their kind. The others take longer by a lower bound: at first from the sizes of their tiles
+    (`bounds`); then from the misses that are certain. How sets are filled, most of the work, is computed only for these."""
     kind = np.where(table.keeps_windows, 0, 1)
+    least = assemble(table, terms, least_traffic(table)).cycles * ROUNDED_DOWN
+    most = np.array([np.sort(of_kind)[:FIRST][-1:].max(initial=0.0) for of_kind in (least[kind == 0], least[kind == 1])])
+    while True:
+        (rows,) = np.nonzero(least <= most[kind])
+        prediction, certain = _best_of(select(table, rows), {name: term[rows] for name, term in terms.items()}, state)
+        best = _minima(prediction.cycles, np.where(prediction.table.keeps_windows, 0, 1))
+        if (best <= most).all() or rows.size == kind.size:
+            least[rows] = np.maximum(least[rows], certain)
+            return prediction._replace(bounds=_minima(least, table.kernel, len(table.rates.kernels)))
+        most = best
+
+
+def _best_of(table: Table, terms: Mapping[str, Array], state: State) -> tuple[Prediction, Array]:
+    """The schedules that may be the best of their kind, and the cycles of all with their certain misses alone."""
+    kind, streams = np.where(table.keeps_windows, 0, 1), streams_of(table, state)
     certain = assemble(table, terms, traffic(table, streams, certain_only=True)).cycles
     most = FIRST_MARGIN * _minima(certain, kind)
     while True:
@@ -142,7 +160,7 @@ def _pruned(table: Table, terms: Mapping[str, Array], streams: TableStreams) -> 
         prediction = assemble(some, {name: term[rows] for name, term in terms.items()}, traffic(some, streams.of(rows)))
         best = _minima(prediction.cycles, kind[rows])
         if (best <= most).all():
-            return prediction._replace(bounds=_minima(certain, table.kernel, len(table.rates.kernels)))
+            return prediction, certain
         most = best
 
 
