@@ -31,58 +31,56 @@ from pysim.cachemodel.cpu.occupancy import CERTAIN_LINES
 from pysim.cachemodel.cpu.sliced import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED
 from pysim.machine.cpu import Level
 
-KEPT, STREAMED, OUT, FIRST_KEPT, FIRST_STREAMED = range(5)
-_NORMAL = ((0.0, 0.5), (1.0, 0.8413), (2.0, 0.9772), (3.0, 0.9986))  # z and Phi(z), rounded down
+_NORMAL = ((0.0, 0.5), (2.0, 0.4772))  # z, and what Phi(z) is more than at the z before, rounded down
 
 
-class _Use(NamedTuple):
-    """`size` bytes of an operand that are used again after at least `kept` + `streamed` + `outputs` bytes."""
+class _Uses(NamedTuple):
+    """Uses of OPERANDS in turn (rows) for each schedule: `size` bytes are used again after at least `kept` + `streamed` + `outputs` bytes.
 
-    of: int
+    `distinct`: the most distinct bytes that kept tiles, streamed tiles and outputs may have.
+    """
+
     size: Array
     kept: Array
     streamed: Array
     outputs: Array
+    distinct: Array
 
 
 @lru_cache(maxsize=64)
-def _steps(level: Level) -> tuple[Array, Array]:
-    """Distances in bytes, and the share of lines that miss a level for certain beyond 0, 1, 2, ... of them (`occupancy.miss_share`)."""
+def _steps(level: Level) -> tuple[tuple[float, float], ...]:
+    """Distances in bytes beyond which lines miss a level for certain, and how much more of them (`occupancy.miss_share`)."""
     if level.page_share == 1:
-        return np.array([(level.ways + CERTAIN_LINES) * level.way_bytes]), np.array([0.0, 1.0])
+        return (((level.ways + CERTAIN_LINES) * level.way_bytes, 1.0),)
     scattered, median = 1 - level.page_share, level.ways - 1 / 3
-    roots = [(z * scattered**0.5 + (z * z * scattered + 4 * median) ** 0.5) / 2 for z, _ in _NORMAL]  # of the ways at which Phi has z
-    return np.array(roots) ** 2 * level.way_bytes, np.array([0.0, *(share for _, share in _NORMAL)])
+    ways = [((z * scattered**0.5 + (z * z * scattered + 4 * median) ** 0.5) / 2) ** 2 for z, _ in _NORMAL]  # at which Phi has z
+    return tuple((way * level.way_bytes, share) for way, (_, share) in zip(ways, _NORMAL, strict=True))
 
 
 def least_traffic(table: Table) -> Array:
     """Bytes that each supplier delivers at least, as `occupancy.traffic`."""
-    rates, n, keeps = table.rates, table.kernel.size, table.keeps_windows
-    nest, uses, distinct = rates.nest, *_uses(table)
-    moved, seen = np.zeros((len(rates.machine.levels), 2 * len(OPERANDS), n)), np.ones((3, 1))
+    rates, keeps, uses = table.rates, table.keeps_windows, _uses(table)
+    nest, levels = rates.nest, rates.machine.levels
+    moved, missed = np.zeros((len(levels), 2 * len(OPERANDS), keeps.size)), uses.size
     of_filters, in_panels = FILTERS if nest.filters_packed else PACKED, 1.0 if nest.windows_packed else table.packed
-    missed = [use.size for use in uses]
-    for level, of_level in zip(rates.machine.levels, moved, strict=True):
-        beyond, shares = _steps(level)
-        crossed = np.zeros((5, n))
-        for at, use in enumerate(uses):
-            distance = seen[KEPT] * use.kept + seen[STREAMED] * use.streamed + seen[OUT] * use.outputs
-            missed[at] = np.minimum(missed[at], use.size * shares[beyond.searchsorted(distance, side="right")])
-            crossed[use.of] += missed[at]
-        windows, filters = np.where(keeps, crossed[[KEPT, STREAMED]], crossed[[STREAMED, KEPT]])
-        first_windows, first_filters = np.where(keeps, crossed[[FIRST_KEPT, FIRST_STREAMED]], crossed[[FIRST_STREAMED, FIRST_KEPT]])
-        of_level[2 * PACKED] = windows * in_panels
-        of_level[2 * INPUT] = windows * (1 - in_panels)
-        of_level[2 * (PACKED if nest.windows_packed else INPUT)] += first_windows
-        of_level[2 * of_filters] += filters
-        of_level[2 * FILTERS] += first_filters
-        of_level[2 * OUTPUT + 1] = crossed[OUT]
-        seen = np.minimum(1.0, crossed[:3] / distinct)
+    distance = uses.kept + uses.streamed + uses.outputs
+    for level, of_level in zip(levels, moved, strict=True):
+        missed = np.minimum(missed, sum((distance >= least) * share for least, share in _steps(level)) * uses.size)
+        kept, streamed, outputs = missed[0] + missed[1], missed[2] + missed[3], missed[4]
+        of_level[2 * PACKED] = np.where(keeps, kept, streamed) * in_panels
+        of_level[2 * INPUT] = np.where(keeps, kept, streamed) * (1 - in_panels)
+        of_level[2 * (PACKED if nest.windows_packed else INPUT)] += np.where(keeps, missed[5], missed[6])
+        of_level[2 * of_filters] += np.where(keeps, streamed, kept)
+        of_level[2 * FILTERS] += np.where(keeps, missed[6], missed[5])
+        of_level[2 * OUTPUT + 1] = outputs
+        if level is not levels[-1]:
+            seen = np.minimum(1.0, np.stack([kept, streamed, outputs]) / uses.distinct)
+            distance = seen[0] * uses.kept + seen[1] * uses.streamed + seen[2] * uses.outputs
     return moved
 
 
-def _uses(table: Table) -> tuple[list[_Use], Array]:
-    """The uses above; and the most distinct bytes that operands KEPT, STREAMED and OUT may have."""
+def _uses(table: Table) -> _Uses:
+    """The uses above: two of k, two of s, that of o; and the first uses of the operands that are kept and streamed, packed or not."""
     rates, nest, keeps = table.rates, table.rates.nest, table.keeps_windows
     size, repeats, sets = nest.element_bytes, nest.repeats, np.ceil(nest.group_channels / table.channels)
     window = np.where((table.packed > 0) | nest.windows_packed, rates.packed_window, size)  # bytes for one channel
@@ -115,22 +113,14 @@ def _uses(table: Table) -> tuple[list[_Use], Array]:
     raw_windows *= not nest.fresh_input  # what was just written may be near
     raw_filters = nest.groups * nest.group_channels * (all_filters if nest.filters_packed else nest.group_filters * size)
     first_k, first_s = roles(raw_windows, raw_filters)
-    out = repeats * all_o
-    uses = [
-        _Use(KEPT, pass_k * (n_s - sets_s), k, s, o),
-        _Use(STREAMED, pass_s * (n_k - sets_k), k, k2_s, k2_o),
-        _Use(KEPT, pass_k * (sets_s - 1), k3_k, near_s, o + k2_k3_o - k2_o),
-        _Use(
-            STREAMED,
-            pass_s * (sets_k - 1),
-            np.where(packed_s, 0.0, near_k),
-            all_s,
-            np.where(packed_s, 0.0, k2_o + k3_o - k2_k3_o),
-        ),
-        _Use(OUT, out * sets, all_k, all_s, all_o),
-        _Use(FIRST_KEPT, first_k, np.where(packed_k, 0.0, all_k), np.where(packed_k, all_s, 0.0), all_o - k3_o),
-        _Use(FIRST_STREAMED, first_s, near_k, np.where(packed_s, 0.0, all_s), k3_o - k2_k3_o),
-    ]
     panels = k + s + PANEL_ALIGN * (n_k + n_s)  # partial tiles and lines
-    operands = repeats * sets * (all_k + all_s) + panels
-    return uses, np.stack([operands, operands, out])
+    operands, out, zero = repeats * sets * (all_k + all_s) + panels, repeats * all_o, np.zeros(k.size)
+    return _Uses(
+        np.stack(
+            [pass_k * (n_s - sets_s), pass_k * (sets_s - 1), pass_s * (n_k - sets_k), pass_s * (sets_k - 1), out * sets, first_k, first_s]
+        ),
+        np.stack([k, k3_k, k, np.where(packed_s, zero, near_k), all_k, np.where(packed_k, zero, all_k), near_k]),
+        np.stack([s, near_s, k2_s, all_s, all_s, np.where(packed_k, all_s, zero), np.where(packed_s, zero, all_s)]),
+        np.stack([o, o + k2_k3_o - k2_o, k2_o, np.where(packed_s, zero, k2_o + k3_o - k2_k3_o), all_o, all_o - k3_o, k3_o - k2_k3_o]),
+        np.stack([operands, operands, out]),
+    )

@@ -77,9 +77,9 @@ from pysim.registry.cpu import Kernel, kernels
 # (least squares: Winograd 0.46 over 115 plans on a Zen 4, 0.27 over 306 on an Emerald Rapids; rows of depthwise tiles 0.36 to 0.86)
 SHORT_CALL = 0.5
 MIN_PRUNED = 64  # smaller tables are predicted whole
-FIRST = 100  # schedules of a kind that are looked at first
-ROUNDED_DOWN = 1 - 1e-9  # bounds and predictions add in another order
-FIRST_MARGIN = 1.02  # the best schedule of a kind is first looked for within this factor of the least lower bound
+# Schedules of each kind that are looked at first, those of least bounds; and of those the ones that are predicted first
+FIRST, NEAREST = 160, 12
+ROUNDING = 1 + 1e-9  # bounds and predictions add in another order
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # Rows in flight that no prefetch brings in time. A core's window holds more, but then a line from L3 takes longer than its latency alone
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)
@@ -123,6 +123,11 @@ class Prediction(NamedTuple):
     def cycles(self) -> Array:
         return self.costs.cycles
 
+    @property
+    def best(self) -> Array:
+        """The least cycles of each kind."""
+        return _minima(self.cycles, np.where(self.table.keeps_windows, 0, 1))
+
 
 def predict(table: Table, state: State = "hot", prune: bool = False) -> Prediction:
     """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start.
@@ -134,34 +139,43 @@ def predict(table: Table, state: State = "hot", prune: bool = False) -> Predicti
 
 
 def _pruned(table: Table, terms: Mapping[str, Array], state: State) -> Prediction:
-    """The schedules that may be the best of their kind. The others take longer by a lower bound: at first from the sizes of their tiles
-    (`bounds`); then from the misses that are certain. How sets are filled, most of the work, is computed only for these."""
+    """The schedules that may be the best of their kind. The others take longer than one of these by a lower bound: from the sizes of their
+    tiles (`bounds`), or from the misses that are certain. How sets are filled, most of the work, is computed only for these."""
     kind = np.where(table.keeps_windows, 0, 1)
-    least = assemble(table, terms, least_traffic(table)).cycles * ROUNDED_DOWN
-    most = np.array([np.sort(of_kind)[:FIRST][-1:].max(initial=0.0) for of_kind in (least[kind == 0], least[kind == 1])])
-    while True:
-        (rows,) = np.nonzero(least <= most[kind])
-        prediction, certain = _best_of(select(table, rows), {name: term[rows] for name, term in terms.items()}, state)
-        best = _minima(prediction.cycles, np.where(prediction.table.keeps_windows, 0, 1))
-        if (best <= most).all() or rows.size == kind.size:
-            least[rows] = np.maximum(least[rows], certain)
-            return prediction._replace(bounds=_minima(least, table.kernel, len(table.rates.kernels)))
-        most = best
+    least = assemble(table, terms, least_traffic(table)).cycles / ROUNDING
+    rows = _least(least, kind, FIRST)
+    prediction, certain = _best_of(select(table, rows), _of(terms, rows), state)
+    within = least <= prediction.best[kind]
+    if np.count_nonzero(within) > np.count_nonzero(within[rows]):  # than the best of those of least bounds, others may be better
+        rows = np.flatnonzero(within)
+        prediction, certain = _best_of(select(table, rows), _of(terms, rows), state, prediction.best)
+    least[rows] = certain
+    return prediction._replace(bounds=_minima(least, table.kernel, len(table.rates.kernels)))
 
 
-def _best_of(table: Table, terms: Mapping[str, Array], state: State) -> tuple[Prediction, Array]:
-    """The schedules that may be the best of their kind, and the cycles of all with their certain misses alone."""
+def _best_of(table: Table, terms: Mapping[str, Array], state: State, most: Array | None = None) -> tuple[Prediction, Array]:
+    """The schedules that may be the best of their kind, if that takes at most `most` cycles; and the cycles of all with their certain
+    misses alone."""
     kind, streams = np.where(table.keeps_windows, 0, 1), streams_of(table, state)
-    certain = assemble(table, terms, traffic(table, streams, certain_only=True)).cycles
-    most = FIRST_MARGIN * _minima(certain, kind)
+    certain = assemble(table, terms, traffic(table, streams, certain_only=True)).cycles / ROUNDING
+    rows = _least(certain, kind, NEAREST) if most is None else np.flatnonzero(certain <= most[kind])
     while True:
-        (rows,) = np.nonzero(certain <= most[kind])
         some = select(table, rows)
-        prediction = assemble(some, {name: term[rows] for name, term in terms.items()}, traffic(some, streams.of(rows)))
-        best = _minima(prediction.cycles, kind[rows])
-        if (best <= most).all():
+        prediction = assemble(some, _of(terms, rows), traffic(some, streams.of(rows)))
+        within = certain <= prediction.best[kind]
+        if np.count_nonzero(within) == np.count_nonzero(within[rows]):
             return prediction, certain
-        most = best
+        rows = np.flatnonzero(within)
+
+
+def _least(cycles: Array, kind: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+    """The schedules of each kind with the least cycles, in their order."""
+    most = [np.sort(cycles[kind == one])[:number][-1:].max(initial=0.0) for one in (0, 1)]
+    return np.flatnonzero(cycles <= np.array(most)[kind])
+
+
+def _of(terms: Mapping[str, Array], rows: NDArray[np.int64]) -> dict[str, Array]:
+    return {name: term[rows] for name, term in terms.items()}
 
 
 def _minima(cycles: Array, group: NDArray[np.int64], groups: int = 2) -> Array:

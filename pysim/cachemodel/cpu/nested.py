@@ -28,7 +28,7 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
-TRANSFERS = 0.5  # transfer cycles of most best schedules over their compute cycles, at most
+TRANSFERS = 0.8  # transfer cycles of most best schedules over their compute cycles, at most
 
 
 class NestCandidates(NamedTuple):
