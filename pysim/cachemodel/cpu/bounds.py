@@ -31,7 +31,7 @@ from pysim.cachemodel.cpu.occupancy import CERTAIN_LINES
 from pysim.cachemodel.cpu.sliced import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED
 from pysim.machine.cpu import Level
 
-_NORMAL = ((0.0, 0.5), (2.0, 0.4772))  # z, and what Phi(z) is more than at the z before, rounded down
+_NORMAL = ((-1.0, 0.158), (0.0, 0.341), (1.0, 0.341), (2.0, 0.136))  # z, and what Phi(z) is more than at the z before, rounded down
 
 
 class _Uses(NamedTuple):
@@ -69,9 +69,10 @@ def least_traffic(table: Table) -> Array:
         kept, streamed, outputs = missed[0] + missed[1], missed[2] + missed[3], missed[4]
         of_level[2 * PACKED] = np.where(keeps, kept, streamed) * in_panels
         of_level[2 * INPUT] = np.where(keeps, kept, streamed) * (1 - in_panels)
-        of_level[2 * (PACKED if nest.windows_packed else INPUT)] += np.where(keeps, missed[5], missed[6])
+        of_level[2 * PACKED + 1] = missed[5] + missed[6]
+        of_level[2 * (PACKED if nest.windows_packed else INPUT)] += np.where(keeps, missed[7], missed[8])
         of_level[2 * of_filters] += np.where(keeps, streamed, kept)
-        of_level[2 * FILTERS] += np.where(keeps, missed[6], missed[5])
+        of_level[2 * FILTERS] += np.where(keeps, missed[8], missed[7])
         of_level[2 * OUTPUT + 1] = outputs
         if level is not levels[-1]:
             seen = np.minimum(1.0, np.stack([kept, streamed, outputs]) / uses.distinct)
@@ -80,7 +81,7 @@ def least_traffic(table: Table) -> Array:
 
 
 def _uses(table: Table) -> _Uses:
-    """The uses above: two of k, two of s, that of o; and the first uses of the operands that are kept and streamed, packed or not."""
+    """The uses above: two of k, two of s, that of o; k and s after the run has packed them; and the first uses of their operands."""
     rates, nest, keeps = table.rates, table.rates.nest, table.keeps_windows
     size, repeats, sets = nest.element_bytes, nest.repeats, np.ceil(nest.group_channels / table.channels)
     window = np.where((table.packed > 0) | nest.windows_packed, rates.packed_window, size)  # bytes for one channel
@@ -113,14 +114,18 @@ def _uses(table: Table) -> _Uses:
     raw_windows *= not nest.fresh_input  # what was just written may be near
     raw_filters = nest.groups * nest.group_channels * (all_filters if nest.filters_packed else nest.group_filters * size)
     first_k, first_s = roles(raw_windows, raw_filters)
-    panels = k + s + PANEL_ALIGN * (n_k + n_s)  # partial tiles and lines
-    operands, out, zero = repeats * sets * (all_k + all_s) + panels, repeats * all_o, np.zeros(k.size)
-    return _Uses(
-        np.stack(
-            [pass_k * (n_s - sets_s), pass_k * (sets_s - 1), pass_s * (n_k - sets_k), pass_s * (sets_k - 1), out * sets, first_k, first_s]
-        ),
-        np.stack([k, k3_k, k, np.where(packed_s, zero, near_k), all_k, np.where(packed_k, zero, all_k), near_k]),
-        np.stack([s, near_s, k2_s, all_s, all_s, np.where(packed_k, all_s, zero), np.where(packed_s, zero, all_s)]),
-        np.stack([o, o + k2_k3_o - k2_o, k2_o, np.where(packed_s, zero, k2_o + k3_o - k2_k3_o), all_o, all_o - k3_o, k3_o - k2_k3_o]),
-        np.stack([operands, operands, out]),
+    tiles = k + s + PANEL_ALIGN * (n_k + n_s)  # partial tiles and lines
+    operands, out, zero = repeats * sets * (all_k + all_s) + tiles, repeats * all_o, np.zeros(k.size)
+    near_o, far_o = o + k2_k3_o - k2_o, k2_o + k3_o - k2_k3_o
+    uses = (
+        (pass_k * (n_s - sets_s), k, s, o),
+        (pass_k * (sets_s - 1), k3_k, near_s, near_o),
+        (pass_s * (n_k - sets_k), k, k2_s, k2_o),
+        (pass_s * np.where(packed_s, n_k / k3, sets_k - 1), np.where(packed_s, zero, near_k), all_s, np.where(packed_s, zero, far_o)),
+        (out * sets, all_k, all_s, all_o),
+        (np.where(packed_k, pass_k, zero), near_k, zero, zero),
+        (np.where(packed_s, pass_s * n_k / k3, zero), zero, k2_s, zero),
+        (first_k, np.where(packed_k, zero, all_k), np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, near_o + all_o - k3_o)),
+        (first_s, near_k, all_s, np.where(packed_s, k3_o, far_o)),
     )
+    return _Uses(*(np.stack(column) for column in zip(*uses, strict=True)), np.stack([operands, operands, out]))
