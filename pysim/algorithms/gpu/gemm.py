@@ -22,7 +22,7 @@ import msgspec
 from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.contract import DIRECT_SUM, Bound, nothing_prepared
 from pysim.cachemodel.gpu import mainloop, tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
@@ -201,7 +201,8 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     if others:
         more, refused = usable(request, msgspec.structs.replace(problem, dtype=others[0].dtype), NAME, others)
         kernels, rejected = kernels + more, rejected + refused
-    return Candidates(request, tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number))), (), tuple(rejected))
+    able = tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number)))
+    return Candidates(request, able, (), tuple(rejected), prunes(request, limit))
 
 
 def other_dtype(problem: Gemm) -> str | None:

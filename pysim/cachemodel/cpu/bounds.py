@@ -104,7 +104,7 @@ def _uses(table: Table) -> _Uses:
     sets_s, sets_k = np.ceil(n_s / k2), np.ceil(n_k / k3)
     k2_s, k3_k = np.minimum(k2 * s, all_s), np.minimum(k3 * k, all_k)
     near_s, near_k = np.where(k3 > 1, k2_s, s), np.where(sets_s > 1, k3_k, k)
-    packed_k, packed_s = roles(table.packed > 0, not nest.filters_packed)
+    packed_k, packed_s = (packed > 0 for packed in roles(table.packed, float(not nest.filters_packed)))
     all_k, all_s = np.where(packed_k, near_k, all_k), np.where(packed_s, k2_s, all_s)  # panels are filled again for each set
     o, k2_o, k2_k3_o, k3_o, all_o = outputs(1, 1), outputs(1, k2), outputs(k3, k2), outputs(k3, n_s), outputs(n_k, n_s)
 
@@ -128,4 +128,5 @@ def _uses(table: Table) -> _Uses:
         (first_k, np.where(packed_k, zero, all_k), np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, near_o + all_o - k3_o)),
         (first_s, near_k, all_s, np.where(packed_s, k3_o, far_o)),
     )
-    return _Uses(*(np.stack(column) for column in zip(*uses, strict=True)), np.stack([operands, operands, out]))
+    sizes, kept, streamed, of_outputs = (np.stack(column) for column in zip(*uses, strict=True))
+    return _Uses(sizes, kept, streamed, of_outputs, np.stack([operands, operands, out]))
