@@ -27,7 +27,7 @@ and 1 / 4 + 2 (1 - 1 / 4) = 1.75 I: two I unless F is the first or the last tile
 """
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -142,12 +142,12 @@ class SeveralTrips:
         return np.greater(nest.trips[self.loop], 1).astype(np.float64)
 
 
-Product = tuple[Factor, ...]
+Product = tuple[int, ...]  # rows of a table of numbers (`Factors`)
 Fixed = tuple[tuple[int, Factor, float], ...]  # a distance that is given: (operand, factor, weight) of each operand
 
 
 class Sum(dict[Product, float]):
-    """A sum of products of factors, each with its weight. Products without a weight left vanish."""
+    """A sum of products, each with its weight. Products without a weight left vanish."""
 
     def __add__(self, other: "Sum") -> "Sum":
         total = Sum(self)
@@ -161,15 +161,11 @@ class Sum(dict[Product, float]):
     def __sub__(self, other: "Sum") -> "Sum":
         return self + other * -1.0
 
-    def __mul__(self, by: "Factor | float") -> "Sum":
-        if isinstance(by, float):
-            return Sum({product: weight * by for product, weight in self.items()})
-        return Sum({(*product, by): weight for product, weight in self.items()})
-
-
-def one(factor: Factor, weight: float = 1.0) -> Sum:
-    """A single factor as a sum."""
-    return Sum({(factor,): weight})
+    def __mul__(self, by: int | float) -> "Sum":
+        """Times the factor in a row (an int), or times a number."""
+        if isinstance(by, int):
+            return Sum({(*product, by): weight for product, weight in self.items()})
+        return Sum({product: weight * by for product, weight in self.items()})
 
 
 class Factors(dict[Factor, int]):
@@ -202,12 +198,16 @@ class Formulas(NamedTuple):
     order: Indices
 
     @classmethod
-    def of(cls, sums: Sequence[Sum], factors: Factors) -> "Formulas":
+    def of(cls, sums: Sequence[Sum]) -> "Formulas":
         order = sorted(range(len(sums)), key=lambda at: -len(sums[at]))
         rounds = [[[*sums[at].items()][place] for at in order if place < len(sums[at])] for place in range(len(sums[order[0]]))]
         terms = [*itertools.chain(*rounds)]
-        products = products_of([[factors[factor] for factor in product] for product, _ in terms])
-        return cls(*products, np.array([[weight] for _, weight in terms]), tuple(map(len, rounds)), np.argsort(order))
+        return cls(
+            *products_of([product for product, _ in terms]),
+            np.array([[weight] for _, weight in terms]),
+            tuple(map(len, rounds)),
+            np.argsort(order),
+        )
 
     def evaluated(self, numbers: Array) -> Array:
         """Each sum for every column, in `order`."""
@@ -235,43 +235,37 @@ def evaluate_products(numbers: Array, products: tuple[Indices, ...], order: Indi
     return found.take(order, axis=0)
 
 
-def around(use: Use, y: Access, row: int) -> Sum:
-    """around(use.loop) of operand Y, number `row`, for X = use.of."""
+def around(use: Use, y: Access, footprint: Mapping[int, Sum], factors: Factors) -> Sum:
+    """around(use.loop) of an operand Y with these footprints, for X = use.of."""
     x, loop = use.of, use.loop
     if y.inside < loop:
         return Sum()
     innermost = min(body for body in (y.inside, x.inside, x.only_first - 1) if body >= loop)
-    between = footprint(y, row, innermost)
+    between = footprint[innermost]
     for m in range(innermost, loop, -1):
-        tile, per_trip, several = footprint(y, row, m), PerTrip(m), SeveralTrips(m)
         if m not in x.indexed_by:
             continue
-        if m == y.only_first:
-            between = between * per_trip + tile - tile * per_trip
-        elif m in y.indexed_by:
-            between = between + footprint(y, row, m - 1) - tile
-        elif use.at_end is None:
-            between = between * per_trip + tile * 2.0 - tile * 2.0 * per_trip
+        tile = footprint[m]
+        if m in y.indexed_by and m != y.only_first:
+            between = between + footprint[m - 1] - tile
+        elif m == y.only_first or use.at_end is None:
+            per_trip, passes = factors[PerTrip(m)], 1.0 if m == y.only_first else 2.0
+            between = between * per_trip + tile * passes - tile * passes * per_trip
         else:
-            share = 0.5 if use.at_end else 1.0
+            several, share = factors[SeveralTrips(m)], 0.5 if use.at_end else 1.0
             between = between - between * share * several + tile * (2 * share) * several
     return between
 
 
-def footprint(y: Access, row: int, loop: int) -> Sum:
-    """Bytes of an operand in one iteration of a loop, by the loop whose iterations touch the same."""
-    return one(Footprint(row, y.level(loop)))
-
-
-def distance(use: Use, y: Access, row: int) -> Sum:
+def distance(use: Use, y: Access, footprint: Mapping[int, Sum], factors: Factors) -> Sum:
     """Bytes of Y between a use and the next."""
     loop, first = use.loop, y.only_first
     if use.fraction is not None and (loop <= first or loop == y.inside):
-        return footprint(y, row, max(loop, first)) * use.fraction
+        return footprint[max(loop, first)] * use.fraction
     if loop == first:
         return Sum()
-    between = around(use, y, row)
-    return between * PerTrip(first) if NO_LOOP < first < loop else between
+    between = around(use, y, footprint, factors)
+    return between * factors[PerTrip(first)] if NO_LOOP < first < loop else between
 
 
 class Distances(NamedTuple):
@@ -291,29 +285,32 @@ class _Distance(NamedTuple):
     """A distance, its limit, and the (operand, loop) whose neighbouring tiles it consists of."""
 
     terms: tuple[tuple[Product, float], ...]
-    limit: Footprint
+    limit: int
     overlapping: tuple[int, int] | None
 
 
 def distances_of(uses: Sequence[Use | Fixed], operands: Sequence[Access], factors: Factors) -> Distances:
     """The recurrence for the uses of a nest, whatever its trip counts."""
+    loops = range(-1, 1 + max(y.inside for y in operands))
+    rows = [{loop: factors[Footprint(row, y.level(loop))] for loop in loops} for row, y in enumerate(operands)]
+    footprints = [{loop: Sum({(at,): 1.0}) for loop, at in of.items()} for of in rows]
     places: dict[_Distance, list[tuple[int, int]]] = {}  # where each distance occurs: (operand, use)
     for (number, use), (row, y) in itertools.product(enumerate(uses), enumerate(operands)):
-        overlapping, limit = None, Footprint(row, y.level(-1))
+        overlapping, limit = None, rows[row][-1]
         if isinstance(use, Use):
-            terms, limit, body = distance(use, y, row), Footprint(row, y.level(max(-1, use.loop - 1))), Footprint(row, y.level(use.loop))
-            if use.loop in y.indexed_by and {product[0] for product in terms} == {body} and terms != one(body):
+            terms, limit, body = distance(use, y, footprints[row], factors), rows[row][max(-1, use.loop - 1)], rows[row][use.loop]
+            if use.loop in y.indexed_by and {product[0] for product in terms} == {body} and terms != {(body,): 1.0}:
                 overlapping = row, use.loop
         else:
-            terms = Sum({(factor,): weight for operand, factor, weight in use if operand == row})
+            terms = Sum({(factors[factor],): weight for operand, factor, weight in use if operand == row})
         if terms:
             places.setdefault(_Distance(tuple(terms.items()), limit, overlapping), []).append((row, number))
     distances, which = sorted(places, key=lambda found: -len(found.terms)), np.full((len(operands), len(uses)), len(places))
     for at, found in enumerate(distances):
         which[tuple(zip(*places[found], strict=True))] = at
     return Distances(
-        Formulas.of([*(Sum(found.terms) for found in distances), Sum({(): 0.0})], factors),
-        np.array([*(factors[found.limit] for found in distances), 0]),
+        Formulas.of([*(Sum(found.terms) for found in distances), Sum({(): 0.0})]),
+        np.array([*(found.limit for found in distances), 0]),
         tuple((at, *found.overlapping) for at, found in enumerate(distances) if found.overlapping),
         which,
     )

@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pysim.cachemodel.cpu.distances import Array as Array
-from pysim.cachemodel.cpu.distances import Distances, Factors, Fixed, Product, distances_of, evaluate_products
+from pysim.cachemodel.cpu.distances import Distances, Factors, Fixed, distances_of, evaluate_products
 from pysim.cachemodel.cpu.distances import Use as Use
-from pysim.cachemodel.cpu.reuse import AGAIN, OperandStructure, structure
+from pysim.cachemodel.cpu.reuse import AGAIN, Factored, OperandStructure, structure
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -304,7 +304,7 @@ class LoopNest:
     def reuses(self) -> Iterator[Reuse]:
         """Every reuse, grouped by operand, with the loop whose next iteration it is in (-1: the next run)."""
 
-        def sum_of(products: Sequence[Product]) -> Array:
+        def sum_of(products: Sequence[Factored]) -> Array:
             rows = ([self.structure.factors[factor] for factor in product] for product in products)
             return np.sum([self._numbers[of].prod(axis=0) for of in rows], axis=0)
 

@@ -39,7 +39,6 @@ from pysim.cachemodel.cpu.distances import (
     Footprint,
     Formulas,
     Indices,
-    Product,
     Sizes,
     Sum,
     Use,
@@ -140,6 +139,9 @@ class Pairs:
         return np.maximum(0.0, nest.tiles(self.dimension)[0] - iterations)
 
 
+Factored = tuple[Factor, ...]  # a product of factors
+
+
 class ReuseFormula(NamedTuple):
     """A reuse of operand `row`: `times` x `size`, sums of products, are the bytes that are reused in the next iteration of `loop`. Each of
     `uses` has a distance, and the share of the bytes that lie that far apart. `first`: nothing was written there before in the
@@ -149,8 +151,8 @@ class ReuseFormula(NamedTuple):
     loop: int
     kind: str
     uses: tuple[int, ...]
-    times: tuple[Product, ...]
-    size: tuple[Product, ...]
+    times: tuple[Factored, ...]
+    size: tuple[Factored, ...]
     shares: tuple[Factor | float, ...]
     first: bool
 
@@ -292,9 +294,16 @@ def _bytes(reuses: Sequence[ReuseFormula], written: Sequence[bool], factors: Fac
     for reuse in reuses:
         for share in reuse.shares:
             weight, factor = (share, ()) if isinstance(share, float) else (1.0, (share,))
-            sums.append(Sum({(*times, *size, *factor): weight for times, size in itertools.product(reuse.times, reuse.size)}))
+            sums.append(
+                Sum(
+                    {
+                        tuple(factors[one] for one in (*times, *size, *factor)): weight
+                        for times, size in itertools.product(reuse.times, reuse.size)
+                    }
+                )
+            )
             uses.append((reuse.row, reuse.loop, written[reuse.row] or (reuse.first and reuse.kind == BUFFER)))  # overwrites older data
-    return ReusedBytes(Formulas.of(sums, factors), *(np.array(column) for column in zip(*uses, strict=True)))
+    return ReusedBytes(Formulas.of(sums), *(np.array(column) for column in zip(*uses, strict=True)))
 
 
 class _Formulas(NamedTuple):
@@ -312,7 +321,7 @@ class _Formulas(NamedTuple):
         `partly`: an iteration touches only a part of its footprint."""
         access = self.accesses[row]
         own, last, passes = self._first_use(row)
-        size: tuple[Product, ...] = ((self._footprint(row, -1 if access.refilled_by != NO_LOOP else last),),)
+        size: tuple[Factored, ...] = ((self._footprint(row, -1 if access.refilled_by != NO_LOOP else last),),)
         for loop in (at for at in range(last + 1, access.inside + 1) if at != access.only_first):
             name = self.loops[loop][1]
             if loop in own.indexed_by:
@@ -326,7 +335,7 @@ class _Formulas(NamedTuple):
             others = tuple(count for at, count in passes.items() if at != name)
             count = Count.FULL_REPEATS if full else Count.REPEATS
             if access.refilled_by != NO_LOOP and any(of.only_first == loop for of in self.accesses):
-                times: tuple[Product, ...] = ((Times(Count.SECOND, loop), *others),)
+                times: tuple[Factored, ...] = ((Times(Count.SECOND, loop), *others),)
                 self._add(row, loop, AFTER_FILL, [Use(own, loop, None, part) for part in FRACTIONS], times, size)
                 count = Count.LATER
             times = ((Times(count, loop), *others, *((Part(row),) if partly else ())),)
@@ -360,7 +369,7 @@ class _Formulas(NamedTuple):
         self._add(row, loop, BUFFER, uses, (tuple(passes.values()),), size, first=first)
         return own, loop, passes
 
-    def _within(self, row: int, names: Iterable[str], passes: Product) -> None:
+    def _within(self, row: int, names: Iterable[str], passes: Factored) -> None:
         """Adds what neighbouring tiles of one iteration share; between them lies one tile of all that is touched in the same phase."""
         access = self.accesses[row]
         for name in names:
@@ -387,8 +396,8 @@ class _Formulas(NamedTuple):
         loop: int,
         kind: str,
         uses: Sequence[Use | Fixed],
-        times: tuple[Product, ...],
-        size: tuple[Product, ...],
+        times: tuple[Factored, ...],
+        size: tuple[Factored, ...],
         shares: tuple[Factor | float, ...] = (),
         first: bool = False,
     ) -> None:
