@@ -38,6 +38,7 @@ SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GROUPS = (1, 2, 4, 8, 16, 32)
 MIN_PART_ITERATIONS = 2  # k-iterations of a split-K part
 FIRST, MAX_KINDS = 2, 16  # launches of a kind that are predicted first, those of least bounds; kinds of an algorithm
+MIN_PRUNED = 80  # fewer launches are predicted whole
 MAX_SPLIT_WAVES = 2  # tiles that fill this many waves are not split
 CYCLE_DIGITS = 3  # after the point, in which equal predictions agree: their terms are added in different orders
 ALIGN = 256  # bytes, of each part of the workspace
@@ -238,9 +239,9 @@ def _best(gpu: Gpu, columns: Columns, candidates: Sequence[Candidates]) -> tuple
     times, passes = (of[whole.variant] for of in _times_and_passes(gpu, [variant for *_, variant in tiled]))
     first, own = np.array([(start, variant.kind if kinds else -1) for start, kinds, variant in tiled], int).reshape(-1, 2)[whole.variant].T
     kind, count = first + np.where(own < 0, whole.kind, own), MAX_KINDS * len(candidates)
-    least = waves.least_cycles(gpu, columns, whole) * times + passes
     rows = np.arange(len(kind))
-    if all(one.prune for one in candidates):
+    if len(rows) > MIN_PRUNED and all(one.prune for one in candidates):
+        least = waves.least_cycles(gpu, columns, whole) * times + passes
         order = np.lexsort((least, kind))
         rows = np.sort(order[rows - kind[order].searchsorted(kind[order]) < FIRST])
     while True:
@@ -248,6 +249,8 @@ def _best(gpu: Gpu, columns: Columns, candidates: Sequence[Candidates]) -> tuple
         prediction = waves.predict(gpu, columns, table, hot)
         kept = best_rasterisations(table, prediction.cycles, prediction.traffic.gpc_bytes)
         best, others = np.full(count, np.inf), np.full(len(tiled), np.inf)
+        if len(rows) == len(kind):
+            return table.select(kept), prediction.select(kept), others
         np.minimum.at(best, kind[rows], prediction.cycles[kept] * times[rows] + passes[rows])
         left_out = np.setdiff1d(np.arange(len(kind)), rows)
         if not (better := left_out[least[left_out] <= best[kind[left_out]]]).size:
