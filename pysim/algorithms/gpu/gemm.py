@@ -265,11 +265,15 @@ def product(
     of_kernel, family = _of_kernel(gpu, tiles, families, attributes, work, efficiency)
     result = GPU_RESULT_BYTES[problem.dtype]
     a, b = problem.m * problem.k * size, problem.k * problem.n * size * tiles.parts
-    sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES[problem.dtype])
     pitch = problem.n * result
     unaligned = pitch % VECTOR_BYTES > 0  # a warp stores such rows element by element, side by side
     sectors = sectors_of(pitch, WARP * result) if unaligned else sectors_of(pitch)
-    return Columns(*sizes, *of_kernel[len(sizes) :])._replace(unaligned_c=unaligned, sectors=sectors), work, family
+    columns = of_kernel._replace(
+        m=problem.m, n=problem.n, k=problem.k, element_bytes=size,
+        bytes_a=a, bytes_b=b, bytes_c=problem.m * problem.n * result, requested_bytes_a=a, requested_bytes_b=b,
+        result_bytes=result, accumulator_bytes=SUM_BYTES[problem.dtype], unaligned_c=unaligned, sectors=sectors,
+    )  # fmt: skip
+    return columns, work, family
 
 
 @lru_cache(maxsize=4096)

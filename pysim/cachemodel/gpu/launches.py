@@ -307,7 +307,18 @@ class Launches:
         kernel = kernel[table.variant]
         kind = np.array([variant.kind for variant in variants], int)[table.variant] if kinds else table.kind
         np.minimum.at(least, kernel, self.cycles)
-        return Costs(self.cycles, kernels, kernel, kinds or DECOMPOSITIONS, kind, least, kernel, self.schedule, self.cost, self.assumed)
+        return Costs(
+            cycles=self.cycles,
+            kernels=kernels,
+            kernel=kernel,
+            kinds=kinds or DECOMPOSITIONS,
+            kind=kind,
+            bounds=least,
+            alike=kernel,
+            schedule=self.schedule,
+            cost=self.cost,
+            assumed=self.assumed,
+        )
 
     def variant(self, row: int) -> Variant:
         return self.candidates.variants[int(self.table.variant[row])]
