@@ -125,7 +125,7 @@ def test_no_schedule_moves_less_than_the_sizes_of_its_tiles_say(text: str, nest:
         assert (bound <= whole.costs.moved * (1 + 1e-9)).all()
         least = assemble(table, compute_cycles(table), bound).cycles
         assert (least <= whole.cycles * (1 + 1e-9)).all()
-        assert state != "hot" or least.min() > 0.6 * whole.cycles.min()  # it says something
+        assert state != "hot" or problem.flops < 1e8 or least.min() > 0.8 * whole.cycles.min()  # it says something
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
