@@ -49,10 +49,10 @@ def test_the_blogs_sgemm_has_2560_blocks_of_256_threads_and_fills_its_80_sms():
     """CUTLASS blog: 128x128x8 tiles of 8x8 threads on M=10240, N=4096, and V100's 80 SMs."""
     v100, problem = machine("v100"), Gemm(m=10240, n=4096, k=4096)
     assert BLOG.math_threads == BLOG.tiles.threads == 256
-    facts = predicted(v100, problem, BLOG).facts
-    assert facts["tiles"][0] == 2560 and facts["all_iterations"][0] == 512
-    assert facts["tail_blocks"][0] == 0 and facts["slots"][0] % 80 == 0
-    assert facts["tiles"][0] * BLOG.block_m * BLOG.block_n == problem.m * problem.n  # every output of a tile is useful
+    counts = predicted(v100, problem, BLOG).counts
+    assert counts.tiles[0] == 2560 and counts.all_iterations[0] == 512
+    assert counts.tail_blocks[0] == 0 and counts.slots[0] % 80 == 0
+    assert counts.tiles[0] * BLOG.block_m * BLOG.block_n == problem.m * problem.n  # every output of a tile is useful
 
 
 # Lines and sectors
@@ -69,9 +69,9 @@ def test_rows_that_begin_inside_lines_lie_in_two_of_them_and_runs_inside_sectors
 
 def test_l2_takes_longer_for_operands_and_results_whose_rows_begin_inside_lines_and_sectors():
     whole, ragged = (predicted(H200, Gemm(m=4096, n=n, k=k, dtype="f16", trans_b=True), WGMMA) for n, k in ((1536, 4096), (1544, 4104)))
-    assert ragged.terms["L2"][0] > 1.5 * whole.terms["L2"][0] and ragged.facts["l2_bytes"][0] < 1.2 * whole.facts["l2_bytes"][0]
+    assert ragged.terms["L2"][0] > 1.5 * whole.terms["L2"][0] and ragged.traffic.l2_bytes[0] < 1.2 * whole.traffic.l2_bytes[0]
     whole, ragged = (predicted(H200, Gemm(m=4096, n=n, k=64, dtype="f16", trans_b=True), WGMMA) for n in (1536, 1528))
-    assert ragged.facts["written"][0] == pytest.approx(2 * 1528 / 1536 * whole.facts["written"][0])  # 4 times a quarter of a run more
+    assert ragged.traffic.written[0] == pytest.approx(2 * 1528 / 1536 * whole.traffic.written[0])  # 4 times a quarter of a run more
 
 
 def test_a_launch_of_clusters_begins_during_a_copy():
@@ -124,12 +124,12 @@ def test_memory_is_read_for_what_waves_of_the_rasterisation_share_when_l2_keeps_
     tiny = msgspec.structs.replace(H200, l2_bytes=msgspec.structs.replace(H200.l2_bytes, value=1 << 20))
     problem, kernel = Gemm(m=m, n=n, k=k), simt((tile, tile, 8), (64, 32), (8, 8))
     found = predicted(tiny, problem, kernel, GpuSchedule(kernel.name, "data_parallel", 1, along_n, group), hot=False)
-    slots = int(found.facts["slots"][0])
+    slots = int(found.counts.slots[0])
     order = tiles_in_order(m // tile, n // tile, along_n, group)
     waves = [order[i : i + slots] for i in range(0, len(order), slots)]
     panel = tile * k * 4
     distinct = sum((len({i for i, _ in wave}) + len({j for _, j in wave})) * panel for wave in waves)
-    assert float(found.facts["memory_bytes"][0]) - m * n * 4 == pytest.approx(distinct, rel=0.15)
+    assert float(found.traffic.memory_bytes[0]) - m * n * 4 == pytest.approx(distinct, rel=0.15)
 
 
 @pytest.mark.parametrize("kernel", [SMALL, BLOG])
@@ -137,19 +137,19 @@ def test_l2_is_read_for_a_and_b_once_per_column_and_row_of_tiles(kernel):
     problem = Gemm(m=1000, n=700, k=300)
     rows, columns = math.ceil(1000 / kernel.block_m), math.ceil(700 / kernel.block_n)
     expected = 4 * (1000 * 300 * columns + 300 * 700 * rows + 1000 * 700)
-    assert float(predicted(H200, problem, kernel).facts["l2_bytes"][0]) == expected
+    assert float(predicted(H200, problem, kernel).traffic.l2_bytes[0]) == expected
 
 
 def test_a_cluster_reads_what_its_blocks_share_once():
     problem = Gemm(m=4096, n=4096, k=1024, dtype="f16")
-    alone, shared = (predicted(H200, problem, kernel).facts["l2_bytes"][0] for kernel in (WGMMA, CLUSTER))
+    alone, shared = (predicted(H200, problem, kernel).traffic.l2_bytes[0] for kernel in (WGMMA, CLUSTER))
     assert alone - shared == 2 * 4096 * 1024 * 16  # B is read by 16 rows of clusters instead of 32 of blocks
 
 
 def test_operands_that_stay_in_l2_cost_no_memory_traffic_until_caches_are_cold():
     problem = Gemm(m=512, n=512, k=512)
-    assert predicted(H200, problem, SMALL).facts["memory_bytes"][0] == 0
-    assert predicted(H200, problem, SMALL, hot=False).facts["memory_bytes"][0] >= 2 * 512 * 512 * 4
+    assert predicted(H200, problem, SMALL).traffic.memory_bytes[0] == 0
+    assert predicted(H200, problem, SMALL, hot=False).traffic.memory_bytes[0] >= 2 * 512 * 512 * 4
 
 
 # What costs must do
@@ -168,9 +168,9 @@ def test_no_prediction_beats_the_roofline(name, shape):
 
 
 def test_one_tile_more_than_a_wave_costs_a_wave():
-    slots = int(predicted(H200, Gemm(m=64, n=64, k=4096), SMALL).facts["slots"][0])
+    slots = int(predicted(H200, Gemm(m=64, n=64, k=4096), SMALL).counts.slots[0])
     full, more, next_one = (predicted(H200, Gemm(m=64 * slots + extra, n=64, k=4096), SMALL) for extra in (0, 1, 65))
-    assert full.facts["full_waves"][0] == 1 and full.facts["tail_blocks"][0] == 0 and more.facts["tail_blocks"][0] == 1
+    assert full.counts.full_waves[0] == 1 and full.counts.tail_blocks[0] == 0 and more.counts.tail_blocks[0] == 1
     alone = seconds(H200, Gemm(m=64, n=64, k=4096), SMALL) - H200.model.families["simt"].launch_seconds.value
     assert (more.cycles[0] - full.cycles[0]) / H200.clock_hz > 0.8 * alone
     assert (next_one.cycles[0] - more.cycles[0]) / H200.clock_hz < 0.01 * alone
@@ -223,7 +223,7 @@ def test_parts_that_are_reduced_in_a_cluster_need_no_workspace_no_flags_and_no_m
     together, apart = waves.predict(H200, found, launch), waves.predict(H200, others, launch)
     eight = (launch.kind == waves.SPLIT_K) & (launch.splits == 8)
     assert (together.cycles[eight] < apart.cycles[eight]).all()
-    assert (together.facts["memory_bytes"][eight] <= apart.facts["memory_bytes"][eight]).all()
+    assert (together.traffic.memory_bytes[eight] <= apart.traffic.memory_bytes[eight]).all()
     assert (together.cycles[launch.kind == waves.STREAM_K] == apart.cycles[launch.kind == waves.STREAM_K]).all()
 
 
@@ -236,20 +236,20 @@ def test_clusters_that_do_not_all_run_at_once_take_another_round():
     few, many = (
         predicted(H200, Gemm(m=128, n=128 * tiles, k=8192, dtype="f16", trans_b=True), kernel, eight) for tiles in (count, count + 1)
     )
-    assert (few.facts["full_waves"][0], few.facts["tail_blocks"][0]) == (1, 0)
-    assert (many.facts["full_waves"][0], many.facts["tail_blocks"][0]) == (1, 1)
+    assert (few.counts.full_waves[0], few.counts.tail_blocks[0]) == (1, 0)
+    assert (many.counts.full_waves[0], many.counts.tail_blocks[0]) == (1, 1)
     assert many.cycles[0] > 1.3 * few.cycles[0]
     start = waves.CLUSTER_LAUNCH_LATENCIES * H200.l2_latency_cycles.value  # of the second round's clusters
     assert many.terms["launch"][0] - few.terms["launch"][0] == pytest.approx(start)
     blocks = msgspec.structs.replace(WGMMA, reduces_in_cluster=0)  # whose parts meet through memory, each block on its own
-    assert predicted(H200, Gemm(m=128, n=128 * (count + 1), k=8192, dtype="f16", trans_b=True), blocks, eight).facts["full_waves"][0] == 0
+    assert predicted(H200, Gemm(m=128, n=128 * (count + 1), k=8192, dtype="f16", trans_b=True), blocks, eight).counts.full_waves[0] == 0
 
 
 def test_parts_of_a_tile_share_no_bytes_so_a_wave_holds_fewer_tiles():
     """64 x 32 tiles in two parts: 66 tiles at once instead of 132, so a panel of A serves fewer tiles at a time."""
     problem = Gemm(m=128 * 64, n=128 * 32, k=4096, dtype="f16", trans_b=True)
     whole, parts = (
-        predicted(H200, problem, WGMMA, GpuSchedule(WGMMA.name, kind, splits, False, 1)).facts["l2_served"][0]
+        predicted(H200, problem, WGMMA, GpuSchedule(WGMMA.name, kind, splits, False, 1)).traffic.l2_served[0]
         for kind, splits in (("data_parallel", 1), ("split_k", 2))
     )
     assert parts > whole
@@ -260,7 +260,7 @@ def test_parts_of_a_cluster_s_tile_are_reduced_in_a_cluster_of_clusters():
     problem, four = Gemm(m=256, n=128, k=8192, dtype="f16", trans_b=True), GpuSchedule(pair.name, "split_k", 4, False, 1)
     assert gemm.launch_bytes(problem, pair, four) == 0
     found = predicted(H200, problem, pair, four)
-    assert found.facts["units"][0] == 4 * H200.clusters(8)
+    assert found.counts.units[0] == 4 * H200.clusters(8)
     assert found.terms["split-K fix-up"][0] > 0
 
 
@@ -305,7 +305,7 @@ def test_f64_of_rows_that_begin_anywhere_is_multiplied_by_tensor_cores_without_c
     kernel = gemm_kernel(best.kernel)
     assert kernel.mainloop == "mma" and not [*gemm.copies(best.workload, kernel)]
     whole, ragged = (predicted(H200, Gemm(m=1024, n=1024, k=k, dtype="f64", trans_b=True), kernel) for k in (1024, 1023))
-    assert ragged.traffic[0] > whole.traffic[0]  # wavefronts: its elements come one by one
+    assert ragged.wavefronts > whole.wavefronts  # wavefronts: its elements come one by one
 
 
 def test_parts_are_reduced_in_a_cluster_where_threads_multiply_too():

@@ -224,7 +224,20 @@ def test_plans_are_ranked_and_the_first_is_the_plan(state):
     ranked = planner.plans("gemm:1000x1000x1000:f16", "h200", 8, state=state)
     times = [item.cost.seconds for item in ranked if isinstance(item.cost, Cost)]
     assert len(times) == 8 and times == sorted(times)
-    assert ranked[0].to_dict() == planner.plan("gemm:1000x1000x1000:f16", "h200", state=state).to_dict()
+    whole, chosen = ranked[0].to_dict(), planner.plan("gemm:1000x1000x1000:f16", "h200", state=state).to_dict()
+    rejected, some = whole.pop("rejected"), chosen.pop("rejected")  # the same kernels; of some only a bound is known
+    assert whole == chosen and {one["what"] for one in rejected} == {one["what"] for one in some}
+
+
+@pytest.mark.parametrize("on", ["v100", "a100", "h200"])
+@pytest.mark.parametrize("text", ["gemm:1000x1000x1000", "gemm:64x4096x4096:f16:nt", "conv:mb2ic64ih28oc128kh3ph1:f16"])
+def test_no_launch_takes_less_than_its_bound_and_the_best_of_each_kind_is_found(text, on):
+    listed, costed = planner.candidates(text, on, within=1e9), planner.plan(text, on)
+    assert costed.considered == planner.plans(text, on, 1)[0].considered
+    pairs = itertools.product(costed.rejected, listed)
+    for rejected, (schedule, second) in pairs:
+        if rejected.what == schedule.kernel and (found := re.search(r"bound is already ([0-9.]+)x", rejected.reason)):
+            assert second >= (float(found[1]) - 0.005) * costed.cost.seconds
 
 
 @pytest.mark.parametrize("problem", ["gemm:10240x4096x4096:f16", "gemm:1x1x1:bf16", "gemm:100x77x9000:tf32", "gemm:300x200x100:tn:s8"])

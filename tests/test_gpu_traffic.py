@@ -102,12 +102,12 @@ def test_boxes_of_the_copy_engine_are_filled_whole():
     problem = Gemm(m=8, n=4096, k=4096, dtype="f16")
     a, b, c = 2 * 8 * 4096, 2 * 4096 * 4096, 2 * 8 * 4096
     found = predicted(problem, WGMMA)
-    assert found.facts["l2_bytes"][0] == a * 64 + b + c
+    assert found.traffic.l2_bytes[0] == a * 64 + b + c
     simt = msgspec.structs.replace(WGMMA, mainloop="mma", producer=False, exact_capability=False, thread_m=16, thread_n=8, stages=3)
     threads = predicted(problem, simt)
-    assert threads.facts["l2_bytes"][0] == a * 64 + b + c
+    assert threads.traffic.l2_bytes[0] == a * 64 + b + c
     two, four = (predicted(Gemm(m=m, n=4096, k=4096, dtype="f16"), WGMMA) for m in (136, 256))
-    results = two.facts["l2_bytes"][0] - 17 * c, four.facts["l2_bytes"][0] - 32 * c
+    results = two.traffic.l2_bytes[0] - 17 * c, four.traffic.l2_bytes[0] - 32 * c
     assert results[0] == pytest.approx(results[1], rel=1e-3)
 
 

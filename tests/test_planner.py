@@ -16,9 +16,11 @@ from problems import LAYER, PROBLEMS, full_cost, nest_algorithm
 from yardstick import quiet_seconds
 
 from pysim import plan, plans
-from pysim.algorithms.cpu import im2col, sconv, winograd
+from pysim.algorithms.cpu import im2col, sconv, unpacked, winograd
+from pysim.algorithms.nest import BROADCASTS
 from pysim.cachemodel.cpu import tilings as space
-from pysim.cachemodel.cpu.cost import MIN_PRUNED, predict, schedule_of
+from pysim.cachemodel.cpu.bounds import least_traffic
+from pysim.cachemodel.cpu.cost import MIN_PRUNED, assemble, predict, schedule_of
 from pysim.cachemodel.cpu.incore import compute_cycles, fetch_cycles, rates
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.errors import PlanError
@@ -26,6 +28,7 @@ from pysim.machine import load as machine
 from pysim.machine.cpu import Machine
 from pysim.planner import candidates, forget
 from pysim.problem import text as workload
+from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload, parse
 from pysim.record.cost import CsaCost
 from pysim.record.plan import Request
@@ -99,6 +102,30 @@ def test_what_is_left_out_within_a_limit_cannot_be_the_best_of_its_kind_or_go_be
             if some.bounds is not None:
                 assert (everything.cycles[within] >= some.bounds[everything.table.kernel[within]] * (1 - 1e-12)).all()
         assert (some.bounds is not None) == (prune and len(rows) < table.kernel.size) or table.kernel.size < MIN_PRUNED
+
+
+BOUNDED = [
+    *(LAYER, "conv:mb2ic2ih182oc109kh3ph1", "conv:mb4g2ic82ih31oc74kh7sh2ph3", "conv:ic256ih14oc1024kh1", "conv:ic48ih16oc26kh5dh1:f64"),
+    *("gemm:512x2048x1024", "gemm:1000x768x3000:tt", "gemm:300x70x41:nt", "gemm:5x1030x640:f64"),
+]
+
+
+@pytest.mark.parametrize("name", ["zen4", "sapphire-rapids", "power10-e1050", "graviton4"])
+@pytest.mark.parametrize("nest", [nest_of, unpacked.nest_of])
+@pytest.mark.parametrize("text", BOUNDED)
+def test_no_schedule_moves_less_than_the_sizes_of_its_tiles_say(text: str, nest: Any, name: str) -> None:
+    problem, on = parse(text), machine.load(name)
+    if nest is unpacked.nest_of and not isinstance(problem, Gemm):
+        return
+    form = BROADCASTS if nest is unpacked.nest_of else None
+    table, _ = space.table(rates(nest(problem), on, space.rows(on, problem.dtype, None, form).kernels))
+    bound = least_traffic(table)
+    for state in ("hot", "cold", "chained"):
+        whole = predict(table, state)
+        assert (bound <= whole.costs.moved * (1 + 1e-9)).all()
+        least = assemble(table, compute_cycles(table), bound).cycles
+        assert (least <= whole.cycles * (1 + 1e-9)).all()
+        assert state != "hot" or problem.flops < 1e8 or least.min() > 0.8 * whole.cycles.min()  # it says something
 
 
 @pytest.mark.parametrize("text", PROBLEMS)

@@ -16,7 +16,7 @@ import numpy as np
 
 from pysim.algorithms.contract import DIRECT_SUM, Bound, Prepared
 from pysim.cachemodel.gpu import launches, tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.occupancy import occupancy
 from pysim.cachemodel.gpu.passes import Pass
@@ -139,7 +139,7 @@ class ByRow:
         variant = self.launched(gpu, known, name, "l1_bytes", *numbers)
         own, threads = variant.attributes, self.threads
         columns = tiled.columns_of(gpu, tiles, own, work, family, tiled.efficiency_of(tiles, own, known), threads)
-        blocks, l1 = columns.blocks_per_sm, gpu.l1_bytes.value
+        blocks, l1 = float(columns.blocks_per_sm), float(gpu.l1_bytes.value)
         l1 = max(l1 / MIN_L1_SHARE, l1 - blocks * own.shared_bytes) / max(1.0, blocks)  # of a block
         of_filters = float(w.group_filters * windows.k * self.planes * self.size * tiles.parts)  # bytes, of a group
         # each row of tiles requests all windows, each column of tiles one group's filters
@@ -196,7 +196,7 @@ class Rows:
                     variants.append(variant)
                 else:
                     rejected.append(Rejected(row.name, f"no block of this problem fits on an SM of {gpu.name}", "machine"))
-        return Candidates(request, tuple(variants), self.kinds or (self.NAME,), tuple(rejected))
+        return Candidates(request, tuple(variants), self.kinds or (self.NAME,), tuple(rejected), prunes(request, limit))
 
     def prepare(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> Prepared | None:
         kept = self.of(problem, schedule, layout).buffers.get("filters", 0)

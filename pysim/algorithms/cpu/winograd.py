@@ -181,16 +181,16 @@ def _costs(of: Candidates) -> Costs:
         return Schedule(kernel.name, "input_stationary", "tiles", kernel.windows, kernel.filters, *sizes, NAME, shape.outputs)
 
     return Costs(
-        cycles,
-        kernels,
-        kernel[table.case],
-        kinds,
-        kind[table.case],
-        of.bounds,
-        (kind[table.case] << 32) + table.channels.astype(np.int64),
-        schedule,
-        partial(cost_from, passes),
-        lambda row: assumed(table.machine, table.cases[table.case[row]][0].target, latencies=True, unread=unread),
+        cycles=cycles,
+        kernels=kernels,
+        kernel=kernel[table.case],
+        kinds=kinds,
+        kind=kind[table.case],
+        bounds=of.bounds,
+        alike=(kind[table.case] << 32) + table.channels.astype(np.int64),
+        schedule=schedule,
+        cost=partial(cost_from, passes),
+        assumed=lambda row: assumed(table.machine, table.cases[table.case[row]][0].target, latencies=True, unread=unread),
     )
 
 

@@ -22,7 +22,7 @@ import msgspec
 from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.contract import DIRECT_SUM, Bound, nothing_prepared
 from pysim.cachemodel.gpu import mainloop, tiled, words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, round_up
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
 from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
@@ -201,7 +201,8 @@ def candidates(request: Request, limit: float | None = None) -> Candidates:
     if others:
         more, refused = usable(request, msgspec.structs.replace(problem, dtype=others[0].dtype), NAME, others)
         kernels, rejected = kernels + more, rejected + refused
-    return Candidates(request, tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number))), (), tuple(rejected))
+    able = tuple(variants(gpu, problem, kernels, gemm_attributes(gpu.capability_number)))
+    return Candidates(request, able, (), tuple(rejected), prunes(request, limit))
 
 
 def other_dtype(problem: Gemm) -> str | None:
@@ -264,11 +265,15 @@ def product(
     of_kernel, family = _of_kernel(gpu, tiles, families, attributes, work, efficiency)
     result = GPU_RESULT_BYTES[problem.dtype]
     a, b = problem.m * problem.k * size, problem.k * problem.n * size * tiles.parts
-    sizes = (problem.m, problem.n, problem.k, size, a, b, problem.m * problem.n * result, a, b, result, SUM_BYTES[problem.dtype])
     pitch = problem.n * result
     unaligned = pitch % VECTOR_BYTES > 0  # a warp stores such rows element by element, side by side
     sectors = sectors_of(pitch, WARP * result) if unaligned else sectors_of(pitch)
-    return Columns(*sizes, *of_kernel[len(sizes) :])._replace(unaligned_c=unaligned, sectors=sectors), work, family
+    columns = of_kernel._replace(
+        m=problem.m, n=problem.n, k=problem.k, element_bytes=size,
+        bytes_a=a, bytes_b=b, bytes_c=problem.m * problem.n * result, requested_bytes_a=a, requested_bytes_b=b,
+        result_bytes=result, accumulator_bytes=SUM_BYTES[problem.dtype], unaligned_c=unaligned, sectors=sectors,
+    )  # fmt: skip
+    return columns, work, family
 
 
 @lru_cache(maxsize=4096)

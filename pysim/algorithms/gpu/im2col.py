@@ -16,7 +16,7 @@ import msgspec
 from pysim.algorithms.convolution import ByRow, Rows, legal_rows
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import words
-from pysim.cachemodel.gpu.launches import ALIGN, Candidates, round_up
+from pysim.cachemodel.gpu.launches import ALIGN, Candidates, prunes, round_up
 from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.machine.gpu import Gpu
@@ -96,7 +96,7 @@ class ByProducts(Rows):
             schedule = partial(GpuSchedule, rows[0].name, gemm=one.kernel)
             numbers = (*one.numbers, *["model.passes.column_"] * bool(copies))
             result.append(one._replace(kernel=rows[0].name, schedule=schedule, times=of.times, passes=copies, numbers=numbers))
-        return Candidates(request, tuple(result), (self.NAME,), tuple(rejected))
+        return Candidates(request, tuple(result), (self.NAME,), tuple(rejected), prunes(request, limit))
 
     def workspace_bytes(self, problem: Conv, schedule: GpuSchedule, layout: Layout) -> int:
         of, kernel = products_of(problem, layout), gemm_kernel(schedule.gemm or "")

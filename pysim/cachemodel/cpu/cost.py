@@ -59,12 +59,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.cachemodel.cpu.bounds import least_traffic
 from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, select
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
 from pysim.cachemodel.cpu.occupancy import traffic
-from pysim.cachemodel.cpu.sliced import OPERANDS, TableStreams, streams_of
+from pysim.cachemodel.cpu.sliced import OPERANDS, streams_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost
@@ -76,7 +77,9 @@ from pysim.registry.cpu import Kernel, kernels
 # (least squares: Winograd 0.46 over 115 plans on a Zen 4, 0.27 over 306 on an Emerald Rapids; rows of depthwise tiles 0.36 to 0.86)
 SHORT_CALL = 0.5
 MIN_PRUNED = 64  # smaller tables are predicted whole
-FIRST_MARGIN = 1.02  # the best schedule of a kind is first looked for within this factor of the least lower bound
+# Schedules of each kind that are looked at first, those of least bounds; and of those the ones that are predicted first
+FIRST, NEAREST = 160, 12
+ROUNDING = 1 + 1e-9  # bounds and predictions add in another order
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # Rows in flight that no prefetch brings in time. A core's window holds more, but then a line from L3 takes longer than its latency alone
 # (1,512 plans of 108 products, Zen 4: 1, 2 and 3 rows predict 90 % of them within 42, 34 and 34 %, with a regret of 1.033, 1.032, 1.032)
@@ -120,30 +123,59 @@ class Prediction(NamedTuple):
     def cycles(self) -> Array:
         return self.costs.cycles
 
+    @property
+    def best(self) -> Array:
+        """The least cycles of each kind."""
+        return _minima(self.cycles, np.where(self.table.keeps_windows, 0, 1))
+
 
 def predict(table: Table, state: State = "hot", prune: bool = False) -> Prediction:
     """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start.
     `prune`: only the schedules that may be the best of their kind, if there are many."""
-    terms, streams = compute_cycles(table), streams_of(table, state)
+    terms = compute_cycles(table)
     if prune and table.kernel.size >= MIN_PRUNED:
-        return _pruned(table, terms, streams)
-    return assemble(table, terms, traffic(table, streams))
+        return _pruned(table, terms, state)
+    return assemble(table, terms, traffic(table, streams_of(table, state)))
 
 
-def _pruned(table: Table, terms: Mapping[str, Array], streams: TableStreams) -> Prediction:
-    """The schedules that may be the best of their kind. The others take longer with their certain misses alone; how sets are filled,
-    most of the work, is computed only for these."""
+def _pruned(table: Table, terms: Mapping[str, Array], state: State) -> Prediction:
+    """The schedules that may be the best of their kind. The others take longer than one of these by a lower bound: from the sizes of their
+    tiles (`bounds`), or from the misses that are certain. How sets are filled, most of the work, is computed only for these."""
     kind = np.where(table.keeps_windows, 0, 1)
-    certain = assemble(table, terms, traffic(table, streams, certain_only=True)).cycles
-    most = FIRST_MARGIN * _minima(certain, kind)
+    least = assemble(table, terms, least_traffic(table)).cycles / ROUNDING
+    rows = _least(least, kind, FIRST)
+    prediction, certain = _best_of(select(table, rows), _of(terms, rows), state)
+    within = least <= prediction.best[kind]
+    if np.count_nonzero(within) > np.count_nonzero(within[rows]):  # than the best of those of least bounds, others may be better
+        rows = np.flatnonzero(within)
+        prediction, certain = _best_of(select(table, rows), _of(terms, rows), state, prediction.best)
+    least[rows] = certain
+    return prediction._replace(bounds=_minima(least, table.kernel, len(table.rates.kernels)))
+
+
+def _best_of(table: Table, terms: Mapping[str, Array], state: State, most: Array | None = None) -> tuple[Prediction, Array]:
+    """The schedules that may be the best of their kind, if that takes at most `most` cycles; and the cycles of all with their certain
+    misses alone."""
+    kind, streams = np.where(table.keeps_windows, 0, 1), streams_of(table, state)
+    certain = assemble(table, terms, traffic(table, streams, certain_only=True)).cycles / ROUNDING
+    rows = _least(certain, kind, NEAREST) if most is None else np.flatnonzero(certain <= most[kind])
     while True:
-        (rows,) = np.nonzero(certain <= most[kind])
         some = select(table, rows)
-        prediction = assemble(some, {name: term[rows] for name, term in terms.items()}, traffic(some, streams.of(rows)))
-        best = _minima(prediction.cycles, kind[rows])
-        if (best <= most).all():
-            return prediction._replace(bounds=_minima(certain, table.kernel, len(table.rates.kernels)))
-        most = best
+        prediction = assemble(some, _of(terms, rows), traffic(some, streams.of(rows)))
+        within = certain <= prediction.best[kind]
+        if np.count_nonzero(within) == np.count_nonzero(within[rows]):
+            return prediction, certain
+        rows = np.flatnonzero(within)
+
+
+def _least(cycles: Array, kind: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+    """The schedules of each kind with the least cycles, in their order."""
+    most = [np.sort(cycles[kind == one])[:number][-1:].max(initial=0.0) for one in (0, 1)]
+    return np.flatnonzero(cycles <= np.array(most)[kind])
+
+
+def _of(terms: Mapping[str, Array], rows: NDArray[np.int64]) -> dict[str, Array]:
+    return {name: term[rows] for name, term in terms.items()}
 
 
 def _minima(cycles: Array, group: NDArray[np.int64], groups: int = 2) -> Array:

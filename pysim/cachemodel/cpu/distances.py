@@ -18,17 +18,18 @@ that iteration if m indexes X. For the X packed from it, only a `fraction` of Y 
 A distance is at most what all iterations of l touch. Lines that neighbouring tiles share count once. Reuse distances: Mattson et al.,
 IBM Systems Journal 9(2), 1970; in loop nests: Beyls and D'Hollander, HPCC 2005.
 
-The equations are solved symbolically, once for each structure of a nest (`distance_formulas`). The result is sums of products of
-factors, such as footprints and 1 / T. `evaluate_sums` evaluates them for a table of schedules.
+`around` is this recurrence. It runs once for each structure of a nest, on sums of products (`Sum`) instead of numbers; a factor of a
+product is a value that takes its number from a nest (`Footprint`, `PerTrip`). `Formulas` evaluate many sums at once, for a whole table of
+schedules.
 
 Worked number: tile I in the outer loop, K2 = 4 tiles F in the inner loop. F is used again one iteration of the outer loop later, after 4 F
 and 1 / 4 + 2 (1 - 1 / 4) = 1.75 I: two I unless F is the first or the last tile.
 """
 
 import itertools
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,192 +80,237 @@ class Use(NamedTuple):
     fraction: float | None = None
 
 
-# Iteration counts of each loop: `LoopNest._counts`
-COUNTS = "iterations", "repeats", "full", "full iterations", "full repeats", "second", "later"
-_PER_LOOP = {kind: at for at, kind in enumerate((*COUNTS, "1 / trips", "several trips"))}
-Factor = tuple[Any, ...]  # kind, then the operand or the loops: a row of the table of numbers
-Term = tuple[Factor, ...]  # a product of factors
+class Sizes(Protocol):
+    """A nest with its sizes, from which factors take their numbers: an element for each schedule. Loop -1 is the whole run."""
+
+    @property
+    def columns(self) -> int: ...
+    @property
+    def trips(self) -> Array: ...
+    @property
+    def counts(self) -> Array:
+        """How often each loop iterates: `reuse.Count` x loops x schedules."""
+
+    def footprint(self, loop: int, row: int) -> Array: ...
+    def part(self, row: int) -> Array | float:
+        """The share of an operand's footprint that one iteration touches."""
+
+    def overlap(self, row: int, name: str) -> Array:
+        """Bytes that two neighbours along a dimension share."""
+
+    def tile(self, row: int, name: str, loop: int) -> Array:
+        """Bytes of an operand in one iteration of a loop, of one tile along a dimension."""
+
+    def tiles(self, name: str) -> Array:
+        """Tiles of a dimension: in the whole run, then in one iteration of each loop."""
+
+
+class Factor(Hashable, Protocol):
+    """A number of each schedule."""
+
+    def of(self, nest: Sizes) -> Array | float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of an operand in one iteration of a loop."""
+
+    operand: int
+    loop: int
+
+    def of(self, nest: Sizes) -> Array:
+        return nest.footprint(self.loop, self.operand)
+
+
+@dataclass(frozen=True, slots=True)
+class PerTrip:
+    """1 / trips of a loop."""
+
+    loop: int
+
+    def of(self, nest: Sizes) -> Array:
+        return 1 / nest.trips[self.loop]
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralTrips:
+    """1 for a loop of more than one trip, 0 for others."""
+
+    loop: int
+
+    def of(self, nest: Sizes) -> Array:
+        return np.greater(nest.trips[self.loop], 1).astype(np.float64)
+
+
+Product = tuple[int, ...]  # rows of a table of numbers (`Factors`)
 Fixed = tuple[tuple[int, Factor, float], ...]  # a distance that is given: (operand, factor, weight) of each operand
 
 
-class Rows(NamedTuple):
-    """Which row of a nest's table of numbers holds a factor (`LoopNest._values`).
+class Sum(dict[Product, float]):
+    """A sum of products, each with its weight. Products without a weight left vanish."""
 
-    The rows are 1, the COUNTS, 1 / trips and "more than one trip" of each loop, the footprints (operand, loop), the share of `ends`
-    (tiles that are first or last in some loops), the share of the tiles between, and the `others`.
+    def __add__(self, other: "Sum") -> "Sum":
+        total = Sum(self)
+        for product, weight in other.items():
+            if left := total.get(product, 0.0) + weight:
+                total[product] = left
+            else:
+                total.pop(product, None)
+        return total
+
+    def __sub__(self, other: "Sum") -> "Sum":
+        return self + other * -1.0
+
+    def __mul__(self, by: int | float) -> "Sum":
+        """Times the factor in a row (an int), or times a number."""
+        if isinstance(by, int):
+            return Sum({(*product, by): weight for product, weight in self.items()})
+        return Sum({product: weight * by for product, weight in self.items()})
+
+
+class Factors(dict[Factor, int]):
+    """The rows of a table of numbers: row 0 is 1, then each factor has one, in the order of their first use."""
+
+    def __missing__(self, factor: Factor) -> int:
+        return self.setdefault(factor, 1 + len(self))
+
+    def numbers(self, nest: Sizes) -> Array:
+        """The table."""
+        table = np.empty((1 + len(self), nest.columns))
+        table[0] = 1.0
+        for row, factor in enumerate(self, 1):
+            table[row] = factor.of(nest)
+        return table
+
+
+class Formulas(NamedTuple):
+    """Sums of products of rows of a table of numbers.
+
+    `products[i]`: rows of the i-th factor of all products that have one; products are ordered by their number of factors, most first.
+    `terms`: the product of each term, `weights` of the terms; first the first terms of all sums, then the second terms of the `counts[1]`
+    sums that have one, and so on. `order`: where each sum comes.
     """
 
-    loops: int
-    operands: int
-    ends: tuple[Term, ...]
-    others: Term
-
-    def of(self, factor: Factor) -> int:
-        kind, *rest = factor
-        if kind in _PER_LOOP:
-            return 1 + _PER_LOOP[kind] * self.loops + rest[0]
-        at = 1 + len(_PER_LOOP) * self.loops
-        if kind == "footprint":
-            return at + rest[0] * (self.loops + 1) + rest[1] + 1
-        at += self.operands * (self.loops + 1)
-        if kind in ("ends", "between"):
-            return at + (kind == "between") * len(self.ends) + self.ends.index(tuple(rest))
-        return at + 2 * len(self.ends) + self.others.index(factor)
-
-
-class Products(NamedTuple):
-    """Products of rows of a table, the longest first: `factors[i]` has the i-th row of each product that has more than i rows; `order`
-    has the position of each product."""
-
-    factors: tuple[Indices, ...]
-    order: Indices
-
-
-def products_of(products: Sequence[Sequence[int]]) -> Products:
-    """Products of rows of a table whose row 0 is 1."""
-    order = sorted(range(len(products)), key=lambda at: -len(products[at]))
-    factors = [[products[at][place] for at in order if place < len(products[at])] for place in range(max(map(len, products)))]
-    factors[0] += [0] * (len(products) - len(factors[0]))
-    return Products(tuple(np.array(rows, dtype=np.int64) for rows in factors), np.argsort(order))
-
-
-def evaluate_products(values: Array, of: Products) -> Array:
-    """Each product for every column of a table of values."""
-    products = values.take(of.factors[0], axis=0)  # on short rows twice as fast as indexing
-    for rows in of.factors[1:]:
-        products[: rows.size] *= values.take(rows, axis=0)
-    return products.take(of.order, axis=0)
-
-
-class Sums(NamedTuple):
-    """Sums of products with weights, the longest first: the first term of each sum, then the second of the `counts[1]` sums that have
-    one, and so on; `order` has the position of each sum."""
-
-    products: Products
+    products: tuple[Indices, ...]
+    terms: Indices
     weights: Array
     counts: tuple[int, ...]
     order: Indices
 
+    @classmethod
+    def of(cls, sums: Sequence[Sum]) -> "Formulas":
+        order = sorted(range(len(sums)), key=lambda at: -len(sums[at]))
+        rounds = [[[*sums[at].items()][place] for at in order if place < len(sums[at])] for place in range(len(sums[order[0]]))]
+        terms = [*itertools.chain(*rounds)]
+        return cls(
+            *products_of([product for product, _ in terms]),
+            np.array([[weight] for _, weight in terms]),
+            tuple(map(len, rounds)),
+            np.argsort(order),
+        )
 
-def sums_of(sums: Sequence[Sequence[tuple[float, Sequence[int]]]]) -> Sums:
-    """Sums of weights times products of rows."""
-    order = sorted(range(len(sums)), key=lambda at: -len(sums[at]))
-    rounds = [[sums[at][place] for at in order if place < len(sums[at])] for place in range(len(sums[order[0]]))]
-    terms = [*itertools.chain(*rounds)]
-    products = products_of([term for _, term in terms])
-    return Sums(products, np.array([[weight] for weight, _ in terms]), tuple(map(len, rounds)), np.argsort(order))
-
-
-def evaluate_sums(values: Array, of: Sums) -> Array:
-    """Each sum for every column of a table of values, the longest sum first."""
-    terms = evaluate_products(values, of.products)
-    terms *= of.weights
-    sums = terms[: of.counts[0]]
-    for end, count in list(zip(itertools.accumulate(of.counts), of.counts, strict=True))[1:]:
-        sums[:count] += terms[end - count : end]
-    return sums
-
-
-Sum = dict[tuple[int, ...], float]  # products of rows and their weights
-
-
-def _add(to: Sum, weight: float, *factors: int) -> None:
-    """Adds a product of factors, times a weight."""
-    if total := to.get(factors, 0.0) + weight:
-        to[factors] = total
-    else:
-        to.pop(factors, None)
+    def evaluated(self, numbers: Array) -> Array:
+        """Each sum for every column, in `order`."""
+        terms = evaluate_products(numbers, self.products, self.terms)
+        terms *= self.weights
+        sums = terms[: self.counts[0]]
+        for end, count in list(zip(itertools.accumulate(self.counts), self.counts, strict=True))[1:]:
+            sums[:count] += terms[end - count : end]
+        return sums
 
 
-class _Equations(NamedTuple):
-    """The equations above for operand Y, number `row`; `footprints` are the rows of its footprints in each loop, -1 first."""
-
-    rows: Rows
-    row: int
-    access: Access
-    footprints: tuple[int, ...]
-
-    def footprint(self, loop: int) -> int:
-        return self.footprints[loop + 1]
-
-    def around(self, use: Use) -> Sum:
-        """around(use.loop), for X = use.of."""
-        x, y, loop = use.of, self.access, use.loop
-        if y.inside < loop:
-            return {}
-        innermost = min(body for body in (y.inside, x.inside, x.only_first - 1) if body >= loop)
-        around: Sum = {(self.footprint(innermost),): 1.0}
-        for m in range(innermost, loop, -1):
-            if m not in x.indexed_by:
-                continue
-            tile = self.footprint(m)
-            if m in y.indexed_by and m != y.only_first:
-                _add(around, 1.0, self.footprint(m - 1))
-                _add(around, -1.0, tile)
-            elif m == y.only_first or use.at_end is None:
-                passes, per_trip = 1.0 if m == y.only_first else 2.0, self.rows.of(("1 / trips", m))
-                around = {(*term, per_trip): weight for term, weight in around.items()}
-                _add(around, passes, tile)
-                _add(around, -passes, tile, per_trip)
-            else:
-                share, several = 0.5 if use.at_end else 1.0, self.rows.of(("several trips", m))
-                for term, weight in [*around.items()]:
-                    _add(around, -share * weight, *term, several)
-                _add(around, 2 * share, tile, several)
-        return around
-
-    def distance(self, use: Use) -> Sum:
-        """Bytes of Y between a use and the next."""
-        loop, first = use.loop, self.access.only_first
-        if use.fraction is not None and (loop <= first or loop == self.access.inside):
-            return {(self.footprint(max(loop, first)),): use.fraction}
-        if loop == first:
-            return {}
-        around = self.around(use)
-        if not NO_LOOP < first < loop:
-            return around
-        per_trip = self.rows.of(("1 / trips", first))
-        return {(*term, per_trip): weight for term, weight in around.items()}
+def products_of(products: Sequence[Sequence[int]]) -> tuple[tuple[Indices, ...], Indices]:
+    """Products of rows of a table whose row 0 is 1, as `Formulas` has them: `products`, and the place of each product."""
+    order = sorted(range(len(products)), key=lambda at: -len(products[at]))
+    factors = [[products[at][place] for at in order if place < len(products[at])] for place in range(max(map(len, products)))]
+    factors[0] += [0] * (len(products) - len(factors[0]))
+    return tuple(np.array(rows, dtype=np.int64) for rows in factors), np.argsort(order)
 
 
-class DistanceFormulas(NamedTuple):
-    """The distinct distances of some uses, as `sums`. Each is at most the footprint in row `limits`; the last is 0.
+def evaluate_products(numbers: Array, products: tuple[Indices, ...], order: Indices) -> Array:
+    """Each product for every column of a table of numbers."""
+    found = numbers.take(products[0], axis=0)  # on short rows twice as fast as indexing
+    for rows in products[1:]:
+        found[: rows.size] *= numbers.take(rows, axis=0)
+    return found.take(order, axis=0)
+
+
+def around(use: Use, y: Access, footprint: Mapping[int, Sum], factors: Factors) -> Sum:
+    """around(use.loop) of an operand Y with these footprints, for X = use.of."""
+    x, loop = use.of, use.loop
+    if y.inside < loop:
+        return Sum()
+    innermost = min(body for body in (y.inside, x.inside, x.only_first - 1) if body >= loop)
+    between = footprint[innermost]
+    for m in range(innermost, loop, -1):
+        if m not in x.indexed_by:
+            continue
+        tile = footprint[m]
+        if m in y.indexed_by and m != y.only_first:
+            between = between + footprint[m - 1] - tile
+        elif m == y.only_first or use.at_end is None:
+            per_trip, passes = factors[PerTrip(m)], 1.0 if m == y.only_first else 2.0
+            between = between * per_trip + tile * passes - tile * passes * per_trip
+        else:
+            several, share = factors[SeveralTrips(m)], 0.5 if use.at_end else 1.0
+            between = between - between * share * several + tile * (2 * share) * several
+    return between
+
+
+def distance(use: Use, y: Access, footprint: Mapping[int, Sum], factors: Factors) -> Sum:
+    """Bytes of Y between a use and the next."""
+    loop, first = use.loop, y.only_first
+    if use.fraction is not None and (loop <= first or loop == y.inside):
+        return footprint[max(loop, first)] * use.fraction
+    if loop == first:
+        return Sum()
+    between = around(use, y, footprint, factors)
+    return between * factors[PerTrip(first)] if NO_LOOP < first < loop else between
+
+
+class Distances(NamedTuple):
+    """The distinct distances of some uses. Each is at most the number in row `limits`; the last is 0.
 
     `overlapping`: (distance, operand, loop) of distances that consist of neighbouring tiles, which share lines. `which`: the distance of
     each operand (rows) for each use (columns).
     """
 
-    sums: Sums
-    limits: list[int]
+    formulas: Formulas
+    limits: Indices
     overlapping: tuple[tuple[int, int, int], ...]
     which: Indices
 
 
-@lru_cache(maxsize=64)
-def distance_formulas(uses: tuple[Use | Fixed, ...], operands: tuple[Access, ...], rows: Rows) -> DistanceFormulas:
-    """The equations above, solved for the uses of a nest, for any trip counts."""
-    equations = [
-        _Equations(rows, row, access, tuple(rows.of(("footprint", row, access.level(loop))) for loop in range(-1, rows.loops)))
-        for row, access in enumerate(operands)
-    ]
-    places: dict[tuple[Any, ...], list[tuple[int, int]]] = {}  # of each distance: where it occurs, (operand, use)
-    for (number, use), of in itertools.product(enumerate(uses), equations):
-        overlapping, limit = None, of.footprint(-1)
+class _Distance(NamedTuple):
+    """A distance, its limit, and the (operand, loop) whose neighbouring tiles it consists of."""
+
+    terms: tuple[tuple[Product, float], ...]
+    limit: int
+    overlapping: tuple[int, int] | None
+
+
+def distances_of(uses: Sequence[Use | Fixed], operands: Sequence[Access], factors: Factors) -> Distances:
+    """The recurrence for the uses of a nest, whatever its trip counts."""
+    loops = range(-1, 1 + max(y.inside for y in operands))
+    rows = [{loop: factors[Footprint(row, y.level(loop))] for loop in loops} for row, y in enumerate(operands)]
+    footprints = [{loop: Sum({(at,): 1.0}) for loop, at in of.items()} for of in rows]
+    places: dict[_Distance, list[tuple[int, int]]] = {}  # where each distance occurs: (operand, use)
+    for (number, use), (row, y) in itertools.product(enumerate(uses), enumerate(operands)):
+        overlapping, limit = None, rows[row][-1]
         if isinstance(use, Use):
-            terms, limit, body = of.distance(use), of.footprint(max(-1, use.loop - 1)), of.footprint(use.loop)
-            if use.loop in of.access.indexed_by and {term[0] for term in terms} == {body} and terms != {(body,): 1.0}:
-                overlapping = of.row, use.loop
+            terms, limit, body = distance(use, y, footprints[row], factors), rows[row][max(-1, use.loop - 1)], rows[row][use.loop]
+            if use.loop in y.indexed_by and {product[0] for product in terms} == {body} and terms != {(body,): 1.0}:
+                overlapping = row, use.loop
         else:
-            terms = {(rows.of(factor),): weight for operand, factor, weight in use if operand == of.row}
+            terms = Sum({(factors[factor],): weight for operand, factor, weight in use if operand == row})
         if terms:
-            places.setdefault((tuple(terms.items()), limit, overlapping), []).append((of.row, number))
-    distances, which = sorted(places, key=lambda distance: -len(distance[0])), np.full((len(operands), len(uses)), len(places))
-    for at, distance in enumerate(distances):
-        which[tuple(zip(*places[distance], strict=True))] = at
-    sums = [[(weight, term) for term, weight in terms] for terms, *_ in distances]
-    return DistanceFormulas(
-        sums_of([*sums, [(0.0, ())]]),
-        [*(limit for _, limit, _ in distances), 0],
-        tuple((at, *overlapping) for at, (*_, overlapping) in enumerate(distances) if overlapping),
+            places.setdefault(_Distance(tuple(terms.items()), limit, overlapping), []).append((row, number))
+    distances, which = sorted(places, key=lambda found: -len(found.terms)), np.full((len(operands), len(uses)), len(places))
+    for at, found in enumerate(distances):
+        which[tuple(zip(*places[found], strict=True))] = at
+    return Distances(
+        Formulas.of([*(Sum(found.terms) for found in distances), Sum({(): 0.0})]),
+        np.array([*(found.limit for found in distances), 0]),
+        tuple((at, *found.overlapping) for at, found in enumerate(distances) if found.overlapping),
         which,
     )

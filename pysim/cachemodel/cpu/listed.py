@@ -189,16 +189,16 @@ class ListedAlgorithm(NamedTuple):
             return cost_from([*besides, one], row - span.start)
 
         return Costs(
-            cycles,
-            tuple(kernel.name for kernel in rows.kernels),
-            kernel,
-            (self.name,),
-            np.zeros(cycles.size, dtype=np.int64),
-            np.array([cycles[span].min() for span, _ in rows.grouped(lambda kernel: kernel)]),
-            kernel,
-            lambda row: self.schedule(rows.kernels[kernel[row]], int(rows.channels[row]), int(rows.k2[row]), int(rows.k3[row])),
-            cost,
-            lambda row: assumed(machine, rows.kernels[kernel[row]].target, self.latencies, UNUSED_CONSTANTS),
+            cycles=cycles,
+            kernels=tuple(kernel.name for kernel in rows.kernels),
+            kernel=kernel,
+            kinds=(self.name,),
+            kind=np.zeros(cycles.size, dtype=np.int64),
+            bounds=np.array([cycles[span].min() for span, _ in rows.grouped(lambda kernel: kernel)]),
+            alike=kernel,
+            schedule=lambda row: self.schedule(rows.kernels[kernel[row]], int(rows.channels[row]), int(rows.k2[row]), int(rows.k3[row])),
+            cost=cost,
+            assumed=lambda row: assumed(machine, rows.kernels[kernel[row]].target, self.latencies, UNUSED_CONSTANTS),
         )
 
 

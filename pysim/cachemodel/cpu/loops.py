@@ -39,16 +39,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pysim.cachemodel.cpu.distances import Array as Array
-from pysim.cachemodel.cpu.distances import (
-    DistanceFormulas,
-    Fixed,
-    Term,
-    distance_formulas,
-    evaluate_products,
-    evaluate_sums,
-)
+from pysim.cachemodel.cpu.distances import Distances, Factors, Fixed, distances_of, evaluate_products
 from pysim.cachemodel.cpu.distances import Use as Use
-from pysim.cachemodel.cpu.reuse import AGAIN, OperandStructure, structure
+from pysim.cachemodel.cpu.reuse import AGAIN, Factored, OperandStructure, structure
 from pysim.machine.cpu import Level
 from pysim.record.state import State, runs_ago
 
@@ -201,11 +194,11 @@ class LoopNest:
             tuple((loop.name, loop.dimension, _is(1.0, loop.tiles)) for loop in loops),
             tuple(map(_structure_of, operands)),
         )
-        self.accesses, self._trips = of.accesses, as_rows(columns, *(loop.trips for loop in loops))
+        self.accesses, self.trips = of.accesses, as_rows(columns, *(loop.trips for loop in loops))
         counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.places.over.items())
         self._tiles = as_rows(columns, *itertools.chain(*counts))
         self._extents = self._extents_of([_ONE, *(operands[row].extents[name] for row, name in of.extents.rows)])
-        self._footprints: Array = evaluate_products(self._extents, of.extents.footprints).reshape(len(operands), -1, columns)
+        self._footprints: Array = evaluate_products(self._extents, *of.extents.footprints).reshape(len(operands), -1, columns)
 
     def _extents_of(self, extents: Sequence[Extent]) -> Array:
         """The equation above for all pairs of an operand and a dimension, as `Extents` orders them."""
@@ -246,22 +239,23 @@ class LoopNest:
 
     def between(self, uses: tuple[Use | Fixed, ...]) -> Array:
         """Bytes of each operand between each use and the next: operands x uses x columns."""
-        return self._between(distance_formulas(uses, self.accesses, self.structure.rows))
+        factors = Factors()
+        return self._between(distances_of(uses, self.accesses, factors), factors.numbers(self))
 
-    def _between(self, of: DistanceFormulas) -> Array:
-        distances = evaluate_sums(self._values, of.sums)
+    def _between(self, of: Distances, numbers: Array) -> Array:
+        distances = of.formulas.evaluated(numbers)
         for at, row, loop in of.overlapping:
             overlap = self.operands[row].extents[name := self.loops[loop].dimension].overlap
             if not isinstance(overlap, float):
                 shared = overlap / np.maximum(1e-9, self._extent(row, name, loop))
                 distances[at] -= shared * np.maximum(0.0, distances[at] - self.footprint(loop, row))
-        np.minimum(distances, self._values.take(of.limits, axis=0), out=distances)
+        np.minimum(distances, numbers.take(of.limits, axis=0), out=distances)
         return distances.take(of.which, axis=0)
 
     @cached_property
     def distances(self) -> Array:
         """Bytes of each operand between the uses of `reuses`: operands x uses x columns. A buffer counts once."""
-        return self._merged(self._between(self.structure.distances))
+        return self._merged(self._between(self.structure.distances, self._numbers))
 
     @cached_property
     def total_distances(self) -> Array:
@@ -304,71 +298,57 @@ class LoopNest:
     @cached_property
     def reused_bytes(self) -> Array:
         """The bytes of each use, grouped by operand."""
-        sums = self.structure.bytes.sums
-        return evaluate_sums(self._values, sums).take(sums.order, axis=0)
+        formulas = self.structure.bytes.formulas
+        return formulas.evaluated(self._numbers).take(formulas.order, axis=0)
 
     def reuses(self) -> Iterator[Reuse]:
         """Every reuse, grouped by operand, with the loop whose next iteration it is in (-1: the next run)."""
-        rows = self.structure.rows
 
-        def sum_of(terms: Sequence[Term]) -> Array:
-            return np.sum([self._values[[rows.of(factor) for factor in term]].prod(axis=0) for term in terms], axis=0)
+        def sum_of(products: Sequence[Factored]) -> Array:
+            rows = ([self.structure.factors[factor] for factor in product] for product in products)
+            return np.sum([self._numbers[of].prod(axis=0) for of in rows], axis=0)
 
         for row, loop, kind, uses, times, size, shares, first in self.structure.reuses:
-            parts = [self._values[rows.of(share)] if isinstance(share, tuple) else share for share in shares]
+            parts = [share if isinstance(share, float) else self._numbers[self.structure.factors[share]] for share in shares]
             yield Reuse(row, loop, sum_of(times), sum_of(size), self.total_distances[[*uses]], parts, kind, first)
 
     @cached_property
-    def _values(self) -> Array:
-        """The table of numbers that `Rows` describes."""
-        rows, trips = self.structure.rows, self._trips
-        ends = [trips[loops[-1]] for loops in rows.ends]
-        for at, loops in enumerate(rows.ends):  # trips of the outermost loop with more than one
-            for loop in loops[-2::-1]:
-                ends[at] = np.where(trips[loop] > 1, trips[loop], ends[at])
-        shares = np.minimum(1.0, 2 / as_rows(self.columns, *ends))
-        counts, footprints = self._counts(), self._footprints.reshape(-1, self.columns)
-        others = as_rows(self.columns, *(getattr(self, f"_{kind}")(counts[0], *of) for kind, *of in rows.others))
-        return np.concatenate([np.ones((1, self.columns)), *counts, 1 / trips, trips > 1, footprints, shares, 1 - shares, others])
+    def _numbers(self) -> Array:
+        """The table of numbers of the structure's factors."""
+        return self.structure.factors.numbers(self)
 
-    def _counts(self) -> tuple[Array, ...]:
-        """COUNTS of each loop in one pass over its dimension; the last set of tiles may be partial.
-
-        iterations: of this loop; repeats: those that are not the first in an iteration of the enclosing loop over that dimension; full:
-        iterations, with a partial one as a fraction; full iterations, full repeats: within full iterations of the enclosing loop; second:
-        repeats that follow a first iteration; later: the other repeats.
-        """
+    @cached_property
+    def counts(self) -> Array:
+        """How often each loop iterates in one pass over its dimension: `reuse.Count` x loops x schedules."""
         outer, counts = self.structure.places.outer, np.ones((2, len(self.loops) + 1, self.columns))  # the last row: of no loop
         total, own = self._tiles[self.structure.places.own]
         most = total / own
         most_full, most = np.maximum(1.0, most), np.ceil(most)
         iterations, full = counts[:, :-1]
-        np.minimum(self._trips, most, out=iterations)
-        np.minimum(self._trips, most_full, out=full)
+        np.minimum(self.trips, most, out=iterations)
+        np.minimum(self.trips, most_full, out=full)
         for at in (at for at, around in enumerate(outer) if around >= 0):
-            iterations[at] = np.minimum(iterations[outer[at]] * self._trips[at], most[at])
-            full[at] = np.minimum(full[outer[at]] * self._trips[at], most_full[at])
+            iterations[at] = np.minimum(iterations[outer[at]] * self.trips[at], most[at])
+            full[at] = np.minimum(full[outer[at]] * self.trips[at], most_full[at])
         firsts, full_firsts = counts[:, outer]
-        full_iterations = np.minimum(full_firsts * self._trips, most)
+        full_iterations = np.minimum(full_firsts * self.trips, most)
         repeats = iterations - firsts
         second = np.minimum(firsts, repeats)
-        return iterations, repeats, full, full_iterations, full_iterations - full_firsts, second, repeats - second
+        return np.stack([iterations, repeats, full, full_iterations, full_iterations - full_firsts, second, repeats - second])
 
-    def _part(self, iterations: Array, row: int) -> Number | None:
-        return self.operands[row].part
+    def part(self, row: int) -> Number:
+        """The share of an operand's footprint that one iteration touches."""
+        share = self.operands[row].part
+        return 1.0 if share is None else share
 
-    def _overlap(self, iterations: Array, row: int, name: str) -> Array:
+    def overlap(self, row: int, name: str) -> Array:
         """Bytes that two neighbours along a dimension share."""
         return self.operands[row].extents[name].reused / np.maximum(1e-9, self._extent(row, name)) * self._footprints[row, 0]
 
-    def _tile(self, iterations: Array, row: int, name: str, loop: int) -> Array:
+    def tile(self, row: int, name: str, loop: int) -> Array:
         """Bytes of an operand in one iteration of a loop, of one tile along a dimension."""
         extent = self.operands[row].extents[name]
         return np.minimum(extent.tile, extent.limit) / np.maximum(1e-9, self._extent(row, name, loop)) * self.footprint(loop, row)
-
-    def _pairs(self, iterations: Array, name: str, *last: int) -> Array:
-        """Pairs of neighbouring tiles within iterations of a dimension's last loop."""
-        return np.maximum(0.0, self.tiles(name)[0] - (iterations[last[0]] if last else 1.0))
 
     def accessed(self, row: int) -> Array:
         """Bytes of an operand that all iterations together access, whole tiles."""

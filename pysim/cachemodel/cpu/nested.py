@@ -28,7 +28,7 @@ from pysim.record.schedule import STATIONARY, Schedule
 from pysim.record.state import State
 from pysim.registry.cpu import Kernel, kernels
 
-TRANSFERS = 0.5  # transfer cycles of most best schedules over their compute cycles, at most
+TRANSFERS = 0.8  # transfer cycles of most best schedules over their compute cycles, at most
 
 
 class NestCandidates(NamedTuple):
@@ -120,16 +120,16 @@ def costs_of(of: NestCandidates) -> tuple[Pass, Costs]:
     nest, machine, kernels, *_ = table.rates
     in_place = nest.filters_in_place or not nest.filters_packed  # no prefetcher follows their rows
     return costs, Costs(
-        costs.cycles,
-        tuple(kernel.name for kernel in kernels),
-        table.kernel,
-        STATIONARY,
-        1 - table.keeps_windows.astype(np.int64),
-        of.bounds if pruned is None else np.maximum(of.bounds, np.minimum(pruned, of.limit.min())),
-        table.kernel,
-        lambda row: msgspec.structs.replace(schedule_of(prediction, row), algorithm=of.algorithm),
-        partial(cost_of, prediction),
-        lambda row: assumed(machine, kernels[table.kernel[row]].target, latencies=in_place),
+        cycles=costs.cycles,
+        kernels=tuple(kernel.name for kernel in kernels),
+        kernel=table.kernel,
+        kinds=STATIONARY,
+        kind=1 - table.keeps_windows.astype(np.int64),
+        bounds=of.bounds if pruned is None else np.maximum(of.bounds, np.minimum(pruned, of.limit.min())),
+        alike=table.kernel,
+        schedule=lambda row: msgspec.structs.replace(schedule_of(prediction, row), algorithm=of.algorithm),
+        cost=partial(cost_of, prediction),
+        assumed=lambda row: assumed(machine, kernels[table.kernel[row]].target, latencies=in_place),
     )
 
 
@@ -144,7 +144,16 @@ def _csa_costs(of: CsaCandidates) -> Costs:
     cycles = np.array([choice.cost.cost for choice in choices], dtype=np.float64)
     kind = np.array([STATIONARY.index(choice.stationary) for choice in choices])
     return Costs(
-        cycles, (of.kernel,), same, STATIONARY, kind, np.zeros(1), same, schedule, lambda row: choices[row].cost, lambda row: assumes
+        cycles=cycles,
+        kernels=(of.kernel,),
+        kernel=same,
+        kinds=STATIONARY,
+        kind=kind,
+        bounds=np.zeros(1),
+        alike=same,
+        schedule=schedule,
+        cost=lambda row: choices[row].cost,
+        assumed=lambda row: assumes,
     )
 
 

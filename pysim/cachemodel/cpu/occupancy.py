@@ -43,7 +43,7 @@ from pysim.cachemodel.cpu.sliced import OPERANDS, TableStreams
 from pysim.machine.cpu import Level
 from pysim.record.state import NEVER
 
-_CERTAIN_LINES = 2.5  # this many lines above or below the ways, all sets hit or all miss, unless planes cluster in few sets
+CERTAIN_LINES = 2.5  # this many lines above or below the ways, all sets hit or all miss, unless planes cluster in few sets
 _MAX_PLANES = 1 << 14  # beyond, the planes share few bytes of a cache or all sets: more of them change nothing
 IN_PLANES = OPERANDS.index("input"), OPERANDS.index("output")
 
@@ -95,7 +95,7 @@ def miss_share(
     if level.page_share < 1:
         return scattered_miss_share(level, excess)
     excess -= level.ways
-    share: Array = (excess >= _CERTAIN_LINES).astype(np.float64)
+    share: Array = (excess >= CERTAIN_LINES).astype(np.float64)
     if certain_only:
         return share
     nest = table.rates.nest
@@ -106,8 +106,8 @@ def miss_share(
         pitch, number = nest.filter_rows
         in_planes, most, pitches = (*IN_PLANES, OPERANDS.index("filters")), [*most, number], [*pitches, pitch]
     clusters = any(gcd(pitch, way) > level.line_bytes and gcd(pitch, way) * most > way for pitch, most in zip(pitches, most, strict=True))
-    needed &= excess > (-level.ways if clusters else -_CERTAIN_LINES)
-    needed &= excess < _CERTAIN_LINES
+    needed &= excess > (-level.ways if clusters else -CERTAIN_LINES)
+    needed &= excess < CERTAIN_LINES
     if not (places := np.flatnonzero(needed)).size:
         return share
     stream, column = np.divmod(places, needed.shape[1])

@@ -21,8 +21,9 @@ set, 392 reuses in all. Neighbours: 3 pairs of sets, 94 pairs of tiles within se
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,23 +32,114 @@ from pysim.cachemodel.cpu.distances import (
     NO_LOOP,
     Access,
     Array,
-    DistanceFormulas,
+    Distances,
     Factor,
+    Factors,
     Fixed,
+    Footprint,
+    Formulas,
     Indices,
-    Products,
-    Rows,
-    Sums,
-    Term,
+    Sizes,
+    Sum,
     Use,
-    distance_formulas,
+    distances_of,
     products_of,
-    sums_of,
 )
 from pysim.record.state import State, runs_ago
 
 FRACTIONS = (0.25, 0.75)
 AGAIN, AFTER_FILL, BUFFER, ACROSS, WITHIN = "again", "after fill", "buffer", "across", "within"
+
+
+class Count(IntEnum):
+    """How often a loop iterates in one pass over its dimension, whose last set of tiles may be partial.
+
+    ITERATIONS of this loop; REPEATS: those that are not the first in an iteration of the enclosing loop over that dimension; FULL:
+    iterations, with a partial one as a fraction; FULL_ITERATIONS, FULL_REPEATS: within full iterations of the enclosing loop; SECOND:
+    repeats that follow a first iteration; LATER: the other repeats.
+    """
+
+    ITERATIONS, REPEATS, FULL, FULL_ITERATIONS, FULL_REPEATS, SECOND, LATER = range(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """One of the counts of a loop."""
+
+    count: Count
+    loop: int
+
+    def of(self, nest: Sizes) -> Array:
+        return nest.counts[self.count, self.loop]
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The share of the tiles that are the first or the last of `loops`: of the outermost that has more than one trip."""
+
+    loops: tuple[int, ...]
+
+    def of(self, nest: Sizes) -> Array:
+        trips = nest.trips[self.loops[-1]]
+        for loop in self.loops[-2::-1]:
+            trips = np.where(nest.trips[loop] > 1, nest.trips[loop], trips)
+        return np.minimum(1.0, 2 / trips)
+
+
+@dataclass(frozen=True, slots=True)
+class NotEnds(Ends):
+    """The share of the other tiles."""
+
+    def of(self, nest: Sizes) -> Array:
+        return 1 - Ends.of(self, nest)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The share of an operand's footprint that one iteration touches."""
+
+    operand: int
+
+    def of(self, nest: Sizes) -> Array | float:
+        return nest.part(self.operand)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Bytes that two neighbours along a dimension share."""
+
+    operand: int
+    dimension: str
+
+    def of(self, nest: Sizes) -> Array:
+        return nest.overlap(self.operand, self.dimension)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Bytes of an operand in one iteration of a loop, of one tile along a dimension."""
+
+    operand: int
+    dimension: str
+    loop: int
+
+    def of(self, nest: Sizes) -> Array:
+        return nest.tile(self.operand, self.dimension, self.loop)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Pairs of neighbouring tiles within iterations of a dimension's `last` loop, if it has one."""
+
+    dimension: str
+    last: int | None
+
+    def of(self, nest: Sizes) -> Array:
+        iterations = 1.0 if self.last is None else nest.counts[Count.ITERATIONS, self.last]
+        return np.maximum(0.0, nest.tiles(self.dimension)[0] - iterations)
+
+
+Factored = tuple[Factor, ...]  # a product of factors
 
 
 class ReuseFormula(NamedTuple):
@@ -59,17 +151,17 @@ class ReuseFormula(NamedTuple):
     loop: int
     kind: str
     uses: tuple[int, ...]
-    times: tuple[Term, ...]
-    size: tuple[Term, ...]
+    times: tuple[Factored, ...]
+    size: tuple[Factored, ...]
     shares: tuple[Factor | float, ...]
     first: bool
 
 
 class ReusedBytes(NamedTuple):
-    """The bytes of every use as one table of sums, with the operand and the loop of each; `written`: the data lies where lines are
+    """The bytes of every use as formulas, with the operand and the loop of each; `written`: the data lies where lines are
     written."""
 
-    sums: Sums
+    formulas: Formulas
     operands: Indices
     loops: Indices
     written: NDArray[np.bool_]
@@ -110,7 +202,7 @@ class Extents(NamedTuple):
     pair: Indices
     rows: dict[tuple[int, str], Indices]
     overlapping: tuple[tuple[int, str, slice], ...]
-    footprints: Products
+    footprints: tuple[tuple[Indices, ...], Indices]
 
 
 def _extents(pairs: list[tuple[int, str]], places: Places, operands: Sequence["OperandStructure"]) -> Extents:
@@ -136,8 +228,8 @@ class Structure:
     places: Places
     same: tuple[int, ...]
     reuses: tuple[ReuseFormula, ...]
-    rows: Rows
-    distances: DistanceFormulas
+    factors: Factors
+    distances: Distances
     bytes: ReusedBytes
     names: tuple[str, ...]
 
@@ -181,41 +273,37 @@ def structure(loops: tuple[tuple[str, str, bool], ...], operands: tuple[OperandS
         for operand in operands
     )
     same = tuple(names.index(name) if name else row for row, name in enumerate(names))
-    formulas = _Formulas(loops, [operand.dimensions for operand in operands], accesses, same, [], [])
+    factors, formulas = Factors(), _Formulas(loops, [operand.dimensions for operand in operands], accesses, same, [], [])
     for row, operand in enumerate(operands):
         formulas.add(row, dict(operand.shared), operand.partly)
-    rows = _rows(formulas, len(operands))
     return Structure(
         accesses,
         _extents(pairs, places, operands),
         places,
         same,
         (*formulas.reuses,),
-        rows,
-        distance_formulas((*formulas.uses,), accesses, rows),
-        _bytes(formulas.reuses, rows, [operand.written for operand in operands]),
+        factors,
+        distances_of(formulas.uses, accesses, factors),
+        _bytes(formulas.reuses, [operand.written for operand in operands], factors),
         (*names,),
     )
 
 
-def _rows(of: "_Formulas", operands: int) -> Rows:
-    """The table of numbers that the formulas need."""
-    terms = [term for reuse in of.reuses for term in (*reuse.times, *reuse.size, reuse.shares)]
-    fixed = (factor for use in of.uses if not isinstance(use, Use) for _, factor, _ in use)
-    factors = dict.fromkeys(factor for factor in itertools.chain(fixed, *terms) if isinstance(factor, tuple))
-    ends = tuple(tuple(ends) for kind, *ends in factors if kind == "ends")
-    return Rows(len(of.loops), operands, ends, tuple(factor for factor in factors if factor[0] in ("part", "overlap", "pairs", "tile")))
-
-
-def _bytes(reuses: Sequence[ReuseFormula], rows: Rows, written: Sequence[bool]) -> ReusedBytes:
-    sums, uses = list[list[tuple[float, list[int]]]](), list[tuple[int, int, bool]]()
+def _bytes(reuses: Sequence[ReuseFormula], written: Sequence[bool], factors: Factors) -> ReusedBytes:
+    sums, uses = list[Sum](), list[tuple[int, int, bool]]()
     for reuse in reuses:
         for share in reuse.shares:
-            weight, factor = (1.0, (share,)) if isinstance(share, tuple) else (share, ())
-            products = itertools.product(reuse.times, reuse.size)
-            sums.append([(weight, [rows.of(one) for one in (*times, *size, *factor)]) for times, size in products])
+            weight, factor = (share, ()) if isinstance(share, float) else (1.0, (share,))
+            sums.append(
+                Sum(
+                    {
+                        tuple(factors[one] for one in (*times, *size, *factor)): weight
+                        for times, size in itertools.product(reuse.times, reuse.size)
+                    }
+                )
+            )
             uses.append((reuse.row, reuse.loop, written[reuse.row] or (reuse.first and reuse.kind == BUFFER)))  # overwrites older data
-    return ReusedBytes(sums_of(sums), *(np.array(column) for column in zip(*uses, strict=True)))
+    return ReusedBytes(Formulas.of(sums), *(np.array(column) for column in zip(*uses, strict=True)))
 
 
 class _Formulas(NamedTuple):
@@ -233,31 +321,32 @@ class _Formulas(NamedTuple):
         `partly`: an iteration touches only a part of its footprint."""
         access = self.accesses[row]
         own, last, passes = self._first_use(row)
-        size: tuple[Term, ...] = ((_footprint(row, -1 if access.refilled_by != NO_LOOP else last),),)
+        size: tuple[Factored, ...] = ((self._footprint(row, -1 if access.refilled_by != NO_LOOP else last),),)
         for loop in (at for at in range(last + 1, access.inside + 1) if at != access.only_first):
             name = self.loops[loop][1]
             if loop in own.indexed_by:
                 if name in shared:
-                    body = tuple((at, _footprint(at, loop), 1.0) for at, of in enumerate(self.accesses) if of.phase(loop) >= 0)
-                    repeats, overlap = ("repeats", loop), ("overlap", row, name)
+                    body = tuple((at, self._footprint(at, loop), 1.0) for at, of in enumerate(self.accesses) if of.phase(loop) >= 0)
+                    repeats, overlap = Times(Count.REPEATS, loop), Overlap(row, name)
                     self._add(row, loop, ACROSS, (body,), ((repeats, *passes.values()),), ((overlap,),))
                     size += ((repeats, overlap),)
                 continue
-            full = "full " if any(of == name for _, of, _ in self.loops[: last + 1]) else ""
-            others, repeats_of = tuple(count for at, count in passes.items() if at != name), f"{full}repeats"
+            full = any(of == name for _, of, _ in self.loops[: last + 1])
+            others = tuple(count for at, count in passes.items() if at != name)
+            count = Count.FULL_REPEATS if full else Count.REPEATS
             if access.refilled_by != NO_LOOP and any(of.only_first == loop for of in self.accesses):
-                times: tuple[Term, ...] = ((("second", loop), *others),)
+                times: tuple[Factored, ...] = ((Times(Count.SECOND, loop), *others),)
                 self._add(row, loop, AFTER_FILL, [Use(own, loop, None, part) for part in FRACTIONS], times, size)
-                repeats_of = "later"
-            times = (((repeats_of, loop), *others, *((("part", row),) if partly else ())),)
+                count = Count.LATER
+            times = ((Times(count, loop), *others, *((Part(row),) if partly else ())),)
             if access.refilled_by != NO_LOOP and loop == access.inside:  # each tile is read as soon as it is packed
                 times += (tuple(self._passes(access.refilled_by).values()),)
             if tiles := tuple(own.within(loop)):
                 ends = [Use(own, loop, at_end) for at_end in (True, False)]
-                self._add(row, loop, AGAIN, ends, times, size, (("ends", *tiles), ("between", *tiles)))
+                self._add(row, loop, AGAIN, ends, times, size, (Ends(tiles), NotEnds(tiles)))
             else:
                 self._add(row, loop, AGAIN, [Use(own, loop)], times, size)
-            passes[name] = (f"{full}iterations", loop)
+            passes[name] = Times(Count.FULL_ITERATIONS if full else Count.ITERATIONS, loop)
         self._within(row, (name for name, together in shared.items() if not together), tuple(passes.values()))
 
     def _first_use(self, row: int) -> tuple[Access, int, dict[str, Factor]]:
@@ -267,36 +356,39 @@ class _Formulas(NamedTuple):
         alike = [at for at in range(len(self.same)) if self.same[at] == self.same[row]]
         before = alike[alike.index(row) - 1]
         if before == row and access.refilled_by == NO_LOOP:
-            self._add(row, -1, AGAIN, [Use(access, -1)], ((),), ((_footprint(row, -1),),), first=True)
+            self._add(row, -1, AGAIN, [Use(access, -1)], ((),), ((self._footprint(row, -1),),), first=True)
             return access, -1, {}
         if access.refilled_by == NO_LOOP:
             loop, own = min(access.inside, self.accesses[before].inside), access
-            uses: list[Any] = [_between_phases(self.accesses, self.same, before, row, loop, part) for part in FRACTIONS]
-            size, first = ((_footprint(row, loop),),), before > row
+            uses: list[Use | Fixed] = [_between_phases(self.accesses, self.same, before, row, loop, part) for part in FRACTIONS]
+            size, first = ((self._footprint(row, loop),),), before > row
         else:
             loop, own = access.refilled_by, access._replace(indexed_by=frozenset(access.within(access.refilled_by)))
-            uses, size, first = [Use(own, loop, None, part) for part in FRACTIONS], ((_footprint(row, -1),),), True
+            uses, size, first = [Use(own, loop, None, part) for part in FRACTIONS], ((self._footprint(row, -1),),), True
         passes = self._passes(loop)
         self._add(row, loop, BUFFER, uses, (tuple(passes.values()),), size, first=first)
         return own, loop, passes
 
-    def _within(self, row: int, names: Iterable[str], passes: Term) -> None:
+    def _within(self, row: int, names: Iterable[str], passes: Factored) -> None:
         """Adds what neighbouring tiles of one iteration share; between them lies one tile of all that is touched in the same phase."""
         access = self.accesses[row]
         for name in names:
             over = [at for at, (_, of, _) in enumerate(self.loops) if of == name and at <= access.inside]
             if not any(self.loops[at][2] for at in over):
                 tile = tuple(
-                    (at, ("tile", at, name, access.inside) if name in self.dimensions[at] else _footprint(at, access.inside), 1.0)
+                    (at, Tile(at, name, access.inside) if name in self.dimensions[at] else self._footprint(at, access.inside), 1.0)
                     for at, of in enumerate(self.accesses)
                     if of.phase(access.inside) == access.phase(access.inside)
                 )
-                times = ((("pairs", name, *over[-1:]), *passes),)
-                self._add(row, access.inside, WITHIN, (tile,), times, ((("overlap", row, name),),))
+                times = ((Pairs(name, over[-1] if over else None), *passes),)
+                self._add(row, access.inside, WITHIN, (tile,), times, ((Overlap(row, name),),))
+
+    def _footprint(self, row: int, loop: int) -> Footprint:
+        return Footprint(row, self.accesses[row].level(loop))
 
     def _passes(self, last: int) -> dict[str, Factor]:
         """Full iterations of the loops up to `last`, by dimension."""
-        return {self.loops[at][1]: ("full", at) for at in range(last + 1)}
+        return {self.loops[at][1]: Times(Count.FULL, at) for at in range(last + 1)}
 
     def _add(
         self,
@@ -304,18 +396,14 @@ class _Formulas(NamedTuple):
         loop: int,
         kind: str,
         uses: Sequence[Use | Fixed],
-        times: tuple[Term, ...],
-        size: tuple[Term, ...],
+        times: tuple[Factored, ...],
+        size: tuple[Factored, ...],
         shares: tuple[Factor | float, ...] = (),
         first: bool = False,
     ) -> None:
         numbers = tuple(range(len(self.uses), len(self.uses) + len(uses)))
         self.uses.extend(uses)
         self.reuses.append(ReuseFormula(row, loop, kind, numbers, times, size, shares or (1 / len(uses),) * len(uses), first))
-
-
-def _footprint(row: int, loop: int) -> Factor:
-    return "footprint", row, loop
 
 
 def _between_phases(accesses: tuple[Access, ...], same: tuple[int, ...], before: int, row: int, loop: int, fraction: float) -> Fixed:
@@ -328,8 +416,8 @@ def _between_phases(accesses: tuple[Access, ...], same: tuple[int, ...], before:
     distance = list[tuple[int, Factor, float]]()
     for at, phase in enumerate(phases):
         if same[at] == same[row] or phase in passed:
-            distance.append((at, _footprint(at, loop), 1.0))
+            distance.append((at, Footprint(at, accesses[at].level(loop)), 1.0))
         elif phase in (start, end):
             share = 1.0 if phase == 1 and not accesses[at].indexed_by & {*indexing[:1]} else fraction if phase == end else 1 - fraction
-            distance.append((at, _footprint(at, innermost if phase == 1 else loop), share))
+            distance.append((at, Footprint(at, accesses[at].level(innermost if phase == 1 else loop)), share))
     return (*distance,)

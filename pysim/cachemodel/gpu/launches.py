@@ -15,7 +15,7 @@ with two blocks on each of 80 SMs exactly 16 waves: CUTLASS 0.1's measure of eff
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,17 +25,20 @@ from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import unable
 from pysim.cachemodel.gpu.passes import Pass, pass_cycles
 from pysim.cachemodel.gpu.threads import Threads
-from pysim.cachemodel.gpu.waves import DATA_PARALLEL, LOOP_BOUNDS, SPLIT_K, STREAM_K, TERMS, WAVE_TERMS, Array, Columns, Prediction, Table
+from pysim.cachemodel.gpu.traffic import Floats, Integers
+from pysim.cachemodel.gpu.waves import DATA_PARALLEL, LOOP_BOUNDS, SPLIT_K, STREAM_K, TERMS, WAVE_TERMS, Columns, Prediction, Table
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.record.cost import Cost, Reason, Rejected
 from pysim.record.plan import Request
 from pysim.record.plan import named as written
-from pysim.record.schedule import DECOMPOSITIONS, AnySchedule, GpuSchedule, Schedule
+from pysim.record.schedule import DECOMPOSITIONS, AnySchedule, Decomposition, GpuSchedule, Schedule
 from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel
 
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 GROUPS = (1, 2, 4, 8, 16, 32)
 MIN_PART_ITERATIONS = 2  # k-iterations of a split-K part
+FIRST, MAX_KINDS = 2, 16  # launches of a kind that are predicted first, those of least bounds; kinds of an algorithm
+MIN_PRUNED = 80  # fewer launches are predicted whole
 MAX_SPLIT_WAVES = 2  # tiles that fill this many waves are not split
 CYCLE_DIGITS = 3  # after the point, in which equal predictions agree: their terms are added in different orders
 ALIGN = 256  # bytes, of each part of the workspace
@@ -65,7 +68,7 @@ class Variant(NamedTuple):
     """
 
     kernel: str
-    schedule: Callable[[Any, int, bool, int], AnySchedule]
+    schedule: Callable[[Decomposition, int, bool, int], AnySchedule]
     attributes: Attributes
     compiled: bool
     numbers: tuple[str, ...]
@@ -81,12 +84,14 @@ class Variant(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The legal variants of one algorithm, and the rejected ones. Without `kinds`, a plan lists them by decomposition."""
+    """The legal variants of one algorithm, and the rejected ones. Without `kinds`, a plan lists them by decomposition. `prune`: only the
+    best of each kind is needed, whatever its accuracy."""
 
     request: Request
     variants: tuple[Variant, ...]
     kinds: tuple[str, ...]
     rejected: tuple[Rejected, ...]
+    prune: bool = False
     limit: float = math.inf
 
     @property
@@ -97,6 +102,11 @@ class Candidates(NamedTuple):
 
 def round_up(value: int, to: int) -> int:
     return -(-value // to) * to
+
+
+def prunes(request: Request, limit: float | None) -> bool:
+    """Whether a request needs only the best launch of each kind: not all of them, and not the most accurate ones."""
+    return limit is not None and limit < math.inf and request.any_error
 
 
 # Legality
@@ -158,8 +168,13 @@ def named_table(count: int, schedule: AnySchedule, chunks: int) -> Table:
 
 def table_of(gpu: Gpu, c: Columns) -> Table:
     """Kernels x decompositions x rasterisations, as arrays."""
-    tiles_m, tiles_n, iterations = np.ceil(c.m / c.tile_m), np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
-    tiles, slots = tiles_m * tiles_n, np.floor(gpu.sms.value / c.cluster_blocks) * c.blocks_per_sm
+    return rasterised(c, divided(gpu, c))
+
+
+def divided(gpu: Gpu, c: Columns) -> Table:
+    """Kernels x decompositions, each in one rasterisation."""
+    tiles, iterations = np.ceil(c.m / c.tile_m) * np.ceil(c.n / c.tile_n), np.ceil(c.k / c.block_k)
+    slots = np.floor(gpu.sms.value / c.cluster_blocks) * c.blocks_per_sm
     fill = [np.maximum(1, np.floor(slots * waves / tiles)) for waves in (1, 2)]
     splits = np.stack([np.full(len(tiles), factor) for factor in SPLITS] + fill, axis=1)
     can_split = (tiles < MAX_SPLIT_WAVES * slots) & (c.can_split_k > 0)
@@ -171,18 +186,19 @@ def table_of(gpu: Gpu, c: Columns) -> Table:
     row = np.concatenate([whole, split[0], stream])
     kind = np.repeat([DATA_PARALLEL, SPLIT_K, STREAM_K], [len(whole), split.shape[1], len(stream)])
     parts = np.concatenate([np.ones(len(whole), int), split[1], slots[stream].astype(int)])
-    return _rasterised(tiles_m, tiles_n, row, kind, parts)
+    return Table(row, kind, parts, np.zeros(len(row), bool), np.ones(len(row), int))
 
 
-def _rasterised(tiles_m: Array, tiles_n: Array, row: Array, kind: Array, parts: Array) -> Table:
+def rasterised(c: Columns, launches: Table) -> Table:
     """Each launch with every distinct rasterisation: groups up to the tiles that there are."""
+    tiles_m, tiles_n = (np.ceil(size / tile)[launches.variant] for size, tile in ((c.m, c.tile_m), (c.n, c.tile_n)))
     orders = [(along, group) for along in (False, True) for group in GROUPS]
     along = np.array([order[0] for order in orders])
     group = np.array([order[1] for order in orders])
-    across = np.where(along, tiles_m[row, None], tiles_n[row, None])
+    across = np.where(along, tiles_m[:, None], tiles_n[:, None])
     keep = (group < 2 * across) & ((group == 1) | (across > 1))
     launch, order = np.nonzero(keep)
-    return Table(row[launch], kind[launch], parts[launch], along[order], group[order])
+    return launches.select(launch)._replace(along_n=along[order], group=group[order])
 
 
 # Costs
@@ -196,13 +212,14 @@ def cost(gpu: Gpu, candidates: Sequence[Candidates]) -> list[Costs]:
 def launched(gpu: Gpu, candidates: Sequence[Candidates]) -> list["Launches"]:
     """The launches of several algorithms; those of all tiled kernels are predicted as one table."""
     columns = columns_of([one for algorithm in candidates for one in algorithm.tiled])
-    request, count = candidates[0].request, len(columns.m)
-    chunks = max((variant.chunks for one in candidates for variant in one.variants), default=0)
-    table = table_of(gpu, columns) if request.schedule is None else named_table(count, request.schedule, chunks)
-    prediction = waves.predict(gpu, columns, table, request.state == "hot")
-    kept = best_rasterisations(table, prediction.cycles, prediction.facts["gpc_bytes"])
-    table, prediction = table.select(kept), prediction.select(kept)
-    edges = np.cumsum([0, *(len(one.tiled) for one in candidates)]).tolist()
+    request, edges = candidates[0].request, np.cumsum([0, *(len(one.tiled) for one in candidates)])
+    count = int(edges[-1])
+    if request.schedule is not None:
+        chunks = max((variant.chunks for one in candidates for variant in one.variants), default=0)
+        table, others = named_table(count, request.schedule, chunks), np.full(count, np.inf)
+        prediction = waves.predict(gpu, columns, table, request.state == "hot")
+    else:
+        table, prediction, others = _best(gpu, columns, candidates)
     launches = []
     for one, low, high in zip(candidates, edges[:-1], edges[1:], strict=True):
         if one.variants and low == high:
@@ -210,8 +227,42 @@ def launched(gpu: Gpu, candidates: Sequence[Candidates]) -> list["Launches"]:
         else:
             rows = np.flatnonzero((low <= table.variant) & (table.variant < high))
             own = table.select(rows)
-            launches.append(Launches(one, own._replace(variant=own.variant - low), prediction.select(rows)))
+            launches.append(Launches(one, own._replace(variant=own.variant - low), prediction.select(rows), others[low:high]))
     return launches
+
+
+def _best(gpu: Gpu, columns: Columns, candidates: Sequence[Candidates]) -> tuple[Table, Prediction, Floats]:
+    """The launches in their best rasterisations, and a lower bound on the cycles of each variant's launches that were left out: unless all
+    are asked for, those that cannot be the best of their kind."""
+    whole, hot = divided(gpu, columns), candidates[0].request.state == "hot"
+    tiled = [(at * MAX_KINDS, one.kinds, variant) for at, one in enumerate(candidates) for variant in one.variants if variant.columns]
+    times, passes = (of[whole.variant] for of in _times_and_passes(gpu, [variant for *_, variant in tiled]))
+    first, own = np.array([(start, variant.kind if kinds else -1) for start, kinds, variant in tiled], int).reshape(-1, 2)[whole.variant].T
+    kind, count = first + np.where(own < 0, whole.kind, own), MAX_KINDS * len(candidates)
+    rows = np.arange(len(kind))
+    if len(rows) > MIN_PRUNED and all(one.prune for one in candidates):
+        least = waves.least_cycles(gpu, columns, whole) * times + passes
+        order = np.lexsort((least, kind))
+        rows = np.sort(order[rows - kind[order].searchsorted(kind[order]) < FIRST])
+    while True:
+        table = rasterised(columns, whole.select(rows))
+        prediction = waves.predict(gpu, columns, table, hot)
+        kept = best_rasterisations(table, prediction.cycles, prediction.traffic.gpc_bytes)
+        best, others = np.full(count, np.inf), np.full(len(tiled), np.inf)
+        if len(rows) == len(kind):
+            return table.select(kept), prediction.select(kept), others
+        np.minimum.at(best, kind[rows], prediction.cycles[kept] * times[rows] + passes[rows])
+        left_out = np.setdiff1d(np.arange(len(kind)), rows)
+        if not (better := left_out[least[left_out] <= best[kind[left_out]]]).size:
+            np.minimum.at(others, whole.variant[left_out], least[left_out])
+            return table.select(kept), prediction.select(kept), others
+        rows = np.sort(np.concatenate([rows, better]))
+
+
+def _times_and_passes(gpu: Gpu, variants: Sequence[Variant]) -> Floats:
+    """Launches of each variant, and cycles of its passes before and after."""
+    both = [(variant.times, sum(pass_cycles(gpu, one) for one in variant.passes)) for variant in variants]
+    return np.array(both, float).reshape(-1, 2).T
 
 
 def columns_of(some: Sequence[Columns]) -> Columns:
@@ -219,7 +270,7 @@ def columns_of(some: Sequence[Columns]) -> Columns:
     return Columns(*(np.array(some, float).T if some else np.empty((len(Columns._fields), 0))))
 
 
-def best_rasterisations(table: Table, cycles: Array, gpc_bytes: Array) -> Array:
+def best_rasterisations(table: Table, cycles: Floats, gpc_bytes: Floats) -> Integers:
     """One row of each (variant, decomposition, splits), in the table's order: the fewest cycles, then the fewest bytes that GPCs request,
     then the first. Launches with equal predictions differ by up to 12 % on an H100 by what their GPCs request (docs/gpu.md)."""
     if not len(cycles):
@@ -233,28 +284,41 @@ def best_rasterisations(table: Table, cycles: Array, gpc_bytes: Array) -> Array:
 def _without_tiles(gpu: Gpu, candidates: Candidates) -> "Launches":
     """The launches of an algorithm whose kernels have no tiles."""
     kernels = [(one.threads, one.attributes, one.family) for one in candidates.variants if one.threads and one.family]
-    return Launches(candidates, one_each(len(kernels)), threads.predict(gpu, kernels, candidates.request.state == "hot"))
+    prediction = threads.predict(gpu, kernels, candidates.request.state == "hot")
+    return Launches(candidates, one_each(len(kernels)), prediction, np.full(len(kernels), np.inf))
 
 
 class Launches:
-    """One algorithm's launches, each in its best rasterisation, and their predicted cost."""
+    """One algorithm's launches, each in its best rasterisation, and their predicted cost; `others`: the least cycles that launches of each
+    variant take that were left out."""
 
-    def __init__(self, candidates: Candidates, table: Table, prediction: Prediction) -> None:
-        self.candidates, self.table, self.prediction = candidates, table, prediction
-        self.gpu = gpu = candidates.request.gpu
-        self.pass_cycles = np.array([sum(pass_cycles(gpu, one) for one in variant.passes) for variant in candidates.variants], float)
-        times = np.array([variant.times for variant in candidates.variants], float)
-        self.cycles: Array = prediction.cycles * times[table.variant] + self.pass_cycles[table.variant]
+    def __init__(self, candidates: Candidates, table: Table, prediction: Prediction, others: Floats) -> None:
+        self.candidates, self.table, self.prediction, self.others = candidates, table, prediction, others
+        self.gpu = candidates.request.gpu
+        times, self.pass_cycles = _times_and_passes(self.gpu, candidates.variants)
+        self.cycles: Floats = prediction.cycles * times[table.variant] + self.pass_cycles[table.variant]
 
     def costs(self) -> Costs:
         """As arrays."""
         variants, kinds, table = self.candidates.variants, self.candidates.kinds, self.table
         kernels, kernel = numbered(variant.kernel for variant in variants)
+        least = np.full(len(kernels), np.inf)
+        np.minimum.at(least, kernel, self.others)
         kernel = kernel[table.variant]
         kind = np.array([variant.kind for variant in variants], int)[table.variant] if kinds else table.kind
-        least = np.full(len(kernels), np.inf)
         np.minimum.at(least, kernel, self.cycles)
-        return Costs(self.cycles, kernels, kernel, kinds or DECOMPOSITIONS, kind, least, kernel, self.schedule, self.cost, self.assumed)
+        return Costs(
+            cycles=self.cycles,
+            kernels=kernels,
+            kernel=kernel,
+            kinds=kinds or DECOMPOSITIONS,
+            kind=kind,
+            bounds=least,
+            alike=kernel,
+            schedule=self.schedule,
+            cost=self.cost,
+            assumed=self.assumed,
+        )
 
     def variant(self, row: int) -> Variant:
         return self.candidates.variants[int(self.table.variant[row])]
@@ -272,7 +336,8 @@ class Launches:
         terms = dict(zip(TERMS, [*waves_.sum(axis=0).tolist(), *others.tolist()], strict=True))
         bound = max(terms, key=lambda name: terms[name])
         bound = LOOP_BOUNDS[int(p.bound[row])] if bound == WAVE_TERMS[0] else bound
-        wavefronts, shared, *moved = (p.traffic[:, row] * variant.times).tolist()
+        of_launch = (p.wavefronts, p.shared, p.traffic.l2_bytes, p.traffic.memory_bytes)
+        wavefronts, shared, *moved = (float(of[row]) * variant.times for of in of_launch)
         levels = {"shared": {"wavefronts": wavefronts, "bytes": wavefronts * LINE_BYTES, "cycles": shared}}
         for name, size in zip(WAVE_TERMS[2:], moved, strict=True):
             levels[name] = {"bytes": size, "lines": size / LINE_BYTES, "cycles": terms[name]}
@@ -288,12 +353,12 @@ class Launches:
         """Paths of the assumed machine numbers that a cost uses, and other assumptions about its kernel."""
         variant = self.variant(row)
         of_passes = ("model.passes.rate_share", "model.passes.element_instructions") if variant.passes else ()
-        cluster = int(self.prediction.facts["cluster"][row]) if "cluster" in self.prediction.facts else 1
+        cluster = int(counts.cluster[row]) if (counts := self.prediction.counts) else 1
         of_cluster = (f"clusters_at_once.{cluster}",) if cluster > 1 else ()
         return (*_assumed(self.gpu, (*variant.numbers, *of_passes, *of_cluster)), *variant.assumed)
 
 
-def hidden(waves_: Array) -> dict[str, float]:
+def hidden(waves_: Floats) -> dict[str, float]:
     """Overlapped cycles of each of WAVE_TERMS, from cycles by (full waves, last wave).
 
     The smaller of main loop and power, and of L2 and memory, is hidden wholly. The larger two overlap: the smaller of these hides their sum

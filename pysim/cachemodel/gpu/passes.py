@@ -10,9 +10,7 @@ Worked number: the im2col columns of conv:mb32ic64ih56oc64kh3ph1 are 231 MB writ
 
 from typing import NamedTuple
 
-import numpy as np
-
-from pysim.cachemodel.gpu.traffic import Array, l2_miss_share
+from pysim.cachemodel.gpu.traffic import Number, l2_miss_share
 from pysim.machine.gpu import Gpu
 from pysim.registry.cuda import WARP
 
@@ -27,7 +25,7 @@ class Pass(NamedTuple):
     launches: int = 1
 
 
-def copy_rate(gpu: Gpu, size: Array, l2_slowdown: Array | float = 1.0) -> Array:
+def copy_rate(gpu: Gpu, size: Number, l2_slowdown: Number = 1.0) -> Number:
     """Bytes per second, read plus written, of a copy that moves `size` bytes: L2's rate / l2_slowdown where they fit, else memory's."""
     away = l2_miss_share(gpu, size)
     return 1 / (away / gpu.memory_bytes_per_second.value + (1 - away) * 2 * l2_slowdown / gpu.l2_bytes_per_second.value)
@@ -36,6 +34,6 @@ def copy_rate(gpu: Gpu, size: Array, l2_slowdown: Array | float = 1.0) -> Array:
 def pass_cycles(gpu: Gpu, one: Pass) -> float:
     """Cycles of a pass at the machine's clock, launches included. Whether the data fit L2 depends on what one launch moves."""
     model, moved = gpu.model.passes, one.read + one.written
-    transfer = moved / float(copy_rate(gpu, np.array(moved / max(1, one.launches)))) / model.rate_share.value * gpu.clock_hz
+    transfer = moved / float(copy_rate(gpu, moved / max(1, one.launches))) / model.rate_share.value * gpu.clock_hz
     issue = one.instructions / WARP / gpu.schedulers_per_sm.value / gpu.sms.value
     return one.launches * gpu.model.pass_seconds.value * gpu.clock_hz + max(transfer, issue)

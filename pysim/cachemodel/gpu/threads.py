@@ -16,7 +16,7 @@ import numpy as np
 
 from pysim.cachemodel.gpu.occupancy import occupancy
 from pysim.cachemodel.gpu.traffic import l2_miss_share
-from pysim.cachemodel.gpu.waves import LOOP_BOUNDS, TERMS, WAVE_TERMS, Prediction, wave_cycles
+from pysim.cachemodel.gpu.waves import LOOP_BOUNDS, NO_TRAFFIC, TERMS, WAVE_TERMS, Prediction, wave_cycles
 from pysim.machine.gpu import Gpu, GpuFamily
 from pysim.registry.cuda import WARP, Attributes
 
@@ -49,5 +49,6 @@ def predict(gpu: Gpu, kernels: Sequence[tuple[Threads, Attributes, GpuFamily]], 
     others = np.zeros((len(TERMS) - len(WAVE_TERMS), len(kernels)))
     others[-1] = launch * gpu.clock_hz
     bound = LOOP_BOUNDS.index("shared") + np.argmax(loop, axis=0)
-    traffic = np.stack([warps * wavefronts, loop[0], requested, memory_bytes])
-    return Prediction(wave_cycles(waves) + others.sum(axis=0), waves, others, bound, traffic, {})
+    traffic = NO_TRAFFIC._replace(l2_bytes=requested, memory_bytes=memory_bytes)
+    cycles = wave_cycles(waves) + others.sum(axis=0)
+    return Prediction(cycles, waves, others, bound, warps * wavefronts, loop[0], None, traffic)

@@ -25,7 +25,7 @@ times 6.545 is 3 x 8.727: of the 24 tiles of a row, 6 read it at a time. Of 32 x
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,10 @@ from pysim.cachemodel.gpu.mainloop import LINE_BYTES
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
 
-Array = NDArray[Any]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Number = float | Floats
 
 SIMULTANEOUS = 1.0  # k-iterations between two requests that L2 joins
 STORE_BYTES = 64  # contiguous bytes of a row of C in a warp's store (128 where rows are whole vectors, stored since the costs were fitted)
@@ -45,27 +48,27 @@ class Rasterisation(NamedTuple):
     """Tile orders of launches, as arrays: bytes and panels of the fast and of the slow operand, slow panels in a band, tiles that run at
     once, k-iterations of a tile, those of a stream-K block (0: not stream-K), and bytes of C."""
 
-    fast: Array
-    slow: Array
-    n_fast: Array
-    n_slow: Array
-    group: Array
-    at_once: Array
-    iterations: Array
-    share: Array
-    result: Array
+    fast: Floats
+    slow: Floats
+    n_fast: Floats
+    n_slow: Floats
+    group: Floats
+    at_once: Floats
+    iterations: Floats
+    share: Floats
+    result: Floats
 
-    def select(self, where: Array) -> "Rasterisation":
+    def select(self, where: Flags) -> "Rasterisation":
         return Rasterisation(*(column[where] for column in self))
 
 
 class Sharing(NamedTuple):
     """By operand: the share of L2 requests that no simultaneous request repeats, and how often the operand comes from memory again."""
 
-    fast_alone: Array
-    slow_alone: Array
-    fast_again: Array
-    slow_again: Array
+    fast_alone: Floats
+    slow_alone: Floats
+    fast_again: Floats
+    slow_again: Floats
 
 
 def lines_of_row(pitch: int, size: int = LINE_BYTES) -> float:
@@ -78,7 +81,7 @@ def sectors_of(pitch: int, run: int = STORE_BYTES) -> float:
     return 1 + (SECTOR_BYTES - math.gcd(pitch, SECTOR_BYTES)) / run
 
 
-def l2_miss_share(gpu: Gpu, distance: Array) -> Array:
+def l2_miss_share(gpu: Gpu, distance: Number) -> Floats:
     """Share of accesses at a reuse distance, in bytes, that miss L2."""
     return np.clip(2 * distance / (gpu.model.l2_share.value * gpu.l2_bytes.value) - 1, 0, 1)
 
@@ -111,7 +114,7 @@ def waves(gpu: Gpu, order: Rasterisation) -> Sharing:
     )
 
 
-def within_gpcs(order: Rasterisation, gpcs: int, clusters: Any) -> tuple[Array, Array]:
+def within_gpcs(order: Rasterisation, gpcs: int, clusters: Flags) -> tuple[Floats, Floats]:
     """The shares of the requests for the fast and for the slow operand that no simultaneous request of the same GPC repeats.
 
     The blocks of a launch fill one GPC after another, each with as many consecutive blocks. Clusters go to the GPCs in turn (`clusters`).
@@ -128,7 +131,7 @@ def within_gpcs(order: Rasterisation, gpcs: int, clusters: Any) -> tuple[Array, 
     return fast, slow
 
 
-def rectangle(order: Rasterisation) -> tuple[Array, Array]:
+def rectangle(order: Rasterisation) -> tuple[Floats, Floats]:
     """Panels of the fast and of the slow operand that `at_once` consecutive tiles touch."""
     n_fast, n_slow, group, at_once = order[2:6]
     in_band = at_once <= n_fast * group  # else they cover several bands
@@ -150,14 +153,14 @@ def stream_k(gpu: Gpu, order: Rasterisation) -> Sharing:
     return Sharing(*(column[:, 0] for column in (*alone, *again)))
 
 
-def missed(gpu: Gpu, gap: Array, touched: Array, all_bytes: Array) -> Array:
+def missed(gpu: Gpu, gap: Floats, touched: Floats, all_bytes: Floats) -> Floats:
     """Share of a panel's finite gaps after which it comes from memory again."""
     finite = gap < np.inf
     misses = l2_miss_share(gpu, np.minimum(np.where(finite, gap, 0) * touched, all_bytes)) * finite
     return misses.sum(axis=1, keepdims=True) / np.maximum(1, finite.sum(axis=1, keepdims=True))
 
 
-def gaps(start: Array, tiles: Array, share: Array) -> Array:
+def gaps(start: Floats, tiles: Floats, share: Floats) -> Floats:
     """K-iterations from each read of a panel to the next in time, infinite after the last. `start`: the first k-iteration, in the order of
     all tiles, of the panel's first tiles, of which `tiles` exist."""
     index = np.arange(start.shape[1])

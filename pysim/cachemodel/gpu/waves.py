@@ -50,19 +50,17 @@ Worked number: SGEMM of 10240 x 4096 x 4096 with tiles of 128 x 128 on V100: 80 
 blocks an SM: 16 waves of 160. A k-iteration of 8 takes 128 * 128 * 8 / 64 = 2048 cycles of an SM's FP32 pipe.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.passes import copy_rate
-from pysim.cachemodel.gpu.traffic import Rasterisation, l2_miss_share, sharing, within_gpcs
+from pysim.cachemodel.gpu.traffic import Flags, Floats, Integers, Number, Rasterisation, l2_miss_share, sharing, within_gpcs
 from pysim.machine.gpu import Gpu
 from pysim.record.schedule import DECOMPOSITIONS
 
-Array = NDArray[Any]
-
+ROUNDED_DOWN = 1 - 1e-9  # bounds and predictions add in another order
 OVERLAP_EXPONENT = 2.0  # of compute and traffic, and of blocks of an SM: the larger, the better they overlap
 TYPICAL_ACCUMULATORS, ACCUMULATOR_SHARE = 64, 0.25  # per thread: block_cycles is of that many; the share that grows with their number
 PINGPONG_EXPOSED = 0.85  # share of a tile's prologue and epilogue beyond the other warpgroups' main loop: both use one store path
@@ -86,54 +84,54 @@ class Columns(NamedTuple):
     The fields without a line here are the machine file's constants of the kernel's family.
     """
 
-    m: Any
-    n: Any
-    k: Any
-    element_bytes: Any
-    bytes_a: Any  # of the operands and the result in memory
-    bytes_b: Any
-    bytes_c: Any
-    requested_bytes_a: Any  # of L2, by each column of tiles
-    requested_bytes_b: Any  # of L2, by each row of tiles
-    result_bytes: Any  # of one output of a tile, stored
-    accumulator_bytes: Any  # of one output of a tile, in registers
-    tile_m: Any  # of a block; of a cluster, where blocks form one
-    tile_n: Any
-    block_k: Any
-    stages: Any
-    cluster_blocks: Any
-    blocks_per_sm: Any
-    can_split_k: Any
-    max_stream_blocks: Any
-    producer: Any  # whether a producer warp loads by TMA: whole boxes, also while tiles start and end
-    accumulators: Any  # of a thread
-    fixup_rounds: Any  # loads of partial sums of a thread, FIXUP_LOADS_IN_FLIGHT at once
-    iteration: Any  # cycles, as in the head of this file
-    lone: Any
-    shared: Any  # wavefronts of a k-iteration
-    bound: Any  # of a k-iteration: index of LOOP_BOUNDS
-    fma: Any  # multiply-adds per cycle of an SM
-    sustained: Any  # Hz
-    conversions: Any  # operands that are copied first, in one launch
-    conversion_bytes: Any  # read and written by these copies
-    b_parts: Any  # times that the bytes of B are read, where B comes as parts of its numbers
-    unaligned_c: Any  # whether rows of C are no whole vectors
-    max_cluster_splits: Any  # split-K up to this many parts is reduced in a cluster
-    pingpong: Any  # whether two sets of warpgroups alternate between main loop and epilogue
-    box_m: Any  # a single tile's TMA boxes have a multiple of this many rows of A
-    box_n: Any  # the same of B
-    lines_a: Any  # L2 lines that a box row of A touches
-    lines_b: Any
-    row_ends_a: Any  # rows of A's boxes that end inside a sector, which each column of tiles loads
-    row_ends_b: Any  # the same of B, for each row of tiles
-    sectors: Any  # bytes of the sectors that a run of C touches / its own bytes
-    launch_seconds: Any
-    block_cycles: Any
-    step_cycles: Any
-    meet_cycles: Any
-    hidden: Any
+    m: Number
+    n: Number
+    k: Number
+    element_bytes: Number
+    bytes_a: Number  # of the operands and the result in memory
+    bytes_b: Number
+    bytes_c: Number
+    requested_bytes_a: Number  # of L2, by each column of tiles
+    requested_bytes_b: Number  # of L2, by each row of tiles
+    result_bytes: Number  # of one output of a tile, stored
+    accumulator_bytes: Number  # of one output of a tile, in registers
+    tile_m: Number  # of a block; of a cluster, where blocks form one
+    tile_n: Number
+    block_k: Number
+    stages: Number
+    cluster_blocks: Number
+    blocks_per_sm: Number
+    can_split_k: Number
+    max_stream_blocks: Number
+    producer: Number  # whether a producer warp loads by TMA: whole boxes, also while tiles start and end
+    accumulators: Number  # of a thread
+    fixup_rounds: Number  # loads of partial sums of a thread, FIXUP_LOADS_IN_FLIGHT at once
+    iteration: Number  # cycles, as in the head of this file
+    lone: Number
+    shared: Number  # wavefronts of a k-iteration
+    bound: Number  # of a k-iteration: index of LOOP_BOUNDS
+    fma: Number  # multiply-adds per cycle of an SM
+    sustained: Number  # Hz
+    conversions: Number  # operands that are copied first, in one launch
+    conversion_bytes: Number  # read and written by these copies
+    b_parts: Number  # times that the bytes of B are read, where B comes as parts of its numbers
+    unaligned_c: Number  # whether rows of C are no whole vectors
+    max_cluster_splits: Number  # split-K up to this many parts is reduced in a cluster
+    pingpong: Number  # whether two sets of warpgroups alternate between main loop and epilogue
+    box_m: Number  # a single tile's TMA boxes have a multiple of this many rows of A
+    box_n: Number  # the same of B
+    lines_a: Number  # L2 lines that a box row of A touches
+    lines_b: Number
+    row_ends_a: Number  # rows of A's boxes that end inside a sector, which each column of tiles loads
+    row_ends_b: Number  # the same of B, for each row of tiles
+    sectors: Number  # bytes of the sectors that a run of C touches / its own bytes
+    launch_seconds: Number
+    block_cycles: Number
+    step_cycles: Number
+    meet_cycles: Number
+    hidden: Number
 
-    def take(self, rows: Array) -> "Columns":
+    def take(self, rows: Integers) -> "Columns":
         return Columns(*np.array(self)[:, rows])
 
 
@@ -141,47 +139,88 @@ class Table(NamedTuple):
     """Launches, as arrays: index into Columns, decomposition (index of DECOMPOSITIONS), splits, rasterisation. Launches that differ in
     their rasterisation only are adjacent."""
 
-    variant: Array
-    kind: Array
-    splits: Array
-    along_n: Array
-    group: Array
+    variant: Integers
+    kind: Integers
+    splits: Integers
+    along_n: Flags
+    group: Integers
 
-    def select(self, where: Array) -> "Table":
-        return Table(*(column[where] for column in self))
+    def select(self, where: Integers | Flags) -> "Table":
+        return Table._make(column[where] for column in self)
+
+
+class Counts(NamedTuple):
+    """What each launch of a table consists of."""
+
+    in_cluster: Flags  # whether a cluster reduces the parts of a split-K tile
+    tiles_m: Floats
+    tiles_n: Floats
+    tiles: Floats
+    all_iterations: Floats  # k-iterations of a tile
+    items: Floats  # blocks, or clusters
+    iterations: Floats  # of an item
+    slots: Floats  # items that run at once
+    units: Floats  # SMs, or groups of SMs that hold a tile's cluster
+    full_waves: Floats
+    tail: Floats  # items of the last wave
+    tail_blocks: Floats  # of an SM in the last wave
+    waves: Floats
+    first_blocks: Floats  # of an SM in the first wave
+    cluster: Integers  # blocks of a tile's cluster
+    block_tiles: Floats  # tiles that one block touches
+
+
+class Traffic(NamedTuple):
+    """Bytes of each launch through L2 and from memory."""
+
+    row_ends: Floats  # rows of boxes that end inside a sector
+    l2_bytes: Floats
+    port_bytes: Floats  # with the other halves of split lines
+    gpc_bytes: Floats  # that all GPCs request; 0 where unknown
+    written: Floats  # of C, as bytes of whole sectors
+    memory_bytes: Floats
+    l2_served: Floats  # in the time of as many bytes
+    memory_served: Floats
+    miss: Floats  # share of the slower operand's requests that miss L2
+
+
+NO_TRAFFIC = Traffic._make(np.zeros((len(Traffic._fields), 1)))
 
 
 class Prediction(NamedTuple):
     """The cost of launches; the last axis of each array is the launch.
 
-    `cycles`; `waves`: cycles by (full waves, last wave) and WAVE_TERMS; `others`: cycles of the other TERMS; `bound` of the main loop:
-    index of LOOP_BOUNDS; `traffic`: shared-memory wavefronts, their cycles, bytes of L2, bytes of memory; `facts`: intermediate values by
-    name.
+    `waves`: cycles by (full waves, last wave) and WAVE_TERMS; `others`: cycles of the other TERMS; `bound` of the main loop: index of
+    LOOP_BOUNDS; `wavefronts` of shared memory, and their cycles (`shared`). Kernels without tiles have no `counts`.
     """
 
-    cycles: Array
-    waves: Array
-    others: Array
-    bound: Array
-    traffic: Array
-    facts: dict[str, Array]
+    cycles: Floats
+    waves: Floats
+    others: Floats
+    bound: Integers
+    wavefronts: Floats
+    shared: Floats
+    counts: Counts | None
+    traffic: Traffic
 
     @property
-    def terms(self) -> dict[str, Array]:
+    def terms(self) -> dict[str, Floats]:
         """Cycles by TERMS."""
         return dict(zip(TERMS, (*self.waves.sum(axis=0), *self.others), strict=True))
 
-    def select(self, rows: Array) -> "Prediction":
-        facts = {name: of[rows] for name, of in self.facts.items()}
-        return Prediction(self.cycles[rows], self.waves[..., rows], self.others[:, rows], self.bound[rows], self.traffic[:, rows], facts)
+    def select(self, rows: Integers) -> "Prediction":
+        counts = Counts._make(of[rows] for of in self.counts) if self.counts else None
+        traffic = Traffic._make(of[rows] if of.size > 1 else of for of in self.traffic)
+        bound, wavefronts, shared = self.bound[rows], self.wavefronts[rows], self.shared[rows]
+        return Prediction(self.cycles[rows], self.waves[..., rows], self.others[:, rows], bound, wavefronts, shared, counts, traffic)
 
 
-def overlapped(one: Any, other: Any) -> Any:
+def overlapped(one: Number, other: Floats) -> Floats:
     """Cycles of two activities at once: a smooth maximum, since they delay each other the more the closer they are."""
     return (one**OVERLAP_EXPONENT + other**OVERLAP_EXPONENT) ** (1 / OVERLAP_EXPONENT)
 
 
-def wave_cycles(waves: Array) -> Array:
+def wave_cycles(waves: Floats) -> Floats:
     """Cycles of all waves, from those by (full, last) and WAVE_TERMS."""
     loop, power, l2, memory = (waves[:, i] for i in range(len(WAVE_TERMS)))
     return overlapped(np.maximum(loop, power), np.maximum(l2, memory)).sum(axis=0)
@@ -190,24 +229,38 @@ def wave_cycles(waves: Array) -> Array:
 def predict(gpu: Gpu, columns: Columns, table: Table, hot: bool = True) -> Prediction:
     """Cost of each launch of a table."""
     c = columns.take(table.variant)
-    in_cluster = (table.kind == SPLIT_K) & (table.splits <= c.max_cluster_splits)
-    facts = _counts(gpu, c, table, in_cluster)
-    _traffic(gpu, c, table, in_cluster, facts, hot)
-    latency = gpu.l2_latency_cycles.value + facts["miss"] * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
-    waves = _waves(gpu, c, facts, latency)
-    ends = _prologues_and_epilogues(gpu, c, facts, waves, latency)
+    counts = _counts(gpu, c, table)
+    traffic = _traffic(gpu, c, table, counts, hot)
+    waves, others = _cycles(gpu, c, table, counts, traffic)
+    work = counts.first_blocks * c.iteration * counts.iterations * counts.waves
+    bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound).astype(int)
+    wavefronts = c.shared * counts.iterations * counts.items
+    cycles, shared = wave_cycles(waves) + others.sum(axis=0), wavefronts / gpu.sms.value
+    return Prediction(cycles, waves, others, bound, wavefronts, shared, counts, traffic)
+
+
+def least_cycles(gpu: Gpu, columns: Columns, table: Table) -> Floats:
+    """A lower bound on the cycles of each launch of a table, in any rasterisation: its cycles without traffic.
+
+    Traffic only adds: it delays main loops, and what a producer warp hides is a longer main loop than the traffic beside it."""
+    c = columns.take(table.variant)
+    waves, others = _cycles(gpu, c, table, _counts(gpu, c, table), NO_TRAFFIC)
+    least: Floats = (wave_cycles(waves) + others.sum(axis=0)) * ROUNDED_DOWN
+    return least
+
+
+def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic) -> tuple[Floats, Floats]:
+    """Cycles by (full waves, last wave) and WAVE_TERMS; and of the other TERMS."""
+    latency = gpu.l2_latency_cycles.value + traffic.miss * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
+    waves = _waves(gpu, c, counts, traffic, latency)
+    ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency)
     rate = copy_rate(gpu, c.conversion_bytes, np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)) * gpu.model.copy_share.value
     converted = c.conversion_bytes * gpu.clock_hz / rate
-    others = np.stack([ends, _fixup(gpu, c, table, in_cluster, facts, latency), converted, _launch(gpu, c, table, in_cluster, facts)])
-    work = facts["first_blocks"] * c.iteration * facts["iterations"] * facts["waves"]
-    bound = np.where(work < LATENCY_BOUND_SHARE * waves[:, 0].sum(axis=0), LOOP_BOUNDS.index("latency"), c.bound)
-    wavefronts = c.shared * facts["iterations"] * facts["items"]
-    traffic = np.stack([wavefronts, wavefronts / gpu.sms.value, facts["l2_bytes"], facts["memory_bytes"]])
-    return Prediction(wave_cycles(waves) + others.sum(axis=0), waves, others, bound, traffic, facts)
+    return waves, np.stack([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
 
 
-def _counts(gpu: Gpu, c: Columns, table: Table, in_cluster: Array) -> dict[str, Array]:
-    """Tiles, blocks (`items`), k-iterations and waves."""
+def _counts(gpu: Gpu, c: Columns, table: Table) -> Counts:
+    in_cluster = (table.kind == SPLIT_K) & (table.splits <= c.max_cluster_splits)
     parts = np.where(in_cluster, table.splits, 1).astype(int)
     cluster = (parts * c.cluster_blocks).astype(int)
     clusters = np.array([gpu.clusters(blocks) for blocks in range(1, 1 + max(1, cluster.max(initial=1)))])[cluster - 1]
@@ -221,138 +274,137 @@ def _counts(gpu: Gpu, c: Columns, table: Table, in_cluster: Array) -> dict[str, 
     full_waves = np.floor(items / slots)
     tail = items - full_waves * slots
     tail_blocks = np.ceil(tail / units)
-    return {
-        "tiles_m": tiles_m, "tiles_n": tiles_n, "tiles": tiles, "all_iterations": all_iterations, "items": items,
-        "iterations": iterations, "slots": slots, "units": units, "full_waves": full_waves, "tail": tail, "tail_blocks": tail_blocks,
-        "waves": full_waves + (tail_blocks > 0),
-        "first_blocks": np.where(full_waves > 0, c.blocks_per_sm, tail_blocks),  # of an SM in the first wave
-        "cluster": cluster,  # blocks of a tile's cluster
-        "block_tiles": np.where(stream, 1 + np.ceil(iterations / all_iterations), 1.0),  # tiles that one block touches
-    }  # fmt: skip
+    return Counts(
+        in_cluster, tiles_m, tiles_n, tiles, all_iterations, items, iterations, slots, units, full_waves, tail, tail_blocks,
+        waves=full_waves + (tail_blocks > 0),
+        first_blocks=np.where(full_waves > 0, c.blocks_per_sm, tail_blocks),
+        cluster=cluster,
+        block_tiles=np.where(stream, 1 + np.ceil(iterations / all_iterations), 1.0),
+    )  # fmt: skip
 
 
-def _traffic(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[str, Array], hot: bool) -> None:
-    """Bytes through L2 and from memory, added to the facts."""
+def _traffic(gpu: Gpu, c: Columns, table: Table, of: Counts, hot: bool) -> Traffic:
     stream, along_n = table.kind == STREAM_K, table.along_n.astype(bool)
-    partial = np.where((table.kind == SPLIT_K) & ~in_cluster, facts["items"], np.where(stream, 2 * table.splits, 0))
+    partial = np.where((table.kind == SPLIT_K) & ~of.in_cluster, of.items, np.where(stream, 2 * table.splits, 0))
     partial = partial * c.tile_m * c.tile_n * c.accumulator_bytes
 
-    def ordered(of_a: Any, of_b: Any) -> tuple[Array, Array]:  # fast, slow: the rasterisation runs along panels of the fast operand
+    def ordered(of_a: Number, of_b: Number) -> tuple[Floats, Floats]:  # fast, slow: the rasterisation runs along panels of the fast operand
         return np.where(along_n, of_b, of_a), np.where(along_n, of_a, of_b)
 
     fast, slow = ordered(c.bytes_a, c.bytes_b)
-    n_fast, n_slow = ordered(facts["tiles_m"], facts["tiles_n"])
+    n_fast, n_slow = ordered(of.tiles_m, of.tiles_n)
     # The parts of a tile share nothing
-    at_once = np.minimum(facts["tiles"], np.maximum(1, facts["slots"] / np.where(stream, 1, table.splits)))
-    share = np.where(stream, facts["tiles"] * facts["all_iterations"] / table.splits, 0)
+    at_once = np.minimum(of.tiles, np.maximum(1, of.slots / np.where(stream, 1, table.splits)))
+    share = np.where(stream, of.tiles * of.all_iterations / table.splits, 0)
     group = np.minimum(table.group, n_slow)
-    order = Rasterisation(fast, slow, n_fast, n_slow, group, at_once, facts["all_iterations"], share, c.bytes_c)
+    order = Rasterisation(fast, slow, n_fast, n_slow, group, at_once, of.all_iterations, share, np.asarray(c.bytes_c))
     reads = sharing(gpu, order)
-    requested_fast, requested_slow = ordered(c.requested_bytes_a * facts["tiles_n"], c.requested_bytes_b * facts["tiles_m"])
+    requested_fast, requested_slow = ordered(c.requested_bytes_a * of.tiles_n, c.requested_bytes_b * of.tiles_m)
     requested = requested_fast + requested_slow
     repeat = gpu.model.repeat_share.value
     sides = [*zip((requested_fast, requested_slow), ordered(c.lines_a, c.lines_b), reads[:2], strict=True)]
     served = sum(size * (1 + SPLIT_LINE_COST * (lines - 1)) * (repeat + (1 - repeat) * alone) for size, lines, alone in sides)
     split_lines = sum(size * (lines - 1) for size, lines, _ in sides)
     # TMA fills the parts of boxes outside an operand, which takes as long as the parts inside
-    m = np.where(facts["tiles_m"] > 1, facts["tiles_m"] * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
-    n = np.where(facts["tiles_n"] > 1, facts["tiles_n"] * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
-    boxes = (m * facts["tiles_n"] + c.b_parts * n * facts["tiles_m"]) * (facts["all_iterations"] * c.block_k) * c.element_bytes
+    m = np.where(of.tiles_m > 1, of.tiles_m * c.tile_m, np.ceil(c.m / c.box_m) * c.box_m)
+    n = np.where(of.tiles_n > 1, of.tiles_n * c.tile_n, np.ceil(c.n / c.box_n) * c.box_n)
+    boxes = (m * of.tiles_n + c.b_parts * n * of.tiles_m) * (of.all_iterations * c.block_k) * c.element_bytes
     outside = np.where(c.producer > 0, np.maximum(0, boxes - requested), 0)
-    facts["row_ends"] = c.row_ends_a * facts["tiles_n"] + c.row_ends_b * facts["tiles_m"]
-    facts["l2_bytes"] = requested + outside + c.bytes_c + 2 * partial
-    facts["port_bytes"] = facts["l2_bytes"] + split_lines
-    facts["gpc_bytes"] = outside + _gpc_bytes(gpu, c, table, in_cluster, facts, order, (requested_fast, requested_slow))
-    facts["written"] = c.bytes_c * (1 + PARTIAL_SECTOR_COST * (c.sectors - 1))  # as bytes of whole sectors
+    row_ends = c.row_ends_a * of.tiles_n + c.row_ends_b * of.tiles_m
+    l2_bytes = requested + outside + c.bytes_c + 2 * partial
+    port_bytes = l2_bytes + split_lines
+    gpc_bytes = outside + _gpc_bytes(gpu, c, table, of, order, (requested_fast, requested_slow))
+    written = np.asarray(c.bytes_c) * (1 + PARTIAL_SECTOR_COST * (c.sectors - 1))  # as bytes of whole sectors
     all_miss = l2_miss_share(gpu, c.bytes_a + c.bytes_b + c.bytes_c + partial)
     first = all_miss if hot else np.ones(())
     read_fast, read_slow = fast * (first + reads.fast_again), slow * (first + reads.slow_again)
-    facts["memory_bytes"] = read_fast + read_slow + c.bytes_c * all_miss + 2 * partial * l2_miss_share(gpu, partial)
-    facts["l2_served"] = served + outside + facts["written"] + 2 * partial + facts["memory_bytes"]
-    facts["memory_served"] = facts["memory_bytes"] + (facts["written"] - c.bytes_c) * all_miss
-    facts["miss"] = np.clip(np.maximum(read_fast / requested_fast, read_slow / requested_slow), 0, 1)  # of the slower operand
+    memory_bytes = read_fast + read_slow + c.bytes_c * all_miss + 2 * partial * l2_miss_share(gpu, partial)
+    l2_served = served + outside + written + 2 * partial + memory_bytes
+    memory_served = memory_bytes + (written - c.bytes_c) * all_miss
+    miss = np.clip(np.maximum(read_fast / requested_fast, read_slow / requested_slow), 0, 1)  # of the slower operand
+    return Traffic(row_ends, l2_bytes, port_bytes, gpc_bytes, written, memory_bytes, l2_served, memory_served, miss)
 
 
-def _gpc_bytes(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[str, Array], order: Rasterisation, requested: Any) -> Any:
+def _gpc_bytes(gpu: Gpu, c: Columns, table: Table, of: Counts, order: Rasterisation, requested: tuple[Floats, Floats]) -> Floats:
     """Bytes that all GPCs take from L2; `requested`: of the fast and of the slow operand. 0 where unknown: for stream-K, whose blocks are
     each at a k-iteration of their own, and for GPUs whose GPCs were not measured."""
     if not gpu.gpcs:
-        return 0.0
+        return np.zeros(1)
     # blocks with one tile each are not numbered in bands (native/cuda/core/decomposition.cuh)
-    placed = in_cluster | (facts["items"] <= np.where(c.producer > 0, facts["slots"], facts["units"]))
+    placed = of.in_cluster | (of.items <= np.where(c.producer > 0, of.slots, of.units))
     order = order._replace(group=np.where(placed, 1, order.group))
-    shares = within_gpcs(order, gpu.gpcs.value, (c.cluster_blocks > 1) | in_cluster)
+    shares = within_gpcs(order, gpu.gpcs.value, (c.cluster_blocks > 1) | of.in_cluster)
     total = sum(size * share for size, share in zip(requested, shares, strict=True))
     return np.where(table.kind == STREAM_K, 0.0, total)
 
 
-def _waves(gpu: Gpu, c: Columns, facts: dict[str, Array], latency: Array) -> Array:
+def _waves(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic, latency: Floats) -> Floats:
     """Cycles by (full waves, last wave) and WAVE_TERMS."""
     frequency, barriers = gpu.clock_hz, 1 + (c.stages == 1)
     lone = np.maximum(c.lone, latency / np.maximum(1, c.stages - 1)) + barriers * c.step_cycles
-    products = facts["tiles"] * c.tile_m * c.tile_n * facts["all_iterations"] * c.block_k
+    products = of.tiles * c.tile_m * c.tile_n * of.all_iterations * c.block_k
     power = products / (gpu.sms.value * c.fma) * frequency / c.sustained
-    share = facts["full_waves"] * facts["slots"] / facts["items"]
+    share = of.full_waves * of.slots / of.items
     parts = []
     for waves, blocks, units, part in (
-        (facts["full_waves"], c.blocks_per_sm, facts["units"], share),
-        (facts["tail_blocks"] > 0, facts["tail_blocks"], np.minimum(facts["tail"], facts["units"]), 1 - share),
+        (of.full_waves, c.blocks_per_sm, of.units, share),
+        (of.tail_blocks > 0, of.tail_blocks, np.minimum(of.tail, of.units), 1 - share),
     ):
         active = np.maximum(units * c.cluster_blocks, 1)  # SMs
         l2 = np.maximum(
-            facts["l2_served"] / (gpu.l2_bytes_per_second.value / frequency),
-            facts["port_bytes"] / (active * gpu.port_bytes_per_cycle.value),
+            traffic.l2_served / (gpu.l2_bytes_per_second.value / frequency),
+            traffic.port_bytes / (active * gpu.port_bytes_per_cycle.value),
         )
-        l2 = np.maximum(l2, facts["row_ends"] / gpu.model.row_ends_per_cycle.value)
+        l2 = np.maximum(l2, traffic.row_ends / gpu.model.row_ends_per_cycle.value)
         if gpu.gpc_bytes_per_second:
-            l2 = np.maximum(l2, facts["gpc_bytes"] * frequency / gpu.gpc_bytes_per_second.value)
+            l2 = np.maximum(l2, traffic.gpc_bytes * frequency / gpu.gpc_bytes_per_second.value)
         memory = np.minimum(gpu.memory_bytes_per_second.value / frequency, active * gpu.memory_port_bytes_per_cycle.value)
         iteration = np.where((c.producer > 0) & (c.blocks_per_sm <= 1), lone, overlapped(blocks * c.iteration, lone))
-        parts.append([waves * facts["iterations"] * iteration, power * part, l2 * part, facts["memory_served"] * part / memory])
+        parts.append([waves * of.iterations * iteration, power * part, l2 * part, traffic.memory_served * part / memory])
     return np.array(parts)
 
 
-def _prologues_and_epilogues(gpu: Gpu, c: Columns, facts: dict[str, Array], waves: Array, latency: Array) -> Array:
+def _prologues_and_epilogues(gpu: Gpu, c: Columns, of: Counts, traffic: Traffic, waves: Floats, latency: Floats) -> Floats:
     """Cycles of the starts and ends of tiles that nothing hides."""
-    number, transfer = facts["waves"], np.maximum(waves[:, 2], waves[:, 3]).sum(axis=0)
+    number, transfer = of.waves, np.maximum(waves[:, 2], waves[:, 3]).sum(axis=0)
     store = c.result_bytes / gpu.port_bytes_per_cycle.value + c.unaligned_c * gpu.model.single_cycles.value  # of an output
     store = c.tile_m * c.tile_n / c.cluster_blocks * store
     growth = 1 + ACCUMULATOR_SHARE * (c.accumulators / TYPICAL_ACCUMULATORS - 1)
-    tile = c.block_cycles * growth + latency + facts["first_blocks"] * store
+    tile = c.block_cycles * growth + latency + of.first_blocks * store
     pingpong = PINGPONG_EXPOSED * np.maximum(0, tile - waves[:, 0].sum(axis=0) / number)
     later = np.where(c.pingpong, pingpong, tile * (1 - c.hidden))
-    exposed = facts["block_tiles"] * (tile + (number - 1) * later)
+    exposed = of.block_tiles * (tile + (number - 1) * later)
     # a producer warp continues to load meanwhile
     busy = waves.copy()
-    busy[:, 0] += exposed * np.stack([facts["full_waves"], facts["tail_blocks"] > 0]) / number
-    last_wave = np.minimum(1, np.where(facts["tail"] > 0, facts["tail"], facts["slots"]) / facts["items"])
-    last_results = facts["written"] * last_wave / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
-    first_loads = transfer / (facts["iterations"] * number)
+    busy[:, 0] += exposed * np.stack([of.full_waves, of.tail_blocks > 0]) / number
+    last_wave = np.minimum(1, np.where(of.tail > 0, of.tail, of.slots) / of.items)
+    last_results = traffic.written * last_wave / (gpu.l2_bytes_per_second.value / gpu.clock_hz)
+    first_loads = transfer / (of.iterations * number)
     return np.where(c.producer, wave_cycles(busy) - wave_cycles(waves) + (first_loads + last_results), exposed)
 
 
-def _fixup(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[str, Array], latency: Array) -> Array:
+def _fixup(gpu: Gpu, c: Columns, table: Table, of: Counts, latency: Floats) -> Floats:
     """Cycles in which blocks exchange partial sums, through memory or within a cluster."""
     outputs, stream = c.tile_m * c.tile_n / c.cluster_blocks, table.kind == STREAM_K
     write = outputs * c.accumulator_bytes / gpu.port_bytes_per_cycle.value
-    written = np.where(stream, 2, np.ceil(facts["items"] / facts["units"]))  # parts that an SM's blocks write, one after another
-    rounds = np.where(stream, 2, np.ceil(facts["items"] / facts["slots"]))
-    parts = np.where(stream, 1 + np.ceil(table.splits / facts["tiles"]), table.splits)
-    tiles = np.where(stream, 1, np.ceil(facts["tiles"] / facts["units"]))  # that an SM's blocks sum
+    written = np.where(stream, 2, np.ceil(of.items / of.units))  # parts that an SM's blocks write, one after another
+    rounds = np.where(stream, 2, np.ceil(of.items / of.slots))
+    parts = np.where(stream, 1 + np.ceil(table.splits / of.tiles), table.splits)
+    tiles = np.where(stream, 1, np.ceil(of.tiles / of.units))  # that an SM's blocks sum
     through_memory = written * write + rounds * c.meet_cycles + tiles * parts * (write + c.fixup_rounds * latency)
     vectors = np.maximum(1, c.accumulators / CLUSTER_VECTOR)
     own = np.ceil(vectors / table.splits)  # that a block of the cluster sums
     received = own / vectors * (table.splits - 1) * outputs
     waits = (CLUSTER_FIXUP_LATENCIES + own * CLUSTER_VECTOR_LATENCIES) * gpu.l2_latency_cycles.value
     through_cluster = rounds * (waits + received / CLUSTER_ACCUMULATORS_PER_CYCLE)
-    return np.where(table.kind == DATA_PARALLEL, 0.0, np.where(in_cluster, through_cluster, through_memory))
+    return np.where(table.kind == DATA_PARALLEL, 0.0, np.where(of.in_cluster, through_cluster, through_memory))
 
 
-def _launch(gpu: Gpu, c: Columns, table: Table, in_cluster: Array, facts: dict[str, Array]) -> Array:
+def _launch(gpu: Gpu, c: Columns, table: Table, of: Counts) -> Floats:
     """Cycles of a launch beside its blocks' work."""
-    flags = (table.kind != DATA_PARALLEL) & ~in_cluster
+    flags = (table.kind != DATA_PARALLEL) & ~of.in_cluster
     passes = np.where(c.conversions > 0, gpu.model.pass_seconds.value, flags * gpu.model.clear_seconds.value)
-    clusters = ((c.cluster_blocks > 1) | in_cluster) & (c.conversions == 0)
-    rounds = np.where(in_cluster, np.ceil(facts["items"] / facts["slots"]), 1.0)
+    clusters = ((c.cluster_blocks > 1) | of.in_cluster) & (c.conversions == 0)
+    rounds = np.where(of.in_cluster, np.ceil(of.items / of.slots), 1.0)
     waits = np.where(clusters, rounds * CLUSTER_LAUNCH_LATENCIES * gpu.l2_latency_cycles.value, 0.0)
     return (c.launch_seconds + passes) * gpu.clock_hz + waits

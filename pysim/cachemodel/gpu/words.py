@@ -81,22 +81,21 @@ def _block(variant: Variant, of: Tiles | None) -> Iterator[str]:
 
 def _launch(launches: Launches, variant: Variant, of: Tiles, plan: Plan) -> Iterator[str]:
     """Occupancy, waves and rasterisation order of a launch."""
-    on, schedule, columns, attributes = launches.gpu, plan.launch, variant.columns, variant.attributes
-    assert columns is not None
-    facts = {name: int(values[0]) for name, values in launches.prediction.facts.items() if name in ("items", "slots")}
+    on, schedule, columns, attributes, counts = launches.gpu, plan.launch, variant.columns, variant.attributes, launches.prediction.counts
+    assert columns is not None and counts is not None
     limits, held = occupancy_limits(on, attributes), int(columns.blocks_per_sm)
     least = min(limits, key=lambda name: limits[name])
     why = "persistent kernel" if of.by_warpgroups and held < limits[least] else f"limited by {least}"
     warps = held * attributes.threads // WARP
     yield f"{'occupancy':<18}{held} {'block' if held == 1 else 'blocks'} per SM ({why}): {warps} of {on.warps_per_sm.value} warps"
     split = {"split_k": f" (split-K: {schedule.splits} parts of each tile)", "stream_k": " (stream-K: they share all k-iterations)"}
-    items, slots, what = facts["items"], facts["slots"], "clusters" if of.blocks > 1 else "blocks"
+    items, slots, what = int(counts.items[0]), int(counts.slots[0]), "clusters" if of.blocks > 1 else "blocks"
     last = f", {items % slots} in the last" if items % slots and items > slots else ""
     yield f"{what:<18}{items:,}{split.get(schedule.decomposition, '')}: {items / slots:.2f} waves of up to {slots}{last}"
     group = f"{schedule.group} {'tile' if schedule.group == 1 else 'tiles'}"
     yield f"{'rasterisation':<18}along {'n' if schedule.along_n else 'm'}, in groups of {group}"
     if copies := int(columns.conversions):
-        moved = bytes_text(columns.conversion_bytes)
+        moved = bytes_text(float(columns.conversion_bytes))
         yield f"{'layout conversion':<18}{copies} {'operand' if copies == 1 else 'operands'} copied first, {moved} moved"
 
 

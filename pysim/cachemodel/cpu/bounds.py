@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lower bound on the traffic of SConv's nest (`sliced`), from the sizes of its tiles alone: for thousands of schedules, of which `cost`
+predicts only those that it cannot exclude.
+
+The micro-kernel reads a kept tile k and a streamed tile s for a tile o of outputs. With sets of K3 kept and K2 streamed tiles, K and S
+tiles in all, the equations of `distances` have at least these bytes between two uses:
+
+    k, for the next streamed tile             k + s + o                            S - ceil(S / K2) times
+    s, for the next kept tile                 k + K2 (s + o)                       K - ceil(K / K3) times
+    k, for the next set of streamed tiles     K3 k + K2 s + (K2 (K3 - 1) + 1) o    ceil(S / K2) - 1 times     s, not K2 s, if K3 = 1
+    s, for the next set of kept tiles         K3 k + S s + (K3 (S - K2) + K2) o    ceil(K / K3) - 1 times     k, not K3 k, if K2 = S
+    o, for the next set of channels           K k + S s + K S o                    each time
+
+Streamed tiles that the run packs are packed anew for each set of kept tiles, and at least their panels K2 s lie in between. First uses
+follow the previous run's last ones. Lines that tiles share are left out, and so are reads of a panel that was just packed. What certainly
+crossed a level counts in the level outside it, and only as much of a distance. So the bound is at most the prediction
+(`tests/test_planner.py` compares them).
+
+Worked number: with 1,000 channels of f32, a tile of 32 windows has k = 128,000 bytes, and one of 14 filters s = 56,000. An L1 of 32 KiB
+holds neither until the next use: all filters are read from beyond it for each of the K tiles of windows.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from pysim.cachemodel.cpu.incore import Array, Table
+from pysim.cachemodel.cpu.nest import PANEL_ALIGN
+from pysim.cachemodel.cpu.occupancy import CERTAIN_LINES
+from pysim.cachemodel.cpu.sliced import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED
+from pysim.machine.cpu import Level
+
+_NORMAL = ((-1.0, 0.158), (0.0, 0.341), (1.0, 0.341), (2.0, 0.136))  # z, and what Phi(z) is more than at the z before, rounded down
+
+
+class _Uses(NamedTuple):
+    """Uses of OPERANDS in turn (rows) for each schedule: `size` bytes are used again after at least `kept` + `streamed` + `outputs` bytes.
+
+    `distinct`: the most distinct bytes that kept tiles, streamed tiles and outputs may have.
+    """
+
+    size: Array
+    kept: Array
+    streamed: Array
+    outputs: Array
+    distinct: Array
+
+
+@lru_cache(maxsize=64)
+def _steps(level: Level) -> tuple[tuple[float, float], ...]:
+    """Distances in bytes beyond which lines miss a level for certain, and how much more of them (`occupancy.miss_share`)."""
+    if level.page_share == 1:
+        return (((level.ways + CERTAIN_LINES) * level.way_bytes, 1.0),)
+    scattered, median = 1 - level.page_share, level.ways - 1 / 3
+    ways = [((z * scattered**0.5 + (z * z * scattered + 4 * median) ** 0.5) / 2) ** 2 for z, _ in _NORMAL]  # at which Phi has z
+    return tuple((way * level.way_bytes, share) for way, (_, share) in zip(ways, _NORMAL, strict=True))
+
+
+def least_traffic(table: Table) -> Array:
+    """Bytes that each supplier delivers at least, as `occupancy.traffic`."""
+    rates, keeps, uses = table.rates, table.keeps_windows, _uses(table)
+    nest, levels = rates.nest, rates.machine.levels
+    moved, missed = np.zeros((len(levels), 2 * len(OPERANDS), keeps.size)), uses.size
+    of_filters, in_panels = FILTERS if nest.filters_packed else PACKED, 1.0 if nest.windows_packed else table.packed
+    distance = uses.kept + uses.streamed + uses.outputs
+    for level, of_level in zip(levels, moved, strict=True):
+        missed = np.minimum(missed, sum((distance >= least) * share for least, share in _steps(level)) * uses.size)
+        kept, streamed, outputs = missed[0] + missed[1], missed[2] + missed[3], missed[4]
+        of_level[2 * PACKED] = np.where(keeps, kept, streamed) * in_panels
+        of_level[2 * INPUT] = np.where(keeps, kept, streamed) * (1 - in_panels)
+        of_level[2 * PACKED + 1] = missed[5] + missed[6]
+        of_level[2 * (PACKED if nest.windows_packed else INPUT)] += np.where(keeps, missed[7], missed[8])
+        of_level[2 * of_filters] += np.where(keeps, streamed, kept)
+        of_level[2 * FILTERS] += np.where(keeps, missed[8], missed[7])
+        of_level[2 * OUTPUT + 1] = outputs
+        if level is not levels[-1]:
+            seen = np.minimum(1.0, np.stack([kept, streamed, outputs]) / uses.distinct)
+            distance = seen[0] * uses.kept + seen[1] * uses.streamed + seen[2] * uses.outputs
+    return moved
+
+
+def _uses(table: Table) -> _Uses:
+    """The uses above: two of k, two of s, that of o; k and s after the run has packed them; and the first uses of their operands."""
+    rates, nest, keeps = table.rates, table.rates.nest, table.keeps_windows
+    size, repeats, sets = nest.element_bytes, nest.repeats, np.ceil(nest.group_channels / table.channels)
+    window = np.where((table.packed > 0) | nest.windows_packed, rates.packed_window, size)  # bytes for one channel
+    all_filters = rates.stored_tile * rates.filter_tiles
+
+    def roles(windows: Array | float, filters: Array | float) -> tuple[Array, Array]:
+        """Numbers of the kept and of the streamed operand."""
+        return np.where(keeps, windows, filters), np.where(keeps, filters, windows)
+
+    def outputs(kept: Array | float, streamed: Array | float) -> Array:
+        """Bytes of tiles of outputs."""
+        windows, filters = np.where(keeps, kept, streamed) * rates.windows, np.where(keeps, streamed, kept) * rates.filters
+        return np.minimum(windows, nest.windows) * np.minimum(filters, nest.group_filters) * nest.result_bytes
+
+    channels = table.channels
+    all_k, all_s = roles(channels * nest.windows * window, channels * all_filters)
+    k, s = roles(channels * np.minimum(rates.windows, nest.windows) * window, channels * rates.stored_tile)
+    n_k, n_s = roles(rates.window_tiles, rates.filter_tiles)
+    k2, k3 = np.minimum(table.k2, n_s), np.minimum(table.k3, n_k)
+    sets_s, sets_k = np.ceil(n_s / k2), np.ceil(n_k / k3)
+    k2_s, k3_k = np.minimum(k2 * s, all_s), np.minimum(k3 * k, all_k)
+    near_s, near_k = np.where(k3 > 1, k2_s, s), np.where(sets_s > 1, k3_k, k)
+    packed_k, packed_s = (packed > 0 for packed in roles(table.packed, float(not nest.filters_packed)))
+    all_k, all_s = np.where(packed_k, near_k, all_k), np.where(packed_s, k2_s, all_s)  # panels are filled again for each set
+    o, k2_o, k2_k3_o, k3_o, all_o = outputs(1, 1), outputs(1, k2), outputs(k3, k2), outputs(k3, n_s), outputs(n_k, n_s)
+
+    reads = repeats * nest.group_channels  # bytes of a pass over each operand, without kernel rows in padding
+    pass_k, pass_s = roles(reads * nest.windows * window, reads * rates.filter_tile * rates.filter_tiles)
+    raw_windows = reads * np.where(table.packed > 0, nest.touched_bytes(rates.machine.line_bytes), nest.windows * window)
+    raw_windows *= not nest.fresh_input  # what was just written may be near
+    raw_filters = nest.groups * nest.group_channels * (all_filters if nest.filters_packed else nest.group_filters * size)
+    first_k, first_s = roles(raw_windows, raw_filters)
+    tiles = k + s + PANEL_ALIGN * (n_k + n_s)  # partial tiles and lines
+    operands, out, zero = repeats * sets * (all_k + all_s) + tiles, repeats * all_o, np.zeros(k.size)
+    near_o, far_o = o + k2_k3_o - k2_o, k2_o + k3_o - k2_k3_o
+    uses = (
+        (pass_k * (n_s - sets_s), k, s, o),
+        (pass_k * (sets_s - 1), k3_k, near_s, near_o),
+        (pass_s * (n_k - sets_k), k, k2_s, k2_o),
+        (pass_s * np.where(packed_s, n_k / k3, sets_k - 1), np.where(packed_s, zero, near_k), all_s, np.where(packed_s, zero, far_o)),
+        (out * sets, all_k, all_s, all_o),
+        (np.where(packed_k, pass_k, zero), near_k, zero, zero),
+        (np.where(packed_s, pass_s * n_k / k3, zero), zero, k2_s, zero),
+        (first_k, np.where(packed_k, zero, all_k), np.where(packed_k, all_s, near_s), np.where(packed_k, all_o, near_o + all_o - k3_o)),
+        (first_s, near_k, all_s, np.where(packed_s, k3_o, far_o)),
+    )
+    sizes, kept, streamed, of_outputs = (np.stack(column) for column in zip(*uses, strict=True))
+    return _Uses(sizes, kept, streamed, of_outputs, np.stack([operands, operands, out]))
