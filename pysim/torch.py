@@ -156,6 +156,8 @@ class Graph:
         watched = self._watched.get(first)
         epoch = watched.look(parameters) if watched is not None else None
         if epoch is None:
+            for other in self._watched.values():  # the first parameter may be another one than before, and the rest the same
+                other.count_changes()
             epoch = self._watched.put(first, WatchedTensors(parameters)).look(parameters)
         EPOCH.now = None if is_traced() else epoch or None
         try:

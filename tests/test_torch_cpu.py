@@ -207,3 +207,14 @@ def test_what_is_computed_of_a_buffer_that_the_model_writes_is_not_folded(every_
     with torch.no_grad():
         for call in range(1, 4):
             assert_close(ours(x), model.conv(x) * np.exp(call))
+
+
+def test_layers_of_images_whose_strides_are_known_in_each_call_only_are_chosen(every_layer_is_ours):
+    """The second size makes strides numbers of the call, also of values whose shapes are not."""
+    model = settled(nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Conv2d(6, 4, 1)))
+    for compiled in (torch.compile(model, backend=pysim.torch.backend), pysim.torch.optimize(model)):
+        for size in ((2, 3, 8, 6), (1, 3, 9, 12), (2, 3, 10, 7), (1, 3, 5, 5)):
+            for form in (torch.contiguous_format, torch.channels_last):
+                x = torch.randn(size).to(memory_format=form)
+                with torch.no_grad():
+                    assert_close(compiled(x), model(x))

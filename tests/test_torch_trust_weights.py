@@ -138,6 +138,11 @@ def through_numpy(model):
     model[0][0].weight.detach().numpy()[:] *= -2
 
 
+def first_replaced_and_last_through_numpy(model):
+    model[0][0].weight = nn.Parameter(-model[0][0].weight.detach())
+    model[5].weight.detach().numpy()[:] *= 3
+
+
 def one_number_through_numpy(model):
     model[1].weight.detach().numpy()[3, 5] += 7
 
@@ -219,9 +224,9 @@ def resized(model):
 
 
 WRITES = (
-    through_numpy, one_number_through_numpy, swapped_through_numpy, through_dlpack, through_storage, through_data, data_replaced,
-    through_foreach, through_a_view, through_unbound_rows, through_a_memoryview, through_init, tensors_swapped, replaced, removed,
-    loaded, loaded_by_assignment, through_vectors, resized,
+    through_numpy, first_replaced_and_last_through_numpy, one_number_through_numpy, swapped_through_numpy, through_dlpack,
+    through_storage, through_data, data_replaced, through_foreach, through_a_view, through_unbound_rows, through_a_memoryview,
+    through_init, tensors_swapped, replaced, removed, loaded, loaded_by_assignment, through_vectors, resized,
 )  # fmt: skip
 
 

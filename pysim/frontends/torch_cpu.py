@@ -59,7 +59,7 @@ def _copied_bytes(node: Node, places: dict[str, fx.Node], planes: set[str]) -> i
         return 0
     operands = [node.inputs[0], node.output, *node.inputs[RESIDUAL_INPUT : RESIDUAL_INPUT + 1]]
     copied = [places[name] for name in operands if name and name not in planes and not _is_planes(places[name])]
-    return sum(one.meta["example_value"].nbytes for one in copied)
+    return sum(one.meta["example_value"].numel() * one.meta["example_value"].element_size() for one in copied)
 
 
 def _is_planes(value: fx.Node) -> bool:
@@ -68,5 +68,5 @@ def _is_planes(value: fx.Node) -> bool:
 
 
 def _is_static(example: Any) -> bool:
-    """Whether a value has the same shape in each call of the graph."""
-    return isinstance(example, torch.Tensor) and all(type(size) is int for size in example.shape)
+    """Whether a value has the same shape and strides in each call of the graph."""
+    return isinstance(example, torch.Tensor) and all(type(size) is int for size in (*example.shape, *example.stride()))

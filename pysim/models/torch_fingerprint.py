@@ -45,7 +45,6 @@ class WatchedTensors:
         same, versions = all(map(is_, tensors, self.tensors)), self._versions
         unchanged = same and versions is not None and versions.unchanged()
         if not same or (not unchanged and self._addresses != [*map(torch.Tensor.data_ptr, tensors)]):
-            self._leave()
             return None
         changed = self._cpu.changed()
         for at in changed:
@@ -56,7 +55,7 @@ class WatchedTensors:
             self._versions, self._epoch = versions_of(self.tensors), object()
         return self._epoch if versions is not None else NO_EPOCH
 
-    def _leave(self) -> None:
+    def count_changes(self) -> None:
         """Before others are watched: writes until now count, too; on a GPU all tensors, which nobody waits for to be compared."""
         moved = [one.data_ptr() for one in self._on_cpu] != self._cpu_addresses
         for at in range(len(self._on_cpu)) if moved else self._cpu.changed():

@@ -276,7 +276,7 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
         """By the whole price of the plan in PyTorch, as far as that can be trusted. GELU and the like run in the epilogue or by PyTorch."""
         activation = own_activation(plan.workload, on, self.activation)
         copied = self.copied_bytes
-        copied = (0 if x.is_contiguous() else x.nbytes) if copied is None else copied
+        copied = (0 if x.is_contiguous() else x.numel() * x.element_size()) if copied is None else copied
         seconds = own_seconds(plan, on, self._passes, activation, copied, self.computed_weights)
         if seconds * (1 + MARGIN) > expected:
             return self._keep_pytorch("PyTorch's operator is expected to be about as fast or faster", plan.workload, seconds, expected)
