@@ -61,11 +61,13 @@ def walk(seed, make, whole=True, replaces=True, log=lambda line: None):
 
 
 def one_step(action, number, ours, twin, log):
-    """The same action of both sides; what differs. "ends": both raised, in different states."""
+    """The same action of both sides; what differs. "ends": both raised, in different states, or cannot go on."""
     before = _copied(twin) if action in (torch_actions.call, torch_actions.train) else None
     (found, error), (wanted, right) = (raised(lambda side=side: act(action, number, side)) for side in (ours, twin))
     if error is not None:
         log(f"   raises {_line(error)}" + (f" at {traceback.extract_tb(error.__traceback__)[-1]}" if right is None else ""))
+    if _of_weak_references(error) or _of_weak_references(right):
+        return "ends", ""
     if right is None and error is not None:
         return "exception", _line(error)
     if right is not None and (error is None or not (same_error(error, right) or _of_sparse(error, right))):
@@ -98,6 +100,13 @@ def _copied(side):
     """The twin before an action; None where it cannot be copied, as results that gradients flow through."""
     model, _ = raised(lambda: copy.deepcopy(side.model))
     return model and Side(model, lambda one: one, call=model)
+
+
+def _of_weak_references(error):
+    """Whether a tensor cannot be swapped since a capture refers to it, which also torch.compile with the backend "eager" leaves in this
+    PyTorch."""
+    frees = hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs")
+    return not frees and isinstance(error, RuntimeError) and "has weakref associated" in str(error)
 
 
 def _of_sparse(error, right):
