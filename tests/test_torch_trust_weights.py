@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.utils import parametrizations, prune  # noqa: E402
-from torch_models import block, settled  # noqa: E402
+from torch_models import FREES_CAPTURES, block, settled  # noqa: E402
 from torch_twins import WAYS, Twins  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours", "fresh_compiler")
@@ -235,9 +235,7 @@ def test_written_weights_take_effect(write, way):
     changed(way, write)
 
 
-@pytest.mark.skipif(
-    not hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs"), reason="this PyTorch frees nothing of captures that fail"
-)
+@pytest.mark.skipif(not FREES_CAPTURES, reason="this PyTorch frees nothing of captures that fail")
 @pytest.mark.parametrize("called", [True, False], ids=["called before", "never called"])
 @pytest.mark.parametrize("wrong", [lambda x: x[0], lambda x: x[:, :2]], ids=["no batch", "two channels"])
 def test_weights_can_be_swapped_after_a_call_that_raised(wrong, called):

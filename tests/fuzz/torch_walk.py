@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 import torch_actions
 import torch_modules
 from torch_actions import ACTIONS, Side
+from torch_models import FREES_CAPTURES
 from torch_twins import difference, raised, same_error
 
 import pysim.torch
@@ -105,8 +106,7 @@ def _copied(side):
 def _of_weak_references(error):
     """Whether a tensor cannot be swapped since a capture refers to it, which also torch.compile with the backend "eager" leaves in this
     PyTorch."""
-    frees = hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs")
-    return not frees and isinstance(error, RuntimeError) and "has weakref associated" in str(error)
+    return not FREES_CAPTURES and isinstance(error, RuntimeError) and "has weakref associated" in str(error)
 
 
 def _of_sparse(error, right):
