@@ -331,7 +331,7 @@ def compared_detections(found: Any, wanted: Any) -> tuple[float, list[str]]:
                 faults.append(f"{key}: {share:.0%} of the elements of most detections differ")
     if not count:
         faults.append("no detections")
-    return max(error, lost / count if lost > LOST * count else 0.0), faults
+    return max(error, lost / max(count, lost) if lost > LOST * count else 0.0), faults
 
 
 # One network
