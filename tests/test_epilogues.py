@@ -197,10 +197,9 @@ def test_whole_numbers_have_relu_alone():
 
 NATIVE = Path(__file__).parent.parent / "native"
 _VECTORS = """
-#include "loops.h"
-#include "x86/vec_avx512_f32.h"
-#define DOUBLE 0
-#include "activations.h"
+#include "operators/loops.h"
+#include "x86/vectors/vec_avx512_f32.h"
+#include "templates/activations.h"
 void loop(float *p, int64_t n, VEC low, VEC high) {
     for (; n--; p += LANES) v_store(p, activated(NUMBER, low, high, v_load(p)));
 }

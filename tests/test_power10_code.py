@@ -44,7 +44,7 @@ def assembly(compiler: str, file: str) -> dict[str, list[str]]:
     """The instructions and labels of each function, as meson.build compiles the file."""
     with tempfile.TemporaryDirectory() as folder:  # zig's Clang writes no assembly to a pipe
         flags = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-S", "-o", f"{folder}/out.s")
-        subprocess.run([*COMPILERS[compiler], *flags, NATIVE / "power10" / file], capture_output=True, check=True)
+        subprocess.run([*COMPILERS[compiler], *flags, f"-I{NATIVE}", NATIVE / "power10" / file], capture_output=True, check=True)
         text = Path(folder, "out.s").read_text()
     functions: dict[str, list[str]] = {}
     lines: list[str] = []

@@ -27,7 +27,6 @@ enum { TAKES_BLOCKS = 0 };
 #else
 enum { TAKES_BLOCKS = 1 };
 #endif
-
 enum { MAX_EDGE = PYSIM_WINOGRAD_MAX_OUTPUTS + 2, PAIRS = MAX_EDGE / 2 - 1 };
 enum { PANEL_WIDTH = (PYSIM_WINOGRAD_MAX_PANEL_TILES + LANES - 1) / LANES * LANES + LANES, OUT_TILES = 16, AHEAD = 4 };
 
@@ -495,8 +494,6 @@ static void outputs(const pysim_winograd *w, int64_t tile, int64_t count, int64_
 #undef PYSIM_WINOGRAD_FORM
 }
 
-#define DEFINE_WINOGRAD(name) const pysim_winograd_transforms name = {patches, filters, outputs};
-
-#define DEFINED(target, dtype) DEFINE_WINOGRAD(pysim_winograd_##dtype##__##target)
+#define DEFINED(target, dtype) const pysim_winograd_transforms pysim_winograd_##dtype##__##target = {patches, filters, outputs};
 #define PYSIM_WINOGRAD(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
 #include "winograd.inc"

@@ -45,6 +45,7 @@ class WatchedTensors:
         same, versions = all(map(is_, tensors, self.tensors)), self._versions
         unchanged = same and versions is not None and versions.unchanged()
         if not same or (not unchanged and self._addresses != [*map(torch.Tensor.data_ptr, tensors)]):
+            self.count_changes()
             return None
         changed = self._cpu.changed()
         for at in changed:
