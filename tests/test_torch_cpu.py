@@ -14,6 +14,7 @@ from torch.nn import functional  # noqa: E402
 from torch_models import Captured, assert_close, block, operators, rewritten, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
+from pysim.frontends.torch_fold import FoldedParameters  # noqa: E402
 from pysim.frontends.torch_strides import with_strides  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.models import expected_cpu, torch_layers  # noqa: E402
@@ -218,3 +219,18 @@ def test_layers_of_images_whose_strides_are_known_in_each_call_only_are_chosen(e
                 x = torch.randn(size).to(memory_format=form)
                 with torch.no_grad():
                     assert_close(compiled(x), model(x))
+
+
+def test_models_that_share_a_parameter_keep_what_is_computed_from_theirs():
+    """One graph may serve both, in two threads."""
+    graph = torch.fx.Graph()
+    shared, other = graph.placeholder("shared"), graph.placeholder("other")
+    graph.output((graph.call_function(torch.mul, (shared, other)),))
+    folded = FoldedParameters(torch.fx.GraphModule(nn.Module(), graph))
+    a, b, c = (torch.full((3,), value) for value in (2.0, 3.0, 5.0))
+    (first,), (second,) = folded(a, b), folded(a, c)
+    assert first.tolist() == [6.0] * 3 and second.tolist() == [10.0] * 3
+    with torch.no_grad():
+        b.add_(1)
+    (again,) = folded(a, b)
+    assert again is first and again.tolist() == [8.0] * 3 and second.tolist() == [10.0] * 3

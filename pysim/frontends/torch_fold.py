@@ -40,13 +40,14 @@ class FoldedParameters(torch.nn.Module):  # type: ignore[misc]  # PyTorch need n
         """Later values are written into the same tensors, whose versions tell layers that prepared them to prepare them again."""
         with torch.inference_mode(False):  # tensors of inference mode have no versions
             values: tuple[Any, ...] = self.__dict__["_graph"](*(one.detach() for one in parameters))
-            last = self._last.get(id(parameters[0]))
+            key = (*map(id, parameters),)  # models that share some of them have tensors of their own
+            last = self._last.get(key)
             alike = last is not None and all(
                 (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
                 for a, b in zip(last, values, strict=True)
             )
             if last is None or not alike:
-                return self._last.put(id(parameters[0]), values)
+                return self._last.put(key, values)
             for old, new in zip(last, values, strict=True):
                 old.copy_(new)
             return last
