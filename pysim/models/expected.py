@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
-from pysim.models.expected_cpu import operator_seconds, pass_seconds
+from pysim.models.expected_cpu import operator_seconds, pass_seconds, work_of
 from pysim.problem.dtypes import SIZES
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
@@ -44,17 +44,16 @@ def pytorch_seconds(problem: Workload, on: Machine | Gpu, passes: Sequence[str] 
     """Expected seconds of one convolution or product and the `passes`, the operators after it."""
     if isinstance(on, Machine):
         return operator_seconds(problem, on) + sum(pass_seconds(name, problem, on) for name in passes)
-    size, outputs = SIZES[problem.dtype], _outputs(problem)
-    moved = size * (_inputs(problem) + outputs)
+    work = work_of(problem)
     rates = on.fma_per_cycle
     fastest = rates.get(f"tensor_{problem.dtype}") or rates.get(problem.dtype) or rates["f32"]
     peak = 2 * fastest.value * on.sms.value * on.frequency_hz.value
     bandwidth, launch, floor = on.memory_bytes_per_second.value, on.model.pass_seconds.value, GPU_FLOOR
     share = GPU_ROW_SHARE if isinstance(problem, Gemm) and problem.m == 1 and problem.dtype in ("f32", "tf32") else GPU_SHARE
     floor += 0 if isinstance(problem, Gemm) else GPU_PRODUCT * problem.channels / problem.groups * problem.kernel_h * problem.kernel_w
-    one_pass = 2 * size * outputs / bandwidth + launch
+    one_pass = 2 * work.output / bandwidth + launch
     host = 0.0 if in_cuda_graph else (1 + len(passes)) * HOST_SECONDS
-    return max(max(problem.flops / peak / share, moved / bandwidth / share, floor) + launch + len(passes) * one_pass, host)
+    return max(max(problem.flops / peak / share, sum(work) / bandwidth / share, floor) + launch + len(passes) * one_pass, host)
 
 
 def passes_seconds(elements: int, dtype: str, on: Gpu, passes: int, in_cuda_graph: bool) -> float:
@@ -62,14 +61,3 @@ def passes_seconds(elements: int, dtype: str, on: Gpu, passes: int, in_cuda_grap
     they overlap the kernel before (lab/data/h200/prologues.jsonl, batch 1)."""
     one_pass = 2 * SIZES[dtype] * elements / on.memory_bytes_per_second.value
     return passes * (one_pass if in_cuda_graph else max(one_pass, HOST_SECONDS))
-
-
-def _inputs(p: Workload) -> int:
-    """Elements of both operands."""
-    if isinstance(p, Gemm):
-        return p.m * p.k + p.k * p.n
-    return p.batch * p.channels * p.height * p.width + p.filters * p.channels // p.groups * p.kernel_h * p.kernel_w
-
-
-def _outputs(p: Workload) -> int:
-    return p.m * p.n if isinstance(p, Gemm) else p.batch * p.filters * p.windows
