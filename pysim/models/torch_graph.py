@@ -42,11 +42,14 @@ class CapturedGraph(NamedTuple):
     graph: Any
     stream: Any
 
+    def replay(self) -> None:
+        self.graph.replay()
+
 
 class _CapturedCall(NamedTuple):
     """A graph, its input and result tensors, and the parameters and buffers at the capture; None in place of an input that is one."""
 
-    captured: CapturedGraph
+    graph: CapturedGraph
     inputs: list[Any]
     results: Any
     parameters: list[Any]
@@ -75,7 +78,7 @@ class GraphedCalls:
         with self._lock:  # no other call's copies come between these copies and the graph
             entry, earlier = self._calls.get(key), None
             if isinstance(entry, _CapturedCall) and not entry.reads(parameters):
-                earlier = entry.captured
+                earlier = entry.graph
                 entry = self._calls.put(key, "warm")  # its inputs and results are freed, so that the capture can use their memory
             if entry == "warm":
                 entry = self._calls.put(key, self._capture(arguments, parameters, earlier))
@@ -166,13 +169,13 @@ def _stream(x: Any) -> int:
     return int(torch.cuda.current_stream(x.device).cuda_stream)
 
 
-def _replayed(captured: _CapturedCall, inputs: list[Any]) -> Any:
-    for to, one in zip(captured.inputs, inputs, strict=True):
+def _replayed(call: _CapturedCall, inputs: list[Any]) -> Any:
+    for to, one in zip(call.inputs, inputs, strict=True):
         if isinstance(one, torch.Tensor):
             to.copy_(one)
-    captured.captured.graph.replay()
+    call.graph.replay()
     copies: dict[int, Any] = {}
-    return tuple(_copy(one, copies) if isinstance(one, torch.Tensor) else one for one in captured.results)
+    return tuple(_copy(one, copies) if isinstance(one, torch.Tensor) else one for one in call.results)
 
 
 def _copy(result: Any, copies: dict[int, Any]) -> Any:

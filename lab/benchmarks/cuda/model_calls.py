@@ -118,7 +118,7 @@ def measure(name: str, batch: int) -> dict[str, Any]:
     extra -= weights + x.numel() * x.element_size()  # without the model and its input
     for who, make in {
         "pytorch": lambda: lambda: model(x),
-        "pytorch graph": lambda: captured(lambda: model(x))[0].graph.replay,
+        "pytorch graph": lambda: captured(lambda: model(x))[0].replay,
         "pysim": lambda: partial(pysim.torch.optimize(model), x),
         "pysim cuda_graph": lambda: partial(pysim.torch.optimize(model, cuda_graph=True), x),
     }.items():
@@ -130,7 +130,7 @@ def measure(name: str, batch: int) -> dict[str, Any]:
     python, (graphed_pytorch, result) = python_seconds(lambda: ours(x)), captured(lambda: model(x))
 
     def recorded() -> Any:
-        graphed_pytorch.graph.replay()
+        graphed_pytorch.replay()
         return result
 
     calls = {"pytorch": lambda: model(x), "pytorch graph": recorded, "pysim": lambda: ours(x), "pysim cuda_graph": lambda: graphed(x)}
