@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The macro-kernel: SConv's five loops (SPEC: Convolution Slicing Optimization) over tiles of windows x filters x channels. */
+ * The macro-kernel: SConv's five loops (convolution slicing, arXiv 2303.04739) over tiles of windows x filters x channels. */
 #ifndef PYSIM_NEST_H
 #define PYSIM_NEST_H
 #include "operators/loops.h"

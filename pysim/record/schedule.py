@@ -17,7 +17,7 @@ Size = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]  # the struct's
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """Tiles of `windows` x `filters` outputs over sets of `channels` input channels (SPEC A.1, A.6).
+    """Tiles of `windows` x `filters` outputs over sets of `channels` input channels (arXiv 2303.04739).
 
     `k2` streamed tiles form an L2 set and `k3` stationary tiles an L3 set: under input_stationary filter tiles stream past each
     input tile, under weight_stationary input tiles stream past each filter tile. `pack`: "none" if the micro-kernel reads the operand in
