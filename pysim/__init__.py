@@ -15,9 +15,9 @@ __all__ = ["PysimError", "compare", "conv2d", "gemm", "load", "plan", "plans", "
 if TYPE_CHECKING:
     from pysim.api import compare, conv2d, gemm, plan, plans, prepare
     from pysim.errors import PysimError
-    from pysim.frontends.load import load
+    from pysim.onnx.load import load
 
-_ELSEWHERE = {"PysimError": "pysim.errors", "load": "pysim.frontends.load"}
+_ELSEWHERE = {"PysimError": "pysim.errors", "load": "pysim.onnx.load"}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,12 +19,12 @@ from pysim.calibration import host
 from pysim.comparison import compare as comparison
 from pysim.comparison.compare import How
 from pysim.errors import OperandError, PlanError, quoted
-from pysim.frontends import onnx
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.measure.store import Store
 from pysim.once import LruCache
+from pysim.onnx.layers import read as read_layers
 from pysim.peers import PeerChoice, chosen
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import BY_NAME
@@ -164,7 +164,7 @@ def compare(
         layers = [Layer(problem)]
     else:
         words = list(problem) if np.iterable(problem) and not isinstance(problem, str | bytes) else [problem]
-        layers = distinct(resolve(words, lambda model: onnx.read(*model)[0]))
+        layers = distinct(resolve(words, lambda model: read_layers(*model)[0]))
     if store is not None and not isinstance(store, Store):
         raise OperandError(f"store is {quoted(store)}; expected a pysim.measure.store.Store, open")
     if _layout(None, layout) in values.BLOCKED:

@@ -24,10 +24,10 @@ def every_layer_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a PyTorch model, whatever PyTorch is expected to need."""
     import torch
 
-    from pysim.models import torch_layers
+    from pysim.torch.layers import fused_layer
 
     torch.manual_seed(0)
-    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
+    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: float("inf"))
 
 
 @pytest.fixture(params=["optimize", "compile"])

@@ -6,8 +6,9 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from pysim.machine.load import load_any
-from pysim.models import torch_chain, torch_gpu, torch_layers, torch_pools, torch_precision
 from pysim.once import LruCache
+from pysim.torch import precision
+from pysim.torch.layers import fused_layer, gpu_launch, layer_chain, max_pools
 
 
 class Host:
@@ -28,17 +29,17 @@ class Host:
 
 def as_on_gpu(monkeypatch, machine):
     """Every tensor as on that GPU, where every layer is expected to be faster than PyTorch's; TF32 is not allowed."""
-    monkeypatch.setattr(torch_gpu.arrays, "library_of", lambda kind: Host())
-    for module in (torch_gpu, torch_layers, torch_chain):
+    monkeypatch.setattr(gpu_launch.arrays, "library_of", lambda kind: Host())
+    for module in (gpu_launch, fused_layer, layer_chain):
         monkeypatch.setattr(module, "ALIGNMENT_BYTES", 64)  # what a host's memory begins at
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(_is_on_gpu), raising=False)
-    monkeypatch.setattr(torch_layers.host, "gpu_here", lambda: load_any(machine))
-    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: float("inf"))
-    monkeypatch.setattr(torch_gpu, "on_device_of", lambda x: nullcontext())
-    monkeypatch.setattr(torch_pools, "_multiprocessors", lambda x: load_any(machine).sms.value)
-    monkeypatch.setattr(torch_chain.cuda, "devices", lambda: (None,))
-    monkeypatch.setattr(torch_gpu, "_norm_launches", LruCache(8))  # what is kept belongs to the library that is open
-    monkeypatch.setattr(torch_precision, "tf32", lambda kind: False)
+    monkeypatch.setattr(fused_layer.host, "gpu_here", lambda: load_any(machine))
+    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: float("inf"))
+    monkeypatch.setattr(gpu_launch, "on_device_of", lambda x: nullcontext())
+    monkeypatch.setattr(max_pools, "_multiprocessors", lambda x: load_any(machine).sms.value)
+    monkeypatch.setattr(layer_chain.cuda, "devices", lambda: (None,))
+    monkeypatch.setattr(gpu_launch, "_norm_launches", LruCache(8))  # what is kept belongs to the library that is open
+    monkeypatch.setattr(precision, "tf32", lambda kind: False)
 
 
 def _is_on_gpu(x):

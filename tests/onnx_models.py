@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from pysim.calibration import host
-from pysim.frontends import onnx_graph
-from pysim.models.model import Model
+from pysim.network.execution import Network
+from pysim.onnx import reading
 
 ort = pytest.importorskip("onnxruntime")
 
 
 def model_of(proto, threads=1):
-    return Model(onnx_graph.graph_of(proto, "a model"), host.runnable("host"), threads)
+    return Network(reading.graph_of(proto, "a model"), host.runnable("host"), threads)
 
 
 def given(proto, seed=0):

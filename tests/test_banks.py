@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pysim.cachemodel import SharedMemory
+from pysim.cachemodel.shared_memory import patterns
 from pysim.cachemodel.shared_memory.banks import rules
 from pysim.cachemodel.shared_memory.layout import offsets
 from pysim.cachemodel.shared_memory.tile import addresses, tally
 from pysim.cli import main
 from pysim.errors import MachineError, OperandError, ProblemError
 from pysim.explain.bankmap import picture, svg, text
-from pysim.frontends import patterns
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "shared_memory_h200.json").read_text())
 HOPPER = SharedMemory()

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("own_files")
 
 
 def test_help_lists_exactly_the_files_of_the_commands_folder():
-    files = {path.stem for path in Path(common.__file__).parent.glob("*.py")} - {"__init__", "common", "models", "timing"}
+    files = {path.stem for path in Path(common.__file__).parent.glob("*.py")} - {"__init__", "common", "networks", "timing"}
     files -= {name for name in files if name.startswith(("machines_", "cache_"))}  # commands below machines, parts of cache
     assert set(COMMANDS) == files
     text = ok("--help")

@@ -137,7 +137,7 @@ def test_tables_of_the_pages_are_what_their_data_hold(tmp_path: Path) -> None:
 
 
 def test_the_readmes_picture_has_the_speed_of_every_network_that_was_measured() -> None:
-    picture = (ROOT / "docs" / "models.svg").read_text()
+    picture = (ROOT / "docs" / "networks.svg").read_text()
     for label, (file, _) in model_figure.PRECISIONS.items():
         assert label in picture
         for one in model_figure.networks(file, model_figure.BATCHES)[1]:

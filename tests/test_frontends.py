@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pysim.errors import MissingError, ProblemError
-from pysim.frontends.onnx import Skipped, read
+from pysim.onnx.layers import Skipped, read
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Layer, parse, resolve

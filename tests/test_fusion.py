@@ -9,13 +9,13 @@ from graphs import Builder, random_model
 from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 import pysim
-from pysim.frontends import onnx_graph
 from pysim.machine.load import load
-from pysim.models import operators, passes
-from pysim.models.buffers import plan_buffers, view_offset
-from pysim.models.fusion import RESIDUAL_INPUT, fuse, norm_constants
-from pysim.models.graph import Graph, Node, Tensor
-from pysim.models.model import _supports
+from pysim.network import operators, passes
+from pysim.network.buffers import plan_buffers, view_offset
+from pysim.network.execution import _supports
+from pysim.network.fusion import RESIDUAL_INPUT, fuse, norm_constants
+from pysim.network.graph import Graph, Node, Tensor
+from pysim.onnx import reading
 from pysim.runtime.steps import Chain, Step
 
 onnx = pytest.importorskip("onnx")
@@ -26,7 +26,7 @@ FLOAT = np.dtype(np.float32)
 
 def fused_ops(proto):
     return [(one.op, one.attributes.get("activation"), len(one.inputs) > RESIDUAL_INPUT) for one in fuse(
-        onnx_graph.graph_of(proto, "a model"), _supports).nodes]  # fmt: skip
+        reading.graph_of(proto, "a model"), _supports).nodes]  # fmt: skip
 
 
 def square(b, x, channels=4):
@@ -148,7 +148,7 @@ def test_parts_of_a_concatenation_lie_in_its_result():
 @pytest.mark.parametrize("seed", range(60))
 def test_values_that_live_at_once_lie_apart(seed):
     """Whatever is written does not touch what somebody reads later, but where it is the same memory on purpose."""
-    graph = fuse(onnx_graph.graph_of(random_model(seed), "a model"), _supports)
+    graph = fuse(reading.graph_of(random_model(seed), "a model"), _supports)
     found = plan_buffers(graph, lambda one: one.op in operators.IN_PLACE)
     users, makers = graph.users(), graph.makers()
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "pysim"
 # Each part imports only the parts before it; within a part modules may import one another, but not in circles.
 ORDER = (
     *("errors", "files", "once", "arguments", "problem", "registry", "machine", "record", "cachemodel", "algorithms", "planner", "runtime"),
-    *("check", "measure", "peers", "explain", "comparison", "calibration", "tuning", "models", "frontends", "torch"),
+    *("check", "measure", "peers", "explain", "comparison", "calibration", "tuning", "network", "onnx", "torch"),
     *("api", "__init__", "commands", "cli", "__main__"),
 )
 LATER = {  # importer -> imported, where a higher part is needed at run time only
@@ -72,6 +72,16 @@ def test_a_module_imports_only_what_stands_before_it(module: str) -> None:
 
 def test_every_exception_is_used():
     assert all(used <= IMPORTS[user] for user, used in LATER.items())
+
+
+def test_frontends_of_networks_know_nothing_of_each_other():
+    for one, other in (("onnx", "torch"), ("torch", "onnx")):
+        users = {
+            name
+            for name, used in IMPORTS.items()
+            if name.startswith(f"pysim.{one}") and any(use.startswith(f"pysim.{other}") for use in used)
+        }
+        assert not users
 
 
 def test_no_modules_import_one_another_in_a_circle():

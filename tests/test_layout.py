@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pysim.cachemodel import SharedMemory
+from pysim.cachemodel.shared_memory import patterns, tilefile
+from pysim.cachemodel.shared_memory.expression import evaluate
 from pysim.cachemodel.shared_memory.fix import Proof, fix, option, prove
 from pysim.cachemodel.shared_memory.layout import (
     Layout,
@@ -25,8 +27,6 @@ from pysim.cachemodel.shared_memory.layout import (
 )
 from pysim.cachemodel.shared_memory.tile import Access, Tile, addresses, tally
 from pysim.errors import OperandError, ProblemError
-from pysim.frontends import patterns, tilefile
-from pysim.frontends.expression import evaluate
 
 HOPPER = SharedMemory()
 LANE = np.arange(32)

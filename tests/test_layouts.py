@@ -9,9 +9,9 @@ from graphs import Builder, numpy_helper, random_model
 from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 from pysim.errors import NativeError
-from pysim.models import arrays, plan
-from pysim.models.graph import Graph, Node, Tensor
-from pysim.models.layouts import choose_layouts
+from pysim.network import arrays, plan
+from pysim.network.graph import Graph, Node, Tensor
+from pysim.network.layouts import choose_layouts
 from pysim.runtime.operators import Window, pool_step, reorder_step
 
 FLOAT = np.dtype(np.float32)

@@ -18,11 +18,11 @@ import pysim
 from pysim import planner
 from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, ProblemError
-from pysim.frontends import onnx_graph, whole
-from pysim.frontends.whole_im2col import Im2colModel
 from pysim.machine.load import load
-from pysim.models import plan
-from pysim.models.model import Model
+from pysim.network import plan
+from pysim.network.execution import Network
+from pysim.onnx import reading, whole
+from pysim.onnx.whole_im2col import Im2colNetwork
 from pysim.record.measurement import CoreThen
 
 onnx = pytest.importorskip("onnx")
@@ -90,10 +90,10 @@ def test_a_light_model_with_random_weights_is_as_near_to_float64_as_onnxruntime(
 
 def test_float64_is_computed_in_float64():
     proto = random_model(7)
-    graph = onnx_graph.graph_of(proto, "a model")
+    graph = reading.graph_of(proto, "a model")
     x = given(random_model(7))
-    y = several(Model(whole.widened(graph), host.runnable("host"))(x.astype(np.float64)))[0]
-    z = several(Model(graph, host.runnable("host"))(x))[0]
+    y = several(Network(whole.widened(graph), host.runnable("host"))(x.astype(np.float64)))[0]
+    z = several(Network(graph, host.runnable("host"))(x))[0]
     assert y.dtype == np.float64 and 0 < np.abs(y - z).max() < 1e-4 * np.abs(y).max()
 
 
@@ -216,12 +216,12 @@ def test_the_same_graph_by_im2col_and_openblas_equals_onnxruntime(seed):
     pytest.importorskip("scipy_openblas64")
     proto = random_model(seed, 1 + seed % 2)
     x, wanted = given(proto), by_onnxruntime(proto.SerializeToString(), given(proto))
-    assert_close(Im2colModel(onnx_graph.graph_of(proto, "a network"), host.runnable("host"))(x), wanted)
+    assert_close(Im2colNetwork(reading.graph_of(proto, "a network"), host.runnable("host"))(x), wanted)
 
 
 def test_threads_do_not_change_bits_of_the_same_plans(monkeypatch):
     one = model_of(random_model(5))
-    monkeypatch.setattr("pysim.models.model.layers_of", lambda *options: plan.layers_of(*options[:4]))  # for one thread
+    monkeypatch.setattr("pysim.network.execution.layers_of", lambda *options: plan.layers_of(*options[:4]))  # for one thread
     two = model_of(random_model(5), 2)
     x = given(random_model(5))
     assert all((a == b).all() for a, b in zip(several(one(x)), several(two(x)), strict=True))
@@ -269,7 +269,7 @@ def test_an_operator_that_nothing_runs_is_named_before_anything_runs():
     proto = b.model(["y"])
     proto.opset_import.append(onnx.helper.make_opsetid("elsewhere", 1))
     with pytest.raises(ProblemError, match=r'Frobnicate "the_node" cannot be run'):
-        onnx_graph.graph_of(proto, "a model")
+        reading.graph_of(proto, "a model")
 
 
 def test_a_size_that_is_not_known_is_named():
@@ -278,7 +278,7 @@ def test_a_size_that_is_not_known_is_named():
     proto = b.model([y])
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "rows"
     with pytest.raises(ProblemError, match="rows"):
-        onnx_graph.graph_of(proto, "a model")
+        reading.graph_of(proto, "a model")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 import pysim
 from pysim.calibration import host
-from pysim.commands import models
+from pysim.commands import networks
 from pysim.errors import OperandError, ProblemError
-from pysim.frontends import load
-from pysim.frontends import onnx as onnx_layers
+from pysim.onnx import layers as onnx_layers
+from pysim.onnx import load
 from pysim.problem import text
 
 ort = pytest.importorskip("onnxruntime")
@@ -227,7 +227,7 @@ def test_commands_take_a_models_batch(tmp_path):
     path = saved(tmp_path, classifier(1)) + ":mb4"
     layers = text.resolve([path], lambda model: onnx_layers.read(*model)[0])
     assert [layer.workload.text for layer in layers] == ["conv:mb4ic4ih6oc8kh3", "gemm:4x5x8"]
-    (one,) = models.measured([path], host.runnable("host"), 1, peers=True, min_seconds=0.0).comparisons
+    (one,) = networks.measured([path], host.runnable("host"), 1, peers=True, min_seconds=0.0).comparisons
     assert one.correct and one.model == path and "onnxruntime" in one.peers
 
 

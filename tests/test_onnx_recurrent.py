@@ -8,7 +8,7 @@ from graphs import helper, numpy_helper
 from onnx_models import model_of
 
 from pysim.errors import ProblemError
-from pysim.models import recurrent
+from pysim.network.numpy_ops import recurrent
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

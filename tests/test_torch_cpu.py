@@ -14,12 +14,12 @@ from torch.nn import functional  # noqa: E402
 from torch_models import Captured, assert_close, block, operators, rewritten, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.frontends.torch_fold import FoldedParameters  # noqa: E402
-from pysim.frontends.torch_strides import with_strides  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
-from pysim.models import expected_cpu, torch_layers  # noqa: E402
-from pysim.models.torch_layers import FusedLayer  # noqa: E402
 from pysim.problem.text import parse  # noqa: E402
+from pysim.torch.capture.folding import FoldedParameters  # noqa: E402
+from pysim.torch.capture.strides import with_strides  # noqa: E402
+from pysim.torch.layers import expected_cpu, fused_layer  # noqa: E402
+from pysim.torch.layers.fused_layer import FusedLayer  # noqa: E402
 
 DATA = Path(__file__).parent.parent / "lab" / "data"
 
@@ -27,7 +27,7 @@ DATA = Path(__file__).parent.parent / "lab" / "data"
 @pytest.fixture
 def on_zen4(monkeypatch):
     """Layers are chosen as on that machine, whichever this one is."""
-    monkeypatch.setattr(torch_layers.host, "runnable", lambda name: load_any("zen4"))
+    monkeypatch.setattr(fused_layer.host, "runnable", lambda name: load_any("zen4"))
 
 
 class OverChannels(nn.Module):
@@ -69,7 +69,7 @@ def test_a_layer_that_copies_between_layouts_stays_pytorchs_where_copies_cost_mo
 
 def test_operators_that_stay_pytorchs_are_those_of_the_model(on_zen4, monkeypatch):
     """In place where the model's are, and the same bits."""
-    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: 0.0)
     model, x = settled(nn.Sequential(block(), nn.Conv2d(8, 8, 1), nn.Hardswish(inplace=True))), torch.randn(1, 3, 16, 16)
     captured, _ = rewritten(model, x, on_cpu=True)
     assert not any(isinstance(one, FusedLayer) for one in captured.module.modules())
@@ -114,7 +114,7 @@ class Gated(nn.Module):
 
 @pytest.mark.parametrize("activation", [nn.GELU(), nn.SiLU(), nn.Hardswish(), nn.Sigmoid(), nn.ReLU6(), nn.ReLU()])
 def test_an_activation_that_pytorch_computes_faster_runs_behind_the_layer(activation, every_layer_is_ours, monkeypatch):
-    monkeypatch.setattr(torch_layers, "own_activation", lambda *_: None)
+    monkeypatch.setattr(fused_layer, "own_activation", lambda *_: None)
     model, x = Gated(activation).eval(), torch.randn(1, 4, 9, 9)
     with torch.no_grad():
         for found, right in zip(pysim.torch.optimize(model)(x), model(x), strict=True):

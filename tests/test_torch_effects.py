@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a captured graph writes, and what lies in the memory of what, decides where pysim's layers may stand: each model here gives other
-numbers if one of the rules of `pysim.frontends.torch_effects` is left out."""
+numbers if one of the rules of `pysim.torch.capture.effects` is left out."""
 
 import copy
 
@@ -13,8 +13,8 @@ from torch.nn import functional  # noqa: E402
 from torch_models import Captured, assert_close, rewritten, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.frontends.torch_effects import effects_of  # noqa: E402
-from pysim.frontends.torch_strides import with_strides  # noqa: E402
+from pysim.torch.capture.effects import effects_of  # noqa: E402
+from pysim.torch.capture.strides import with_strides  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
 

@@ -11,9 +11,9 @@ from torch import nn  # noqa: E402
 from torch_models import assert_close  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.models import torch_fingerprint  # noqa: E402
-from pysim.models.torch_fingerprint import WatchedTensors  # noqa: E402
-from pysim.models.torch_state import versions_of  # noqa: E402
+from pysim.torch import fingerprints  # noqa: E402
+from pysim.torch.fingerprints import WatchedTensors  # noqa: E402
+from pysim.torch.parameters import versions_of  # noqa: E402
 
 
 def through_numpy(x):
@@ -129,12 +129,12 @@ class Event:
 def test_a_write_on_a_gpu_is_found_afterwards_with_a_warning(monkeypatch):
     """Of samples, at most every INTERVAL seconds; here the tensors lie on the host."""
     now = [0.0]
-    monkeypatch.setattr(torch_fingerprint.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(torch_fingerprint, "_to_host", lambda x: x.clone())
+    monkeypatch.setattr(fingerprints.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(fingerprints, "_to_host", lambda x: x.clone())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     tensors = [torch.ones(5), torch.ones(300, 20), torch.ones(7).half(), torch.ones(3, dtype=torch.complex128), torch.ones(6, 6)[::2]]
-    samples = torch_fingerprint._GpuSamples(tensors)
+    samples = fingerprints._GpuSamples(tensors)
 
     def look(after):
         now[0] += after
@@ -146,11 +146,11 @@ def test_a_write_on_a_gpu_is_found_afterwards_with_a_warning(monkeypatch):
     assert all(one.unchanged() for one in versions)
     tensors[1].numpy()[:] = 2
     tensors[2].data.fill_(3)
-    look(0.5 * torch_fingerprint.INTERVAL)
-    look(torch_fingerprint.INTERVAL)
+    look(0.5 * fingerprints.INTERVAL)
+    look(fingerprints.INTERVAL)
     assert all(one.unchanged() for one in versions)
     with pytest.warns(UserWarning, match=r"2 parameters, the first of shape \(300, 20\), were written to"):
-        look(torch_fingerprint.INTERVAL)
+        look(fingerprints.INTERVAL)
     assert [one.unchanged() for one in versions] == [True, False, False, True, True]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -161,6 +161,6 @@ def test_a_write_on_a_gpu_is_found_afterwards_with_a_warning(monkeypatch):
 def test_samples_are_few_and_reach_over_the_whole_tensor():
     for shape in ((1,), (63,), (64,), (65,), (1000, 1000)):
         x = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
-        found = torch_fingerprint._samples(x).view(torch.float32)
-        assert len(found) <= torch_fingerprint.SAMPLES and found[0] == 0
-        assert x.numel() - 1 - found[-1] <= x.numel() / torch_fingerprint.SAMPLES + 1
+        found = fingerprints._samples(x).view(torch.float32)
+        assert len(found) <= fingerprints.SAMPLES and found[0] == 0
+        assert x.numel() - 1 - found[-1] <= x.numel() / fingerprints.SAMPLES + 1

@@ -14,9 +14,9 @@ from torch_models import Residual, assert_close, block, in_threads, layers_of, s
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
-from pysim.models import torch_graph  # noqa: E402
-from pysim.models.torch_precision import Settings  # noqa: E402
 from pysim.runtime import cuda_call  # noqa: E402
+from pysim.torch import cuda_graph  # noqa: E402
+from pysim.torch.precision import Settings  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
 
@@ -26,10 +26,10 @@ class Recorder:
 
     def __init__(self, monkeypatch):
         self.recorded, self.replayed, self.fails, self.taken_over = 0, 0, False, []
-        monkeypatch.setattr(torch_graph, "captured", self.captured)
-        monkeypatch.setattr(torch_graph, "_on_gpu", lambda x: True)
-        monkeypatch.setattr(torch_graph, "_busy", lambda: False)
-        monkeypatch.setattr(torch_graph, "_stream", lambda x: 0)
+        monkeypatch.setattr(cuda_graph, "captured", self.captured)
+        monkeypatch.setattr(cuda_graph, "_on_gpu", lambda x: True)
+        monkeypatch.setattr(cuda_graph, "_busy", lambda: False)
+        monkeypatch.setattr(cuda_graph, "_stream", lambda x: 0)
 
     def captured(self, call, earlier, device):
         if self.fails:
@@ -44,7 +44,7 @@ class Recorder:
                 to.copy_(one)
 
         stream = earlier.stream if earlier else f"stream {self.recorded}"
-        return torch_graph.CapturedGraph(SimpleNamespace(replay=replay), stream), results
+        return cuda_graph.CapturedGraph(SimpleNamespace(replay=replay), stream), results
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_layers_are_chosen_for_a_caller_who_records_calls(recorder):
 def test_calls_under_other_settings_are_recorded_apart(recorder, monkeypatch):
     """What is allowed, and autocast's type, decide on the types of what a graph launches."""
     told = [Settings(False, False, None)]
-    monkeypatch.setattr(torch_graph, "settings", lambda: told[0])
+    monkeypatch.setattr(cuda_graph, "settings", lambda: told[0])
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model, cuda_graph=True)
     with torch.no_grad():

@@ -11,15 +11,15 @@ from torch_models import rewritten, settled  # noqa: E402
 
 from pysim import planner  # noqa: E402
 from pysim.check.bounds import bound_of  # noqa: E402
-from pysim.frontends import torch as frontend  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
-from pysim.models import expected, torch_chain, torch_gpu, torch_layers  # noqa: E402
-from pysim.models.torch_chain import LayerChain  # noqa: E402
-from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
 from pysim.runtime.cuda_call import ALIGNMENT_BYTES  # noqa: E402
 from pysim.runtime.cuda_steps import LaunchSteps  # noqa: E402
+from pysim.torch.capture import rewriting as frontend  # noqa: E402
+from pysim.torch.layers import expected, fused_layer, gpu_launch, layer_chain  # noqa: E402
+from pysim.torch.layers.fused_layer import FusedLayer, Geometry  # noqa: E402
+from pysim.torch.layers.layer_chain import LayerChain  # noqa: E402
 
 CONV = Conv(batch=2, channels=8, height=10, width=10, filters=16, kernel_h=3, kernel_w=3, pad_top=1, pad_left=1, pad_bottom=1, pad_right=1)
 DRAINED = "f32_winograd_f4_32x32x8_32x32_8x8_s2_drained"
@@ -40,7 +40,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def _emulated(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(torch_gpu.arrays, "library_of", lambda kind: Host())
+    monkeypatch.setattr(gpu_launch.arrays, "library_of", lambda kind: Host())
     with emulated_cuda.opened():
         yield
 
@@ -58,7 +58,7 @@ class Case:
         self.parameters, self.form = (w, torch.randn(16), *numbers), form
         self.layer = FusedLayer("layer", kind, geometry, activation, epsilon)
         problem = CONV if kind == "Conv" else Gemm(m=12, n=16, k=32, trans_b=True)
-        self.choice = torch_layers._Choice(None, planner.plan(problem, load_any("h200"), layout=layout))
+        self.choice = fused_layer._Choice(None, planner.plan(problem, load_any("h200"), layout=layout))
 
     def run(self, residual=None):
         return self.layer._on_gpu(self.choice, "key", self.x, self.parameters, residual)[0]
@@ -94,7 +94,7 @@ def test_a_residual_is_added_where_it_lies_or_behind(case):
 def test_operands_that_begin_anywhere_are_taken():
     one = Case(*CASES[0])
     one.x = torch.empty(one.x.numel() + 1)[1:].reshape(one.x.shape).normal_()
-    assert one.x.data_ptr() % ALIGNMENT_BYTES and torch_gpu.GpuLaunch
+    assert one.x.data_ptr() % ALIGNMENT_BYTES and gpu_launch.GpuLaunch
     one.assert_right()
 
 
@@ -224,7 +224,7 @@ def test_what_pytorch_makes_of_a_result_has_channels_last_too(images, on_gpu):
 
 
 def test_a_layer_that_stays_pytorchs_parts_a_chain(on_gpu, monkeypatch):
-    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda problem, *_: 0.0 if problem.kernel_h == 3 else float("inf"))
+    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda problem, *_: 0.0 if problem.kernel_h == 3 else float("inf"))
     one = Chained(Block(), IMAGE)
     assert {decision.runs for layer in one.layers for decision in layer.decisions} == {"pysim", "torch"}
     one.x.normal_()
@@ -264,7 +264,7 @@ def test_a_call_that_differs_from_those_before_is_looked_up(what, on_gpu):
 
 @pytest.mark.parametrize("before", [torch.nn.ReLU, torch.nn.Identity, torch.nn.SiLU])
 def test_a_norm_in_front_of_a_convolution_is_made_as_its_input_is_read(before, on_gpu, monkeypatch):
-    monkeypatch.setattr(torch_layers, "passes_seconds", lambda *_: float("inf"))  # by itself it is never faster
+    monkeypatch.setattr(fused_layer, "passes_seconds", lambda *_: float("inf"))  # by itself it is never faster
     one = Chained(dense(before), torch.empty(2, 8, 7, 7))
     first, *_ = (decision.reason for layer in one.layers for decision in layer.decisions)
     assert first.endswith("norm in the kernel") == (before is not torch.nn.SiLU)
@@ -282,7 +282,7 @@ def test_a_norm_in_front_of_a_convolution_is_made_as_its_input_is_read(before, o
 @pytest.mark.parametrize("factor_first", [False, True])
 @pytest.mark.parametrize("factors", [8, 1])
 def test_a_factor_of_each_image_and_channel_is_multiplied_as_the_input_is_read(factors, factor_first, on_gpu, monkeypatch):
-    monkeypatch.setattr(torch_layers, "passes_seconds", lambda *_: float("inf"))  # by itself it is never faster
+    monkeypatch.setattr(fused_layer, "passes_seconds", lambda *_: float("inf"))  # by itself it is never faster
     model = Squeezed(factor_first, factors).eval()
     traced, made = rewritten(model, aligned(torch.empty(2, 8, 6, 6)))
     with torch.no_grad():
@@ -328,8 +328,8 @@ def test_shapes_that_take_turns_look_nothing_up(on_gpu):
 def test_values_inside_a_chain_share_memory(on_gpu, monkeypatch):
     """Three blocks: values as large as nine of their results, of which at most three are needed at once, and workspaces."""
     one = Chained(torch.nn.Sequential(Block(), Block(16), Block(16)), IMAGE)
-    asked, give = [], torch_chain.workspace
-    monkeypatch.setattr(torch_chain, "workspace", lambda size, *rest: (asked.append(size), give(size, *rest))[1])
+    asked, give = [], layer_chain.workspace
+    monkeypatch.setattr(layer_chain, "workspace", lambda size, *rest: (asked.append(size), give(size, *rest))[1])
     one.assert_right()
     (arena,), out = asked, 4 * 2 * 16 * 36
     assert 0 < arena <= 8 * out
@@ -341,7 +341,7 @@ def test_without_memory_for_its_arena_a_chain_runs_layer_by_layer(on_gpu, monkey
     def full(*given):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(torch_chain, "workspace", full)
+    monkeypatch.setattr(layer_chain, "workspace", full)
     one.assert_right()
     assert one.chain.looked_up == 1
 
@@ -398,11 +398,11 @@ def test_a_norms_scale_makes_up_for_sums_that_come_out_too_small(monkeypatch):
 def test_weights_without_a_norm_grow_by_the_mean_error(mean_error):
     """To nearest, all would by a unit in their last place, or none."""
     w = torch.randn(32, 128, 3, 3)
-    larger = torch_layers._compensate(w, mean_error).float().double()
+    larger = fused_layer._compensate(w, mean_error).float().double()
     assert abs(((larger - w) * w).sum() / w.double().square().sum() + mean_error) < 3e-9
     assert ((larger - w).abs() <= 2.0**-22 * w.abs()).all()
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf")])
-    assert torch.equal(torch_layers._compensate(special, mean_error).float(), special)
+    assert torch.equal(fused_layer._compensate(special, mean_error).float(), special)
 
 
 def test_sums_of_transformed_patches_come_out_neither_larger_nor_smaller(monkeypatch):
@@ -418,9 +418,9 @@ def test_sums_of_transformed_patches_come_out_neither_larger_nor_smaller(monkeyp
         )
         plan = planner.plan(problem, load_any("h200"), layout="nhwc", algorithm="winograd", micro_kernel=DRAINED)
         for mean_error in (0.0, bound_of(plan).mean_error):
-            monkeypatch.setattr(torch_layers, "bound_of", lambda plan, mean=mean_error: bound_of(plan)._replace(mean_error=mean))
+            monkeypatch.setattr(fused_layer, "bound_of", lambda plan, mean=mean_error: bound_of(plan)._replace(mean_error=mean))
             layer = FusedLayer("layer", "Conv", Geometry(padding=(1, 1)), None, None)
-            y = layer._on_gpu(torch_layers._Choice(None, plan), "key", x, (w, None, None, None, None, None), None)[0]
+            y = layer._on_gpu(fused_layer._Choice(None, plan), "key", x, (w, None, None, None, None, None), None)[0]
             found.append(float(((y - exact) * exact).sum() / exact.square().sum()))
     plain, mended = sum(found[::2]) / 3, sum(found[1::2]) / 3
     assert 2.5e-8 < plain < 5e-8 and abs(mended) < 1.5e-8

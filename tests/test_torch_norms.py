@@ -11,11 +11,11 @@ from torch import nn  # noqa: E402
 from torch_models import graphs_of, operators, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.models import torch_gpu, torch_norms  # noqa: E402
-from pysim.models.torch_chain import LayerChain  # noqa: E402
-from pysim.models.torch_norms import NormLayer, RowNormLayer  # noqa: E402
 from pysim.runtime.cuda_norm import Norm, NormLaunch  # noqa: E402
 from pysim.runtime.cuda_steps import LaunchSteps, NormStep  # noqa: E402
+from pysim.torch.layers import gpu_launch, norm_layers  # noqa: E402
+from pysim.torch.layers.layer_chain import LayerChain  # noqa: E402
+from pysim.torch.layers.norm_layers import NormLayer, RowNormLayer  # noqa: E402
 
 LAST = torch.channels_last
 
@@ -230,7 +230,7 @@ def test_gradients_are_pytorchs(launched):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_factor_of_each_image_and_channel_is_one_pass(dtype, launched):
     x, factor = torch.randn(3, 8, 5, 4, dtype=dtype).to(memory_format=LAST), torch.rand(3, 8, 1, 1, dtype=dtype)
-    product = torch_norms.FactorLayer()
+    product = norm_layers.FactorLayer()
     assert torch.equal(product.apply_factor(x, factor)[0], x * factor) and len(launched) == 1
     planes = x.contiguous()
     assert torch.equal(product.apply_factor(planes, factor)[0], planes * factor) and len(launched) == 1
@@ -242,6 +242,6 @@ def test_what_the_library_does_not_take_is_reported():
         assert good.supported and not good._replace(rows=0).supported and not good._replace(parts=(4,) * 65).supported
         assert not good._replace(result="bf16").supported and not good._replace(dtype="f64").supported
         assert not good._replace(parts=(8200,), by_rows=True).supported
-        with pytest.raises(torch_gpu.PysimError, match=r"NULL"):
+        with pytest.raises(gpu_launch.PysimError, match=r"NULL"):
             NormLaunch(good).run([0, 0], 0, 0)
-        assert torch_norms.TO_NHWC == (0, 2, 3, 1)
+        assert norm_layers.TO_NHWC == (0, 2, 3, 1)

@@ -12,8 +12,8 @@ from torch_models import Residual, assert_close, block, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.errors import OperandError  # noqa: E402
-from pysim.models import torch_layers  # noqa: E402
-from pysim.models.torch_layers import FusedLayer  # noqa: E402
+from pysim.torch.layers import fused_layer  # noqa: E402
+from pysim.torch.layers.fused_layer import FusedLayer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
 
@@ -126,7 +126,7 @@ def test_what_stands_for_tensors_goes_through_pytorchs_operators():
 
 
 def test_where_pytorch_is_expected_to_be_faster_it_stays_and_the_report_says_so(monkeypatch):
-    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: 0.0)
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_without_memory_pytorch_goes_on_and_the_report_says_so(error, monkeypatc
     def prepared(*_):
         raise error
 
-    monkeypatch.setattr(torch_layers, "Prepared", prepared)
+    monkeypatch.setattr(fused_layer, "Prepared", prepared)
     model, x = settled(block()), torch.randn(1, 3, 9, 9)
     optimized = pysim.torch.optimize(model)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_what_is_no_module_is_refused():
 
 
 def test_layers_that_all_stay_pytorchs_look_nothing_up(monkeypatch):
-    monkeypatch.setattr(torch_layers, "pytorch_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(fused_layer, "pytorch_seconds", lambda *_: 0.0)
     model, x = settled(nn.Sequential(block(), nn.Conv2d(8, 4, 1))), torch.randn(1, 3, 9, 9)
     optimized, looked_up = pysim.torch.optimize(model), []
     monkeypatch.setattr(FusedLayer, "run", lambda *given: looked_up.append(1))

@@ -11,8 +11,8 @@ from torch_models import assert_close, rewritten  # noqa: E402
 
 from pysim import planner  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
-from pysim.models import expected, torch_pools  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
+from pysim.torch.layers import expected, max_pools  # noqa: E402
 
 
 def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix():
@@ -45,13 +45,13 @@ def test_pools_of_few_channels_last_results_are_pools_of_volumes_with_the_same_b
     volumes, pool = [], torch.nn.functional.max_pool3d
     as_on_gpu(monkeypatch, "h100")
     monkeypatch.setattr(torch.nn.functional, "max_pool3d", lambda *given: volumes.append(1) or pool(*given))
-    found = torch_pools.max_pool(x, *arguments)
+    found = max_pools.max_pool(x, *arguments)
     assert torch.equal(found.nan_to_num(9), wanted.nan_to_num(9)) and found.is_contiguous(memory_format=torch.channels_last)
     assert len(volumes) == 1
     planes = x.contiguous()
     large = torch.empty(1, 64, 128, 128).to(memory_format=torch.channels_last)
     for other, more in ((planes, {}), (x, {"return_indices": True}), (x.clone().requires_grad_(), {}), (large, {"stride": 1})):
-        torch_pools.max_pool(other, 2, **more)
+        max_pools.max_pool(other, 2, **more)
     assert len(volumes) == 1
 
 
@@ -68,4 +68,4 @@ def test_a_models_pools_are_found_as_modules_and_as_functions(monkeypatch):
     traced, made = rewritten(model, x)
     with torch.no_grad():
         assert_close(traced(x), model(x))
-    assert [node.target for node in made.module.graph.nodes].count(torch_pools.max_pool) == 2
+    assert [node.target for node in made.module.graph.nodes].count(max_pools.max_pool) == 2

@@ -15,10 +15,10 @@ from torch_models import layers_of, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
-from pysim.models import torch_graph, torch_precision  # noqa: E402
-from pysim.models.torch_chain import LayerChain  # noqa: E402
-from pysim.models.torch_layers import FusedLayer, Geometry  # noqa: E402
-from pysim.models.torch_precision import Settings, settings, types_of  # noqa: E402
+from pysim.torch import cuda_graph, precision  # noqa: E402
+from pysim.torch.layers.fused_layer import FusedLayer, Geometry  # noqa: E402
+from pysim.torch.layers.layer_chain import LayerChain  # noqa: E402
+from pysim.torch.precision import Settings, settings, types_of  # noqa: E402
 
 HALVES = [torch.float16, torch.bfloat16]
 NAMES = {torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -35,7 +35,7 @@ def on_gpu(monkeypatch):
 
 
 def allow_tf32(monkeypatch):
-    monkeypatch.setattr(torch_precision, "tf32", lambda kind: True)
+    monkeypatch.setattr(precision, "tf32", lambda kind: True)
 
 
 def types(x_type, w_type, accuracy="strict", conv=False, linear=False, cast=None, kind="Conv", on_gpu=True):
@@ -246,13 +246,13 @@ def test_a_graph_casts_its_own_weights():
     """What autocast keeps lives until it ends."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_graph, "_warm_up_and_capture", lambda *_: seen.append(torch.is_autocast_cache_enabled()))
+        patch.setattr(cuda_graph, "_warm_up_and_capture", lambda *_: seen.append(torch.is_autocast_cache_enabled()))
         assert torch.is_autocast_cache_enabled()
-        torch_graph.captured(None)
+        cuda_graph.captured(None)
         assert torch.is_autocast_cache_enabled() and seen == [False]
 
 
-@pytest.mark.skipif(torch_precision._precision is None, reason="this PyTorch has the older settings alone")
+@pytest.mark.skipif(precision._precision is None, reason="this PyTorch has the older settings alone")
 def test_whether_tf32_is_allowed_is_known_however_the_program_said_so():
     """PyTorch's older settings raise where the newer ones were set."""
     matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
@@ -260,6 +260,6 @@ def test_whether_tf32_is_allowed_is_known_however_the_program_said_so():
     try:
         for setting in ("tf32", "ieee"):
             matmul.fp32_precision = conv.fp32_precision = setting
-            assert {torch_precision.tf32("Linear"), torch_precision.tf32("Conv")} == {setting == "tf32"}
+            assert {precision.tf32("Linear"), precision.tf32("Conv")} == {setting == "tf32"}
     finally:
         matmul.fp32_precision, conv.fp32_precision = before

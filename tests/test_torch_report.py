@@ -9,8 +9,8 @@ from torch import nn  # noqa: E402
 from torch_models import block, settled  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.models.torch_layers import Decision  # noqa: E402
-from pysim.models.torch_report import Report  # noqa: E402
+from pysim.torch.decisions import Report  # noqa: E402
+from pysim.torch.layers.fused_layer import Decision  # noqa: E402
 
 
 class Layer:

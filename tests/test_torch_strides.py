@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402
 from torch_models import assert_close  # noqa: E402
 
 import pysim.torch  # noqa: E402
-from pysim.frontends.torch_strides import _form, in_order, with_strides  # noqa: E402
+from pysim.torch.capture.strides import _form, in_order, with_strides  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("every_layer_is_ours")
 LAST = torch.channels_last

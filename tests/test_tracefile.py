@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pysim.cachemodel.simulator.hierarchy import Cache, Hierarchy
+from pysim.cachemodel.simulator.tracefile import read
 from pysim.errors import ProblemError
-from pysim.frontends.tracefile import read
 
 PACKERS = {"plain": lambda data: data, "gzip": gzip.compress, "xz": lzma.compress, "bzip2": bz2.compress}
 DIN = b"2 0\n0 1000\n0 0x70f60888 a comment\n2 2cb5\n1\t70f60892\n\n# a remark\n1 7fffffffff\n"

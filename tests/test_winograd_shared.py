@@ -10,10 +10,10 @@ import winograd_launch as winograd
 
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.gemm_shared import Access
+from pysim.cachemodel.shared_memory.patterns import pattern
 from pysim.cachemodel.shared_memory.tile import addresses
 from pysim.cachemodel.shared_memory.winograd_shared import F4_VARIANTS, iteration
 from pysim.errors import OperandError
-from pysim.frontends.patterns import pattern
 from pysim.problem.text import parse
 from pysim.registry.cuda import ConvKernel, conv_kernel, conv_kernels
 

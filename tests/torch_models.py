@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pysim.frontends import torch as frontend
-from pysim.frontends.torch_strides import in_order, with_strides
+from pysim.torch.capture import rewriting as frontend
+from pysim.torch.capture.strides import in_order, with_strides
 
 _OPERATORS = torch.library.Library("torchvision", "FRAGMENT")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pysim.calibration import host
-from pysim.frontends.whole import compare
+from pysim.onnx.whole import compare
 
 
 def main() -> None:

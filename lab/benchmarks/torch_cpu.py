@@ -2,7 +2,7 @@
 """Whole PyTorch networks on this CPU by PyTorch, by its compiler and by pysim, interleaved.
 
     python lab/benchmarks/torch_cpu.py [-o FILE] [--threads 1 2] [--seconds 3600] [MODEL...]
-    python lab/figures/update_pages.py          # puts the table into docs/models.md
+    python lab/figures/update_pages.py          # puts the table into docs/networks.md
 
 Candidates: eager; eager channels last; torch.compile with Inductor; the same with its option freezing (weights are constants), and with
 freezing and max_autotune; pysim, by

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of PyTorch's operators and of pysim's layers inside whole networks on this CPU: what `models/expected_cpu.py` is fitted to.
+"""Times of PyTorch's operators and of pysim's layers inside whole networks on this CPU: what `torch/layers/expected_cpu.py` is fitted to.
 
     python lab/benchmarks/torch_operators_cpu.py -o lab/data/MACHINE/torch-operators.jsonl [--threads 1] [NETWORK...]
     python lab/fits/fit_torch.py lab/data/*/torch-operators.jsonl
@@ -27,12 +27,12 @@ from torch_cpu import network
 import pysim.torch
 from pysim import planner
 from pysim.calibration import host
-from pysim.models import torch_layers
-from pysim.models.expected_cpu import name_of
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
+from pysim.torch.layers import fused_layer
+from pysim.torch.layers.expected_cpu import name_of
 
-# not those of the table in docs/models.md
+# not those of the table in docs/networks.md
 NETWORKS = (
     "alexnet", "convnext_tiny", "densenet169", "efficientnet_b1", "efficientnet_v2_s", "googlenet", "maxvit_t", "mnasnet0_5",
     "mobilenet_v2", "regnet_x_400mf", "regnet_y_800mf", "resnet18", "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_0", "swin_t",
@@ -103,21 +103,21 @@ def timed(call: Callable[[], Any], rounds: int) -> dict[tuple[str, str], tuple[i
     return {what: (len(times), statistics.median(times)) for what, times in seconds.items()}
 
 
-Run = tuple[torch_layers.FusedLayer, float]
+Run = tuple[fused_layer.FusedLayer, float]
 
 
 def timed_layers(model: torch.nn.Module, x: torch.Tensor, rounds: int) -> dict[tuple[str, str], tuple[int, float]]:
     """As `timed`, of pysim's layers, all of which are taken, by problem and activation; without those that copy their input."""
-    run, expected, found = torch_layers.FusedLayer.run, torch_layers.pytorch_seconds, list[Run]()
+    run, expected, found = fused_layer.FusedLayer.run, fused_layer.pytorch_seconds, list[Run]()
 
-    def watched(layer: torch_layers.FusedLayer, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def watched(layer: fused_layer.FusedLayer, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         y = run(layer, x, *args, **kwargs)
         if x.is_contiguous():
             found.append((layer, time.perf_counter() - start))
         return y
 
-    torch_layers.FusedLayer.run, torch_layers.pytorch_seconds = watched, lambda *_: float("inf")
+    fused_layer.FusedLayer.run, fused_layer.pytorch_seconds = watched, lambda *_: float("inf")
     try:
         ours, passes = pysim.torch.optimize(model), list[list[Run]]()
         for _ in range(2 + rounds):
@@ -125,7 +125,7 @@ def timed_layers(model: torch.nn.Module, x: torch.Tensor, rounds: int) -> dict[t
             ours(x)
             passes.append([*found])
     finally:
-        torch_layers.FusedLayer.run, torch_layers.pytorch_seconds = run, expected
+        fused_layer.FusedLayer.run, fused_layer.pytorch_seconds = run, expected
         torch._dynamo.reset()
     seconds: dict[tuple[str, str], list[float]] = {}
     for same in zip(*passes[2:], strict=True):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the speedup of whole networks over the best of PyTorch (eager, channels last, CUDA graphs), one bar per type, from lab/data.
 
-python lab/figures/model_figure.py docs/models.svg
+python lab/figures/model_figure.py docs/networks.svg
 """
 
 import argparse
@@ -101,7 +101,7 @@ def torch_cpu_losses(file: str) -> str:
     slower = ", ".join(f"{name} {speed:.2f}x" for name, speed in sorted(speeds.items(), key=lambda pair: pair[1]) if speed < 1)
     return (
         f"- On one core of a Zen 4, PyTorch models of many small operators are slower than under Inductor, which fuses what lies\n"
-        f"  between layers: {slower}. As ONNX files (`pysim.load`) they are faster ([table](docs/models.md#pytorch)).\n"
+        f"  between layers: {slower}. As ONNX files (`pysim.load`) they are faster ([table](docs/networks.md#pytorch)).\n"
     )
 
 

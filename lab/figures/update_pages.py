@@ -389,16 +389,16 @@ if __name__ == "__main__":
     put(ROOT / "docs" / "kernels.md", "depthwise on a xeon server", server_table("xeon-server-3/compare.jsonl"))
     put(ROOT / "docs" / "kernels.md", "granite rapids", server_table("granite-rapids/compare.jsonl"))
     for device, name in (("h200", ""), ("h100", " h100")):
-        put(ROOT / "docs" / "models.md", f"models{name}", models_table(device))
-        put(ROOT / "docs" / "models.md", f"models in other types{name}", precisions_table(device))
-    put(ROOT / "docs" / "models.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("*/torch-cpu.jsonl")))))
+        put(ROOT / "docs" / "networks.md", f"models{name}", models_table(device))
+        put(ROOT / "docs" / "networks.md", f"models in other types{name}", precisions_table(device))
+    put(ROOT / "docs" / "networks.md", "torch on cpus", "\n".join(map(torch_cpu_table, sorted(DATA.glob("*/torch-cpu.jsonl")))))
     put(ROOT / "README.md", "models", model_figure.summary())
     put(ROOT / "README.md", "torch on cpus", model_figure.torch_cpu_losses("zen4/torch-cpu.jsonl"))
-    model_figure.draw(ROOT / "docs" / "models.svg")
+    model_figure.draw(ROOT / "docs" / "networks.svg")
     for mark, machine in (("", "zen5"), ("-granite-rapids", "granite-rapids"), ("-zen4", "zen4")):
-        put(ROOT / "docs" / "models.md", f"cpu models{mark}", cpu_models_table(f"{machine}/models.jsonl"))
+        put(ROOT / "docs" / "networks.md", f"cpu models{mark}", cpu_models_table(f"{machine}/models.jsonl"))
         if (DATA / machine / "models-two-threads.jsonl").exists():
-            put(ROOT / "docs" / "models.md", f"two threads{mark}", cpu_models_table(f"{machine}/models-two-threads.jsonl"))
+            put(ROOT / "docs" / "networks.md", f"two threads{mark}", cpu_models_table(f"{machine}/models-two-threads.jsonl"))
     output = (DATA / "zen5/compare-resnet50.txt").read_text()
     put(ROOT / "README.md", "compare resnet50", f"```\n$ pysim compare resnet50 --peers\n{output}```\n")
     put(ROOT / "docs" / "cost-model.md", "fit", fit_table())

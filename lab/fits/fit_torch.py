@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits the constants of pysim/models/expected_cpu.py, PRICES, PASSES and OWN, to measured times.
+"""Fits the constants of pysim/torch/layers/expected_cpu.py, PRICES, PASSES and OWN, to measured times.
 
     python lab/fits/fit_torch.py lab/data/zen4/torch-operators.jsonl
 
@@ -20,8 +20,8 @@ from scipy.optimize import nnls
 
 from pysim.calibration import host
 from pysim.machine.cpu import Machine
-from pysim.models.expected_cpu import ALIKE, PASSES, epilogue_seconds, kind_of, peak_flops, work_of
 from pysim.problem.text import parse
+from pysim.torch.layers.expected_cpu import ALIKE, PASSES, epilogue_seconds, kind_of, peak_flops, work_of
 
 LOW = 0.3  # PyTorch's operators are the safe choice, so their times are not to be overestimated
 

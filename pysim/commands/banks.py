@@ -11,6 +11,7 @@ import click
 import msgspec
 import numpy as np
 
+from pysim.cachemodel.shared_memory import patterns, tilefile
 from pysim.cachemodel.shared_memory.banks import LANES, SharedMemory, rules
 from pysim.cachemodel.shared_memory.fix import Fixes, Option, fix
 from pysim.cachemodel.shared_memory.layout import Layout, cosize, describe, name
@@ -19,7 +20,6 @@ from pysim.commands.common import Choice, Column, OutputFile, document, json_opt
 from pysim.errors import OperandError, ProblemError
 from pysim.explain.bankmap import Picture, picture, svg, text
 from pysim.files import written
-from pysim.frontends import patterns, tilefile
 
 _LANE_LAYOUT = re.compile(r"\(?([0-9]+(?:,[0-9]+)*)\)?:\(?([0-9]+(?:,[0-9]+)*)\)?")
 _PIPED_COLUMNS = 120
@@ -70,7 +70,7 @@ def banks(
     expensive one.
 
     A LAYOUT is a built-in name (see --list; * and ? match), or a map from lanes to places of --width bytes in CuTe's notation.
-    A FILE is a .toml or .json description of a tile and its accesses (see pysim/frontends/tilefile.py).
+    A FILE is a .toml or .json description of a tile and its accesses (see pysim/cachemodel/shared_memory/tilefile.py).
 
     \b
     Examples

@@ -168,8 +168,8 @@ def _percent(value: float | None) -> str:
 
 
 def _trace(file: Path, on: "Machine", as_json: bool) -> None:
+    from pysim.cachemodel.simulator import tracefile
     from pysim.cachemodel.simulator.hierarchy import Hierarchy
-    from pysim.frontends import tracefile
 
     counted = Hierarchy.from_machine(on).run(tracefile.read(file))
     if as_json:

@@ -201,9 +201,9 @@ def layers_of(words: Sequence[str], keep_every: bool = False) -> "list[Layer]":
 
 
 def _read_model(model: "ModelFile") -> "list[Layer]":
-    from pysim.frontends import onnx
+    from pysim.onnx.layers import read
 
-    layers, skipped = onnx.read(*model)
+    layers, skipped = read(*model)
     for node in skipped:
         text = node.reason if node.reason.startswith("not skipped: ") else f"skipped: {node.reason}"
         say(f'{model.path}: {node.op} "{node.node}": {text.removeprefix("not skipped: ")}')

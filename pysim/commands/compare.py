@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands import models, timing
+from pysim.commands import timing
 from pysim.commands.common import (
     Cell,
     Column,
@@ -28,6 +28,7 @@ from pysim.commands.common import (
     seconds,
     size,
 )
+from pysim.commands.networks import measured, put_networks
 
 if TYPE_CHECKING:
     from pysim.record.measurement import Comparison
@@ -104,7 +105,7 @@ def compare(
     threads, layout = options["threads"], options["layout"]
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     measured_layers = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
-    networks = models.measured(problems, on, threads, peers, min_seconds)
+    networks = measured(problems, on, threads, peers, min_seconds)
     shown = [] if executor.kind == "emulated" else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
     columns = [
         *(timing.static_times() if executor.kind == "emulated" else timing.times()),
@@ -116,7 +117,7 @@ def compare(
     results = timing.report(planned, measured_layers, columns, as_json, **networks.document)
     if not as_json:
         _put_summary(summarise(results), results)
-        models.put_models(networks.comparisons)
+        put_networks(networks.comparisons)
     ctx.exit(networks.exit_code(timing.exit_code(results)))
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands import models, timing
+from pysim.commands import timing
 from pysim.commands.common import (
     Column,
     accuracy_options,
@@ -20,6 +20,7 @@ from pysim.commands.common import (
     say,
     seconds,
 )
+from pysim.commands.networks import measured, put_networks
 
 if TYPE_CHECKING:
     from pysim.record.measurement import Comparison
@@ -67,12 +68,12 @@ def run(
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
     planned = timing.plan_layers(layers, on, **options)
     measured_layers = timing.measured(planned, on, {}, executor, threads=options["threads"], profile=profile)
-    networks = models.measured(problems, on, options["threads"], peers=False)
+    networks = measured(problems, on, options["threads"], peers=False)
     columns = _emulated_columns() if executor.kind == "emulated" else _columns(flops, profile)
     results = timing.report(planned, measured_layers, columns, as_json, **networks.document)
     if not as_json:
         _put_summary(results, executor.kind == "emulated", profile)
-        models.put_models(networks.comparisons)
+        put_networks(networks.comparisons)
     ctx.exit(networks.exit_code(timing.exit_code(results)))
 
 

@@ -29,8 +29,8 @@ from onnx_text import Node
 
 from pysim.calibration import host
 from pysim.errors import PysimError
-from pysim.frontends import onnx_graph
-from pysim.models.model import Model
+from pysim.network.execution import Network
+from pysim.onnx import reading
 
 STANDARD: dict[str, Callable[[Make], Case]] = onnx_recipes_math.RECIPES | onnx_recipes_shape.RECIPES | onnx_recipes_layers.RECIPES
 FUSED = onnx_recipes_fused.RECIPES
@@ -105,7 +105,7 @@ def verdict(case: Case) -> Verdict:
 def compared(case: Case, wanted: list[Any]) -> Verdict:
     """What comes of the node if these results are right."""
     try:
-        model = Model(onnx_graph.graph_of(declared(case.content, wanted), "a node"), host.runnable("host"))
+        model = Network(reading.graph_of(declared(case.content, wanted), "a node"), host.runnable("host"))
         found = model(**case.given)
     except PysimError as error:
         told = str(error)

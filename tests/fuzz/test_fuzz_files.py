@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from limits import bounded, inputs
 
+from pysim.cachemodel.shared_memory import tilefile
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.cachemodel.shared_memory.tile import tally
+from pysim.cachemodel.simulator import tracefile
 from pysim.commands.banks import _tiles
 from pysim.errors import PysimError
-from pysim.frontends import tilefile, tracefile
 from pysim.measure.store import Store
 from pysim.record.measurement import Measurement
 

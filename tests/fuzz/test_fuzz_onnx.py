@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from limits import bounded, inputs
 
 from pysim.errors import PysimError
-from pysim.frontends.onnx import read
+from pysim.onnx.layers import read
 from pysim.problem.text import Layer
 
 onnx = pytest.importorskip("onnx")

@@ -14,7 +14,7 @@ import onnx_peer
 from onnx_models import several
 from onnx_peer import case_of, verdict
 
-from pysim.models.model import Model
+from pysim.network.execution import Network
 
 FEWEST = 3000  # nodes of a plain run
 
@@ -36,7 +36,7 @@ def test_what_onnxruntime_computes_differently_hides_no_wrong_result(monkeypatch
     case = next(one for seed in range(50) if verdict(one := case_of(seed, "LSTM")).what == "deviates")
 
     def off(*given):
-        model = Model(*given)
+        model = Network(*given)
         return lambda **inputs: tuple(y + np.float32(0.1) for y in several(model(**inputs)))
 
     monkeypatch.setattr(onnx_peer, "Model", off)

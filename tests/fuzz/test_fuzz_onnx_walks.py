@@ -16,8 +16,8 @@ from onnx_walk import differs, read_by, session
 
 from pysim.calibration import host
 from pysim.errors import PysimError
-from pysim.frontends import onnx_graph
-from pysim.models.model import Model
+from pysim.network.execution import Network
+from pysim.onnx import reading
 
 FEWEST = 20  # walks of a plain run
 
@@ -25,7 +25,7 @@ FEWEST = 20  # walks of a plain run
 def results(content, given):
     """What a model makes here, or the sentence that refuses it."""
     try:
-        model = Model(onnx_graph.graph_of(onnx.ModelProto.FromString(content), "a walk"), host.runnable("host"))
+        model = Network(reading.graph_of(onnx.ModelProto.FromString(content), "a walk"), host.runnable("host"))
         found = model(*[given[name] for name in model.inputs])
     except PysimError as error:
         return str(error)

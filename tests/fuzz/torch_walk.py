@@ -26,7 +26,7 @@ from torch_models import FREES_CAPTURES
 from torch_twins import difference, raised, same_error
 
 import pysim.torch
-from pysim.models import torch_layers
+from pysim.torch.layers import fused_layer
 
 STEPS = 12  # of the longest sequence
 AMPLIFIED = 50  # a difference may be so many times that of inputs and weights that differ by 2^-22 of themselves, or the type's step
@@ -218,7 +218,7 @@ def _same_bits(one, other):
 
 def every_layer_is_ours():
     """Whatever PyTorch is expected to need."""
-    torch_layers.pytorch_seconds = lambda *_: float("inf")
+    fused_layer.pytorch_seconds = lambda *_: float("inf")
 
 
 def main():

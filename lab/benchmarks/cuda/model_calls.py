@@ -24,10 +24,10 @@ import torch
 import torchvision
 
 import pysim.torch
-from pysim.models.torch_chain import LayerChain
-from pysim.models.torch_graph import captured
 from pysim.runtime.cuda_call import forget_workspaces
 from pysim.runtime.cuda_steps import LaunchSteps
+from pysim.torch.cuda_graph import captured
+from pysim.torch.layers.layer_chain import LayerChain
 
 MODELS = (
     "efficientnet_b0:1 densenet121:1 resnet50:1 mobilenet_v2:1 mobilenet_v3_large:1 convnext_tiny:1 "

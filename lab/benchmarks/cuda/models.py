@@ -39,8 +39,8 @@ import torchvision
 from small_networks import NETWORKS
 
 import pysim.torch
-from pysim.models import torch_layers
-from pysim.models.torch_precision import ModelAccuracy
+from pysim.torch.layers import fused_layer
+from pysim.torch.precision import ModelAccuracy
 
 MODELS = (
     "resnet50:32 vgg16:32 googlenet:32 resnet50:1 vgg16:1 googlenet:1 mobilenet_v2:32 densenet121:32 resnext50_32x4d:32 convnext_tiny:32 "
@@ -240,9 +240,9 @@ def add_pytorchs(found: Candidates, model: torch.nn.Module, x: torch.Tensor, mod
 def add_pysims(found: Candidates, model: torch.nn.Module, x: torch.Tensor, accuracies: dict[str, ModelAccuracy]) -> dict[str, Any]:
     """pysim's candidates, and what the record says of them."""
     peaks, prepared, equal, decisions = {"pytorch": found.ways["eager"]["peak_bytes"]}, {}, True, []
-    image, expected = x.to(memory_format=torch.channels_last), torch_layers.pytorch_seconds
+    image, expected = x.to(memory_format=torch.channels_last), fused_layer.pytorch_seconds
     for label, accuracy in accuracies.items():
-        torch_layers.pytorch_seconds = expected if label != "pysim all" else lambda *_: math.inf
+        fused_layer.pytorch_seconds = expected if label != "pysim all" else lambda *_: math.inf
         try:
             ours = pysim.torch.optimize(model, accuracy, cuda_graph="caller")
             before = torch.cuda.memory_allocated()
@@ -256,7 +256,7 @@ def add_pysims(found: Candidates, model: torch.nn.Module, x: torch.Tensor, accur
                 found.add("pysim eager", partial(partial, pysim.torch.optimize(model, accuracy), x))
                 found.add("pysim channels_last graph", lambda ours=ours: captured(partial(ours, image)))
         finally:
-            torch_layers.pytorch_seconds = expected
+            fused_layer.pytorch_seconds = expected
     return {"peak_bytes": peaks, "prepared_bytes": prepared, "graph_equals_call": equal, "decisions": decisions}
 
 

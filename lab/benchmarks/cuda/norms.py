@@ -19,7 +19,7 @@ import torch
 from graphs import microseconds
 from torch.nn import functional
 
-from pysim.models.torch_gpu import run_norm
+from pysim.torch.layers.gpu_launch import run_norm
 
 F32, F16 = torch.float32, torch.float16
 CHANNELS = (  # rows, channels of each part, types

@@ -20,9 +20,9 @@ from torch.nn.functional import conv2d
 
 from pysim import planner
 from pysim.calibration import host
-from pysim.models.torch_gpu import GpuLaunch, PrologueTensors
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
+from pysim.torch.layers.gpu_launch import GpuLaunch, PrologueTensors
 
 CALLS, REPLAYS = 10, 7
 NORMED = (

@@ -2,7 +2,7 @@
 """Times PyTorch operators that models keep on a GPU: python lab/benchmarks/cuda/torch_operators.py > lab/data/torch-operators-GPU.txt
 
     pool TYPE N C H K S IMAGE VOLUME     microseconds of a KxK max pool of stride S, of N channels-last images of C channels and HxH pixels,
-                                         as images and, with the same bits, as volumes of one channel (pysim.models.torch_pools)
+                                         as images and, with the same bits, as volumes of one channel (pysim.torch.layers.max_pools)
     row TYPE N K US ERROR                microseconds of the product of one row of K elements and a matrix of N rows, and the root mean
                                          square of its error over that of the result
 

@@ -16,8 +16,8 @@ minimum does not depend on the layout.
 Each option carries a proof that looks at every element, independent of the search: no two elements share a place, all are within the stated
 memory, and every lane's bytes are together and aligned.
 
-Users describe a tile in a file of `pysim.frontends.tilefile`, whose docstring has a worked example. Worked number: that tile without its
-layout takes 1,056 wavefronts and 4,096 bytes, with padding(32,1) 64 and 4,224, with swizzle(5,0,5) 64 and 4,096.
+Users describe a tile in a file of `pysim.cachemodel.shared_memory.tilefile`, whose docstring has a worked example. Worked number: that
+tile without its layout takes 1,056 wavefronts and 4,096 bytes, with padding(32,1) 64 and 4,224, with swizzle(5,0,5) 64 and 4,096.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native operators on arrays of any shape, bound to their arrays (`pysim.runtime.array_steps`), and products of two values.
+
+Operators in NATIVE_ONLY have no NumPy form: front ends emit them only for nonempty values of the kernels' types.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pysim.network.graph import Array, Graph, Node
+from pysim.record.plan import blocked_shape
+from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_step
+from pysim.runtime.operators import copy_step
+from pysim.runtime.steps import Chain, Step
+
+Attributes = Mapping[str, Any]
+Bind = Callable[[Array, Sequence[Array], Attributes], Step | Chain | None]  # (result, inputs, attributes); None: not supported natively
+
+
+def pair(kind: str) -> Bind:
+    """An operator on two broadcast arrays."""
+
+    def bind(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+        return pair_step(out, inputs[0], inputs[1], kind, attributes.get("activation")) if len(inputs) == 2 else None
+
+    return bind
+
+
+def softmax(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Over consecutive axes."""
+    (x,), axes = inputs, attributes["axes"]
+    if list(axes) != list(range(axes[0], axes[0] + len(axes))) or not x.flags.c_contiguous or not x.size:
+        return None
+    rows = (*x.shape[: axes[0]], -1, *x.shape[axes[0] + len(axes) :])
+    return rows_step(out.reshape(rows), x.reshape(rows), "softmax", axis=axes[0])
+
+
+def lrn(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Over neighbouring channels."""
+    size = attributes["size"]
+    local = Local(size, attributes["alpha"] / size, attributes["beta"])
+    return rows_step(out, inputs[0], "local", epsilon=attributes["bias"], axis=1, local=local)
+
+
+def layer_norm(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    x, scale, *shift = inputs
+    rows = (-1, int(np.prod(x.shape[attributes["axis"] :])))
+    last = shift[0].reshape(-1) if shift else None
+    return rows_step(out.reshape(rows), x.reshape(rows), "standard", scale.reshape(-1), last, attributes["epsilon"])
+
+
+def length(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    x = inputs[0].reshape(-1, int(np.prod(inputs[0].shape[attributes["axis"] :])))
+    return rows_step(out.reshape(-1), x, "length")
+
+
+def take(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    """Gather; also of rows or columns of images in blocks of channels."""
+    x, at, *shares = inputs
+    if (block := attributes.get("blocks", (1, 1))[0]) > 1:
+        x, out = (one.reshape(blocked_shape(one.shape, block)) for one in (x, out))
+    return take_step(out, x, at, attributes["axis"], *shares)
+
+
+def expand(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Step | None:
+    return copy_step(out, np.broadcast_to(inputs[0], out.shape))
+
+
+def pad(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Chain | None:
+    """Copies what remains of x, and fills slabs around it, axis by axis."""
+    (x,), pads = inputs, attributes["pads"]
+    kept = tuple(slice(max(0, -before), size - max(0, -behind)) for (before, behind), size in zip(pads, x.shape, strict=True))
+    inside = [slice(max(0, before), size - max(0, behind)) for (before, behind), size in zip(pads, out.shape, strict=True)]
+    steps = [copy_step(out[tuple(inside)], x[kept])] if x[kept].size else []
+    value = np.asarray(attributes["value"], out.dtype).reshape([1] * out.ndim)
+    for axis, within in enumerate(inside):
+        for end in (slice(0, within.start), slice(within.stop, out.shape[axis])):
+            slab = out[(*inside[:axis], end, *[slice(None)] * (out.ndim - axis - 1))]
+            steps += [copy_step(slab, np.broadcast_to(value, slab.shape))] if slab.size else []
+    return None if None in steps or not steps else Chain([step for step in steps if step])
+
+
+def products_of(out: Array, inputs: Sequence[Array], attributes: Attributes) -> Products:
+    """A MatMul's operands and result, with their axes permuted as fused transpositions say (`orders`, `result`)."""
+    a, b = (x if order is None else x.transpose(order) for x, order in zip(inputs, attributes.get("orders", (None, None)), strict=True))
+    result = attributes.get("result")
+    return Products(out if result is None else out.transpose(np.argsort(result)), a, b)
+
+
+def matmul(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    """In NumPy, for types that the kernels do not support."""
+    product = products_of(out, inputs, attributes)
+    np.matmul(product.a, product.b, out=product.out)
+    if attributes.get("alpha", 1.0) != 1:
+        out *= out.dtype.type(attributes["alpha"])
+
+
+def shapes_of_products(node: Node, graph: Graph) -> Products:
+    """The same for the shapes in the graph, before arrays exist, on placeholder memory."""
+    out, *inputs = (np.empty(graph.tensors[name].shape, graph.tensors[name].dtype) for name in (node.output, *node.inputs))
+    return products_of(out, inputs, node.attributes)
+
+
+NATIVE_ONLY: dict[str, Bind] = {"Expand": expand, "LRN": lrn, "LayerNormalization": layer_norm, "ReduceL2": length, "Take": take}
+
+
+def fuse_transpositions(graph: Graph) -> Graph:
+    """Fuses transpositions before and behind a MatMul, if rows or columns stay contiguous, and a constant factor behind it."""
+    users, makers, nodes = graph.users(), graph.makers(), list[Node | None](graph.nodes)
+
+    def alone(name: str, ops: Sequence[str]) -> int | None:
+        """The index of the only reader of a value, if it is one of these operators."""
+        (at, *more) = users.get(name, [len(nodes)])
+        found = nodes[at] if at < len(nodes) and not more else None
+        return at if found is not None and found.op in ops else None
+
+    for at, one in enumerate(graph.nodes):
+        if one.op != "MatMul" or "reference" in one.attributes or len({*one.inputs}) < 2:
+            continue
+        node = _reading(one, nodes, makers, users)
+        while (later := alone(node.output, ("Affine", "Div", "Mul", "Transpose"))) is not None:
+            last = nodes[later]
+            assert last is not None
+            joined = _writing(node, last, graph)
+            if joined is None:
+                break
+            node, nodes[later] = joined._replace(outputs=last.outputs, absorbed=(*node.absorbed, last.name)), None
+        nodes[at] = node
+    return graph._replace(nodes=tuple(node for node in nodes if node is not None))
+
+
+def _reading(node: Node, nodes: list[Node | None], makers: Mapping[str, int], users: Mapping[str, list[int]]) -> Node:
+    orders: list[tuple[int, ...] | None] = [None, None]
+    inputs, absorbed = list(node.inputs), list(node.absorbed)
+    for side, name in enumerate(node.inputs):
+        place = makers.get(name)
+        made = nodes[place] if place is not None else None
+        order = made.attributes.get("perm") if made is not None and made.op == "Transpose" else None
+        if place is None or made is None or order is None or len(users[name]) > 1 or len(order) - 1 not in order[-2:]:
+            continue
+        orders[side], inputs[side], nodes[place] = tuple(order), made.inputs[0], None
+        absorbed.append(made.name)
+    return node._replace(inputs=tuple(inputs), absorbed=tuple(absorbed)).having(orders=tuple(orders))
+
+
+def _writing(node: Node, last: Node, graph: Graph) -> Node | None:
+    """The product with the node behind it fused; None if that is not possible."""
+    if last.op == "Transpose":
+        order = tuple(last.attributes["perm"])
+        return None if "result" in node.attributes or order[-1] != len(order) - 1 else node.having(result=order)
+    factor = _factor(node, last, graph)
+    if factor is None or graph.tensors[last.output] != graph.tensors[node.output] or last.attributes.get("activation"):
+        return None
+    return node.having(alpha=node.attributes.get("alpha", 1.0) * factor)
+
+
+def _factor(node: Node, last: Node, graph: Graph) -> float | None:
+    """The constant by which a node multiplies all elements of a product; None if there is none."""
+    number = graph.constants.get(last.inputs[1] if last.inputs[0] == node.output else last.inputs[0])
+    if number is None or not number.size or (number != number.flat[0]).any() or not np.isfinite(number.flat[0]):
+        return None
+    if last.op == "Affine":
+        return None if graph.constants[last.inputs[2]].any() else float(number.flat[0])
+    if number.size != 1 or (last.op == "Div" and (last.inputs[0] != node.output or not number.flat[0])):
+        return None
+    return 1 / float(number.flat[0]) if last.op == "Div" else float(number.flat[0])

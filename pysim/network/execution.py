@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network ready to run on a CPU: prepared weights, an arena for all values, consecutive native operators as one native call.
+
+Each call borrows a `_Run`, an arena with the calls that work on it, so any number of threads may call one model at once. A model keeps as
+many runs as were in use at the same time.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pysim.arguments import whole
+from pysim.errors import OperandError, choose, printable
+from pysim.machine.cpu import Machine
+from pysim.network import operators
+from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
+from pysim.network.buffers import Buffers, plan_buffers, view_offset
+from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
+from pysim.network.graph import Array, Graph, Node, Tensor
+from pysim.network.plan import Layer, NetworkPlan, layers_of, with_layouts
+from pysim.network.volumes import as_images
+from pysim.problem.gemm import Gemm
+from pysim.record.accuracy import Accuracy
+from pysim.record.plan import Plan, blocked_shape, on_cpu
+from pysim.runtime import cpu
+from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.operators import copy_step
+from pysim.runtime.steps import Chain, Step
+
+Call = Callable[[], object]
+
+
+def _supports(node: Node, epilogue: Any) -> bool:
+    """The kernels of convolutions and products apply any activation, those of convolutions add a residual, some operators apply ReLU."""
+    if epilogue in (NORM, OVERWRITE, RESIDUAL, INPUT_OP, PARTS, SCALE):
+        return epilogue == RESIDUAL and node.op == "Conv"
+    return node.op in ("Conv", "Linear") or (epilogue == "relu" and node.op in operators.ACTIVATED)
+
+
+class Timed(NamedTuple):
+    """A layer and its median seconds."""
+
+    layer: Layer
+    seconds: float
+
+
+class Network:
+    """y = model(x): arrays in the order of `inputs` or by name; the result is an array, or a tuple of several."""
+
+    prepared_type: Any = Prepared  # computes convolutions and products with constant weights
+    blocks = True  # values may be in NCHWc
+
+    def __init__(
+        self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
+    ) -> None:
+        graph = as_images(fuse_transpositions(fuse(graph, _supports)))
+        graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
+        constants = dict(graph.constants)
+        self._graph = graph = graph._replace(constants=constants)
+        self.threads = threads
+        buffers = plan_buffers(graph, lambda node: node.op in operators.IN_PLACE)
+        self.plan = NetworkPlan(layers_of(graph, on, buffers, accuracy, threads), buffers, on.name)
+        packs = [layer.plan is not None and layer.node.op != "MatMul" for layer in self.plan.layers]
+        last_use = {name: at for at, layer in enumerate(self.plan.layers) if packs[at] for name in layer.node.inputs[1:RESIDUAL_INPUT]}
+        read_unpacked = {
+            name for layer, packed in zip(self.plan.layers, packs, strict=True) for name in layer.node.inputs[RESIDUAL_INPUT * packed :]
+        }
+        self._natives = list[Prepared | None]()
+        for at, layer in enumerate(self.plan.layers):
+            self._natives.append(self._prepared(layer, executor))
+            for name in layer.node.inputs[1:RESIDUAL_INPUT] if packs[at] else ():  # free weights once all their layers packed them
+                if last_use[name] == at and name not in read_unpacked and name not in graph.outputs:
+                    constants.pop(name, None)
+        self._idle: list[_Run] = []
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        return {name: self._graph.tensors[name] for name in self._graph.inputs}
+
+    @property
+    def outputs(self) -> dict[str, Tensor]:
+        return {name: self._graph.tensors[name] for name in self._graph.outputs}
+
+    def _prepared(self, layer: Layer, executor: cpu.Executor) -> Prepared | None:
+        if layer.plan is None or layer.node.op == "MatMul":  # which has no constant weights
+            return None
+        w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:RESIDUAL_INPUT] if name)
+        bias, problem = (rest[0] if rest else None), layer.plan.workload
+        weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
+        activation = layer.node.attributes.get("activation")
+        schedule, layout = on_cpu(layer.plan)[0], layer.plan.layout
+        try:
+            prepared: Prepared = self.prepared_type(problem, weights, schedule, bias, activation, self.threads, executor, layout)
+        except OperandError as error:
+            raise OperandError(f'{layer.node.op} "{printable(layer.node.name)}": {error}') from None
+        return prepared
+
+    def __call__(self, *arrays: Any, **named: Any) -> Any:
+        inputs = self._inputs_by_name(arrays, named)
+        run = self._borrow_run()
+        try:
+            run.values.update(inputs)
+            for call in run.calls:
+                call()
+            results = [np.array(run.values[name]) for name in self._graph.outputs]
+        finally:
+            self._idle.append(run)
+        first = next(iter((*arrays, *named.values())), None)
+        outputs = [cpu.like(first, y) for y in results]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def profile(self, *arrays: Any, calls: int = 5, **named: Any) -> list[Timed]:
+        """The median seconds of each layer over `calls` calls, clock overhead included, after one warm-up call."""
+        calls = whole(calls, "calls", 1)
+        inputs, run = self._inputs_by_name(arrays, named), self._borrow_run()
+        run.values.update(inputs)
+        spent = np.empty((calls + 1, len(run.steps)))
+        for row in spent:
+            for at, step in enumerate(run.steps):
+                start = time.perf_counter()
+                step()
+                row[at] = time.perf_counter() - start
+        self._idle.append(run)
+        return [Timed(layer, float(seconds)) for layer, seconds in zip(self.plan.layers, np.median(spent[1:], axis=0), strict=True)]
+
+    def _borrow_run(self) -> "_Run":
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return _Run(self._graph, self.plan, self._natives, self.threads)
+
+    def _inputs_by_name(self, arrays: Sequence[Any], named: dict[str, Any]) -> dict[str, Array]:
+        """The inputs as dense arrays; OperandError if they do not match the model's."""
+        names = self._graph.inputs
+        if len(arrays) > len(names):
+            one = "one array" if len(names) == 1 else f"{len(names)} arrays"
+            raise OperandError(f"the model takes {one} ({', '.join(map(printable, names))}), but {len(arrays)} are given")
+        given = dict(zip(names, arrays, strict=False))
+        for name, x in named.items():
+            if name in given:
+                raise OperandError(f'the input "{printable(name)}" is given twice: by its place and by its name')
+            if name not in names:
+                raise OperandError(f'the model has no input "{printable(name)}"; {choose(name, map(printable, names))}')
+            given[name] = x
+        if missing := [printable(name) for name in names if name not in given]:
+            raise OperandError(f"the model's inputs {', '.join(missing)} are not given")
+        return {name: _dense(given[name], name, self._graph.tensors[name]) for name in names}
+
+
+def _dense(x: Any, name: str, tensor: Tensor) -> Array:
+    array = cpu.as_numpy(x, name)
+    if array.shape != tensor.shape or array.dtype != tensor.dtype:
+        have = f"{array.dtype} of shape {array.shape}"
+        raise OperandError(f'the input "{printable(name)}" is {have}; the model takes {tensor.dtype} of shape {tensor.shape}')
+    return cpu.dense(array, name, tensor.shape)
+
+
+class _Run:
+    """An arena and the calls that compute its values. Calls on the caller's arrays look these up in `values`."""
+
+    def __init__(self, graph: Graph, plan: NetworkPlan, natives: Sequence[Prepared | None], threads: int) -> None:
+        buffers = plan.buffers
+        self._arena = cpu.aligned(buffers.nbytes, np.uint8)
+        self.values: dict[str, Array] = dict(graph.constants)
+        for name, offset in buffers.offsets.items():
+            tensor = graph.tensors[name]
+            self.values[name] = np.ndarray(tensor.shape, tensor.dtype, self._arena, offset)
+        self._fixed = graph.constants.keys() | buffers.offsets.keys()  # values at the same address in every call
+        self._threads = threads
+        products = [_workspace_bytes(layer, graph, threads) for layer in plan.layers]
+        self._workspace = cpu.aligned(max([64, *products, *(native.workspace_bytes for native in natives if native is not None)]), np.uint8)
+        self.steps = [self._step(layer, graph, native, buffers) for layer, native in zip(plan.layers, natives, strict=True)]
+        self.calls = _join_native(self.steps)
+
+    def _step(self, layer: Layer, graph: Graph, native: Prepared | None, buffers: Buffers) -> Call:
+        node, values = layer.node, self.values
+        names = [name for name in node.inputs if name]
+        if native is not None:
+            if (step := self._bound_step(node, native)) is not None:
+                return step
+            return _prepared(native, values, names[0], values[node.output], *node.inputs[RESIDUAL_INPUT:])
+        if (offset := view_offset(graph, node)) is not None:
+            return self._view(node, graph, buffers, offset)
+        if "reference" in node.attributes:
+            run, outs = operators.by_reference(node), [values.get(name) for name in node.outputs]
+            return lambda: run(outs, [values[name] for name in names])
+        if node.op == "Concat":
+            return self._concat(node, graph, buffers)
+        if node.op == "MatMul" and layer.plan is not None:
+            return self._products(layer, layer.plan)
+        operator, out, attributes = operators.OPERATORS[node.op], values[node.output], node.attributes
+        if node.op in operators.NATIVE and self._fixed.issuperset(names):
+            step = operators.NATIVE[node.op](out, [values[name] for name in names], attributes)
+            if step is not None:
+                for one in step.steps if isinstance(step, Chain) else (step,):
+                    one.on_threads(self._threads)
+                return step
+        return lambda: operator(out, [values[name] for name in names], attributes)
+
+    def _products(self, layer: Layer, plan: Plan) -> Call:
+        """The products of a MatMul."""
+        node, (schedule, *_) = layer.node, on_cpu(plan)
+
+        def bound() -> Step:
+            arrays = [self.values[name] for name in node.inputs]
+            products = products_of(self.values[node.output], arrays, node.attributes)
+            return products.step(schedule, self._threads, self._workspace, node.attributes.get("alpha", 1.0))
+
+        return bound() if self._fixed.issuperset(node.inputs) else lambda: bound()()
+
+    def _bound_step(self, node: Node, native: Prepared) -> Step | Chain | None:
+        """The layer bound to its arrays, if these are the same in every call."""
+        values, (x, *residual) = self.values, (node.inputs[0], *node.inputs[RESIDUAL_INPUT:])
+        if native.executor is not cpu.LOCAL or not self._fixed.issuperset((x, *residual)):
+            return None
+        read, written = native.shapes
+        image, out, *added = values[x].reshape(read), *(values[name].reshape(written) for name in (node.output, *residual))
+        return native.step(image, out, self._workspace, *added)
+
+    def _concat(self, node: Node, graph: Graph, buffers: Buffers) -> Call:
+        """Copies the parts that were not computed in the result."""
+        values, block = self.values, node.attributes.get("blocks", (1, 1))[1]
+        out, *shapes = (blocked_shape(graph.tensors[name].shape, block) for name in (node.output, *node.inputs))
+        places = operators.parts(values[node.output].reshape(out), shapes, node.attributes["axis"])
+        copied = [
+            (to, name, shape)
+            for to, name, shape in zip(places, node.inputs, shapes, strict=True)
+            if (node.output, name) not in buffers.joined
+        ]
+        if self._fixed.issuperset(name for _, name, _ in copied):
+            steps = [copy_step(to, values[name].reshape(shape)) for to, name, shape in copied]
+            if copied and None not in steps:
+                return Chain([step for step in steps if step])
+
+        def concat() -> None:
+            for to, name, shape in copied:
+                to[...] = values[name].reshape(shape)
+
+        return concat if copied else _nothing
+
+    def _view(self, node: Node, graph: Graph, buffers: Buffers, offset: int) -> Call:
+        """A view of a value in the arena needs no call; a view of a caller's array is made in each call."""
+        values, (name,), (shape, dtype) = self.values, node.inputs[:1], graph.tensors[node.output]
+        first, size = offset // dtype.itemsize, math.prod(shape)
+        if node.output in buffers.offsets:
+            return _nothing
+
+        def view() -> None:
+            values[node.output] = values[name].reshape(-1)[first : first + size].reshape(shape)
+
+        return view
+
+
+def _workspace_bytes(layer: Layer, graph: Graph, threads: int) -> int:
+    """The workspace of a product of two values; 0 of other layers."""
+    if layer.plan is None or layer.node.op != "MatMul":
+        return 0
+    return shapes_of_products(layer.node, graph).workspace_bytes(on_cpu(layer.plan)[0], threads)
+
+
+def _nothing() -> None:
+    """The call of a layer that computes nothing."""
+
+
+def _join_native(steps: Sequence[Call]) -> list[Call]:
+    """The calls with consecutive native ones joined."""
+    calls: list[Call] = []
+    for native, group in groupby((step for step in steps if step is not _nothing), lambda step: isinstance(step, Step | Chain)):
+        together: list[Any] = list(group)
+        calls += [Chain([one for step in together for one in (step.steps if isinstance(step, Chain) else [step])])] if native else together
+    return calls
+
+
+def _prepared(prepared: Prepared, values: dict[str, Array], x: str, out: Array, residual: str = "") -> Call:
+    read, written = prepared.shapes
+    y = out.reshape(written)
+    if not residual:
+        return lambda: prepared(values[x].reshape(read), y)
+    return lambda: prepared(values[x].reshape(read), y, values[residual].reshape(written))

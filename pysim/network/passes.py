@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expected time of everything in a network beside its convolutions and products: other operators, residuals and activations.
+
+Data that operators read and write, and residuals, move at the rate of the smallest cache level that holds them all. In addition:
+
+    transposition across rows    log2(lanes) shuffles per written vector, also for partial vectors; likewise a layout conversion
+    rows (`native/rows.inc`)     vectors x operations / rate; each reduction of a row adds a chain of 2 log2(lanes) dependent instructions
+                                 with the latency of a multiply-add
+    Take, element by element     its loads: an index and an element; with shares, also a share, for each of the several rows
+    pools                        passes over rows in L1, one element per tap along columns and per tap along rows
+    activations                  those that the kernels' epilogues lack: passes over results in L1 (`pysim.cachemodel.cpu.activation`)
+
+Before a layer computes, it waits for START_LINES cache lines from memory.
+
+Worked number: Softmax of 9408 rows of 49, vectors of 16, two multiply-adds per cycle with latency 4. A row takes 100 cycles: 4 vectors of
+9 cycles and two reductions of 32. That is 0.22 ms at 4.3 GHz, plus 1.8 MB each way from L3.
+"""
+
+from math import log2, prod
+
+import numpy as np
+
+from pysim.cachemodel.cpu.activation import activation_cycles
+from pysim.machine.cpu import Machine, Unit
+from pysim.network.buffers import Buffers, view_offset
+from pysim.network.fusion import RESIDUAL_INPUT, activation_of
+from pysim.network.graph import Graph, Node, Tensor
+from pysim.registry.cpu import loop_targets, rows_kinds
+
+DTYPES = {"float32": "f32", "float64": "f64"}
+START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
+_ROWS = {"LRN": "local", "LayerNormalization": "standard", "ReduceL2": "length", "Softmax": "softmax"}
+
+
+def _loops_unit(on: Machine, tensor: Tensor) -> Unit | None:
+    """The unit that runs elementwise loops over a tensor."""
+    return next(filter(None, map(on.unit, loop_targets(DTYPES[tensor.dtype.name]))), None)
+
+
+def reordering_seconds(tensor: Tensor, on: Machine) -> float:
+    """Seconds of a layout conversion: its reads and writes, and log2(lanes) shuffles per vector on the machine's widest unit."""
+    unit = _loops_unit(on, tensor)
+    lanes = unit.vector_bytes // tensor.dtype.itemsize if unit else 1
+    elements = tensor.nbytes // tensor.dtype.itemsize
+    shuffles = elements / lanes * max(1.0, log2(lanes))
+    return _moved_seconds(on, tensor.nbytes, tensor.nbytes) + shuffles / on.core.frequency_hz.value
+
+
+def _moved_seconds(on: Machine, read: int, written: int) -> float:
+    """Seconds to read bytes that another layer wrote, and to write bytes that another layer will read."""
+    level = next((one for one in on.levels if one.size_bytes >= read + written), on.memory)
+    cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value
+    return cycles / on.core.frequency_hz.value
+
+
+def pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
+    """Seconds of a pool's two passes in L1 for each row of outputs: down the columns of the input, then along the row. With channels in
+    blocks, taps accumulate in one register: one latency per vector and tap."""
+    x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
+    (*others, along), level = node.attributes["kernel_shape"], on.levels[0]
+    down = prod(others)
+    if block > 1 and (unit := _loops_unit(on, y)):
+        vectors = y.nbytes / min(unit.vector_bytes, block * y.dtype.itemsize)
+        return float(vectors * down * along * unit.fma_latency_cycles.value / on.core.frequency_hz.value)
+    row = y.nbytes // y.shape[-1]  # bytes of one column of all rows of outputs
+    read, written = row * (down * x.shape[-1] + (along + 1) * y.shape[-1]), row * (x.shape[-1] + y.shape[-1])
+    cycles = read / level.read_bytes_per_cycle.value + written / level.write_bytes_per_cycle.value
+    return float(cycles / on.core.frequency_hz.value)
+
+
+def _starting(node: Node, graph: Graph, on: Machine) -> float:
+    """Seconds before a layer computes. Its code and structs come from memory, like its weights."""
+    return 0.0 if view_offset(graph, node) is not None else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
+
+
+def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
+    """Seconds of a node's activation: fused into the node, or the node itself."""
+    found = None if "reference" in node.attributes else node.attributes.get("activation") or activation_of(node)
+    if not found or (y := graph.tensors[node.output]).dtype.name not in DTYPES:
+        return 0.0
+    rows, item = int(np.prod(y.shape[:2])) if len(y.shape) > 2 else 1, y.dtype.itemsize
+    name = found[0] if isinstance(found, tuple) else found
+    cycles = activation_cycles(on, name, DTYPES[y.dtype.name], item, rows, y.nbytes // item // rows)
+    return cycles / on.core.frequency_hz.value
+
+
+def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
+    """Seconds of a node's data movement and loops that its plan does not include."""
+    if node.op in ("Conv", "Linear", "MatMul") and "reference" not in node.attributes:
+        return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[RESIDUAL_INPUT:]), 0)
+    if view_offset(graph, node) is not None:
+        return 0.0
+    if node.op == "Reorder":
+        return reordering_seconds(graph.tensors[node.output], on)
+    given = [name for name in node.inputs if name and name not in graph.constants]
+    if node.op == "Concat":
+        copied = sum(graph.tensors[name].nbytes for name in given if (node.output, name) not in buffers.joined)
+        return _moved_seconds(on, copied, copied)
+    moved = _moved_seconds(on, *(sum(graph.tensors[name].nbytes for name in names if name) for names in (given, node.outputs)))
+    if "reference" in node.attributes:
+        return moved
+    if "kernel_shape" in node.attributes:
+        return moved + pool_seconds(node, graph, on, node.attributes.get("blocks", (1, 1))[0])
+    return moved + _passing_cycles(node, graph, on) / on.core.frequency_hz.value
+
+
+def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
+    """Core cycles of a row operator, Take or transposition, without its data movement; 0 for other operators."""
+    x, y = graph.tensors[node.inputs[0]], graph.tensors[node.output]
+    if y.dtype.name not in DTYPES or not y.nbytes or (unit := _loops_unit(on, y)) is None:
+        return 0.0
+    lanes, elements = unit.vector_bytes // y.dtype.itemsize, y.nbytes // y.dtype.itemsize
+    if (kind := _ROWS.get(node.op)) is not None:
+        axes = {"LRN": (1,)}.get(node.op) or node.attributes.get("axes") or range(node.attributes["axis"], len(x.shape))
+        rows, size, beside = prod(x.shape[: axes[0]]), prod(x.shape[axis] for axis in axes), prod(x.shape[axes[-1] + 1 :])
+        operations, reductions = rows_kinds()[kind][1:]
+        vectors = unit.vector_rate(DTYPES[y.dtype.name], y.dtype.itemsize)
+        if beside > 1:
+            return float(rows * size * -(-beside // lanes) * operations / vectors)
+        waiting = reductions * 2 * log2(lanes) * unit.fma_latency_cycles.value
+        return float(rows * (-(-size // lanes) * operations / vectors + waiting))
+    if node.op == "Take" and prod(x.shape[node.attributes["axis"] + 1 :]) == 1:
+        return float(elements * (2 if len(node.inputs) == 2 else 3 * len(graph.constants[node.inputs[2]])) / unit.loads_per_cycle.value)
+    if node.op == "Transpose":
+        moved = [axis for axis in node.attributes["perm"] if x.shape[axis] > 1]
+        if moved[-1:] != [axis for axis, size in enumerate(x.shape) if size > 1][-1:]:
+            runs = elements / x.shape[max(moved)]  # rows of the input, adjacent ones transposed together
+            return float(runs * -(-x.shape[max(moved)] // lanes) * log2(lanes))
+    return 0.0
+
+
+def other_seconds(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
+    """Seconds of a node without its plan."""
+    return _moving(node, graph, on, buffers) + activating_seconds(node, graph, on) + _starting(node, graph, on)

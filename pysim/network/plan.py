@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What will run of a network, and how long that is expected to take: one layer a node that is left after fusion.
+
+Convolutions and products have plans for caches as a layer finds them (`pysim.record.state`, "chained"): the layer before has just written
+its input, and since its weights were read last the network has gone over its own size of other memory. A product of a constant matrix is
+planned as one whose matrix is packed once, of one row as the 1x1 convolution that it is; one of two values as many as their other axes say.
+What else a network does is `pysim.network.passes`.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from pysim import planner
+from pysim.errors import PlanError, printable
+from pysim.machine.cpu import Machine
+from pysim.network.arrays import shapes_of_products
+from pysim.network.buffers import Buffers
+from pysim.network.graph import Graph, Node
+from pysim.network.layouts import LayoutChoice, choose_layouts
+from pysim.network.passes import DTYPES, other_seconds, pool_seconds, reordering_seconds
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.accuracy import Accuracy
+from pysim.record.plan import Layout, Plan
+from pysim.record.state import State
+from pysim.registry.cpu import nchwc_kernels
+
+
+class Layer(NamedTuple):
+    """A node, the plan of its convolution or product if it has one, how many `times` that runs, and the predicted seconds of its other
+    work."""
+
+    node: Node
+    plan: Plan | None
+    other_seconds: float = 0.0
+    times: int = 1
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """The names of the nodes fused into it."""
+        return self.node.absorbed
+
+    @property
+    def predicted_seconds(self) -> float:
+        return self.times * (self.plan.seconds or 0.0 if self.plan else 0.0) + self.other_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        about = {"node": self.node.name, "op": self.node.op, "fused": list(self.fused), "predicted_seconds": self.predicted_seconds}
+        return about | ({"problem": self.plan.problem, "plan": self.plan.name} if self.plan else {})
+
+
+class NetworkPlan(NamedTuple):
+    layers: tuple[Layer, ...]
+    buffers: Buffers
+    machine: str
+
+    @property
+    def predicted_seconds(self) -> float:
+        return sum(layer.predicted_seconds for layer in self.layers)
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Layout conversions between layers, with their predicted times."""
+        changes = [layer for layer in self.layers if layer.node.op == "Reorder"]
+        return tuple(f"{printable(one.node.name)}: {_conversion_text(one.node)}, {one.predicted_seconds * 1e6:.0f} us" for one in changes)
+
+    def explain(self) -> str:
+        """The chain of layers as text: what each computes, what was fused into it, its plan and predicted time."""
+        lines = [f"{len(self.layers)} layers on {self.machine}; values in {self.buffers.nbytes:,} bytes"]
+        for layer in self.layers:
+            fused = f" + {', '.join(map(printable, layer.fused))}" if layer.fused else ""
+            how = f"  {layer.plan.problem}  {layer.plan.name}" if layer.plan else ""
+            how += f"  {layer.plan.layout}" if layer.plan and layer.plan.layout != "nchw" else ""
+            lines.append(f"{layer.node.op:<12} {printable(layer.node.name)}{fused}{how}  {layer.predicted_seconds * 1e6:.0f} us")
+        lines.append(f"predicted: {self.predicted_seconds * 1e3:.3g} ms")
+        lines += self.layouts
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<NetworkPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s>"
+
+
+def _conversion_text(node: Node) -> str:
+    block = f"nchw{node.attributes['block']}c"
+    return f"{block} to nchw" if node.attributes["to_planes"] else f"nchw to {block}"
+
+
+def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
+    """The convolution or product that a node runs, or None, and how many times."""
+    if node.op == "Conv":
+        return node.attributes["problem"], 1
+    if node.op == "MatMul" and "reference" not in node.attributes:
+        products = shapes_of_products(node, graph)
+        return products.workload, products.count
+    if node.op != "Linear":
+        return None, 1
+    x, (filters, channels) = graph.tensors[node.inputs[0]], graph.tensors[node.inputs[1]].shape
+    rows, dtype = x.nbytes // x.dtype.itemsize // channels, DTYPES[x.dtype.name]
+    if rows > 1:
+        return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype), 1
+    return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype), 1
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    problem: Workload,
+    on: Machine,
+    accuracy: Accuracy,
+    layout: Layout = "nchw",
+    state: State = "chained",
+    threads: int = 1,
+    prepared: bool = True,
+) -> Plan:
+    return planner.plan(problem, on, accuracy=accuracy, state=state, layout=layout, threads=threads, prepared=prepared)
+
+
+def _state(node: Node, graph: Graph) -> State:
+    """The state of the caches when a layer begins: the network's own inputs may be cold."""
+    return "cold" if node.inputs[0] in graph.inputs else "chained"
+
+
+def _layout(read: int, written: int) -> Layout:
+    """The layout of a convolution with these block sizes of input and output."""
+    blocks: Any = f"nchw{written}c" if written > 1 else "nchw"
+    return blocks if read == written else f"nchw-{blocks}"  # type: ignore[return-value]
+
+
+def _block_of(graph: Graph, on: Machine) -> int:
+    """The block size of the machine's widest NCHWc kernels for the network's type; 1 if it has none."""
+    dtypes = {node.attributes["problem"].dtype for node in graph.nodes if node.op == "Conv"}
+    rows = [row.lane_filters for row in nchwc_kernels() if {row.dtype} == dtypes and on.unit(row.target)]
+    return max(rows, default=1)
+
+
+def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> LayoutChoice:
+    """The graph with the layouts of least predicted time on one thread."""
+
+    def seconds(node: Node, read: int, written: int) -> float | None:
+        if node.op != "Conv":
+            return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
+        try:
+            return _plan(node.attributes["problem"], on, accuracy, _layout(read, written), _state(node, graph)).seconds
+        except PlanError:
+            return None
+
+    return choose_layouts(graph, _block_of(graph, on), seconds, lambda name, _: reordering_seconds(graph.tensors[name], on))
+
+
+def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = "standard", threads: int = 1) -> tuple[Layer, ...]:
+    """The layers with their plans; PlanError names a node that has none."""
+    layers = []
+    for node in graph.nodes:
+        problem, times = problem_of(node, graph)
+        other = other_seconds(node, graph, on, buffers)
+        try:
+            layout = _layout(*node.attributes.get("blocks", (1, 1)))
+            options = on, accuracy, layout, _state(node, graph), threads, node.op != "MatMul"
+            layers.append(Layer(node, _plan(problem, *options) if problem else None, other, times))
+        except PlanError as error:
+            raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
+    return tuple(layers)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model file as something that runs: read, planned for a machine, weights prepared."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from pysim.arguments import MOST_THREADS, whole, word
+from pysim.calibration import host
+from pysim.errors import OperandError, PlanError, quoted
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.network.execution import Network
+from pysim.once import LruCache
+from pysim.onnx import reading
+from pysim.problem.text import model_file
+from pysim.record.accuracy import ACCURACIES, Accuracy
+
+_KEPT = 8  # batches that a model of any batch has plans and weights for
+
+
+class AnyBatch:
+    """y = model(x) for x of any batch: planned, and its weights prepared, when a batch first comes; the last eight batches are kept."""
+
+    def __init__(self, make: Callable[[int], Network]) -> None:
+        self._make, self._models = make, LruCache[Network](_KEPT)
+        self.at(1)
+
+    def at(self, batch: int) -> Network:
+        """The model of one batch. Threads that ask for a new one together may each make it; one is kept."""
+        batch = whole(batch, "batch", 1)
+        return self._models.get(batch) or self._models.put(batch, self._make(batch))
+
+    def __call__(self, *arrays: Any, **named: Any) -> Any:
+        first = next(iter((*arrays, *named.values())), None)
+        if not (shape := tuple(getattr(first, "shape", ()))):
+            raise OperandError(f"the first input is {quoted(first)}; expected an array whose first dimension is the batch")
+        return self.at(int(shape[0]))(*arrays, **named)
+
+
+@overload
+def load(
+    path: str | Path,
+    machine: str | Machine | Gpu = ...,
+    threads: int = ...,
+    accuracy: Accuracy = ...,
+    batch: int | None = ...,
+    seed: int | None = ...,
+) -> Network: ...
+@overload
+def load(
+    path: str | Path,
+    machine: str | Machine | Gpu = ...,
+    threads: int = ...,
+    accuracy: Accuracy = ...,
+    *,
+    batch: Literal["any"],
+    seed: int | None = ...,
+) -> AnyBatch: ...
+def load(
+    path: str | Path,
+    machine: str | Machine | Gpu = "host",
+    threads: int = 1,
+    accuracy: Accuracy = "standard",
+    batch: int | Literal["any"] | None = None,
+    seed: int | None = None,
+) -> Network | AnyBatch:
+    """`y = load("model.onnx")(x)`: the whole network on the CPU that runs a machine's plans; `.plan` says what runs, `.profile(x)` where
+    the time goes.
+
+    "model.onnx:mb4", or `batch`, is the model of that batch, whether its file has a symbolic one (else 1) or a fixed one; `batch="any"` a
+    model that is planned for each batch it is called with. With a `seed`, weights that the file lacks are random. Convolutions and
+    products run natively, other operators by NumPy. `accuracy` of the plans is as in `pysim.plan`. ProblemError names a node that nothing
+    here can run, or that is of another batch; PlanError a machine whose plans are for a GPU.
+    """
+    if not isinstance(path, str | Path):
+        raise OperandError(f"path is {quoted(path)}; expected the path of a .onnx file")
+    on, threads = host.runnable_any(machine), whole(threads, "threads", 1, MOST_THREADS)
+    path, asked = model_file(str(path)) or (path, None)
+    if asked is not None and batch not in (None, asked):
+        raise OperandError(f"batch is {quoted(batch)}, and the path asks for {asked}; expected one of them")
+    seed = None if seed is None else whole(seed, "seed", 0)
+    word(accuracy, "accuracy", ACCURACIES, PlanError)
+    if isinstance(on, Gpu):
+        raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")
+
+    def made(batch: int | None) -> Network:
+        return Network(reading.read_graph(path, batch, seed), on, threads, host.executor(on), accuracy)
+
+    if batch == "any":
+        return AnyBatch(made)
+    return made(asked if batch is None else whole(batch, "batch", 1))

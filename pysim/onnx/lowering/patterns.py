@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognises operators that exporters write as several nodes because their opset lacks them: GELU by erf (before opset 20), Mish (before
+opset 18) and layer norm (before opset 17).
+
+Mul(x, Tanh(Softplus(x)))
+Mul(Mul(x, Add(Erf(Div(x, sqrt 2)), 1)), 1/2)        operands in any order; also a product with 1/sqrt 2 instead of the quotient
+Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))    where d = Sub(x, ReduceMean(x)) and means are over the last axes; followed by a product
+    with a constant scale and a sum with a constant shift of these axes' shape
+"""
+
+from math import sqrt
+
+import numpy as np
+
+from pysim.network.graph import Graph, Node, live
+
+
+def with_patterns(graph: Graph) -> Graph:
+    """The graph with each pattern replaced by one node, if no other node reads its intermediate values."""
+    for find in (_Patterns.gelu, _Patterns.mish, _Patterns.layer_norm):
+        found = _Patterns(graph)
+        nodes = tuple(find(found, node) or node for node in graph.nodes)
+        graph = graph._replace(nodes=nodes) if nodes != graph.nodes else graph
+    return live(graph)
+
+
+class _Patterns:
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._makers, self._users = graph, graph.makers(), graph.users()
+
+    def gelu(self, half: Node) -> Node | None:
+        """The Gelu that ends with this node."""
+        product = self._alone(self._by(half, ("Mul",), 0.5), "Mul")
+        for x, other in (product.inputs, product.inputs[::-1]) if product else ():
+            erf = self._alone(self._by(self._alone(other, "Add"), ("Add",), 1.0), "Erf")
+            scaled = self._alone(erf.inputs[0], "Div", "Mul") if erf else None
+            if (
+                scaled
+                and x in (self._by(scaled, ("Div",), sqrt(2)), self._by(scaled, ("Mul",), sqrt(0.5)))
+                and self._graph.tensors[x].native
+            ):
+                return Node("Gelu", half.name, (x,), half.outputs)
+        return None
+
+    def mish(self, product: Node) -> Node | None:
+        """The Mish that ends with this node."""
+        for x, other in (product.inputs, product.inputs[::-1]) if product.op == "Mul" and len(product.inputs) == 2 else ():
+            tanh = self._alone(other, "Tanh")
+            softplus = self._alone(tanh.inputs[0], "Softplus") if tanh else None
+            if softplus and softplus.inputs == (x,) and self._graph.tensors[x].native:
+                return Node("Mish", product.name, (x,), product.outputs)
+        return None
+
+    def layer_norm(self, last: Node) -> Node | None:
+        """The layer norm that ends with this node, the sum with its shift."""
+        scaled, shift = self._with_constant(last, "Add")
+        quotient, scale = self._with_constant(scaled, "Mul")
+        if quotient is None or scaled is None or scale is None or shift is None or quotient.op != "Div":
+            return None
+        found = self._standard(quotient)
+        if found is None:
+            return None
+        x, axis, epsilon = found
+        shape = self._graph.tensors[x].shape
+        numbers = [self._graph.constants[name] for name in (scale, shift)]
+        if not self._graph.tensors[x].native or any(one.shape != shape[axis:] for one in numbers):
+            return None
+        return Node("LayerNormalization", last.name, (x, scale, shift), last.outputs, {"axis": axis, "epsilon": epsilon})
+
+    def _standard(self, quotient: Node) -> tuple[str, int, float] | None:
+        """(x, first axis, epsilon) of (x - mean) / sqrt(variance + epsilon)."""
+        root = self._alone(quotient.inputs[1], "Sqrt")
+        total, epsilon = self._with_constant(self._alone(root.inputs[0], "Add") if root else None, "Add")
+        difference = self._graph.nodes[self._makers[quotient.inputs[0]]] if quotient.inputs[0] in self._makers else None
+        if total is None or epsilon is None or difference is None or difference.op != "Sub" or total.op != "ReduceMean":
+            return None
+        square = self._alone(total.inputs[0], "Pow", "Mul")
+        mean = self._alone(difference.inputs[1], "ReduceMean")
+        d, value = difference.output, self._graph.constants[epsilon]
+        is_square = square and square.inputs[0] == d and (square.inputs == (d, d) or self._by(square, ("Pow",), 2.0) == d)
+        readers = sum(name == d for node in (square, quotient) if node for name in node.inputs)
+        if not is_square or mean is None or mean.inputs[0] != difference.inputs[0] or value.size != 1 or len(self._users[d]) != readers:
+            return None
+        axes = [self._last_axes(one) for one in (mean, total)]
+        return (difference.inputs[0], axes[0], float(value.reshape(()))) if axes[0] is not None and axes[0] == axes[1] else None
+
+    def _last_axes(self, mean: Node) -> int | None:
+        """The first axis of a mean over all axes from that one on, with kept dimensions; None for another mean."""
+        rank, given = len(self._graph.tensors[mean.inputs[0]].shape), mean.attributes.get("axes")
+        if len(mean.inputs) > 1 and mean.inputs[1]:
+            given = self._graph.constants[mean.inputs[1]].tolist() if mean.inputs[1] in self._graph.constants else None
+        axes = sorted(axis % rank for axis in given or ())
+        return axes[0] if axes and axes == list(range(axes[0], rank)) and mean.attributes.get("keepdims", 1) else None
+
+    def _with_constant(self, node: Node | None, op: str) -> tuple[Node | None, str | None]:
+        """(the producer of one operand, the constant that is the other operand) of a product or a sum. Nothing else may read the first."""
+        if node is None or node.op != op or len(node.inputs) != 2:
+            return None, None
+        for x, other in (node.inputs, node.inputs[::-1]):
+            made = self._alone(x, "Add", "Div", "Mul", "ReduceMean")
+            if made is not None and other in self._graph.constants:
+                return made, other
+        return None, None
+
+    def _alone(self, name: str | None, *ops: str) -> Node | None:
+        """The producer of a value that is read exactly once, if its op is one of `ops`."""
+        at = self._makers.get(name or "")
+        node = self._graph.nodes[at] if at is not None and name and len(self._users.get(name, ())) == 1 else None
+        return node if node and node.op in ops else None
+
+    def _by(self, node: Node | None, ops: tuple[str, ...], number: float) -> str | None:
+        """The operand of a node whose other operand is this number; in a quotient the number must be the divisor."""
+        if node is None or node.op not in ops or len(node.inputs) != 2:
+            return None
+        for x, other in (node.inputs, node.inputs[::-1])[: 1 if node.op in ("Div", "Pow") else 2]:
+            value = self._graph.constants.get(other)
+            if value is not None and value.size == 1 and np.isclose(value.reshape(()), number, rtol=1e-6, atol=0):
+                return x if self._graph.tensors[x].shape == self._graph.tensors[node.output].shape else None
+        return None

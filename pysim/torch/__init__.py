@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch models with pysim's convolutions and products, on CPUs and on NVIDIA GPUs.
+
+    model = torch.compile(model, backend="pysim")
+    model = pysim.torch.optimize(model); print(pysim.torch.report(model))
+
+Graphs are captured by torch.compile: parameters and buffers are their inputs, what a model does to its own state or draws at random is
+part of them, and guards tell when Python state has changed. Code that cannot be captured runs as it is, between graphs. Results are
+PyTorch's to within the rounding of the type; BatchNorm and activations are fused into convolutions and products. Training, gradients and
+`torch.export` use PyTorch's own operators, bit for bit, and so do tensors that are not plain and layers for which those are expected to
+be faster. Everything runs on the current stream with memory from PyTorch's allocator, and can be captured in a CUDA graph after a warm-up
+call.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
+from operator import itemgetter
+from types import FunctionType
+from typing import Any, Literal, cast
+from weakref import WeakSet, getweakrefcount
+
+from pysim.arguments import word
+from pysim.errors import MissingError, OperandError, quoted
+
+try:
+    import torch
+    from torch import fx
+except ImportError:
+    raise MissingError("pysim.torch needs PyTorch: pip install torch") from None
+
+from torch._dynamo.exc import TorchDynamoException
+from torch.nn.modules import module as torch_module
+
+from pysim.once import LruCache
+from pysim.torch.capture.effects import effects_of
+from pysim.torch.capture.rewriting import count_trainings, rewrite
+from pysim.torch.cuda_graph import GraphedCalls
+from pysim.torch.decisions import Report
+from pysim.torch.fingerprints import WatchedTensors
+from pysim.torch.layers.fused_layer import Decision, FusedLayer
+from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
+from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
+
+__all__ = ["Decision", "Report", "backend", "optimize", "refresh", "report"]
+
+CudaGraph = bool | Literal["caller"]
+
+
+def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
+    """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. `options={"accuracy": ...}` as in
+    `optimize`."""
+    rest = dict(options or {})
+    accuracy = _checked(rest.pop("accuracy", "strict"))
+    if rest:
+        raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has accuracy")
+    graph = _compiled(module, example_inputs, accuracy, False)
+    _GRAPHS.add(graph)
+    return graph
+
+
+def optimize(model: torch.nn.Module, accuracy: ModelAccuracy = "strict", cuda_graph: CudaGraph = False) -> torch.nn.Module:
+    """A module of the same class that shares everything with the model, its attributes, parameters, buffers and submodules, and computes
+    the same faster in inference. The model itself is not touched.
+
+    `accuracy`: "strict" (no layer has a larger stated error than a direct sum in its type), "standard" (any plan) or "ieee" (only
+    multiply-adds of the type), as in `pysim.plan`; or "tf32": "strict" with TF32 allowed. On a GPU the types are those that PyTorch would
+    use: TF32 where the program allows it (torch.backends), and autocast's type under autocast.
+
+    `cuda_graph`: True captures and replays calls on a GPU as CUDA graphs (`pysim.torch.cuda_graph`), for small batches, where most of the
+    time is PyTorch's host time; each kind of input then has its own memory for the values between layers. "caller": the caller captures the
+    calls, so layers are chosen without counting host time.
+
+    Whatever is changed afterwards takes effect in the next call: weights, however they are written to (`pysim.torch.fingerprints`
+    says what that rests on), modules, hooks, flags and other attributes. What torch.compile cannot capture, or a call that it does not
+    support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet."""
+    if not isinstance(model, torch.nn.Module):
+        raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+    if not isinstance(cuda_graph, bool | str) or cuda_graph not in (True, False, "caller"):
+        raise OperandError(f'cuda_graph is {quoted(cuda_graph)}; expected True, False or "caller", where the caller captures calls')
+    accuracy = _checked(accuracy)
+    if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
+        raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
+    model = model._pysim.model if isinstance(model, _Optimized) else model
+    kind = type(model)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__slots__": ("_pysim",)}
+    optimized: Any = object.__new__(type(kind.__name__, (_Optimized, kind), names))
+    object.__setattr__(optimized, "__dict__", model.__dict__)
+    object.__setattr__(optimized, "_pysim", _Calls(model, accuracy, cuda_graph))
+    return cast("torch.nn.Module", optimized)
+
+
+def report(model: Any) -> Report:
+    """For each layer of a model that was optimized, or compiled with this backend, and for each kind of input so far: whether pysim or
+    PyTorch computes it, and why. Printed, it is a table with a total."""
+    if isinstance(model, _Optimized):
+        calls: _Calls = model._pysim
+        refused = Decision(type(calls.model).__name__, "", "torch", calls.refusal) if calls.refusal else None
+        return Report(calls.graphs, refused)
+    compiled = getattr(model, "_orig_mod", None)
+    if compiled is None or not isinstance(compiled, torch.nn.Module):
+        raise OperandError(
+            f'the report is of what pysim.torch.optimize or torch.compile(model, backend="pysim") returned, not of a {type(model).__name__}'
+        )
+    own = {id(one) for one in (*compiled.parameters(), *compiled.buffers())}
+    return Report([graph for graph in _GRAPHS if not own.isdisjoint(graph.parameter_ids)])
+
+
+def refresh() -> None:
+    """Everything that was computed from parameters is computed again in the next calls: after writes to a part of a large tensor through
+    `.data`, NumPy or DLPack views or the like, which no sample of it may show."""
+    forget_all()
+
+
+def _checked(accuracy: Any) -> ModelAccuracy:
+    return cast("ModelAccuracy", word(accuracy, "accuracy", MODEL_ACCURACIES))
+
+
+# Graphs
+
+_CACHE_SIZE = 32  # models of one structure that share a graph
+
+
+class Graph:
+    """A captured graph as torch.compile calls it: parameters are looked at, then the layers run. `reason`: why it is PyTorch's as a
+    whole."""
+
+    def __init__(
+        self, module: fx.GraphModule, call: Callable[..., Any], layers: list[FusedLayer], parameters: Sequence[int], reason: str = ""
+    ) -> None:
+        self._call, self.layers, self.reason = call, layers, reason
+        self._pick = itemgetter(*parameters, *parameters[:1]) if parameters else None  # the first one twice: a tuple even of one parameter
+        self.strange = False  # an input is no plain tensor
+        self.touched: list[Any] = []  # the tensors that the capture marked
+        self.means: list[Any] = []  # running means on a GPU; their modules tell that they were trained
+        self._trained_norms: TrainedNorms | None = None
+        self._watched: LruCache[WatchedTensors] = LruCache(_CACHE_SIZE)
+        self._captured: fx.GraphModule | None = module
+
+    @property
+    def parameter_ids(self) -> set[int]:
+        return {id(one) for watched in self._watched.values() for one in watched.tensors}
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._captured is not None:
+            _forget_capture(self._captured, (*inputs, *self.touched))
+            self._captured, self.touched = None, []
+            self._trained_norms, self.means = TrainedNorms.holding(self.means) if self.means else None, []
+        if self._trained_norms is not None:
+            self._trained_norms.look()
+        if self._pick is None:
+            return self._call(*inputs)
+        parameters = self._pick(inputs)
+        first = id(parameters[0])
+        watched = self._watched.get(first)
+        epoch = watched.look(parameters) if watched is not None else None
+        if epoch is None:
+            for other in self._watched.values():  # the first parameter may be another one than before, and the rest the same
+                other.count_changes()
+            epoch = self._watched.put(first, WatchedTensors(parameters)).look(parameters)
+        EPOCH.now = None if is_traced() else epoch or None
+        try:
+            return self._call(*inputs)
+        finally:
+            EPOCH.now = None
+
+
+_GRAPHS: WeakSet[Graph] = WeakSet()  # those of torch.compile
+
+
+def _compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccuracy, cuda_graph: CudaGraph) -> Graph:
+    count_trainings(module)
+    tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        return Graph(module, module.forward, [], (), "gradients flow through it")
+    if strange := [one for one in tensors if not is_plain(one)]:
+        of = strange[0]
+        graph = Graph(
+            module, module.forward, [], (), f"a tensor is a {type(of).__name__}, {of.layout}, on {of.device.type}: PyTorch's alone"
+        )
+        graph.strange = True
+        return graph
+    if effects_of(module.graph).draws_in_order:
+        return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
+    static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
+    made = rewrite(module, accuracy, bool(cuda_graph), on_cpu=not any(one.is_cuda for one in tensors), same=static)
+    _ = made.module.code  # compiles it now: the forward of a module that is compiled when it first runs stays a detour in each call
+    call = made.module.forward
+    if cuda_graph is True and made.repeatable:
+        call = GraphedCalls(call, {*made.parameters, *static})
+    graph = Graph(module, call, made.layers, made.parameters)
+    graph.means = [inputs[at] for at in made.means if inputs[at].is_cuda]
+    return graph
+
+
+def _forget_capture(module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Frees what the capture left: its fake tensors, their weak references to the model's tensors, and marks on these. A capture that began
+    again after a break of the graph left some to the garbage collector."""
+    for node in module.graph.nodes:
+        mode = getattr(node.meta.pop("example_value", None), "fake_mode", None)
+        converter = getattr(getattr(mode, "fake_tensor_converter", None), "meta_converter", None)
+        for memo in (getattr(converter, "tensor_memo", None), getattr(getattr(converter, "describer", None), "lookup_tensor", None)):
+            if memo:
+                memo.clear()
+    tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
+    for one in tensors:
+        one.__dict__.pop("_dynamo_static_input_type", None)
+    _free_references(tensors)
+
+
+def _free_references(tensors: Sequence[torch.Tensor]) -> None:
+    """Frees the weak references that captures left to the garbage collector: PyTorch swaps only tensors that have none."""
+    if any(map(getweakrefcount, tensors)):
+        gc.collect()
+
+
+# Optimized models
+
+
+_NAMES = count()
+
+
+class _Calls:
+    """The calls of a model through torch.compile."""
+
+    def __init__(self, model: torch.nn.Module, accuracy: ModelAccuracy, cuda_graph: CudaGraph) -> None:
+        self.model, self.accuracy, self.cuda_graph = model, accuracy, cuda_graph
+        self.graphs: list[Graph] = []
+        self.refusal = ""  # why all calls run by PyTorch
+        self._hooks: list[dict[int, Any]] = []
+        self._modules: list[torch.nn.Module] = []
+        self._kinds: list[type] = []
+        self._compiled = self._compile()
+
+    def _compile(self) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs)
+
+        model = self.model
+        self._with_hooks: list[tuple[dict[int, Any], list[int]]] = []
+        # torch.compile keeps graphs for each code object, and for each name which sizes and numbers differed between calls
+        code = call.__code__.replace(co_name=f"call_{next(_NAMES)}")
+        own = FunctionType(code, call.__globals__, closure=call.__closure__)
+        # and those of functions that it calls after a graph break for each backend with its options, so an earlier one's are not found
+        options = {"capture": lambda module, inputs: self._capture(module, inputs)}
+        return cast("Callable[..., Any]", torch.compile(own, backend=_of_optimized, options=options))
+
+    def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+        graph = _compiled(module, inputs, self.accuracy, self.cuda_graph)
+        if graph.strange:
+            raise OperandError(graph.reason)  # even its results may be of another type than a graph's
+        self.graphs.append(graph)
+        modules = [*self.model.modules()]  # they and their hooks may be others than before
+        graph.touched = [one for of in modules for one in (*of._parameters.values(), *of._buffers.values())]
+        hooks = [hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)]
+        self._with_hooks = [(one, [*one]) for one in hooks if one]
+        self._hooks = [one for one in hooks if not one]
+        self._modules, self._kinds = modules, [*map(type, modules)]
+        return graph
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hooked = any(self._hooks) or any([*hooks] != before for hooks, before in self._with_hooks)
+        if hooked or [*map(type, self._modules)] != self._kinds:  # torch.compile has no guards for hooks, few for modules' classes
+            self._compiled, self._hooks, self._modules, self._kinds, self.graphs = self._compile(), [], [], [], []
+        try:
+            return self._compiled(*args, **kwargs)
+        except TorchDynamoException as error:
+            reason = _reason(error)  # and nothing else of it is kept: its frames hold weak references to the model's tensors
+        except Exception:  # of the model's own, perhaps after captures that failed
+            _free_references((*self.model.parameters(), *self.model.buffers()))
+            raise
+        gc.collect()
+        y = self.model(*args, **kwargs)  # raises what PyTorch raises, if the call is wrong
+        self.refusal = reason
+        return y
+
+    def may_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call is in inference, not traced, and on plain tensors."""
+        if self.refusal or self.model.training or is_traced() or torch._C._len_torch_dispatch_stack() or _has_global_hooks():
+            return False
+        given = _leaves((*args, *kwargs.values()))
+        if not all(is_plain(one) for one in given if isinstance(one, torch.Tensor)) or any(isinstance(one, fx.Proxy) for one in given):
+            return False
+        if not torch.is_grad_enabled():
+            return True
+        return not any(one.requires_grad for one in (*given, *self.model.parameters()) if isinstance(one, torch.Tensor))
+
+
+def _reason(error: TorchDynamoException) -> str:
+    """Why a capture failed, in one line."""
+    cause = getattr(error, "inner_exception", error.__cause__)
+    return str(cause if isinstance(cause, OperandError) else error).strip().partition("\n")[0]
+
+
+def _has_global_hooks() -> bool:
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
+
+
+def _leaves(values: Sequence[Any]) -> list[Any]:
+    """The values in tuples, lists and dictionaries."""
+    found: list[Any] = []
+    for one in values:
+        if isinstance(one, tuple | list):
+            found += _leaves(one)
+        elif isinstance(one, dict):
+            found += _leaves([*one.values()])
+        else:
+            found.append(one)
+    return found
+
+
+def _of_optimized(module: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Callable[..., Graph]]) -> Graph:
+    return options["capture"](module, inputs)
+
+
+# PyTorch frees the weak references that captures leave, also those that fail, only for backends that are registered
+with suppress(AssertionError):  # it is, where this module is imported again
+    torch._dynamo.register_backend(_of_optimized, name="pysim.torch.optimize", tags=("experimental",))
+
+
+class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """Mixed in before a model's own class, whose `forward` is unchanged: it is what training, gradients, tracing and export use."""
+
+    __slots__ = ()
+    _pysim: _Calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not self._pysim.may_run(args, kwargs):
+            return self._by_pytorch(*args, **kwargs)
+        return self._pysim(args, kwargs)
+
+    def _by_pytorch(self, *args: Any, **kwargs: Any) -> Any:
+        y = super().__call__(*args, **kwargs)
+        if self.training and not torch.compiler.is_compiling():
+            count_writes(*self.buffers())  # BatchNorm in training does not count its own
+        return y
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles the model, and optimizes the copy."""
+        return optimize, (self._pysim.model, self._pysim.accuracy, self._pysim.cuda_graph)

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A convolution or product of a PyTorch model with the operators fused into it, as a module: y = act(norm(conv(x, w) + bias) + residual).
+
+    y = act(scale conv(x, w) + shift + residual)
+    scale = s / (1 + mean_error),  shift = (bias - mean) s + beta,  s = gamma / sqrt(var + eps)    in float64, rounded once
+
+`mean_error` is the systematic relative error of a plan's results (`pysim.algorithms.contract.Bound`). Tensor cores truncate, so their
+results are too small on average; over the layers of a network these errors add up, while errors of random sign average out.
+
+Weights may change. On a CPU they are multiplied by the scale and packed. On a GPU the kernel reads the model's own weights and multiplies
+its accumulators by the scale, if the weights have more elements than the result: then they are in memory only once. A copy multiplied by
+the scale is kept of smaller weights, and of weights that the kernel needs in another layout or type. Everything computed from parameters is
+computed on first use, and again after a parameter was replaced, moved or written to, as PyTorch's version counters tell.
+
+The type of the multiplication is the one PyTorch would take (`pysim.torch.precision`), the faster one if there are two. Convolutions
+on a GPU run channels last, whatever the layout of x: of the 17 networks in lab/data/h200/models.jsonl, 16 are predicted to be faster
+that way; ConvNeXt takes 4 % longer. PyTorch's own operators run where gradients are needed, where no kernel supports the operands, and
+where they are expected to be faster; `decisions` says which and why.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from pysim import planner
+from pysim.calibration import host
+from pysim.check.bounds import bound_of
+from pysim.errors import PysimError
+from pysim.machine.cpu import Machine
+from pysim.machine.gpu import Gpu
+from pysim.network.fusion import RESIDUAL_INPUT
+from pysim.once import LruCache
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm
+from pysim.problem.text import Workload
+from pysim.record.plan import Layout, Plan, on_cpu
+from pysim.runtime.cpu_launch import Prepared
+from pysim.runtime.cuda_call import ALIGNMENT_BYTES
+from pysim.torch.layers.expected import passes_seconds, pytorch_seconds
+from pysim.torch.layers.expected_cpu import MARGIN, name_of, own_activation, own_seconds
+from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors
+from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation, apply_activation_
+from pysim.torch.parameters import EPOCH, ParameterCache, changes_are_seen, needs_pytorch
+from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
+
+Parameters = tuple[Any, ...]  # w, bias, gamma, beta, mean, var; then gamma, beta, mean, var of a norm on the input
+# Bounds of a filter's largest weight in f16: above the lower one, only weights below 2^-13 of the largest lose bits to f16's 2^-24 steps
+_MIN_F16, _MAX_F16 = 2.0**-12, 2.0**15
+_CACHE_SIZE = 32  # kinds of inputs, and models that share the layer, for which it keeps its plan, launch and packed weights
+
+
+class Geometry(NamedTuple):
+    """The arguments of `torch.conv2d` after its tensors; the defaults are those of a product, a 1x1 convolution."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+class Decision(NamedTuple):
+    """Whether pysim or PyTorch computes a layer for one kind of input, and why; predicted seconds of the plan and of PyTorch."""
+
+    layer: str
+    problem: str
+    runs: str  # "pysim" or "torch"
+    reason: str
+    predicted_seconds: float | None = None
+    torch_seconds: float | None = None
+
+
+class _Choice(NamedTuple):
+    """The choice for one kind of input; `plan` is None if PyTorch's operator runs."""
+
+    decision: Decision
+    plan: Plan | None
+    uses_prologue: bool = False  # the kernel applies `input_op` in its prologue
+    activation: Any = None  # of the epilogue on a CPU
+
+
+class _Repeat(NamedTuple):
+    """What a later call on a CPU repeats while no parameter changes: the checks of its input, and the prepared call."""
+
+    epoch: Any
+    shape: tuple[int, ...]
+    dtype: Any
+    threads: int
+    adds: bool
+    prepared: Prepared
+    activation: Any  # by PyTorch's operator
+
+    def applies_to(self, x: Any, residual: Any) -> bool:
+        """Whether a call on these is the same kind of call: in inference, with plain dense tensors, in this thread's current graph."""
+        if EPOCH.now is not self.epoch or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        same = self._fits(x, self.shape) and torch.get_num_threads() == self.threads
+        return same and (self._fits(residual, self.prepared.shapes[1]) if self.adds else residual is None)
+
+    def _fits(self, x: Any, shape: tuple[int, ...]) -> bool:
+        plain = type(x) is torch.Tensor and x.shape == shape and x.dtype is self.dtype and x.is_cpu
+        return plain and x.is_contiguous() and not x.is_neg()
+
+
+class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be here
+    """`kind`: "Conv" or "Linear". `epsilon`: of a BatchNorm after it. `activation`: None, a name or ("clamp", low, high). `scaled`:
+    without a norm, gamma multiplies the results of each filter. `over_channels`: a product over the channels of NCHW images. `input_op`:
+    applied to the input first, in the kernel's prologue if a kernel supports that. `accuracy`: requested of plans. `in_cuda_graph`: calls
+    are captured in a CUDA graph."""
+
+    input_op: NormLayer | FactorLayer | None
+    accuracy: ModelAccuracy = "strict"
+    in_cuda_graph: bool = False
+    computed_weights = False  # the graph computes them in each call
+    copied_bytes: int | None = None  # of operands that a call on a CPU copies to or from planes; None: as its input lies
+    parameter_count = RESIDUAL_INPUT - 1
+    _repeat: _Repeat | None = None
+
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        geometry: Geometry,
+        activation: Any,
+        epsilon: float | None,
+        has_residual: bool = False,
+        input_op: NormLayer | FactorLayer | None = None,
+        scaled: bool = False,
+        over_channels: bool = False,
+    ) -> None:
+        super().__init__()
+        self.scaled, self.over_channels = scaled, over_channels
+        self.__dict__["input_op"] = input_op  # not a submodule: reading those is slow, and this one has no parameters of its own
+        self.name, self.kind, self.geometry, self.activation, self.epsilon = name, kind, geometry, activation, epsilon
+        # PyTorch's operators that it replaces, the activation last
+        passes = {"norm": epsilon is not None, "scale": scaled, "add": has_residual, name_of(activation): activation is not None}
+        self._passes = tuple(name for name, needed in passes.items() if needed)
+        self._choices: LruCache[_Choice] = LruCache(_CACHE_SIZE)
+        self._launches: LruCache[GpuLaunch] = LruCache(_CACHE_SIZE)
+        self.derived = ParameterCache(_CACHE_SIZE)
+        self._mean_errors: LruCache[float] = LruCache(_CACHE_SIZE)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [choice.decision for choice in self._choices.values()]
+
+    def forward(
+        self,
+        x: Any,
+        w: Any = None,
+        bias: Any = None,
+        gamma: Any = None,
+        beta: Any = None,
+        mean: Any = None,
+        var: Any = None,
+        residual: Any = None,
+        *of_input_op: Any,
+    ) -> Any:
+        """The residual may be overwritten: nothing reads it later. `of_input_op`: the norm's parameters, or the factor."""
+        repeat = self._repeat
+        if repeat is not None and repeat.applies_to(x, residual):
+            return self._prepared_call(repeat.prepared, x, residual, repeat.activation)
+        norm, factor = ((), *of_input_op) if isinstance(self.input_op, FactorLayer) else (of_input_op, None)
+        return self.run(x, (w, bias, gamma, beta, mean, var, *norm), residual, factor)[0]
+
+    __call__ = forward  # skips nn.Module's search for hooks, which takes a microsecond; none can be registered here
+
+    @property
+    def always_pytorch(self) -> bool:
+        """Whether every kind of input so far went to PyTorch's operators."""
+        decisions = self.decisions
+        return bool(decisions) and all(decision.runs == "torch" for decision in decisions)
+
+    def run(
+        self, x: Any, parameters: Parameters, residual: Any, factor: Any = None, inference: bool = False
+    ) -> tuple[Any, LaunchRecord | None]:
+        """The result; with a record if a GPU kernel ran without copies and later calls may repeat its launch."""
+        if not self.over_channels:
+            return self._run(x, parameters, residual, factor, inference)
+        y, record = self._run(x.permute(TO_NHWC), parameters, None if residual is None else residual.permute(TO_NHWC), factor, inference)
+        return y.permute(TO_NCHW), record and record._replace(memory_format=torch.channels_last)
+
+    def _run(self, x: Any, parameters: Parameters, residual: Any, factor: Any, inference: bool) -> tuple[Any, LaunchRecord | None]:
+        w, first_argument = parameters[0], x
+        if isinstance(self.input_op, FactorLayer):
+            x, factor = self.input_op.image_and_factor(x, factor)
+        # parameters that are a graph's inputs are plain
+        others = (residual, factor) if inference and self.derived.watched else (*parameters, residual, factor)
+        if self._needs_pytorch(x, others, inference):
+            return self._fallback(x, parameters, residual, factor), None
+        key, choice = self._choice_for(x, w, factor)
+        if choice.plan is None:
+            return self._fallback(x, parameters, residual, factor), None
+        try:
+            if x.is_cuda:
+                y, record = self._on_gpu(choice, key, x, parameters, residual, factor)
+                return y, record and record._replace(swapped=x is not first_argument)
+            return self._on_cpu(
+                choice, key, self._apply_input_op(x, parameters, factor)[0], parameters[: RESIDUAL_INPUT - 1], residual
+            ), None
+        except (PysimError, torch.OutOfMemoryError) as error:  # before anything was written
+            self._choices.put(key, self._keep_pytorch(str(error), choice.plan.workload, choice.plan.seconds))
+            return self._fallback(x, parameters, residual, factor), None
+
+    def _apply_input_op(self, x: Any, parameters: Parameters, factor: Any) -> tuple[Any, NormRecord | None]:
+        """The input of the convolution, computed by a launch of its own, and the record of that launch."""
+        if isinstance(self.input_op, NormLayer):
+            return self.input_op.run((x,), parameters[RESIDUAL_INPUT - 1 :])
+        return (x, None) if factor is None or self.input_op is None else self.input_op.apply_factor(x, factor)
+
+    def _fallback(self, x: Any, parameters: Parameters, residual: Any, factor: Any) -> Any:
+        w, bias, gamma, beta, mean, var = parameters[: RESIDUAL_INPUT - 1]
+        return self.by_pytorch(self._apply_input_op(x, parameters, factor)[0], w, bias, gamma, beta, mean, var, residual)
+
+    def _needs_pytorch(self, x: Any, others: tuple[Any, ...], inference: bool) -> bool:
+        """Whether PyTorch's operators are required: gradients, traces, transforms, autocast on a CPU."""
+        return bool((not x.is_cuda and torch.is_autocast_enabled(x.device.type)) or needs_pytorch(x, others, inference))
+
+    def by_pytorch(self, x: Any, w: Any, bias: Any, gamma: Any, beta: Any, mean: Any, var: Any, residual: Any = None) -> Any:
+        """The layer without its `input_op`, by PyTorch's operators."""
+        y = functional.linear(x, w, bias) if self.kind == "Linear" else functional.conv2d(x, w, bias, *self.geometry)
+        if self.scaled:
+            y = y * gamma.reshape(-1)
+        if self.epsilon is not None:
+            y = torch.batch_norm(y, gamma, beta, mean, var, False, 0.0, self.epsilon, torch.backends.cudnn.enabled)
+        return apply_activation(y if residual is None else y + residual, self.activation)
+
+    # The choice
+
+    def keeps_pytorch(self, x: Any, w: Any) -> bool:
+        """Whether PyTorch's operators are chosen for operands like these."""
+        return self._choice_for(x, w, None)[1].plan is None
+
+    def set_copied_bytes(self, count: int) -> None:
+        if self.copied_bytes != count:
+            self.copied_bytes = count
+            self._choices.clear()
+
+    def _choice_for(self, x: Any, w: Any, factor: Any) -> tuple[tuple[Any, ...], _Choice]:
+        """The key of this kind of input, and its choice."""
+        types = settings() if x.is_cuda else None
+        key: tuple[Any, ...] = (x.shape, x.dtype, x.device, x.is_contiguous(), w.shape, w.dtype, types)
+        key = key if factor is None else (*key, factor.shape, factor.dtype)
+        return key, self._choices.get(key) or self._choices.put(key, self._choose(x, w, factor))
+
+    def _choose(self, x: Any, w: Any, factor: Any = None) -> _Choice:
+        problem, plan, input_op_seconds = None, None, 0.0
+        types = types_of(x, w, self.kind, self.accuracy, settings())
+        try:
+            problem = self._problem(x, w, types[0]) if types else None
+            if problem is None:
+                return self._keep_pytorch(f"no kernel here supports x of {x.dtype} and shape {tuple(x.shape)}", None)
+            on = host.gpu_here() if x.is_cuda else host.runnable("host")
+            plan = self._fastest_plan(x, w, types, on)
+            with_prologue = self._prologue_plan(x, w, types, on, factor)
+            if self.input_op is not None and isinstance(on, Gpu):
+                input_op_seconds = passes_seconds(x.numel(), plan.workload.dtype, on, self.input_op.passes, self.in_cuda_graph)
+        except PysimError as error:
+            return self._keep_pytorch(str(error), problem)
+        expected = pytorch_seconds(problem, on, self._passes, self.in_cuda_graph)
+        if with_prologue is not None and self.input_op is not None:
+            seconds, otherwise = with_prologue.seconds or 0, min(plan.seconds or 0, expected) + input_op_seconds
+            if seconds <= otherwise:
+                reason = f"{with_prologue.name}, its input's {self.input_op.name} in the kernel"
+                decision = Decision(self.name, with_prologue.problem, "pysim", reason, seconds, expected + input_op_seconds)
+                return _Choice(decision, with_prologue, True)
+        if isinstance(on, Machine):
+            return self._choice_on_cpu(x, plan, on, expected)
+        if plan.seconds is not None and plan.seconds > expected:
+            return self._keep_pytorch("PyTorch's operator is expected to be faster", problem, plan.seconds, expected)
+        return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, plan.seconds, expected), plan)
+
+    def _choice_on_cpu(self, x: Any, plan: Plan, on: Machine, expected: float) -> _Choice:
+        """By the whole price of the plan in PyTorch, as far as that can be trusted. GELU and the like run in the epilogue or by PyTorch."""
+        activation = own_activation(plan.workload, on, self.activation)
+        copied = self.copied_bytes
+        copied = (0 if x.is_contiguous() else x.numel() * x.element_size()) if copied is None else copied
+        seconds = own_seconds(plan, on, self._passes, activation, copied, self.computed_weights)
+        if seconds * (1 + MARGIN) > expected:
+            return self._keep_pytorch("PyTorch's operator is expected to be about as fast or faster", plan.workload, seconds, expected)
+        return _Choice(Decision(self.name, plan.problem, "pysim", plan.name, seconds, expected), plan, False, activation)
+
+    def _fastest_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, prologue: bool = False) -> Plan:
+        """The fastest plan among these types; the first type's PlanError if no type has one."""
+        plans, errors = [], []
+        for dtype in types:
+            layout: Layout = "nhwc" if x.is_cuda and self.kind == "Conv" and not prologue else "nchw"
+            try:
+                problem: Any = self._problem(x, w, dtype)
+                accuracy, prepared = plan_accuracy(self.accuracy), not x.is_cuda and self.kind == "Linear"
+                plans.append(planner.plan(problem, on, layout=layout, accuracy=accuracy, prologue=prologue, prepared=prepared))
+            except PysimError as error:
+                errors.append(error)
+        if not plans:
+            raise errors[0]
+        return min(plans, key=lambda plan: plan.seconds or 0.0)
+
+    def _prologue_plan(self, x: Any, w: Any, types: Sequence[str], on: Machine | Gpu, factor: Any) -> Plan | None:
+        """The plan of a kernel that applies `input_op` in its prologue, which only kernels for NCHW do; None if there is none."""
+        norm = isinstance(self.input_op, NormLayer) and self.input_op.activation in (None, "relu")
+        if not x.is_cuda or not x.is_contiguous() or "f32" not in types or not (norm or factor is not None):
+            return None
+        try:
+            return self._fastest_plan(x, w, ("f32",), on, prologue=True)
+        except PysimError:
+            return None
+
+    def _keep_pytorch(self, reason: str, problem: Workload | None, *seconds: float | None) -> _Choice:
+        return _Choice(Decision(self.name, problem.text if problem else "", "torch", reason, *seconds), None)
+
+    def _problem(self, x: Any, w: Any, dtype: str) -> Workload | None:
+        """The problem in this type, or None if no kernel supports it."""
+        if x.device != w.device or x.device.type not in ("cpu", "cuda") or not x.numel():
+            return None
+        if self.kind == "Linear":
+            return Gemm(m=x.numel() // x.shape[-1], n=w.shape[0], k=w.shape[1], trans_b=True, dtype=dtype)
+        if x.dim() != 4:
+            return None
+        (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), groups = self.geometry
+        return Conv(
+            batch=x.shape[0], channels=x.shape[1], height=x.shape[2], width=x.shape[3], filters=w.shape[0], kernel_h=w.shape[2],
+            kernel_w=w.shape[3], stride_h=stride_h, stride_w=stride_w, dilation_h=dilation_h, dilation_w=dilation_w, pad_top=pad_h,
+            pad_left=pad_w, pad_bottom=pad_h, pad_right=pad_w, groups=groups, dtype=dtype,
+        )  # fmt: skip
+
+    # The calls
+
+    def _on_cpu(self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any) -> Any:
+        plan = choice.plan
+        assert plan is not None
+        problem = plan.workload
+        shape = _out_shape(problem) if isinstance(problem, Conv) else (*x.shape[:-1], problem.n)
+        # a product's kernel adds no residual; the sum comes before the activation
+        adds = residual is not None and self.kind == "Conv" and residual.dtype == x.dtype and tuple(residual.shape) == shape
+        activation = choice.activation if adds or residual is None else None
+        threads = torch.get_num_threads()
+
+        def make() -> Prepared:
+            w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters)
+            if scale is not None:
+                w = _scale_weights(w, scale).to(w.dtype)
+            schedule, on = on_cpu(plan)
+            addend = None if shift is None else shift.to(w.dtype).numpy()
+            return Prepared(problem, w.contiguous().numpy(), schedule, addend, activation, threads, host.executor(on))
+
+        prepared = self.derived.get((key, threads, activation is self.activation), parameters, make)
+        apart = None if activation is self.activation else self.activation
+        if residual is None or adds:
+            if self.derived.watched and EPOCH.now is not None:
+                self.__dict__["_repeat"] = _Repeat(EPOCH.now, x.shape, x.dtype, threads, adds, prepared, apart)
+            return self._prepared_call(prepared, x, residual, apart)
+        y = self._prepared_call(prepared, x, None, None)
+        y = y.add_(residual) if residual.shape == y.shape and residual.dtype == y.dtype else y + residual
+        return y if apart is None else apply_activation_(y, apart)
+
+    def _prepared_call(self, prepared: Prepared, x: Any, residual: Any, activation: Any) -> Any:
+        """`activation`: by PyTorch's operator, afterwards."""
+        given, made = prepared.shapes
+        y, image = torch.empty(made, dtype=x.dtype), x.detach().contiguous()
+        image = image if image.shape == given else image.reshape(given)
+        prepared(image.numpy(), y.numpy(), None if residual is None else residual.detach().contiguous().numpy())
+        y = y.reshape(*x.shape[:-1], made[-1]) if self.kind == "Linear" and x.dim() != 2 else y
+        return y if activation is None else apply_activation_(y, activation)
+
+    def _on_gpu(
+        self, choice: _Choice, key: Any, x: Any, parameters: tuple[Any, ...], residual: Any, factor: Any = None
+    ) -> tuple[Any, LaunchRecord | None]:
+        plan = choice.plan
+        assert plan is not None
+        form = torch.channels_last if plan.layout == "nhwc" and x.dim() == 4 else torch.contiguous_format
+        prologue, input_norm = None, None
+        if choice.uses_prologue:
+            prologue = self._prologue_tensors(parameters, factor)
+        else:
+            x, input_norm = self._apply_input_op(x, parameters, factor)
+        given_x, dtype = x, TENSORS[plan.workload.dtype]
+        out = self._result_type(dtype, parameters, residual)
+        if x.dtype is not dtype or (plan.layout == "nhwc" and not x.is_contiguous(memory_format=form)):
+            x = x.to(dtype, memory_format=form)
+        w, scale, shift = self._gpu_operands(plan, key, parameters[: RESIDUAL_INPUT - 1], form, out)
+        launch = self._launches.get((key, out)) or self._launches.put((key, out), GpuLaunch(plan, self.activation, out))
+        image = (x.detach().reshape(-1, x.shape[-1]) if self.kind == "Linear" else x.detach()).contiguous(memory_format=form)
+        shape = (*x.shape[:-1], w.shape[0]) if self.kind == "Linear" else launch.shape
+
+        def shaped(y: Any) -> Any:  # convolutions keep y: reshaping one image to its own shape would lose its channels-last strides
+            return y.reshape(shape) if self.kind == "Linear" else y
+
+        adds = residual is not None and tuple(residual.shape) == shape
+        target = residual.view(launch.shape) if adds and self.kind == "Linear" and residual.is_contiguous() else residual
+        if residual is not None and not (adds and launch.can_overwrite(target, x)):
+            y = shaped(GpuLaunch(plan, None, out)(image, w, scale, shift, prologue=prologue))
+            return apply_activation(y + residual, self.activation), None
+        y = shaped(launch(image, w, scale, shift, target, prologue))
+        # a record must contain every launch of this call and every tensor that it reads beside x, a factor and the residual
+        all_launches = self.input_op is None or input_norm is not None or (choice.uses_prologue and factor is None)
+        no_copies = x is given_x and launch.can_read(x) and not w.data_ptr() % ALIGNMENT_BYTES
+        if not (all_launches and no_copies and changes_are_seen(parameters)):
+            return y, None
+        epilogue = launch.epilogue(scale, shift, adds, prologue)
+        return y, LaunchRecord(launch, w, epilogue, (scale, shift, prologue), adds, launch.memory_format, input_norm)
+
+    def _gpu_operands(self, plan: Plan, key: Any, parameters: Parameters, form: Any, out: Any) -> tuple[Any, Any, Any]:
+        """Weights, scale and shift as the kernel reads them, from the cache if the parameters are unchanged."""
+        mean_error = self._mean_errors.get(key)
+        if mean_error is None:
+            mean_error = self._mean_errors.put(key, bound_of(plan).mean_error)
+        problem, weights, dtype = plan.workload, parameters[0], TENSORS[plan.workload.dtype]
+        # Fold the scale into weights that are copied anyway or are smaller than the result: scaling the accumulators instead made 1x1
+        # layers up to 10 % slower on an H200. Not into 16-bit weights: rounded a second time, they made ResNet-50's error in float16
+        # 1.23 times PyTorch's
+        outputs = problem.m * problem.n if isinstance(problem, Gemm) else math.prod(_out_shape(problem))
+        copied = weights.dtype is not dtype or not weights.is_contiguous(memory_format=form)
+        folds = (copied or weights.numel() < outputs) and weights.element_size() > 2
+
+        def compute() -> tuple[Any, Any, Any]:
+            w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters, mean_error)
+            if scale is None and mean_error and folds and self.kind == "Conv" and dtype == torch.float32:
+                w = _compensate(w, mean_error)
+            elif scale is not None and folds and _representable(scaled := _scale_weights(w, scale), dtype):
+                w, scale = scaled, None
+            scale = None if scale is None else scale.to(torch.float64 if dtype == torch.float64 else torch.float32)
+            return w.to(dtype).contiguous(memory_format=form), scale, None if shift is None else shift.to(out)
+
+        operands: tuple[Any, Any, Any]
+        operands = self.derived.get((form, dtype, out, weights.device, mean_error, folds), parameters, compute)
+        return operands
+
+    def _result_type(self, dtype: Any, parameters: Parameters, residual: Any) -> Any:
+        """The type that PyTorch's operators give: 16-bit operands combined with a float32 factor or residual give float32."""
+        others = (parameters[2] if self.scaled else None, residual)
+        return torch.float32 if dtype in HALF and any(one is not None and one.dtype == torch.float32 for one in others) else dtype
+
+    def _prologue_tensors(self, parameters: Parameters, factor: Any) -> PrologueTensors:
+        """`input_op` as the kernel's prologue."""
+        norm = self.input_op
+        if not isinstance(norm, NormLayer):
+            return PrologueTensors(factor.detach().contiguous(), None, True)
+        gamma, beta, mean, var = of_norm = parameters[RESIDUAL_INPUT - 1 :]
+
+        def compute() -> PrologueTensors:
+            scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + norm.epsilon)
+            shift = (0 if beta is None else beta.double()) - mean.double() * scale
+            return PrologueTensors(scale.float(), shift.float(), False, norm.activation == "relu")
+
+        tensors: PrologueTensors = self.derived.get("prologue", of_norm, compute)
+        return tensors
+
+    def _scale_and_shift(self, parameters: tuple[Any, ...], mean_error: float = 0.0) -> tuple[Any, Any]:
+        """(scale, shift) in float64; (None, the bias itself) without a norm or a factor."""
+        detached: list[Any] = [None if one is None else one.detach() for one in parameters]
+        _, bias, gamma, beta, mean, var = detached
+        if self.scaled:
+            scale = gamma.double().reshape(-1)
+            return scale / (1 + mean_error), None if bias is None else bias.double() * scale
+        if self.epsilon is None:
+            return None, bias
+        scale = (torch.ones_like(var) if gamma is None else gamma).double() / torch.sqrt(var.double() + self.epsilon)
+        shift = ((0 if bias is None else bias.double()) - mean.double()) * scale + (0 if beta is None else beta.double())
+        return scale / (1 + mean_error), shift
+
+
+def _scale_weights(w: Any, scale: Any) -> Any:
+    """Weights with each filter multiplied by its scale, in float64."""
+    return w.double() * scale.reshape(-1, *[1] * (w.dim() - 1))
+
+
+def _compensate(w: Any, mean_error: float) -> Any:
+    """Float32 weights divided by 1 + mean_error, which changes each by less than a unit in the last place. Rounded to nearest, all weights
+    would change by 0 or by a whole unit; here the share of weights that change is such that their mean is right. Multiples of the golden
+    ratio decide which ones: their fractional parts are evenly distributed."""
+    exact = w.double() / (1 + mean_error)
+    unit = (torch.nextafter(w, 2 * w).double() - w.double()).nan_to_num(0.0, 0.0, 0.0)  # away from zero; 0 for weights that are not finite
+    fraction = torch.arange(w.numel(), device=w.device, dtype=torch.float64).reshape(w.shape) * ((math.sqrt(5) - 1) / 2) % 1
+    return exact + (fraction - 0.5) * unit
+
+
+def _representable(w: Any, dtype: Any) -> bool:
+    """Whether the type holds these scaled weights as exactly as the unscaled ones. F16 does unless a filter is very large or very small."""
+    if dtype != torch.float16:
+        return True
+    largest = w.abs().flatten(1).amax(1)
+    return bool(((largest == 0) | ((largest >= _MIN_F16) & (largest <= _MAX_F16))).all())
+
+
+def _out_shape(problem: Conv) -> tuple[int, ...]:
+    return (problem.batch, problem.filters, problem.out_h, problem.out_w)
