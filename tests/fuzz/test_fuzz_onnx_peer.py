@@ -39,5 +39,5 @@ def test_what_onnxruntime_computes_differently_hides_no_wrong_result(monkeypatch
         model = Network(*given)
         return lambda **inputs: tuple(y + np.float32(0.1) for y in several(model(**inputs)))
 
-    monkeypatch.setattr(onnx_peer, "Model", off)
+    monkeypatch.setattr(onnx_peer, "Network", off)
     assert verdict(case).what == "wrong"
