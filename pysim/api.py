@@ -15,6 +15,7 @@ import numpy as np
 
 from pysim import planner
 from pysim.arguments import MOST_THREADS, flag, number, seconds, whole, word
+from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.comparison import compare as comparison
 from pysim.comparison.compare import How
@@ -23,7 +24,6 @@ from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.measure.store import Store
-from pysim.once import LruCache
 from pysim.onnx.layers import read as read_layers
 from pysim.peers import PeerChoice, chosen
 from pysim.problem.conv import Conv

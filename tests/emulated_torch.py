@@ -5,8 +5,8 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from pysim.caches import LruCache
 from pysim.machine.load import load_any
-from pysim.once import LruCache
 from pysim.torch import precision
 from pysim.torch.layers import fused_layer, gpu_launch, layer_chain, max_pools
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from pysim import api
+from pysim.caches import LruCache
 from pysim.errors import NativeError
 from pysim.machine.load import load_any
 from pysim.measure.events import Events
-from pysim.once import LruCache
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import Cost
 from pysim.record.plan import Plan
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
-from pysim.registry.files import declarations
+from pysim.registry.native_files import declarations
 from pysim.runtime import arrays, cuda, cuda_call
 
 

@@ -10,7 +10,7 @@ from pysim.calibration import detected, host
 from pysim.calibration.host import detect
 from pysim.calibration.linux import Geometry
 from pysim.machine.cpu import Machine
-from pysim.measure.load import Load
+from pysim.measure.cpu_load import Load
 
 GENOA = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\nmodel\t: 1\n"
 ICE_LAKE = "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 106\nmodel name : Intel(R) Xeon(R) Gold 6338 CPU\n"

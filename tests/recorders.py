@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pysim.registry.files import declarations
+from pysim.registry.native_files import declarations
 from pysim.runtime.foreign import plain_units
 
 NATIVE = Path(__file__).parent.parent / "native"

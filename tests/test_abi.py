@@ -14,8 +14,8 @@ from guarded import guarded
 from pysim.errors import MissingError, PysimError
 from pysim.registry import cpu as registry
 from pysim.registry.cpu import cpu_kernels
-from pysim.registry.files import declarations as declared_by
-from pysim.registry.files import native_file
+from pysim.registry.native_files import declarations as declared_by
+from pysim.registry.native_files import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cuda
 

@@ -15,11 +15,11 @@ import pysim
 from pysim import planner
 from pysim.algorithms import accuracy, algorithm_named
 from pysim.algorithms.contract import DIRECT_SUM, Bound
-from pysim.cachemodel.cpu import nested
+from pysim.cachemodel.cpu import nest_schedules
 from pysim.check.reference import reference, shapes
 from pysim.errors import MissingError, OperandError, PlanError
 from pysim.machine.load import load_any
-from pysim.planner.accurate import accurate
+from pysim.planner.accuracy_filter import accurate
 from pysim.problem.text import parse
 from pysim.record.accuracy import ACCURACIES
 from pysim.record.plan import Plan
@@ -246,7 +246,7 @@ def test_kinds_that_are_not_accurate_enough_are_not_waited_for():
     """Of an algorithm none of whose kernels is left, the planner does not go on asking for more."""
     request = planner.plan.__globals__["_request"](CONV, ZEN4, "full", None, "hot", "nchw", "ieee", None)
     algorithm = algorithm_named("sconv", parse(CONV), ZEN4)
-    (costs,) = nested.cost(ZEN4, [algorithm.candidates(request)])
+    (costs,) = nest_schedules.cost(ZEN4, [algorithm.candidates(request)])
     split = SimpleNamespace(tolerance=lambda problem, schedule: DIRECT_SUM._replace(operands="split"))
     left = accurate(request, split, costs)
     assert not left.cycles.size and set(left.lost) == set(costs.kind) and np.isnan(left.bounds[np.unique(costs.kernel)]).all()

@@ -9,8 +9,8 @@ from native_library import native
 
 import pysim
 from pysim import api
+from pysim.caches import LruCache
 from pysim.errors import MissingError, NativeError, OperandError
-from pysim.once import LruCache
 from pysim.problem.text import parse
 
 pytestmark = native

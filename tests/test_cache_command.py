@@ -10,7 +10,7 @@ from command_line import SMALL, cache, document, invoke, native, ok, own_files, 
 
 from pysim import planner
 from pysim.cachemodel.cpu.nest import nest_of
-from pysim.cachemodel.cpu.sliced import doubts
+from pysim.cachemodel.cpu.nest_loops import doubts
 from pysim.cachemodel.simulator import trace
 from pysim.cachemodel.simulator.hierarchy import Hierarchy
 from pysim.machine import load as machine

@@ -25,8 +25,8 @@ import pysim
 from pysim import api, planner
 from pysim.arguments import flag, number, whole
 from pysim.cachemodel import Cache
+from pysim.caches import LruCache, once
 from pysim.errors import MachineError, MissingError, NativeError, OperandError, PlanError, ProblemError, PysimError
-from pysim.once import LruCache, once
 from pysim.problem.conv import Conv
 from pysim.runtime import cpu_launch
 

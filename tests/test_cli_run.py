@@ -22,7 +22,7 @@ from pysim.calibration import host
 from pysim.cli import BROKEN_PIPE, INTERRUPTED
 from pysim.comparison import compare as comparison
 from pysim.errors import OperandError
-from pysim.measure import clock, load
+from pysim.measure import clock, cpu_load
 from pysim.measure.speed import Speed, Speedometer
 from pysim.measure.store import Store
 from pysim.peers import PEERS
@@ -178,8 +178,8 @@ class Elsewhere:
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
-    def load(self) -> load.Load:
-        return load.Load(self.share, 0.5, 12)
+    def load(self) -> cpu_load.Load:
+        return cpu_load.Load(self.share, 0.5, 12)
 
 
 @native

@@ -7,7 +7,7 @@ import pytest
 
 from pysim import planner
 from pysim.algorithms.gpu import mma
-from pysim.cachemodel.gpu import mainloop, tiled
+from pysim.cachemodel.gpu import mainloop, product_columns
 from pysim.check.reference import shapes
 from pysim.errors import PlanError
 from pysim.explain.text import explain
@@ -60,7 +60,7 @@ def test_wgmma_replaces_them_where_it_is_and_nothing_older_runs_them():
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_rows_tiles_are_those_of_a_product_by_warps_transposed_where_channels_are_last(row):
-    wide, deep = (tiled.product_tiles(row, layout) for layout in CONV_LAYOUTS)
+    wide, deep = (product_columns.product_tiles(row, layout) for layout in CONV_LAYOUTS)
     assert wide == deep.transposed and wide.group == 32 and wide.tensor and not wide.producer
     assert (wide.rows, wide.columns) == (row.block_filters, row.block_windows)
     if row.promotion:
@@ -72,7 +72,7 @@ def test_a_rows_tiles_are_those_of_a_product_by_warps_transposed_where_channels_
 def test_every_row_but_thirds_largest_has_room_in_shared_memory_of_small_gpus(name):
     gpu = machine.load_any(name)
     assert isinstance(gpu, machine.Gpu)
-    large = {row.name for row in ROWS if tiled.estimate(row).shared_bytes > gpu.shared_bytes_per_block.value}
+    large = {row.name for row in ROWS if product_columns.estimate(row).shared_bytes > gpu.shared_bytes_per_block.value}
     assert large == {row.name for row in ROWS if row.promotion and row.block_filters == 128}
 
 

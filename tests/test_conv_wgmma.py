@@ -9,7 +9,7 @@ import pytest
 
 from pysim import planner
 from pysim.algorithms.gpu.wgmma import ALGORITHM, Wgmma
-from pysim.cachemodel.gpu import tiled, waves
+from pysim.cachemodel.gpu import product_columns, waves
 from pysim.cachemodel.gpu.launches import columns_of
 from pysim.cachemodel.gpu.mainloop import estimated
 from pysim.cachemodel.gpu.occupancy import unable
@@ -38,8 +38,8 @@ def conv(text: str, dtype: str = "f16") -> Conv:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_row_is_a_product_of_windows_and_filters(row):
     assert row.block_k * SIZES[row.dtype] in (64, 128)
-    product = tiled.product_tiles(row, "nchw")
-    assert product == tiled.product_tiles(row, "nhwc")
+    product = product_columns.product_tiles(row, "nchw")
+    assert product == product_columns.product_tiles(row, "nhwc")
     assert (product.rows, product.columns) == (row.block_windows, row.block_filters)
     assert (product.cluster_rows, product.cluster_columns) == (row.cluster_windows, row.cluster_filters)
 

@@ -29,7 +29,7 @@ from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any, loads
 from pysim.machine.quantity import Number, facts
 from pysim.machine.write import to_toml
-from pysim.registry.files import native_file
+from pysim.registry.native_files import native_file
 from pysim.runtime import cuda
 
 ORACLE = json.loads((Path(__file__).parent / "data" / "shared_memory_h200.json").read_text())["patterns"]

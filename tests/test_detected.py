@@ -13,7 +13,7 @@ from pysim.calibration import detected, host
 from pysim.calibration.detected import footprints
 from pysim.calibration.linux import Cpu
 from pysim.machine.load import load
-from pysim.measure import team
+from pysim.measure import parallel_probe
 
 
 def test_a_detection_beside_other_processes_says_so_and_is_usable(sysfs: Path, cpuinfo: Path, tmp_path: Path, others: Others) -> None:
@@ -157,33 +157,35 @@ def test_the_slowest_of_cpus_that_are_busy_at_once_is_distinguished_from_all_on_
     assert (core.together[1].slowest_share.value, core.together[1].mean_share.value) == (0.5, 0.875)
 
 
-@pytest.mark.skipif(len(team.usable()) < 2, reason="needs two CPUs that the system tells apart")
+@pytest.mark.skipif(len(parallel_probe.usable()) < 2, reason="needs two CPUs that the system tells apart")
 def test_threads_that_multiply_at_once_do_so_on_cpus_of_their_own() -> None:
     """Left to itself the system keeps both on one CPU for longer than a probe takes."""
-    before = set(team.usable())
+    before = set(parallel_probe.usable())
     for _ in range(20):
-        assert len(set(team.all_at_once(lambda: min(team.usable()), 2))) == 2
-    assert set(team.usable()) == before
-    assert team.all_at_once(lambda: 1.0, len(before) + 1) == [1.0] * (len(before) + 1)
+        assert len(set(parallel_probe.all_at_once(lambda: min(parallel_probe.usable()), 2))) == 2
+    assert set(parallel_probe.usable()) == before
+    assert parallel_probe.all_at_once(lambda: 1.0, len(before) + 1) == [1.0] * (len(before) + 1)
 
 
-@pytest.mark.skipif(len(team.usable()) < 2, reason="needs two CPUs that the system tells apart")
+@pytest.mark.skipif(len(parallel_probe.usable()) < 2, reason="needs two CPUs that the system tells apart")
 def test_another_machine_on_a_core_is_no_share_that_the_team_takes() -> None:
     """Its CPU is as slow while the others are idle."""
 
     class Beside(FakeProbes):
         def probe_fma(self, target: str, dtype: str) -> float:
-            return super().probe_fma(target, dtype) * (0.65 if min(team.usable()) == slow else 1.0)
+            return super().probe_fma(target, dtype) * (0.65 if min(parallel_probe.usable()) == slow else 1.0)
 
-    slow, probes = max(team.usable()), Beside()
+    slow, probes = max(parallel_probe.usable()), Beside()
     assert detected.shares(partial(probes.probe_fma, min(probes.targets), "f32"), 2) == (1.0, 1.0)
 
 
-@pytest.mark.skipif(len(team.usable()) < 2, reason="needs two CPUs that the system tells apart")
+@pytest.mark.skipif(len(parallel_probe.usable()) < 2, reason="needs two CPUs that the system tells apart")
 def test_cpus_are_read_alone_where_their_team_runs() -> None:
-    before = set(team.usable())
-    assert team.one_by_one(lambda: min(team.usable()), 2) == sorted(team.all_at_once(lambda: min(team.usable()), 2))
-    assert set(team.usable()) == before
+    before = set(parallel_probe.usable())
+    assert parallel_probe.one_by_one(lambda: min(parallel_probe.usable()), 2) == sorted(
+        parallel_probe.all_at_once(lambda: min(parallel_probe.usable()), 2)
+    )
+    assert set(parallel_probe.usable()) == before
 
 
 def test_what_passes_between_trials_is_not_taken_for_what_others_had(monkeypatch: pytest.MonkeyPatch) -> None:

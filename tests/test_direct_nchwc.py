@@ -9,7 +9,7 @@ from native_library import native
 import pysim
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.algorithms.cpu.direct_nchwc import described
-from pysim.cachemodel.cpu.listed import Rows
+from pysim.cachemodel.cpu.direct_schedules import Rows
 from pysim.cachemodel.cpu.nest import _live
 from pysim.errors import OperandError, PlanError
 from pysim.problem.text import parse

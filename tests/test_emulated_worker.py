@@ -23,7 +23,7 @@ from pysim.machine import load as machine
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.registry.cpu import cpu_kernels
-from pysim.registry.files import native_file
+from pysim.registry.native_files import native_file
 from pysim.runtime import cpu as runtime
 from pysim.runtime import cpu_launch, emulated, foreign
 from pysim.runtime.emulated import Emulated

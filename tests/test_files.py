@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pysim.errors import MachineError, ProblemError
-from pysim.files import check_writable, written
+from pysim.file_io import check_writable, written
 
 
 def write_half_and_raise(file: Path, error: Exception) -> None:

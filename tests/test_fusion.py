@@ -10,8 +10,8 @@ from onnx_models import assert_close, by_onnxruntime, given, model_of
 
 import pysim
 from pysim.machine.load import load
-from pysim.network import operators, passes
-from pysim.network.buffers import plan_buffers, view_offset
+from pysim.network import operator_seconds, operators
+from pysim.network.arena import plan_buffers, view_offset
 from pysim.network.execution import _supports
 from pysim.network.fusion import RESIDUAL_INPUT, fuse, norm_constants
 from pysim.network.graph import Graph, Node, Tensor
@@ -183,8 +183,8 @@ def test_an_activation_that_stores_do_not_have_is_in_a_layers_predicted_time():
     silu, relu = (Node(op, op, ("x",), ("y",), {"activation": op}) for op in ("silu", "relu"))
     graph = Graph((silu,), ("x",), ("y",), {name: Tensor((1, 8, 30, 40), FLOAT) for name in "xy"})
     zen5 = load("zen5")
-    assert passes.activating_seconds(silu, graph, zen5) * zen5.core.frequency_hz.value == pytest.approx(8 * 75 * 8)
-    assert passes.activating_seconds(relu, graph, zen5) == 0
+    assert operator_seconds.activating_seconds(silu, graph, zen5) * zen5.core.frequency_hz.value == pytest.approx(8 * 75 * 8)
+    assert operator_seconds.activating_seconds(relu, graph, zen5) == 0
 
 
 def test_rows_tables_and_transpositions_take_longer_than_what_they_move():
@@ -194,7 +194,7 @@ def test_rows_tables_and_transpositions_take_longer_than_what_they_move():
     def cycles(op, x, y, **attributes):
         node = Node(op, op, ("x", "at") if op == "Take" else ("x",), ("y",), attributes)
         graph = Graph((node,), ("x",), ("y",), {"x": Tensor(x, FLOAT), "y": Tensor(y, FLOAT), "at": Tensor(y[-1:], np.dtype(np.int64))})
-        return passes._passing_cycles(node, graph, zen5)
+        return operator_seconds._passing_cycles(node, graph, zen5)
 
     assert cycles("Softmax", (9408, 49), (9408, 49), axes=(1,)) == 9408 * (4 * 9 + 2 * 8 * zen5.unit("avx512").fma_latency_cycles.value)
     assert cycles("Transpose", (96, 3136), (3136, 96), perm=(1, 0)) == 96 * 196 * 4

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pysim.calibration import detected, host
 from pysim.calibration.host import detect
 from pysim.calibration.linux import Cpu, Geometry, getconf, read_caches, read_cpu
-from pysim.calibration.relatives import relative
+from pysim.calibration.nearest_machine import relative
 from pysim.errors import MachineError, MissingError
 from pysim.machine.load import load, loads
 from pysim.machine.write import to_toml

@@ -17,7 +17,7 @@ import pytest
 
 from pysim.check.fills import Array
 from pysim.errors import NativeError, OperandError
-from pysim.measure import clock, events, load, speed
+from pysim.measure import clock, cpu_load, events, speed
 from pysim.measure.clock import MAX_COPIES, MAX_ROUNDS, MIN_ROUNDS, CpuClock, copies_for, interleave, pinned, rotating
 from pysim.measure.statistics import quartiles, ratio
 from pysim.record.measurement import Ratio
@@ -274,16 +274,16 @@ def test_the_hosts_time_for_a_launch_stands_apart_from_the_devices() -> None:
 # --------------------------------------------------------------------------------------------------------------- load
 
 
-def counters(**changed: float) -> load._Counters:
+def counters(**changed: float) -> cpu_load._Counters:
     still = {"wall": 10.0, "thread": 5.0, "process": 6.0, "busy": 40.0, "steal": 1.0, "cpus": 2, "switches": 7}
-    return load._Counters(**(still | changed))
+    return cpu_load._Counters(**(still | changed))
 
 
-def loaded(monkeypatch: pytest.MonkeyPatch, threads: int = 1, **after: float) -> load.Load:
+def loaded(monkeypatch: pytest.MonkeyPatch, threads: int = 1, **after: float) -> cpu_load.Load:
     """Of the second after `counters`."""
     readings = iter((counters(), counters(**({"wall": 11.0} | after))))
-    monkeypatch.setattr(load, "_read", lambda: next(readings))
-    return load.Watch(threads).load()
+    monkeypatch.setattr(cpu_load, "_read", lambda: next(readings))
+    return cpu_load.Watch(threads).load()
 
 
 def test_what_a_timed_thread_did_not_run_and_what_the_hypervisor_took_was_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,8 +296,8 @@ def test_what_a_timed_thread_did_not_run_and_what_the_hypervisor_took_was_others
 
 
 def test_an_interval_is_as_much_wider_as_others_had_of_the_time() -> None:
-    assert load.widened(Ratio(1.1, 1.05, 1.2), 0.0) == Ratio(1.1, 1.05, 1.2)
-    wide = load.widened(Ratio(1.1, 1.05, 1.2), 0.2)
+    assert cpu_load.widened(Ratio(1.1, 1.05, 1.2), 0.0) == Ratio(1.1, 1.05, 1.2)
+    wide = cpu_load.widened(Ratio(1.1, 1.05, 1.2), 0.2)
     assert (wide.value, wide.low, wide.high) == (1.1, pytest.approx(0.84), pytest.approx(1.5))
 
 
@@ -388,7 +388,7 @@ def test_many_lines_in_order_take_less_each_than_one_alone() -> None:
     assert 1e-9 < least(64) < 1e-5 and least(4096) < least(64)
 
 
-@pytest.mark.skipif(not load.STAT.exists(), reason="this system has no /proc/stat")
+@pytest.mark.skipif(not cpu_load.STAT.exists(), reason="this system has no /proc/stat")
 def test_a_sleeping_call_looks_like_one_that_others_kept_waiting() -> None:
     found = interleave({"a": partial(time.sleep, 2e-3)}, CpuClock(), min_samples=10, min_seconds=0, warmup_seconds=0).load
     assert found is not None and found.taken > 0.5 and found.heavy
@@ -396,10 +396,10 @@ def test_a_sleeping_call_looks_like_one_that_others_kept_waiting() -> None:
 
 def test_where_proc_is_not_nothing_is_counted_of_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for text in (None, "", "cpu  1 2 three"):
-        monkeypatch.setattr(load, "STAT", tmp_path / "stat")
+        monkeypatch.setattr(cpu_load, "STAT", tmp_path / "stat")
         if text is not None:
             (tmp_path / "stat").write_text(text)
-        watch = load.Watch()
+        watch = cpu_load.Watch()
         spin(1e-3)()
         assert watch.load().others == 0
 

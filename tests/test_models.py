@@ -21,8 +21,8 @@ from pysim.errors import OperandError, PlanError, ProblemError
 from pysim.machine.load import load
 from pysim.network import plan
 from pysim.network.execution import Network
-from pysim.onnx import reading, whole
-from pysim.onnx.whole_im2col import Im2colNetwork
+from pysim.onnx import compare, reading
+from pysim.onnx.im2col_peer import Im2colNetwork
 from pysim.record.measurement import CoreThen
 
 onnx = pytest.importorskip("onnx")
@@ -82,7 +82,7 @@ def test_sizes_that_a_model_computes_of_its_shapes_are_known_before_it_runs():
 
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet", "inception_v2", "resnet50"])
 def test_a_light_model_with_random_weights_is_as_near_to_float64_as_onnxruntime(name):
-    found = whole.compare(LIGHT / f"light_{name}.onnx", host.runnable("host"), min_seconds=0.0)
+    found = compare.compare(LIGHT / f"light_{name}.onnx", host.runnable("host"), min_seconds=0.0)
     assert found.correct and found.max_error <= max(8 * found.errors["onnxruntime"], 1e-6)  # F(4x4) in every 3x3 layer, where it is fastest
     assert found.peers["onnxruntime"] > 0 and found.measured_seconds > 0
     assert any(layer.fused for layer in found.layers)
@@ -92,7 +92,7 @@ def test_float64_is_computed_in_float64():
     proto = random_model(7)
     graph = reading.graph_of(proto, "a model")
     x = given(random_model(7))
-    y = several(Network(whole.widened(graph), host.runnable("host"))(x.astype(np.float64)))[0]
+    y = several(Network(compare.widened(graph), host.runnable("host"))(x.astype(np.float64)))[0]
     z = several(Network(graph, host.runnable("host"))(x))[0]
     assert y.dtype == np.float64 and 0 < np.abs(y - z).max() < 1e-4 * np.abs(y).max()
 
@@ -338,9 +338,9 @@ def test_compare_has_the_whole_model_in_its_document(tmp_path):
 def test_a_layers_prediction_is_at_the_clock_when_timed():
     on = load("zen4")
     layer = plan.Layer(None, planner.plan("conv:mb1ic64ih14oc64kh3ph1", on), 2e-6)
-    assert whole._seconds(layer, None) == layer.predicted_seconds
+    assert compare._seconds(layer, None) == layer.predicted_seconds
     then = CoreThen(1.25 * on.clock_hz, on.clock_hz, 1.0)
-    assert whole._seconds(layer, then) == pytest.approx(layer.predicted_seconds / 1.25)  # nothing of it comes from memory
+    assert compare._seconds(layer, then) == pytest.approx(layer.predicted_seconds / 1.25)  # nothing of it comes from memory
 
 
 @pytest.mark.parametrize(
@@ -387,10 +387,10 @@ def test_a_damaged_model_is_refused_with_what_is_wrong(damage, message):
 def test_infinities_and_nan_of_the_exact_result_are_no_errors_and_others_are():
     exact = np.array([1.0, np.inf, np.nan, -1e39])
     right = np.array([1.0, np.inf, np.nan, -np.inf], np.float32)
-    assert whole._error([right], [exact]) == 0
+    assert compare._error([right], [exact]) == 0
     for at, wrong in ((0, np.nan), (0, np.inf), (1, -np.inf), (2, 0), (3, 0)):
-        assert whole._error([np.where(np.arange(4) == at, np.float32(wrong), right)], [exact]) == np.inf
-    assert whole._error([np.array([2e-45], np.float32)], [np.array([1.4e-45])]) < 1e-6
+        assert compare._error([np.where(np.arange(4) == at, np.float32(wrong), right)], [exact]) == np.inf
+    assert compare._error([np.array([2e-45], np.float32)], [np.array([1.4e-45])]) < 1e-6
 
 
 @pytest.mark.parametrize(

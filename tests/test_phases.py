@@ -13,7 +13,7 @@ from nest_trace import walk
 from pysim import planner
 from pysim.algorithms.cpu import depthwise
 from pysim.cachemodel.cpu import winograd
-from pysim.cachemodel.cpu.listed import Rows
+from pysim.cachemodel.cpu.direct_schedules import Rows
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.threads import touched_bytes
 from pysim.cachemodel.simulator.hierarchy import Hierarchy

@@ -17,7 +17,7 @@ from pysim.problem.gemm import Gemm  # noqa: E402
 from pysim.runtime.cuda_call import ALIGNMENT_BYTES  # noqa: E402
 from pysim.runtime.cuda_steps import LaunchSteps  # noqa: E402
 from pysim.torch.capture import rewriting as frontend  # noqa: E402
-from pysim.torch.layers import expected, fused_layer, gpu_launch, layer_chain  # noqa: E402
+from pysim.torch.layers import fused_layer, gpu_launch, layer_chain, pytorch_seconds  # noqa: E402
 from pysim.torch.layers.fused_layer import FusedLayer, Geometry  # noqa: E402
 from pysim.torch.layers.layer_chain import LayerChain  # noqa: E402
 
@@ -439,8 +439,12 @@ def test_what_is_trained_behind_a_factor_that_is_not_is_pytorchs(on_gpu):
 def test_small_layers_are_expected_to_keep_pytorchs_host_busy_unless_they_are_recorded():
     """Of three operators 5 us each; a kernel takes as long as the shortest that was measured, and 16 ns for each product of a sum."""
     small, gpu = Conv(channels=8, height=1, width=1, filters=32, kernel_h=1, kernel_w=1), load_any("h200")
-    assert expected.pytorch_seconds(small, gpu, ("norm", "relu")) == 3 * expected.HOST_SECONDS
-    alone = expected.GPU_FLOOR + 8 * expected.GPU_PRODUCT + gpu.model.pass_seconds.value
-    assert expected.pytorch_seconds(small, gpu, (), True) == pytest.approx(alone)
+    assert pytorch_seconds.pytorch_seconds(small, gpu, ("norm", "relu")) == 3 * pytorch_seconds.HOST_SECONDS
+    alone = pytorch_seconds.GPU_FLOOR + 8 * pytorch_seconds.GPU_PRODUCT + gpu.model.pass_seconds.value
+    assert pytorch_seconds.pytorch_seconds(small, gpu, (), True) == pytest.approx(alone)
     large = Conv(batch=32, channels=256, height=56, width=56, filters=256, kernel_h=3, kernel_w=3)
-    assert expected.pytorch_seconds(large, gpu, ("norm", "relu")) == expected.pytorch_seconds(large, gpu, ("norm", "relu"), True) > 15e-3
+    assert (
+        pytorch_seconds.pytorch_seconds(large, gpu, ("norm", "relu"))
+        == pytorch_seconds.pytorch_seconds(large, gpu, ("norm", "relu"), True)
+        > 15e-3
+    )

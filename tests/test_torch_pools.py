@@ -12,7 +12,7 @@ from torch_models import assert_close, rewritten  # noqa: E402
 from pysim import planner  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
-from pysim.torch.layers import expected, max_pools  # noqa: E402
+from pysim.torch.layers import max_pools, pytorch_seconds  # noqa: E402
 
 
 def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix():
@@ -22,9 +22,9 @@ def test_a_product_of_one_row_is_expected_as_fast_as_pytorchs_reads_its_matrix()
     assert len(rows) == 11
     for filters, channels, taken in rows:
         problem = Gemm(m=1, n=int(filters), k=int(channels), trans_b=True)
-        assert 0.81 < expected.pytorch_seconds(problem, gpu, (), True) * 1e6 / float(taken) < 1.28
+        assert 0.81 < pytorch_seconds.pytorch_seconds(problem, gpu, (), True) * 1e6 / float(taken) < 1.28
     classifier = Gemm(m=1, n=1000, k=1280, trans_b=True)
-    assert expected.pytorch_seconds(classifier, gpu, (), True) < planner.plan(classifier, gpu, accuracy="strict").seconds / 2
+    assert pytorch_seconds.pytorch_seconds(classifier, gpu, (), True) < planner.plan(classifier, gpu, accuracy="strict").seconds / 2
 
 
 POOLS = [

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pysim.calibration import host
-from pysim.onnx.whole import compare
+from pysim.onnx.compare import compare
 
 
 def main() -> None:

@@ -42,12 +42,12 @@ from pysim import planner
 from pysim.algorithms import algorithms_for
 from pysim.calibration import host
 from pysim.comparison.bench import bench_of, release
-from pysim.comparison.field import checked
+from pysim.comparison.peer_timings import checked
 from pysim.errors import PysimError
 from pysim.machine.cpu import Machine
 from pysim.machine.load import load_any
 from pysim.measure.clock import Call, CpuClock, interleave
-from pysim.measure.load import share_of_others
+from pysim.measure.cpu_load import share_of_others
 from pysim.measure.speed import PLAIN, SHARED_CORE, Speed, Speedometer, read
 from pysim.measure.store import environment
 from pysim.problem.conv import Conv

@@ -26,8 +26,8 @@ from pysim import planner
 from pysim.calibration import host
 from pysim.machine.write import to_toml
 from pysim.measure.clock import pinned
+from pysim.measure.parallel_probe import all_at_once
 from pysim.measure.speed import PLAIN, Speed, read
-from pysim.measure.team import all_at_once
 from pysim.problem.conv import Conv
 from pysim.problem.text import parse
 from pysim.runtime import cpu, cpu_launch

@@ -23,7 +23,7 @@ import msgspec
 
 from pysim.algorithms.gpu.winograd import Winograd
 from pysim.cachemodel.gpu.mainloop import estimated
-from pysim.cachemodel.gpu.tiled import estimate, product_tiles
+from pysim.cachemodel.gpu.product_columns import estimate, product_tiles
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import SIZES
 from pysim.record.plan import LAYOUTS

@@ -27,9 +27,9 @@ from scipy.stats import kendalltau
 
 from pysim.algorithms import algorithm_named
 from pysim.cachemodel.gpu import waves
+from pysim.cachemodel.gpu.copy_kernels import pass_cycles
 from pysim.cachemodel.gpu.launches import Variant, columns_of, constants_of
-from pysim.cachemodel.gpu.passes import pass_cycles
-from pysim.cachemodel.gpu.tiled import efficiency_of
+from pysim.cachemodel.gpu.product_columns import efficiency_of
 from pysim.calibration import gpu_fit
 from pysim.calibration.gpu_fit import EFFICIENCY, EFFICIENCY_PRIOR, FAST_WEIGHT, MAX_SLOWDOWN, PRIOR
 from pysim.machine.gpu import Gpu, GpuFamily

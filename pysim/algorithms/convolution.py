@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from pysim.algorithms.contract import DIRECT_SUM, Bound, Prepared
-from pysim.cachemodel.gpu import launches, tiled, words
+from pysim.cachemodel.gpu import launch_text, launches, product_columns
+from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.mainloop import Work
 from pysim.cachemodel.gpu.occupancy import occupancy
-from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.waves import FIXUP_LOADS_IN_FLIGHT
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.errors import PlanError
@@ -51,7 +51,7 @@ class ByRow:
     def __init__(self, row: ConvKernel, w: Conv, layout: Layout, chunks: int = 1) -> None:
         self.row, self.layout, self.chunks = row, layout, chunks
         self.w = w if w.dtype == row.dtype else msgspec.structs.replace(w, dtype=row.dtype)
-        self.size, self.tiles = self.w.element_bytes, tiled.product_tiles(row, layout)
+        self.size, self.tiles = self.w.element_bytes, product_columns.product_tiles(row, layout)
         self.windows = Windows(self.w, layout, row.outputs)
 
     def refusal(self) -> Reason | None:
@@ -97,7 +97,7 @@ class ByRow:
 
     def estimate(self) -> Attributes:
         """Estimated attributes, where the compiler was not asked."""
-        return tiled.estimate(self.row)
+        return product_columns.estimate(self.row)
 
     def tolerance(self) -> Bound:
         """A sum's, and what must be finite for that: filters where padding is multiplied as zeros."""
@@ -129,7 +129,7 @@ class ByRow:
         """It as a variant without columns, which uses a family's constants and the machine's `numbers` by prefixes of their paths."""
         row, name = self.row, self.row.name
         attributes = known.get(name) or self.estimate()
-        used, assumed = tiled.numbers_of(gpu, row.pipe, family, *numbers), tiled.assumed_of(row, family, known)
+        used, assumed = product_columns.numbers_of(gpu, row.pipe, family, *numbers), product_columns.assumed_of(row, family, known)
         return Variant(name, partial(GpuSchedule, name), attributes, name in known, used, kind=self.kind, assumed=assumed)
 
     def tiled(self, gpu: Gpu, known: dict[str, Attributes], work: Work, passes: tuple[Pass, ...] = (), *numbers: str) -> Variant:
@@ -138,7 +138,7 @@ class ByRow:
         name, family = constants_of(gpu, row.families)
         variant = self.launched(gpu, known, name, "l1_bytes", *numbers)
         own, threads = variant.attributes, self.threads
-        columns = tiled.columns_of(gpu, tiles, own, work, family, tiled.efficiency_of(tiles, own, known), threads)
+        columns = product_columns.columns_of(gpu, tiles, own, work, family, product_columns.efficiency_of(tiles, own, known), threads)
         blocks, l1 = float(columns.blocks_per_sm), float(gpu.l1_bytes.value)
         l1 = max(l1 / MIN_L1_SHARE, l1 - blocks * own.shared_bytes) / max(1.0, blocks)  # of a block
         of_filters = float(w.group_filters * windows.k * self.planes * self.size * tiles.parts)  # bytes, of a group
@@ -148,7 +148,7 @@ class ByRow:
             (of_filters * w.groups, windows.bytes),
             (of_filters, self.requested_bytes(l1)),
         )
-        (m, n), (a, b), requested = (pair[::-1] for pair in sides) if tiled.windows_are_rows(row, self.layout) else sides
+        (m, n), (a, b), requested = (pair[::-1] for pair in sides) if product_columns.windows_are_rows(row, self.layout) else sides
         columns = columns._replace(
             m=m, n=n, k=self.k, element_bytes=self.size, bytes_a=a, bytes_b=b, bytes_c=w.output_elements * self.size,
             requested_bytes_a=requested[0], requested_bytes_b=requested[1],
@@ -215,7 +215,7 @@ class Rows:
         return self.of(problem, schedule).tolerance()
 
     def describe(self, plan: Plan) -> Description:
-        return words.describe(plan, self.candidates, self.about, self.of(plan.conv, plan.launch, plan.layout).lines())
+        return launch_text.describe(plan, self.candidates, self.about, self.of(plan.conv, plan.launch, plan.layout).lines())
 
 
 def refuses(name: str, w: Conv) -> Reason | None:

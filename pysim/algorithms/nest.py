@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pysim.algorithms.contract import Nests, Prepared
-from pysim.cachemodel.cpu import nested, words
+from pysim.cachemodel.cpu import nest_schedules, nest_text
 from pysim.cachemodel.cpu.loops import Array
 from pysim.cachemodel.cpu.nest import Nest, nest_of, packed_filter_bytes, workspace_bytes
 from pysim.machine.cpu import Machine
@@ -33,21 +33,21 @@ class OnNest(NamedTuple):
     algorithm: str | None = None
 
     def least_cycles(self, request: Request, best: float) -> float:
-        return nested.least_cycles(self.nest(request.problem), request, best, self.form) if request.threads == 1 else 0.0
+        return nest_schedules.least_cycles(self.nest(request.problem), request, best, self.form) if request.threads == 1 else 0.0
 
-    def candidates(self, request: Request, limit: Array | float = 0.0) -> nested.Found | NoneLegal:
-        return nested.candidates(self.nest(request.problem), request, limit, self.form, self.algorithm)
+    def candidates(self, request: Request, limit: Array | float = 0.0) -> nest_schedules.Found | NoneLegal:
+        return nest_schedules.candidates(self.nest(request.problem), request, limit, self.form, self.algorithm)
 
     def workspace_bytes(self, problem: Any, schedule: Schedule, layout: Layout) -> int:
         return workspace_bytes(self.nest(problem), schedule)
 
     def nests(self, plan: Plan) -> Nests:
         schedule, on = on_cpu(plan)
-        loops, names = words.sliced(self.nest(plan.workload), on, schedule)
+        loops, names = nest_text.sliced(self.nest(plan.workload), on, schedule)
         return Nests((loops,), names, sliced=True)
 
     def describe(self, plan: Plan) -> Description:
-        return words.describe_nest(self.nest(plan.workload), plan, self.summary)
+        return nest_text.describe_nest(self.nest(plan.workload), plan, self.summary)
 
 
 def packed_filters(problem: Conv, schedule: Schedule, layout: Layout) -> Prepared:

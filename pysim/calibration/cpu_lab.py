@@ -11,13 +11,13 @@ from pysim import planner
 from pysim.calibration.detected import shares, team_sizes
 from pysim.calibration.linux import read_caches
 from pysim.comparison.bench import Bench, bench_of
-from pysim.comparison.field import checked
+from pysim.comparison.peer_timings import checked
 from pysim.errors import MachineError
 from pysim.machine.cpu import Machine
 from pysim.measure.clock import Call, CpuClock, interleave
-from pysim.measure.load import Watch
+from pysim.measure.cpu_load import Watch
+from pysim.measure.parallel_probe import usable
 from pysim.measure.speed import PLAIN
-from pysim.measure.team import usable
 from pysim.problem.text import parse
 from pysim.record.plan import Plan
 from pysim.runtime import cpu

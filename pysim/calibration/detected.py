@@ -39,14 +39,14 @@ import msgspec
 import numpy as np
 
 from pysim.calibration.linux import BY_HAND, SYSFS, Cpu, Geometry, cpu_count
-from pysim.calibration.relatives import Relative, relative
+from pysim.calibration.nearest_machine import Relative, relative
 from pysim.errors import MachineError, NativeError
 from pysim.machine.cpu import Core, Csa, Level, Machine, Memory, OfType, Together, Unit
 from pysim.machine.load import load_any, names
 from pysim.machine.quantity import Number, Source, facts
-from pysim.measure.load import Watch
+from pysim.measure.cpu_load import Watch
+from pysim.measure.parallel_probe import all_at_once, one_by_one
 from pysim.measure.speed import LINE_SECONDS, PLAIN
-from pysim.measure.team import all_at_once, one_by_one
 from pysim.registry.cpu import results_of_multiply_add
 
 PROBE_SECONDS = 0.02

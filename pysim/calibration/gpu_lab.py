@@ -17,7 +17,7 @@ from pysim import planner
 from pysim.cachemodel.gpu import waves
 from pysim.calibration.gpu_fit import Case
 from pysim.comparison.bench import bench_of, release
-from pysim.comparison.field import checked
+from pysim.comparison.peer_timings import checked
 from pysim.errors import NativeError, OperandError, PlanError
 from pysim.machine.gpu import Gpu
 from pysim.measure.clock import Call, interleave

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pysim.calibration.detected import Probes, measure
-from pysim.calibration.kept import Kept, can_keep, kept_of, recall, remember
+from pysim.calibration.detection_cache import Kept, can_keep, kept_of, recall, remember
 from pysim.calibration.linux import CPUINFO, SYSFS, Cpu, Geometry, core_count, getconf, read_caches, read_cpu
 from pysim.errors import MachineError, MissingError
 from pysim.machine.cpu import Machine
@@ -22,7 +22,7 @@ from pysim.machine.gpu import Gpu
 from pysim.machine.load import load, load_any, loads, names
 from pysim.machine.quantity import Count, Number, Source, assumed
 from pysim.machine.write import to_toml
-from pysim.measure.load import share_of_others
+from pysim.measure.cpu_load import share_of_others
 from pysim.runtime import cuda
 from pysim.runtime.cpu import Executor
 from pysim.runtime.emulated import executor_for, targets_of

@@ -19,7 +19,7 @@ from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tally, Tile,
 from pysim.commands.common import Choice, Column, OutputFile, document, json_option, put, put_table
 from pysim.errors import OperandError, ProblemError
 from pysim.explain.bankmap import Picture, picture, svg, text
-from pysim.files import written
+from pysim.file_io import written
 
 _LANE_LAYOUT = re.compile(r"\(?([0-9]+(?:,[0-9]+)*)\)?:\(?([0-9]+(?:,[0-9]+)*)\)?")
 _PIPED_COLUMNS = 120

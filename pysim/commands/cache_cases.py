@@ -150,7 +150,7 @@ def _case(of: Prepared) -> Case:
 def doubts_of(case: Case) -> list[str]:
     """What the closed forms or the trace leave out."""
     from pysim.cachemodel.cpu.nest import nest_of
-    from pysim.cachemodel.cpu.sliced import doubts, doubts_of_levels
+    from pysim.cachemodel.cpu.nest_loops import doubts, doubts_of_levels
     from pysim.record.plan import on_cpu
 
     schedule, on = on_cpu(case.of.plan)
@@ -164,11 +164,11 @@ def doubts_of(case: Case) -> list[str]:
 
 def footprints(case: Case) -> list[str]:
     """The reuse distances of each operand, from the description of the loops."""
-    from pysim.cachemodel.cpu import words
+    from pysim.cachemodel.cpu import nest_text
     from pysim.record.plan import on_cpu
 
     on = on_cpu(case.of.plan)[1]
-    return [line for nest in case.of.nests.loops for line in words.reused(nest, on, case.of.nests.names)]
+    return [line for nest in case.of.nests.loops for line in nest_text.reused(nest, on, case.of.nests.names)]
 
 
 def levels_of(case: Case) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pysim.commands.cache_cases import Case, fields_of, levels_of, nests_of, prepared, shape_of, simulated
 from pysim.commands.common import Cell, Column, document, put, put_table, say
 from pysim.errors import MissingError
-from pysim.files import written
+from pysim.file_io import written
 
 if TYPE_CHECKING:
     from pysim.problem.text import Layer

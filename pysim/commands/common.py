@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import click
 
 from pysim.errors import ProblemError, choose, printable, quoted
-from pysim.files import check_writable
+from pysim.file_io import check_writable
 from pysim.record.accuracy import ACCURACIES
 from pysim.registry.cuda import CONV_LAYOUTS
 

@@ -14,7 +14,7 @@ from pysim.problem.text import model_file
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
-    from pysim.onnx.whole import ModelComparison
+    from pysim.onnx.compare import ModelComparison
 
 _SHOWN_LAYERS = 8  # the slowest
 
@@ -42,7 +42,7 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
         return Networks([])
     from pysim.calibration import host
     from pysim.machine.gpu import Gpu
-    from pysim.onnx.whole import compare
+    from pysim.onnx.compare import compare
 
     if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
         say(f"{', '.join(word for word, _ in named)}: only the layers run on {on.name}; a network runs as a whole on this computer's CPU")
@@ -62,7 +62,7 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
 
 def put_networks(models: "list[ModelComparison]") -> None:
     """Writes a row per model, then its slowest layers."""
-    from pysim.onnx.whole import LARGEST_ERROR
+    from pysim.onnx.compare import LARGEST_ERROR
 
     for result in models:
         put("")

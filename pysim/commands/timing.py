@@ -252,7 +252,7 @@ def _put_errors(errors: Mapping[str, Any], against: str, key: str) -> None:
 
 def put_state(done: "list[Comparison]") -> None:
     """Writes how times were taken: state of the caches, load of the processor."""
-    from pysim.measure.load import LOADED
+    from pysim.measure.cpu_load import LOADED
 
     states = {
         "hot": "hot caches: untimed calls of the same library precede each sample",

@@ -15,14 +15,14 @@ import msgspec
 from pysim import planner
 from pysim.cachemodel.simulator.simulated import simulated_cost
 from pysim.comparison.bench import Bench, bench_of, release
-from pysim.comparison.field import Entry, Field, checked, field_of, reason_of
+from pysim.comparison.peer_timings import Entry, Field, checked, field_of, reason_of
 from pysim.comparison.summary import OURS
 from pysim.errors import MissingError, PlanError, PysimError
 from pysim.explain.roof import above
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.measure.clock import Call, Timed, copies_for, interleave, rotating
-from pysim.measure.load import widened
+from pysim.measure.cpu_load import widened
 from pysim.measure.speed import PLAIN, Speed, Speedometer
 from pysim.measure.statistics import quartiles, ratio
 from pysim.measure.store import Store, environment, now

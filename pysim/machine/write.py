@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from pysim.errors import MachineError
-from pysim.files import check_writable, written
+from pysim.file_io import check_writable, written
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.quantity import Count, Number, items

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from pysim.arguments import word
 from pysim.errors import OperandError
-from pysim.measure.load import Load, Watch
+from pysim.measure.cpu_load import Load, Watch
 from pysim.measure.speed import Speed, Speedometer
 from pysim.measure.statistics import uncertainty
 from pysim.record.state import TIMED, RunState

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pysim.errors import NativeError
-from pysim.measure.team import all_at_once
+from pysim.measure.parallel_probe import all_at_once
 from pysim.runtime import cpu
 
 PLAIN = "portable"  # the instruction set of plain C

@@ -17,12 +17,12 @@ from pysim.arguments import whole
 from pysim.errors import OperandError, choose, printable
 from pysim.machine.cpu import Machine
 from pysim.network import operators
+from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
-from pysim.network.buffers import Buffers, plan_buffers, view_offset
+from pysim.network.conv3d import as_images
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
 from pysim.network.plan import Layer, NetworkPlan, layers_of, with_layouts
-from pysim.network.volumes import as_images
 from pysim.problem.gemm import Gemm
 from pysim.record.accuracy import Accuracy
 from pysim.record.plan import Plan, blocked_shape, on_cpu

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 
-from pysim.network.buffers import view_offset
+from pysim.network.arena import view_offset
 from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.network.graph import Graph, Node
 

@@ -19,7 +19,7 @@ from pysim.network.arrays import Attributes, Bind
 from pysim.network.graph import Array, Node
 from pysim.network.numpy_ops import convolutions
 from pysim.network.numpy_ops.convolutions import taps
-from pysim.network.numpy_ops.definitions import DEFINED
+from pysim.network.numpy_ops.operators import DEFINED
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
 

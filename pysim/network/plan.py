@@ -4,7 +4,7 @@
 Convolutions and products have plans for caches as a layer finds them (`pysim.record.state`, "chained"): the layer before has just written
 its input, and since its weights were read last the network has gone over its own size of other memory. A product of a constant matrix is
 planned as one whose matrix is packed once, of one row as the 1x1 convolution that it is; one of two values as many as their other axes say.
-What else a network does is `pysim.network.passes`.
+What else a network does is `pysim.network.operator_seconds`.
 """
 
 from functools import lru_cache
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from pysim import planner
 from pysim.errors import PlanError, printable
 from pysim.machine.cpu import Machine
+from pysim.network.arena import Buffers
 from pysim.network.arrays import shapes_of_products
-from pysim.network.buffers import Buffers
 from pysim.network.graph import Graph, Node
 from pysim.network.layouts import LayoutChoice, choose_layouts
-from pysim.network.passes import DTYPES, other_seconds, pool_seconds, reordering_seconds
+from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload

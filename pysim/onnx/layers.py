@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pysim.errors import MissingError, ProblemError, printable
-from pysim.files import read_bytes
+from pysim.file_io import read_bytes
 from pysim.network.graph import Array
 from pysim.onnx.names import check_names, text_of
 from pysim.onnx.sparse import make_dense

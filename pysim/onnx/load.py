@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from pysim.arguments import MOST_THREADS, whole, word
+from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.errors import OperandError, PlanError, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.network.execution import Network
-from pysim.once import LruCache
 from pysim.onnx import reading
 from pysim.problem.text import model_file
 from pysim.record.accuracy import ACCURACIES, Accuracy

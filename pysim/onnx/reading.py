@@ -19,13 +19,13 @@ from pysim.network.operators import reference
 from pysim.onnx import layers, shape_inference
 from pysim.onnx.branches import captured, with_branches
 from pysim.onnx.external import load_external
+from pysim.onnx.lowering.conv1d import with_rows
 from pysim.onnx.lowering.fused import without_fused
 from pysim.onnx.lowering.operators import EXPANSIONS, LOWER, split
 from pysim.onnx.lowering.patterns import with_patterns
 from pysim.onnx.lowering.regions import with_regions
-from pysim.onnx.lowering.rows import with_rows
 from pysim.onnx.names import check_names, check_nodes, check_utf8, text_of
-from pysim.onnx.seeds import seeded
+from pysim.onnx.random_weights import seeded
 
 if TYPE_CHECKING:
     import onnx

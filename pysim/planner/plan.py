@@ -26,7 +26,7 @@ from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
 from pysim.planner.table import BOUND_ABOVE, Table
-from pysim.planner.team import plan_for_team
+from pysim.planner.threads import plan_for_team
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload, parse
 from pysim.record.accuracy import ACCURACIES, Accuracy
@@ -84,7 +84,7 @@ def plan(
     algorithm        restricts the plan to this algorithm
     name             the name of another plan: its schedule is costed, nothing else is considered
     memory_limit     the most bytes of workspace
-    threads          threads of a CPU that share the run; the plan is the best for that many (`pysim.planner.team`)
+    threads          threads of a CPU that share the run; the plan is the best for that many (`pysim.planner.threads`)
     prepared         whether B of a product is prepared once, as the weights of a convolution always are; the cost leaves that out
     accuracy         "standard": any plan; "strict": plans whose stated error is at most that of a direct sum of the type; "ieee": plans
                      that multiply and add in the type itself (`pysim.algorithms.accuracy`)

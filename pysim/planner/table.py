@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pysim.algorithms.contract import Algorithm, Array, Candidates, least_cycles
 from pysim.cachemodel.costs import Costs
-from pysim.planner.accurate import accurate
+from pysim.planner.accuracy_filter import accurate
 from pysim.record.cost import NoneLegal, Rejected
 from pysim.record.plan import Request
 from pysim.record.schedule import AnySchedule

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from pysim.errors import ProblemError, choose
-from pysim.files import read_text
+from pysim.file_io import read_text
 from pysim.problem.conv import Axis, Conv
 from pysim.problem.dtypes import CONV_DTYPES, GEMM_DTYPES, TABLE
 from pysim.problem.fields import INT64_MAX, quote

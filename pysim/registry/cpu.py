@@ -13,7 +13,7 @@ import msgspec
 from pysim.errors import PysimError, choose, quoted
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
-from pysim.registry.files import epilogue_numbers, native_file
+from pysim.registry.native_files import epilogue_numbers, native_file
 
 # Tables in the order of registry.c, with the forms of their kernels
 _TABLES = {

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from pysim.problem.dtypes import SUM_BYTES
-from pysim.registry.files import epilogue_numbers, native_file
+from pysim.registry.native_files import epilogue_numbers, native_file
 
 _HERE = Path(__file__).parent
 _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # a family's common columns, and each of its rows

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from pysim.arguments import Activation
 from pysim.arguments import activation as activation_of
+from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError, quoted
-from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, blocks_of
 from pysim.record.schedule import PACK, STATIONARY, Schedule
 from pysim.registry.cpu import algorithms, cpu_epilogues, cpu_kernel, cpu_kernels, kind_of
-from pysim.registry.files import declarations
+from pysim.registry.native_files import declarations
 
 Array = NDArray[Any]
 # NumPy has no bf16: an array of ml_dtypes (known by its dtype's name), or its bits as uint16

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from pysim.arguments import Activation as Activation
 from pysim.arguments import activation as activation_of
+from pysim.caches import once
 from pysim.errors import MissingError, NativeError, OperandError, PlanError
-from pysim.once import once
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, gemm_kernels
-from pysim.registry.files import declarations
+from pysim.registry.native_files import declarations
 from pysim.runtime.arrays import SIZES
 
 Array = NDArray[Any]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from pysim.caches import LruCache
 from pysim.errors import OperandError
-from pysim.once import LruCache
 from pysim.runtime import arrays, cuda
 from pysim.runtime.arrays import SIZES, Matrix
 from pysim.runtime.cuda import Array

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pysim.errors import MissingError
-from pysim.registry.files import native_file
+from pysim.registry.native_files import native_file
 
 _FLAGS = ("-std=gnu11", "-O3", "-Wno-unknown-pragmas", "-Wno-psabi")
 _ROOMS = ("abi", "algorithms", "operators", "portable", "reference", "simulator", "threads")  # of the library in plain C

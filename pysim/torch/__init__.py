@@ -33,7 +33,7 @@ except ImportError:
 from torch._dynamo.exc import TorchDynamoException
 from torch.nn.modules import module as torch_module
 
-from pysim.once import LruCache
+from pysim.caches import LruCache
 from pysim.torch.capture.effects import effects_of
 from pysim.torch.capture.rewriting import count_trainings, rewrite
 from pysim.torch.cuda_graph import GraphedCalls

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pysim.once import LruCache
+from pysim.caches import LruCache
 from pysim.runtime.cuda_call import forget_workspaces
 from pysim.torch.parameters import TensorVersions, versions_of
 from pysim.torch.precision import settings

@@ -23,7 +23,7 @@ from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pysim.once import LruCache
+from pysim.caches import LruCache
 
 _version = attrgetter("_version")
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from pysim.caches import LruCache
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.compare import core_then, target_of
-from pysim.comparison.field import checked
+from pysim.comparison.peer_timings import checked
 from pysim.errors import MachineError, MissingError, PysimError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
@@ -22,7 +23,6 @@ from pysim.measure.clock import Array, Call, interleave
 from pysim.measure.speed import Speedometer, middle
 from pysim.measure.statistics import kendall_tau
 from pysim.measure.store import Store
-from pysim.once import LruCache
 from pysim.problem.text import Layer
 from pysim.record.measurement import CoreThen
 from pysim.record.plan import Layout, Plan

@@ -42,7 +42,7 @@ from pysim.check.reference import Trial, trial
 from pysim.check.verdict import on_random
 from pysim.comparison import bench as benches
 from pysim.comparison.bench import release
-from pysim.comparison.field import checked, reason_of
+from pysim.comparison.peer_timings import checked, reason_of
 from pysim.errors import MissingError, PlanError, PysimError, StoreError, choose, run_script
 from pysim.machine.gpu import Gpu
 from pysim.measure import events

@@ -25,9 +25,9 @@ import numpy as np
 from pysim.algorithms.contract import Nests, direct_sum, requires_nchw
 from pysim.algorithms.cpu import direct_nchwc
 from pysim.algorithms.cpu.direct_nchwc import described, least_cycles_of, passed, terms
-from pysim.cachemodel.cpu import words
+from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, pass_of
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part
@@ -159,8 +159,10 @@ def describe(plan: Plan) -> Description:
     moved = f"per image: {w.channels} input channels to blocks of {kernel.lane_filters}, {w.filters} output channels back to planes"
     inner = f"{kernel.name} on up to {kernel.windows} pixels x {kernel.filters} filters x {schedule.channels} channels"
     nest, names = described(w, Rows.alone(kernel, schedule), _layout(kernel)), nests(plan).names
-    section, peak = Section("layout conversion", (moved,)), words.peak_of_taps(plan, prod(live_taps(w)))
-    return words.describe(plan, "direct convolution in channel blocks, converted from NCHW and back", nest, inner, names, (section,), peak)
+    section, peak = Section("layout conversion", (moved,)), nest_text.peak_of_taps(plan, prod(live_taps(w)))
+    return nest_text.describe(
+        plan, "direct convolution in channel blocks, converted from NCHW and back", nest, inner, names, (section,), peak
+    )
 
 
 def nests(plan: Plan) -> Nests:

@@ -47,9 +47,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pysim.algorithms.contract import Nests, Prepared, direct_sum
-from pysim.cachemodel.cpu import words
+from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import SHORT_CALL, Pass, traffic_of
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps
 from pysim.cachemodel.cpu.threads import Part, rows_of
@@ -430,8 +430,8 @@ def describe(plan: Plan) -> Description:
         inner = f"{kernel.name} on up to {high} rows x {kernel.lane_windows} columns, {w.kernel_h}x{w.kernel_w} taps; {shared}"
     summary = "groups of few channels, input and weights read in place"
     met = prod(live_taps(w)) if kernel.form == BLOCKS else live_taps(w)[0] * w.out_w * w.kernel_w
-    peak = words.peak_of_taps(plan, met, _unit(on_cpu(plan)[1], kernel))
-    return words.describe(plan, summary, nests(plan).loops[0], inner, peak=peak)
+    peak = nest_text.peak_of_taps(plan, met, _unit(on_cpu(plan)[1], kernel))
+    return nest_text.describe(plan, summary, nests(plan).loops[0], inner, peak=peak)
 
 
 def nests(plan: Plan) -> Nests:

@@ -39,9 +39,9 @@ import msgspec
 import numpy as np
 
 from pysim.algorithms.contract import Nests, Prepared, direct_sum
-from pysim.cachemodel.cpu import words
+from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, pass_of
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, round_up, row_of, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, round_up, row_of, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div, live_taps, nest_of, panel_bytes, used_taps
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
@@ -284,8 +284,8 @@ def describe(plan: Plan) -> Description:
     layout = f"blocks of {shape.inner} channels" if shape.inner > 1 else "NCHW input"
     inner = f"{kernel.name} on {ceil_div(shape.pixels, shape.per_row)} pixels x {kernel.filters} filters x {schedule.channels} channels"
     (nest,), names, _ = nests(plan)
-    peak = words.peak_of_taps(plan, shape.steps * w.windows)
-    return words.describe(plan, f"direct convolution of {layout}, elements broadcast in place", nest, inner, names, peak=peak)
+    peak = nest_text.peak_of_taps(plan, shape.steps * w.windows)
+    return nest_text.describe(plan, f"direct convolution of {layout}, elements broadcast in place", nest, inner, names, peak=peak)
 
 
 def nests(plan: Plan) -> Nests:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """im2col and a matrix product: columns[C R S][P Q] of each image are written to the workspace, then convolved 1x1 by SConv's nest.
 
-    cost = cost of the columns + cost of the 1x1 convolution (`pysim.cachemodel.cpu.nested`)
+    cost = cost of the columns + cost of the 1x1 convolution (`pysim.cachemodel.cpu.nest_schedules`)
 
 In a cost, `input` is what building the columns reads, and `columns` is what the product reads. Zeros of the padding are multiplied, so
 weights must be finite if the problem is padded.
@@ -30,14 +30,14 @@ import numpy as np
 
 from pysim.algorithms.contract import DIRECT_SUM, Array, Bound, Nests, Prepared, requires_nchw
 from pysim.cachemodel.costs import Costs
-from pysim.cachemodel.cpu import nested, tilings, words
+from pysim.cachemodel.cpu import nest_schedules, nest_text, tilings
 from pysim.cachemodel.cpu.cost import Pass, cost_from, traffic_of
 from pysim.cachemodel.cpu.incore import MASK_CYCLES, PHASES, stride_cycles
 from pysim.cachemodel.cpu.loops import Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, Nest, ceil_div, nest_of, packed_filter_bytes
 from pysim.cachemodel.cpu.nest import workspace_bytes as panel_bytes
-from pysim.cachemodel.cpu.nested import NestCandidates
-from pysim.cachemodel.cpu.sliced import OPERANDS
+from pysim.cachemodel.cpu.nest_loops import OPERANDS
+from pysim.cachemodel.cpu.nest_schedules import NestCandidates
 from pysim.cachemodel.cpu.threads import Part, nest_part, rows_of
 from pysim.machine.cpu import Machine, Unit
 from pysim.problem.conv import Conv
@@ -153,7 +153,7 @@ def least_cycles(request: Request, best: float) -> float:
         return 0.0
     packer = _packer(kernels, on)
     copy = copy_cycles(problem, on, packer)
-    product = nested.least_cycles(_nest(problem), request, best - copy)
+    product = nest_schedules.least_cycles(_nest(problem), request, best - copy)
     if copy + product > best:
         return copy + product
     return float(columns_pass(problem, on, request.state, packer).cycles[0]) + product
@@ -166,7 +166,7 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
         return NoneLegal(rejected)
     columns = columns_pass(problem, on, request.state, _packer(kernels, on))
     cycles = float(columns.cycles[0])
-    product = nested.candidates(_nest(problem), request, limit - cycles, algorithm=NAME)
+    product = nest_schedules.candidates(_nest(problem), request, limit - cycles, algorithm=NAME)
     assert isinstance(product, NestCandidates)
     return Candidates(columns, product, float(product.limit.min()) + cycles, product.rejected)  # one kind, for both stationary operands
 
@@ -177,7 +177,7 @@ def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
 
 def _costs(of: Candidates) -> Costs:
     """The costs of the product plus that of the columns; one kind, whichever operand is stationary."""
-    product, found = nested.costs_of(of.product)
+    product, found = nest_schedules.costs_of(of.product)
     product.operands, columns = ("columns", *OPERANDS[1:]), of.columns  # what it reads
     return found._replace(
         kinds=(NAME,),
@@ -215,8 +215,8 @@ def largest_part(problem: Conv, schedule: Schedule, threads: int) -> Part:
 
 def describe(plan: Plan) -> Description:
     w, (_, on) = plan.conv, on_cpu(plan)
-    columns = Section("columns", tuple(words.printed(columns_nest(w, on))))
-    return words.describe_nest(_nest(w), plan, "im2col of each image into the workspace, then a 1x1 convolution", (columns,))
+    columns = Section("columns", tuple(nest_text.printed(columns_nest(w, on))))
+    return nest_text.describe_nest(_nest(w), plan, "im2col of each image into the workspace, then a 1x1 convolution", (columns,))
 
 
 def nests(plan: Plan) -> Nests:
@@ -224,5 +224,5 @@ def nests(plan: Plan) -> Nests:
     schedule, on = on_cpu(plan)
     columns = columns_nest(plan.conv, on)
     copied = LoopNest(columns.loops, columns.operands[:2], columns.total, 1)  # the others stand for the product
-    product, names = words.sliced(_nest(plan.conv), on, schedule)
+    product, names = nest_text.sliced(_nest(plan.conv), on, schedule)
     return Nests((copied, product.renamed({"input": "columns"}, without="images")), names)

@@ -14,9 +14,9 @@ from pysim.algorithms.contract import Prepared, direct_sum
 from pysim.algorithms.cpu.unpacked import nest_of as unpacked
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.cachemodel.cpu import nest as loops
-from pysim.cachemodel.cpu import nested
+from pysim.cachemodel.cpu import nest_schedules
 from pysim.cachemodel.cpu.loops import Array
-from pysim.cachemodel.cpu.nested import cost as cost
+from pysim.cachemodel.cpu.nest_schedules import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part
 from pysim.problem.gemm import Gemm
 from pysim.record.cost import NoneLegal, Rejected
@@ -40,7 +40,7 @@ def least_cycles(request: Request, best: float) -> float:
     return _NEST.least_cycles(request, best) if request.prepared else 0.0
 
 
-def candidates(request: Request, limit: Array | float = 0.0) -> nested.Found | NoneLegal:
+def candidates(request: Request, limit: Array | float = 0.0) -> nest_schedules.Found | NoneLegal:
     if request.prepared or request.schedule is not None:
         return _NEST.candidates(request, limit)
     return NoneLegal((Rejected(NAME, "B is not prepacked; use pysim.prepare, or plan with prepared=True", "shape"),))

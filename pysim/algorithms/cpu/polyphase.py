@@ -31,9 +31,9 @@ import numpy as np
 
 from pysim.algorithms.contract import Nests, direct_sum, requires_nchw
 from pysim.algorithms.nest import packed_filters
-from pysim.cachemodel.cpu import words
+from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, traffic_of
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, Terms, type_refusal, unpacked_plan
+from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, Terms, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part, parts_of_each, rows_of
@@ -191,7 +191,7 @@ def describe(plan: Plan) -> Description:
     taps = f"{w.group_channels}x{w.kernel_h}x{w.kernel_w} taps"
     inner = f"{kernel.name} on a row of outputs x {kernel.filters} filters, {taps} read from the split rows"
     summary = f"input rows split into {of.phases} phases; blocks of {of.rows} input rows for {schedule.k2} rows of outputs"
-    return words.describe(plan, summary, nests(plan).loops[0], inner)
+    return nest_text.describe(plan, summary, nests(plan).loops[0], inner)
 
 
 def nests(plan: Plan) -> Nests:

@@ -43,10 +43,10 @@ import msgspec
 import numpy as np
 
 from pysim.algorithms.contract import Nests, direct_sum, nothing_prepared
-from pysim.cachemodel.cpu import words
+from pysim.cachemodel.cpu import nest_text
 from pysim.cachemodel.cpu.cost import Pass, latencies, traffic_of, transfer_cycles, write_allocate_cycles
+from pysim.cachemodel.cpu.direct_schedules import ListedAlgorithm, Rows, Sizes, round_up, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.incore import line_accesses
-from pysim.cachemodel.cpu.listed import ListedAlgorithm, Rows, Sizes, round_up, type_refusal, unpacked_plan
 from pysim.cachemodel.cpu.loops import Array, Extent, Loop, LoopNest, Operand, miss_share
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN, ceil_div
 from pysim.cachemodel.cpu.threads import Part
@@ -354,7 +354,7 @@ def describe(plan: Plan) -> Description:
     lanes = "lanes along k, added at the end of each block" if shape.dot else "lanes along results"
     inner = f"{kernel.name} on {kernel.windows} results x up to {kernel.filters} {few}: {lanes}"
     summary = f"matrix product with few {few}, {large} read once in place"
-    return words.describe(plan, summary, nests(plan).loops[0], inner, peak=words.peak_of(plan, lanes_of(kernel)))
+    return nest_text.describe(plan, summary, nests(plan).loops[0], inner, peak=nest_text.peak_of(plan, lanes_of(kernel)))
 
 
 def nests(plan: Plan) -> Nests:

@@ -12,7 +12,7 @@ import msgspec
 from pysim.algorithms.contract import direct_sum, nothing_prepared
 from pysim.algorithms.nest import BROADCASTS, OnNest, broadcasts
 from pysim.cachemodel.cpu import nest as loops
-from pysim.cachemodel.cpu.nested import cost as cost
+from pysim.cachemodel.cpu.nest_schedules import cost as cost
 from pysim.cachemodel.cpu.threads import nest_part
 from pysim.problem.gemm import Gemm
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from pysim.algorithms.contract import Array, Bound, Nests, Prepared
 from pysim.cachemodel.costs import Costs, numbered
-from pysim.cachemodel.cpu import tilings, words
+from pysim.cachemodel.cpu import nest_text, tilings
 from pysim.cachemodel.cpu import winograd as model
 from pysim.cachemodel.cpu.cost import assumed, cost_from
-from pysim.cachemodel.cpu.listed import row_of
+from pysim.cachemodel.cpu.direct_schedules import row_of
 from pysim.cachemodel.cpu.nest import ceil_div
 from pysim.cachemodel.cpu.threads import Part, rows_of
 from pysim.errors import PlanError, choose, quoted
@@ -271,11 +271,11 @@ def describe(plan: Plan) -> Description:
     form = f"{of.form[:-1]}, {of.taps}x{of.taps})" + (f" of {w.stride_h}x{w.stride_h} phases" if w.stride_h > 1 else "")
     line = f"{form}: {counts[0]} multiplications per tile instead of {counts[1]}; {of.tiles} tiles in rows of {of.row}"
     transform = Section("transform", (line,))
-    peak = words.peak_of(plan) * counts[1] / counts[0]
+    peak = nest_text.peak_of(plan) * counts[1] / counts[0]
     summary = "tiles of outputs from transformed input patches and filters, one matrix product per plane"
     inner = f"{kernel.name} on {kernel.windows} filters x {of.panel} tiles x {s.channels} channels"
     (nest,), names, _ = nests(plan)
-    return words.describe(plan, summary, nest, inner, names, (transform,), peak)
+    return nest_text.describe(plan, summary, nest, inner, names, (transform,), peak)
 
 
 def nests(plan: Plan) -> Nests:

@@ -6,14 +6,14 @@ Worked number: conv:mb1ic64ih56oc64kh3ph1 has 64 x 3136 outputs, 6,272 warps of 
 """
 
 from pysim.algorithms.convolution import ByRow, Rows
-from pysim.cachemodel.gpu import tiled
+from pysim.cachemodel.gpu import product_columns
 from pysim.cachemodel.gpu.launches import Variant, constants_of
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.machine.gpu import Gpu
 from pysim.registry.cuda import WARP, Attributes
 
-BLOCK = tiled.PLAIN_BLOCK
+BLOCK = product_columns.PLAIN_BLOCK
 
 
 class ByThreads(ByRow):

@@ -21,7 +21,7 @@ import msgspec
 
 from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.contract import DIRECT_SUM, Bound, nothing_prepared
-from pysim.cachemodel.gpu import mainloop, tiled, words
+from pysim.cachemodel.gpu import launch_text, mainloop, product_columns
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
@@ -241,7 +241,7 @@ def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict
             max_cluster_splits=kernel.reduces_in_cluster,
             unaligned_c=columns.unaligned_c or own is not problem,  # a transposed tile is stored in pieces
         )
-        numbers = tiled.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
+        numbers = product_columns.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
         assumed = () if compiled else (f"kernel_attributes.{kernel.name}",)
         schedule = partial(GpuSchedule, kernel.name)
         result.append(Variant(kernel.name, schedule, attributes, compiled, numbers, columns, work, assumed=assumed))
@@ -282,7 +282,7 @@ def _of_kernel(
 ) -> tuple[Columns, str]:
     """The columns that do not depend on a product's sizes, and the family whose constants apply."""
     name, family = constants_of(gpu, families)
-    return tiled.columns_of(gpu, tiles, attributes, work, family, efficiency), name
+    return product_columns.columns_of(gpu, tiles, attributes, work, family, efficiency), name
 
 
 # The rest of the contract
@@ -342,4 +342,4 @@ def describe(plan: Plan) -> Description:
     kernel = gemm_kernel(plan.kernel)
     assert isinstance(problem, Gemm) and kernel is not None
     summary = f"product of {problem.m} x {problem.n} x {problem.k}, layout {problem.layout}"
-    return words.describe(plan, candidates, summary, words.tiling(problem, kernel.tiles))
+    return launch_text.describe(plan, candidates, summary, launch_text.tiling(problem, kernel.tiles))

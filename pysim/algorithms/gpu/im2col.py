@@ -15,9 +15,9 @@ import msgspec
 
 from pysim.algorithms.convolution import ByRow, Rows, legal_rows
 from pysim.algorithms.gpu import gemm
-from pysim.cachemodel.gpu import words
+from pysim.cachemodel.gpu import launch_text
+from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, prunes, round_up
-from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
@@ -107,8 +107,8 @@ class ByProducts(Rows):
     def describe(self, plan: Plan) -> Description:
         kernel, of = gemm_kernel(plan.launch.gemm or ""), products_of(plan.conv, plan.layout)
         assert kernel is not None
-        lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {kernel.name}", *words.tiling(of.problem, kernel.tiles))
-        return words.describe(plan, self.candidates, self.about, lines)
+        lines = (f"{'products':<18}{of.times:,} of {of.problem.text}, by {kernel.name}", *launch_text.tiling(of.problem, kernel.tiles))
+        return launch_text.describe(plan, self.candidates, self.about, lines)
 
 
 ALGORITHM = ByProducts("im2col", ByRow, "columns in the workspace, then products")

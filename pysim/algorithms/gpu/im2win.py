@@ -10,10 +10,10 @@ from functools import cached_property
 from pysim.algorithms.convolution import Rows
 from pysim.algorithms.gpu.direct import Direct
 from pysim.algorithms.gpu.implicit import list_refuses
+from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
-from pysim.cachemodel.gpu.passes import Pass
-from pysim.cachemodel.gpu.tiled import Gather, gathered, in_vectors
+from pysim.cachemodel.gpu.product_columns import Gather, gathered, in_vectors
 from pysim.cachemodel.gpu.windows import Windows
 from pysim.machine.gpu import Gpu
 from pysim.record.cost import Reason

@@ -8,10 +8,10 @@ Worked number: a k-iteration of 16 of 128 x 64 by offsets gathers 64 x 16 / 32 =
 """
 
 from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows
+from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import VECTOR_BYTES
-from pysim.cachemodel.gpu.passes import Pass
-from pysim.cachemodel.gpu.tiled import Gather, gathered, in_vectors
+from pysim.cachemodel.gpu.product_columns import Gather, gathered, in_vectors
 from pysim.machine.gpu import Gpu
 from pysim.problem.conv import Conv
 from pysim.record.cost import Reason

@@ -20,9 +20,9 @@ from pysim.algorithms.contract import Bound
 from pysim.algorithms.convolution import PROLOGUE_CHANNEL, PROLOGUE_ELEMENT, ByRow, Rows
 from pysim.algorithms.gpu import gemm
 from pysim.cachemodel.gpu import mainloop
+from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES
-from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES, Windows
 from pysim.machine.gpu import Gpu

@@ -18,11 +18,11 @@ from pysim.algorithms.accuracy import Size, random_walk, size_of
 from pysim.algorithms.contract import Bound
 from pysim.algorithms.convolution import ByRow, Rows
 from pysim.algorithms.gpu import gemm
-from pysim.cachemodel.gpu import tiled
+from pysim.cachemodel.gpu import product_columns
+from pysim.cachemodel.gpu.copy_kernels import Pass
 from pysim.cachemodel.gpu.launches import ALIGN, Variant, round_up
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import pipe_of
-from pysim.cachemodel.gpu.passes import Pass
 from pysim.cachemodel.shared_memory import winograd_shared
 from pysim.cachemodel.shared_memory.banks import SharedMemory
 from pysim.machine.gpu import Gpu
@@ -128,7 +128,7 @@ class Winograd(ByRow):
         k, filters, across = w.group_channels, w.group_filters, planes * of.blocks * row.block_windows
         problem = Gemm(m=across, n=filters, k=k, dtype=w.dtype) if nhwc else Gemm(m=filters, n=across, k=k, trans_a=True, dtype=w.dtype)
         own = known.get(row.name) or self.estimate()
-        columns, work, family = gemm.product(gpu, problem, tiles, PRODUCT_FAMILIES, own, tiled.efficiency_of(tiles, own, known))
+        columns, work, family = gemm.product(gpu, problem, tiles, PRODUCT_FAMILIES, own, product_columns.efficiency_of(tiles, own, known))
         plane, side = float(k * filters * self.size), "b" if nhwc else "a"  # each tile reads the filters of one plane
         of_filters = {f"bytes_{side}": plane * planes, f"requested_bytes_{side}": plane}
         columns = columns._replace(can_split_k=False, **of_filters)
@@ -187,7 +187,7 @@ class Winograd(ByRow):
 def iteration(gpu: Gpu, row: ConvKernel, layout: Layout) -> Work:
     """A k-iteration of a block of a fused row. Patches are loaded element by element, transformed, and stored plane by plane; transformed
     filters are copied."""
-    edge, tiles = row.outputs + 2, tiled.product_tiles(row, layout)
+    edge, tiles = row.outputs + 2, product_columns.product_tiles(row, layout)
     planes = edge**2
     adds = 4 * edge * row.outputs if row.outputs == 2 else 2 * edge * 12  # of B^T d B: 32 of 4 x 4, 144 of 6 x 6
     patches = row.block_windows * row.block_k / WARP

@@ -27,8 +27,8 @@ import numpy as np
 
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.nest import PANEL_ALIGN
+from pysim.cachemodel.cpu.nest_loops import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED
 from pysim.cachemodel.cpu.occupancy import CERTAIN_LINES
-from pysim.cachemodel.cpu.sliced import FILTERS, INPUT, OPERANDS, OUTPUT, PACKED
 from pysim.machine.cpu import Level
 
 _NORMAL = ((-1.0, 0.158), (0.0, 0.341), (1.0, 0.341), (2.0, 0.136))  # z, and what Phi(z) is more than at the z before, rounded down

@@ -64,8 +64,8 @@ from pysim.cachemodel.cpu.incore import Array, Rates, Table, compute_cycles, sel
 from pysim.cachemodel.cpu.incore import rates as rates_of
 from pysim.cachemodel.cpu.loops import LoopNest
 from pysim.cachemodel.cpu.nest import Nest
+from pysim.cachemodel.cpu.nest_loops import OPERANDS, streams_of
 from pysim.cachemodel.cpu.occupancy import traffic
-from pysim.cachemodel.cpu.sliced import OPERANDS, streams_of
 from pysim.errors import PlanError
 from pysim.machine.cpu import Level, Machine, Memory
 from pysim.record.cost import Cost

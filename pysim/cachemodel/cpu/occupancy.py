@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from pysim.cachemodel.cpu.incore import Array, Table
 from pysim.cachemodel.cpu.loops import scattered_miss_share
-from pysim.cachemodel.cpu.sliced import OPERANDS, TableStreams
+from pysim.cachemodel.cpu.nest_loops import OPERANDS, TableStreams
 from pysim.machine.cpu import Level
 from pysim.record.state import NEVER
 

@@ -21,9 +21,9 @@ import numpy as np
 
 from pysim.cachemodel.costs import Costs, numbered
 from pysim.cachemodel.gpu import threads, waves
+from pysim.cachemodel.gpu.copy_kernels import Pass, pass_cycles
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, Work
 from pysim.cachemodel.gpu.occupancy import unable
-from pysim.cachemodel.gpu.passes import Pass, pass_cycles
 from pysim.cachemodel.gpu.threads import Threads
 from pysim.cachemodel.gpu.traffic import Floats, Integers
 from pysim.cachemodel.gpu.waves import DATA_PARALLEL, LOOP_BOUNDS, SPLIT_K, STREAM_K, TERMS, WAVE_TERMS, Columns, Prediction, Table

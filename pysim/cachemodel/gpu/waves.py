@@ -54,8 +54,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pysim.cachemodel.gpu.copy_kernels import copy_rate
 from pysim.cachemodel.gpu.mainloop import Work
-from pysim.cachemodel.gpu.passes import copy_rate
 from pysim.cachemodel.gpu.traffic import Flags, Floats, Integers, Number, Rasterisation, l2_miss_share, sharing, within_gpcs
 from pysim.machine.gpu import Gpu
 from pysim.record.schedule import DECOMPOSITIONS

@@ -46,7 +46,7 @@ from pysim.cachemodel.shared_memory.expression import evaluate
 from pysim.cachemodel.shared_memory.layout import Padding, Rotation, Swizzle, row_major
 from pysim.cachemodel.shared_memory.tile import MOST_BYTES, Access, Tile, addresses
 from pysim.errors import OperandError, ProblemError, nearest, printable
-from pysim.files import read_text
+from pysim.file_io import read_text
 
 _MAX_FILE_BYTES = 1 << 20
 _MOST_INSTRUCTIONS = 1 << 16

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from pysim.cachemodel.cpu.listed import row_of
+from pysim.cachemodel.cpu.direct_schedules import row_of
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.cachemodel.simulator.hierarchy import Hierarchy, Result
 from pysim.errors import PlanError

@@ -16,7 +16,7 @@ import numpy as np
 from pysim.errors import ProblemError, printable
 from pysim.network.fusion import norm_constants
 from pysim.network.graph import Graph, Node
-from pysim.network.numpy_ops.definitions import backward_too, with_places
+from pysim.network.numpy_ops.operators import backward_too, with_places
 from pysim.network.numpy_ops.recurrent import INPUTS, WEIGHTS, recurrent
 from pysim.network.operators import checked
 from pysim.onnx import layers, shape_inference
@@ -78,7 +78,7 @@ def _conv(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | 
 
 
 def _conv_by_taps(node: Node, graph: Graph, constant: bool) -> Node | None:
-    """A convolution of volumes (`pysim.network.volumes`) if its weights are constant, else one over any number of axes by NumPy."""
+    """A convolution of volumes (`pysim.network.conv3d`) if its weights are constant, else one over any number of axes by NumPy."""
     given, (x, w) = node.attributes, (graph.tensors[name].shape for name in node.inputs[:2])
     if not graph.tensors[node.inputs[0]].native or len(x) < 3:
         return None

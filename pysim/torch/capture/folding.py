@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pysim.once import LruCache
+from pysim.caches import LruCache
 from pysim.torch.capture.effects import Effects, is_pure, makes_memory
 from pysim.torch.parameters import ParameterCache
 

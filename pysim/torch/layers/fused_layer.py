@@ -26,23 +26,23 @@ import torch
 from torch.nn import functional
 
 from pysim import planner
+from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.check.bounds import bound_of
 from pysim.errors import PysimError
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.network.fusion import RESIDUAL_INPUT
-from pysim.once import LruCache
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan, on_cpu
 from pysim.runtime.cpu_launch import Prepared
 from pysim.runtime.cuda_call import ALIGNMENT_BYTES
-from pysim.torch.layers.expected import passes_seconds, pytorch_seconds
 from pysim.torch.layers.expected_cpu import MARGIN, name_of, own_activation, own_seconds
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation, apply_activation_
+from pysim.torch.layers.pytorch_seconds import passes_seconds, pytorch_seconds
 from pysim.torch.parameters import EPOCH, ParameterCache, changes_are_seen, needs_pytorch
 from pysim.torch.precision import HALF, TENSORS, ModelAccuracy, plan_accuracy, settings, types_of
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pysim.caches import LruCache
 from pysim.errors import PysimError
-from pysim.once import LruCache
 from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
 from pysim.record.schedule import GpuSchedule

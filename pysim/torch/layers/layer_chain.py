@@ -4,7 +4,7 @@
 The first call runs layer by layer. The second call with the same parameters keeps its launches (`_LaunchGroup`). Later calls repeat them if
 their inputs have the same layouts and no parameter changed: such a call looks nothing up, allocates the results and one arena, and enqueues
 all launches at once. The arena holds the values between layers and the workspaces, placed by their lifetimes as in
-`pysim.network.buffers`; a small arena is kept for the stream. Looking up a layer's launch takes several times as long as launching it.
+`pysim.network.arena`; a small arena is kept for the stream. Looking up a layer's launch takes several times as long as launching it.
 
 Values are numbered: the inputs of the chain first, then each layer's result.
 """
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pysim.network.buffers import Lifetime, assign_offsets
-from pysim.once import LruCache
+from pysim.caches import LruCache
+from pysim.network.arena import Lifetime, assign_offsets
 from pysim.runtime import arrays, cuda
 from pysim.runtime.cuda_call import ALIGNMENT_BYTES, workspace
 from pysim.runtime.cuda_steps import LaunchStep, LaunchSteps, NormStep, Place

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pysim.calibration.linux import Cpu, Geometry
 from pysim.errors import MachineError
-from pysim.files import check_writable, written
+from pysim.file_io import check_writable, written
 from pysim.machine.cpu import Machine
 from pysim.machine.load import loads
 from pysim.registry.cpu import kernels

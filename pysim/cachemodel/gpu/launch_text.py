@@ -3,10 +3,10 @@
 
 from collections.abc import Callable, Iterator
 
+from pysim.cachemodel.gpu.copy_kernels import pass_cycles
 from pysim.cachemodel.gpu.launches import Candidates, Launches, Variant, launched
 from pysim.cachemodel.gpu.mainloop import stage_bytes
 from pysim.cachemodel.gpu.occupancy import occupancy_limits, pipe_of
-from pysim.cachemodel.gpu.passes import pass_cycles
 from pysim.errors import PlanError
 from pysim.machine.gpu import Gpu
 from pysim.problem.dtypes import GPU_RESULT_BYTES

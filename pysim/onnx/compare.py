@@ -26,7 +26,7 @@ from pysim.network.execution import Network
 from pysim.network.graph import Array, Graph, Tensor
 from pysim.network.plan import Layer
 from pysim.onnx import reading
-from pysim.onnx.whole_im2col import Im2colNetwork
+from pysim.onnx.im2col_peer import Im2colNetwork
 from pysim.record.measurement import CoreThen
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import numpy as np
 
 from pysim.cachemodel.cpu.activation import activation_cycles
 from pysim.machine.cpu import Machine, Unit
-from pysim.network.buffers import Buffers, view_offset
+from pysim.network.arena import Buffers, view_offset
 from pysim.network.fusion import RESIDUAL_INPUT, activation_of
 from pysim.network.graph import Graph, Node, Tensor
 from pysim.registry.cpu import loop_targets, rows_kinds
