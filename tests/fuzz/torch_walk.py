@@ -67,7 +67,7 @@ def one_step(action, number, ours, twin, log):
     (found, error), (wanted, right) = (raised(lambda side=side: act(action, number, side)) for side in (ours, twin))
     if error is not None:
         log(f"   raises {_line(error)}" + (f" at {traceback.extract_tb(error.__traceback__)[-1]}" if right is None else ""))
-    if _of_weak_references(error) or _of_weak_references(right):
+    if _of_weak_references(right) or (_of_weak_references(error) and not FREES_CAPTURES):
         return "ends", ""
     if right is None and error is not None:
         return "exception", _line(error)
@@ -104,9 +104,9 @@ def _copied(side):
 
 
 def _of_weak_references(error):
-    """Whether a tensor cannot be swapped since a capture refers to it, which also torch.compile with the backend "eager" leaves in this
-    PyTorch."""
-    return not FREES_CAPTURES and isinstance(error, RuntimeError) and "has weakref associated" in str(error)
+    """Whether a tensor cannot be swapped since something refers to it: an export of eager's model or, in PyTorch before 2.14, a capture,
+    also of torch.compile with the backend "eager"."""
+    return isinstance(error, RuntimeError) and "has weakref associated" in str(error)
 
 
 def _of_sparse(error, right):
