@@ -381,7 +381,7 @@ def test_doctor_names_a_command_for_what_is_missing(monkeypatch):
         (("plan", SMALL, "--top", "٣"), "is not a whole number"),
         (("plan", SMALL, "--top", "1_0"), "is not a whole number"),
         (("plan", SMALL, "--top", "9" * 5000), "is too large"),
-        (("plan", SMALL, "-m", "zen4", "--machine=h200"), "--machine is given 2 times; it takes one value"),
+        (("cache", SMALL, "-m", "zen4", "--machine=h200"), "--machine is given 2 times; it takes one value"),
         (("plan", SMALL, "--model", "ful"), 'did you mean "full"?'),
         (("plan", SMALL, "--layout", "nhcw"), 'did you mean "nhwc"?'),
         (("plan", SMALL, "--memory-limit", "9" * 5000), "is not a number of bytes"),

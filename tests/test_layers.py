@@ -12,7 +12,20 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "pysim"
 # Each part imports only the parts before it; within a part modules may import one another, but not in circles.
 ORDER = (
-    *("errors", "file_io", "caches", "arguments", "problem", "registry", "machine", "record", "cachemodel", "algorithms", "planner", "runtime"),
+    *(
+        "errors",
+        "file_io",
+        "caches",
+        "arguments",
+        "problem",
+        "registry",
+        "machine",
+        "record",
+        "cachemodel",
+        "algorithms",
+        "planner",
+        "runtime",
+    ),
     *("check", "measure", "peers", "explain", "comparison", "calibration", "tuning", "network", "onnx", "torch"),
     *("api", "__init__", "commands", "cli", "__main__"),
 )

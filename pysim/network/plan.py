@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pysim import planner
 from pysim.errors import PlanError, printable
+from pysim.explain.advice import advice, verdict, would_help
 from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.arrays import shapes_of_products
@@ -50,6 +51,9 @@ class Layer(NamedTuple):
         return about | ({"problem": self.plan.problem, "plan": self.plan.name} if self.plan else {})
 
 
+_SHOWN_OPERATORS = 5
+
+
 class NetworkPlan(NamedTuple):
     layers: tuple[Layer, ...]
     buffers: Buffers
@@ -73,9 +77,21 @@ class NetworkPlan(NamedTuple):
             how = f"  {layer.plan.problem}  {layer.plan.name}" if layer.plan else ""
             how += f"  {layer.plan.layout}" if layer.plan and layer.plan.layout != "nchw" else ""
             lines.append(f"{layer.node.op:<12} {printable(layer.node.name)}{fused}{how}  {layer.predicted_seconds * 1e6:.0f} us")
-        lines.append(f"predicted: {self.predicted_seconds * 1e3:.3g} ms")
+        lines.append(f"predicted: {self.predicted_seconds * 1e3:.3g} ms{self._shares()}")
+        if plans := [(layer.times, layer.plan) for layer in self.layers if layer.plan]:
+            lines += [f"convolutions and products: {verdict(plans)}", would_help(advice(plans))]
         lines += self.layouts
         return "\n".join(lines)
+
+    def _shares(self) -> str:
+        """The operators that take most time, those after which the layers are named."""
+        seconds: dict[str, float] = {}
+        for layer in self.layers:
+            seconds[layer.node.op] = seconds.get(layer.node.op, 0.0) + layer.predicted_seconds
+        told = sorted(((of / (self.predicted_seconds or 1.0), op) for op, of in seconds.items()), reverse=True)
+        return "".join(
+            f"{'; ' if at == 0 else ', '}{share:.0%} {op}" for at, (share, op) in enumerate(told[:_SHOWN_OPERATORS]) if share >= 0.005
+        )
 
     def __repr__(self) -> str:
         return f"<NetworkPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s>"
