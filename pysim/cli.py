@@ -32,6 +32,7 @@ COMMANDS = {
     "run": "Plan, check the result, and time it on this computer.",
     "compare": "Predicted and measured times beside other libraries, layer by layer.",
     "search": "Find the best plan by measurement within a time budget; rate the model's choice.",
+    "sweep": "Many problems, machines and options from a file; resumable, on many workers.",
     "cache": "Misses of each cache level, predicted and exactly simulated.",
     "banks": "Count the shared-memory wavefronts of a layout, and find a better layout.",
     "machines": "List the machines to plan for, with the source of every number.",

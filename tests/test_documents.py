@@ -75,8 +75,14 @@ def test_the_documents_of_a_trace_and_of_a_model_follow_the_schema(tmp_path):
     check(found)
 
 
+def test_the_document_of_a_sweep_follows_the_schema(tmp_path):
+    spec = tmp_path / "sweep.toml"
+    spec.write_text(f'problems = ["{SMALL}"]\nmachines = ["zen4"]\n')
+    check(document("sweep", str(spec)))
+
+
 def test_every_command_has_a_document_here():
-    assert {words[0] for words in FORECASTS + NATIVE} == {*COMMANDS}
+    assert {words[0] for words in FORECASTS + NATIVE} | {"sweep"} == {*COMMANDS}
 
 
 def test_the_check_finds_what_is_missing_unknown_or_of_another_type():

@@ -27,7 +27,7 @@ ORDER = (
         "runtime",
     ),
     *("check", "measure", "peers", "explain", "comparison", "calibration", "tuning", "network", "onnx", "torch"),
-    *("api", "__init__", "commands", "cli", "__main__"),
+    *("api", "__init__", "sweep", "commands", "cli", "__main__"),
 )
 LATER = {  # importer -> imported, where a higher part is needed at run time only
     "pysim.cachemodel.simulator.hierarchy": {"pysim.runtime.cpu"},  # simulates natively

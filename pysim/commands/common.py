@@ -228,13 +228,13 @@ def layers_of(words: Sequence[str], keep_every: bool = False) -> "list[Layer]":
 
     if machine := next((word for word in words if word in (*names(), "host", "cuda")), None):
         raise click.UsageError(f"{machine} is a machine, not a problem; write -m {machine}")
-    layers = resolve(words, _read_model)
+    layers = resolve(words, read_model)
     if not layers:
         raise ProblemError(f"{', '.join(words)}: no convolution and no matrix product was found that can be read")
     return layers if keep_every else distinct(layers)
 
 
-def _read_model(model: "ModelFile") -> "list[Layer]":
+def read_model(model: "ModelFile") -> "list[Layer]":
     from pysim.onnx.layers import read
 
     layers, skipped = read(*model)

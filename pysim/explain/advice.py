@@ -117,15 +117,25 @@ def verdict(plans: Sequence[Weighted]) -> str:
         for name, cycles in plan.cost.counted.items():
             part = "the kernel below its peak" if name in _MULTIPLYING else name
             parts[part] = parts.get(part, 0.0) + count * plan.cost.seconds * cycles / plan.cost.cycles
-        peak = plan.threads * algorithm_named(plan.algorithm, plan.workload, plan.on).describe(plan).peak_flops
-        at_peak += count * plan.workload.flops / peak if peak else 0.0
-        peaks.add(peak)
+        at_peak += count * plan.cost.seconds * peak_share(plan)
+        peaks.add(_peak(plan))
     parts["the kernel below its peak"] -= at_peak
     waits = {"memory", "L2", *(level.name for _, plan in plans if not isinstance(plan.on, Gpu) for level in plan.on.levels)}
     told = sorted(((seconds / total, name) for name, seconds in parts.items() if seconds >= LEAST_SHARE * total), reverse=True)
     terms = [f"{share:.0%} {f'waiting for {name}' if name in waits else _WORDS.get(name, name)}" for share, name in told]
     of = f" of {max(peaks) / 1e9:,.0f} GFLOP/s" if len(peaks) == 1 else "s of their units"
     return "; ".join([f"{at_peak / total:.0%} of the peak{of}"] * bool(at_peak) + [", ".join(terms)] * bool(terms))
+
+
+def _peak(plan: Plan) -> float:
+    """FLOP/s of the definition that all threads reach if they do nothing but multiply; 0 if unknown."""
+    return plan.threads * algorithm_named(plan.algorithm, plan.workload, plan.on).describe(plan).peak_flops
+
+
+def peak_share(plan: Plan) -> float:
+    """The plan's share of the peak of its unit; 0 if that is unknown."""
+    peak = _peak(plan)
+    return plan.workload.flops / peak / _seconds(plan) if peak else 0.0
 
 
 def would_help(found: Sequence[Help]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `pysim cache` simulates: the plan of a layer, or of a part of it, with its accesses and what the cost model predicts of them.
+"""Misses predicted and simulated: the plan of a layer, or of a part of it, with its accesses and what the cost model predicts of them.
 
 Plans of SConv's nest alone are traced by the library's own loops (`simulator.trace`), all others from the description of their loops
 (`simulator.walk`).
@@ -8,7 +8,6 @@ Plans of SConv's nest alone are traced by the library's own loops (`simulator.tr
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pysim.commands.common import progress, say, seconds
 from pysim.errors import PlanError
 from pysim.record.cost import Cost
 
@@ -25,9 +24,6 @@ KINDS = {"input": "input_stationary", "weight": "weight_stationary"}
 # The simulator's operands of each operand of the cost model, which does not separate packed input from packed filters
 PARTS = {"input": ("input",), "filters": ("filter",), "output": ("output",), "packed": ("packed_input", "packed_filter")}
 PHASES = ("pack", "compute", "store")
-
-
-LINES_PER_SECOND = 1e8  # that are simulated, at least
 
 
 class Prepared(NamedTuple):
@@ -120,22 +116,12 @@ def prepared(layer: "Layer", plan: "Plan", whole: bool) -> Prepared:
     return found
 
 
-def simulated(wanted: Sequence[Prepared]) -> list[Case]:
-    from pysim.cachemodel.simulator import trace
-
-    runs = [one.accesses * (1 if one.plan.state == "cold" else 2) for one in wanted]
-    if sum(runs) > 2 * trace.INTERACTIVE_ACCESSES * max(1, len(wanted)):
-        say(f"about {sum(runs):.1e} accesses are simulated, which takes up to {seconds(sum(runs) / LINES_PER_SECOND)}")
-    cases = []
-    with progress() as show:
-        for number, one in enumerate(wanted, 1):
-            show(f"simulating {number} of {len(wanted)}: {one.layer.workload.text}")
-            cases.append(_case(one))
-        show("")
-    return cases
+def expected_accesses(wanted: Sequence[Prepared]) -> float:
+    """About how many accesses are simulated: with hot caches a run before the one that counts, too."""
+    return sum(one.accesses * (1 if one.plan.state == "cold" else 2) for one in wanted)
 
 
-def _case(of: Prepared) -> Case:
+def simulated(of: Prepared) -> Case:
     from pysim.cachemodel.simulator import trace, walk
     from pysim.cachemodel.simulator.hierarchy import Hierarchy
     from pysim.record.plan import on_cpu
