@@ -7,7 +7,7 @@
 Operands are uniform in [-1, 1) and in [0, 1), in the problem's type; the reference is `pysim.check.reference` in float64 on the same
 operands (for f64 in x86's 80 bits), for every result element. Each kernel runs its best plan. The output has a line per kernel (or peer
 algorithm) and fill: {"machine", "problem", "low", "algorithm", "kernel", "error", "stated"}; for a peer `algorithm` is its name and nothing
-is stated. tests/test_accuracy.py compares the stated errors with every line of the data.
+is stated. tests/unit/algorithms/test_accuracy.py compares the stated errors with every line of the data.
 """
 
 import argparse

@@ -3,15 +3,12 @@
 
 import copy
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 from limits import SHARE
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
-sys.path.append(str(Path(__file__).parent.parent))
 import torch_walk  # noqa: E402
 from torch import nn  # noqa: E402
 

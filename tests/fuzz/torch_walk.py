@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+import checkout  # noqa: F401
 import torch_actions
 import torch_modules
 from torch_actions import ACTIONS, Side
