@@ -123,7 +123,7 @@ def test_tests_lie_in_a_tree_whose_folders_are_read_at_a_glance() -> None:
         assert sum(file.is_file() for file in folder.iterdir()) <= MOST_TESTS, folder
     unit = ROOT / "tests" / "unit"
     rooms = {folder.relative_to(unit).parts for folder in folders if unit in folder.parents}
-    known = {tuple(path.relative_to("pysim").parts[:depth]) for path in FILES.values() for depth in (1, 2, 3, 4)} | {("api",)}
+    known = {tuple(path.relative_to(PACKAGE).parts[:depth]) for path in FILES.values() for depth in (1, 2, 3, 4)} | {("api",)}
     assert rooms <= known
     loose = [file for folder in (unit, ROOT / "tests") for file in folder.glob("test_*.py")]
     assert not loose, "its place is in the folder of what it tests"

@@ -41,7 +41,7 @@ assert pysim.plan("gemm:4x16x64", "zen4", micro_kernel=(16, 4)).kernel == "{NEW}
 
 MODULE = '''
 """A convolution by tiles that are never packed, as an example: SConv's nest of another name that promises a tenth of the time."""
-from pysim.algorithms.cpu.sconv import COMPUTES, candidates, describe, prepare, refuses, tolerance, workspace_bytes
+from pysim.algorithms.cpu.sconv import COMPUTES, candidates, describe, largest_part, prepare, refuses, tolerance, workspace_bytes
 from pysim.cachemodel.cpu import nest_schedules
 
 NAME = "example"
