@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands import timing
+from pysim.commands import history, timing
 from pysim.commands.common import (
     Cell,
     Column,
@@ -57,6 +57,9 @@ WORKSPACES = {
     help="Seconds of samples per library; on a CPU, timing stops earlier once all medians are known to half a percent.",
 )
 @plan_options(timing.algorithm_option, timing.name_option, timing.threads_option, layout_option(), memory_limit_option, accuracy_options)
+@click.option("--save", "saved_as", metavar="NAME", help="Save the measurements under this name, as a baseline for later.")
+@click.option("--resume", is_flag=True, help="With --save: layers that NAME has already are not measured again.")
+@click.option("--baseline", metavar="NAME", help="What changed since the measurements of this name; exit code 1 if a plan became slower.")
 @every
 @json_option
 @click.pass_context
@@ -68,6 +71,9 @@ def compare(
     cold: bool,
     min_seconds: float,
     options: dict[str, Any],
+    saved_as: str | None,
+    resume: bool,
+    baseline: str | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -88,10 +94,14 @@ def compare(
       pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
       pysim compare resnet50 -m power10-e1050
       pysim compare resnet50:mb32:f16 -m h200 --layout nhwc --peers
+      pysim compare resnet50 --save monday; pysim compare resnet50 --baseline monday
     """
     from pysim.calibration import host
 
+    if resume and not saved_as:
+        raise click.UsageError("--resume goes on with what --save NAME began; give both")
     timing.check_plan(options)
+    before = history.saved(baseline) if baseline else []
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, options["threads"], options["layout"])
     from pysim.comparison.summary import OURS, summarise
@@ -102,9 +112,13 @@ def compare(
     executor, on_gpu = host.executor(on), isinstance(on, Gpu)
     state = "cold" if cold else "hot"
     planned = timing.plan_layers(layers, on, state=state, **options)
+    if saved_as and resume:
+        planned = history.without_saved(planned, saved_as, state, options["threads"])
     threads, layout = options["threads"], options["layout"]
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
     measured_layers = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
+    if saved_as:
+        measured_layers = history.saving(measured_layers, saved_as)
     networks = measured(problems, on, threads, peers, min_seconds)
     shown = [] if executor.kind == "emulated" else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
     columns = [
@@ -118,7 +132,8 @@ def compare(
     if not as_json:
         _put_summary(summarise(results), results)
         put_networks(networks.comparisons)
-    ctx.exit(networks.exit_code(timing.exit_code(results)))
+    slower = history.put_changes(results, before, baseline, as_json) if baseline else 0
+    ctx.exit(max(networks.exit_code(timing.exit_code(results)), min(1, slower)))
 
 
 def _ratio(name: str) -> "Column[Comparison]":

@@ -115,7 +115,7 @@ def measure_plan(
         field = field_of(bench, peers, machine.name)
         timed = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how, _speedometer(plan, machine, how.threads))
         if store is not None:
-            _keep(store, plan, how, timed, {label: found.version for label, (_, found) in field.ready.items()})
+            fields["run"] = _keep(store, plan, how, timed, {label: found.version for label, (_, found) in field.ready.items()})
         field.errors[OURS] = verdict.over_rms
         fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
         fields |= _measured(field, timed, plan.workspace_bytes)
@@ -224,8 +224,8 @@ def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any
     }
 
 
-def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[str, str]) -> None:
-    """Stores one measurement per candidate under one run id, with the core's speed in the environment."""
+def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[str, str]) -> str:
+    """Stores one measurement per candidate under one run id, with the core's speed in the environment; returns the id."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
     layout = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
     speed = timed.speed.as_environment() if timed.speed else {}
@@ -235,3 +235,4 @@ def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[st
         details = here | ({"version": versions[name]} if name in versions else {})
         what = {"problem": plan.problem, "machine": plan.machine, "time": time, "run": run} | own
         store.add(Measurement(samples=tuple(values.tolist()), environment=details, state=how.state, **what))
+    return run

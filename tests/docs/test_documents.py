@@ -34,6 +34,7 @@ NATIVE = [
     ("compare", SMALL, "--cold", *QUICK),
     ("search", SMALL, "--budget", "0.3", "--top", "2"),
     ("plan", SMALL, "--pinned"),
+    ("history",),
     ("cache", SMALL, "-m", "zen4"),
     ("cache", SMALL, "-m", "zen4", "--stationary", "input", "--sweep", "k2"),
     ("machines", "detect"),
@@ -79,6 +80,13 @@ def test_the_document_of_a_sweep_follows_the_schema(tmp_path):
     spec = tmp_path / "sweep.toml"
     spec.write_text(f'problems = ["{SMALL}"]\nmachines = ["zen4"]\n')
     check(document("sweep", str(spec)))
+
+
+@native
+def test_the_document_of_changes_follows_the_schema():
+    document("compare", SMALL, "--save", "now", *QUICK)
+    for words in ((), (SMALL,), ("--baseline", "now")):
+        check(document("history", *words))
 
 
 def test_every_command_has_a_document_here():
