@@ -31,6 +31,8 @@ from pysim.commands.common import (
 from pysim.commands.networks import measured, put_networks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pysim.record.measurement import Comparison
 
 SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # column titles
@@ -98,42 +100,44 @@ def compare(
     """
     from pysim.calibration import host
 
-    if resume and not saved_as:
-        raise click.UsageError("--resume goes on with what --save NAME began; give both")
     timing.check_plan(options)
-    before = history.saved(baseline) if baseline else []
+    before = history.checked(saved_as, resume, baseline)
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, options["threads"], options["layout"])
-    from pysim.comparison.summary import OURS, summarise
+    from pysim.comparison.summary import summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen
 
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
-    executor, on_gpu = host.executor(on), isinstance(on, Gpu)
-    state = "cold" if cold else "hot"
+    executor, on_gpu, state = host.executor(on), isinstance(on, Gpu), "cold" if cold else "hot"
     planned = timing.plan_layers(layers, on, state=state, **options)
+    threads = options["threads"]
     if saved_as and resume:
-        planned = history.without_saved(planned, saved_as, state, options["threads"])
-    threads, layout = options["threads"], options["layout"]
-    say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
-    measured_layers = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
-    if saved_as:
-        measured_layers = history.saving(measured_layers, saved_as)
+        planned = history.without_saved(planned, saved_as, state, threads)
+    say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
+    comparisons = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
+    comparisons = history.saving(comparisons, saved_as) if saved_as else comparisons
     networks = measured(problems, on, threads, peers, min_seconds)
     shown = [] if executor.kind == "emulated" else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
-    columns = [
-        *(timing.static_times() if executor.kind == "emulated" else timing.times()),
-        *timing.max_error(),
-        *map(_ratio, shown),
-        *(_space(name) for name in (OURS, *shown) if on_gpu and name in WORKSPACES),
-        *timing.identity(),
-    ]
-    results = timing.report(planned, measured_layers, columns, as_json, **networks.document)
+    columns = _columns(shown, executor.kind == "emulated", on_gpu)
+    results = timing.report(planned, comparisons, columns, as_json, **networks.document)
     if not as_json:
         _put_summary(summarise(results), results)
         put_networks(networks.comparisons)
     slower = history.put_changes(results, before, baseline, as_json) if baseline else 0
     ctx.exit(max(networks.exit_code(timing.exit_code(results)), min(1, slower)))
+
+
+def _columns(peers: "Sequence[str]", emulated: bool, on_gpu: bool) -> "list[Column[Comparison]]":
+    from pysim.comparison.summary import OURS
+
+    return [
+        *(timing.static_times() if emulated else timing.times()),
+        *timing.max_error(),
+        *map(_ratio, peers),
+        *(_space(name) for name in (OURS, *peers) if on_gpu and name in WORKSPACES),
+        *timing.identity(),
+    ]
 
 
 def _ratio(name: str) -> "Column[Comparison]":

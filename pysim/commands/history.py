@@ -55,6 +55,13 @@ def history(problems: tuple[str, ...], baseline: str | None, as_json: bool) -> N
     _put(rows, times=True)
 
 
+def checked(saved_as: str | None, resume: bool, baseline: str | None) -> "list[Run]":
+    """The runs of the baseline, if one is asked for; UsageError for options of `compare` that do not go together."""
+    if resume and not saved_as:
+        raise click.UsageError("--resume goes on with what --save NAME began; give both")
+    return saved(baseline) if baseline else []
+
+
 def saved(name: str) -> "list[Run]":
     """The runs of a name. StoreError if it has none."""
     from pysim.comparison.history import baseline

@@ -27,6 +27,7 @@ FORECASTS = [
     ("machines", "diff", "zen4", "graviton4", SMALL),
     ("kernels",),
     ("kernels", "--cuda"),
+    ("report", SMALL, "-m", "zen4"),
 ]
 NATIVE = [
     ("run", SMALL, GEMM),
