@@ -94,7 +94,6 @@ def compare(
     Examples
       pysim compare resnet50
       pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
-      pysim compare resnet50 -m power10-e1050
       pysim compare resnet50:mb32:f16 -m h200 --layout nhwc --peers
       pysim compare resnet50 --save monday; pysim compare resnet50 --baseline monday
     """
