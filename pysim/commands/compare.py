@@ -104,6 +104,7 @@ def compare(
     before = history.saved(baseline) if baseline else []
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, options["threads"], options["layout"])
+    from pysim.comparison.compare import plan_layers
     from pysim.comparison.summary import OURS, summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen
@@ -111,7 +112,7 @@ def compare(
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
     executor, on_gpu = host.executor(on), isinstance(on, Gpu)
     state = "cold" if cold else "hot"
-    planned = timing.plan_layers(layers, on, state=state, **options)
+    planned = plan_layers(layers, on, state=state, **options)
     if saved_as and resume:
         planned = history.without_saved(planned, saved_as, state, options["threads"])
     threads, layout = options["threads"], options["layout"]
