@@ -110,20 +110,20 @@ def compare(
     from pysim.peers import chosen
 
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
-    executor, on_gpu = host.executor(on), isinstance(on, Gpu)
+    emulated, on_gpu = host.executor_for(on).kind == "emulated", isinstance(on, Gpu)
     state = "cold" if cold else "hot"
     planned = plan_layers(layers, on, state=state, **options)
     if saved_as and resume:
         planned = history.without_saved(planned, saved_as, state, options["threads"])
     threads, layout = options["threads"], options["layout"]
     say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
-    measured_layers = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
+    measured_layers = timing.measured(planned, on, peers_by_name, threads=threads, state=state, min_seconds=min_seconds)
     if saved_as:
         measured_layers = history.saving(measured_layers, saved_as)
     networks = measured(problems, on, threads, peers, min_seconds)
-    shown = [] if executor.kind == "emulated" else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
+    shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
     columns = [
-        *(timing.static_times() if executor.kind == "emulated" else timing.times()),
+        *(timing.static_times() if emulated else timing.times()),
         *timing.max_error(),
         *map(_ratio, shown),
         *(_space(name) for name in (OURS, *shown) if on_gpu and name in WORKSPACES),
