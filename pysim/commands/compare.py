@@ -119,8 +119,7 @@ def compare(
     comparisons = history.saving(comparisons, saved_as) if saved_as else comparisons
     networks = measured(problems, on, threads, peers, min_seconds)
     shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
-    columns = _columns(shown, emulated, on_gpu)
-    results = timing.report(planned, comparisons, columns, as_json, **networks.document)
+    results = timing.report(planned, comparisons, _columns(shown, emulated, on_gpu), as_json, **networks.document)
     if not as_json:
         _put_summary(summarise(results), results)
         put_networks(networks.comparisons)
