@@ -77,14 +77,6 @@ def _as_api(plan: values.Plan) -> Plan:
     return Plan(**{field: getattr(plan, field) for field in plan.__struct_fields__})
 
 
-@lru_cache(maxsize=4096)
-def _plan(
-    workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw", threads: int = 1, prepared: bool = False
-) -> values.Plan:
-    accuracy, limit = accurate
-    return planner.plan(workload, on, layout=layout, accuracy=accuracy, error_limit=limit, threads=threads, prepared=prepared)
-
-
 def plan(
     problem: str | Workload,
     machine: str | Machine | Gpu = "host",
@@ -106,9 +98,9 @@ def plan(
     `memory_limit` is in bytes, `error_limit` is relative to the result's rms, and the plan's costs are in cycles and seconds. The other
     arguments are described in `pysim.planner.plan`. Raises ProblemError, MachineError, and PlanError if no kernel can run the problem.
     """
-    on = host.any_machine(machine)
-    how = planner.Options(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
-    return _as_api(planner.plan(problem, on, model, input_footprint, algorithm, name, memory_limit, threads, prepared, **how))
+    terms: dict[str, Any] = {"threads": threads, "accuracy": accuracy, "error_limit": error_limit, "layout": layout, "state": state}
+    terms |= {"memory_limit": memory_limit, "algorithm": algorithm, "micro_kernel": micro_kernel, "prepared": prepared}
+    return _as_api(planner.plan(problem, host.any_machine(machine), model, name, input_footprint=input_footprint, **terms))
 
 
 def plans(
@@ -125,9 +117,9 @@ def plans(
 ) -> list[Plan]:
     """The `top` plans with the lowest predicted times, best first, each with the rejected kernels and the reasons. Arguments and errors as
     in `plan`."""
-    on = host.any_machine(machine)
-    how = planner.Options(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
-    return [_as_api(one) for one in planner.plans(problem, on, top, algorithm, memory_limit, **how)]
+    terms: dict[str, Any] = {"accuracy": accuracy, "error_limit": error_limit, "layout": layout, "state": state}
+    terms |= {"memory_limit": memory_limit, "algorithm": algorithm, "micro_kernel": micro_kernel}
+    return [_as_api(one) for one in planner.plans(problem, host.any_machine(machine), top, **terms)]
 
 
 def compare(
@@ -171,21 +163,11 @@ def compare(
         raise PlanError(f"compare times NCHW and NHWC; conv2d and prepare compute in {layout}")
     least, most = seconds(min_seconds, "min_seconds"), seconds(budget_seconds, "budget_seconds")
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=least, budget_seconds=most)
-    options: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
-    options |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
     word(state, "cache state", TIMED, PlanError)
-    planned = [(layer, _planned(layer.workload, on, options)) for layer in layers]
-    refused = [plan for _, plan in planned if isinstance(plan, PlanError)]
-    if refused and len(refused) == len(planned):
-        raise refused[0]
+    terms: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
+    terms |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
+    planned = comparison.plan_layers(layers, on, **terms)
     return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
-
-
-def _planned(workload: Workload, on: Machine | Gpu, options: dict[str, Any]) -> values.Plan | PlanError:
-    try:
-        return planner.plan(workload, on, **options)
-    except PlanError as error:
-        return error
 
 
 def conv2d(
@@ -345,7 +327,7 @@ def prepare(
     if arrays.is_cuda(weights) or _on_gpu(plan, machine):
         _refuse_both(plan, accurate)
         on = host.runnable_any(host.CUDA if machine == "host" or isinstance(machine, Machine) else machine)
-        chosen = _as_api(_fitting(plan, workload) or _plan(workload, on, accurate, layout))
+        chosen = _as_api(_fitting(plan, workload) or planner.planned(_request(workload, on, accurate, layout)))
         return cuda_prepared.Prepared(workload, chosen.run, weights, bias, activation, chosen.layout == "nhwc")
     schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, layout, prepared=True)
     return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor, layout)
@@ -404,9 +386,16 @@ def _on_cpu(
 ) -> tuple[Any, int, runtime.Executor]:
     """(schedule, threads, executor) of the given plan, or else of the best plan."""
     _refuse_both(plan, accurate)
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate, layout, threads, prepared)
+    chosen = _fitting(plan, workload)
+    if chosen is None:
+        on = host.runnable(cast("str | Machine", machine))
+        chosen = planner.planned(_request(workload, on, accurate, layout, threads=threads, prepared=prepared))
     schedule, on = on_cpu(chosen)
     return schedule, threads, host.executor(on)
+
+
+def _request(workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw", **terms: Any) -> values.Request:
+    return planner.request_of(workload, on, layout=layout, accuracy=accurate[0], error_limit=accurate[1], **terms)
 
 
 def _accurate(accuracy: Any, error_limit: Any) -> Accurate:
@@ -453,7 +442,7 @@ def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurat
     """Chooses the schedule of a product: the given plan's, for any operand layout and also for the transposed product, or the best one."""
 
     def choose(workload: Gemm) -> GpuSchedule:
-        chosen = plan or _plan(workload, on, accurate)
+        chosen = plan or planner.planned(_request(workload, on, accurate))
         theirs, schedule = chosen.workload, chosen.schedule
         if not (isinstance(theirs, Gemm) and isinstance(schedule, GpuSchedule)):
             raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are multiplied on a GPU")
@@ -469,7 +458,7 @@ def _conv_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurat
     """Chooses the schedule of a convolution in a layout: the given plan's, or the best one."""
 
     def choose(workload: Conv, layout: str) -> GpuSchedule:
-        chosen = _fitting(plan, workload) or _plan(workload, on, accurate, cast("Layout", layout))
+        chosen = _fitting(plan, workload) or planner.planned(_request(workload, on, accurate, cast("Layout", layout)))
         if not isinstance(chosen.schedule, GpuSchedule):
             raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are convolved on a GPU")
         return cuda_conv.fitting(chosen.schedule, chosen.layout, layout)

@@ -96,7 +96,7 @@ def _legal_values(plan: "Plan", schedule: "Schedule", over: str) -> "list[int]":
 
     from pysim import planner
 
-    found = planner.candidates(plan.workload, plan.on, math.inf, plan.layout, plan.algorithm)
+    found = planner.candidates(plan.workload, plan.on, math.inf, layout=plan.layout, algorithm=plan.algorithm)
     same = (one for one, _ in found if isinstance(one, type(schedule)))
     own = getattr(schedule, over)
     return _thinned([getattr(one, over) for one in same if msgspec.structs.replace(one, **{over: own}) == schedule])

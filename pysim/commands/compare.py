@@ -103,13 +103,14 @@ def compare(
     before = history.checked(saved_as, resume, baseline)
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, options["threads"], options["layout"])
+    from pysim.comparison.compare import plan_layers
     from pysim.comparison.summary import summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen
 
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
     executor, on_gpu, state = host.executor(on), isinstance(on, Gpu), "cold" if cold else "hot"
-    planned = timing.plan_layers(layers, on, state=state, **options)
+    planned = plan_layers(layers, on, state=state, **options)
     threads = options["threads"]
     if saved_as and resume:
         planned = history.without_saved(planned, saved_as, state, threads)

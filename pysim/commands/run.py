@@ -55,6 +55,7 @@ def run(
       pysim run resnet50 -m power10-e1050
     """
     from pysim.calibration import host
+    from pysim.comparison.compare import plan_layers
 
     timing.check_plan(options)
     layers = layers_of(problems, every)
@@ -66,7 +67,7 @@ def run(
     if executor.kind == "emulated":
         say(f"emulated by {executor.about}: results are checked, not timed")
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
-    planned = timing.plan_layers(layers, on, **options)
+    planned = plan_layers(layers, on, **options)
     measured_layers = timing.measured(planned, on, {}, executor, threads=options["threads"], profile=profile)
     networks = measured(problems, on, options["threads"], peers=False)
     columns = _emulated_columns() if executor.kind == "emulated" else _columns(flops, profile)

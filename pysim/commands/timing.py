@@ -105,23 +105,6 @@ def check_plan(options: Mapping[str, Any]) -> None:
         from_name(options["name"])
 
 
-def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", **options: Any) -> "list[Planned]":
-    """Each layer with its plan, or with the reason why it has none. If no layer has a plan, raises the first reason. `options` are those of
-    `pysim.planner.plan`."""
-    from pysim import planner
-
-    planned: list[Planned] = []
-    for layer in layers:
-        try:
-            planned.append((layer, planner.plan(layer.workload, on, **options)))
-        except PlanError as error:
-            planned.append((layer, error))
-    errors = [plan for _, plan in planned if isinstance(plan, PlanError)]
-    if len(errors) == len(planned):
-        raise errors[0]
-    return planned
-
-
 def measured(
     planned: "Iterable[Planned]", on: "Machine | Gpu", peers: "Mapping[str, Peer]", executor: "Executor", **how: Any
 ) -> "Iterator[Comparison]":

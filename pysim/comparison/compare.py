@@ -55,6 +55,21 @@ class How(NamedTuple):
     seed: int = 0
 
 
+def plan_layers(layers: Iterable[Layer], on: Machine | Gpu, **terms: Any) -> list[Planned]:
+    """Each layer with its plan, or with the reason why it has none; `terms` as in `planner.plan`. If no layer has a plan, raises the first
+    reason."""
+    planned: list[Planned] = []
+    for layer in layers:
+        try:
+            planned.append((layer, planner.plan(layer.workload, on, **terms)))
+        except PlanError as error:
+            planned.append((layer, error))
+    errors = [plan for _, plan in planned if isinstance(plan, PlanError)]
+    if errors and len(errors) == len(planned):
+        raise errors[0]
+    return planned
+
+
 def compare(
     planned: Iterable[Planned],
     machine: Machine | Gpu,

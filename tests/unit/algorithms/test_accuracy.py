@@ -243,7 +243,7 @@ def test_an_algorithm_of_split_operands_is_left_out_by_what_it_says_not_by_its_n
 
 def test_kinds_that_are_not_accurate_enough_are_not_waited_for():
     """Of an algorithm none of whose kernels is left, the planner does not go on asking for more."""
-    request = planner.plan.__globals__["_request"](CONV, ZEN4, "full", None, "hot", "nchw", "ieee", None)
+    request = planner.request_of(parse(CONV), ZEN4, accuracy="ieee")
     algorithm = algorithm_named("sconv", parse(CONV), ZEN4)
     (costs,) = nest_schedules.cost(ZEN4, [algorithm.candidates(request)])
     split = SimpleNamespace(tolerance=lambda problem, schedule: DIRECT_SUM._replace(operands="split"))
