@@ -26,7 +26,7 @@ from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuSchedule, Schedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
 from pysim.runtime import cpu, cpu_launch, cuda
-from pysim.runtime.cuda_call import PERMUTED
+from pysim.runtime.arrays import PERMUTED
 
 PROFILED_CALLS = 5
 
@@ -96,19 +96,19 @@ class CpuBench:
 
     def make(self, plan: Plan, operands: Operands) -> Ready:
         """Bound to its arrays, as peers are; lab/benchmarks/call_overhead.py measures the overhead of Python calls."""
-        prepared, arrays = self._prepared(plan, operands)
-        call = partial(prepared, *arrays)
+        launch, arrays = self._launch(plan, operands)
+        call = partial(launch.run, *arrays)
         if self._executor.kind == "local":
-            call = prepared.step(*arrays, cpu.aligned(prepared.workspace_bytes, np.uint8)).bound()
+            call = launch.step(*arrays, cpu.aligned(launch.workspace_bytes, np.uint8)).bound()
         return Ready(call, "", plan.workspace_bytes, bound_of(plan))
 
-    def _prepared(self, plan: Plan, operands: Operands) -> tuple[Any, tuple[Array, ...]]:
-        """A prepared plan, and the arrays for its call."""
+    def _launch(self, plan: Plan, operands: Operands) -> tuple[Any, tuple[Array, ...]]:
+        """A plan's launch, and the arrays of its runs."""
         x, w, out, workload, schedule = *operands[:3], plan.workload, plan.schedule
         assert isinstance(schedule, Schedule)
         if isinstance(workload, Gemm):
-            product = cpu_launch.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor)
-            if not product.prepares:
+            product = cpu_launch.Launch(workload, schedule, self._threads, self._executor)
+            if not product.prepared_bytes:
                 return product, (x, w, out)
         return cpu_launch.Prepared(workload, w, schedule, threads=self._threads, executor=self._executor), (x, out)
 
@@ -126,9 +126,9 @@ class CpuBench:
 
     def profile(self, plan: Plan) -> dict[str, float]:
         """Medians over a few calls, including the cost of reading clocks inside."""
-        prepared, arrays = self._prepared(plan, self.operands(exact=False))
+        launch, arrays = self._launch(plan, self.operands(exact=False))
         with pinned(self._threads):
-            calls = [prepared.profile(*arrays) for _ in range(PROFILED_CALLS + 1)]
+            calls = [launch.profile(*arrays) for _ in range(PROFILED_CALLS + 1)]
         return {name: float(np.median([call[name] for call in calls[1:]])) for name in calls[0]}
 
 

@@ -81,12 +81,12 @@ def test_an_activation_is_its_formula_of_the_sums(algorithm, text, dtype):
     x, w, bias, residual = operands(problem)
     plans = [one for one in pysim.plans(problem, top=40, algorithm=algorithm) if one.kernel in cpu.available_kernels()]
     for plan in {one.kernel: one for one in plans}.values():
-        launch = cpu_launch.ConvLaunch(problem, on_cpu(plan)[0])
-        sums = launch(x, w, bias)
-        terms = launch(np.abs(x), np.abs(w), np.abs(bias)) + np.abs(residual)
+        launch = cpu_launch.Launch(problem, on_cpu(plan)[0])
+        sums = launch.run(x, w, None, bias)
+        terms = launch.run(np.abs(x), np.abs(w), None, np.abs(bias)) + np.abs(residual)
         for activation in FORMULAS:
             for added in (None, residual):
-                y = launch(x, w, bias, activation, None, added)
+                y = launch.run(x, w, None, bias, activation, added)
                 of = sums if added is None else sums + added
                 want = formula(activation, of)
                 bound = gamma(16, UNITS[dtype]) * np.maximum(np.abs(of.astype(np.float64)), np.abs(want))  # a dozen operations
@@ -128,9 +128,9 @@ def test_infinite_weights_and_padding_with_a_residual_are_the_references():
     w[1, 2, 0, 0], w[3, 0, 2, 1] = np.inf, np.nan
     for activation in (None, "relu", ("clamp", -0.25, 1.5), "silu"):
         plan = pysim.plan(problem, algorithm="sconv")
-        y = cpu_launch.ConvLaunch(problem, on_cpu(plan)[0])(x, w, bias, activation)
+        y = cpu_launch.Launch(problem, on_cpu(plan)[0]).run(x, w, None, bias, activation)
         assert np.isnan(y).any() and (np.isnan(y) == np.isnan(cpu.reference_conv(problem, x, w, bias, activation))).all()
-        z = cpu_launch.ConvLaunch(problem, on_cpu(plan)[0])(x, w, bias, activation, None, residual)
+        z = cpu_launch.Launch(problem, on_cpu(plan)[0]).run(x, w, None, bias, activation, residual)
         want = cpu.reference_conv(problem, x, w, bias, activation, residual=residual)
         assert (np.isnan(z) == np.isnan(want)).all() and np.allclose(z, want, rtol=1e-4, atol=1e-5, equal_nan=True)
 
@@ -150,7 +150,7 @@ def test_threads_do_not_change_bits():
         problem = parse(text.format("f32"))
         x, w, bias, residual = operands(problem)
         plan = pysim.plan(problem, algorithm=algorithm)
-        one, two = (cpu_launch.ConvLaunch(problem, on_cpu(plan)[0], threads)(x, w, bias, "silu", None, residual) for threads in (1, 2))
+        one, two = (cpu_launch.Launch(problem, on_cpu(plan)[0], threads).run(x, w, None, bias, "silu", residual) for threads in (1, 2))
         assert (one == two).all()
 
 

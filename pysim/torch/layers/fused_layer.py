@@ -37,8 +37,8 @@ from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.plan import Layout, Plan, on_cpu
+from pysim.runtime.arrays import ALIGNMENT_BYTES
 from pysim.runtime.cpu_launch import Prepared
-from pysim.runtime.cuda_call import ALIGNMENT_BYTES
 from pysim.torch.layers.expected_cpu import MARGIN, name_of, own_activation, own_seconds
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation, apply_activation_

@@ -19,7 +19,7 @@ from pysim.record.plan import Plan
 from pysim.record.schedule import GpuSchedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
 from pysim.registry.native_files import declarations
-from pysim.runtime import arrays, cuda, cuda_call
+from pysim.runtime import arrays, cuda
 
 
 def cuda_ffi() -> Any:
@@ -110,6 +110,5 @@ def host_device(monkeypatch):
     monkeypatch.setattr(cuda, "library", lambda: (ffi, lib))
     monkeypatch.setattr(cuda, "devices", lambda: (here,))
     monkeypatch.setattr(cuda, "DeviceArray", HostArray)
-    monkeypatch.setattr(cuda_call, "cache", LruCache(8))
-    monkeypatch.setattr(api, "_choosers", LruCache(8))
+    monkeypatch.setattr(api, "_ready", LruCache(8))
     return lib

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python functions: right on every layout of arguments, clear about wrong ones, the same bits whatever the threads."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_gpu import host_device  # noqa: F401
 from native_library import native
 
 import pysim
 from pysim import api
-from pysim.caches import LruCache
 from pysim.errors import MissingError, NativeError, OperandError
 from pysim.problem.text import parse
 
@@ -277,39 +278,40 @@ def test_an_output_over_its_input_is_refused_and_nothing_is_written():
 
 
 @pytest.fixture
-def requested(monkeypatch):
-    """Stands in for `cuda_conv.conv2d`: its arguments, of the last call."""
+def requested(host_device, monkeypatch):  # noqa: F811
+    """Stands in for the launch on a GPU: what it is prepared for, of the last call."""
     seen = {}
 
-    def conv2d(x, w, describe, choose, bias, activation, out, dtype):
-        seen.update(x=x, w=w, describe=describe, choose=choose, bias=bias, activation=activation, out=out)
-        return "result"
+    def prepared(task, schedule, layout, operands, activation):
+        seen.update(task=task, schedule=schedule, layout=layout, operands=operands, activation=activation)
+        return SimpleNamespace(run=lambda operands: "result")
 
-    monkeypatch.setattr(api, "_choosers", LruCache(8))
-    monkeypatch.setattr(api.cuda_conv, "conv2d", conv2d)
-    monkeypatch.setattr(api.host, "runnable_any", api.host.any_machine)
+    monkeypatch.setattr(api.cuda_call, "prepared", prepared)
     return seen
 
 
 def test_a_convolution_for_a_gpu_gets_its_problem_and_a_schedule_in_each_layout(requested):
     x, w = np.zeros((2, 8, 9, 9), np.float32), np.zeros((6, 4, 3, 3), np.float32)
-    assert pysim.conv2d(x, w, stride=2, padding=1, groups=2, activation=("clamp", 0.0, 6.0), machine="h200") == "result"
-    assert requested["x"] is x and requested["activation"] == ("clamp", 0.0, 6.0) and requested["out"] is None
-    problem = requested["describe"](x.shape, w.shape, "f32")
-    assert problem.text == "conv:g2mb2ic8ih9oc6kh3sh2ph1"
     for layout in ("nchw", "nhwc"):
-        assert requested["choose"](problem, layout) == pysim.plan(problem, "h200", layout=layout).schedule
+        image = x if layout == "nchw" else np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+        how = {"stride": 2, "padding": 1, "groups": 2, "activation": ("clamp", 0.0, 6.0), "machine": "h200"}
+        assert pysim.conv2d(image, w, **how) == "result"
+        assert requested["operands"].given["x"] is image and requested["activation"] == ("clamp", 0.0, 6.0)
+        assert requested["operands"].out is None
+        problem = requested["task"].workload
+        assert problem.text == "conv:g2mb2ic8ih9oc6kh3sh2ph1"
+        assert requested["schedule"] == pysim.plan(problem, "h200", layout=layout).schedule and requested["layout"] == layout
 
 
 def test_a_plan_of_a_gpu_is_kept_to_and_fits_one_problem_and_layout(requested):
     plan = pysim.plan("conv:mb2ic8ih9oc6kh3ph1", "h200", algorithm="direct")
     x, w = np.zeros((2, 8, 9, 9), np.float32), np.zeros((6, 8, 3, 3), np.float32)
     pysim.conv2d(x, w, padding=1, plan=plan)
-    assert requested["choose"](plan.workload, "nchw") == plan.schedule
+    assert requested["schedule"] == plan.schedule
     with pytest.raises(OperandError, match="the plan is for NCHW, but x is NHWC"):
-        requested["choose"](plan.workload, "nhwc")
+        pysim.conv2d(np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), w, padding=1, plan=plan)
     with pytest.raises(OperandError, match="the arrays make conv:mb3"):
-        requested["choose"](parse("conv:mb3ic8ih9oc6kh3ph1"), "nchw")
+        pysim.conv2d(np.zeros((3, 8, 9, 9), np.float32), w, padding=1, plan=plan)
 
 
 def test_an_array_whose_own_methods_fail_is_refused():

@@ -22,7 +22,7 @@ from pysim.peers import cublas
 from pysim.problem.gemm import Gemm
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import gemm_kernels
-from pysim.runtime import arrays, cuda, cuda_gemm
+from pysim.runtime import arrays, cuda, cuda_call
 
 DTYPES = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "s8": np.int8, "s32": np.int32}
 
@@ -93,8 +93,13 @@ def device(host_device, monkeypatch):  # noqa: F811
     return host_device
 
 
-def schedule(workload: Gemm) -> GpuSchedule:
-    return GpuSchedule("any", "data_parallel", 1, False, 1)
+def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, dtype: str | None = None, activation: Any = None, **given: Any) -> Any:
+    """A product by a schedule that no plan has."""
+    flags = {name: given.pop(name, False) for name in ("trans_a", "trans_b")}
+    operands = arrays.operands_of({"a": a, "b": b, **given})
+    task = cuda_call.gemm_of(operands, alpha, beta, dtype=dtype, **flags)
+    schedule = GpuSchedule("any", "data_parallel", 1, False, 1)
+    return cuda_call.prepared(task, schedule, "nchw", operands, activation).run(operands)
 
 
 def whole(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
@@ -207,7 +212,7 @@ def test_row_and_column_major_operands_are_flags_not_copies(device, trans_a, tra
     b = np.array(whole(*((5, 7) if trans_b else (7, 5)), seed=2), order=order_b)
     want = (a.T if trans_a else a) @ (b.T if trans_b else b)
     out = np.full((3, 5), np.nan, np.float32)
-    found = cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, trans_a=trans_a, trans_b=trans_b, out=OnDevice(out))
+    found = gemm(OnDevice(a), OnDevice(b), trans_a=trans_a, trans_b=trans_b, out=OnDevice(out))
     assert np.array_equal(out, want) and np.array_equal(found.array, want)
     told = NumpyLaunch.seen
     assert told.views[0].ctypes.data == a.ctypes.data and told.views[1].ctypes.data == b.ctypes.data
@@ -219,41 +224,41 @@ def test_row_and_column_major_operands_are_flags_not_copies(device, trans_a, tra
 def test_a_column_major_result_is_computed_as_its_transpose(device, trans_a, order_b):
     a, b = whole(*((7, 3) if trans_a else (3, 7)), seed=1), np.array(whole(7, 5, seed=2), order=order_b)
     out = np.full((9, 5), np.nan, np.float32, order="F")[:3]
-    cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, trans_a=trans_a, out=OnDevice(out))
+    gemm(OnDevice(a), OnDevice(b), trans_a=trans_a, out=OnDevice(out))
     assert np.array_equal(out, (a.T if trans_a else a) @ b)
     assert (NumpyLaunch.seen.workload.m, NumpyLaunch.seen.workload.n) == (5, 3)
 
 
 def test_submatrices_with_pitches_are_taken_as_they_lie(device):
     a, b, out = whole(8, 16, seed=1)[2:5, 3:10], whole(16, 12, seed=2)[1:8, 4:9], np.zeros((6, 20), np.float32)[1:4, 2:7]
-    cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, out=OnDevice(out))
+    gemm(OnDevice(a), OnDevice(b), out=OnDevice(out))
     assert np.array_equal(out, a @ b) and np.count_nonzero(out.base) == np.count_nonzero(out)
 
 
 @pytest.mark.parametrize("order", "CF")
 def test_host_arrays_come_back_as_host_arrays(device, order):
     a, b, c = np.array(whole(4, 6), order=order), whole(5, 6, seed=3).T, whole(4, 5, seed=4)
-    result = cuda_gemm.gemm(a, b, schedule, c, alpha=2.0, beta=3.0)
+    result = gemm(a, b, c=c, alpha=2.0, beta=3.0)
     assert isinstance(result, np.ndarray) and np.array_equal(result, 2 * (a @ b) + 3 * c)
     out = np.empty((5, 4), np.float32).T
-    assert cuda_gemm.gemm(a, b, schedule, c, alpha=2.0, beta=3.0, out=out) is out
+    assert gemm(a, b, c=c, alpha=2.0, beta=3.0, out=out) is out
     assert np.array_equal(out, result)
-    assert cuda_gemm.gemm(whole(2, 3, dtype=np.int8), whole(3, 2, dtype=np.int8), schedule).dtype == np.int32
+    assert gemm(whole(2, 3, dtype=np.int8), whole(3, 2, dtype=np.int8)).dtype == np.int32
 
 
 def test_c_is_read_and_only_out_is_written(device):
     a, b, c = whole(3, 4), whole(4, 5, seed=1), whole(3, 5, seed=2)
     before = c.copy()
     out = np.zeros((3, 5), np.float32)
-    cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, OnDevice(c), beta=1.0, out=OnDevice(out))
+    gemm(OnDevice(a), OnDevice(b), c=OnDevice(c), beta=1.0, out=OnDevice(out))
     assert np.array_equal(out, a @ b + c) and np.array_equal(c, before)
-    cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule, OnDevice(c), beta=1.0, out=OnDevice(c))
+    gemm(OnDevice(a), OnDevice(b), c=OnDevice(c), beta=1.0, out=OnDevice(c))
     assert np.array_equal(c, a @ b + before)
 
 
 def test_work_goes_to_the_stream_of_the_first_operand_and_waits_for_the_others(device):
     device.synchronized.clear()
-    cuda_gemm.gemm(OnDevice(whole(2, 2), 5), OnDevice(whole(2, 2), 9), schedule, out=OnDevice(whole(2, 2), 5))
+    gemm(OnDevice(whole(2, 2), 5), OnDevice(whole(2, 2), 9), out=OnDevice(whole(2, 2), 5))
     assert NumpyLaunch.seen.stream == 5 and device.synchronized == [9]
 
 
@@ -301,7 +306,7 @@ def test_what_does_not_fit_is_named(device, arguments, options, says, place):
         return OnDevice(x) if place == "device" and isinstance(x, np.ndarray) else x
 
     with pytest.raises(OperandError) as caught:
-        cuda_gemm.gemm(*map(put, arguments), schedule, **{name: put(value) for name, value in options.items()})
+        gemm(*map(put, arguments), **{name: put(value) for name, value in options.items()})
     assert says in str(caught.value)
 
 
@@ -319,15 +324,15 @@ def test_an_out_that_does_not_fit_is_named_and_nothing_is_written(device, out, s
     a = whole(8, 4)
     before = a.copy()
     with pytest.raises(OperandError) as caught:
-        cuda_gemm.gemm(OnDevice(a[:3]), OnDevice(N), schedule, out=out(a))
+        gemm(OnDevice(a[:3]), OnDevice(N), out=out(a))
     assert says in str(caught.value) and np.array_equal(a, before)
 
 
 def test_a_matrix_whose_rows_are_scattered_is_refused_on_the_device_and_copied_from_the_host(device):
     a, b = whole(3, 8)[:, ::2], whole(4, 5)
     with pytest.raises(OperandError, match="neither its rows nor its columns are contiguous"):
-        cuda_gemm.gemm(OnDevice(a), OnDevice(b), schedule)
-    assert np.array_equal(cuda_gemm.gemm(a, b, schedule), a @ b)
+        gemm(OnDevice(a), OnDevice(b))
+    assert np.array_equal(gemm(a, b), a @ b)
 
 
 # Comparisons, the device played by NumPy

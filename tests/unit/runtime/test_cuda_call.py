@@ -12,6 +12,7 @@ from fake_gpu import host_device  # noqa: F401
 from fake_torch import Tensor, torch  # noqa: F401
 
 import pysim
+from pysim import api
 from pysim.runtime import cuda, cuda_call
 
 IMAGE, FILTERS = np.ones((1, 4, 9, 9), np.float32), np.ones((6, 4, 3, 3), np.float32)
@@ -70,7 +71,7 @@ def workspaces(torch, host_device, monkeypatch) -> Any:  # noqa: F811
     def call(stream: int, nbytes: int = 64) -> int:
         if bytes_of["bytes"] != nbytes:
             bytes_of["bytes"] = nbytes
-            cuda_call.cache.clear()
+            api._ready.clear()
         torch.stream = stream
         pysim.conv2d(x, w)
         return calls.pop()
@@ -158,7 +159,7 @@ def test_a_plan_says_how_what_no_array_holds_is_multiplied(dtype, workspaces, mo
 
     launched, struct = [], cuda.problem_struct
     monkeypatch.setattr(cuda, "problem_struct", lambda of, *more: launched.append(of.text) or struct(as_f32(of), *more))
-    cuda_call.cache.clear()
+    api._ready.clear()
     for text, (first, second), call in (
         ("conv:mb1ic4ih9oc6kh3", (IMAGE, FILTERS), pysim.conv2d),
         ("gemm:4x4x4", (SQUARE, SQUARE), pysim.gemm),

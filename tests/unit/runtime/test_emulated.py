@@ -154,7 +154,7 @@ def test_operands_may_be_read_only_and_strided_and_are_not_changed(power10):
     want = pysim.conv2d(x, filters, padding=1)
     before = x.copy()
     x.flags.writeable = filters.flags.writeable = False
-    assert np.array_equal(cpu_launch.ConvLaunch(w, plan.schedule, executor=power10)(x, filters), want)
+    assert np.array_equal(cpu_launch.Launch(w, plan.schedule, executor=power10).run(x, filters), want)
     assert np.array_equal(x, before)
 
 
@@ -237,8 +237,8 @@ def test_a_wrong_result_there_exits_1(command, monkeypatch):
         y[0, 0, 0, 0] += 1
         return y
 
-    right = cpu_launch.Prepared.__call__
-    monkeypatch.setattr(cpu_launch.Prepared, "__call__", broken)
+    right = cpu_launch.Prepared.run
+    monkeypatch.setattr(cpu_launch.Prepared, "run", broken)
     result = invoke(command, SMALL, "-m", NAME)
     assert result.exit_code == 1
     assert "WRONG" in result.stdout and "exact fill: 1 of" in result.stdout

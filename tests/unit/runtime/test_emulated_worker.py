@@ -357,7 +357,7 @@ def test_threads_wait_for_one_another(power10):
     results = [None] * 4
 
     def compute(i):
-        results[i] = cpu_launch.ConvLaunch(w, schedule, executor=power10)(*operands[i])
+        results[i] = cpu_launch.Launch(w, schedule, executor=power10).run(*operands[i])
 
     threads = [threading.Thread(target=compute, args=(i,)) for i in range(4)]
     for one in threads:

@@ -53,8 +53,8 @@ def test_a_job_needs_its_structs_no_longer_and_a_run_needs_an_opened_job():
     plan = pysim.plan("conv:mb1ic5ih9oc7kh3ph1", algorithm="sconv")
     w, schedule = plan.workload, on_cpu(plan)[0]
     x, f = np.ones((1, 5, 9, 9), np.float32), np.ones((7, 5, 3, 3), np.float32)
-    launch, out = cpu_launch.ConvLaunch(w, schedule), np.empty((1, 7, 9, 9), np.float32)
-    packed = launch.prepare(ffi.from_buffer(f), ffi.from_buffer(cpu.aligned(launch.prepared_bytes, np.uint8)))
+    launch, out = cpu_launch.Launch(w, schedule), np.empty((1, 7, 9, 9), np.float32)
+    packed = launch.prepare(f)
     work, epilogue = cpu.aligned(launch.workspace_bytes, np.uint8), launch.epilogue(None, None)
     rest = (epilogue, 1, ffi.from_buffer(x), packed, ffi.from_buffer(out), ffi.from_buffer(work), work.nbytes, ffi.NULL)
     structs = cpu.problem_struct(w), cpu.schedule_struct(schedule, w)
@@ -100,7 +100,7 @@ def test_a_bound_run_is_checked_once_and_keeps_its_arguments():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((13, 21)).astype(np.float32), rng.standard_normal((21, 17)).astype(np.float32)
     plan = pysim.plan("gemm:13x17x21")
-    product, out = cpu_launch.PreparedGemm(plan.workload, on_cpu(plan)[0]), np.empty((13, 17), np.float32)
+    product, out = cpu_launch.Launch(plan.workload, on_cpu(plan)[0]), np.empty((13, 17), np.float32)
     step = product.step(a, b, out, cpu.aligned(product.workspace_bytes, np.uint8))
     call = step.bound()
     step.struct.workspace_bytes = step.struct.threads = 0  # the step's, not the bound call's
@@ -108,7 +108,7 @@ def test_a_bound_run_is_checked_once_and_keeps_its_arguments():
         step.bound()
     del step
     gc.collect()
-    assert call() is None and np.array_equal(out, product(a, b))
+    assert call() is None and np.array_equal(out, product.run(a, b))
     with pytest.raises(NativeError, match="only the arguments of runs"):
         map_step(out, out, 1).bound()
     with pytest.raises(NativeError, match="overlaps"):

@@ -46,7 +46,7 @@ def test_it_gives_what_a_direct_convolution_gives(text, given):
 @pytest.mark.parametrize(("text", "given"), GIVEN)
 def test_sizes_are_the_librarys(text, given):
     plan = pysim.plan(text, algorithm=blocked.NAME)
-    launch = cpu_launch.ConvLaunch(plan.workload, on_cpu(plan)[0])
+    launch = cpu_launch.Launch(plan.workload, on_cpu(plan)[0])
     assert launch.prepared_bytes == blocked.prepare(plan.workload, plan.schedule, "nchw").size_bytes
     assert launch.workspace_bytes == blocked.workspace_bytes(plan.workload, plan.schedule, "nchw")
 

@@ -130,7 +130,7 @@ def test_only_kernels_of_that_block_are_planned_and_sizes_are_the_librarys(layou
     kernel = next(row for row in nchwc_kernels() if row.name == plan.kernel)
     assert plan.algorithm == direct_nchwc.NAME and kernel.lane_filters == block == LANES[kernel.dtype][kernel.target]
     if kernel.name in runtime.available_kernels():
-        launch = cpu_launch.ConvLaunch(plan.workload, on_cpu(plan)[0], layout=layout)
+        launch = cpu_launch.Launch(plan.workload, on_cpu(plan)[0], layout=layout)
         assert launch.prepared_bytes == direct_nchwc.prepare(plan.workload, plan.schedule, layout).size_bytes
         assert launch.workspace_bytes == direct_nchwc.workspace_bytes(plan.workload, plan.schedule, layout)
 

@@ -86,7 +86,7 @@ def test_sizes_are_those_that_the_library_asks_for(shape: str) -> None:
     w = conv(shape)
     for plan in planner.plans(w, ZEN4, top=40, algorithm="im2col"):
         assert isinstance(plan.schedule, Schedule)
-        launch = cpu_launch.ConvLaunch(w, plan.schedule)
+        launch = cpu_launch.Launch(w, plan.schedule)
         assert plan.workspace_bytes == launch.workspace_bytes
         assert im2col.prepare(w, plan.schedule, "nchw").size_bytes == launch.prepared_bytes
 
@@ -139,7 +139,7 @@ def test_a_schedule_of_another_kind_of_problem_is_refused() -> None:
     product = planner.plan("gemm:8x8x8", ZEN4).schedule
     assert isinstance(product, Schedule)
     with pytest.raises(PlanError, match="no algorithm 'im2col'"):
-        cpu_launch.GemmLaunch(parse("gemm:8x8x8"), msgspec.structs.replace(product, algorithm="im2col"))
+        cpu_launch.Launch(parse("gemm:8x8x8"), msgspec.structs.replace(product, algorithm="im2col"))
 
 
 def test_taps_up_to_four_columns_apart_share_the_permutes_of_a_stride() -> None:

@@ -90,7 +90,7 @@ def test_one_value_reaches_the_results_that_a_direct_sum_lets_it_reach(shape: st
         x[number % w.batch, number % w.channels, y, column] = tall(VALUES[name], x.dtype)
     want = exact(w, x, filters, bias)
     for number, schedule in enumerate(schedules(w)):
-        got = cpu_launch.ConvLaunch(w, schedule, threads=1 + 2 * (number % 2))(x, filters, bias)
+        got = cpu_launch.Launch(w, schedule, threads=1 + 2 * (number % 2)).run(x, filters, None, bias)
         check(w, schedule, got, want, x, of_rms(winograd.tolerance(w, schedule), usual))
 
 
@@ -134,8 +134,8 @@ def test_blocks_of_channels_hold_what_planes_hold(shape: str) -> None:
             for m in winograd.outputs_of(w):
                 channels = model.shape_of(w, row, m).channels
                 s = Schedule(row.name, "input_stationary", "tiles", row.windows, row.filters, channels, 1, 1, "winograd", m)
-                launch: Any = cpu_launch.ConvLaunch(w, s, 2, layout=cast("Any", layout))
-                got = launch(given, filters, bias).transpose(0, 1, 4, 2, 3).reshape(want.shape)
+                launch: Any = cpu_launch.Launch(w, s, 2, layout=cast("Any", layout))
+                got = launch.run(given, filters, None, bias).transpose(0, 1, 4, 2, 3).reshape(want.shape)
                 check(w, s, got, want, x, of_rms(winograd.tolerance(w, s), usual))
 
 
@@ -154,7 +154,9 @@ def test_an_infinite_weight_reaches_its_filter_alone_and_no_padding(weight: floa
     without[3, 1, 0, 0] = 0
     want[:, 3][:, ~inside] = exact(w, x, without, bias)[:, 3][:, ~inside]
     for schedule in schedules(w):
-        check(w, schedule, cpu_launch.ConvLaunch(w, schedule)(x, filters, bias), want, x, of_rms(winograd.tolerance(w, schedule), usual))
+        check(
+            w, schedule, cpu_launch.Launch(w, schedule).run(x, filters, None, bias), want, x, of_rms(winograd.tolerance(w, schedule), usual)
+        )
 
 
 def test_bits_beside_an_infinity_do_not_depend_on_threads_nor_on_blocks() -> None:
@@ -162,9 +164,9 @@ def test_bits_beside_an_infinity_do_not_depend_on_threads_nor_on_blocks() -> Non
     x, filters, bias = operands(w)
     x[1, 3, 6, 6] = np.inf
     for schedule in schedules(w):
-        first = cpu_launch.ConvLaunch(w, schedule)(x, filters, bias).tobytes()
+        first = cpu_launch.Launch(w, schedule).run(x, filters, None, bias).tobytes()
         other = msgspec.structs.replace(schedule, k2=1, k3=100)
-        assert cpu_launch.ConvLaunch(w, other, 5)(x, filters, bias).tobytes() == first, schedule
+        assert cpu_launch.Launch(w, other, 5).run(x, filters, None, bias).tobytes() == first, schedule
 
 
 def test_strict_refuses_phases_that_lack_taps() -> None:

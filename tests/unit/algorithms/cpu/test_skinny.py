@@ -23,7 +23,7 @@ from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import cpu_kernels, skinny_kernels
 from pysim.runtime import cpu as runtime
-from pysim.runtime.cpu_launch import GemmLaunch, PreparedGemm
+from pysim.runtime.cpu_launch import Launch
 
 SIZES = ("1x300x70", "3x257x33", "11x130x515", "200x1x600", "65x7x40", "16x16x16", "1x1x1000")
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -140,13 +140,13 @@ def test_the_workspace_is_what_the_library_asks_for() -> None:
         assert isinstance(problem, Gemm)
         for plan in plans_of(problem):
             assert isinstance(plan.schedule, Schedule)
-            assert GemmLaunch(problem, plan.schedule).workspace_bytes == plan.workspace_bytes
+            assert Launch(problem, plan.schedule).workspace_bytes == plan.workspace_bytes
 
 
 def test_a_kernel_that_reads_the_other_layout_is_refused() -> None:
     axpy = plans_of(parse("gemm:1x300x70"))[0].schedule
     with pytest.raises(NativeError, match="rows lie along results, and these lie along k"):
-        GemmLaunch(parse("gemm:1x300x70:nt"), axpy)
+        Launch(parse("gemm:1x300x70:nt"), axpy)
 
 
 def test_named_plans_are_replayed_and_wrong_ones_refused() -> None:
@@ -268,5 +268,5 @@ def test_both_prefetch_levels_give_the_same_bits(layout: str) -> None:
     for plan in plans_of(problem):
         assert isinstance(plan.schedule, Schedule)
         schedules = (msgspec.structs.replace(plan.schedule, k3=level) for level in (skinny.L1, skinny.L2))
-        one, other = (PreparedGemm(problem, schedule)(a, b) for schedule in schedules)
+        one, other = (Launch(problem, schedule).run(a, b) for schedule in schedules)
         assert np.array_equal(one, other), plan.name

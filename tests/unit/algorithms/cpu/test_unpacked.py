@@ -22,7 +22,7 @@ from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.registry.cpu import kernels
 from pysim.runtime import cpu as runtime
-from pysim.runtime.cpu_launch import GemmLaunch, PreparedGemm
+from pysim.runtime.cpu_launch import Launch
 
 SIZES = ("1x1x1", "5x33x70", "29x31x257", "65x7x40", "64x96x128")
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -81,7 +81,7 @@ def test_bits_are_those_of_the_nest_that_packs_and_of_any_number_of_threads() ->
         for plan in plans_of(problem):
             assert isinstance(plan.schedule, Schedule)
             packed = msgspec.structs.replace(plan.schedule, algorithm="gemm", pack="tiles")
-            right = GemmLaunch(problem, packed)(a, b)
+            right = Launch(problem, packed).run(a, b)
             assert all(np.array_equal(product(problem, a, b, plan, threads), right) for threads in (1, 2, 3)), plan.name
 
 
@@ -90,7 +90,7 @@ def test_the_bytes_are_what_the_library_asks_for() -> None:
         problem = problem_of(f"45x101x70:{layout}")
         for plan in plans_of(problem):
             assert isinstance(plan.schedule, Schedule)
-            launch = GemmLaunch(problem, plan.schedule)
+            launch = Launch(problem, plan.schedule)
             prepared = panels.prepare(problem, plan.schedule, "nchw").size_bytes if plan.algorithm == panels.NAME else 0
             assert (launch.workspace_bytes, launch.prepared_bytes) == (plan.workspace_bytes, prepared)
 
@@ -144,7 +144,7 @@ def test_kernels_that_read_panels_of_a_are_refused() -> None:
     fil = planner.plan(problem, host.machine("host"), micro_kernel=(14, 32), algorithm="gemm").schedule
     assert isinstance(fil, Schedule)
     with pytest.raises(NativeError, match="broadcast"):
-        GemmLaunch(problem, msgspec.structs.replace(fil, algorithm=unpacked.NAME))
+        Launch(problem, msgspec.structs.replace(fil, algorithm=unpacked.NAME))
     power10 = load_any("power10-e1050")
     assert isinstance(power10, Machine)
     units = tuple(unit for unit in power10.core.units if unit.target == "mma")  # whose kernels make outer products
@@ -159,16 +159,16 @@ def test_a_prepared_schedule_that_packs_is_refused() -> None:
     schedule = plans_of(problem)[1].schedule
     assert isinstance(schedule, Schedule) and schedule.algorithm == panels.NAME
     with pytest.raises(NativeError, match="packed already"):
-        GemmLaunch(problem, msgspec.structs.replace(schedule, pack="tiles"))
+        Launch(problem, msgspec.structs.replace(schedule, pack="tiles"))
 
 
 def test_a_product_bound_to_its_arrays_is_the_product() -> None:
     problem = problem_of("45x101x70:nt")
     a, b = operands(problem)
     for plan in plans_of(problem):
-        one = PreparedGemm(problem, plan.schedule)
-        assert one.prepares == (plan.algorithm == panels.NAME)
-        if not one.prepares:
+        one = Launch(problem, plan.schedule)
+        assert bool(one.prepared_bytes) == (plan.algorithm == panels.NAME)
+        if not one.prepared_bytes:
             out = np.full((problem.m, problem.n), np.nan, np.float32)
             one.step(a, b, out, np.empty(one.workspace_bytes, np.uint8))()
             assert np.array_equal(out, product(problem, a, b, plan))

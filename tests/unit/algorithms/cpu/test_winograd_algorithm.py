@@ -78,7 +78,7 @@ def test_results_are_within_the_stated_bound_of_float64(shape: str) -> None:
     exact = reference(w, x.astype(np.float64), filters.astype(np.float64)) + bias.astype(np.float64)[:, None, None]
     want = np.maximum(exact, 0.0)
     for schedule in schedules(w):
-        got = cpu_launch.ConvLaunch(w, schedule)(x, filters, bias, "relu")
+        got = cpu_launch.Launch(w, schedule).run(x, filters, None, bias, "relu")
         bound = winograd.tolerance(w, schedule)
         assert np.abs(got - want).max() <= of_rms(bound, exact), schedule
 
@@ -88,10 +88,10 @@ def test_bits_do_not_depend_on_threads_nor_on_blocks(shape: str) -> None:
     w = conv(shape)
     x, filters, bias = operands(w)
     for schedule in schedules(w):
-        first = cpu_launch.ConvLaunch(w, schedule)(x, filters, bias).tobytes()
+        first = cpu_launch.Launch(w, schedule).run(x, filters, None, bias).tobytes()
         for threads, k2, k3 in ((2, 1, 1), (5, 3, 100), (64, 100, 1)):
             other = msgspec.structs.replace(schedule, k2=k2, k3=k3)
-            assert cpu_launch.ConvLaunch(w, other, threads)(x, filters, bias).tobytes() == first, other
+            assert cpu_launch.Launch(w, other, threads).run(x, filters, None, bias).tobytes() == first, other
 
 
 def test_whole_numbers_are_exact_by_f2x2() -> None:
@@ -101,7 +101,7 @@ def test_whole_numbers_are_exact_by_f2x2() -> None:
     want = reference(w, x, filters)
     for schedule in schedules(w):
         if schedule.outputs == 2:
-            np.testing.assert_array_equal(cpu_launch.ConvLaunch(w, schedule)(x, filters), want)
+            np.testing.assert_array_equal(cpu_launch.Launch(w, schedule).run(x, filters), want)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -110,7 +110,7 @@ def test_sizes_are_those_that_the_library_asks_for(shape: str) -> None:
     planned = [plan.schedule for plan in planner.plans(w, ZEN4, top=60, algorithm="winograd")]
     for schedule in [*planned, *schedules(w)]:
         assert isinstance(schedule, Schedule)
-        launch = cpu_launch.ConvLaunch(w, schedule)
+        launch = cpu_launch.Launch(w, schedule)
         assert winograd.workspace_bytes(w, schedule, "nchw") == launch.workspace_bytes
         assert winograd.prepare(w, schedule, "nchw").size_bytes == launch.prepared_bytes
 
@@ -244,7 +244,7 @@ def test_a_schedule_that_the_library_cannot_obey_is_refused_in_a_sentence(change
     w = conv("conv:ic8ih9oc8kh3ph1")
     good = Schedule("f32_win_8x4__portable", "input_stationary", "tiles", 8, 4, 8, 1, 1, "winograd", 4)
     with pytest.raises(NativeError, match=message):
-        cpu_launch.ConvLaunch(w, msgspec.structs.replace(good, **change))
+        cpu_launch.Launch(w, msgspec.structs.replace(good, **change))
 
 
 def test_its_accesses_are_not_traced_and_that_is_said() -> None:

@@ -14,7 +14,7 @@ from pysim.check.bounds import bound_of  # noqa: E402
 from pysim.machine.load import load_any  # noqa: E402
 from pysim.problem.conv import Conv  # noqa: E402
 from pysim.problem.gemm import Gemm  # noqa: E402
-from pysim.runtime.cuda_call import ALIGNMENT_BYTES  # noqa: E402
+from pysim.runtime.arrays import ALIGNMENT_BYTES  # noqa: E402
 from pysim.runtime.cuda_steps import LaunchSteps  # noqa: E402
 from pysim.torch.capture import rewriting as frontend  # noqa: E402
 from pysim.torch.layers import fused_layer, gpu_launch, layer_chain, pytorch_seconds  # noqa: E402
