@@ -36,7 +36,7 @@ from pysim.problem.windows import Pair, windows_of
 from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
-from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, on_cpu
+from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName
 from pysim.record.schedule import GpuSchedule
 from pysim.record.state import TIMED, RunState, State
 from pysim.runtime import arrays, cpu_launch, cuda, cuda_call
@@ -197,7 +197,7 @@ def compare(
     terms: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
     terms |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
     planned = comparison.plan_layers(layers, on, **terms)
-    return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
+    return list(comparison.compare(planned, on, chosen(peers, on), how, store))
 
 
 def conv2d(
@@ -257,7 +257,7 @@ def conv2d(
     else:
         shape = runtime.planes(image.shape, layout) if layout in values.BLOCKED else image.shape
         workload = windows(shape, filters.shape, runtime.dtype_of(_bits(plan), image, filters))
-        launch = cpu_launch.Launch(workload, *_on_cpu(workload, plan, machine, threads, accurate, layout=layout), layout)
+        launch = cpu_launch.Launch.of(_planned(workload, plan, machine, accurate, threads=threads, layout=layout), threads)
         _ready.put(key, (launch, machine, plan))
     y = launch.run(image, filters, out, bias, activation, residual)
     return runtime.like(x, y) if out is None else out
@@ -308,7 +308,7 @@ def gemm(
         launch = found[0]
     else:
         workload = product_of(left.shape, right.shape, trans_a, trans_b, runtime.dtype_of(_bits(plan), left, right))
-        launch = cpu_launch.Launch(workload, *_on_cpu(workload, plan, machine, threads, accurate))
+        launch = cpu_launch.Launch.of(_planned(workload, plan, machine, accurate, threads=threads), threads)
         _ready.put(key, (launch, machine, plan))
     y = launch.run(left, right, out, bias, activation, c, alpha, beta)
     return runtime.like(a, y) if out is None else out
@@ -338,10 +338,9 @@ def prepare(
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
     layout = _layout(plan, layout)
     if arrays.is_cuda(weights) or _on_gpu(plan, machine):
-        found = _planned(workload, plan, None if plan else host.runnable_any(_gpu_of(machine)), accurate, layout=layout)
-        return GpuPrepared(_as_api(found), weights, bias, activation)
-    schedule, threads, executor = _on_cpu(workload, plan, machine, threads, accurate, layout=layout, prepared=True)
-    return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor, layout)
+        return GpuPrepared(_as_api(_planned(workload, plan, _gpu_of(machine), accurate, layout=layout)), weights, bias, activation)
+    found = _planned(workload, plan, machine, accurate, threads=threads, layout=layout, prepared=True)
+    return cpu_launch.Prepared.of(found, weights, bias, activation, threads)
 
 
 # Plans and machines
@@ -386,19 +385,11 @@ def _known_gpu(name: str, identity: Hashable) -> bool:
     return isinstance(host.any_machine(name), Gpu)
 
 
-def _on_cpu(
-    workload: Workload, plan: values.Plan | None, machine: Any, threads: int, accurate: Accurate, **terms: Any
-) -> tuple[Any, int, runtime.Executor]:
-    """(schedule, threads, executor) of the given plan, or else of the best plan."""
-    found = _planned(workload, plan, None if plan else host.runnable(machine), accurate, threads=threads, **terms)
-    schedule, on = on_cpu(found)
-    return schedule, threads, host.executor(on)
-
-
-def _planned(workload: Workload, plan: values.Plan | None, on: Any, accurate: Accurate, **terms: Any) -> values.Plan:
-    """The given plan, if it fits; else the plan of the request for the machine `on`."""
+def _planned(workload: Workload, plan: values.Plan | None, machine: Any, accurate: Accurate, **terms: Any) -> values.Plan:
+    """The given plan, if it fits; else the plan of the request."""
     if plan is None:
-        return planner.planned(planner.request_of(workload, on, accuracy=accurate[0], error_limit=accurate[1], **terms))
+        terms |= {"accuracy": accurate[0], "error_limit": accurate[1]}
+        return planner.planned(planner.request_of(workload, host.runnable_any(machine), **terms))
     if accurate != ANY:
         raise PlanError("accuracy and error_limit choose a plan, but a plan is given; pass them to pysim.plan instead")
     if plan.workload != workload and not (isinstance(plan.schedule, GpuSchedule) and _same_sizes(plan.workload, workload)):
@@ -472,9 +463,9 @@ def _run_on_gpu(
         if found := _ready.get(key):
             launch = found[0]
         else:
-            task, on = task_of(operands, *how), host.runnable_any(where)
+            task = task_of(operands, *how)
             layout = plan.layout if plan and plan.layout in task.layouts else task.layouts[0]
-            chosen = _planned(task.workload, plan, on, accurate, layout=layout)
+            chosen = _planned(task.workload, plan, host.runnable_any(where), accurate, layout=layout)
             if not isinstance(chosen.schedule, GpuSchedule):
                 raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; these arrays are computed on a GPU")
             if chosen.layout != layout:

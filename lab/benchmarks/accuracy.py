@@ -66,7 +66,7 @@ def candidates(workload: Workload, on: Any, bench: Bench) -> Iterator[tuple[str,
 
 def lines(text: str, on: Any) -> Iterator[dict[str, Any]]:
     workload = parse(text)
-    bench = bench_of(planner.plan(workload, on), on, 1, host.executor(on), 0)
+    bench = bench_of(planner.plan(workload, on), on, 1, 0)
     operands, s = bench.operands(exact=False), shapes(workload)
     for low in LOWS:
         x, w = uniform(s.x, workload.dtype, low, 1), uniform(s.w, workload.dtype, low, 2)

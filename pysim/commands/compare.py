@@ -109,17 +109,17 @@ def compare(
     from pysim.peers import chosen
 
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
-    executor, on_gpu, state = host.executor(on), isinstance(on, Gpu), "cold" if cold else "hot"
+    emulated, on_gpu, state = host.executor_for(on).kind == "emulated", isinstance(on, Gpu), "cold" if cold else "hot"
     planned = plan_layers(layers, on, state=state, **options)
     threads = options["threads"]
     if saved_as and resume:
         planned = history.without_saved(planned, saved_as, state, threads)
     say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
-    comparisons = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
+    comparisons = timing.measured(planned, on, peers_by_name, threads=threads, state=state, min_seconds=min_seconds)
     comparisons = history.saving(comparisons, saved_as) if saved_as else comparisons
     networks = measured(problems, on, threads, peers, min_seconds)
-    shown = [] if executor.kind == "emulated" else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
-    columns = _columns(shown, executor.kind == "emulated", on_gpu)
+    shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
+    columns = _columns(shown, emulated, on_gpu)
     results = timing.report(planned, comparisons, columns, as_json, **networks.document)
     if not as_json:
         _put_summary(summarise(results), results)

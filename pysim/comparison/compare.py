@@ -35,7 +35,7 @@ from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.record.state import RunState
 from pysim.registry.cpu import loop_nest
-from pysim.runtime import cpu
+from pysim.runtime.emulated import executor_for
 
 CERTAIN = 0.005  # relative error of the medians at which sampling ends early, on a CPU
 NO_PEERS = "its time on this computer says nothing about a machine that is emulated"
@@ -76,24 +76,23 @@ def compare(
     peers: Mapping[str, Peer],
     how: How = How(),  # noqa: B008  # a value
     store: Store | None = None,
-    executor: cpu.Executor = cpu.LOCAL,
 ) -> Iterator[Comparison]:
     """Checks and times the plan of each layer and its peers. A layer may come with an error instead of a plan.
 
     Yields each layer as soon as it is done, after all its samples are in `store`. A layer that cannot be planned or run gives a Comparison
-    that is not correct, with the reason, and the others go on; MissingError (no native library, driver or device) ends the iteration. With
-    an `executor` that emulates nothing is timed, no peer runs and nothing is stored.
+    that is not correct, with the reason, and the others go on; MissingError (no native library, driver or device) ends the iteration. On
+    an emulated machine nothing is timed, no peer runs and nothing is stored.
     """
     for layer, plan in planned:
         try:
             if isinstance(plan, PlanError):
                 raise plan
-            done = measure_plan(layer, plan, machine, peers, how, store, executor)
+            done = measure_plan(layer, plan, machine, peers, how, store)
         except MissingError:
             raise
         except (PysimError, MemoryError) as error:
             reason = str(error) or "out of memory"
-            done = _comparison(layer, machine, how, executor, plan={}, correct=False, reason=reason)
+            done = _comparison(layer, machine, how, plan={}, correct=False, reason=reason)
         if isinstance(machine, Gpu) or not done.correct:  # on a CPU arrays are freed with their last reference, unless an error holds one
             release()
         yield done
@@ -106,14 +105,13 @@ def measure_plan(
     peers: Mapping[str, Peer],
     how: How = How(),  # noqa: B008
     store: Store | None = None,
-    executor: cpu.Executor = cpu.LOCAL,
 ) -> Comparison:
     """Checks one plan, then times it in one run with the peers that give the correct result.
 
     CPU peers run on one thread whatever `how.threads` says. Raises PysimError where the plan cannot be run at all; a wrong result is no
     exception but a Comparison with `correct` False, no time and the reason.
     """
-    bench = bench_of(plan, machine, how.threads, executor, how.seed)
+    bench = bench_of(plan, machine, how.threads, how.seed)
     ours = Entry(OURS, "", partial(bench.make, plan))
     verdict, ready = checked(bench, ours.make)
     fields: dict[str, Any] = {
@@ -123,7 +121,7 @@ def measure_plan(
     }
     if not verdict.passed:
         fields |= {"correct": False, "reason": f"{verdict.status}: {verdict.reason}"}
-    elif executor.kind == "emulated":
+    elif executor_for(machine).kind == "emulated":
         fields |= {"correct": True, "missing": dict.fromkeys(peers, NO_PEERS), "errors": {OURS: verdict.over_rms}}
         fields |= _static(plan, machine, how)
     else:
@@ -139,11 +137,12 @@ def measure_plan(
             plan = at_clock(plan, then.clock_hz) if then else plan
             fields["predicted_seconds"] = plan.seconds
             fields["above_roof"] = above(plan, fields["measured_seconds"], "measured") or above(plan, plan.seconds, "predicted")
-    return _comparison(layer, machine, how, executor, **fields)
+    return _comparison(layer, machine, how, **fields)
 
 
-def _comparison(layer: Layer, machine: Machine | Gpu, how: How, executor: cpu.Executor, **fields: Any) -> Comparison:
-    where: dict[str, Any] = {"machine": machine.name, "state": how.state, "threads": how.threads, "executor": executor.kind}
+def _comparison(layer: Layer, machine: Machine | Gpu, how: How, **fields: Any) -> Comparison:
+    where: dict[str, Any] = {"machine": machine.name, "state": how.state, "threads": how.threads}
+    where["executor"] = executor_for(machine).kind
     return Comparison(problem=layer.workload.text, label=layer.label, count=layer.count, **where, **fields)
 
 

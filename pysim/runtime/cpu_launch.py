@@ -16,7 +16,7 @@ from pysim.arguments import Activation
 from pysim.errors import OperandError
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
-from pysim.record.plan import Layout, blocked_shape, blocks_of
+from pysim.record.plan import Layout, Plan, blocked_shape, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.runtime.cpu import (
     LOCAL,
@@ -39,6 +39,7 @@ from pysim.runtime.cpu import (
     problem_struct,
     schedule_struct,
 )
+from pysim.runtime.emulated import executor_for
 from pysim.runtime.steps import Step
 
 _IDLE_BYTES = 256 << 20  # of workspaces kept between calls
@@ -106,6 +107,12 @@ class Launch:
         self._pointer, self._null = self._ffi.from_buffer, self._ffi.NULL
         self.workspace_bytes = self._size(self._lib.pysim_workspace_bytes, threads)
         self.prepared_bytes = self._size(self._lib.pysim_prepared_bytes)
+
+    @classmethod
+    def of(cls, plan: Plan, threads: int = 1) -> "Launch":
+        """The launch of a CPU's plan, in this process or an emulator of its machine."""
+        schedule, on = on_cpu(plan)
+        return cls(plan.workload, schedule, threads, executor_for(on), plan.layout)
 
     def _size(self, function: Any, *arguments: int) -> int:
         size = self._ffi.new("int64_t *")
@@ -290,6 +297,12 @@ class Prepared:
         self.workspace_bytes, self.shapes = launch.workspace_bytes, launch.shapes  # of the input and of the result
         self._bias, self._activation = None if bias is None else np.array(as_numpy(bias, "bias")), activation
         self._epilogue, self._prepared = launch.epilogue(self._bias, activation), launch.prepare(weights)
+
+    @classmethod
+    def of(cls, plan: Plan, weights: Any, bias: Any = None, activation: Activation = None, threads: int = 1) -> "Prepared":
+        """A CPU's plan with these weights, in this process or an emulator of its machine."""
+        schedule, on = on_cpu(plan)
+        return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout)
 
     def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Any:
         """`residual`, of the result's shape, is added before the activation. The result is `out`, or a new array of the kind that x is."""

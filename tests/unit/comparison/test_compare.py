@@ -155,8 +155,8 @@ def corrupting(change: Callable[[Array], None]) -> type:
     """The native convolution with a mistake in its result."""
 
     class Corrupt(cpu_launch.Prepared):
-        def __call__(self, x: Any, out: Any = None) -> Array:
-            result = super().__call__(x, out)
+        def run(self, x: Any, out: Any = None) -> Array:
+            result = super().run(x, out)
             change(result)
             return result
 
@@ -330,13 +330,19 @@ class Emulator:
     runner = staticmethod(runtime.LOCAL.runner)
 
 
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (comparing, cpu_launch):
+        monkeypatch.setattr(module, "executor_for", lambda on: Emulator())
+
+
 @native
 @pytest.mark.parametrize("text", [CONV, "gemm:48x64x32"])
-def test_an_emulated_plan_is_checked_beside_simulated_caches_and_nothing_is_timed(text: str, tmp_path: Path) -> None:
+def test_an_emulated_plan_is_checked_beside_simulated_caches_and_nothing_is_timed(text: str, tmp_path: Path, emulator: None) -> None:
     on, workload = load("xeon-4208"), parse(text)
     plan = planned(workload, seconds=1e-4, on=on)
     with Store(tmp_path / "store.db") as store:
-        done = measure_plan(Layer(workload, "", 2), plan, on, {"right": right}, How(**FAST), store, Emulator())
+        done = measure_plan(Layer(workload, "", 2), plan, on, {"right": right}, How(**FAST), store)
         assert len(store) == 0
     assert done.correct and done.measured_seconds is None and done.samples == 0 and done.predicted_seconds == 1e-4
     assert done.static_kind == "static+simulated"
@@ -351,11 +357,11 @@ def test_an_emulated_plan_is_checked_beside_simulated_caches_and_nothing_is_time
 
 
 @native
-def test_a_wrong_result_of_an_emulator_has_no_static_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_of_an_emulator_has_no_static_time(monkeypatch: pytest.MonkeyPatch, emulator: None) -> None:
     monkeypatch.setattr(cpu_launch, "Prepared", corrupting(one_ulp))
     workload = parse(CONV)
     on = load("xeon-4208")
-    done = measure_plan(Layer(workload, "", 1), planned(workload, on=on), on, {}, How(**FAST), None, Emulator())
+    done = measure_plan(Layer(workload, "", 1), planned(workload, on=on), on, {}, How(**FAST), None)
     assert not done.correct and done.reason and done.static_seconds is None and done.static_kind is None
     assert "static_prediction" not in summarise([done])
 

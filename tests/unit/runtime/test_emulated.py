@@ -189,7 +189,7 @@ def test_every_distinct_convolution_of_resnet50_is_right_there_at_a_reduced_size
     layers = distinct([reduced(layer) for layer in resolve(["resnet50"])])
     assert len(layers) >= 15
     planned = [(layer, planner.plan(layer.workload, on)) for layer in layers]
-    found = list(comparison.compare(planned, on, {}, executor=host.executor(on)))
+    found = list(comparison.compare(planned, on, {}))
     assert [(one.problem, one.reason) for one in found if not one.correct] == []
     assert len(found) == len(layers)
 
