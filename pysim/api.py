@@ -244,8 +244,8 @@ def conv2d(
             raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU the strides of x give the layout")
         if residual is not None:
             raise OperandError("only the CPU's kernels add a residual; on a GPU add it to the result")
-        given = {"x": x, "w": w, "bias": bias, "out": out}
-        return _run_on_gpu(given, cuda_call.conv_of, (windows, _multiplied(plan)), plan, machine, accurate, activation)
+        given, how = {"x": x, "w": w, "bias": bias, "out": out}, (windows, _multiplied(plan))
+        return _run_on_gpu(given, cuda_call.conv_of, how, plan, machine, accurate, activation)
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
     if accurate is not ANY:
@@ -255,8 +255,7 @@ def conv2d(
     if found := _ready.get(key):
         launch = found[0]
     else:
-        shape = runtime.planes(image.shape, layout) if layout in values.BLOCKED else image.shape
-        workload = windows(shape, filters.shape, runtime.dtype_of(_bits(plan), image, filters))
+        workload = windows(runtime.planes(image.shape, layout), filters.shape, runtime.dtype_of(_bits(plan), image, filters))
         launch = cpu_launch.Launch.of(_planned(workload, plan, machine, accurate, threads=threads, layout=layout), threads)
         _ready.put(key, (launch, machine, plan))
     y = launch.run(image, filters, out, bias, activation, residual)
