@@ -109,9 +109,9 @@ def compare(
     from pysim.peers import chosen
 
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
-    emulated, on_gpu, state = host.executor_for(on).kind == "emulated", isinstance(on, Gpu), "cold" if cold else "hot"
+    emulated, on_gpu = host.executor_for(on).kind == "emulated", isinstance(on, Gpu)
+    threads, state = options["threads"], "cold" if cold else "hot"
     planned = plan_layers(layers, on, state=state, **options)
-    threads = options["threads"]
     if saved_as and resume:
         planned = history.without_saved(planned, saved_as, state, threads)
     say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
@@ -119,8 +119,7 @@ def compare(
     comparisons = history.saving(comparisons, saved_as) if saved_as else comparisons
     networks = measured(problems, on, threads, peers, min_seconds)
     shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
-    columns = _columns(shown, emulated, on_gpu)
-    results = timing.report(planned, comparisons, columns, as_json, **networks.document)
+    results = timing.report(planned, comparisons, _columns(shown, emulated, on_gpu), as_json, **networks.document)
     if not as_json:
         _put_summary(summarise(results), results)
         put_networks(networks.comparisons)
