@@ -348,9 +348,26 @@ def _prelu(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     ]
 
 
+_MOST_FACTORS = 4
+
+
+def _power(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """Pow with a small whole exponent as products; NumPy's power of negative numbers is a hundred times slower."""
+    (x, exponent), y = node.inputs, graph.tensors[node.output]
+    number = constants.get(exponent)
+    count = float(number.reshape(())) if number is not None and number.size == 1 else 0.0
+    if count not in range(2, _MOST_FACTORS + 1) or graph.tensors[x] != y or not array_operators.is_native(graph, x):
+        return None
+    square = Node("Mul", node.name, (x, x), node.outputs)
+    if count == 2:
+        return [(square, y.shape)]
+    square = square._replace(name=f"{node.name}:square", outputs=(f"{node.output}:square",))
+    return [(square, y.shape), (Node("Mul", node.name, (square.output, x if count == 3 else square.output), node.outputs), y.shape)]
+
+
 EXPANSIONS = {
     "ConvTranspose": _transposed_by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
-    "ReduceMean": _plane_means, **array_operators.EXPANSIONS,
+    "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS,
 }  # fmt: skip
 
 
@@ -427,15 +444,6 @@ def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
     return Node("LRN", node.name, node.inputs, node.outputs, {name: node.attributes.get(name, one) for name, one in defaults.items()})
 
 
-def _pow(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """Pow with exponent 2 becomes a product."""
-    x, exponent = node.inputs
-    is_square = exponent in constants and constants[exponent].size == 1 and constants[exponent].reshape(()) == 2
-    if not is_square or graph.tensors[x] != graph.tensors[node.output] or not array_operators.is_native(graph, x):
-        return None
-    return Node("Mul", node.name, (x, x), node.outputs)
-
-
 def _leaky_relu(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     floating = graph.tensors[node.output].dtype.kind == "f"
     return Node(node.op, node.name, node.inputs, node.outputs, {"alpha": node.attributes.get("alpha", _SLOPE)}) if floating else None
@@ -452,7 +460,7 @@ LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
-    "Pad": _pad, "Pow": _pow, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
+    "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
     "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **array_operators.LOWER,
 }  # fmt: skip
