@@ -9,7 +9,7 @@ from ONNX Runtime's by more than its tolerance is an error. One JSON line per ca
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +32,8 @@ class Case(NamedTuple):
     name: str
     op: str
     inputs: Sequence[Any]  # arrays, or shapes of normally distributed float32
-    constants: dict[int, Any] = {}
-    attributes: dict[str, Any] = {}
+    constants: Mapping[int, Any] = {}
+    attributes: Mapping[str, Any] = {}
     outputs: int = 1
     tolerance: float = 1e-4
 
@@ -159,7 +159,6 @@ CASES = [
     Case("Conv computed depthwise", "Conv", [(1, 64, 56, 56), (64, 1, 3, 3)], {}, {"pads": [1, 1, 1, 1], "group": 64}),
     Case("Conv computed", "Conv", [(1, 32, 28, 28), (32, 32, 3, 3)], {}, {"pads": [1, 1, 1, 1]}),
     Case("OneHot", "OneHot", [np.arange(128) % 100], {1: np.int64(100), 2: np.array([0, 1], np.float32)}),
-    Case("NonMaxSuppression", "NonMaxSuppression", [np.abs(_weights(1, 300, 4)), np.abs(_weights(1, 4, 300))], {2: np.int64(20)}),
     _recurrent("LSTM", 100, 128, 128),
     _recurrent("LSTM", 100, 256, 256, both=True),
     _recurrent("LSTM", 25, 32, 32),
@@ -197,7 +196,8 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
     fed = dict(zip([one.name for one in theirs.get_inputs()], arrays, strict=True))
     found, right = ours(*arrays), theirs.run(None, fed)
     for y, z in zip(found if isinstance(found, tuple) else [found], right, strict=True):
-        near = np.abs(y.astype(np.float64) - z.astype(np.float64)).max(initial=0) <= case.tolerance * max(1.0, float(np.abs(z).max(initial=0)))
+        error, most = (float(np.abs(of).max(initial=0)) for of in (y.astype(np.float64) - z.astype(np.float64), z))
+        near = error <= case.tolerance * max(1.0, most)
         if y.shape != z.shape or y.dtype != z.dtype or not near:
             raise SystemExit(f"{case.name} differs from ONNX Runtime's result")
     calls = {"pysim": lambda: ours(*arrays), "onnxruntime": lambda: theirs.run(None, fed)}

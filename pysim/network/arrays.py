@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pysim.network.graph import Array, Graph, Node
+from pysim.network.numpy_ops.selecting import widened
 from pysim.record.plan import blocked_shape
 from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_step
 from pysim.runtime.operators import copy_step
@@ -90,11 +91,14 @@ def products_of(out: Array, inputs: Sequence[Array], attributes: Attributes) -> 
 
 
 def matmul(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """In NumPy, for types that the kernels do not support."""
-    product = products_of(out, inputs, attributes)
+    """In NumPy, for types that the kernels do not support; of half numbers in float32, rounded once."""
+    product, alpha = products_of(out, [widened(x) for x in inputs], attributes), attributes.get("alpha", 1.0)
+    if out.dtype == np.float16:
+        product.out[...] = np.matmul(product.a, product.b, dtype=np.float32) * np.float32(alpha)
+        return
     np.matmul(product.a, product.b, out=product.out)
-    if attributes.get("alpha", 1.0) != 1:
-        out *= out.dtype.type(attributes["alpha"])
+    if alpha != 1:
+        out *= out.dtype.type(alpha)
 
 
 def shapes_of_products(node: Node, graph: Graph) -> Products:

@@ -16,8 +16,9 @@ import numpy as np
 from pysim.errors import ProblemError, printable
 from pysim.network.fusion import norm_constants
 from pysim.network.graph import Graph, Node
-from pysim.network.numpy_ops.operators import backward_too, with_places
+from pysim.network.numpy_ops.operators import backward_too
 from pysim.network.numpy_ops.recurrent import INPUTS, WEIGHTS, recurrent
+from pysim.network.numpy_ops.selecting import with_places
 from pysim.network.operators import checked
 from pysim.onnx import layers, shape_inference
 from pysim.onnx.lowering import array_operators
@@ -292,14 +293,22 @@ def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node
 
 
 def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """max(0, min(1, alpha x + beta)) of an image, as an Affine and a Clip that fuse into a preceding convolution."""
+    """max(0, min(1, alpha x + beta)): of an image as an Affine and a Clip, which a convolution before absorbs, else as three operators."""
     x = graph.tensors[node.inputs[0]]
-    if not is_image(node.inputs[0], graph):
+    if not array_operators.is_native(graph, node.inputs[0]):
         return None
-    numbers = [np.full(x.shape[1], node.attributes.get(name, default), x.dtype) for name, default in (("alpha", _STEEPNESS), ("beta", 0.5))]
-    names = [constant_of(constants, node, what, array) for what, array in zip(("alpha", "beta"), numbers, strict=True)]
-    line = Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (f"{node.output}:line",))
-    return [(line, x.shape), (Node("Clip", node.name, line.outputs, node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
+    alpha, beta = (node.attributes.get(name, default) for name, default in (("alpha", _STEEPNESS), ("beta", 0.5)))
+    size = (x.shape[1],) if is_image(node.inputs[0], graph) else ()
+    names = [constant_of(constants, node, what, np.full(size, of, x.dtype)) for what, of in (("alpha", alpha), ("beta", beta))]
+    line, scaled = f"{node.output}:line", f"{node.output}:scaled"
+    if size:
+        parts: Parts = [(Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (line,)), x.shape)]
+    else:
+        parts = [
+            (Node("Mul", f"{node.name}:scaled", (node.inputs[0], names[0]), (scaled,)), x.shape),
+            (Node("Add", f"{node.name}:line", (scaled, names[1]), (line,)), x.shape),
+        ]
+    return [*parts, (Node("Clip", node.name, (line,), node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
 
 
 def _plane_means(node: Node, graph: Graph, constants: Constants) -> Parts | None:
