@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pysim.network.numpy_ops.convolutions import taps
+from pysim.network.numpy_ops.convolutions import reaching
 
 Array = NDArray[Any]
 _SHORT = 32  # elements of a slice below which NumPy's own sums along an axis are faster
@@ -115,16 +115,20 @@ def with_places(
     """The largest element of each window of a pool, and its place among all of x, whose images lie row by row or column by column; the
     package's places are right for some windows alone. The first of equal ones is taken, and a NaN before all numbers."""
     least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    found, at = np.full((*x.shape[:2], *outputs), least, x.dtype), np.full((*x.shape[:2], *outputs), -1, np.int64)
-    images = np.arange(x.size).reshape(x.shape[:2] + x.shape[2:][::-1]).transpose(0, 1, *range(x.ndim - 1, 1, -1))
-    places = images if by_columns else np.arange(x.size).reshape(x.shape)
-    axes = zip(x.shape[2:], outputs, kernel, strides, dilations, pads, strict=False)
-    for lies in product(*(tuple(taps(*axis)) for axis in axes)):
-        to, of = ((slice(None), slice(None), *(lie[side] for lie in lies)) for side in (0, 1))
-        value, most, place = x[of], found[to], at[to]
-        better = (value > most) | (place < 0)
-        if x.dtype.kind == "f":
-            better |= (value != value) & (most == most)
-        np.copyto(most, value, where=better)
-        np.copyto(place, places[of], where=better)
-    return found, at
+    found, tap = np.full((*x.shape[:2], *outputs), least, x.dtype), np.full((*x.shape[:2], *outputs), -1, np.int64)
+    simple = not ((x == least) | (x != x)).any()  # every element of a window is above `least`, and none a NaN
+    sizes = x.shape[2:]
+    apart = [int(np.prod(sizes[:axis] if by_columns else sizes[axis + 1 :])) for axis in range(len(sizes))]
+    about = {"strides": strides, "dilations": dilations, "pads": pads}
+    for lies in product(*reaching(sizes, outputs, kernel, about)):
+        at, to, of = ((..., *numbers) for numbers in zip(*lies, strict=True))
+        value, most, first = x[of], found[to], tap[to]
+        better = value > most
+        if not simple:
+            better |= (first < 0) | ((value != value) & (most == most))
+        first[better] = sum(number * dilation * step for number, dilation, step in zip(at[1:], dilations, apart, strict=True))
+        most[better] = value[better]
+    places = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(sizes)) * int(np.prod(sizes)) + tap
+    for axis, (out, stride, pad, step) in enumerate(zip(outputs, strides, pads, apart, strict=False)):
+        places += ((np.arange(out) * stride - pad) * step).reshape(-1, *[1] * (len(sizes) - 1 - axis))
+    return found, np.where(tap < 0, -1, places)
