@@ -231,6 +231,23 @@ typedef struct {
 pysim_status pysim_run_products(const pysim_products *p, const pysim_schedule *s, const pysim_epilogue *e, int32_t threads, const void *a,
                                 const void *b, void *c, void *workspace, int64_t workspace_bytes);
 
+/* Attention: y[i] = sum over keys j of softmax(alpha q[i] k[j] + mask[i][j]) v[j] for each head of a batch along up to 4 axes; no matrix of
+ * scores is made. A head has `rows` queries and `keys` keys of `size` elements, and values of `width` elements, all rows *_row elements
+ * apart; those of q, v and y are contiguous, and of k either k_step or k_row is 1. The mask, or NULL, has steps m_row and m_step, which may
+ * be 0. With zero_rows, a row whose shares are NaN is 0. The workspace is aligned to 64 and the caller's. */
+typedef struct {
+    int64_t rows, keys, size, width;
+    int64_t counts[4], q_steps[4], k_steps[4], v_steps[4], m_steps[4], y_steps[4];
+    int64_t q_row, k_row, k_step, v_row, m_row, m_step, y_row;
+    const void *mask;
+    double alpha;
+    int32_t axes, zero_rows;
+    int32_t dtype;
+} pysim_attention;
+pysim_status pysim_attention_workspace_bytes(const pysim_attention *a, int32_t threads, int64_t *bytes);
+pysim_status pysim_run_attention(const pysim_attention *a, int32_t threads, const void *q, const void *k, const void *v, void *y,
+                                 void *workspace, int64_t workspace_bytes);
+
 /* A sequence of calls of pysim_run_job, pysim_run_map and the others: the operators of a network in one call. */
 typedef enum {
     PYSIM_STEP_RUN = 0,
@@ -241,12 +258,13 @@ typedef enum {
     PYSIM_STEP_PAIR = 5,
     PYSIM_STEP_ROWS = 6,
     PYSIM_STEP_TAKE = 7,
-    PYSIM_STEP_PRODUCTS = 8
+    PYSIM_STEP_PRODUCTS = 8,
+    PYSIM_STEP_ATTENTION = 9
 } pysim_step_kind;
 typedef struct {
     int32_t kind, threads;              /* which function; threads: 0 is the caller alone. PAIR, ROWS, TAKE and COPY ignore them */
     const void *of;                     /* a job, pysim_map and so on */
-    const pysim_schedule *schedule;     /* PYSIM_STEP_PRODUCTS only; workspace: this and PYSIM_STEP_RUN */
+    const pysim_schedule *schedule;     /* PYSIM_STEP_PRODUCTS only; workspace: this, ATTENTION and RUN */
     const pysim_epilogue *epilogue;     /* of a run, products, a map and a pair */
     const void *first, *second, *third; /* the function's operands, in its order */
     void *result, *workspace;

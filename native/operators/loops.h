@@ -36,7 +36,19 @@ struct pysim_loops {
     void (*take)(const pysim_take *t, const void *x, const int64_t *at, const void *shares, void *y);
     /* Transpose y[i][c] = x[c][i]; rows of x are column_from elements apart, rows of y row_to. */
     void (*transpose)(const void *x, int64_t column_from, int64_t rows, int64_t columns, void *y, int64_t row_to);
+    /* `rows` rows of one head, at most PYSIM_ATTENTION_ROWS; mask may be NULL. The workspace has pysim_attention_elements elements. */
+    void (*attention)(const pysim_attention *a, int64_t rows, const void *q, const void *k, const void *v, const void *mask, void *y,
+                      void *workspace);
 };
+
+/* Rows of queries that share packed keys, keys of a block, rows of a tile, and the elements of the longest vector. */
+enum { PYSIM_ATTENTION_ROWS = 384, PYSIM_ATTENTION_KEYS = 64, PYSIM_ATTENTION_GROUP = 6, PYSIM_ATTENTION_LANES = 16 };
+
+/* Packed keys and values, scores of a tile, scaled queries, sums, and each row's maximum and total. */
+static inline int64_t pysim_attention_elements(int64_t size, int64_t width) {
+    const int64_t padded = (width + PYSIM_ATTENTION_LANES - 1) / PYSIM_ATTENTION_LANES * PYSIM_ATTENTION_LANES;
+    return (PYSIM_ATTENTION_KEYS + PYSIM_ATTENTION_ROWS) * (size + padded) + PYSIM_ATTENTION_GROUP * PYSIM_ATTENTION_KEYS + 2 * PYSIM_ATTENTION_ROWS;
+}
 
 /* The loops of the best target that runs on this CPU, for results of a dtype (f32 or f64); NULL for other dtypes. */
 const pysim_loops *pysim_loops_for(int32_t dtype);

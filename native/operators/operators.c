@@ -295,7 +295,9 @@ static pysim_status run_step(const pysim_step *s) {
     case PYSIM_STEP_TAKE: return pysim_run_take(s->of, s->first, s->second, s->third, s->result);
     case PYSIM_STEP_PRODUCTS:
         return pysim_run_products(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
-    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 8 (products)", (int)s->kind);
+    case PYSIM_STEP_ATTENTION:
+        return pysim_run_attention(s->of, s->threads, s->first, s->second, s->third, s->result, s->workspace, s->workspace_bytes);
+    default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 9 (attention)", (int)s->kind);
     }
 }
 

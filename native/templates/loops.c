@@ -323,8 +323,9 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 }
 
 #include "loops_arrays.h"
+#include "loops_attention.h"
 
 #define DEFINED(target, dtype) \
-    const pysim_loops pysim_loops_##dtype##__##target = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows, transpose_rows};
+    const pysim_loops pysim_loops_##dtype##__##target = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows, transpose_rows, attention_rows};
 #define PYSIM_LOOPS(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
 #include "loops.inc"

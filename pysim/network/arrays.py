@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pysim.network.graph import Array, Graph, Node
+from pysim.network.numpy_ops.selecting import widened
 from pysim.record.plan import blocked_shape
 from pysim.runtime.array_steps import Local, Products, pair_step, rows_step, take_step
 from pysim.runtime.operators import copy_step
@@ -90,11 +91,14 @@ def products_of(out: Array, inputs: Sequence[Array], attributes: Attributes) -> 
 
 
 def matmul(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """In NumPy, for types that the kernels do not support."""
-    product = products_of(out, inputs, attributes)
+    """In NumPy, for types that the kernels do not support; of half numbers in float32, rounded once."""
+    product, alpha = products_of(out, [widened(x) for x in inputs], attributes), attributes.get("alpha", 1.0)
+    if out.dtype == np.float16:
+        product.out[...] = np.matmul(product.a, product.b, dtype=np.float32) * np.float32(alpha)
+        return
     np.matmul(product.a, product.b, out=product.out)
-    if attributes.get("alpha", 1.0) != 1:
-        out *= out.dtype.type(attributes["alpha"])
+    if alpha != 1:
+        out *= out.dtype.type(alpha)
 
 
 def shapes_of_products(node: Node, graph: Graph) -> Products:
@@ -107,7 +111,7 @@ NATIVE_ONLY: dict[str, Bind] = {"Expand": expand, "LRN": lrn, "LayerNormalizatio
 
 
 def fuse_transpositions(graph: Graph) -> Graph:
-    """Fuses transpositions before and behind a MatMul, if rows or columns stay contiguous, and a constant factor behind it."""
+    """Fuses transpositions before and behind a MatMul, if rows or columns stay contiguous, and constant factors before and behind it."""
     users, makers, nodes = graph.users(), graph.makers(), list[Node | None](graph.nodes)
 
     def alone(name: str, ops: Sequence[str]) -> int | None:
@@ -119,7 +123,7 @@ def fuse_transpositions(graph: Graph) -> Graph:
     for at, one in enumerate(graph.nodes):
         if one.op != "MatMul" or "reference" in one.attributes or len({*one.inputs}) < 2:
             continue
-        node = _reading(one, nodes, makers, users)
+        node = _reading(_unscaled(one, nodes, graph, makers, users), nodes, makers, users)
         while (later := alone(node.output, ("Affine", "Div", "Mul", "Transpose"))) is not None:
             last = nodes[later]
             assert last is not None
@@ -129,6 +133,29 @@ def fuse_transpositions(graph: Graph) -> Graph:
             node, nodes[later] = joined._replace(outputs=last.outputs, absorbed=(*node.absorbed, last.name)), None
         nodes[at] = node
     return graph._replace(nodes=tuple(node for node in nodes if node is not None))
+
+
+def _unscaled(node: Node, nodes: list[Node | None], graph: Graph, makers: Mapping[str, int], users: Mapping[str, list[int]]) -> Node:
+    """The product with constant factors of its operands as its own factor."""
+    inputs, alpha, absorbed = list(node.inputs), node.attributes.get("alpha", 1.0), list(node.absorbed)
+    for side, name in enumerate(inputs):
+        place = makers.get(name)
+        made = nodes[place] if place is not None else None
+        if (
+            place is None
+            or made is None
+            or made.op not in ("Affine", "Div", "Mul")
+            or len(users[name]) > 1
+            or made.attributes.get("activation")
+        ):
+            continue
+        for x in made.inputs[:2] if made.op == "Mul" else made.inputs[:1]:
+            factor = _factor(x, made, graph) if x not in graph.constants else None
+            if factor is not None and graph.tensors[x] == graph.tensors[name] and x != inputs[1 - side]:
+                inputs[side], alpha, nodes[place] = x, alpha * factor, None
+                absorbed.append(made.name)
+                break
+    return node._replace(inputs=tuple(inputs), absorbed=tuple(absorbed)).having(alpha=alpha)
 
 
 def _reading(node: Node, nodes: list[Node | None], makers: Mapping[str, int], users: Mapping[str, list[int]]) -> Node:
@@ -150,19 +177,19 @@ def _writing(node: Node, last: Node, graph: Graph) -> Node | None:
     if last.op == "Transpose":
         order = tuple(last.attributes["perm"])
         return None if "result" in node.attributes or order[-1] != len(order) - 1 else node.having(result=order)
-    factor = _factor(node, last, graph)
+    factor = _factor(node.output, last, graph)
     if factor is None or graph.tensors[last.output] != graph.tensors[node.output] or last.attributes.get("activation"):
         return None
     return node.having(alpha=node.attributes.get("alpha", 1.0) * factor)
 
 
-def _factor(node: Node, last: Node, graph: Graph) -> float | None:
-    """The constant by which a node multiplies all elements of a product; None if there is none."""
-    number = graph.constants.get(last.inputs[1] if last.inputs[0] == node.output else last.inputs[0])
+def _factor(x: str, last: Node, graph: Graph) -> float | None:
+    """The constant by which a node multiplies all elements of x; None if there is none."""
+    number = graph.constants.get(last.inputs[1] if last.inputs[0] == x else last.inputs[0])
     if number is None or not number.size or (number != number.flat[0]).any() or not np.isfinite(number.flat[0]):
         return None
     if last.op == "Affine":
         return None if graph.constants[last.inputs[2]].any() else float(number.flat[0])
-    if number.size != 1 or (last.op == "Div" and (last.inputs[0] != node.output or not number.flat[0])):
+    if number.size != 1 or (last.op == "Div" and (last.inputs[0] != x or not number.flat[0])):
         return None
     return 1 / float(number.flat[0]) if last.op == "Div" else float(number.flat[0])

@@ -19,6 +19,7 @@ from pysim.machine.cpu import Machine
 from pysim.network import operators
 from pysim.network.arena import Buffers, plan_buffers, view_offset
 from pysim.network.arrays import fuse_transpositions, products_of, shapes_of_products
+from pysim.network.attention import fuse_attention
 from pysim.network.conv3d import as_images
 from pysim.network.fusion import INPUT_OP, NORM, OVERWRITE, PARTS, RESIDUAL, RESIDUAL_INPUT, SCALE, fuse
 from pysim.network.graph import Array, Graph, Node, Tensor
@@ -55,7 +56,7 @@ class Network:
     blocks = True  # values may be in NCHWc
 
     def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
-        graph = as_images(fuse_transpositions(fuse(graph, _supports)))
+        graph = as_images(fuse_attention(fuse_transpositions(fuse(graph, _supports))))
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
         self._graph = graph = graph._replace(constants=constants)

@@ -6,6 +6,7 @@ Data that operators read and write, and residuals, move at the rate of the small
     transposition across rows    log2(lanes) shuffles per written vector, also for partial vectors; likewise a layout conversion
     rows (`native/rows.inc`)     vectors x operations / rate; each reduction of a row adds a chain of 2 log2(lanes) dependent instructions
                                  with the latency of a multiply-add
+    Attention                    the multiply-adds of two products, of rows in groups, and a softmax's operations
     Take, element by element     its loads: an index and an element; with shares, also a share, for each of the several rows
     pools                        passes over rows in L1, one element per tap along columns and per tap along rows
     activations                  those that the kernels' epilogues lack: passes over results in L1 (`pysim.cachemodel.cpu.activation`)
@@ -29,6 +30,7 @@ from pysim.registry.cpu import loop_targets, rows_kinds
 
 DTYPES = {"float32": "f32", "float64": "f64"}
 START_LINES = 12  # dependent misses on code, structs and weights at the start of a layer (Zen 5: layers of one pixel, 1.9 us each)
+ATTENTION_GROUP = 6  # rows of a tile (PYSIM_ATTENTION_GROUP)
 _ROWS = {"LRN": "local", "LayerNormalization": "standard", "ReduceL2": "length", "Softmax": "softmax"}
 
 
@@ -119,6 +121,8 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
             return float(rows * size * -(-beside // lanes) * operations / vectors)
         waiting = reductions * 2 * log2(lanes) * unit.fma_latency_cycles.value
         return float(rows * (-(-size // lanes) * operations / vectors + waiting))
+    if node.op == "Attention":
+        return _attending_cycles(node, graph, unit, lanes)
     if node.op == "Take" and prod(x.shape[node.attributes["axis"] + 1 :]) == 1:
         return float(elements * (2 if len(node.inputs) == 2 else 3 * len(graph.constants[node.inputs[2]])) / unit.loads_per_cycle.value)
     if node.op == "Transpose":
@@ -127,6 +131,19 @@ def _passing_cycles(node: Node, graph: Graph, on: Machine) -> float:
             runs = elements / x.shape[max(moved)]  # rows of the input, adjacent ones transposed together
             return float(runs * -(-x.shape[max(moved)] // lanes) * log2(lanes))
     return 0.0
+
+
+def _attending_cycles(node: Node, graph: Graph, unit: Unit, lanes: int) -> float:
+    """Core cycles of an Attention, whose operands may be transposed."""
+    shapes = [graph.tensors[name].shape for name in node.inputs[:3]]
+    q, k, v = ([shape[axis] for axis in order or range(len(shape))] for shape, order in zip(shapes, node.attributes["orders"], strict=True))
+    vectors = -(-k[-1] // lanes)
+    products = vectors * q[-1] + k[-1] * -(-v[-1] // lanes)
+    tensor = graph.tensors[node.output]
+    rate, item = DTYPES[tensor.dtype.name], tensor.dtype.itemsize
+    shares = vectors * rows_kinds()["softmax"][1] / unit.vector_rate(rate, item)
+    rows = prod(q[:-2]) * (-(-q[-2] // ATTENTION_GROUP) * ATTENTION_GROUP)
+    return float(rows * (products / unit.vector_rate(rate, item) + shares))
 
 
 def other_seconds(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:

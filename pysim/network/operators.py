@@ -16,6 +16,7 @@ import numpy as np
 from pysim.errors import MissingError, ProblemError, printable
 from pysim.network import arrays
 from pysim.network.arrays import Attributes, Bind
+from pysim.network.attention import attention
 from pysim.network.graph import Array, Node
 from pysim.network.numpy_ops import convolutions
 from pysim.network.numpy_ops.convolutions import taps
@@ -207,6 +208,11 @@ def _ufunc(function: Any) -> Run:
     return run
 
 
+def _where(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    np.copyto(out, inputs[2])
+    np.copyto(out, inputs[1], where=inputs[0])
+
+
 def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0].transpose(attributes["perm"])
 
@@ -243,7 +249,7 @@ def _reduce_mean(out: Array, inputs: Sequence[Array], attributes: Attributes) ->
 
 
 NATIVE: dict[str, Bind] = {
-    "Add": arrays.pair("Add"), "Affine": _affine, "AveragePool": _pool(largest=False),
+    "Add": arrays.pair("Add"), "Affine": _affine, "Attention": attention, "AveragePool": _pool(largest=False),
     "Clip": _activated(lambda of: ("clamp", of["min"], of["max"])), "Div": arrays.pair("Div"), "Erf": _activated(lambda of: "erf"),
     "Gelu": _activated(lambda of: "gelu_tanh" if of.get("approximate") == b"tanh" else "gelu"), "GlobalAveragePool": _plane_means,
     "HardSwish": _activated(lambda of: "hard_swish"), "Identity": _copied,
@@ -258,7 +264,7 @@ _BY_NUMPY: dict[str, Run] = {
     "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
     "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
-    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy,
+    "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy, "Where": _where,
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def _dtype(array: Array) -> int:
     return int(getattr(library()[1], NATIVE_DTYPES[array.dtype]))
 
 
-def _axes(shape: tuple[int, ...], *arrays: Array) -> list[Axis]:
+def merged_axes(shape: tuple[int, ...], *arrays: Array) -> list[Axis]:
     """Sizes and strides in elements, with adjacent axes merged where all strides allow it. All arrays have this shape."""
     merged: list[Axis] = []
     for size, *steps in zip(shape, *([by // x.dtype.itemsize for by in x.strides] for x in arrays), strict=True):
@@ -48,7 +48,7 @@ def pair_step(out: Array, a: Array, b: Array, kind: str, activation: Activation 
     if not takes(out) or any(x.dtype != out.dtype or not x.size for x in (a, b)) or any(by < 0 for x in (a, b) for by in x.strides):
         return None
     left, right = (np.broadcast_to(x, out.shape) for x in (a, b))
-    axes = _axes(out.shape, left, right)
+    axes = merged_axes(out.shape, left, right)
     if len(axes) > _PAIR_AXES:
         return None
     sizes, *steps = ([*column] for column in zip(*axes, strict=True))
@@ -121,7 +121,7 @@ class Products:
         seen = [np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b)]
         orders = [_order(x.shape[-2:], [by // item for by in x.strides[-2:]]) for x in (a, b, out)]
         matrices = [x[(..., 0, 0)] for x in (*seen, out)]
-        self._axes = _axes(batch, *matrices)
+        self._axes = merged_axes(batch, *matrices)
         left, right, result = orders
         if left is None or right is None or result is None or result[0] or len(self._axes) > _PRODUCT_AXES:
             return

@@ -65,7 +65,7 @@ def taps(size: int, out: int, kernel: int, stride: int, dilation: int, before: i
             yield slice(first, last), slice(first * stride + shift, (last - 1) * stride + shift + 1, stride)
 
 
-def _reaching(x: Sequence[int], out: Sequence[int], kernel: Sequence[int], attributes: Attributes) -> list[list[tuple[Any, ...]]]:
+def reaching(x: Sequence[int], out: Sequence[int], kernel: Sequence[int], attributes: Attributes) -> list[list[tuple[Any, ...]]]:
     """For each axis of a convolution of images of `x` to `out`: (tap, slice of outputs, slice of inputs) of the taps inside the image."""
     axes = zip(x, out, kernel, attributes["strides"], attributes["dilations"], attributes["pads"], strict=False)
     return [
@@ -79,7 +79,7 @@ def convolution(out: Array, inputs: Sequence[Array], attributes: Attributes) -> 
     x, weights, *bias = inputs
     batch, groups, axes = x.shape[0], attributes["group"], x.ndim - 2
     out[...] = bias[0].reshape(-1, *[1] * axes) if bias else 0
-    for lies in product(*_reaching(x.shape[2:], out.shape[2:], weights.shape[2:], attributes)):
+    for lies in product(*reaching(x.shape[2:], out.shape[2:], weights.shape[2:], attributes)):
         at, to, of = ((..., *numbers) for numbers in zip(*lies, strict=True))
         image = x[of].reshape(batch, groups, x.shape[1] // groups, -1)
         out[to] += (weights[at].reshape(groups, -1, image.shape[2]) @ image).reshape(out[to].shape)
@@ -93,6 +93,6 @@ def transposed(out: Array, inputs: Sequence[Array], attributes: Attributes) -> N
     products = across @ x.reshape(batch, groups, channels // groups, -1)
     products = products.reshape(batch, groups * filters, *kernel, *sizes)
     out[...] = bias[0].reshape(-1, *[1] * len(sizes)) if bias else 0
-    for lies in product(*_reaching(out.shape[2:], sizes, kernel, attributes)):
+    for lies in product(*reaching(out.shape[2:], sizes, kernel, attributes)):
         at, of, to = zip(*lies, strict=True)
         out[(..., *to)] += products[(slice(None), slice(None), *at, *of)]

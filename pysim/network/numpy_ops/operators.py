@@ -5,6 +5,7 @@ Each is run(inputs, attributes) and returns the one output, except DynamicQuanti
     AffineGrid                  divides by 0 for an axis of one pixel
     Celu, Elu, Selu             lose the digits of small numbers in e^x - 1
     Clip                        keeps infinities where a bound is left out
+    CumSum, GatherND, ScatterElements, TopK    are loops over elements, or sort all of them
     Col2Im                      leaves out dilations
     ConvTranspose               with auto_pad it may make more outputs than the full ones
     DynamicQuantizeLinear       of zeros has another scale
@@ -46,6 +47,7 @@ from pysim.network.numpy_ops.quantize import quantize_linear
 from pysim.network.numpy_ops.recurrent import recurrent
 from pysim.network.numpy_ops.regions import col2im, max_roi_pool, non_max_suppression, roi_align
 from pysim.network.numpy_ops.resize import resize
+from pysim.network.numpy_ops.selecting import cum_sum, gather_nd, top_k_of
 
 Array = NDArray[Any]
 _SELU = float(np.float32(1.6732632)), float(np.float32(1.050701))  # alpha, gamma; ONNX has them in float32
@@ -243,6 +245,25 @@ def _scatter(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     return found
 
 
+def _scatter_elements(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array]] | None:
+    """Without a reduction, or sums and products of what goes to one place; the package's loop does the rest."""
+    attributes = _attributes(node)
+    kind = attributes.get("reduction", b"none")
+    if kind == b"none":
+        return lambda inputs: [_scatter(inputs, attributes)]
+    reduce: Any = {b"add": np.add, b"mul": np.multiply}.get(kind)
+
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        x, indices, updates = inputs
+        found = x.copy()
+        places: list[Any] = list(np.indices(indices.shape, sparse=True))
+        places[attributes.get("axis", 0)] = indices
+        reduce.at(found, tuple(places), updates)
+        return [found]
+
+    return run if reduce else None
+
+
 def _prelu(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> Array:
     x, slope = inputs
     if slope.ndim == 1 and x.ndim > 1 and slope.size == x.shape[1] and slope.size not in (1, x.shape[-1]):
@@ -346,39 +367,6 @@ def _unique(node: Any, opset: int) -> Callable[[Sequence[Array]], Sequence[Array
     return run
 
 
-def with_places(
-    x: Array,
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    pads: Sequence[int],
-    outputs: Sequence[int],
-    by_columns: bool,
-) -> tuple[Array, Array]:
-    """The largest element of each window of a pool, and its place among all of x, whose images lie row by row or column by column; the
-    package's places are right for some windows alone."""
-    axes = range(len(kernel))
-    extents = [dilation * (size - 1) + 1 for size, dilation in zip(kernel, dilations, strict=True)]
-    ends = [max(0, (out - 1) * stride + extent - before - size)
-            for out, stride, extent, before, size in zip(outputs, strides, extents, pads, x.shape[2:], strict=False)]  # fmt: skip
-    around = [(0, 0), (0, 0), *((pads[axis], ends[axis]) for axis in axes)]
-    images = np.arange(x.size).reshape(x.shape[:2] + x.shape[2:][::-1]).transpose(0, 1, *range(x.ndim - 1, 1, -1))
-    places = images if by_columns else np.arange(x.size).reshape(x.shape)
-    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    cut = (slice(None), slice(None), *(slice(0, (out - 1) * stride + 1, stride) for out, stride in zip(outputs, strides, strict=True)))
-    taps: Any = (..., *(slice(None, None, dilation) for dilation in dilations))
-    windows, at = (
-        np.lib.stride_tricks.sliding_window_view(np.pad(of, around, constant_values=fill), extents, tuple(2 + axis for axis in axes))[cut][
-            taps
-        ]
-        for of, fill in ((x, least), (places, -1))
-    )
-    flat, where = (of.reshape(*of.shape[: x.ndim], -1) for of in (windows, at))
-    most = flat.max(axis=-1, keepdims=True)
-    first = ((where >= 0) & ((flat == most) | (flat != flat))).argmax(axis=-1)[..., None]  # no pad, though it may be as large
-    return np.take_along_axis(flat, first, -1)[..., 0], np.take_along_axis(where, first, -1)[..., 0].astype(np.int64)
-
-
 def _attributes(node: Any) -> dict[str, Any]:
     from onnx.helper import get_attribute_value
 
@@ -397,15 +385,15 @@ def _of(function: Callable[[Sequence[Array], Mapping[str, Any]], Array]) -> "Def
 Definition = Callable[[Any, int], Callable[[Sequence[Array]], Sequence[Array]] | None]
 DEFINED: dict[str, Definition] = {
     "AffineGrid": _of(affine_grid), "Celu": _exponential(_celu), "Clip": _clip, "Col2Im": _of(col2im),
-    "ConvTranspose": _of(_conv_transpose), "DynamicQuantizeLinear": _quantized, "Elu": _exponential(_elu),
-    "GatherElements": _of(_gather_elements), "Gelu": _exponential(_gelu), "GlobalLpPool": _of(_global_lp_pool),
+    "ConvTranspose": _of(_conv_transpose), "CumSum": _of(cum_sum), "DynamicQuantizeLinear": _quantized, "Elu": _exponential(_elu),
+    "GatherElements": _of(_gather_elements), "GatherND": gather_nd, "Gelu": _exponential(_gelu), "GlobalLpPool": _of(_global_lp_pool),
     "GlobalMaxPool": _of(_global_max_pool), "GridSample": _of(grid_sample), "GroupNormalization": _of(_group_norm),
     "Hardmax": _along(_largest), "LRN": _of(_lrn), "LayerNormalization": _layer_norm,
     "LogSoftmax": _along(_logarithms), "LpNormalization": _of(_lp_normalization),
     "MaxRoiPool": _of(max_roi_pool), "Mean": _of(_mean), "MeanVarianceNormalization": _of(_mean_variance),
     "NonMaxSuppression": non_max_suppression, "PRelu": _of(_prelu), "QuantizeLinear": quantize_linear,
     "ReduceLogSum": _reduced(_log_sum), "ReduceLogSumExp": _reduced(_log_sum_exp), "ReduceSumSquare": _reduced(_square_sum),
-    "RoiAlign": roi_align, "Scatter": _of(_scatter), "Selu": _exponential(_selu),
-    "Shape": _of(_shape), "Slice": _of(_slice), "Softmax": _along(_shares), "Softsign": _of(_softsign), "Unique": _unique,
+    "RoiAlign": roi_align, "Scatter": _of(_scatter), "ScatterElements": _scatter_elements, "Selu": _exponential(_selu),
+    "Shape": _of(_shape), "Slice": _of(_slice), "Softmax": _along(_shares), "Softsign": _of(_softsign), "TopK": top_k_of, "Unique": _unique,
     "Unsqueeze": _of(_unsqueeze), **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent), **dict.fromkeys(("Resize", "Upsample"), resize),
 }  # fmt: skip

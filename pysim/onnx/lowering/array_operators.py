@@ -62,6 +62,10 @@ def expand(node: Node, graph: Graph, constants: Constants, opset: int) -> Node |
     return Node("Expand", node.name, node.inputs[:1], node.outputs) if is_native(graph, node.inputs[0], node.output) else None
 
 
+def where(node: Node, graph: Graph, constants: Constants, opset: int) -> Node:
+    return Node("Where", node.name, node.inputs, node.outputs)
+
+
 def length(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     """ReduceL2 over the last axes."""
     rank, given = len(graph.tensors[node.inputs[0]].shape), node.attributes.get("axes")
@@ -217,4 +221,4 @@ def einsum(node: Node, graph: Graph, constants: Constants) -> Parts | None:
 
 EXPANSIONS = {"Einsum": einsum, "Gather": gather, "Pad": pad, "Resize": resize, "Upsample": resize}
 LOWER = {"Erf": activation, "Expand": expand, "Gelu": gelu, "HardSwish": activation, "LayerNormalization": layer_norm, "Mish": activation,
-         "ReduceL2": length}  # fmt: skip
+         "ReduceL2": length, "Where": where}  # fmt: skip

@@ -16,8 +16,9 @@ import numpy as np
 from pysim.errors import ProblemError, printable
 from pysim.network.fusion import norm_constants
 from pysim.network.graph import Graph, Node
-from pysim.network.numpy_ops.operators import backward_too, with_places
+from pysim.network.numpy_ops.operators import backward_too
 from pysim.network.numpy_ops.recurrent import INPUTS, WEIGHTS, recurrent
+from pysim.network.numpy_ops.selecting import with_places
 from pysim.network.operators import checked
 from pysim.onnx import layers, shape_inference
 from pysim.onnx.lowering import array_operators
@@ -292,14 +293,22 @@ def _softmax(node: Node, graph: Graph, constants: Constants, opset: int) -> Node
 
 
 def _hard_sigmoid(node: Node, graph: Graph, constants: Constants) -> Parts | None:
-    """max(0, min(1, alpha x + beta)) of an image, as an Affine and a Clip that fuse into a preceding convolution."""
+    """max(0, min(1, alpha x + beta)): of an image as an Affine and a Clip, which a convolution before absorbs, else as three operators."""
     x = graph.tensors[node.inputs[0]]
-    if not is_image(node.inputs[0], graph):
+    if not array_operators.is_native(graph, node.inputs[0]):
         return None
-    numbers = [np.full(x.shape[1], node.attributes.get(name, default), x.dtype) for name, default in (("alpha", _STEEPNESS), ("beta", 0.5))]
-    names = [constant_of(constants, node, what, array) for what, array in zip(("alpha", "beta"), numbers, strict=True)]
-    line = Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (f"{node.output}:line",))
-    return [(line, x.shape), (Node("Clip", node.name, line.outputs, node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
+    alpha, beta = (node.attributes.get(name, default) for name, default in (("alpha", _STEEPNESS), ("beta", 0.5)))
+    size = (x.shape[1],) if is_image(node.inputs[0], graph) else ()
+    names = [constant_of(constants, node, what, np.full(size, of, x.dtype)) for what, of in (("alpha", alpha), ("beta", beta))]
+    line, scaled = f"{node.output}:line", f"{node.output}:scaled"
+    if size:
+        parts: Parts = [(Node("Affine", f"{node.name}:line", (node.inputs[0], *names), (line,)), x.shape)]
+    else:
+        parts = [
+            (Node("Mul", f"{node.name}:scaled", (node.inputs[0], names[0]), (scaled,)), x.shape),
+            (Node("Add", f"{node.name}:line", (scaled, names[1]), (line,)), x.shape),
+        ]
+    return [*parts, (Node("Clip", node.name, (line,), node.outputs, {"min": 0.0, "max": 1.0}), x.shape)]
 
 
 def _plane_means(node: Node, graph: Graph, constants: Constants) -> Parts | None:
@@ -348,9 +357,26 @@ def _prelu(node: Node, graph: Graph, constants: Constants) -> Parts | None:
     ]
 
 
+_MOST_FACTORS = 4
+
+
+def _power(node: Node, graph: Graph, constants: Constants) -> Parts | None:
+    """Pow with a small whole exponent as products; NumPy's power of negative numbers is a hundred times slower."""
+    (x, exponent), y = node.inputs, graph.tensors[node.output]
+    number = constants.get(exponent)
+    count = float(number.reshape(())) if number is not None and number.size == 1 else 0.0
+    if count not in range(2, _MOST_FACTORS + 1) or graph.tensors[x] != y or not array_operators.is_native(graph, x):
+        return None
+    square = Node("Mul", node.name, (x, x), node.outputs)
+    if count == 2:
+        return [(square, y.shape)]
+    square = square._replace(name=f"{node.name}:square", outputs=(f"{node.output}:square",))
+    return [(square, y.shape), (Node("Mul", node.name, (square.output, x if count == 3 else square.output), node.outputs), y.shape)]
+
+
 EXPANSIONS = {
     "ConvTranspose": _transposed_by_phases, "HardSigmoid": _hard_sigmoid, "InstanceNormalization": _plane_norm, "PRelu": _prelu,
-    "ReduceMean": _plane_means, **array_operators.EXPANSIONS,
+    "Pow": _power, "ReduceMean": _plane_means, **array_operators.EXPANSIONS,
 }  # fmt: skip
 
 
@@ -427,15 +453,6 @@ def _lrn(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | N
     return Node("LRN", node.name, node.inputs, node.outputs, {name: node.attributes.get(name, one) for name, one in defaults.items()})
 
 
-def _pow(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
-    """Pow with exponent 2 becomes a product."""
-    x, exponent = node.inputs
-    is_square = exponent in constants and constants[exponent].size == 1 and constants[exponent].reshape(()) == 2
-    if not is_square or graph.tensors[x] != graph.tensors[node.output] or not array_operators.is_native(graph, x):
-        return None
-    return Node("Mul", node.name, (x, x), node.outputs)
-
-
 def _leaky_relu(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
     floating = graph.tensors[node.output].dtype.kind == "f"
     return Node(node.op, node.name, node.inputs, node.outputs, {"alpha": node.attributes.get("alpha", _SLOPE)}) if floating else None
@@ -452,7 +469,7 @@ LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
     "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
-    "Pad": _pad, "Pow": _pow, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
+    "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
     "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **array_operators.LOWER,
 }  # fmt: skip

@@ -3,16 +3,19 @@
 opset 18) and layer norm (before opset 17).
 
 Mul(x, Tanh(Softplus(x)))
-Mul(Mul(x, Add(Erf(Div(x, sqrt 2)), 1)), 1/2)        operands in any order; also a product with 1/sqrt 2 instead of the quotient
+x/2 (1 + Erf(x / sqrt 2))                            GELU; the factors of a product in any order, quotients by constants as factors
+x/2 (1 + Tanh(sqrt(2/pi) (x + 0.044715 x^3)))        GELU by tanh; x^3 as a Pow or as products
 Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))    where d = Sub(x, ReduceMean(x)) and means are over the last axes; followed by a product
     with a constant scale and a sum with a constant shift of these axes' shape
 """
 
-from math import sqrt
+from math import isclose, pi, sqrt
 
 import numpy as np
 
 from pysim.network.graph import Graph, Node, live
+
+_NEAR = 1e-6  # relative: constants are float32
 
 
 def with_patterns(graph: Graph) -> Graph:
@@ -28,19 +31,58 @@ class _Patterns:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._makers, self._users = graph, graph.makers(), graph.users()
 
-    def gelu(self, half: Node) -> Node | None:
+    def gelu(self, last: Node) -> Node | None:
         """The Gelu that ends with this node."""
-        product = self._alone(self._by(half, ("Mul",), 0.5), "Mul")
-        for x, other in (product.inputs, product.inputs[::-1]) if product else ():
-            erf = self._alone(self._by(self._alone(other, "Add"), ("Add",), 1.0), "Erf")
-            scaled = self._alone(erf.inputs[0], "Div", "Mul") if erf else None
-            if (
-                scaled
-                and x in (self._by(scaled, ("Div",), sqrt(2)), self._by(scaled, ("Mul",), sqrt(0.5)))
-                and self._graph.tensors[x].native
-            ):
-                return Node("Gelu", half.name, (x,), half.outputs)
+        half, operands = self._product(last)
+        for x, other in (operands, operands[::-1]) if len(operands) == 2 and isclose(half, 0.5, rel_tol=_NEAR) else ():
+            gate = self._by(self._alone(other, "Add"), ("Add",), 1.0)
+            inner = self._alone(gate, "Erf", "Tanh")
+            if inner is None or not self._graph.tensors[x].native or self._graph.tensors[x] != self._graph.tensors[last.output]:
+                continue
+            scale, (of, *more) = self._factors(inner.inputs[0])
+            if inner.op == "Erf" and (of, *more) == (x,) and isclose(scale, sqrt(0.5), rel_tol=_NEAR):
+                return Node("Gelu", last.name, (x,), last.outputs)
+            if inner.op == "Tanh" and not more and self._is_cubic(of, x) and isclose(scale, sqrt(2 / pi), rel_tol=_NEAR):
+                return Node("Gelu", last.name, (x,), last.outputs, {"approximate": b"tanh"})
         return None
+
+    def _is_cubic(self, name: str, x: str) -> bool:
+        """Whether a value, read once, is x + 0.044715 x^3."""
+        total = self._alone(name, "Add")
+        for one, other in (total.inputs, total.inputs[::-1]) if total and x in total.inputs else ():
+            if one == x:
+                scale, of = self._factors(other)
+                return of == (x, x, x) and isclose(scale, 0.044715, rel_tol=_NEAR)
+        return False
+
+    def _factors(self, name: str) -> tuple[float, tuple[str, ...]]:
+        """(number, values) whose product a value is: taken apart as far as it is products that nothing else reads."""
+        made = self._alone(name, "Div", "Mul", "Pow")
+        return self._product(made) if made else (1.0, (name,))
+
+    def _product(self, node: Node) -> tuple[float, tuple[str, ...]]:
+        """The same of a node's result."""
+        number, values = 1.0, list[str]()
+        sides = node.inputs if node.op in ("Div", "Mul", "Pow") and len(node.inputs) == 2 else ()
+        constants = [self._number(name) for name in sides]
+        if node.op == "Mul" and sides:
+            for name, constant in zip(sides, constants, strict=True):
+                scale, of = (constant, ()) if constant is not None else self._factors(name)
+                number *= scale
+                values += of
+        elif node.op == "Div" and sides and constants[1]:
+            scale, of = self._factors(sides[0])
+            number, values = scale / constants[1], [*of]
+        elif node.op == "Pow" and sides and constants[1] in (2, 3):
+            values = [sides[0]] * int(constants[1] or 0)
+        else:
+            values = [node.output]
+        return number, tuple(values)
+
+    def _number(self, name: str) -> float | None:
+        """The constant of one element that a name is; None if it is none."""
+        value = self._graph.constants.get(name)
+        return float(value.reshape(())) if value is not None and value.size == 1 and value.dtype.kind == "f" else None
 
     def mish(self, product: Node) -> Node | None:
         """The Mish that ends with this node."""

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * ABI entry point of attention: arguments are checked here, and heads and rows divided among threads; loops_attention.h computes. */
+#include "algorithms/nest.h"
+#include "operators.h"
+#include "abi/status.h"
+
+enum { AXES = 4, SIDES = 5 };
+
+/* Bytes from the first to the last element of one operand: its steps along the batch, then its own two axes. */
+static pysim_status bytes_of(const char *what, const pysim_attention *a, const int64_t *steps, const int64_t *own, const int64_t *sizes,
+                             int64_t *bytes) {
+    int64_t last = 0;
+    for (int32_t i = 0; i < a->axes + 2; i++) {
+        const int64_t step = i < a->axes ? steps[i] : own[i - a->axes], size = i < a->axes ? a->counts[i] : sizes[i - a->axes];
+        int64_t along;
+        if (step < 0) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s has a step of %lld; expected at least 0", what, (long long)step);
+        if (__builtin_mul_overflow(size - 1, step, &along) || __builtin_add_overflow(last, along, &last) || last == INT64_MAX)
+            return pysim_fail(PYSIM_OVERFLOW, "%s exceeds int64", what);
+    }
+    const int64_t all[] = {last + 1, pysim_dtype_bytes(a->dtype)};
+    return pysim_product(what, 2, all, bytes);
+}
+
+static pysim_status check_sizes(const pysim_attention *a) {
+    const int64_t sizes[] = {a->rows, a->keys, a->size, a->width};
+    if (a->axes < 0 || a->axes > AXES) return pysim_fail(PYSIM_BAD_ARGUMENT, "attention has %d axes of heads; expected 0 to %d", (int)a->axes, AXES);
+    pysim_status status = pysim_check_positive("attention's rows, keys, size and width", sizes, 4);
+    if (status == PYSIM_OK) status = pysim_check_positive("attention's counts of heads", a->counts, a->axes);
+    int64_t elements;
+    const int64_t scratch[] = {PYSIM_ATTENTION_ROWS + PYSIM_ATTENTION_KEYS, a->size, 32}, more[] = {scratch[0], a->width, 32};
+    if (status == PYSIM_OK) status = pysim_product("attention's workspace", 3, scratch, &elements);
+    if (status == PYSIM_OK) status = pysim_product("attention's workspace", 3, more, &elements);
+    if (status == PYSIM_OK && a->k_step != 1 && a->k_row != 1)
+        status = pysim_fail(PYSIM_UNSUPPORTED, "attention's keys have elements %lld and rows %lld apart; one of them is 1", (long long)a->k_step,
+                            (long long)a->k_row);
+    return status;
+}
+
+static int64_t heads_of(const pysim_attention *a) {
+    int64_t heads = 1;
+    for (int32_t i = 0; i < a->axes; i++) heads *= a->counts[i];
+    return heads;
+}
+
+static int64_t thread_bytes(const pysim_attention *a) {
+    return (pysim_attention_elements(a->size, a->width) * pysim_dtype_bytes(a->dtype) + 63) / 64 * 64;
+}
+
+pysim_status pysim_attention_workspace_bytes(const pysim_attention *a, int32_t threads, int64_t *bytes) {
+    const pysim_loops *loops;
+    int64_t unused;
+    if (!a || !bytes) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is NULL", a ? "bytes" : "attention");
+    pysim_status status = pysim_loops_of(a->dtype, &loops);
+    if (status == PYSIM_OK) status = check_sizes(a);
+    if (status == PYSIM_OK && threads) status = pysim_threads_workspace(0, threads, &unused);
+    if (status == PYSIM_OK) *bytes = pysim_max(1, threads) * thread_bytes(a);
+    return status;
+}
+
+typedef struct {
+    const pysim_attention *of;
+    const pysim_loops *loops;
+    const char *q, *k, *v, *mask;
+    char *y, *workspace;
+    int64_t pieces; /* of a head's rows */
+} attention_run;
+
+static void run_piece(int64_t part, int64_t thread, const void *context) {
+    const attention_run *r = context;
+    const pysim_attention *a = r->of;
+    const int64_t bytes = pysim_dtype_bytes(a->dtype), first = part % r->pieces * PYSIM_ATTENTION_ROWS;
+    int64_t head = part / r->pieces, q = first * a->q_row, k = 0, v = 0, m = first * a->m_row, y = first * a->y_row;
+    for (int32_t i = a->axes - 1; i >= 0; head /= a->counts[i], i--) {
+        const int64_t at = head % a->counts[i];
+        q += at * a->q_steps[i], k += at * a->k_steps[i], v += at * a->v_steps[i], m += at * a->m_steps[i], y += at * a->y_steps[i];
+    }
+    r->loops->attention(a, pysim_min(PYSIM_ATTENTION_ROWS, a->rows - first), r->q + q * bytes, r->k + k * bytes, r->v + v * bytes,
+                        r->mask ? r->mask + m * bytes : NULL, r->y + y * bytes, r->workspace + thread * thread_bytes(a));
+}
+
+static pysim_status check_operands(const pysim_attention *a, const void *q, const void *k, const void *v, const void *y) {
+    const int64_t of_q[] = {a->rows, a->size}, of_k[] = {a->keys, a->size}, of_v[] = {a->keys, a->width}, of_m[] = {a->rows, a->keys};
+    const int64_t of_y[] = {a->rows, a->width}, q_own[] = {a->q_row, 1}, k_own[] = {a->k_row, a->k_step}, v_own[] = {a->v_row, 1};
+    const int64_t m_own[] = {a->m_row, a->m_step}, y_own[] = {a->y_row, 1};
+    const int64_t *own[] = {q_own, k_own, v_own, m_own, y_own}, *sizes[] = {of_q, of_k, of_v, of_m, of_y};
+    const int64_t *steps[] = {a->q_steps, a->k_steps, a->v_steps, a->m_steps, a->y_steps};
+    const void *memory[] = {q, k, v, a->mask, y};
+    static const char *const names[] = {"q", "k", "v", "mask", "y"};
+    pysim_span spans[SIDES];
+    for (int i = 0; i < SIDES; i++) {
+        int64_t bytes = 0;
+        if (i == 3 && !a->mask) {
+            spans[i] = (pysim_span){names[i], NULL, 0, 0};
+            continue;
+        }
+        pysim_status status = bytes_of(names[i], a, steps[i], own[i], sizes[i], &bytes);
+        if (status == PYSIM_OK) status = pysim_check_operand(names[i], memory[i], a->dtype);
+        if (status != PYSIM_OK) return status;
+        spans[i] = (pysim_span){names[i], memory[i], bytes, i == SIDES - 1};
+    }
+    if (a->rows > 1 && a->y_row < a->width)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "attention's results are %lld apart and %lld long", (long long)a->y_row, (long long)a->width);
+    for (int32_t i = 0; i < a->axes; i++)
+        if (a->counts[i] > 1 && a->y_steps[i] < a->width)
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "attention's heads write %lld apart, results of %lld", (long long)a->y_steps[i], (long long)a->width);
+    return pysim_check_apart(spans, SIDES);
+}
+
+pysim_status pysim_run_attention(const pysim_attention *a, int32_t threads, const void *q, const void *k, const void *v, void *y, void *workspace,
+                                 int64_t workspace_bytes) {
+    attention_run r = {.of = a, .q = q, .k = k, .v = v, .y = y, .workspace = workspace};
+    int64_t needed;
+    pysim_status status = pysim_attention_workspace_bytes(a, threads, &needed);
+    if (status == PYSIM_OK) status = pysim_loops_of(a->dtype, &r.loops);
+    if (status == PYSIM_OK) status = check_operands(a, q, k, v, y);
+    if (status == PYSIM_OK && (!workspace || workspace_bytes < needed))
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "attention's workspace has %lld bytes; it needs %lld", workspace ? (long long)workspace_bytes : 0LL,
+                            (long long)needed);
+    if (status != PYSIM_OK) return status;
+    r.mask = a->mask, r.pieces = (a->rows + PYSIM_ATTENTION_ROWS - 1) / PYSIM_ATTENTION_ROWS;
+    pysim_parallel_for(heads_of(a) * r.pieces, threads, run_piece, &r);
+    return PYSIM_OK;
+}

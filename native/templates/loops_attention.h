@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Attention of some rows of one head, block by block of keys, without a matrix of scores. Included by loops.c after loops_arrays.h.
+ *
+ *     s = alpha q k' + mask,  y = sum of exp(s - m) v / sum of exp(s - m),  m = the row's maximum
+ *
+ * A block of keys is packed as columns, its values as rows, both of whole vectors. For each group of rows, scores of the block lie in L1;
+ * sums and their maxima are kept from block to block, and are multiplied by exp(old maximum - new maximum) where a block raises it (Milakov
+ * and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). */
+
+enum { KEYS = PYSIM_ATTENTION_KEYS, GROUP = PYSIM_ATTENTION_GROUP, WIDE = LANES * sizeof(T) == 64 ? 4 : 2 };
+
+/* c[r] (+)= a[r] b for `rows` rows of `vectors` vectors, both constants. */
+INLINE void attention_tile(const int rows, const int vectors, const int adds, const T *a, int64_t a_row, const T *b, int64_t b_row, int64_t k,
+                           T *c, int64_t c_row) {
+    VEC sum[GROUP][WIDE];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int n = 0; n < vectors; n++) sum[r][n] = adds ? v_load(c + r * c_row + n * LANES) : v_zero();
+    for (int64_t i = 0; i < k; i++, b += b_row) {
+        VEC columns[WIDE];
+#pragma GCC unroll 4
+        for (int n = 0; n < vectors; n++) columns[n] = v_load(b + n * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            const VEC one = v_set1(a[r * a_row + i]);
+#pragma GCC unroll 4
+            for (int n = 0; n < vectors; n++) sum[r][n] = v_fma(one, columns[n], sum[r][n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int n = 0; n < vectors; n++) v_store(c + r * c_row + n * LANES, sum[r][n]);
+}
+
+/* The product of GROUP rows and `columns` columns, a multiple of LANES. */
+INLINE void attention_product(const int adds, const T *a, int64_t a_row, const T *b, int64_t b_row, int64_t k, T *c, int64_t c_row, int64_t columns) {
+    int64_t n = 0;
+    for (; n + WIDE * LANES <= columns; n += WIDE * LANES) attention_tile(GROUP, WIDE, adds, a, a_row, b + n, b_row, k, c + n, c_row);
+    for (; WIDE > 2 && n + 2 * LANES <= columns; n += 2 * LANES) attention_tile(GROUP, 2, adds, a, a_row, b + n, b_row, k, c + n, c_row);
+    for (; n < columns; n += LANES) attention_tile(GROUP, 1, adds, a, a_row, b + n, b_row, k, c + n, c_row);
+}
+
+/* `count` keys as columns [size][KEYS] of whole vectors, zeros behind them. */
+static void attention_keys(const pysim_attention *of, const T *k, int64_t count, T *to) {
+    const int64_t padded = (count + LANES - 1) / LANES * LANES;
+    if (of->k_step == 1)
+        transpose_rows(k, of->k_row, of->size, count, to, KEYS);
+    else
+        for (int64_t d = 0; d < of->size; d++) memcpy(to + d * KEYS, k + d * of->k_step, (size_t)count * sizeof(T));
+    for (int64_t d = 0; d < of->size && padded > count; d++) memset(to + d * KEYS + count, 0, (size_t)(padded - count) * sizeof(T));
+}
+
+/* Scores of a row, [KEYS], become shares exp(s - m); m and total are those of the row so far. Returns what its earlier sums are to be
+ * multiplied by. */
+INLINE T attention_shares(T *s, int64_t count, const T *mask, int64_t mask_step, T *m, T *total) {
+    const int64_t padded = (count + LANES - 1) / LANES * LANES;
+    for (int64_t j = 0; mask && j < count; j++) s[j] += mask[j * mask_step];
+    for (int64_t j = count; j < padded; j++) s[j] = -(T)__builtin_inf();
+    VEC top = v_set1(*m), sum = v_zero();
+    for (int64_t j = 0; j < padded; j += LANES) top = v_larger(top, v_load(s + j));
+    const T most = across(1, top), from = most == -(T)__builtin_inf() ? 0 : most;
+    for (int64_t j = 0; j < padded; j += LANES) {
+        const VEC v = exponential(v_load(s + j) - v_set1(from));
+        v_store(s + j, v);
+        sum += v;
+    }
+    const T factor = *m == from ? 1 : exponential(v_set1(*m) - v_set1(from))[0];
+    *total = *total * factor + across(0, sum);
+    *m = most;
+    return factor;
+}
+
+static void attention_group(const pysim_attention *of, int64_t rows, int64_t keys, const T *q, const T *columns, const T *values, const T *mask,
+                            T *scores, T *sums, T *most, T *total) {
+    const int64_t width = (of->width + LANES - 1) / LANES * LANES, padded = (keys + LANES - 1) / LANES * LANES;
+    attention_product(0, q, of->size, columns, KEYS, of->size, scores, KEYS, padded);
+    for (int64_t r = 0; r < rows; r++) {
+        const T factor = attention_shares(scores + r * KEYS, keys, mask ? mask + r * of->m_row : NULL, of->m_step, most + r, total + r);
+        for (int64_t n = 0; factor != 1 && n < width; n += LANES) v_store(sums + r * width + n, v_load(sums + r * width + n) * factor);
+    }
+    attention_product(1, scores, KEYS, values, width, keys, sums, width, width);
+}
+
+/* y = sums / total. A row whose keys are all masked has the total 0, and its shares are 0 / 0. */
+static void attention_result(const pysim_attention *of, int64_t rows, const T *sums, const T *total, T *y) {
+    const int64_t width = (of->width + LANES - 1) / LANES * LANES;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t n = 0; n < of->width; n++) {
+            const T sum = sums[r * width + n];
+            y[r * of->y_row + n] = of->zero_rows && !(total[r] > 0) ? (total[r] == 0 ? sum : 0) : sum / total[r];
+        }
+}
+
+static void attention_rows(const pysim_attention *of, int64_t rows, const void *queries, const void *keys, const void *values, const void *masks,
+                           void *to, void *workspace) {
+    const int64_t width = (of->width + LANES - 1) / LANES * LANES, groups = (rows + GROUP - 1) / GROUP;
+    const T *q = queries, *k = keys, *v = values, *mask = masks, alpha = (T)of->alpha;
+    T *columns = workspace, *packed = columns + KEYS * of->size, *scores = packed + KEYS * width, *scaled = scores + GROUP * KEYS;
+    T *sums = scaled + groups * GROUP * of->size, *most = sums + groups * GROUP * width, *total = most + groups * GROUP;
+    memset(scaled, 0, (size_t)(groups * GROUP * of->size) * sizeof(T));
+    memset(scores, 0, GROUP * KEYS * sizeof(T));
+    memset(sums, 0, (size_t)(groups * GROUP * width) * sizeof(T));
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = 0; d < of->size; d++) scaled[r * of->size + d] = alpha * q[r * of->q_row + d];
+    for (int64_t r = 0; r < groups * GROUP; r++) most[r] = -(T)__builtin_inf(), total[r] = 0;
+    for (int64_t first = 0; first < of->keys; first += KEYS) {
+        const int64_t count = pysim_min(KEYS, of->keys - first);
+        attention_keys(of, k + first * of->k_row, count, columns);
+        for (int64_t j = 0; j < count; j++) {
+            memset(packed + (j + 1) * width - LANES, 0, LANES * sizeof(T)); /* behind the values */
+            memcpy(packed + j * width, v + (first + j) * of->v_row, (size_t)of->width * sizeof(T));
+        }
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t r = g * GROUP;
+            attention_group(of, pysim_min(GROUP, rows - r), count, scaled + r * of->size, columns, packed,
+                            mask ? mask + r * of->m_row + first * of->m_step : NULL, scores, sums + r * width, most + r, total + r);
+        }
+    }
+    attention_result(of, rows, sums, total, to);
+}
