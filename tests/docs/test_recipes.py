@@ -96,7 +96,7 @@ def test_a_line_and_a_definition_are_a_kernel_that_is_checked_and_planned(tmp_pa
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    run("meson", "setup", "build", "-Dtests=true", "-Dcuda=disabled")
+    run("meson", "setup", "build", "-Dtests=true", "-Dcuda=disabled", "-Dbuildtype=debugoptimized")  # compiles in a third of the time
     run("ninja", "-C", "build", "libpysim.so", "check")
     run("build/check", "--kernel", NEW)
     run(sys.executable, "-c", USE, PYTHONPATH=str(tmp_path), PYSIM_LIBRARY=str(tmp_path / "build" / "libpysim.so"))

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 from command_line import SMALL, cache, document, invoke, native, ok, own_files, refused  # noqa: F401
-from emulation import NAME, emulation, started, whole
+from emulation import NAME, built_worker, emulation, started, whole  # noqa: F401
 
 import pysim
 from pysim import planner
@@ -25,7 +25,7 @@ from pysim.runtime import cpu_launch, emulated, foreign
 from pysim.runtime.emulated import EMULATED, Emulated
 from pysim.runtime.foreign import POWER10
 
-pytestmark = [native, pytest.mark.usefixtures("own_files")]
+pytestmark = [native, pytest.mark.usefixtures("own_files", "built_worker")]
 
 
 @pytest.fixture
