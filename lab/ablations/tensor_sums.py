@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What sums of bf16 thirds on mma.sync lose (native/cuda/mainloop/tensor/split.cuh), simulated, over sequential multiply-adds of FP32.
+"""What sums of bf16 thirds on mma.sync lose (native/cuda/mainloop/mma/split.cuh), simulated, over sequential multiply-adds of FP32.
 
     lab/ablations/tensor_sums.py [--seeds 12]
 

@@ -32,7 +32,7 @@ from pysim.registry.cuda import Attributes, ConvKernel, GemmKernel, Tiles, attri
 CAPABILITY = 90
 # pysim_dtype in templates of wgmma; types of the others
 NUMBERS = {"f16": "2", "bf16": "3", "s8": "4", "tf32": "6", "f8": "7", "tf32x3": "8"}
-THIRDS = "16"  # f32 as products of bf16 thirds (native/cuda/mainloop/hopper/shape.h)
+THIRDS = "16"  # f32 as products of bf16 thirds (native/cuda/mainloop/wgmma/shape.h)
 TYPES = {"f64": "double", "f16": "__half", "bf16": "__nv_bfloat16", "tf32": "float", "tf32x3": "float", "s8": "signed char"}
 EMPTY = 8  # registers that a kernel has at most which other rows replace there: it is compiled to nothing
 FITTED = ("efficiency",)  # what lab/fits/fit_gpu.py adds

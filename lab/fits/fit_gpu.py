@@ -63,13 +63,13 @@ SHOWN = ("regret_mean", "regret_worst", "tau", "median_error", "p90_error", "med
 
 
 def transposed(problem: Gemm, kernel: GemmKernel) -> bool:
-    """Transposed results: the epilogue stored words, and now stores vectors (native/cuda/mainloop/hopper/epilogue.cuh)."""
+    """Transposed results: the epilogue stored words, and now stores vectors (native/cuda/mainloop/wgmma/epilogue.cuh)."""
     return computed(problem, kernel) is not problem
 
 
 def tensor_f64(problem: Gemm, kernel: GemmKernel) -> bool:
     """The epilogue now stores whole rows of C through shared memory, and split-K reduces within a cluster
-    (native/cuda/mainloop/tensor/mma_f64.cuh)."""
+    (native/cuda/mainloop/mma/mma_f64.cuh)."""
     return kernel.dtype == "f64" and kernel.mainloop == "mma"
 
 
@@ -91,13 +91,13 @@ def apart(problem: Gemm, kernel: GemmKernel) -> bool:
 
 
 def in_strips(problem: Gemm, kernel: GemmKernel) -> bool:
-    """Rows of two-byte results that are not whole vectors were stored strip by strip (native/cuda/mainloop/hopper/direct.cuh)."""
+    """Rows of two-byte results that are not whole vectors were stored strip by strip (native/cuda/mainloop/wgmma/direct.cuh)."""
     return kernel.mainloop == "wgmma" and GPU_RESULT_BYTES[problem.dtype] == 2 and bool(problem.n * 2 % VECTOR_BYTES)
 
 
 def stored_by_words(problem: Gemm, kernel: GemmKernel) -> bool:
     """wgmma kernels stored rows of C in runs of 32 or 64 bytes, and now in lines of 128; their first load is issued sooner
-    (native/cuda/mainloop/hopper/rows.cuh)."""
+    (native/cuda/mainloop/wgmma/rows.cuh)."""
     return kernel.mainloop == "wgmma"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvcc makes of native/cuda/mainloop/tensor/mma_f64.cuh: whether a stage is given back only when what was read from it has been used.
+"""What nvcc makes of native/cuda/mainloop/mma/mma_f64.cuh: whether a stage is given back only when what was read from it has been used.
 
 The assembler may move products, which are on registers alone, to below the arrival that gives the stage back; a load without a reader above
 the arrival may still be under way when the copy engine fills the stage.
@@ -30,7 +30,7 @@ def rows() -> list[str]:
 def kernels(tmp_path_factory) -> dict[str, list[tuple[int, str]]]:
     folder = tmp_path_factory.mktemp("f64")
     instances = "".join(f"template struct pysim::f64_mma::Kernel<{row}>;\n" for row in rows())
-    (folder / "f64.cu").write_text('#include "mainloop/tensor/mma_f64.cuh"\n' + instances)
+    (folder / "f64.cu").write_text('#include "mainloop/mma/mma_f64.cuh"\n' + instances)
     flags = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-I", ROOT / "native/cuda", "-I", ROOT / "native")
     subprocess.run(["nvcc", *flags, "-c", folder / "f64.cu", "-o", folder / "f64.o"], check=True)
     return functions(subprocess.run(["cuobjdump", "-sass", folder / "f64.o"], check=True, capture_output=True, text=True).stdout)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts the shared-memory wavefronts of a whole launch of a tensor-core product: its warps' loads, stores and copies, bank by bank.
 
-The formulas are those of `native/cuda/mainloop/tensor/pipeline.cuh`, `mma.cuh`, `mma_f64.cuh`, `gemm/wmma.cu` and
-`mainloop/hopper/epilogue.cuh`. With e bytes per element, an operand's tile in a stage has rows of `columns` elements (along k if k is
+The formulas are those of `native/cuda/mainloop/mma/pipeline.cuh`, `mma.cuh`, `mma_f64.cuh`, `gemm/wmma.cu` and
+`mainloop/wgmma/epilogue.cuh`. With e bytes per element, an operand's tile in a stage has rows of `columns` elements (along k if k is
 contiguous in memory, else along m or n), each at
 
     byte(row, column) = row pitch + column e,    pitch = columns e, made an odd multiple of 16; 32 more if e = 4 and m (n) contiguous

@@ -25,6 +25,12 @@ __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; 
 /* a / b, both non-negative. The shortcuts matter: a division is some 20 dependent instructions between two tiles. */
 __device__ inline int quotient(int a, int b) { return a < b ? 0 : b == 1 ? a : (int)((unsigned)a / (unsigned)b); }
 
+/* Cluster split-K: the split-K parts of a tile run in one cluster, which reduces them without workspace. Each part is computed by one block, or by a cluster
+ * of the row's own shape. All GPUs with clusters run clusters of up to 8 blocks, and Hopper those of 16 if the kernel allows it (core/launch.h); large ones
+ * leave multiprocessors idle (machine files say how many clusters run at once). */
+enum { MAX_CLUSTER_BLOCKS = 16 };
+__host__ __device__ inline bool is_cluster_split_k(const Problem &p) { return p.kind == PYSIM_SPLIT_K && !p.partials; }
+
 /* The divisions by which Grid::place finds a tile: each band, all but the last and the last one. */
 struct Raster {
     Divisor tiles, band, width, last_width; /* of the grid; of a band; across a band, across the last */

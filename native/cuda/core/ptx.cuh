@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Instructions that C++ has no word for, as functions: PTX on a device (PTX ISA 8.5, by the names of the instructions), C++ where the
- * kernels are emulated on the CPU. What only Hopper has is in mainloop/hopper/ptx.cuh. */
+ * kernels are emulated on the CPU. What only Hopper has is in core/hopper.cuh. */
 #ifndef PYSIM_CUDA_PTX_CUH
 #define PYSIM_CUDA_PTX_CUH
 #include <cuda_bf16.h>

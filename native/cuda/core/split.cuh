@@ -84,7 +84,7 @@ template <int COUNT, class Again> __device__ inline void recompute_nonfinite(flo
 }
 
 /* The order of eight neighbouring k if A is MN-major: index of the k at a position. A lane holds two neighbouring positions; in this order the lanes of a
- * warp read different banks (mainloop/hopper/thirds.cuh). */
+ * warp read different banks (mainloop/wgmma/thirds.cuh). */
 __host__ __device__ inline int interleaved(int position) { return position / 2 + position % 2 * 4; }
 }
 #endif

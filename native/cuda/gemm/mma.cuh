@@ -2,7 +2,7 @@
  * The rows of gemm/mma.inc of the given types; gemm/mma_f64.cu has those of f64. */
 #include "core/element.h"
 #include "gemm/rows.h"
-#include "mainloop/tensor/mma.cuh"
+#include "mainloop/mma/mma.cuh"
 
 namespace pysim {
 namespace rows {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The f64 rows of gemm/mma.inc: they need TMA and setmaxnreg (mainloop/tensor/mma_f64.cuh). */
+ * The f64 rows of gemm/mma.inc: they need TMA and setmaxnreg (mainloop/mma/mma_f64.cuh). */
 #include "gemm/rows.h"
 #ifdef PYSIM_HOPPER
-#include "mainloop/tensor/mma_f64.cuh"
+#include "mainloop/mma/mma_f64.cuh"
 #endif
 
 namespace pysim {

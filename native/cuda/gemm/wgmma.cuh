@@ -2,9 +2,9 @@
  * The rows of gemm/wgmma.inc of the given types. Two-byte types take operands in either layout, tf32x3 takes A in either layout, other types take
  * K-major operands only. */
 #include "gemm/rows.h"
-#include "mainloop/hopper/shape.h"
+#include "mainloop/wgmma/shape.h"
 #ifdef PYSIM_HOPPER
-#include "mainloop/hopper/kernel.cuh"
+#include "mainloop/wgmma/kernel.cuh"
 #endif
 
 namespace pysim {

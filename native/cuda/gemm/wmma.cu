@@ -12,7 +12,7 @@
 #include <type_traits>
 
 #include "gemm/rows.h"
-#include "mainloop/tensor/pipeline.cuh"
+#include "mainloop/mma/pipeline.cuh"
 
 namespace pysim {
 namespace {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Compares the epilogues of the wgmma kernels (mainloop/hopper/epilogue.cuh), without wgmma, with the definition (core/epilogue.cuh), element by
+ * Compares the epilogues of the wgmma kernels (mainloop/wgmma/epilogue.cuh), without wgmma, with the definition (core/epilogue.cuh), element by
  * element. Given accumulators are put into the registers where wgmma leaves them. Blocks have several tiles, whose results reuse the same shared
  * memory. Cases: both orders of C, edges, odd pitches, planes that are not whole vectors, every activation of epilogues.inc with and without bias,
  * scale and previous C, every result type. Guard patterns around the results must survive. Needs stmatrix: a device of capability 9.0, or the
@@ -8,8 +8,8 @@
  *   check_epilogue [--cases N]    N: cases per shape and order of C (default 400). Exit status 1 if a case failed, 77 if there is no such device. */
 #include "check.h"
 
-#include "mainloop/hopper/epilogue.cuh"
-#include "mainloop/hopper/shape.h"
+#include "mainloop/wgmma/epilogue.cuh"
+#include "mainloop/wgmma/shape.h"
 
 namespace {
 using namespace pysim;

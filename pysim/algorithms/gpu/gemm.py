@@ -45,7 +45,7 @@ prepare = nothing_prepared  # operands are copied in the run, if at all
 # are truncated, leave out 2^-19 (native/cuda/core/split.cuh)
 THIRDS_ERROR, HALVES_ERROR = 1.5, 16.0
 # Mean relative error of sums of tf32 halves, at 64 products a promotion and more than one promotion
-# (native/cuda/mainloop/tensor/split.cuh; the logits of ResNet-50's 41 such layers come out 1.7e-6 too small on an H200); with 16 and 32
+# (native/cuda/mainloop/mma/split.cuh; the logits of ResNet-50's 41 such layers come out 1.7e-6 too small on an H200); with 16 and 32
 # products a promotion the mean error is at most a fifth of that, of either sign
 MEAN_ERROR_PROMOTION, MEAN_ERROR = 64, -6.9e-8
 # Roundings that the tensor cores' sum of one promotion amounts to, at 64 products: halves (lab/data/h200/tf32x3.txt), and thirds,
@@ -56,7 +56,7 @@ Placement = tuple[tuple[int, int], tuple[bool, bool]] | None  # pitches of A and
 DENSE: Placement = None  # rows without gaps, aligned
 THIRD_BYTES = 2
 HOPPER = 90  # the capability whose kernels were measured one by one
-SWIZZLE_ROWS = 8  # rows of shared memory that one swizzle pattern covers (native/cuda/mainloop/hopper)
+SWIZZLE_ROWS = 8  # rows of shared memory that one swizzle pattern covers (native/cuda/mainloop/wgmma)
 
 
 # Legality

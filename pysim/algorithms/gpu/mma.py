@@ -3,7 +3,7 @@
 
 Inputs and filters whose channels are not contiguous in whole 16 bytes are copied first, padded; of a strided pointwise convolution only the
 pixels that it reads are copied. Under NCHW most pointwise convolutions of stride 1 read windows from the planes directly. L2 is asked for
-every tap. f32 convolutions are six products of bf16 thirds, split in registers (native/cuda/mainloop/tensor/split.cuh). Where a GPU has
+every tap. f32 convolutions are six products of bf16 thirds, split in registers (native/cuda/mainloop/mma/split.cuh). Where a GPU has
 wgmma, that replaces these kernels.
 
 Worked number: conv:mb1ic3ih224oc64kh7sh2ph3:f16 has channels padded to 8, so k = 49 x 8 = 392.

@@ -220,7 +220,7 @@ class Wgmma(ChannelsLast):
 
     @property
     def filters_stay(self) -> bool:
-        """Whether filters stay in shared memory from tile to tile (native/cuda/mainloop/hopper/kernel.cuh): one tile has them all, and its
+        """Whether filters stay in shared memory from tile to tile (native/cuda/mainloop/wgmma/kernel.cuh): one tile has them all, and its
         k-iterations use the same stages each time."""
         one_tile = self.w.groups == 1 and self.w.filters <= self.row.block_filters * self.row.cluster_filters
         return one_tile and self.row.stages % (self.k // self.row.block_k) == 0

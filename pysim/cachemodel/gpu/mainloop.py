@@ -41,7 +41,7 @@ A_LOAD_CYCLES = 4.5  # of 128 bytes of A on their way to a warpgroup's registers
 PACKED = {"f16": 2, "s8": 4}  # multiply-adds of a lane in one SIMT instruction: half2, dp4a
 BARRIER_BYTES, FLAG_BYTES, ALIGNMENT = 16, 16, 1024  # of a producer's stages: two barriers each, a flag, room to align
 WARPGROUP_STORE_BYTES = 16 * 40 * 4  # staging of a warp of a warpgroup for rows of C that are no whole vectors
-WARP_STORE_ROWS, WARP_STORE_PADDING = 8, 4  # staging of another producer kernel's warp (native/cuda/mainloop/tensor/mma_f64.cuh)
+WARP_STORE_ROWS, WARP_STORE_PADDING = 8, 4  # staging of another producer kernel's warp (native/cuda/mainloop/mma/mma_f64.cuh)
 
 
 class Work(NamedTuple):
@@ -92,7 +92,7 @@ def estimated(tiles: Tiles) -> Attributes:
     registers = min(255, (accumulators + fragments + 40 + 7) // 8 * 8)
     if tiles.by_warpgroups:  # all registers of the SM: a running block redistributes them
         registers = min(168, 65536 // tiles.threads // 8 * 8)
-    elif tiles.promotion:  # the SM's registers over its threads (native/cuda/mainloop/tensor/pipeline.cuh)
+    elif tiles.promotion:  # the SM's registers over its threads (native/cuda/mainloop/mma/pipeline.cuh)
         registers = 168 if accumulators <= 32 else 255
     elif tiles.producer:  # four multiplying warps have half of the SM's
         registers = 168 if tiles.math_threads == 256 else min(128, registers)
@@ -141,7 +141,7 @@ def work(
 
 def loads_of_element(tiles: Tiles, pitch: int) -> float:
     """Loads of an element of rows `pitch` bytes apart that are no whole vectors, else 0. Tensor-core kernels copy rows of whole words by
-    words (native/cuda/mainloop/tensor/pipeline.cuh)."""
+    words (native/cuda/mainloop/mma/pipeline.cuh)."""
     size = SIZES[tiles.dtype]
     if pitch % VECTOR_BYTES == 0:
         return 0

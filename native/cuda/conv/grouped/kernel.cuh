@@ -17,7 +17,7 @@
 #include "conv/grouped/tiles.h"
 #include "core/epilogue.cuh"
 #include "core/ptx.cuh"
-#include "mainloop/tensor/pipeline.cuh"
+#include "mainloop/mma/pipeline.cuh"
 
 namespace pysim {
 namespace grouped {

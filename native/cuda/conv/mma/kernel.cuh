@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution as implicit GEMM on mma.sync (mainloop/tensor/mma.cuh). Rows of the product are filters, columns are windows under NCHW, the reverse under
+ * Convolution as implicit GEMM on mma.sync (mainloop/mma/mma.cuh). Rows of the product are filters, columns are windows under NCHW, the reverse under
  * NHWC.
  *
  *     out[filter][window] = sum over taps (r, s) and channels c of weights[filter][r, s][c] in[n][p stride_h + r dilation_h - pad_top][q stride_w + ..][c]
@@ -14,7 +14,7 @@
 #include "abi/arguments.h"
 #include "conv/mma/windows.h"
 #include "conv/output.cuh"
-#include "mainloop/tensor/mma.cuh"
+#include "mainloop/mma/mma.cuh"
 
 namespace pysim {
 namespace mma_sync {

@@ -21,7 +21,7 @@
 #include "conv/pointwise/tiles.h"
 #include "core/epilogue.cuh"
 #include "core/ptx.cuh"
-#include "mainloop/tensor/pipeline.cuh"
+#include "mainloop/mma/pipeline.cuh"
 
 namespace pysim {
 namespace pointwise {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Convolution as implicit GEMM on wgmma (mainloop/hopper/kernel.cuh): windows are rows of A, filters are columns of B.
+ * Convolution as implicit GEMM on wgmma (mainloop/wgmma/kernel.cuh): windows are rows of A, filters are columns of B.
  *
  *     out[window][filter] = sum over taps (r, s) and channels c of in[n][p stride_h + r dilation_h - pad_top][q stride_w + s dilation_w - pad_left][c]
  *                                                                  weights[filter][r, s][c],        window = (n, p, q)
@@ -18,12 +18,12 @@
 #ifndef PYSIM_CUDA_CONV_WGMMA_CUH
 #define PYSIM_CUDA_CONV_WGMMA_CUH
 #include "conv/wgmma/wgmma.h"
-#include "mainloop/hopper/kernel.cuh"
+#include "mainloop/wgmma/kernel.cuh"
 
 namespace pysim {
 namespace hopper {
 
-/* The `Operands` of a convolution (mainloop/hopper/kernel.cuh): windows and filters. Layouts are run-time values, as in Matrices. */
+/* The `Operands` of a convolution (mainloop/wgmma/kernel.cuh): windows and filters. Layouts are run-time values, as in Matrices. */
 struct Gathered {
     using Arguments = Windows;
     static constexpr bool RAGGED = false;

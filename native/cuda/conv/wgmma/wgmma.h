@@ -3,7 +3,7 @@
 #ifndef PYSIM_CUDA_CONV_WGMMA_H
 #define PYSIM_CUDA_CONV_WGMMA_H
 #include "conv/conv.h"
-#include "mainloop/hopper/shape.h"
+#include "mainloop/wgmma/shape.h"
 
 namespace pysim {
 namespace hopper {

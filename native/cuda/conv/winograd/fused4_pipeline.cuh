@@ -9,7 +9,7 @@
 #if defined(PYSIM_EMULATED) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900)
 #define PYSIM_COPIES_BY_THREADS
 #else
-#include "mainloop/hopper/ptx.cuh"
+#include "core/hopper.cuh"
 #endif
 
 namespace pysim {

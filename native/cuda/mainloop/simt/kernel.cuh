@@ -23,10 +23,9 @@
 
 #include "core/decomposition.cuh"
 #include "core/launch.h"
-#include "mainloop/hopper/shape.h"
 #include "mainloop/simt/shape.h"
 #ifndef PYSIM_EMULATED
-#include "mainloop/hopper/ptx.cuh"
+#include "core/hopper.cuh"
 #endif
 
 namespace pysim {
@@ -267,7 +266,7 @@ template <class S, bool MATRICES = false, class Source> __device__ inline void s
     place_of<S::LM, S::LN>(lane, lm, ln);
     const int base_a = (warp_m + lm * S::VM) * (int)sizeof(typename S::Unit), base_b = (warp_n + ln * S::VN) * (int)sizeof(typename S::Unit);
 
-    const bool in_cluster = S::CLUSTER_SPLIT && hopper::is_cluster_split_k(p); /* the blocks of a cluster compute the parts of one tile */
+    const bool in_cluster = S::CLUSTER_SPLIT && is_cluster_split_k(p); /* the blocks of a cluster compute the parts of one tile */
     if (threadIdx.x == 0) {
         const Grid grid(p, S::BM, S::BN, S::BK);
         new (now.work) Work(p, grid, in_cluster ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : (int)blockIdx.x, gridDim.x);
@@ -372,7 +371,7 @@ template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream
     void (*run)(Problem);
     const cudaError_t error = kernel_of<S>(p, &run);
     if (error != cudaSuccess) return error;
-    const LaunchOptions options = {S::CLUSTER_SPLIT && hopper::is_cluster_split_k(p) ? p.splits : 1, p.follows != 0};
+    const LaunchOptions options = {S::CLUSTER_SPLIT && is_cluster_split_k(p) ? p.splits : 1, p.follows != 0};
     return launch_with(options, run, Grid(p, S::BM, S::BN, S::BK).items(p), S::THREADS, S::SHARED_BYTES, stream, p);
 }
 

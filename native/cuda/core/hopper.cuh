@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Hopper's instructions without CUDA C++ equivalents, one function each: mbarriers, the tensor memory accelerator (TMA), clusters, setmaxnreg,
  * wgmma's fences. PTX ISA 8.0, sections "mbarrier", "cp.async.bulk.tensor", "barrier.cluster", "setmaxnreg". */
-#ifndef PYSIM_CUDA_WGMMA_PTX_CUH
-#define PYSIM_CUDA_WGMMA_PTX_CUH
+#ifndef PYSIM_CUDA_HOPPER_CUH
+#define PYSIM_CUDA_HOPPER_CUH
 #include <cuda.h>
 #include <stdint.h>
 

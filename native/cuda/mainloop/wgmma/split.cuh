@@ -8,12 +8,12 @@
  *
  * Worked number: 128x128x32, 4 stages: a stage is 16 + 32 KiB; its three products take 3 * 128 * 128 * 32 / 1024 = 1536 cycles, so 32
  * bytes per cycle and multiprocessor from L2, 21 where a cluster of two shares B. Registers: 64 accumulators, 64 sums, 48 halves of A. */
-#ifndef PYSIM_CUDA_HOPPER_SPLIT_CUH
-#define PYSIM_CUDA_HOPPER_SPLIT_CUH
+#ifndef PYSIM_CUDA_WGMMA_SPLIT_CUH
+#define PYSIM_CUDA_WGMMA_SPLIT_CUH
 #include "core/split.cuh"
-#include "mainloop/hopper/mma.cuh"
-#include "mainloop/hopper/ptx.cuh"
-#include "mainloop/hopper/shape.h"
+#include "mainloop/wgmma/mma.cuh"
+#include "core/hopper.cuh"
+#include "mainloop/wgmma/shape.h"
 
 namespace pysim {
 namespace hopper {

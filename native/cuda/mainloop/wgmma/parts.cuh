@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The fix-up of split-K and stream-K on wgmma: through the workspace, where the last block of a tile adds all parts (core/decomposition.cuh), or in the
  * shared memory of a cluster, where each block reduces and stores a share of the tile. */
-#ifndef PYSIM_CUDA_HOPPER_PARTS_CUH
-#define PYSIM_CUDA_HOPPER_PARTS_CUH
+#ifndef PYSIM_CUDA_WGMMA_PARTS_CUH
+#define PYSIM_CUDA_WGMMA_PARTS_CUH
 #include "core/decomposition.cuh"
-#include "mainloop/hopper/epilogue.cuh"
-#include "mainloop/hopper/ptx.cuh"
+#include "mainloop/wgmma/epilogue.cuh"
+#include "core/hopper.cuh"
 
 namespace pysim {
 namespace hopper {

@@ -6,8 +6,8 @@
  * Banks: eight rows of a fragment lie `pitch` bytes apart. A pitch that is an odd multiple of 16 bytes puts them into eight different
  * 16-byte chunks of the 128 bytes of banks, so ldmatrix and wmma's loads need their minimum of wavefronts. Elements of 4 bytes whose rows run
  * along m or n are loaded one by one, four rows of k and eight neighbours of each by a warp: those rows lie 32 bytes apart modulo 128. */
-#ifndef PYSIM_CUDA_TENSOR_CUH
-#define PYSIM_CUDA_TENSOR_CUH
+#ifndef PYSIM_CUDA_MMA_PIPELINE_CUH
+#define PYSIM_CUDA_MMA_PIPELINE_CUH
 #include "core/decomposition.cuh"
 #include "core/epilogue.cuh"
 #include "core/launch.h"

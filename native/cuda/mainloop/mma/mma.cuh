@@ -6,7 +6,7 @@
  * m or n are transposed by ldmatrix.trans where elements have 16 bits; those of 32 bits are loaded one by one, and s8 asks for rows along k
  * (`k_major`). (PTX ISA, "Warp-level matrix instructions": fragment layouts of mma.m16n8k*.)
  *
- * Products of f32 as six of bf16: mainloop/tensor/split.cuh.
+ * Products of f32 as six of bf16: mainloop/mma/split.cuh.
  *
  * Worked number: f16 128x128x32 with warps of 64x32: a k step of 16 reads (64 + 32) x 16 x 2 bytes = 3 KiB a warp, 24 wavefronts of
  * shared memory, for 32,768 multiply-adds; an SM multiplies 1,024 of them a cycle here, so shared memory is busy 24 of 32 cycles. */
@@ -19,8 +19,8 @@
 #include <new>
 #include <type_traits>
 
-#include "mainloop/tensor/pipeline.cuh"
-#include "mainloop/tensor/split.cuh"
+#include "mainloop/mma/pipeline.cuh"
+#include "mainloop/mma/split.cuh"
 
 namespace pysim {
 namespace mma_sync {

@@ -18,8 +18,8 @@
 #include <algorithm>
 
 #include "core/epilogue.cuh"
-#include "mainloop/tensor/pipeline.cuh"
-#include "mainloop/hopper/kernel.cuh"
+#include "mainloop/mma/pipeline.cuh"
+#include "mainloop/wgmma/kernel.cuh"
 
 namespace pysim {
 namespace f64_mma {

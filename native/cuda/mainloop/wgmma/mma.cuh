@@ -8,7 +8,7 @@
  *   MN-major  a row is one k, 64 two-byte elements of m (or n); 8-row groups 1024 bytes apart, the next 64 elements `stride` bytes on */
 #ifndef PYSIM_CUDA_WGMMA_MMA_CUH
 #define PYSIM_CUDA_WGMMA_MMA_CUH
-#include "mainloop/hopper/shape.h"
+#include "mainloop/wgmma/shape.h"
 
 namespace pysim {
 namespace hopper {

@@ -9,8 +9,8 @@
  *
  * Worked number: for sixteen k, warps of 64x32 read 1,536 elements, 48 a thread, and issue 408 instructions to split them, 96 mma.sync, and 128
  * additions. */
-#ifndef PYSIM_CUDA_TENSOR_SPLIT_CUH
-#define PYSIM_CUDA_TENSOR_SPLIT_CUH
+#ifndef PYSIM_CUDA_MMA_SPLIT_CUH
+#define PYSIM_CUDA_MMA_SPLIT_CUH
 #include "core/ptx.cuh"
 #include "core/split.cuh"
 

@@ -22,13 +22,13 @@
 
 #include "core/decomposition.cuh"
 #include "core/launch.h"
-#include "mainloop/hopper/shape.h"
-#include "mainloop/hopper/epilogue.cuh"
-#include "mainloop/hopper/mma.cuh"
-#include "mainloop/hopper/parts.cuh"
-#include "mainloop/hopper/ptx.cuh"
-#include "mainloop/hopper/split.cuh"
-#include "mainloop/hopper/thirds.cuh"
+#include "mainloop/wgmma/shape.h"
+#include "mainloop/wgmma/epilogue.cuh"
+#include "mainloop/wgmma/mma.cuh"
+#include "mainloop/wgmma/parts.cuh"
+#include "core/hopper.cuh"
+#include "mainloop/wgmma/split.cuh"
+#include "mainloop/wgmma/thirds.cuh"
 
 namespace pysim {
 namespace hopper {

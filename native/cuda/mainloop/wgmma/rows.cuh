@@ -2,8 +2,8 @@
  * The store path of most tiles whose rows are contiguous in C (epilogue.cuh). */
 #ifndef PYSIM_CUDA_WGMMA_ROWS_CUH
 #define PYSIM_CUDA_WGMMA_ROWS_CUH
-#include "mainloop/hopper/pairs.cuh"
-#include "mainloop/hopper/staging.cuh"
+#include "mainloop/wgmma/pairs.cuh"
+#include "mainloop/wgmma/staging.cuh"
 
 namespace pysim {
 namespace hopper {

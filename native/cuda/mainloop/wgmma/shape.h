@@ -2,19 +2,13 @@
  * The constants of a row on wgmma. */
 #ifndef PYSIM_CUDA_WGMMA_H
 #define PYSIM_CUDA_WGMMA_H
-#include "core/problem.h"
+#include "core/decomposition.cuh"
 
 namespace pysim {
 namespace hopper {
 
 /* A type beside those of pysim.h: f32 by six products of bf16 thirds (thirds.cuh). */
 enum { BF16X6 = 16 };
-
-/* Cluster split-K: the split-K parts of a tile run in one cluster, which reduces them without workspace. Each part is computed by one block, or by a cluster
- * of the row's own shape. All GPUs with clusters run clusters of up to 8 blocks, and Hopper those of 16 if the kernel allows it (core/launch.h); large ones
- * leave multiprocessors idle (machine files say how many clusters run at once). */
-enum { MAX_CLUSTER_BLOCKS = 16 };
-__host__ __device__ inline bool is_cluster_split_k(const Problem &p) { return p.kind == PYSIM_SPLIT_K && !p.partials; }
 
 /* How a type is multiplied. A stage holds 128 bytes of k of each operand (Shape::ROW may be less); an instruction takes 32. MN_MAJOR: operands may be
  * MN-major. SPLIT: an element is represented by 1 + SPLIT numbers; B is split before the launch, A in registers (split.cuh, thirds.cuh). */

@@ -2,7 +2,7 @@
  * The general store path (epilogue.cuh): a loop over strips of accumulators. */
 #ifndef PYSIM_CUDA_WGMMA_STRIPS_CUH
 #define PYSIM_CUDA_WGMMA_STRIPS_CUH
-#include "mainloop/hopper/staging.cuh"
+#include "mainloop/wgmma/staging.cuh"
 
 namespace pysim {
 namespace hopper {

@@ -15,9 +15,9 @@
 #ifndef PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #define PYSIM_CUDA_WGMMA_EPILOGUE_CUH
 #include "core/decomposition.cuh"
-#include "mainloop/hopper/direct.cuh"
-#include "mainloop/hopper/rows.cuh"
-#include "mainloop/hopper/strips.cuh"
+#include "mainloop/wgmma/direct.cuh"
+#include "mainloop/wgmma/rows.cuh"
+#include "mainloop/wgmma/strips.cuh"
 
 namespace pysim {
 namespace hopper {

@@ -3,8 +3,8 @@
  * slice of 32 columns at a time. */
 #ifndef PYSIM_CUDA_WGMMA_DIRECT_CUH
 #define PYSIM_CUDA_WGMMA_DIRECT_CUH
-#include "mainloop/hopper/pairs.cuh"
-#include "mainloop/hopper/staging.cuh"
+#include "mainloop/wgmma/pairs.cuh"
+#include "mainloop/wgmma/staging.cuh"
 
 namespace pysim {
 namespace hopper {

@@ -8,9 +8,9 @@
  *
  * Worked number: 128x128x32, 5 stages: a stage is 16 + 24 KiB; its six products take 6 * 128 * 128 * 32 / 2048 = 1536 cycles, so 27 bytes per cycle
  * and multiprocessor from L2. Registers: 64 accumulators, 64 sums, 24 thirds of A. */
-#ifndef PYSIM_CUDA_HOPPER_THIRDS_CUH
-#define PYSIM_CUDA_HOPPER_THIRDS_CUH
-#include "mainloop/hopper/split.cuh"
+#ifndef PYSIM_CUDA_WGMMA_THIRDS_CUH
+#define PYSIM_CUDA_WGMMA_THIRDS_CUH
+#include "mainloop/wgmma/split.cuh"
 
 namespace pysim {
 namespace hopper {
