@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU's kernel registry as Python sees it: the lines of the families' tables in `native/cuda`, read, never copied.
+"""The GPU's kernel registry as Python sees it: the tables of the families that `native/cuda/families.inc` lists, read, never copied.
 
 The native library expands the same lines, so row i here is row i there (a test compares them).
 """
@@ -15,16 +15,14 @@ from pysim.problem.dtypes import SUM_BYTES
 from pysim.registry.native_files import epilogue_numbers, native_file
 
 _HERE = Path(__file__).parent
+_FAMILIES = re.compile(r"^PYSIM_CUDA_(CONV|GEMM)\((\w+),", re.MULTILINE)
 _ROWS = re.compile(r"^PYSIM_CUDA_(FAMILY|ROW)\(([^)]*)\)", re.MULTILINE)  # a family's common columns, and each of its rows
 _COLUMN = re.compile(r'(\w+) = (?:"(\w+)"|\{([^}]*)\}|(\w+))')
 _LIMIT = re.compile(r"^PYSIM_LIMIT\((\w+),\s*(\d+)\)", re.MULTILINE)
 
 # Matrix products
 
-MAINLOOPS = ("simt", "wmma", "mma", "wgmma")
 WARP, WARPGROUP = 32, 128
-# Convolutions on tensor cores, and the threads that issue one instruction together
-TENSOR = {"wgmma": WARPGROUP, "mma": WARP, "grouped": WARP, "pointwise": WARP}
 _GEMM_TILE = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n", "stages", "cluster_m", "cluster_n")
 _CONV_TILE = (
     "block_filters", "block_windows", "block_k", "warp_filters", "warp_windows", "thread_filters", "thread_windows", "stages", "outputs",
@@ -34,11 +32,13 @@ _GEMM_DEFAULTS: dict[str, Any] = {"variant": "full", "stages": 2, "cluster_m": 1
 _CONV_DEFAULTS: dict[str, Any] = {"variant": "full", "makes_product": False} | dict.fromkeys(_CONV_TILE, 0) | {"outputs": 1}
 
 
-def _family(path: str, axes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The columns of each row of a family's table; a size becomes one column per axis."""
+def _rows(problem: Literal["conv", "gemm"], axes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The columns of each row of all families (`native/cuda/families.inc`) of a problem; a size becomes one column per axis."""
+    families = _FAMILIES.findall(native_file("cuda/families.inc").read_text())
+    tables = (native_file(f"cuda/{problem}/{name}/rows.inc") for kind, name in families if kind.lower() == problem)
     parsed: list[dict[str, Any]] = []
     common: dict[str, Any] = {}
-    for kind, text in _ROWS.findall(native_file(f"cuda/{path}").read_text()):
+    for kind, text in _ROWS.findall("".join(table.read_text() for table in tables)):
         columns: dict[str, Any] = {}
         for name, word, sizes, value in _COLUMN.findall(text):
             if name in _SIZES:
@@ -132,22 +132,20 @@ class Tiles(NamedTuple):
         )
 
 
-Mainloop = Literal["simt", "wmma", "mma", "wgmma"]
-
-
 class GemmKernel(msgspec.Struct, frozen=True):
-    """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemm/<mainloop>.inc`, as gemm/rows.h names them.
+    """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemm/<family>/rows.inc`, as gemm/rows.h names them.
 
     `block_*`: a thread block's tile, with k of one k-iteration; `warp_*`: a warp's (wgmma: a warpgroup's); `thread_*`: a thread's (tensor
-    cores: one instruction's). `stages`: tiles of A and B in shared memory at once. `capability`: 10 major + minor, the lowest or
-    (`exact_capability`) the only one; other rows replace this one from `below` on and on `replaced_on` (0: never). `alignment`: base and
-    pitch of an operand are multiples of this many bytes. `k_major`: 1 if both operands must be K-major, 2 if B must be (if only A is, the
-    kernel computes C' = B' A'). `producer`: one warpgroup only loads, by TMA. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`: the
-    most parts of split-K that a cluster reduces without workspace. `ablation`: built only to measure what it leaves out.
+    cores: one instruction's). `tensor_threads`: threads that issue an instruction of tensor cores together (0: CUDA cores multiply).
+    `stages`: tiles of A and B in shared memory at once. `capability`: 10 major + minor, the lowest or (`exact_capability`) the only one;
+    other rows replace this one from `below` on and on `replaced_on` (0: never). `alignment`: base and pitch of an operand are multiples of
+    this many bytes. `k_major`: 1 if both operands must be K-major, 2 if B must be (if only A is, the kernel computes C' = B' A').
+    `producer`: one warpgroup only loads, by TMA. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`: the most parts of split-K that
+    a cluster reduces without workspace. `ablation`: built only to measure what it leaves out.
     """
 
     index: int
-    mainloop: Mainloop
+    mainloop: str
     dtype: str
     variant: str
     block_m: int
@@ -161,6 +159,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     cluster_m: int
     cluster_n: int
     capability: int
+    tensor_threads: int = 0
     exact_capability: bool = False
     alignment: int = 1
     k_major: int = 0
@@ -198,7 +197,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         multiplied = "tf32" if self.promotion else self.dtype
-        return multiplied if self.mainloop == "simt" else f"tensor_{multiplied}"
+        return f"tensor_{multiplied}" if self.tensor_threads else multiplied
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -214,7 +213,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
 @cache
 def _gemm_tiles(row: GemmKernel) -> Tiles:
     sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
-    group = WARPGROUP if row.mainloop == "wgmma" else WARP
+    group = row.tensor_threads or WARP
     kept = (row.variant != "scalar", row.variant != "unpadded")
     cluster = (row.cluster_m, row.cluster_n)
     return Tiles(row.dtype, row.pipe, *sizes, *cluster, group, row.producer, *kept, row.promotion, row.promotion > 0, row.pingpong)
@@ -223,7 +222,7 @@ def _gemm_tiles(row: GemmKernel) -> Tiles:
 @cache
 def gemm_kernels() -> tuple[GemmKernel, ...]:
     """Every CUDA kernel of a matrix product, in the order of the families."""
-    rows = [_GEMM_DEFAULTS | row for mainloop in MAINLOOPS for row in _family(f"gemm/{mainloop}.inc", ("m", "n", "k"))]
+    rows = [_GEMM_DEFAULTS | row for row in _rows("gemm", ("m", "n", "k"))]
     return tuple(msgspec.convert(row | {"index": index}, GemmKernel, strict=False) for index, row in enumerate(rows))
 
 
@@ -249,14 +248,11 @@ def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
 
 # The CUDA kernels of convolutions
 
-CONV_ALGORITHMS = ("direct", "depthwise", "im2col", "implicit", "im2win", "winograd", "wgmma", "mma", "grouped", "pointwise")
-
-
 Finite = Literal["nothing", "filters", "operands"]
 
 
 class ConvKernel(msgspec.Struct, frozen=True):
-    """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/conv/<algorithm>/rows.inc`, as conv/rows.h
+    """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/conv/<family>/rows.inc`, as conv/rows.h
     names them.
 
     Tiles are filters x windows, 0 if the algorithm has none; blocks of a cluster multicast shared loads. `outputs`: a window is a tile of
@@ -264,8 +260,8 @@ class ConvKernel(msgspec.Struct, frozen=True):
     kernel has all phases (Winograd's transforms and products, im2win's gather). `staged`: separate kernels, run per chunk of windows.
     `keeps_tensor`: im2win's tensor is stored in the workspace. `folds`: space-to-depth, for any kernel size. `alignment`: base addresses of
     input and filters are multiples of this many bytes (1: of their elements). `finite`: operands that must be finite, an index of
-    NEEDS_FINITE. `prologue`: it accepts one, on some problems. `pingpong`, `promotion`: see Tiles. `reduces_in_cluster`, `replaced_on`,
-    `ablation`: see GemmKernel.
+    NEEDS_FINITE. `prologue`: it accepts one, on some problems. `pingpong`, `promotion`: see Tiles. `tensor_threads`, `reduces_in_cluster`,
+    `replaced_on`, `ablation`: see GemmKernel.
     """
 
     index: int
@@ -283,6 +279,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     outputs: int
     makes_product: bool
     capability: int
+    tensor_threads: int = 0
     cluster_filters: int = 1
     cluster_windows: int = 1
     exact_capability: bool = False
@@ -332,7 +329,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
     @property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
-        return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.algorithm in TENSOR else self.dtype
+        return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.tensor_threads else self.dtype
 
     @property
     def family(self) -> str:
@@ -354,7 +351,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
 def _conv_tiles(row: ConvKernel) -> Tiles:
     block, warp = (row.block_filters, row.block_windows, row.block_k), (row.warp_filters, row.warp_windows)
     sizes = (*block, *warp, row.thread_filters, row.thread_windows, row.stages, row.cluster_filters, row.cluster_windows)
-    group = TENSOR.get(row.algorithm, WARP)
+    group = row.tensor_threads or WARP
     by_warpgroups, vectors = group == WARPGROUP, row.variant != "no_vector"
     thirds = row.promotion > 0 and not by_warpgroups
     return Tiles(row.dtype, row.pipe, *sizes, group, by_warpgroups, vectors, promotion=row.promotion, thirds=thirds, pingpong=row.pingpong)
@@ -371,9 +368,7 @@ CONV_LAYOUTS = ("nchw", "nhwc")  # pysim_layout, in its order
 @cache
 def conv_kernels() -> tuple[ConvKernel, ...]:
     """Every CUDA algorithm and tiling of a convolution, in the order of the families."""
-    rows = [
-        _CONV_DEFAULTS | row for algorithm in CONV_ALGORITHMS for row in _family(f"conv/{algorithm}/rows.inc", ("filters", "windows", "k"))
-    ]
+    rows = [_CONV_DEFAULTS | row for row in _rows("conv", ("filters", "windows", "k"))]
     return tuple(msgspec.convert(row | {"index": index}, ConvKernel, strict=False) for index, row in enumerate(rows))
 
 

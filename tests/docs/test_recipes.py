@@ -2,10 +2,11 @@
 """The recipes of docs/design.md, followed: what they name is all that is needed."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,33 @@ from pysim.runtime import cpu
 assert "{NEW}" in cpu.available_kernels()
 assert "{NEW}" in [plan.kernel for plan in pysim.plans("conv:ic32ih30oc4kh3ph0", "zen4", top=1000)]
 assert pysim.plan("gemm:4x16x64", "zen4", micro_kernel=(16, 4)).kernel == "{NEW}"
+"""
+
+# What the recipe "add a GPU algorithm" asks for beside the folder, which is that of the algorithm `direct` with another name
+GPU_MODULE = '''
+"""A thread computes an output, as an example: the algorithm `direct` of another name."""
+from pysim.algorithms.convolution import Rows
+from pysim.algorithms.gpu.direct import Direct
+
+ALGORITHM = Rows("example", Direct, "example: a thread computes an output")
+'''
+GPU_LINE = "PYSIM_CUDA_CONV(example, any, all)\n"
+GPU_USE = """
+import numpy as np
+from pysim import planner
+from pysim.check.reference import as_result, reference, shapes
+from pysim.explain.text import explain
+from pysim.problem.text import parse
+from pysim.runtime import cuda
+
+problem = parse("conv:g2mb2ic6ih9iw7oc4kh3ph1sh2")
+plan = planner.plan(problem, "h200", algorithm="example")
+assert (plan.algorithm, plan.kernel) == ("example", "f32_example") and "a thread computes an output" in explain(plan)
+assert planner.plan(problem, "h200", name=plan.name).algorithm == "example"
+draw, sizes, out = np.random.default_rng(1), shapes(problem), np.full(shapes(problem).out, np.nan, np.float32)
+x, w = (draw.integers(-3, 4, size).astype(np.float32) for size in sizes[:2])
+cuda.Launch(problem, plan.launch).on((x.ctypes.data, w.ctypes.data, out.ctypes.data)).run()
+np.testing.assert_array_equal(out, as_result(reference(problem, x, w), out.dtype))
 """
 
 MODULE = '''
@@ -76,27 +104,68 @@ def test_without_it_nobody_knows_of_it() -> None:
     assert planner.plan("conv:mb1ic64ih56oc64kh3ph1", "zen4").algorithm != "example"
 
 
-@pytest.mark.timeout(1000)  # it compiles every kernel, on a machine that may be busy
-@pytest.mark.skipif(not all(map(shutil.which, ("meson", "ninja", "gcc"))), reason="meson, ninja and gcc build the copy")
-@pytest.mark.skipif("avx2" not in TARGETS, reason="the library is not here, or this CPU lacks AVX2")
-def test_a_line_and_a_definition_are_a_kernel_that_is_checked_and_planned(tmp_path: Path) -> None:
-    """The native tree with both, built as any is."""
+needs_a_compiler = pytest.mark.skipif(
+    not all(map(shutil.which, ("meson", "ninja", "gcc", "g++"))), reason="meson, ninja and gcc build the copy"
+)
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a command in a copy of the tree."""
     for name in ("native", "pysim", "lab"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
     shutil.copytree(ROOT / "pysim" / "machine" / "data", tmp_path / "pysim" / "machine" / "data")
     for name in ("meson.build", "meson.options"):
         shutil.copy(ROOT / name, tmp_path / name)
-    for name, (after, line) in KERNEL.items():
-        text = (tmp_path / name).read_text()
-        assert text.count(after) == 1
-        (tmp_path / name).write_text(text.replace(after, f"{after}\n{line}"))
 
     def run(*command: str, **more: str) -> str:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=os.environ | more)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    return run
+
+
+@pytest.mark.timeout(1000)  # it compiles every kernel, on a machine that may be busy
+@needs_a_compiler
+@pytest.mark.skipif("avx2" not in TARGETS, reason="the library is not here, or this CPU lacks AVX2")
+def test_a_line_and_a_definition_are_a_kernel_that_is_checked_and_planned(tmp_path: Path, run: Run) -> None:
+    """The native tree with both, built as any is."""
+    for name, (after, line) in KERNEL.items():
+        text = (tmp_path / name).read_text()
+        assert text.count(after) == 1
+        (tmp_path / name).write_text(text.replace(after, f"{after}\n{line}"))
     run("meson", "setup", "build", "-Dtests=true", "-Dcuda=disabled", "-Dbuildtype=debugoptimized")  # compiles in a third of the time
     run("ninja", "-C", "build", "libpysim.so", "check")
     run("build/check", "--kernel", NEW)
     run(sys.executable, "-c", USE, PYTHONPATH=str(tmp_path), PYSIM_LIBRARY=str(tmp_path / "build" / "libpysim.so"))
+
+
+def keep_few_rows(cuda: Path) -> None:
+    """Of the tables of GPU kernels only the first row of each type and variant, so that they compile in a minute."""
+    for table in cuda.glob("*/*/rows.inc"):
+        rows: dict[tuple[str, ...], str] = {}
+        head = [line for line in table.read_text().splitlines(keepends=True) if not line.startswith("PYSIM_CUDA_ROW")]
+        for line in re.findall(r"^PYSIM_CUDA_ROW.*\n", table.read_text(), re.MULTILINE):
+            rows.setdefault(tuple(re.findall(r"(?:dtype|variant) = (\S+?)[,)]", line)), line)
+        table.write_text("".join([*head, *rows.values()]))
+
+
+@pytest.mark.timeout(1000)
+@needs_a_compiler
+@pytest.mark.skipif("avx2" not in TARGETS, reason="the library is not here, or this CPU runs no emulated kernels")
+def test_a_folder_a_module_and_a_line_are_a_gpu_algorithm_that_is_checked_planned_and_run(tmp_path: Path, run: Run) -> None:
+    cuda = tmp_path / "native" / "cuda"
+    keep_few_rows(cuda)
+    (tmp_path / "pysim/algorithms/gpu/example.py").write_text(GPU_MODULE)
+    (cuda / "conv/example").mkdir()
+    for direct, example in (("rows.inc", "rows.inc"), ("direct.cu", "example.cu")):
+        (cuda / "conv/example" / example).write_text((cuda / "conv/direct" / direct).read_text().replace("direct", "example"))
+    with (cuda / "families.inc").open("a") as table:
+        table.write(GPU_LINE)
+    run("meson", "setup", "build", "-Dtests=true", "-Dcuda=disabled")
+    run("meson", "compile", "-C", "build", "check_conv_emulated", "pysim_cuda_emulated")
+    run("build/native/cuda/check_conv_emulated", "--kernel", "example")
+    library = tmp_path / "build/native/cuda/libpysim_cuda_emulated.so"
+    run(sys.executable, "-c", GPU_USE, PYTHONPATH=str(tmp_path), PYSIM_CUDA_LIBRARY=str(library))

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(not all(map(shutil.which, ("nvcc", "cuobjdump", 
 
 
 def rows() -> list[str]:
-    """The template arguments of each f64 row of mma: tile, warp and stages."""
-    text = (ROOT / "native/cuda/gemm/mma.inc").read_text()
-    found = re.findall(r"^PYSIM_CUDA_ROW\(dtype = f64, block = \{(.*?)\}, warp = \{(.*?)\}, stages = (\d+)", text, re.M)
+    """The template arguments of each row of f64 on mma: tile, warp and stages."""
+    text = (ROOT / "native/cuda/gemm/mma_f64/rows.inc").read_text()
+    found = re.findall(r"^PYSIM_CUDA_ROW\(block = \{(.*?)\}, warp = \{(.*?)\}, stages = (\d+)", text, re.M)
     return [", ".join(row) for row in found]
 
 

@@ -109,7 +109,7 @@ def other_build(path: str) -> Any:
         first = next((row for row, same in enumerate(alike) if not same), len(alike))
         raise SystemExit(
             f"{path} has other rows than this build, {len(theirs)} beside {len(ours)}, the first of them row {first}: build it from a "
-            "tree with the same native/cuda/gemm/*.inc"
+            "tree with the same native/cuda/gemm/*/rows.inc"
         )
     return other
 

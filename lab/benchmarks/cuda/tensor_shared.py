@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts the shared-memory wavefronts of a whole launch of a tensor-core product: its warps' loads, stores and copies, bank by bank.
 
-The formulas are those of `native/cuda/mainloop/mma/pipeline.cuh`, `mma.cuh`, `mma_f64.cuh`, `gemm/wmma.cu` and
+The formulas are those of `native/cuda/mainloop/mma/pipeline.cuh`, `mma.cuh`, `mma_f64.cuh`, `gemm/wmma/wmma.cu` and
 `mainloop/wgmma/epilogue.cuh`. With e bytes per element, an operand's tile in a stage has rows of `columns` elements (along k if k is
 contiguous in memory, else along m or n), each at
 

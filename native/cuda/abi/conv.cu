@@ -9,11 +9,13 @@
 namespace pysim {
 namespace {
 
-/* In the order of pysim/registry/cuda.py. */
-const Registry<ConvRow> registry = {{direct_rows, depthwise_f32_rows, depthwise_f16_rows, depthwise_bf16_rows, im2col_rows, implicit_rows, im2win_rows,
-                                     winograd_fused2_rows, winograd_unfused4_rows, winograd_fused4_rows, wgmma_conv_f16_rows, wgmma_conv_bf16_rows,
-                                     wgmma_conv_tf32_rows, wgmma_conv_tf32x3_rows, conv_mma_rows, conv_mma_tf32x3_rows, grouped_rows,
-                                     pointwise_rows}};
+const Registry<ConvRow> registry = {{
+#define PYSIM_CUDA_GEMM(...)
+#define PYSIM_CUDA_CONV(family, ...) conv_##family::units,
+#include "families.inc"
+#undef PYSIM_CUDA_CONV
+#undef PYSIM_CUDA_GEMM
+}};
 
 int64_t outputs_of(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride, int64_t dilation) {
     return (size + before + after - dilation * (kernel - 1) - 1) / stride + 1;

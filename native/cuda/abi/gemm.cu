@@ -13,10 +13,13 @@
 namespace pysim {
 namespace {
 
-/* In the order of pysim/registry/cuda.py. */
-const Registry<GemmRow> registry = {{simt_f32_rows_part1, simt_f32_rows_part2, simt_f32_rows_part3, simt_f32_rows_part4, simt_f64_rows, simt_f16_rows, simt_s8_rows,
-                                     wmma_rows, mma_f64_rows, mma_rows, mma_tf32x3_rows, wgmma_f16_rows, wgmma_bf16_rows, wgmma_tf32_rows, wgmma_s8_rows,
-                                     wgmma_f8_rows, wgmma_tf32x3_rows}};
+const Registry<GemmRow> registry = {{
+#define PYSIM_CUDA_CONV(...)
+#define PYSIM_CUDA_GEMM(family, ...) gemm_##family::units,
+#include "families.inc"
+#undef PYSIM_CUDA_CONV
+#undef PYSIM_CUDA_GEMM
+}};
 
 pysim_status check_gemm(const pysim_cuda_gemm *g) {
     const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The registry: all families' rows, numbered as in the ABI. */
+ * The registry: all families' rows (families.inc), numbered as in the ABI. */
 #ifndef PYSIM_CUDA_ABI_REGISTRY_H
 #define PYSIM_CUDA_ABI_REGISTRY_H
 #include "abi/arguments.h"
@@ -9,20 +9,22 @@
 namespace pysim {
 
 template <class Row> struct Registry {
-    const std::initializer_list<Rows<Row> (*)()> families;
+    const std::initializer_list<Units<Row>> families;
 
     int count() const {
         int sum = 0;
-        for (const auto family : families) sum += family().count;
+        for (const auto &units : families)
+            for (const auto unit : units) sum += unit().count;
         return sum;
     }
     pysim_status find(int32_t index, const Row **out) const {
         int first = 0;
-        for (const auto family : families) {
-            const Rows<Row> rows = family();
-            if (index >= first && index - first < rows.count) return *out = rows.rows + (index - first), PYSIM_OK;
-            first += rows.count;
-        }
+        for (const auto &units : families)
+            for (const auto unit : units) {
+                const Rows<Row> rows = unit();
+                if (index >= first && index - first < rows.count) return *out = rows.rows + (index - first), PYSIM_OK;
+                first += rows.count;
+            }
         return fail(PYSIM_BAD_ARGUMENT, "kernel %d is outside the registry of %d rows", index, first);
     }
     pysim_status find(int32_t index, int32_t dtype, const Row **out) const {

@@ -8,7 +8,7 @@
  * its rows are filters and its columns windows under NCHW, the other way round under NHWC, so that outputs that lie side by side are in one
  * row. Groups stand one after another along the windows, each padded to whole tiles.
  *
- * A family defines, for each of its rows, a `ConvRow`. The workspace holds, each from a multiple of 256 bytes: what the row asks for
+ * A family (families.inc) defines, for each of its rows, a `ConvRow`. The workspace holds, each from a multiple of 256 bytes: what the row asks for
  * itself, the tiles' flags, the partial sums. */
 #ifndef PYSIM_CUDA_CONV_H
 #define PYSIM_CUDA_CONV_H
@@ -74,12 +74,16 @@ struct ConvRow {
     int reduces_in_cluster; /* see gemm/rows.h */
 };
 
-/* Each family's rows, in the order of its rows.inc. */
-Rows<ConvRow> direct_rows(), im2col_rows(), implicit_rows(), im2win_rows();
-Rows<ConvRow> depthwise_f32_rows(), depthwise_f16_rows(), depthwise_bf16_rows();
-Rows<ConvRow> winograd_fused2_rows(), winograd_unfused4_rows(), winograd_fused4_rows();
-Rows<ConvRow> wgmma_conv_f16_rows(), wgmma_conv_bf16_rows(), wgmma_conv_tf32_rows(), wgmma_conv_tf32x3_rows();
-Rows<ConvRow> conv_mma_rows(), conv_mma_tf32x3_rows(), grouped_rows(), pointwise_rows();
+/* The units of each family: the functions that define its rows. */
+#define PYSIM_CUDA_GEMM(...)
+#define PYSIM_CUDA_CONV(family, gpus, ...) \
+    namespace conv_##family { \
+    Unit<ConvRow> __VA_ARGS__; \
+    inline constexpr Unit<ConvRow> *units[] = {__VA_ARGS__}; \
+    }
+#include "families.inc"
+#undef PYSIM_CUDA_CONV
+#undef PYSIM_CUDA_GEMM
 
 /* conv/reference.cu; alpha == 0: without the product */
 cudaError_t conv_reference(const Conv &c, cudaStream_t stream);

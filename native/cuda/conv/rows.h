@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The columns of conv/<algorithm>/rows.inc. Names are built from them: <dtype>_<algorithm>[_f<outputs>][_<block>_<warp>_<thread>_s<stages>]
+ * The columns of conv/<family>/rows.inc. Names are built from them: <dtype>_<algorithm>[_f<outputs>][_<block>_<warp>_<thread>_s<stages>]
  * [_<variant>][_c<cluster>], tiles as filters x windows [x k], where the algorithm has tiles, several outputs a window, clusters. */
 #ifndef PYSIM_CUDA_CONV_ROWS_H
 #define PYSIM_CUDA_CONV_ROWS_H
@@ -16,6 +16,7 @@ struct ConvColumns {
     int dtype = f32;
     Size block, warp, thread;   /* tiles, filters x windows, of a block (k: of one k-iteration), of a warp (wgmma: a warpgroup), of a thread; 0: none */
     Size cluster = {1, 1};      /* blocks of a cluster, filters x windows; they multicast what they share */
+    int tensor_threads = 0;     /* see gemm/rows.h */
     int stages = 0;             /* tiles in shared memory at once */
     int outputs = 1;            /* Winograd: a window is a tile of outputs x outputs pixels */
     int capability = 0;         /* lowest compute capability, 10 major + minor */

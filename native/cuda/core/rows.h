@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Reads the kernel tables (gemm/<mainloop>.inc, conv/<algorithm>/rows.inc). A file is a family: PYSIM_CUDA_FAMILY sets the columns that all its rows
- * share, PYSIM_CUDA_ROW adds a kernel. A column that neither names keeps its default (gemm/rows.h, conv/rows.h). pysim/registry/cuda.py reads
+ * Reads the kernel tables (gemm/<family>/rows.inc, conv/<family>/rows.inc; families.inc lists them). PYSIM_CUDA_FAMILY sets the columns that all rows of
+ * a file share, PYSIM_CUDA_ROW adds a kernel. A column that neither names keeps its default (gemm/rows.h, conv/rows.h). pysim/registry/cuda.py reads
  * the same lines. In namespace pysim::rows,
  *
  *     using Columns = GemmColumns;
- *     #include "gemm/mma.inc"
+ *     #include "gemm/mma/rows.inc"
  *     }; // of the table
  *
  * defines the constexpr array `lines`, so lines[i].block.m can be a template argument; table_of turns the lines into rows. */
@@ -29,8 +29,17 @@ enum { f32 = PYSIM_F32, f64 = PYSIM_F64, f16 = PYSIM_F16, bf16 = PYSIM_BF16, s8 
 struct Size { int m = 0, n = 0, k = 0; };
 }
 
-/* A family's rows; row.info.name points to row.name. */
+/* A unit's rows; row.info.name points to row.name. */
 template <class Row> struct Rows { const Row *rows; int count; };
+template <class Row> using Unit = Rows<Row>();
+/* The units of a family. */
+template <class Row> struct Units {
+    Unit<Row> *const *first;
+    int count;
+    template <int COUNT> constexpr Units(Unit<Row> *const (&units)[COUNT]) : first(units), count(COUNT) {}
+    Unit<Row> *const *begin() const { return first; }
+    Unit<Row> *const *end() const { return first + count; }
+};
 
 template <class Row, int MOST> struct Table {
     Row rows[MOST] = {};

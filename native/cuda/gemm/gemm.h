@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The contract between the entry points (abi/gemm.cu) and the GEMM families.
  *
- * A family defines a `GemmRow` for each of its rows: launch() enqueues the kernel, attributes() returns its registers and memory. Operands satisfy the row's
+ * A family (families.inc) defines a `GemmRow` for each of its rows: launch() enqueues the kernel, attributes() returns its registers and memory. Operands satisfy the row's
  * `needs`: abi/gemm.cu converts other layouts into the workspace first. A kernel computes tile (i, j) of block_m x block_n outputs over k-iterations
  * [begin, end). core/decomposition.cuh defines the tiles, their order and the fix-up; core/epilogue.cuh stores a tile. */
 #ifndef PYSIM_CUDA_GEMM_H
@@ -28,11 +28,16 @@ struct GemmRow {
     int below = 0, reduces_in_cluster = 0, replaced_on = 0; /* see gemm/rows.h */
 };
 
-/* Each family's rows, in the order of its .inc. */
-Rows<GemmRow> simt_f32_rows_part1(), simt_f32_rows_part2(), simt_f32_rows_part3(), simt_f32_rows_part4();
-Rows<GemmRow> simt_f64_rows(), simt_f16_rows(), simt_s8_rows();
-Rows<GemmRow> wmma_rows(), mma_f64_rows(), mma_rows(), mma_tf32x3_rows();
-Rows<GemmRow> wgmma_f16_rows(), wgmma_bf16_rows(), wgmma_tf32_rows(), wgmma_s8_rows(), wgmma_f8_rows(), wgmma_tf32x3_rows();
+/* The units of each family: the functions that define its rows. */
+#define PYSIM_CUDA_CONV(...)
+#define PYSIM_CUDA_GEMM(family, gpus, ...) \
+    namespace gemm_##family { \
+    Unit<GemmRow> __VA_ARGS__; \
+    inline constexpr Unit<GemmRow> *units[] = {__VA_ARGS__}; \
+    }
+#include "families.inc"
+#undef PYSIM_CUDA_CONV
+#undef PYSIM_CUDA_GEMM
 
 /* layout_conversion.cu: to[r][c] = from[r][c] (`transpose`: from[c][r]) for r < rows, c < columns; zeros up to to_pitch. rows = 0: no copy. */
 struct LayoutConversion {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The columns of gemm/<mainloop>.inc. Names are built from them: <dtype>_<mainloop>_<block>_<warp>_<thread>_s<stages>_c<cluster>[_<variant>],
+ * The columns of gemm/<family>/rows.inc. Names are built from them: <dtype>_<mainloop>_<block>_<warp>_<thread>_s<stages>_c<cluster>[_<variant>],
  * tiles as MxN or MxNxK. */
 #ifndef PYSIM_CUDA_GEMM_ROWS_H
 #define PYSIM_CUDA_GEMM_ROWS_H
@@ -16,6 +16,7 @@ struct GemmColumns {
     int dtype = f32;
     Size block, warp, thread;  /* tile of a block (k: of one k-iteration), of a warp (wgmma: a warpgroup), of a thread (tensor cores: an instruction) */
     Size cluster = {1, 1};     /* blocks of a cluster */
+    int tensor_threads = 0;    /* threads that issue an instruction of tensor cores together: 32 (a warp), 128 (a warpgroup); 0: CUDA cores multiply */
     int stages = 2;            /* tiles of A and B in shared memory at once */
     int capability = 0;        /* lowest compute capability, 10 major + minor */
     int exact_capability = 0;  /* 1: no other capability */

@@ -64,7 +64,7 @@ class Thread(NamedTuple):
 
 
 def thread_of(sms: float, filters: int, w: Conv, layout: Layout) -> Thread:
-    """What native/cuda/conv/depthwise/rows.cuh chooses for aligned operands."""
+    """What native/cuda/conv/depthwise/depthwise.cu chooses for aligned operands."""
     square = w.kernel_h == w.kernel_w and w.stride_h == w.stride_w and w.dilation_h == w.dilation_w == 1
     strips = w.batch * w.groups * -(-w.group_filters // filters) * -(-w.out_h // STRIP)
 

@@ -42,7 +42,7 @@ template <class T> constexpr rows::ConvFunctions of() { return {nullptr, nullptr
 
 }
 
-Rows<ConvRow> direct_rows() {
+Rows<ConvRow> conv_direct::all() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         add(row_of(rows::lines[line], rows::lines[line].dtype == rows::f64 ? of<double>() : of<float>()));
     });

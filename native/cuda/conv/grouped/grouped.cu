@@ -23,7 +23,7 @@ template <bool SINGLE> const char *refuses(const Conv &c) {
 }
 }
 
-Rows<ConvRow> grouped_rows() {
+Rows<ConvRow> conv_grouped::all() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr auto c = rows::lines[line];
         using T = ElementOf<c.dtype>;

@@ -150,7 +150,7 @@ cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) {
 }
 }
 
-Rows<ConvRow> im2col_rows() {
+Rows<ConvRow> conv_im2col::all() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) { add(row_of(rows::lines[line], {nullptr, own_bytes, run, attributes})); });
 }
 }

@@ -77,7 +77,7 @@ struct BasicRow {
 }
 }
 
-Rows<ConvRow> im2win_rows() {
+Rows<ConvRow> conv_im2win::all() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
         using Of = std::conditional_t<c.variant == "basic", im2win::BasicRow, im2win::Row<line>>;

@@ -95,7 +95,7 @@ template <int LINE> struct Row {
 }
 }
 
-Rows<ConvRow> implicit_rows() {
+Rows<ConvRow> conv_implicit::all() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) { add(row_of(rows::lines[line], rows::functions_of<gather::Row<line>>())); });
 }
 }

@@ -25,7 +25,7 @@ const char *refuses(const Conv &c) {
 }
 }
 
-Rows<ConvRow> pointwise_rows() {
+Rows<ConvRow> conv_pointwise::all() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr auto c = rows::lines[line];
         using T = ElementOf<c.dtype>;

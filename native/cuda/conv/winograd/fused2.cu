@@ -75,7 +75,7 @@ template <Form FORM> struct Fused2 {
 }
 }
 
-Rows<ConvRow> winograd_fused2_rows() {
+Rows<ConvRow> conv_winograd::fused2() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
         constexpr winograd::Form form = c.variant == "compact" ? winograd::compact : c.variant == "sts64" ? winograd::sts64 : winograd::reference;

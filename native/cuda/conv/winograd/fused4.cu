@@ -95,7 +95,7 @@ template <bool SINGLE, bool DRAINED> struct Row {
 }
 }
 
-Rows<ConvRow> winograd_fused4_rows() {
+Rows<ConvRow> conv_winograd::fused4() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
         if constexpr (c.outputs == 4 && c.fused) {

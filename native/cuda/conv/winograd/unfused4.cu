@@ -98,7 +98,7 @@ template <int LINE> struct Row {
 }
 }
 
-Rows<ConvRow> winograd_unfused4_rows() {
+Rows<ConvRow> conv_winograd::unfused4() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
         if constexpr (c.staged) add(row_of(c, rows::functions_of<winograd::Row<line>>()));

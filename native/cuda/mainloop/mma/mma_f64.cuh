@@ -258,7 +258,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
     wait_for_previous();
 }
 
-/* The columns of gemm/mma.inc, as in the other kernels of the family: lab/fits/cuda_attributes.py finds them by this name. */
+/* The columns of gemm/mma_f64/rows.inc, as in the other kernels on mma.sync: lab/fits/cuda_attributes.py finds them by this name. */
 template <class In, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB>
 __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Shape<BM, BN, BK, WM, WN, STAGES>::BLOCKS)
     mma_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Problem p) {
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(Shape<BM, BN, BK, WM, WN, STAGES>::THREADS, Sh
     }
 }
 
-/* A row of gemm/mma.inc. */
+/* A row of gemm/mma_f64/rows.inc. */
 template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
     using S = Shape<BM, BN, BK, WM, WN, STAGES>;
     static auto layout(const Problem &p) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * GEMM on the CUDA cores with tiles of thread blocks, warps and threads, after NVIDIA's description of CUTLASS ("CUTLASS: Fast Linear Algebra in
- * CUDA C++", 2017). One template; gemm/simt.inc has the sizes.
+ * CUDA C++", 2017). One template; gemm/simt/rows.inc has the sizes.
  *
  *   block    BM x BN outputs; each k-iteration copies BK of its rows of A and columns of B to shared memory (mainloop/simt/copy.cuh)
  *   warp     WM x WN of them, lanes LM x LN = 32

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Chooses the kernel (kernel.cuh) for a problem, and defines the rows of conv/depthwise/rows.inc, one operand type at a time. */
+ * Chooses the kernel (kernel.cuh) for a problem, and defines the rows of conv/depthwise/rows.inc, a type at a time. The unit of f32 has those of tf32,
+ * too, which is f32 in memory and is multiplied as f32. */
 #include <numeric>
 
 #include "conv/depthwise/kernel.cuh"
+#include "core/element.h"
 
 namespace pysim {
 namespace rows {
@@ -88,16 +90,16 @@ const char *not_grouped(const Conv &c) {
     return c.filters > 1 && c.channels <= limit::GROUPED_CHANNELS ? nullptr : "it takes up to 16 channels and several filters a group";
 }
 
-/* The rows whose operands are of type T in memory. */
-template <class T> Rows<ConvRow> rows_of() {
+}
+
+Rows<ConvRow> conv_depthwise::PYSIM_UNIT() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr auto c = rows::lines[line];
-        constexpr int held = std::is_same_v<T, __half> ? rows::f16 : std::is_same_v<T, __nv_bfloat16> ? rows::bf16 : rows::f32;
-        if constexpr (c.dtype == held || (c.dtype == rows::tf32 && held == rows::f32)) {
+        using T = ElementOf<rows::PYSIM_UNIT>;
+        if constexpr (c.dtype == rows::PYSIM_UNIT || (c.dtype == rows::tf32 && rows::PYSIM_UNIT == rows::f32)) {
             if constexpr (c.variant == "grouped") add(row_of(c, {not_grouped, nullptr, launch_row<grouped_of<T>>, attributes<grouped_of<T>>}));
             else add(row_of(c, {not_depthwise, nullptr, launch_row<depthwise_of<T>>, attributes<depthwise_of<T>>}));
         }
     });
-}
 }
 }

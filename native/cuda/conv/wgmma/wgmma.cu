@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The rows of conv/wgmma/rows.inc of one type. Windows are rows of the product, filters its columns. */
+ * The rows of conv/wgmma/rows.inc, a type at a time. Windows are rows of the product, filters its columns. */
 #include <climits>
 
 #include "conv/rows.h"
@@ -16,6 +16,10 @@ namespace {
 using Columns = ConvColumns;
 #include "conv/wgmma/rows.inc"
 };
+}
+}
+
+namespace {
 
 /* Clusters of S::BLOCKS blocks of S::BLOCK_M windows x S::BLOCK_N filters. */
 template <class S, bool FOLDS> struct Wgmma {
@@ -38,12 +42,14 @@ template <class S, bool FOLDS> struct Wgmma {
 #endif
 };
 
-template <int DTYPE> Rows<ConvRow> wgmma_rows() {
-    return table_of<ConvRow>(lines, [](auto line, auto add) {
-        constexpr Columns c = lines[line];
-        if constexpr (c.dtype == DTYPE) {
-            using S = hopper::Shape<DTYPE, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion, c.pingpong != 0,
-                                    c.block.k * hopper::Element<DTYPE>::BYTES>;
+}
+
+Rows<ConvRow> conv_wgmma::PYSIM_UNIT() {
+    return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::ConvColumns c = rows::lines[line];
+        if constexpr (c.dtype == rows::PYSIM_UNIT) {
+            using S = hopper::Shape<c.dtype, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion, c.pingpong != 0,
+                                    c.block.k * hopper::Element<c.dtype>::BYTES>;
             static_assert(c.thread.n == 64 && c.thread.m == c.warp.m, "an instruction is as wide as its warpgroup's tile");
             static_assert(c.reduces_in_cluster == S::MAX_CLUSTER_PARTS, "as many parts as fit into a cluster");
             using Of = Wgmma<S, c.folds != 0>;
@@ -54,7 +60,5 @@ template <int DTYPE> Rows<ConvRow> wgmma_rows() {
 #endif
         }
     });
-}
-}
 }
 }

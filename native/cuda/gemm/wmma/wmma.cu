@@ -98,12 +98,12 @@ template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, int BEL
 namespace rows {
 namespace {
 using Columns = GemmColumns;
-#include "gemm/wmma.inc"
+#include "gemm/wmma/rows.inc"
 };
 }
 }
 
-Rows<GemmRow> wmma_rows() {
+Rows<GemmRow> gemm_wmma::all() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::GemmColumns c = rows::lines[line];
         using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.below, c.replaced_on>;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The rows of gemm/wgmma.inc of the given types. Two-byte types take operands in either layout, tf32x3 takes A in either layout, other types take
+ * The rows of gemm/wgmma/rows.inc, a type at a time. Two-byte types take operands in either layout, tf32x3 takes A in either layout, other types take
  * K-major operands only. */
 #include "gemm/rows.h"
 #include "mainloop/wgmma/shape.h"
@@ -12,13 +12,15 @@ namespace rows {
 namespace {
 
 using Columns = GemmColumns;
-#include "gemm/wgmma.inc"
+#include "gemm/wgmma/rows.inc"
 };
+}
+}
 
-template <int... DTYPES> Rows<GemmRow> wgmma_rows() {
-    return table_of<GemmRow>(lines, [](auto line, auto add) {
-        constexpr Columns c = lines[line];
-        if constexpr (((c.dtype == DTYPES) || ...)) {
+Rows<GemmRow> gemm_wgmma::PYSIM_UNIT() {
+    return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
+        constexpr rows::Columns c = rows::lines[line];
+        if constexpr (c.dtype == rows::PYSIM_UNIT) {
             using S = hopper::Shape<c.dtype == PYSIM_TF32X3 ? hopper::BF16X6 : c.dtype, c.block.m, c.block.n, c.warp.m, c.warp.n, c.stages, c.cluster.m, c.cluster.n, c.promotion, c.pingpong != 0>;
             static_assert(c.block.k == S::BLOCK_K && c.thread.m == 64 && c.thread.n == c.warp.n && c.k_major == (S::Element::MN_MAJOR ? 0 : S::DTYPE == PYSIM_TF32 ? 2 : 1),
                           "a stage has 128 bytes of k; an instruction is as wide as its warpgroup's tile");
@@ -31,7 +33,5 @@ template <int... DTYPES> Rows<GemmRow> wgmma_rows() {
 #endif
         }
     });
-}
-}
 }
 }

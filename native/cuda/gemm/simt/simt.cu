@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The rows of gemm/simt.inc, a type at a time, or a part of a type's rows. */
+ * The rows of gemm/simt/rows.inc. A unit has a type's rows, or a part of them. */
 #include <iterator>
 
 #include "gemm/rows.h"
@@ -10,7 +10,7 @@ namespace rows {
 namespace {
 
 using Columns = GemmColumns;
-#include "gemm/simt.inc"
+#include "gemm/simt/rows.inc"
 };
 
 /* Rows of a type before line `end`. */
@@ -22,7 +22,12 @@ constexpr int rows_before(int end, int dtype) {
 /* Which of `parts` equal parts of a type's rows has the row of a line. */
 constexpr int part_of(int line, int dtype, int parts) { return rows_before(line, dtype) * parts / rows_before((int)std::size(lines), dtype); }
 
-template <int DTYPE, int PART = 0, int PARTS = 1> Rows<GemmRow> simt_rows() {
+struct Part { int dtype, number = 0, of = 1; };
+namespace part {
+constexpr Part f32_1 = {f32, 0, 4}, f32_2 = {f32, 1, 4}, f32_3 = {f32, 2, 4}, f32_4 = {f32, 3, 4}, f64 = {rows::f64}, f16 = {rows::f16}, s8 = {rows::s8};
+}
+
+template <int DTYPE, int PART, int PARTS> Rows<GemmRow> simt_rows() {
     return table_of<GemmRow>(lines, [](auto line, auto add) {
         constexpr Columns c = lines[line];
         if constexpr (c.dtype == DTYPE && part_of(line, DTYPE, PARTS) == PART) {
@@ -36,5 +41,10 @@ template <int DTYPE, int PART = 0, int PARTS = 1> Rows<GemmRow> simt_rows() {
     });
 }
 }
+}
+
+Rows<GemmRow> gemm_simt::PYSIM_UNIT() {
+    constexpr rows::Part one = rows::part::PYSIM_UNIT;
+    return rows::simt_rows<one.dtype, one.number, one.of>();
 }
 }
