@@ -21,7 +21,7 @@ LATER = {  # importer -> imported, where a higher part is needed at run time onl
     "pysim.cachemodel.simulator.trace": {"pysim.runtime.cpu"},
 }
 MOST_ROOT_MODULES = 10
-MOST_LINES, MOST_FUNCTION_LINES, MOST_TESTS = 500, 60, 16
+MOST_LINES, MOST_FUNCTION_LINES, MOST_FILES = 500, 60, 16
 SOURCES = sorted(
     path.relative_to(ROOT)
     for folder in ("pysim", "tests", "tools", "lab", "native")
@@ -89,6 +89,21 @@ def test_no_modules_import_one_another_in_a_circle():
     assert not list(nx.simple_cycles(nx.DiGraph(down)))
 
 
+def test_no_native_files_include_one_another_in_a_circle() -> None:
+    native, graph = ROOT / "native", nx.DiGraph()
+    for path in (ROOT / source for source in SOURCES if source.parts[0] == "native"):
+        for name in re.findall(r'^\s*#\s*include "(.*)"', path.read_text(), re.MULTILINE):
+            places = (folder / name for folder in (path.parent, native / "cuda", native / "cuda/emulated", native))
+            graph.add_edge(path, next(place for place in places if place.exists()).resolve())
+    assert graph.number_of_edges() > 400
+    assert not list(nx.simple_cycles(graph))
+
+
+def test_native_files_lie_in_folders_that_are_read_at_a_glance() -> None:
+    for folder in (ROOT / "native", *(path for path in (ROOT / "native").rglob("*") if path.is_dir())):
+        assert sum(file.is_file() for file in folder.iterdir()) <= MOST_FILES, folder
+
+
 def algorithm_names() -> set[str]:
     """Names of algorithms, and of the rows' families and variants, as the registry has them."""
     modules = {path.stem for path in (PACKAGE / "algorithms").glob("[cg]pu/*.py")} - {"__init__", "gemm"}  # which is a kind of problem, too
@@ -120,7 +135,7 @@ def test_a_file_is_read_in_one_sitting_and_a_function_on_one_screen() -> None:
 def test_tests_lie_in_a_tree_whose_folders_are_read_at_a_glance() -> None:
     folders = [folder for folder in (ROOT / "tests").rglob("*") if folder.is_dir() and folder.name != "__pycache__"]
     for folder in folders:
-        assert sum(file.is_file() for file in folder.iterdir()) <= MOST_TESTS, folder
+        assert sum(file.is_file() for file in folder.iterdir()) <= MOST_FILES, folder
     unit = ROOT / "tests" / "unit"
     rooms = [folder.relative_to(unit) for folder in folders if unit in folder.parents and folder != unit / "api"]
     assert rooms and all((PACKAGE / room).is_dir() for room in rooms)
