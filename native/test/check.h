@@ -62,7 +62,7 @@ int64_t check_compare(int32_t dtype, int64_t count, const void *got, const void 
 uint64_t check_hash(const void *bytes, size_t count);
 
 /* Memory that is kept and reused under a small number; contents are arbitrary. */
-enum { SCRATCH_WANT, SCRATCH_BOUND, SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_BIAS, SCRATCH_RESIDUAL, SCRATCH_FIRST, SCRATCH_COUNT };
+enum { SCRATCH_WANT, SCRATCH_BOUND, SCRATCH_A, SCRATCH_B, SCRATCH_BIAS, SCRATCH_RESIDUAL, SCRATCH_FIRST, SCRATCH_COUNT };
 void *check_scratch(int32_t which, size_t bytes);
 
 /* Runs the library with a workspace of exactly the size that it asks for, filled with `garbage`: flush against the guard, or, in every third case, 8

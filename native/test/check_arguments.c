@@ -63,6 +63,7 @@ static const struct {
     {"pysim_run of a product", gemm_run},
     {"pysim_reference of a product", reference},
 };
+/* clang-format off */
 enum {
     CONV_OUTPUT, CONV_PACKED_BYTES, CONV_PACK, CONV_WORKSPACE, CONV_RUN, CONV_REFERENCE, CONV_IM2COL,
     GEMM_WORKSPACE, GEMM_RUN, GEMM_REFERENCE, FUNCTIONS,
@@ -76,6 +77,7 @@ enum {
     CONV_PLAN = PACKED | PACK | WORKSPACE | RUN, PLAN = CONV_PLAN | G_WORKSPACE | G_RUN,
     ENTRIES = PLAN | REFERENCE | G_REFERENCE, THREADED = WORKSPACE | RUN | G_WORKSPACE | G_RUN, COMPUTE = RUN | REFERENCE | G_RUN | G_REFERENCE,
 };
+/* clang-format on */
 
 /* ---- the call that works ---- */
 
@@ -95,9 +97,9 @@ static void good(int32_t f, call *x) {
         x->of = (pysim_problem){PYSIM_GEMM, .gemm = {5, 6, 7, 9, 9, 9, 0, 0, PYSIM_F32}};
     else
         x->of = (pysim_problem){PYSIM_CONV, .conv = {1, 2, 4, 6, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32}};
-    const int32_t kernel = kernel_of(PYSIM_F32, 1, &row);
-    x->s = (pysim_schedule){product ? CHECK_gemm : CHECK_sconv, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES,
-                            row.windows, row.filters, 2, 64, 64, 0}; /* k2, k3: all tiles */
+    const int32_t algorithm = product ? CHECK_gemm : CHECK_sconv, kernel = kernel_of(PYSIM_F32, 1, &row);
+    /* k2, k3: all tiles */
+    x->s = (pysim_schedule){algorithm, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row.windows, row.filters, 2, 64, 64, 0};
     x->problem = &x->of, x->conv = &x->of.conv, x->schedule = &x->s, x->epilogue = &x->e;
     x->threads = 1;
     char **region[] = {&x->input, &x->filters, &x->packed, &x->output, &x->columns, &x->workspace, &x->bias, &x->residual};
@@ -153,6 +155,7 @@ static void set(call *x, size_t offset, kind of, int64_t value) {
 #define HUGE_(struct, field, who) FIELD(I64, struct.field, INT64_MAX, who, OVERFLOW, NULL)
 #define NIL(field, who, word) FIELD(POINTER, field, 0, who, BAD_ARGUMENT, word)
 
+/* clang-format off */
 static const struct {
     const char *name;
     size_t offset;
@@ -235,6 +238,7 @@ static const struct {
     FIELD(I64, workspace_bytes, -1, RUN | G_RUN, BAD_ARGUMENT, "workspace"),
     FIELD(I64, workspace_bytes, INT64_MIN, RUN | G_RUN, BAD_ARGUMENT, "workspace"),
 };
+/* clang-format on */
 
 static void fields(void) {
     call x;
@@ -265,6 +269,7 @@ typedef struct {
 /* Bytes of the operands of good(). */
 enum { IN = 4 * 6 * 7 * 4, FILT = 6 * 2 * 9 * 4, OUT = 6 * 6 * 7 * 4, COL = 2 * 9 * 6 * 7 * 4 };
 enum { A = (4 * 9 + 7) * 4, B = (6 * 9 + 6) * 4, C = (4 * 9 + 6) * 4 };
+/* clang-format off */
 static const pair pairs[] = {
     {CONV_RUN, AT(output), AT(input), OUT, IN, "output over input"},
     {CONV_RUN, AT(output), AT(packed), OUT, -(int64_t)AT(packed_bytes), "output over packed filters"},
@@ -291,6 +296,7 @@ static const pair pairs[] = {
     {GEMM_REFERENCE, AT(output), AT(filters), C, B, "C over B"},
     {GEMM_REFERENCE, AT(output), AT(e.bias), C, 6 * 4, "C over bias"},
 };
+/* clang-format on */
 
 static int64_t bytes_of(const call *x, int64_t bytes) {
     int64_t value = bytes;

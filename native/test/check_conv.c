@@ -12,12 +12,14 @@
 enum { FAMILY_ANY = 0, FAMILY_POINTWISE = 1, FAMILY_WINOGRAD = 2 };
 
 /* Axes of the covering array, see cover_settings. */
+/* clang-format off */
 enum {
     WINDOWS, FILTERS, STATIONARY, K2, K3, LAYOUT, CHANNELS, SET, GROUPS, BATCH, BIAS, EPILOGUE, /* both families */
     PACK, POINTWISE_AXES,
     KERNEL = PACK, STRIDE, DILATION, PADDING, ANY_AXES,
     FORM = PACK, PHASES, WINOGRAD_PADDING, WINOGRAD_AXES, /* WINDOWS are tiles there */
 };
+/* clang-format on */
 /* none, relu, clamp, from ADDS on with a residual; s8 has the first WHOLE */
 enum { EPILOGUES = 6, ADDS = 3, WHOLE = 2, CLAMPS = 2, LOW = -3, HIGH = 5 };
 static const int64_t channel_levels[] = {1, 2, 3, 5, 17};

@@ -23,6 +23,7 @@ INLINE void record_lanes(const T *p, MASK m, int is_write) {
     if (m) record(p + __builtin_ctz(m), (size_t)__builtin_popcount(m) * sizeof(T), is_write);
 }
 
+/* clang-format off */
 INLINE VEC v_set1(T x) { VEC out; EACH(x); }
 INLINE VEC v_zero(void) { return v_set1(0); }
 INLINE VEC v_load_mask(const T *p, MASK m) {
@@ -53,6 +54,7 @@ INLINE VEC v_between(VEC low, VEC high, VEC x) {
 INLINE VEC v_shift1(VEC lo, VEC hi) { VEC out; EACH(l + 1 < LANES ? lo.lane[l + 1] : hi.lane[0]); }
 INLINE VEC v_interleave_low(VEC a, VEC b) { VEC out; EACH(l % 2 ? b.lane[l / 2] : a.lane[l / 2]); }
 INLINE VEC v_interleave_high(VEC a, VEC b) { VEC out; EACH(l % 2 ? b.lane[(LANES + l) / 2] : a.lane[(LANES + l) / 2]); }
+/* clang-format on */
 
 enum { GATHER_MAX = 16 };
 typedef struct {

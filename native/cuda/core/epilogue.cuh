@@ -15,8 +15,10 @@ namespace pysim {
 
 /* The type that an accumulator's epilogue computes in. */
 template <class Acc> struct Arithmetic { using type = float; };
+/* clang-format off */
 template <> struct Arithmetic<double> { using type = double; };
 template <> struct Arithmetic<int> { using type = int; };
+/* clang-format on */
 
 /* The functions that epilogues.inc names. Those up to `clamped` take at most two comparisons and map whole numbers to whole numbers. */
 enum Function { same, positive, clamped, logistic, normal, ramp };
@@ -89,11 +91,13 @@ template <class T, int N> __device__ inline void activate(int activation, T (&va
 
 /* An unsigned type of BYTES bytes, for loads and stores. */
 template <int BYTES> struct Word;
+/* clang-format off */
 template <> struct Word<1> { using type = unsigned char; };
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
 template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = uint4; };
+/* clang-format on */
 
 template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) Pack { T value[N]; };
 

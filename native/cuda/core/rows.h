@@ -16,16 +16,20 @@
 
 #include "pysim_cuda.h"
 
+/* clang-format off */
 #define PYSIM_CUDA_FAMILY(...)                                                                                                        \
     struct Family : Columns { constexpr Family() { __VA_ARGS__; } };                                                                  \
     constexpr Columns lines[] = {
 #define PYSIM_CUDA_ROW(...) [] { struct Line : Family { constexpr Line() { __VA_ARGS__; } }; return (Columns)Line(); }(),
+/* clang-format on */
 
 namespace pysim {
 namespace rows {
 
 using Text = std::string_view; /* of a literal, so zero-terminated */
+/* clang-format off */
 enum { f32 = PYSIM_F32, f64 = PYSIM_F64, f16 = PYSIM_F16, bf16 = PYSIM_BF16, s8 = PYSIM_S8, tf32 = PYSIM_TF32, f8 = PYSIM_F8, tf32x3 = PYSIM_TF32X3 };
+/* clang-format on */
 struct Size { int m = 0, n = 0, k = 0; };
 }
 

@@ -13,6 +13,7 @@ enum { BF16X6 = 16 };
 /* How a type is multiplied. A stage holds 128 bytes of k of each operand (Shape::ROW may be less); an instruction takes 32. MN_MAJOR: operands may be
  * MN-major. SPLIT: an element is represented by 1 + SPLIT numbers; B is split before the launch, A in registers (split.cuh, thirds.cuh). */
 template <int DTYPE> struct Element;
+/* clang-format off */
 template <> struct Element<PYSIM_F16> { enum { BYTES = 2, MN_MAJOR = 1, SPLIT = 0 }; using Acc = float; };
 template <> struct Element<PYSIM_BF16> { enum { BYTES = 2, MN_MAJOR = 1, SPLIT = 0 }; using Acc = float; };
 template <> struct Element<PYSIM_TF32> { enum { BYTES = 4, MN_MAJOR = 0, SPLIT = 0 }; using Acc = float; };
@@ -20,6 +21,7 @@ template <> struct Element<PYSIM_S8> { enum { BYTES = 1, MN_MAJOR = 0, SPLIT = 0
 template <> struct Element<PYSIM_F8> { enum { BYTES = 1, MN_MAJOR = 0, SPLIT = 0 }; using Acc = float; };
 template <> struct Element<PYSIM_TF32X3> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 1 }; using Acc = float; };
 template <> struct Element<BF16X6> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 2 }; using Acc = float; };
+/* clang-format on */
 
 /* The tiles of a row. ROW: bytes of k in a stage, the width of TMA's and wgmma's swizzle. PROMOTION: k after which tensor-core accumulators are added to f32
  * registers; 0: never. PINGPONG: two sets of warpgroups alternate over a block's tiles, so that one multiplies while the other stores. */
