@@ -169,8 +169,9 @@ typedef struct {
     const pysim_cuda_epilogue *epilogue;
     pysim_cuda_place first, second, result, workspace;
     int64_t workspace_bytes;
-    const pysim_cuda_norm *norm;   /* NULL; or what becomes of `parts`: of what stands above only `result` is looked at, and, where images have
-                                      scales of their own, `first`, which is where these lie */
+    /* NULL; or what becomes of `parts`: of what stands above only `result` is looked at, and, where images have scales of their own, `first`,
+     * which is where these lie */
+    const pysim_cuda_norm *norm;
     const pysim_cuda_place *parts;
 } pysim_cuda_step;
 /* Until one fails: its status, and its sentence for pysim_cuda_last_error. */

@@ -120,10 +120,12 @@ INLINE void direct_tile(const int P, const int F, const int EDGES, const pysim_n
 #define NCHWC_PIXELS_9(F) NCHWC_PIXELS_7(F) NCHWC_CASE(8, F) NCHWC_CASE(9, F)
 #define NCHWC_PIXELS_12(F) NCHWC_PIXELS_9(F) NCHWC_CASE(10, F) NCHWC_CASE(11, F) NCHWC_CASE(12, F)
 #define NCHWC_PIXELS_14(F) NCHWC_PIXELS_12(F) NCHWC_CASE(13, F) NCHWC_CASE(14, F)
+/* clang-format off */
 #define NCHWC_PIXELS_28(F)                                                                                                       \
     NCHWC_PIXELS_14(F) NCHWC_CASE(15, F) NCHWC_CASE(16, F) NCHWC_CASE(17, F) NCHWC_CASE(18, F) NCHWC_CASE(19, F) NCHWC_CASE(20, F) \
     NCHWC_CASE(21, F) NCHWC_CASE(22, F) NCHWC_CASE(23, F) NCHWC_CASE(24, F) NCHWC_CASE(25, F) NCHWC_CASE(26, F) NCHWC_CASE(27, F)   \
     NCHWC_CASE(28, F)
+/* clang-format on */
 
 #define NCHWC_TILES(name, P, F, EDGE)                                       \
     static __attribute__((noinline)) void name(const pysim_nchwc_tile *t) { \

@@ -49,8 +49,9 @@ struct Conv {
     short folds;              /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
     short step_bytes;         /* bytes of a window's channels in one k-iteration */
     int gemm;                 /* the schedule's row of gemm/, or -1 */
-    bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); } /* a window is one pixel */
-    bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }              /* windows are all pixels */
+    /* A window is one pixel; windows are all pixels. */
+    bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); }
+    bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }
     int tile_m, tile_n, cluster; /* tiled rows: the tile of a cluster, and the cluster's blocks */
     Prologue prologue;
 };

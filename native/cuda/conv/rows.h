@@ -33,9 +33,9 @@ struct ConvColumns {
     int promotion = 0;          /* see gemm/rows.h */
     int prologue = 0;           /* 1: it accepts a prologue (pysim_cuda.h) on the problems that its `refuses` allows */
     int ablation = 0;           /* 1: built only to measure what it leaves out */
-    int finite = 0;             /* pysim_needs_finite: operands that must be finite for the result of the definition. 1: the filters, if the problem is padded
-                                   (padding is multiplied as zeros, and zero times infinity is NaN); 2: input and filters (Winograd's transforms
-                                   mix the elements of a patch) */
+    /* pysim_needs_finite: operands that must be finite for the result of the definition. 1: the filters, if the problem is padded (padding is
+     * multiplied as zeros, and zero times infinity is NaN); 2: input and filters (Winograd's transforms mix the elements of a patch) */
+    int finite = 0;
 };
 
 struct ConvFunctions {

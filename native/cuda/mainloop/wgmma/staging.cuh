@@ -131,8 +131,10 @@ template <int COUNT, class Body> __device__ __forceinline__ void with_number(int
         if constexpr (N < COUNT) body(std::integral_constant<int, N>());          \
         break;
     switch (number) {
+        /* clang-format off */
         PYSIM_CASE(0) PYSIM_CASE(1) PYSIM_CASE(2) PYSIM_CASE(3) PYSIM_CASE(4) PYSIM_CASE(5) PYSIM_CASE(6) PYSIM_CASE(7)
         PYSIM_CASE(8) PYSIM_CASE(9) PYSIM_CASE(10) PYSIM_CASE(11) PYSIM_CASE(12) PYSIM_CASE(13) PYSIM_CASE(14) PYSIM_CASE(15)
+        /* clang-format on */
     }
 #undef PYSIM_CASE
 }
