@@ -17,9 +17,9 @@ static inline pysim_bounds pysim_unbounded(int32_t dtype) {
 /* Epilogue of a tile: alpha*acc + bias_filters[f] + bias_windows[w] + beta*old, clamped to the bounds. */
 typedef struct {
     double alpha, beta;
-    const void *old;           /* NULL, the output itself, or a residual of the output's layout */
-    const void *bias_filters;  /* one value per filter of this tile, or NULL */
-    const void *bias_windows;  /* one value per window of this tile, or NULL */
+    const void *old;          /* NULL, the output itself, or a residual of the output's layout */
+    const void *bias_filters; /* one value per filter of this tile, or NULL */
+    const void *bias_windows; /* one value per window of this tile, or NULL */
     pysim_bounds bounds;
 } pysim_store;
 
@@ -32,8 +32,8 @@ typedef struct {
  * filters: k rows of exactly F = the registry row's filters, padded by zeros where nf < F; the whole row may be read.
  * windows: k rows, window_pitch elements apart; only the first nw of each row may be read.
  * out: nf rows, out_pitch apart; only nw of each row may be read or written. k may be 0. */
-typedef void (*pysim_micro_kernel)(int64_t k, const void *filters, const void *windows, int64_t window_pitch,
-                                   void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store);
+typedef void (*pysim_micro_kernel)(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,
+                                   int64_t nw, int64_t nf, const pysim_store *store);
 
 /* The same, reading filters in place instead of from a panel: filter f of row p is filters[p*filter_pitch + f*filter_step]; only f < nf
  * may be read. */
@@ -88,7 +88,7 @@ typedef void (*pysim_direct_kernel)(const pysim_direct *of, const void *input, c
 enum { PYSIM_VECTOR_STEP = 16 };
 typedef struct {
     int64_t k, n_vectors, ld;
-    int64_t block; /* block size along k, 1..k; for dot k itself or a multiple of PYSIM_VECTOR_STEP */
+    int64_t block;          /* block size along k, 1..k; for dot k itself or a multiple of PYSIM_VECTOR_STEP */
     int64_t prefetch_level; /* cache that receives prefetched lines of the matrix: 1 or 2 */
     const void *matrix, *vectors;
 } pysim_skinny;
@@ -101,7 +101,7 @@ typedef void (*pysim_skinny_kernel)(const pysim_skinny *of, int64_t begin, int64
 typedef struct {
     int64_t k, count, out_pitch; /* taps of all channels; filters, at most the registry row's; elements between filters' outputs */
     const int64_t *offsets;
-    const void *filters, *bias;  /* panel [k][filters of the row]; NULL or one bias per filter */
+    const void *filters, *bias; /* panel [k][filters of the row]; NULL or one bias per filter */
     pysim_bounds bounds;
 } pysim_phases;
 
@@ -117,14 +117,14 @@ typedef struct {
     int64_t filter_block, filter_row, filter_tap;
     const void *input, *filters;
     void *out;
-    int64_t pixels, vectors; /* of the tile; `out` is not touched beyond these vectors */
-    int64_t out_vector;      /* elements of `out` between vectors of filters */
-    int first, last;         /* first set: sums start at the bias, else at `out`; last set: results are clamped */
+    int64_t pixels, vectors;     /* of the tile; `out` is not touched beyond these vectors */
+    int64_t out_vector;          /* elements of `out` between vectors of filters */
+    int first, last;             /* first set: sums start at the bias, else at `out`; last set: results are clamped */
     const void *bias, *residual; /* one bias per filter; residual in the layout of `out`; either may be NULL */
     pysim_bounds bounds;
     int64_t without_first; /* the first taps of each kernel row that leave out the first pixel, */
     int64_t without_last;  /* the last taps that leave out the last pixel: these pixels' elements lie in the padding */
-    const char *ahead;   /* filters of a later call, prefetched `ahead_lines` lines at each tap */
+    const char *ahead;     /* filters of a later call, prefetched `ahead_lines` lines at each tap */
     int64_t ahead_lines;
 } pysim_nchwc_tile;
 typedef void (*pysim_nchwc_kernel)(const pysim_nchwc_tile *t);
@@ -137,10 +137,10 @@ typedef struct {
     pysim_micro_kernel run;       /* rows of kernels.inc: this and `pack`, */
     pysim_strided_kernel strided; /* and for form win also this */
     pysim_packer pack;
-    pysim_direct_kernel direct;   /* rows of depthwise.inc */
-    pysim_skinny_kernel skinny;   /* rows of skinny.inc */
-    pysim_phases_kernel phases;   /* rows of polyphase.inc: this and `pack` */
-    pysim_nchwc_kernel nchwc;     /* rows of direct_nchwc.inc */
+    pysim_direct_kernel direct; /* rows of depthwise.inc */
+    pysim_skinny_kernel skinny; /* rows of skinny.inc */
+    pysim_phases_kernel phases; /* rows of polyphase.inc: this and `pack` */
+    pysim_nchwc_kernel nchwc;   /* rows of direct_nchwc.inc */
 } pysim_row;
 
 /* Finds the schedule's row for this dtype and this CPU, or fails with the reason. */

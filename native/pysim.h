@@ -22,11 +22,11 @@ enum { PYSIM_ABI_VERSION = 4 };
 
 typedef enum {
     PYSIM_OK = 0,
-    PYSIM_BAD_ARGUMENT = 1,  /* an invalid value; the message names it */
-    PYSIM_UNSUPPORTED = 2,   /* valid, but not for this kernel, dtype or CPU */
-    PYSIM_OVERFLOW = 3,      /* a product of dimensions exceeds int64_t */
+    PYSIM_BAD_ARGUMENT = 1, /* an invalid value; the message names it */
+    PYSIM_UNSUPPORTED = 2,  /* valid, but not for this kernel, dtype or CPU */
+    PYSIM_OVERFLOW = 3,     /* a product of dimensions exceeds int64_t */
     PYSIM_OUT_OF_MEMORY = 4,
-    PYSIM_DEVICE = 5,        /* the CUDA driver or runtime refused; the message has its words */
+    PYSIM_DEVICE = 5, /* the CUDA driver or runtime refused; the message has its words */
 } pysim_status;
 
 /* Elements. Input and filters, A and B, have the problem's dtype. On a CPU output and bias, C, have its result type: f32 -> f32, f64 ->
@@ -37,9 +37,9 @@ typedef enum {
     PYSIM_F16 = 2,  /* on a GPU; functions of the CPU answer PYSIM_UNSUPPORTED */
     PYSIM_BF16 = 3, /* the upper half of an f32 */
     PYSIM_S8 = 4,
-    PYSIM_S32 = 5,  /* a result only */
-    PYSIM_TF32 = 6, /* on a GPU: f32 in memory, multiplied as 10-bit mantissas */
-    PYSIM_F8 = 7,   /* on a GPU: e4m3 */
+    PYSIM_S32 = 5,    /* a result only */
+    PYSIM_TF32 = 6,   /* on a GPU: f32 in memory, multiplied as 10-bit mantissas */
+    PYSIM_F8 = 7,     /* on a GPU: e4m3 */
     PYSIM_TF32X3 = 8, /* on a GPU: f32 in memory, multiplied as three products of tf32 halves */
 } pysim_dtype;
 typedef enum { PYSIM_INPUT_STATIONARY = 0, PYSIM_WEIGHT_STATIONARY = 1 } pysim_stationary;
@@ -47,7 +47,8 @@ typedef enum {
     PYSIM_PACK_NONE = 0,  /* the micro-kernel reads the operand in place: unit-stride 1x1 convolution, or B not transposed */
     PYSIM_PACK_TILES = 1, /* input tiles are packed on demand (IS) or K2 at a time (WS) */
 } pysim_pack;
-typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation; /* relu(x) is 0 for x < 0, else x, NaN included; all: native/epilogues.inc */
+/* relu(x) is 0 for x < 0, else x, NaN included; all: native/epilogues.inc */
+typedef enum { PYSIM_IDENTITY = 0, PYSIM_RELU = 1 } pysim_activation;
 
 /* Convolution, input [batch][channels][height][width], filters [filters][channels/groups][kernel_h][kernel_w],
  * output [batch][filters][P][Q] with P = (height + pad_top + pad_bottom - dilation_h*(kernel_h-1) - 1)/stride_h + 1.
@@ -60,7 +61,8 @@ typedef struct {
     int64_t stride_h, stride_w, dilation_h, dilation_w;
     int64_t pad_top, pad_left, pad_bottom, pad_right;
     int32_t dtype;
-    int32_t input_block, output_block; /* channels per block of the input; filters per block of the output (and a residual); 0 and 1: planes */
+    /* channels per block of the input; filters per block of the output (and a residual); 0 and 1: planes */
+    int32_t input_block, output_block;
 } pysim_conv;
 
 /* C[m][n] = alpha op(A)[m][k] op(B)[k][n] + beta C (+ bias[n], activation), row-major; ld* in elements. */
@@ -95,11 +97,11 @@ typedef struct {
 } pysim_schedule;
 
 typedef struct {
-    double alpha, beta;  /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out and its operand is not read */
-    const void *bias;    /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
-    int32_t activation;  /* pysim_activation; s8 has those two */
+    double alpha, beta;   /* convolution: 1 and 0; s8: whole numbers within int32. 0: the term is left out and its operand is not read */
+    const void *bias;     /* NULL, or one value of the result's dtype per filter (convolution) or column of C (GEMM) */
+    int32_t activation;   /* pysim_activation; s8 has those two */
     const void *residual; /* convolution, not s8: NULL, or added before the activation; in the output's layout, not overlapping it */
-    double low, high;    /* of the activation clamp: low <= high */
+    double low, high;     /* of the activation clamp: low <= high */
 } pysim_epilogue;
 
 typedef struct {
@@ -293,10 +295,10 @@ pysim_status pysim_probe_line_transfer(void *buffer, int64_t bytes, int64_t line
 /* Exact cache simulation. A hierarchy is `levels` caches, L1 first, seen by `cores` cores; its whole state lies in one buffer of
  * the caller (8-byte aligned, no pointers inside: a copy of the bytes is a copy of the caches). docs: native/simulator/simulate.h. */
 enum {
-    PYSIM_CACHE_LEVELS = 8,   /* at most */
-    PYSIM_CACHE_CORES = 256,  /* at most */
-    PYSIM_CACHE_DEGREE = 16,  /* lines that one event may prefetch, at most */
-    PYSIM_CACHE_SPLITS = 32,  /* counters are split by tag: entry operand + 8*phase */
+    PYSIM_CACHE_LEVELS = 8,  /* at most */
+    PYSIM_CACHE_CORES = 256, /* at most */
+    PYSIM_CACHE_DEGREE = 16, /* lines that one event may prefetch, at most */
+    PYSIM_CACHE_SPLITS = 32, /* counters are split by tag: entry operand + 8*phase */
 };
 
 typedef enum { PYSIM_LRU = 0, PYSIM_PLRU = 1, PYSIM_FIFO = 2, PYSIM_RANDOM = 3 } pysim_cache_policy;
@@ -349,11 +351,11 @@ pysim_status pysim_cache_contents(const void *state, int32_t level, int32_t core
  * left out), or one element where the kernel reads elements. Tags: operand | phase << 4 with operands input 1, filter 2, output 3,
  * packed_input 4, packed_filter 5, columns 6 and phases pack 1, compute 2, store 3. docs: native/simulator/trace.c. */
 typedef struct {
-    int64_t input;     /* image; B of a product */
-    int64_t filters;   /* packed panels; A of a product */
-    int64_t output;    /* C of a product */
+    int64_t input;   /* image; B of a product */
+    int64_t filters; /* packed panels; A of a product */
+    int64_t output;  /* C of a product */
     int64_t workspace;
-    int64_t columns;   /* im2col's output, and B of a product if input is 0 */
+    int64_t columns; /* im2col's output, and B of a product if input is 0 */
 } pysim_trace_bases;
 typedef void (*pysim_trace_sink)(void *context, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write,
                                  const uint8_t *tags);

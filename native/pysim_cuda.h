@@ -72,21 +72,22 @@ typedef struct {
     double alpha, beta; /* alpha == 0: the operands are not read; beta == 0: the result is not read */
     const void *bias;   /* NULL, or one value of the result's dtype per column of C (product) or filter (convolution) */
     int32_t activation;
-    double low, high;   /* of clamp */
-    const void *scale;  /* NULL, or what the product is multiplied by besides alpha: as many as of the bias, of f64 for f64, else f32; not s32 */
-    int32_t by_row;     /* of a product: 1: bias and scale have a value per row of C; else 0 */
+    double low, high; /* of clamp */
+    /* NULL, or what the product is multiplied by besides alpha: as many as of the bias, of f64 for f64, else f32; not s32 */
+    const void *scale;
+    int32_t by_row;                      /* of a product: 1: bias and scale have a value per row of C; else 0 */
     const pysim_cuda_prologue *prologue; /* NULL, or of a convolution, in host memory: what comes first */
 } pysim_cuda_epilogue;
 
 typedef struct {
     const char *name, *family, *form;
     int32_t dtype;
-    int32_t block_m, block_n, block_k;  /* tile of a thread block, and its step along k */
-    int32_t warp_m, warp_n;             /* tile of a warp (wgmma: of a warpgroup) */
-    int32_t thread_m, thread_n;         /* tile of a thread (tensor cores: of one instruction) */
-    int32_t stages;                     /* tiles of A and B in shared memory at once */
+    int32_t block_m, block_n, block_k; /* tile of a thread block, and its step along k */
+    int32_t warp_m, warp_n;            /* tile of a warp (wgmma: of a warpgroup) */
+    int32_t thread_m, thread_n;        /* tile of a thread (tensor cores: of one instruction) */
+    int32_t stages;                    /* tiles of A and B in shared memory at once */
     int32_t cluster_m, cluster_n;
-    int32_t capability;                 /* least, as 10*major + minor; 90 needs sm_90a */
+    int32_t capability; /* least, as 10*major + minor; 90 needs sm_90a */
 } pysim_cuda_gemm_info;
 
 typedef struct {
@@ -115,10 +116,10 @@ typedef struct {
     int32_t warp_filters, warp_windows;
     int32_t thread_filters, thread_windows;
     int32_t stages;
-    int32_t outputs; /* edge of the square of outputs that a window stands for: 2 and 4 for Winograd's F(2x2) and F(4x4), else 1 */
+    int32_t outputs;       /* edge of the square of outputs that a window stands for: 2 and 4 for Winograd's F(2x2) and F(4x4), else 1 */
     int32_t makes_product; /* 1: the schedule names a row of gemm/ */
     int32_t capability;
-    int32_t needs_finite; /* pysim_needs_finite */
+    int32_t needs_finite;   /* pysim_needs_finite */
     int32_t takes_prologue; /* 1: of some problems; of others pysim_cuda_run refuses one with PYSIM_UNSUPPORTED */
 } pysim_cuda_conv_info;
 
@@ -149,11 +150,12 @@ enum { PYSIM_CUDA_PARTS = 64 }; /* of a concatenation, at most */
 typedef struct {
     int32_t kind, dtype, out_dtype, relu, parts;
     int64_t rows;
-    int64_t channels[64];        /* PYSIM_CUDA_PARTS, of each part */
-    const void *center;          /* an f32 value a channel, as scale and shift; NULL: 0, and of PYSIM_NORM_ROWS always */
-    const void *scale, *shift;   /* NULL: 1 and 0 */
-    double epsilon;              /* of PYSIM_NORM_ROWS: 0 or more */
-    int64_t image_rows;          /* 0; or of PYSIM_NORM_CHANNELS: the rows of an image, of which each has a scale of its own, [image][channel] */
+    int64_t channels[64];      /* PYSIM_CUDA_PARTS, of each part */
+    const void *center;        /* an f32 value a channel, as scale and shift; NULL: 0, and of PYSIM_NORM_ROWS always */
+    const void *scale, *shift; /* NULL: 1 and 0 */
+    double epsilon;            /* of PYSIM_NORM_ROWS: 0 or more */
+    /* 0; or of PYSIM_NORM_CHANNELS: the rows of an image, of which each has a scale of its own, [image][channel] */
+    int64_t image_rows;
 } pysim_cuda_norm;
 /* `parts` lies in host memory. */
 pysim_status pysim_cuda_normalize(const pysim_cuda_norm *n, const void *const *parts, void *result, void *stream);

@@ -35,8 +35,8 @@
 
 enum { SAMPLES = 21, CLOCK_SAMPLES = 5, STEADY_CALLS = 4, STREAM_SAMPLES = 511, WINDOW_BYTES = 8 << 20, SAMPLE_LINES = 64, SPINS = 256 };
 static const double SAMPLE_SECONDS = 50e-6, WARM_UP_SECONDS = 5e-3, RISE = 1.01; /* at most; of a rate */
-static const double PARTNER_SECONDS = 20e-3; /* wait for a second thread: longer than its wake-up */
-static const double SLOWEST_LINE = 10e-6;    /* seconds; a transfer that takes longer waited for a thread without a CPU */
+static const double PARTNER_SECONDS = 20e-3;                                     /* wait for a second thread: longer than its wake-up */
+static const double SLOWEST_LINE = 10e-6; /* seconds; a transfer that takes longer waited for a thread without a CPU */
 
 static double now(void) {
     struct timespec t;
@@ -53,7 +53,9 @@ static int64_t chain_of_adds(int64_t count) {
     uint64_t sum = 0, step = 3;
     UNKNOWN(step);
     for (int64_t i = 0; i < rounds; i++) {
-#define ADD sum += step; UNKNOWN(sum);
+#define ADD      \
+    sum += step; \
+    UNKNOWN(sum);
         ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD ADD
 #undef ADD
     }
@@ -62,24 +64,24 @@ static int64_t chain_of_adds(int64_t count) {
 
 /* The portable multiply-add: acc[f][w] += filter[f] * window[w], the block of the portable rows. */
 enum { BLOCK_FILTERS = 4, BLOCK_WINDOWS = 8, BLOCK_DEPTH = 64 };
-#define DEFINE_PORTABLE_FMA(T, dtype, SUM, VALUE)                                                       \
-    static int64_t portable_fma_##dtype(int64_t count) {                                                \
-        static const T filters[BLOCK_DEPTH][BLOCK_FILTERS], windows[BLOCK_DEPTH][BLOCK_WINDOWS];        \
-        const int64_t in_block = BLOCK_DEPTH * BLOCK_FILTERS * BLOCK_WINDOWS, blocks = count / in_block + 1; \
-        for (int64_t b = 0; b < blocks; b++) {                                                          \
-            const T *f = filters[0], *w = windows[0];                                                   \
-            SUM acc[BLOCK_FILTERS][BLOCK_WINDOWS] = {{0}};                                              \
-            UNKNOWN(f);                                                                                 \
-            UNKNOWN(w);                                                                                 \
-            for (int64_t k = 0; k < BLOCK_DEPTH; k++, f += BLOCK_FILTERS, w += BLOCK_WINDOWS)           \
-                for (int i = 0; i < BLOCK_FILTERS; i++)                                                 \
-                    for (int j = 0; j < BLOCK_WINDOWS; j++) acc[i][j] += VALUE(f[i]) * VALUE(w[j]);     \
+#define DEFINE_PORTABLE_FMA(T, dtype, SUM, VALUE)                                                                                \
+    static int64_t portable_fma_##dtype(int64_t count) {                                                                         \
+        static const T filters[BLOCK_DEPTH][BLOCK_FILTERS], windows[BLOCK_DEPTH][BLOCK_WINDOWS];                                 \
+        const int64_t in_block = BLOCK_DEPTH * BLOCK_FILTERS * BLOCK_WINDOWS, blocks = count / in_block + 1;                     \
+        for (int64_t b = 0; b < blocks; b++) {                                                                                   \
+            const T *f = filters[0], *w = windows[0];                                                                            \
+            SUM acc[BLOCK_FILTERS][BLOCK_WINDOWS] = {{0}};                                                                       \
+            UNKNOWN(f);                                                                                                          \
+            UNKNOWN(w);                                                                                                          \
+            for (int64_t k = 0; k < BLOCK_DEPTH; k++, f += BLOCK_FILTERS, w += BLOCK_WINDOWS)                                    \
+                for (int i = 0; i < BLOCK_FILTERS; i++)                                                                          \
+                    for (int j = 0; j < BLOCK_WINDOWS; j++) acc[i][j] += VALUE(f[i]) * VALUE(w[j]);                              \
             SUM out[BLOCK_FILTERS][BLOCK_WINDOWS], *result = out[0]; /* only the copy's address escapes: acc can be registers */ \
-            for (int i = 0; i < BLOCK_FILTERS; i++)                                                     \
-                for (int j = 0; j < BLOCK_WINDOWS; j++) out[i][j] = acc[i][j];                          \
-            __asm__ volatile("" : "+r"(result) : : "memory");                                           \
-        }                                                                                               \
-        return blocks * in_block;                                                                       \
+            for (int i = 0; i < BLOCK_FILTERS; i++)                                                                              \
+                for (int j = 0; j < BLOCK_WINDOWS; j++) out[i][j] = acc[i][j];                                                   \
+            __asm__ volatile("" : "+r"(result) : : "memory");                                                                    \
+        }                                                                                                                        \
+        return blocks * in_block;                                                                                                \
     }
 DEFINE_PORTABLE_FMA(float, f32, float, PYSIM_SAME)
 DEFINE_PORTABLE_FMA(double, f64, double, PYSIM_SAME)
@@ -101,7 +103,8 @@ static double median_rate(int64_t (*loop)(int64_t), int32_t samples) {
     double rates[SAMPLES], best = 0;
     int64_t count = 1024;
     int32_t steady = 0;
-    for (double started = now(), before = started, after = started; steady < STEADY_CALLS && after - started < WARM_UP_SECONDS; before = after) {
+    for (double started = now(), before = started, after = started; steady < STEADY_CALLS && after - started < WARM_UP_SECONDS;
+         before = after) {
         const double done = (double)loop(count);
         after = now();
         if (after - before < SAMPLE_SECONDS) {
@@ -134,7 +137,10 @@ pysim_status pysim_probe_clock(double *hertz) {
 static pysim_issue_fma issue_fma(const char *target, int32_t dtype) {
     if (strcmp(target, "portable") == 0) {
         static const pysim_issue_fma loops[] = {
-            [PYSIM_F32] = portable_fma_f32, [PYSIM_F64] = portable_fma_f64, [PYSIM_BF16] = portable_fma_bf16, [PYSIM_S8] = portable_fma_s8,
+            [PYSIM_F32] = portable_fma_f32,
+            [PYSIM_F64] = portable_fma_f64,
+            [PYSIM_BF16] = portable_fma_bf16,
+            [PYSIM_S8] = portable_fma_s8,
         };
         return loops[dtype];
     }
@@ -162,8 +168,7 @@ static pysim_status check_target(const char *target, int32_t dtype) {
 
 pysim_status pysim_probe_fma(const char *target, int32_t dtype, double *instructions_per_second) {
     if (!target) return pysim_fail(PYSIM_BAD_ARGUMENT, "target is NULL");
-    if (!instructions_per_second)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "instructions_per_second, which receives the result, is NULL");
+    if (!instructions_per_second) return pysim_fail(PYSIM_BAD_ARGUMENT, "instructions_per_second, which receives the result, is NULL");
     pysim_status status = pysim_check_dtype(dtype);
     if (status == PYSIM_OK) status = check_target(target, dtype);
     if (status != PYSIM_OK) return status;
@@ -268,10 +273,8 @@ static pysim_status probe_stream(void (*pass)(const pieces *, const streams *), 
         const double before = now();
         for (int64_t i = 0; i < passes; i++) pass(&part, &s);
         const double took = now() - before, moved = (double)(part.head_bytes + part.blocks * PYSIM_PROBE_BLOCK + part.tail_bytes);
-        if (part.blocks == p.blocks && took < SAMPLE_SECONDS)
-            passes *= 2; /* never over a window, which a cache may hold */
-        else
-            rates[count++ % STREAM_SAMPLES] = moved * (double)passes / took;
+        if (part.blocks == p.blocks && took < SAMPLE_SECONDS) passes *= 2; /* never over a window, which a cache may hold */
+        else rates[count++ % STREAM_SAMPLES] = moved * (double)passes / took;
     } while (count == 0 || now() - started < seconds);
     return give(median(rates, count < STREAM_SAMPLES ? count : STREAM_SAMPLES), bytes_per_second);
 }
@@ -332,10 +335,8 @@ pysim_status pysim_probe_latency(void *buffer, int64_t bytes, int64_t line_bytes
         const double before = now();
         at = follow(at, loads);
         const double took = now() - before;
-        if (took < SAMPLE_SECONDS)
-            loads *= 2;
-        else if (took / (double)loads < best)
-            best = took / (double)loads;
+        if (took < SAMPLE_SECONDS) loads *= 2;
+        else if (took / (double)loads < best) best = took / (double)loads;
     } while (!isfinite(best) || now() - started < seconds);
     return give(best, seconds_per_load);
 }

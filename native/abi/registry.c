@@ -30,27 +30,28 @@ static int cpu_runs_mma(void) { return 0; }
 /* An ISA's files are not built on another architecture: the weak references stay NULL and the row is "not available". */
 #define NAME(target, dtype, form, windows, filters) dtype##_##form##_##windows##x##filters##__##target
 #define STRIDED(target, dtype, form, windows, filters) strided_##dtype##_##form##_##windows##x##filters##__##target
-#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf) \
-    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)( \
-        int64_t, const void *, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *); \
-    extern __attribute__((weak)) void STRIDED(target, dtype, form, windows, filters)( \
+#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                        \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(int64_t, const void *, const void *, int64_t, void *, \
+                                                                                  int64_t, int64_t, int64_t, const pysim_store *);      \
+    extern __attribute__((weak)) void STRIDED(target, dtype, form, windows, filters)(                                                   \
         int64_t, const void *, int64_t, int64_t, const void *, int64_t, void *, int64_t, int64_t, int64_t, const pysim_store *);
-#define PYSIM_PACKER(target, dtype) \
-    extern __attribute__((weak)) void pack_##dtype##__##target##_segment(const pysim_segment *, void *); \
-    extern __attribute__((weak)) void pack_##dtype##__##target##_transposed(const void *, int64_t, int64_t, int64_t, int64_t, void *, int *);
+#define PYSIM_PACKER(target, dtype)                                                                                                   \
+    extern __attribute__((weak)) void pack_##dtype##__##target##_segment(const pysim_segment *, void *);                              \
+    extern __attribute__((weak)) void pack_##dtype##__##target##_transposed(const void *, int64_t, int64_t, int64_t, int64_t, void *, \
+                                                                            int *);
 #include "kernels.inc"
 #undef PYSIM_ROW
 #undef PYSIM_PACKER
-#define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                                                       \
-    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(                                            \
+#define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)            \
+    extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)( \
         const pysim_direct *, const void *, const void *, const void *, void *, int64_t, int64_t, int64_t, void *);
 #include "depthwise.inc"
 #undef PYSIM_DIRECT_ROW
-#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf)                                                       \
+#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf) \
     extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_skinny *, int64_t, int64_t, void *, int64_t);
 #include "skinny.inc"
 #undef PYSIM_SKINNY_ROW
-#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf)                                                       \
+#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf) \
     extern __attribute__((weak)) void NAME(target, dtype, form, windows, filters)(const pysim_phases *, const void *, void *, int64_t);
 #include "polyphase.inc"
 #undef PYSIM_PHASES_ROW
@@ -72,31 +73,34 @@ typedef struct {
 } entry;
 
 /* A row of any table: its family and its functions. */
-#define ENTRY(target, dtype, form, windows, filters, lw, lf, ...)                                                                       \
-    {{.info = {TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, __VA_ARGS__}, \
+#define ENTRY(target, dtype, form, windows, filters, lw, lf, ...)                                                              \
+    {{.info = {TEXT(NAME(target, dtype, form, windows, filters)), #target, #form, DTYPE_##dtype, windows, filters, lw, lf, 0}, \
+      __VA_ARGS__},                                                                                                            \
      cpu_runs_##target},
 #define PACK(target, dtype) {pack_##dtype##__##target##_segment, pack_##dtype##__##target##_transposed}
 
 static const entry table[] = {
-#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                        \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NEST, .run = NAME(target, dtype, form, windows, filters),       \
+#define PYSIM_ROW(target, dtype, form, windows, filters, lw, lf)                                                                          \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NEST, .run = NAME(target, dtype, form, windows, filters), \
           .strided = STRIDED(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
 #include "kernels.inc"
 #undef PYSIM_ROW
-#define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_DEPTHWISE, .direct = NAME(target, dtype, form, windows, filters))
+#define PYSIM_DIRECT_ROW(target, dtype, form, windows, filters, lw, lf)                    \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_DEPTHWISE, \
+          .direct = NAME(target, dtype, form, windows, filters))
 #include "depthwise.inc"
 #undef PYSIM_DIRECT_ROW
-#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_SKINNY, .skinny = NAME(target, dtype, form, windows, filters))
+#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lw, lf)                 \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_SKINNY, \
+          .skinny = NAME(target, dtype, form, windows, filters))
 #include "skinny.inc"
 #undef PYSIM_SKINNY_ROW
-#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf)                                                                 \
-    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_POLYPHASE,                                                      \
+#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lw, lf)                    \
+    ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_POLYPHASE, \
           .phases = NAME(target, dtype, form, windows, filters), .pack = PACK(target, dtype))
 #include "polyphase.inc"
 #undef PYSIM_PHASES_ROW
-#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf)                                                                  \
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lw, lf) \
     ENTRY(target, dtype, form, windows, filters, lw, lf, .family = PYSIM_FAMILY_NCHWC, .nchwc = NAME(target, dtype, form, windows, filters))
 #include "direct_nchwc.inc"
 #undef PYSIM_NCHWC_ROW
@@ -125,7 +129,8 @@ pysim_status pysim_row_of(const pysim_schedule *s, int32_t dtype, pysim_row *row
     pysim_status status = pysim_kernel_at(s->kernel, &info);
     if (status != PYSIM_OK) return status;
     if (info.dtype != dtype)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem, %s", info.name, pysim_dtype_name(dtype));
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes in another dtype than the problem, %s", info.name,
+                          pysim_dtype_name(dtype));
     if (s->windows != info.windows || s->filters != info.filters)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule tiles are %lld windows x %lld filters, but kernel %s computes %d x %d",
                           (long long)s->windows, (long long)s->filters, info.name, info.windows, info.filters);

@@ -35,8 +35,8 @@ static pysim_status open_job(const pysim_problem *p, const pysim_schedule *s, py
                           p->kind == PYSIM_CONV ? "convolution" : "matrix product");
     const pysim_algorithm *algorithm = algorithms[s->algorithm].of;
     if (p->kind == PYSIM_CONV && !algorithm->blocks && (p->conv.input_block > 1 || p->conv.output_block > 1))
-        return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; algorithm %s reads and writes planes", (int)p->conv.input_block,
-                          (int)p->conv.output_block, algorithms[s->algorithm].name);
+        return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; algorithm %s reads and writes planes",
+                          (int)p->conv.input_block, (int)p->conv.output_block, algorithms[s->algorithm].name);
     status = algorithm->open(&job->problem, s, row, job);
     if (status == PYSIM_OK) job->algorithm = algorithm;
     return status;
@@ -97,8 +97,8 @@ static void divide_epilogue(const pysim_job *job, pysim_call *call) {
     if (added && e->activation == PYSIM_RELU) call->bounds.low = 0;
     if (added && e->activation == PYSIM_EPILOGUE_clamp) call->bounds = (pysim_bounds){e->low, e->high};
     if (added && (e->activation == PYSIM_IDENTITY || e->activation == PYSIM_RELU || e->activation == PYSIM_EPILOGUE_clamp)) return;
-    call->finish = (pysim_finish){pysim_loops_for(job->operands.result.dtype), call->result, added ? NULL : e->residual, e->activation,
-                                  e->low, e->high};
+    call->finish = (pysim_finish){
+        pysim_loops_for(job->operands.result.dtype), call->result, added ? NULL : e->residual, e->activation, e->low, e->high};
 }
 
 /* The algorithm itself applies `finish`, or a pass after it does. */
@@ -110,16 +110,14 @@ static void run_checked(const pysim_job *job, const pysim_call *given) {
     const pysim_finish left = job->algorithm->finishes ? (pysim_finish){0} : call.finish;
     if (!job->algorithm->finishes) call.finish.loops = NULL;
     job->algorithm->run(job, &call);
-    if (p->kind == PYSIM_GEMM)
-        pysim_finish_rows(&left, call.result, p->gemm.ldc, p->gemm.m, p->gemm.n);
-    else
-        pysim_finish_rows(&left, call.result, 0, 1, job->operands.result.bytes / pysim_dtype_bytes(result));
+    if (p->kind == PYSIM_GEMM) pysim_finish_rows(&left, call.result, p->gemm.ldc, p->gemm.m, p->gemm.n);
+    else pysim_finish_rows(&left, call.result, 0, 1, job->operands.result.bytes / pysim_dtype_bytes(result));
 }
 
 static pysim_status check_run(const pysim_job *job, const pysim_call *call, int64_t workspace_bytes) {
     int64_t needed;
-    pysim_status status = pysim_check_call(&job->problem, &job->operands, call->epilogue, call->first, call->second, call->result, call->workspace,
-                                           workspace_bytes);
+    pysim_status status = pysim_check_call(&job->problem, &job->operands, call->epilogue, call->first, call->second, call->result,
+                                           call->workspace, workspace_bytes);
     if (status == PYSIM_OK) status = job_workspace(job, call->threads, &needed);
     if (status != PYSIM_OK) return status;
     if (!call->workspace || workspace_bytes < needed)
@@ -153,22 +151,27 @@ static pysim_status check_opened(const pysim_job *job) {
     return pysim_fail(PYSIM_BAD_ARGUMENT, "job is %s; call pysim_open first", job ? "not opened" : "NULL");
 }
 
-pysim_status pysim_run_job(const void *opened, const pysim_epilogue *e, int32_t threads, const void *first, const void *second, void *result,
-                           void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
+pysim_status pysim_run_job(const void *opened, const pysim_epilogue *e, int32_t threads, const void *first, const void *second,
+                           void *result, void *workspace, int64_t workspace_bytes, pysim_profile *profile) {
     const pysim_status status = check_opened(opened);
-    const pysim_call call = {.epilogue = e, .threads = threads, .first = first, .second = second, .result = result,
-                             .workspace = workspace, .profile = profile};
+    const pysim_call call = {
+        .epilogue = e, .threads = threads, .first = first, .second = second, .result = result, .workspace = workspace, .profile = profile};
     return status == PYSIM_OK ? run(opened, &call, workspace_bytes) : status;
 }
 
 static pysim_call call_of(const pysim_step *s) {
-    return (pysim_call){.epilogue = s->epilogue, .threads = s->threads, .first = s->first, .second = s->second, .result = s->result,
+    return (pysim_call){.epilogue = s->epilogue,
+                        .threads = s->threads,
+                        .first = s->first,
+                        .second = s->second,
+                        .result = s->result,
                         .workspace = s->workspace};
 }
 
 pysim_status pysim_check_step(const pysim_step *s) {
     if (!s || s->kind != PYSIM_STEP_RUN)
-        return pysim_fail(PYSIM_UNSUPPORTED, "%s; only the arguments of runs are checked beforehand", s ? "the step is no run" : "step is NULL");
+        return pysim_fail(PYSIM_UNSUPPORTED, "%s; only the arguments of runs are checked beforehand",
+                          s ? "the step is no run" : "step is NULL");
     const pysim_status status = check_opened(s->of);
     const pysim_call call = call_of(s);
     return status == PYSIM_OK ? check_run(s->of, &call, s->workspace_bytes) : status;
@@ -186,8 +189,8 @@ pysim_status pysim_run(const pysim_problem *p, const pysim_schedule *s, const py
     return status == PYSIM_OK ? pysim_run_job(&job, e, threads, first, second, result, workspace, workspace_bytes, profile) : status;
 }
 
-pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysim_install_stubs install_stubs, const void *first, const void *second,
-                        void *result, void *workspace) {
+pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysim_install_stubs install_stubs, const void *first,
+                           const void *second, void *result, void *workspace) {
     pysim_job job;
     int64_t workspace_bytes;
     const pysim_epilogue e = {.alpha = 1};
@@ -195,7 +198,8 @@ pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysi
     if (status == PYSIM_OK) status = job_workspace(&job, 1, &workspace_bytes);
     if (status != PYSIM_OK) return status;
     if (job.thread_bytes || job.nest.row.family != PYSIM_FAMILY_NEST)
-        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm %s is not a loop nest of micro-kernel calls alone, so its accesses cannot be traced",
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "algorithm %s is not a loop nest of micro-kernel calls alone, so its accesses cannot be traced",
                           algorithms[s->algorithm].name);
     job.nest.finish = NULL; /* a trace has no results to read */
     install_stubs(&job.nest);

@@ -75,21 +75,21 @@ typedef struct {
 static pysim_status check_least(const named *values, int32_t count, int64_t least) {
     for (int32_t i = 0; i < count; i++)
         if (values[i].value < least)
-            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %lld; expected at least %lld", values[i].name,
-                              (long long)values[i].value, (long long)least);
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %lld; expected at least %lld", values[i].name, (long long)values[i].value,
+                              (long long)least);
     return PYSIM_OK;
 }
 
 /* One axis: out = (size + before + after - dilation (kernel-1) - 1) / stride + 1. */
-static pysim_status output_axis(const char *axis, int64_t size, int64_t before, int64_t after, int64_t kernel,
-                                int64_t stride, int64_t dilation, int64_t *out) {
+static pysim_status output_axis(const char *axis, int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride,
+                                int64_t dilation, int64_t *out) {
     int64_t padded, extent;
     if (__builtin_add_overflow(size, before, &padded) || __builtin_add_overflow(padded, after, &padded))
-        return pysim_fail(PYSIM_OVERFLOW, "%s %lld with padding %lld and %lld exceeds int64", axis, (long long)size,
-                          (long long)before, (long long)after);
+        return pysim_fail(PYSIM_OVERFLOW, "%s %lld with padding %lld and %lld exceeds int64", axis, (long long)size, (long long)before,
+                          (long long)after);
     if (__builtin_mul_overflow(dilation, kernel - 1, &extent) || __builtin_add_overflow(extent, 1, &extent))
-        return pysim_fail(PYSIM_OVERFLOW, "a kernel of %lld with dilation %lld along the %s exceeds int64",
-                          (long long)kernel, (long long)dilation, axis);
+        return pysim_fail(PYSIM_OVERFLOW, "a kernel of %lld with dilation %lld along the %s exceeds int64", (long long)kernel,
+                          (long long)dilation, axis);
     if (padded < extent)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lld elements along the %s, but the padded input has %lld",
                           (long long)extent, axis, (long long)padded);
@@ -99,27 +99,31 @@ static pysim_status output_axis(const char *axis, int64_t size, int64_t before, 
 
 static pysim_status check_block(const char *name, int32_t block, const char *of, int64_t count) {
     if (block >= 0 && (block <= 1 || count % block == 0)) return PYSIM_OK;
-    return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %d; expected 0 (planes) or a divisor of the %lld %s", name, (int)block, (long long)count, of);
+    return pysim_fail(PYSIM_BAD_ARGUMENT, "%s is %d; expected 0 (planes) or a divisor of the %lld %s", name, (int)block, (long long)count,
+                      of);
 }
 
 /* A block holds channels of one group, or groups of one channel and one filter each. */
 static pysim_status check_blocks(const pysim_conv *c) {
     const int depthwise = c->groups > 1 && c->groups == c->channels && c->groups == c->filters;
     const int64_t groups = depthwise ? 1 : c->groups;
-    const pysim_status status = check_block("input_block", c->input_block, depthwise ? "groups" : "channels of a group", c->channels / groups);
+    const pysim_status status =
+        check_block("input_block", c->input_block, depthwise ? "groups" : "channels of a group", c->channels / groups);
     if (status != PYSIM_OK) return status;
     return check_block("output_block", c->output_block, depthwise ? "groups" : "filters of a group", c->filters / groups);
 }
 
 static pysim_status conv_fields(const pysim_conv *c) {
     const named positive[] = {
-        {"batch", c->batch},           {"groups", c->groups},         {"channels", c->channels},
-        {"height", c->height},         {"width", c->width},           {"filters", c->filters},
-        {"kernel_h", c->kernel_h},     {"kernel_w", c->kernel_w},     {"stride_h", c->stride_h},
-        {"stride_w", c->stride_w},     {"dilation_h", c->dilation_h}, {"dilation_w", c->dilation_w},
+        {"batch", c->batch},       {"groups", c->groups},     {"channels", c->channels},     {"height", c->height},
+        {"width", c->width},       {"filters", c->filters},   {"kernel_h", c->kernel_h},     {"kernel_w", c->kernel_w},
+        {"stride_h", c->stride_h}, {"stride_w", c->stride_w}, {"dilation_h", c->dilation_h}, {"dilation_w", c->dilation_w},
     };
     const named padding[] = {
-        {"pad_top", c->pad_top}, {"pad_left", c->pad_left}, {"pad_bottom", c->pad_bottom}, {"pad_right", c->pad_right},
+        {"pad_top", c->pad_top},
+        {"pad_left", c->pad_left},
+        {"pad_bottom", c->pad_bottom},
+        {"pad_right", c->pad_right},
     };
     pysim_status status = check_least(positive, (int32_t)(sizeof positive / sizeof *positive), 1);
     if (status == PYSIM_OK) status = check_least(padding, (int32_t)(sizeof padding / sizeof *padding), 0);
@@ -129,8 +133,8 @@ static pysim_status conv_fields(const pysim_conv *c) {
         return pysim_fail(PYSIM_BAD_ARGUMENT, "channels %lld do not divide into groups of equal size: groups is %lld",
                           (long long)c->channels, (long long)c->groups);
     if (c->filters % c->groups)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "filters %lld do not divide into groups of equal size: groups is %lld",
-                          (long long)c->filters, (long long)c->groups);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "filters %lld do not divide into groups of equal size: groups is %lld", (long long)c->filters,
+                          (long long)c->groups);
     return check_blocks(c);
 }
 
@@ -152,10 +156,9 @@ pysim_status pysim_check_conv(const pysim_conv *c, int64_t *p, int64_t *q, pysim
     pysim_operands of = {{"input", c->dtype, 0}, {"filters", c->dtype, 0}, {"output", result, 0}, 0};
     status = pysim_product("the input's bytes, batch x channels x height x width x element", 5, input, &of.first.bytes);
     if (status == PYSIM_OK)
-        status = pysim_product("the filters' bytes, filters x channels/groups x kernel_h x kernel_w x element", 5, filters,
-                               &of.second.bytes);
-    if (status == PYSIM_OK)
-        status = pysim_product("the output's bytes, batch x filters x P x Q x element", 5, output, &of.result.bytes);
+        status =
+            pysim_product("the filters' bytes, filters x channels/groups x kernel_h x kernel_w x element", 5, filters, &of.second.bytes);
+    if (status == PYSIM_OK) status = pysim_product("the output's bytes, batch x filters x P x Q x element", 5, output, &of.result.bytes);
     if (status != PYSIM_OK) return status;
     of.bias_bytes = c->filters * wide; /* No more than the output's bytes, which fit. */
     if (p) *p = rows;
@@ -173,8 +176,7 @@ pysim_status pysim_conv_output(const pysim_conv *c, int64_t *p, int64_t *q) {
 static pysim_status matrix_bytes(const char *name, int64_t rows, int64_t columns, int64_t ld, int64_t element, int64_t *bytes) {
     int64_t span;
     if (ld < columns)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "ld%s is %lld; a row of %s has %lld elements", name, (long long)ld, name,
-                          (long long)columns);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "ld%s is %lld; a row of %s has %lld elements", name, (long long)ld, name, (long long)columns);
     if (__builtin_mul_overflow(rows - 1, ld, &span) || __builtin_add_overflow(span, columns, &span) ||
         __builtin_mul_overflow(span, element, bytes))
         return pysim_fail(PYSIM_OVERFLOW, "matrix %s: %lld rows with ld%s %lld exceed int64 bytes", name, (long long)rows, name,
@@ -240,14 +242,13 @@ static pysim_status check_epilogue(const pysim_epilogue *e, int32_t kind, int32_
     if (dtype == PYSIM_S8 && (e->residual || (e->activation != PYSIM_IDENTITY && e->activation != PYSIM_RELU)))
         return pysim_fail(PYSIM_UNSUPPORTED, "%s; sums of s8 have activations 0 (identity) and 1 (relu), and no residual",
                           e->residual ? "there is a residual" : "the activation is of real numbers");
-    if (kind == PYSIM_GEMM && e->residual)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "there is a residual; a matrix product adds C, by beta");
+    if (kind == PYSIM_GEMM && e->residual) return pysim_fail(PYSIM_BAD_ARGUMENT, "there is a residual; a matrix product adds C, by beta");
     if (dtype == PYSIM_S8 && !(whole_int32(e->alpha) && whole_int32(e->beta)))
-        return pysim_fail(PYSIM_UNSUPPORTED, "alpha is %g and beta is %g; for s8, whose result is exact, both are whole numbers within int32",
-                          e->alpha, e->beta);
-    if (kind == PYSIM_CONV && (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0)))
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "alpha is %g and beta is %g; a convolution has alpha 1 and beta 0", e->alpha,
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "alpha is %g and beta is %g; for s8, whose result is exact, both are whole numbers within int32", e->alpha,
                           e->beta);
+    if (kind == PYSIM_CONV && (!(e->alpha >= 1 && e->alpha <= 1) || !(e->beta >= 0 && e->beta <= 0)))
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "alpha is %g and beta is %g; a convolution has alpha 1 and beta 0", e->alpha, e->beta);
     if (e->bias) status = pysim_check_operand("bias", e->bias, pysim_result_dtype(dtype));
     return e->residual && status == PYSIM_OK ? pysim_check_operand("residual", e->residual, pysim_result_dtype(dtype)) : status;
 }
@@ -263,8 +264,8 @@ pysim_status pysim_check_apart(const pysim_span *spans, int32_t count) {
         for (int32_t j = 0; spans[i].written && j < count; j++) {
             const pysim_span *w = &spans[i], *o = &spans[j];
             if (i != j && pysim_overlap(w->data, w->bytes, o->data, o->bytes))
-                return pysim_fail(PYSIM_BAD_ARGUMENT, "%s (%lld bytes at %p), which is written, overlaps %s (%lld bytes at %p)",
-                                  w->name, (long long)w->bytes, w->data, o->name, (long long)o->bytes, o->data);
+                return pysim_fail(PYSIM_BAD_ARGUMENT, "%s (%lld bytes at %p), which is written, overlaps %s (%lld bytes at %p)", w->name,
+                                  (long long)w->bytes, w->data, o->name, (long long)o->bytes, o->data);
         }
     return PYSIM_OK;
 }
@@ -277,12 +278,8 @@ pysim_status pysim_check_call(const pysim_problem *p, const pysim_operands *oper
     for (int i = 0; i < 3 && status == PYSIM_OK; i++) status = pysim_check_operand(of[i]->name, at[i], of[i]->dtype);
     if (status != PYSIM_OK) return status;
     const pysim_span spans[] = {
-        {of[2]->name, result, of[2]->bytes, 1},
-        {"workspace", workspace, workspace_bytes, 1},
-        {of[0]->name, first, of[0]->bytes, 0},
-        {of[1]->name, second, of[1]->bytes, 0},
-        {"bias", e->bias, operands->bias_bytes, 0},
-        {"residual", e->residual, of[2]->bytes, 0},
+        {of[2]->name, result, of[2]->bytes, 1}, {"workspace", workspace, workspace_bytes, 1}, {of[0]->name, first, of[0]->bytes, 0},
+        {of[1]->name, second, of[1]->bytes, 0}, {"bias", e->bias, operands->bias_bytes, 0},   {"residual", e->residual, of[2]->bytes, 0},
     };
     return pysim_check_apart(spans, 6);
 }

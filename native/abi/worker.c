@@ -32,15 +32,15 @@
 
 /* The functions: their names, the kinds of their arguments, the arguments. The compiler checks the count, integer against pointer,
  * and that nothing that is written comes from `in`; the parent compares the kinds with the header. */
-#define CALLS(CALL)                                                                                                               \
-    CALL(pysim_kernel_count, "")                                                                                                  \
-    CALL(pysim_kernel_at, "iK", i[0], out[1])                                                                                     \
-    CALL(pysim_conv_output, "CNN", in[0], out[1], out[2])                                                                         \
-    CALL(pysim_prepared_bytes, "QSN", in[0], in[1], out[2])                                                                       \
-    CALL(pysim_prepare, "QSdDi", in[0], in[1], in[2], out[3], i[4])                                                               \
-    CALL(pysim_workspace_bytes, "QSiN", in[0], in[1], i[2], out[3])                                                               \
-    CALL(pysim_run, "QSEiddDwiP", in[0], in[1], in[2], i[3], in[4], in[5], out[6], out[7], i[8], out[9])                          \
-    CALL(pysim_reference, "QEddD", in[0], in[1], in[2], in[3], out[4])                                                            \
+#define CALLS(CALL)                                                                                      \
+    CALL(pysim_kernel_count, "")                                                                         \
+    CALL(pysim_kernel_at, "iK", i[0], out[1])                                                            \
+    CALL(pysim_conv_output, "CNN", in[0], out[1], out[2])                                                \
+    CALL(pysim_prepared_bytes, "QSN", in[0], in[1], out[2])                                              \
+    CALL(pysim_prepare, "QSdDi", in[0], in[1], in[2], out[3], i[4])                                      \
+    CALL(pysim_workspace_bytes, "QSiN", in[0], in[1], i[2], out[3])                                      \
+    CALL(pysim_run, "QSEiddDwiP", in[0], in[1], in[2], i[3], in[4], in[5], out[6], out[7], i[8], out[9]) \
+    CALL(pysim_reference, "QEddD", in[0], in[1], in[2], in[3], out[4])                                   \
     CALL(pysim_im2col, "CdD", in[0], in[1], out[2])
 
 #define ROW(f, kinds, ...) {#f, kinds},
@@ -114,7 +114,8 @@ static int take(request *r, int at, char kind, const char *word) {
     if (sscanf(word, "@%" SCNd64 ":%" SCNd64 "%n", &offset, &bytes, &end) != 2 || word[end] != '\0' || strlen(word) > 40)
         return refuse("argument %d is \"%.40s\"; expected @OFFSET:BYTES or -", at, word);
     if (bytes < least || offset < 0 || offset % alignment)
-        return refuse("argument %d is %.40s; expected at least %d bytes, at an offset that is a multiple of %d", at, word, (int)least, (int)alignment);
+        return refuse("argument %d is %.40s; expected at least %d bytes, at an offset that is a multiple of %d", at, word, (int)least,
+                      (int)alignment);
     if (offset > shared.bytes || bytes > shared.bytes - offset)
         return refuse("argument %d, %.40s, reaches beyond the %" PRId64 " bytes of shared memory", at, word, shared.bytes);
     r->in[at] = shared.base + offset;
@@ -125,7 +126,8 @@ static int take(request *r, int at, char kind, const char *word) {
         for (int i = 0; i < 2; i++) {
             const uintptr_t offset_in = (uintptr_t)*added[i];
             if (offset_in && (offset_in < sizeof r->epilogue || offset_in >= (uintptr_t)bytes))
-                return refuse("argument %d: the %s lies at %" PRIuPTR " of %" PRId64 " bytes", at, i ? "residual" : "bias", offset_in, bytes);
+                return refuse("argument %d: the %s lies at %" PRIuPTR " of %" PRId64 " bytes", at, i ? "residual" : "bias", offset_in,
+                              bytes);
             if (offset_in) *added[i] = (const unsigned char *)r->in[at] + offset_in;
         }
         r->in[at] = &r->epilogue;
@@ -144,8 +146,7 @@ static int parse(char *line, request *r) {
     for (r->call = 0; r->call < COUNT_CALLS && strcmp(words[0], calls[r->call].name); r->call++) {}
     if (r->call == COUNT_CALLS) return refuse("there is no function \"%.40s\"", words[0]);
     const char *kinds = calls[r->call].kinds;
-    if ((size_t)count - 1 != strlen(kinds))
-        return refuse("%s takes %d arguments, not %d", words[0], (int)strlen(kinds), count - 1);
+    if ((size_t)count - 1 != strlen(kinds)) return refuse("%s takes %d arguments, not %d", words[0], (int)strlen(kinds), count - 1);
     if (!map_file()) return 0;
     for (int at = 0; at < count - 1; at++)
         if (!take(r, at, kinds[at], words[at + 1])) return 0;

@@ -12,12 +12,12 @@ typedef struct pysim_algorithm pysim_algorithm;
 typedef struct {
     const pysim_algorithm *algorithm; /* NULL: not opened */
     pysim_problem problem;
-    pysim_nest nest;                  /* points into this job */
-    pysim_operands operands;          /* as a run reads them: prepared weights instead of weights */
-    int64_t prepared_bytes;           /* 0: weights are not prepared */
-    pysim_conv own;                   /* the convolution that the nest computes, if an algorithm reduces the problem to another one */
-    int64_t thread_bytes;             /* workspace bytes per thread of an algorithm without a nest; 0: the panels of the nest */
-    int64_t shared_bytes;             /* workspace bytes shared by all threads, in front of the threads' own */
+    pysim_nest nest;         /* points into this job */
+    pysim_operands operands; /* as a run reads them: prepared weights instead of weights */
+    int64_t prepared_bytes;  /* 0: weights are not prepared */
+    pysim_conv own;          /* the convolution that the nest computes, if an algorithm reduces the problem to another one */
+    int64_t thread_bytes;    /* workspace bytes per thread of an algorithm without a nest; 0: the panels of the nest */
+    int64_t shared_bytes;    /* workspace bytes shared by all threads, in front of the threads' own */
 } pysim_job;
 
 /* A run with checked arguments; the workspace holds the job's shared bytes, then those of `threads` threads. */
@@ -45,8 +45,8 @@ struct pysim_algorithm {
 /* A run on one thread whose kernels are replaced by stubs, so that any CPU can trace any row. The checks of a run apply, but nothing is
  * read or written through these pointers. */
 typedef void (*pysim_install_stubs)(pysim_nest *n);
-pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysim_install_stubs install_stubs, const void *first, const void *second,
-                        void *result, void *workspace);
+pysim_status pysim_dry_run(const pysim_problem *p, const pysim_schedule *s, pysim_install_stubs install_stubs, const void *first,
+                           const void *second, void *result, void *workspace);
 
 /* conv.c: parts of sconv, for algorithms that reduce their problem to another convolution or have loops of their own. */
 pysim_status pysim_conv_open(const pysim_conv *c, const pysim_schedule *s, pysim_row_lookup row, pysim_job *job);
@@ -56,5 +56,6 @@ pysim_nest pysim_conv_nest(const pysim_conv *c);                       /* row an
 pysim_status pysim_conv_panels(pysim_job *job);                        /* describes the packed filters of the job's nest */
 void pysim_conv_image(pysim_nest *n, int64_t image, const void *call); /* fills in the operands of one image of one group */
 int pysim_conv_padded(const pysim_conv *c);
-int pysim_conv_marked(const pysim_job *job, const char *packed); /* whether preparation of a padded problem found a weight that is not finite */
+/* whether preparation of a padded problem found a weight that is not finite */
+int pysim_conv_marked(const pysim_job *job, const char *packed);
 #endif

@@ -13,7 +13,8 @@ static int64_t round_to_lines(int64_t bytes) { return pysim_ceil_div(bytes, ALIG
 static pysim_status image_bytes(const pysim_conv *c, int64_t *input, int64_t *output) {
     int64_t p = 0, q = 0;
     pysim_status status = pysim_check_conv(c, &p, &q, NULL);
-    const int64_t in[] = {c->channels, c->height, c->width, pysim_dtype_bytes(c->dtype)}, out[] = {c->filters, p, q, pysim_dtype_bytes(c->dtype)};
+    const int64_t in[] = {c->channels, c->height, c->width, pysim_dtype_bytes(c->dtype)},
+                  out[] = {c->filters, p, q, pysim_dtype_bytes(c->dtype)};
     if (status == PYSIM_OK) status = pysim_product("the blocks' bytes, channels x height x width x element", 4, in, input);
     if (status == PYSIM_OK) status = pysim_product("the blocks of results' bytes, filters x P x Q x element", 4, out, output);
     if (status != PYSIM_OK) return status;
@@ -28,7 +29,8 @@ static pysim_status open_blocked(const pysim_problem *p, const pysim_schedule *s
     int64_t input, output;
     pysim_status status = row(s, p->conv.dtype, &kernel);
     if (status != PYSIM_OK) return status;
-    const int64_t lanes = kernel.info.lane_filters, channels = p->conv.channels / p->conv.groups, filters = p->conv.filters / p->conv.groups;
+    const int64_t lanes = kernel.info.lane_filters, channels = p->conv.channels / p->conv.groups,
+                  filters = p->conv.filters / p->conv.groups;
     if (kernel.family == PYSIM_FAMILY_NCHWC && (channels % lanes || filters % lanes))
         return pysim_fail(PYSIM_UNSUPPORTED, "a group has %lld channels and %lld filters; kernel %s takes whole blocks of %lld of both",
                           (long long)channels, (long long)filters, kernel.info.name, (long long)lanes);

@@ -14,14 +14,14 @@
 
 enum {
     MAX_STRIDE = INT32_MAX / 16, /* the kernels' gathers use 32-bit indices */
-    EPILOGUE_BYTES = 16 << 10,          /* bytes of results between two calls of the epilogue */
+    EPILOGUE_BYTES = 16 << 10,   /* bytes of results between two calls of the epilogue */
 };
 
 typedef struct {
     pysim_direct of;
     const pysim_nest *nest;
     const pysim_call *call;
-    int64_t unit;       /* groups per kernel call */
+    int64_t unit; /* groups per kernel call */
     int64_t group_parts, row_parts, thread_bytes;
     int padded;
 } direct_run;
@@ -32,7 +32,8 @@ static int by_planes(const pysim_row *row) { return strcmp(row->info.form, "plan
 /* A thread's workspace: transposed planes of its groups, their weights, and their results. */
 static pysim_status planes_elements(const pysim_direct *of, int64_t lanes, int64_t *elements) {
     const pysim_conv *c = of->conv;
-    const int64_t in[] = {c->height, pysim_direct_columns(of), lanes}, out[] = {of->p, of->q, lanes}, w[] = {c->kernel_h, c->kernel_w, lanes};
+    const int64_t in[] = {c->height, pysim_direct_columns(of), lanes}, out[] = {of->p, of->q, lanes},
+                  w[] = {c->kernel_h, c->kernel_w, lanes};
     const int64_t *const sizes[] = {in, out, w};
     *elements = lanes; /* room to align to a vector */
     for (int i = 0; i < 3; i++) {
@@ -62,11 +63,12 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_direct *
                           (int)of->conv->input_block, (int)of->conv->output_block, row->info.name, block > 1 ? "blocks" : "planes",
                           (long long)block);
     if (row->info.lane_filters > 1 && (of->channels > 1 || of->filters > 1))
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; group_finite have %lld and %lld", row->info.name,
-                          (long long)of->channels, (long long)of->filters);
+        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s takes groups of one channel and one filter; group_finite have %lld and %lld",
+                          row->info.name, (long long)of->channels, (long long)of->filters);
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->channels != of->channels || s->k2 != 1 || s->k3 != 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; kernel %s has one "
-                                              "schedule: 0, 0, %lld, 1, 1",
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; kernel %s has one "
+                          "schedule: 0, 0, %lld, 1, 1",
                           (int)s->stationary, (int)s->pack, (long long)s->channels, (long long)s->k2, (long long)s->k3, row->info.name,
                           (long long)of->channels);
     return PYSIM_OK;
@@ -101,10 +103,8 @@ DEFINE_PREPARE(double, prepare_f64)
 static void prepare_depthwise(const pysim_job *job, const char *filters, char *prepared) {
     const pysim_conv *c = &job->problem.conv;
     const int64_t taps = c->kernel_h * c->kernel_w, block = job->nest.row.info.lane_filters;
-    if (c->dtype == PYSIM_F64)
-        prepare_f64(c->groups, taps, block, (const double *)(const void *)filters, (double *)(void *)prepared);
-    else
-        prepare_f32(c->groups, taps, block, (const float *)(const void *)filters, (float *)(void *)prepared);
+    if (c->dtype == PYSIM_F64) prepare_f64(c->groups, taps, block, (const double *)(const void *)filters, (double *)(void *)prepared);
+    else prepare_f32(c->groups, taps, block, (const float *)(const void *)filters, (float *)(void *)prepared);
 }
 
 /* Tests the exponents' bits: GCC vectorises that, but not isfinite(). */
@@ -122,7 +122,8 @@ static int all_finite(int32_t dtype, const void *weights, int64_t count) {
 }
 
 /* Runs groups [g, g + groups) of one image on the row's kernel, or on the portable one if weights are not finite. */
-static void run_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end, int finite, char *workspace) {
+static void run_groups(const direct_run *r, int64_t image, int64_t g, int64_t groups, int64_t begin, int64_t end, int finite,
+                       char *workspace) {
     const pysim_direct *of = &r->of;
     const pysim_conv *c = of->conv;
     const pysim_call *x = r->call;
@@ -192,7 +193,10 @@ static double now(void) {
 
 static void run_depthwise(const pysim_job *job, const pysim_call *call) {
     const pysim_conv *c = &job->problem.conv;
-    direct_run r = {.of = shape_of(c), .nest = &job->nest, .call = call, .row_parts = 1,
+    direct_run r = {.of = shape_of(c),
+                    .nest = &job->nest,
+                    .call = call,
+                    .row_parts = 1,
                     .padded = c->pad_top || c->pad_left || c->pad_bottom || c->pad_right};
     r.of.bounds = call->bounds;
     r.unit = job->nest.row.info.lane_filters;

@@ -15,11 +15,11 @@ enum { LINE = 64 };
 
 typedef struct {
     const pysim_conv *conv;
-    int64_t p, q;            /* output rows and pixels per row; an unpadded 1x1 convolution of stride 1 has one row of all pixels */
-    int64_t lanes, inner;    /* filters per block; channels per block of the input, 1 for planes */
-    int64_t blocks, set;     /* channel blocks of a group; of a channel set */
-    int64_t vectors, panel;  /* filter blocks of a group; of a panel */
-    int64_t per_row, tiles;  /* tiles */
+    int64_t p, q;           /* output rows and pixels per row; an unpadded 1x1 convolution of stride 1 has one row of all pixels */
+    int64_t lanes, inner;   /* filters per block; channels per block of the input, 1 for planes */
+    int64_t blocks, set;    /* channel blocks of a group; of a channel set */
+    int64_t vectors, panel; /* filter blocks of a group; of a panel */
+    int64_t per_row, tiles; /* tiles */
     int64_t bytes;
 } shape;
 
@@ -62,17 +62,20 @@ static int64_t panels_of(const shape *of) { return pysim_ceil_div(of->vectors, o
 static pysim_status check_schedule(const pysim_schedule *s, const pysim_conv *c, const pysim_row *row) {
     const int64_t lanes = row->info.lane_filters, channels = c->channels / c->groups;
     if (row->family != PYSIM_FAMILY_NCHWC)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s does not read blocks of channels; this algorithm runs the rows of native/direct_nchwc.inc",
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "kernel %s does not read blocks of channels; this algorithm runs the rows of native/direct_nchwc.inc",
                           row->info.name);
     if (c->output_block != lanes || (c->input_block > 1 && c->input_block != lanes))
-        return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; kernel %s reads blocks of %lld channels or planes, and writes "
-                                             "blocks of %lld", (int)c->input_block, (int)c->output_block, row->info.name, (long long)lanes,
-                          (long long)lanes);
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "input_block is %d and output_block %d; kernel %s reads blocks of %lld channels or planes, and writes "
+                          "blocks of %lld",
+                          (int)c->input_block, (int)c->output_block, row->info.name, (long long)lanes, (long long)lanes);
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->k3 != 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, k3 %lld; this algorithm has 0, 0 and 1", (int)s->stationary,
-                          (int)s->pack, (long long)s->k3);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, k3 %lld; this algorithm has 0, 0 and 1",
+                          (int)s->stationary, (int)s->pack, (long long)s->k3);
     if (s->channels < 1 || s->channels > channels || s->k2 < 1 || (s->channels < channels && s->channels % inner_of(c)))
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has channels %lld and k2 %lld; channels are 1..%lld, in whole blocks, and k2 is 1 or more",
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "schedule has channels %lld and k2 %lld; channels are 1..%lld, in whole blocks, and k2 is 1 or more",
                           (long long)s->channels, (long long)s->k2, (long long)channels);
     return PYSIM_OK;
 }
@@ -91,17 +94,17 @@ static pysim_status open_nchwc(const pysim_problem *p, const pysim_schedule *s, 
     return status;
 }
 
-#define DEFINE_PREPARE(T, name)                                                                                                       \
-    static void name(const shape *of, int64_t group, int64_t panel, const T *filters, T *to) {                                        \
-        const pysim_conv *c = of->conv;                                                                                               \
-        const int64_t channels = of->blocks * of->inner, taps = c->kernel_h * c->kernel_w, width = of->panel * of->lanes;             \
-        const int64_t first = panel * width, live = pysim_min(width, of->vectors * of->lanes - first);                                \
-        const T *from = filters + (group * of->vectors * of->lanes + first) * channels * taps;                                        \
-        for (int64_t ch = 0; ch < channels; ch++)                                                                                     \
-            for (int64_t tap = 0; tap < taps; tap++) {                                                                                \
-                T *row = to + ((ch / of->inner * taps + tap) * of->inner + ch % of->inner) * width;                                   \
-                for (int64_t f = 0; f < width; f++) row[f] = f < live ? from[(f * channels + ch) * taps + tap] : 0;                   \
-            }                                                                                                                         \
+#define DEFINE_PREPARE(T, name)                                                                                           \
+    static void name(const shape *of, int64_t group, int64_t panel, const T *filters, T *to) {                            \
+        const pysim_conv *c = of->conv;                                                                                   \
+        const int64_t channels = of->blocks * of->inner, taps = c->kernel_h * c->kernel_w, width = of->panel * of->lanes; \
+        const int64_t first = panel * width, live = pysim_min(width, of->vectors * of->lanes - first);                    \
+        const T *from = filters + (group * of->vectors * of->lanes + first) * channels * taps;                            \
+        for (int64_t ch = 0; ch < channels; ch++)                                                                         \
+            for (int64_t tap = 0; tap < taps; tap++) {                                                                    \
+                T *row = to + ((ch / of->inner * taps + tap) * of->inner + ch % of->inner) * width;                       \
+                for (int64_t f = 0; f < width; f++) row[f] = f < live ? from[(f * channels + ch) * taps + tap] : 0;       \
+            }                                                                                                             \
     }
 DEFINE_PREPARE(float, prepare_f32)
 DEFINE_PREPARE(double, prepare_f64)
@@ -113,8 +116,7 @@ static void prepare_nchwc(const pysim_job *job, const char *filters, char *prepa
         char *to = prepared + i * panel_size(&of) * of.bytes;
         if (of.conv->dtype == PYSIM_F64)
             prepare_f64(&of, i / panels, i % panels, (const double *)(const void *)filters, (double *)(void *)to);
-        else
-            prepare_f32(&of, i / panels, i % panels, (const float *)(const void *)filters, (float *)(void *)to);
+        else prepare_f32(&of, i / panels, i % panels, (const float *)(const void *)filters, (float *)(void *)to);
     }
 }
 
@@ -210,16 +212,24 @@ static void run_tile(const nchwc_run *r, int64_t image, int64_t i, int64_t panel
     tile t = {.pixels = q1 - q0, .x = q0 * c->stride_w - c->pad_left, .rows = r1 - r0};
     t.call = (pysim_nchwc_tile){
         .blocks = t.rows ? pysim_min(of->set, of->blocks - b0) : 0,
-        .block = plane, .row = c->dilation_h * c->width * of->inner, .tap = c->dilation_w * of->inner, .pixel = c->stride_w * of->inner,
-        .filter_tap = of->inner * width, .filter_row = c->kernel_w * of->inner * width,
+        .block = plane,
+        .row = c->dilation_h * c->width * of->inner,
+        .tap = c->dilation_w * of->inner,
+        .pixel = c->stride_w * of->inner,
+        .filter_tap = of->inner * width,
+        .filter_row = c->kernel_w * of->inner * width,
         .filter_block = c->kernel_h * c->kernel_w * of->inner * width,
         .input = r->call->first + (image * of->blocks + b0) * plane * bytes,
-        .out = r->call->result + at * bytes, .out_vector = map * of->lanes,
+        .out = r->call->result + at * bytes,
+        .out_vector = map * of->lanes,
         .vectors = pysim_min(of->panel, of->vectors - panel * of->panel),
-        .bias = r->call->epilogue->bias, .residual = r->call->residual ? r->call->residual + at * bytes : NULL, .bounds = r->call->bounds,
+        .bias = r->call->epilogue->bias,
+        .residual = r->call->residual ? r->call->residual + at * bytes : NULL,
+        .bounds = r->call->bounds,
     };
     if (t.rows) t.call.input = (const char *)t.call.input + (y + r0 * c->dilation_h) * c->width * of->inner * bytes;
-    const char *filters = r->call->second + ((image % c->groups * panels_of(of) + panel) * panel_size(of) + b0 * t.call.filter_block) * bytes;
+    const char *filters =
+        r->call->second + ((image % c->groups * panels_of(of) + panel) * panel_size(of) + b0 * t.call.filter_block) * bytes;
     t.call.filters = filters + r0 * t.call.filter_row * bytes;
     if (t.call.blocks && (b0 + of->set < of->blocks || panel + 1 < panels_of(of))) {
         const int64_t next = pysim_min(of->set, of->blocks - b0) * t.call.filter_block * bytes;

@@ -25,8 +25,17 @@ static void skip_product(pysim_nest *n) {
 static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64_t k0, int64_t nk, int64_t first, int64_t count,
                       int64_t width, int64_t pitch, void *dst) {
     const pysim_segment segment = {
-        .row = matrix + k0 * ld * n->bytes, .row_channel = ld, .width = width, .first = first, .stride = 1, .dilation = 1,
-        .taps = 1, .channels = nk, .count = count, .dst_channel = pitch, .pitch = pitch,
+        .row = matrix + k0 * ld * n->bytes,
+        .row_channel = ld,
+        .width = width,
+        .first = first,
+        .stride = 1,
+        .dilation = 1,
+        .taps = 1,
+        .channels = nk,
+        .count = count,
+        .dst_channel = pitch,
+        .pitch = pitch,
     };
     n->row.pack.segment(&segment, dst);
 }
@@ -34,10 +43,8 @@ static void copy_rows(const pysim_nest *n, const char *matrix, int64_t ld, int64
 static void gemm_pack_windows(const pysim_nest *n, int64_t c0, int64_t nc, int64_t t0, int64_t nw, int64_t r0, int64_t r1, void *dst) {
     const pysim_gemm *g = n->problem;
     (void)r0, (void)r1;
-    if (g->trans_b)
-        n->row.pack.transposed(n->input + (t0 * g->ldb + c0) * n->bytes, g->ldb, nw, nc, n->schedule.windows, dst, NULL);
-    else
-        copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, dst);
+    if (g->trans_b) n->row.pack.transposed(n->input + (t0 * g->ldb + c0) * n->bytes, g->ldb, nw, nc, n->schedule.windows, dst, NULL);
+    else copy_rows(n, n->input, g->ldb, c0, nc, t0, nw, g->n, n->schedule.windows, dst);
 }
 
 /* Rows of a transposed A that are packed into all panels before the next rows. A line of such a row belongs to several panels; this way
@@ -47,13 +54,12 @@ enum { ROWS_AT_ONCE = 16 };
 
 static void gemm_pack_filters(const pysim_nest *n, int64_t c0, int64_t nc, int64_t f0, int64_t nf, void *dst) {
     const pysim_gemm *g = n->problem;
-    if (g->trans_a)
-        copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, dst);
-    else
-        n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
+    if (g->trans_a) copy_rows(n, n->filter_data, g->lda, c0, nc, f0, n->schedule.filters, f0 + nf, n->schedule.filters, dst);
+    else n->row.pack.transposed(n->filter_data + (f0 * g->lda + c0) * n->bytes, g->lda, nf, nc, n->schedule.filters, dst, NULL);
 }
 
-static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal, pysim_job *job) {
+static pysim_status open_product(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal,
+                                 pysim_job *job) {
     const pysim_gemm *g = &p->gemm;
     pysim_nest *n = &job->nest;
     *n = (pysim_nest){
@@ -79,13 +85,15 @@ static pysim_status open_gemm(const pysim_problem *p, const pysim_schedule *s, p
     return open_product(p, s, row, !p->gemm.trans_b, job);
 }
 
-static pysim_status open_in_place(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal, pysim_job *job) {
+static pysim_status open_in_place(const pysim_problem *p, const pysim_schedule *s, pysim_row_lookup row, int in_place_legal,
+                                  pysim_job *job) {
     const pysim_gemm *g = &p->gemm;
     const pysim_status status = open_product(p, s, row, in_place_legal, job);
     pysim_nest *n = &job->nest;
     if (status != PYSIM_OK) return status;
     if (strcmp(n->row.info.form, "win") != 0)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s reads panels of A; this algorithm runs rows of form win, which broadcast its elements",
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "kernel %s reads panels of A; this algorithm runs rows of form win, which broadcast its elements",
                           n->row.info.name);
     n->pack_filters = NULL;
     n->filter_pitch = g->trans_a ? g->lda : 1;
@@ -124,9 +132,7 @@ static void prepare_panels(const pysim_job *job, const char *b, char *panels) {
     }
 }
 
-static void gemm_image(pysim_nest *n, int64_t image, const void *context) {
-    (void)n, (void)image, (void)context;
-}
+static void gemm_image(pysim_nest *n, int64_t image, const void *context) { (void)n, (void)image, (void)context; }
 
 static void run_gemm(const pysim_job *job, const pysim_call *call) {
     const pysim_epilogue *e = call->epilogue;

@@ -23,9 +23,17 @@ static void write_channel(int64_t channel, int64_t thread, const void *context) 
         for (int64_t p = 0; p < product->height; p++) {
             const int64_t y = p * c->stride_h - c->pad_top + r * c->dilation_h;
             const pysim_segment segment = {
-                .row = y >= 0 && y < c->height ? plane + y * c->width * bytes : NULL, .row_channel = 0, .width = c->width,
-                .first = -c->pad_left, .stride = c->stride_w, .dilation = c->dilation_w, .taps = c->kernel_w, .channels = 1,
-                .count = product->width, .dst_channel = 0, .pitch = windows,
+                .row = y >= 0 && y < c->height ? plane + y * c->width * bytes : NULL,
+                .row_channel = 0,
+                .width = c->width,
+                .first = -c->pad_left,
+                .stride = c->stride_w,
+                .dilation = c->dilation_w,
+                .taps = c->kernel_w,
+                .channels = 1,
+                .count = product->width,
+                .dst_channel = 0,
+                .pitch = windows,
             };
             const int64_t row = (channel * c->kernel_h + r) * c->kernel_w;
             t->nest->row.pack.segment(&segment, t->columns + (row * windows + p * product->width) * bytes);
@@ -41,9 +49,19 @@ static pysim_status open_im2col(const pysim_problem *of, const pysim_schedule *s
     status = pysim_product("the columns' bytes, channels x kernel_h x kernel_w x P x Q x element", 6, size, &bytes);
     if (status != PYSIM_OK) return status;
     if (bytes > INT64_MAX - 2 * ALIGN) return pysim_fail(PYSIM_OVERFLOW, "the columns exceed int64 bytes");
-    job->own = (pysim_conv){.batch = 1, .groups = c->groups, .channels = c->channels * c->kernel_h * c->kernel_w, .height = p, .width = q,
-                            .filters = c->filters, .kernel_h = 1, .kernel_w = 1, .stride_h = 1, .stride_w = 1, .dilation_h = 1,
-                            .dilation_w = 1, .dtype = c->dtype};
+    job->own = (pysim_conv){.batch = 1,
+                            .groups = c->groups,
+                            .channels = c->channels * c->kernel_h * c->kernel_w,
+                            .height = p,
+                            .width = q,
+                            .filters = c->filters,
+                            .kernel_h = 1,
+                            .kernel_w = 1,
+                            .stride_h = 1,
+                            .stride_w = 1,
+                            .dilation_h = 1,
+                            .dilation_w = 1,
+                            .dtype = c->dtype};
     job->shared_bytes = (pysim_ceil_div(bytes, ALIGN) + 1) * ALIGN; /* the workspace may not be aligned to a line */
     status = pysim_conv_open(&job->own, s, row, job);
     job->nest.reads_columns = 1;

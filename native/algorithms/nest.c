@@ -19,7 +19,7 @@
 enum { ALIGN = 64 };
 
 typedef struct {
-    char *windows, *filters; /* packed panels */
+    char *windows, *filters;            /* packed panels */
     int64_t window_panel, filter_panel; /* bytes of one */
     pysim_profile *profile;
 } scratch;
@@ -71,7 +71,8 @@ pysim_status pysim_nest_workspace(const pysim_nest *n, int32_t threads, int64_t 
 
 pysim_status pysim_nest_schedule(pysim_nest *n, const pysim_schedule *s, int in_place_legal) {
     if (n->row.family != PYSIM_FAMILY_NEST)
-        return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s computes no tile of packed panels; this algorithm's nest runs the rows of native/kernels.inc",
+        return pysim_fail(PYSIM_UNSUPPORTED,
+                          "kernel %s computes no tile of packed panels; this algorithm's nest runs the rows of native/kernels.inc",
                           n->row.info.name);
     if (s->stationary != PYSIM_INPUT_STATIONARY && s->stationary != PYSIM_WEIGHT_STATIONARY)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.stationary is %d; expected 0 (input) or 1 (weight)", (int)s->stationary);
@@ -142,7 +143,7 @@ static const char *tile_of(const tiles *of, int64_t t) { return of->base + (t - 
 typedef struct {
     const pysim_nest *n;
     const scratch *x;
-    int64_t c0, nc, row_k; /* row_k: k-iterations of one kernel row */
+    int64_t c0, nc, row_k;  /* row_k: k-iterations of one kernel row */
     tiles filters, windows; /* `first` moves on where the run packs the operand */
     int64_t window_pitch;
     const char *old, *bias_filters, *bias_windows; /* of tile 0, or NULL */
@@ -154,23 +155,23 @@ typedef struct {
 static channel_set open_set(const pysim_nest *n, const scratch *x, int64_t c0, int64_t nc) {
     const pysim_schedule *s = &n->schedule;
     const int in_place = s->pack == PYSIM_PACK_NONE, last = c0 + nc == n->channels;
-    channel_set set = {.n = n, .x = x, .c0 = c0, .nc = nc, .row_k = nc * n->taps, .last = last, .window_pitch = in_place ? n->input_pitch : s->windows};
-    if (n->filter_step)
-        set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, s->filters * n->filter_step * n->bytes};
-    else if (n->pack_filters)
-        set.filters = (tiles){x->filters, 0, x->filter_panel};
+    channel_set set = {
+        .n = n, .x = x, .c0 = c0, .nc = nc, .row_k = nc * n->taps, .last = last, .window_pitch = in_place ? n->input_pitch : s->windows};
+    if (n->filter_step) set.filters = (tiles){n->filter_data + c0 * n->filter_pitch * n->bytes, 0, s->filters * n->filter_step * n->bytes};
+    else if (n->pack_filters) set.filters = (tiles){x->filters, 0, x->filter_panel};
     else
-        set.filters = (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * n->bytes, 0, n->rows * set.row_k * s->filters * n->bytes};
-    if (in_place)
-        set.windows = (tiles){n->input + c0 * n->input_pitch * n->bytes, 0, s->windows * n->bytes};
+        set.filters =
+            (tiles){n->filter_data + pysim_nest_filter_offset(n, c0, nc, 0) * n->bytes, 0, n->rows * set.row_k * s->filters * n->bytes};
+    if (in_place) set.windows = (tiles){n->input + c0 * n->input_pitch * n->bytes, 0, s->windows * n->bytes};
     else if (n->windows_packed)
         set.windows = (tiles){n->input + pysim_nest_window_offset(n, c0, nc, 0) * n->bytes, 0, s->windows * nc * n->bytes};
-    else
-        set.windows = (tiles){x->windows, 0, x->window_panel};
+    else set.windows = (tiles){x->windows, 0, x->window_panel};
     set.old = c0 > 0 ? n->output : n->beta == 0 ? NULL : n->residual ? n->residual : n->output;
     if (last) set.bias_filters = n->bias_filters, set.bias_windows = n->bias_windows;
-    set.store = (pysim_store){.alpha = n->alpha, .beta = c0 == 0 ? n->beta : 1.0, .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype)};
-    set.bare = !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
+    set.store =
+        (pysim_store){.alpha = n->alpha, .beta = c0 == 0 ? n->beta : 1.0, .bounds = last ? n->bounds : pysim_unbounded(n->row.info.dtype)};
+    set.bare =
+        !set.old && !set.bias_filters && !set.bias_windows && !n->live_rows && !n->prefetch_output && !n->finish_rows.loops && !x->profile;
     return set;
 }
 
@@ -202,11 +203,11 @@ static inline void tile(channel_set *set, int64_t wt, int64_t ft) {
     int64_t r0 = 0, r1 = n->rows;
     if (!set->bare) begin_tile(set, t0, f0, nw, nf, &r0, &r1);
     if (n->filter_step)
-        n->row.strided((r1 - r0) * set->row_k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch, nw, nf,
-                       &set->store);
+        n->row.strided((r1 - r0) * set->row_k, filters, n->filter_pitch, n->filter_step, windows, set->window_pitch, out, n->output_pitch,
+                       nw, nf, &set->store);
     else
-        n->row.run((r1 - r0) * set->row_k, filters + r0 * set->row_k * s->filters * n->bytes, windows, set->window_pitch, out, n->output_pitch, nw,
-                   nf, &set->store);
+        n->row.run((r1 - r0) * set->row_k, filters + r0 * set->row_k * s->filters * n->bytes, windows, set->window_pitch, out,
+                   n->output_pitch, nw, nf, &set->store);
     if (set->last && n->finish_rows.loops) pysim_finish_rows(&n->finish_rows, out, n->output_pitch, nf, nw);
 }
 
@@ -275,18 +276,15 @@ static void weight_stationary(const pysim_nest *n, const scratch *x, int64_t c0,
 }
 
 static void run_tiles(const pysim_nest *n, char *workspace, pysim_profile *profile) {
-    scratch x = {.window_panel = panel_bytes(n, n->schedule.windows),
-                 .filter_panel = panel_bytes(n, n->schedule.filters),
-                 .profile = profile};
+    scratch x = {
+        .window_panel = panel_bytes(n, n->schedule.windows), .filter_panel = panel_bytes(n, n->schedule.filters), .profile = profile};
     x.windows = workspace + (ALIGN - (uintptr_t)workspace % ALIGN) % ALIGN;
     x.filters = x.windows + window_panels(n) * x.window_panel;
     const double start = profile ? pysim_now() : 0, packed = profile ? profile->pack_seconds : 0;
     for (int64_t c0 = 0; c0 < n->channels; c0 += n->schedule.channels) {
         const int64_t nc = pysim_min(n->schedule.channels, n->channels - c0);
-        if (n->schedule.stationary == PYSIM_INPUT_STATIONARY)
-            input_stationary(n, &x, c0, nc);
-        else
-            weight_stationary(n, &x, c0, nc);
+        if (n->schedule.stationary == PYSIM_INPUT_STATIONARY) input_stationary(n, &x, c0, nc);
+        else weight_stationary(n, &x, c0, nc);
     }
     if (n->finish) n->finish(n);
     if (profile) profile->kernel_seconds += pysim_now() - start - (profile->pack_seconds - packed);

@@ -24,22 +24,22 @@ struct pysim_nest {
     /* Corrects a thread's results after its tiles; NULL if there is nothing to correct. */
     void (*finish)(const pysim_nest *n);
 
-    const void *problem;               /* pysim_conv or pysim_gemm, for the functions above */
-    const char *input;                 /* image of the group, or B */
-    int reads_columns;                 /* the input is im2col's matrix, written by the run itself; traces need to know */
-    int windows_packed;                /* `input` holds panels packed once beforehand */
-    int64_t input_pitch;               /* elements between channels if the input is read in place */
+    const void *problem; /* pysim_conv or pysim_gemm, for the functions above */
+    const char *input;   /* image of the group, or B */
+    int reads_columns;   /* the input is im2col's matrix, written by the run itself; traces need to know */
+    int windows_packed;  /* `input` holds panels packed once beforehand */
+    int64_t input_pitch; /* elements between channels if the input is read in place */
     const char *filter_data;
     int64_t filter_pitch, filter_step; /* elements between k and between rows of A if A is read in place; else 0 */
     char *output;
-    int64_t output_pitch;              /* elements between filters */
+    int64_t output_pitch; /* elements between filters */
     double alpha, beta;
-    const char *residual;              /* in the output's layout, or NULL; if given, beta is 1 */
+    const char *residual; /* in the output's layout, or NULL; if given, beta is 1 */
     const char *bias_filters, *bias_windows;
     pysim_bounds bounds;
-    pysim_finish finish_rows;          /* applied to tiles whose sums are complete */
-    int prefetch_input;                /* prefetch the next tile of an input that is read in place */
-    int prefetch_output;               /* prefetch a tile's output lines before its kernel runs even if they are only written */
+    pysim_finish finish_rows; /* applied to tiles whose sums are complete */
+    int prefetch_input;       /* prefetch the next tile of an input that is read in place */
+    int prefetch_output;      /* prefetch a tile's output lines before its kernel runs even if they are only written */
 
     int64_t window_begin, window_end, filter_begin, filter_end; /* this thread's tiles */
 };
@@ -75,8 +75,8 @@ void pysim_add_profile(pysim_profile *profile, const pysim_profile *own);
  * filled in by prepare(); a single one that is not divided is `n` itself. One thread computes a tile in one order, so the bits do not depend
  * on the number of threads. Adds to the profile if one is given. */
 typedef void (*pysim_nest_image)(pysim_nest *n, int64_t image, const void *context);
-void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads,
-                    char *workspace, pysim_profile *profile);
+void pysim_nest_run(pysim_nest *n, int64_t images, pysim_nest_image prepare, const void *context, int32_t threads, char *workspace,
+                    pysim_profile *profile);
 
 /* Offset in elements of channel c0 and filter tile `tile` in the packed filters of a group: [channel set][filter
  * tile][r][c][s][schedule.filters]. */

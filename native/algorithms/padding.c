@@ -53,10 +53,8 @@ void pysim_recompute_padded(const pysim_nest *n) {
             const double sum = window_sum(n, f, y0, x0) + (n->bias_filters ? value_at(result, n->bias_filters, f) : 0) +
                                (n->residual ? value_at(result, n->residual, at) : 0);
             const double value = sum < n->bounds.low ? n->bounds.low : sum > n->bounds.high ? n->bounds.high : sum;
-            if (result == PYSIM_F64)
-                ((double *)(void *)n->output)[at] = value;
-            else
-                ((float *)(void *)n->output)[at] = (float)value;
+            if (result == PYSIM_F64) ((double *)(void *)n->output)[at] = value;
+            else ((float *)(void *)n->output)[at] = (float)value;
             pysim_finish_rows(&n->finish_rows, n->output + at * n->out_bytes, 1, 1, 1);
         }
 }

@@ -38,10 +38,13 @@ static int64_t out_columns(const pysim_conv *c) {
 static pysim_status phase_buffer_of(const pysim_conv *c, int64_t rows, phase_buffer *of) {
     const int64_t bytes = pysim_dtype_bytes(c->dtype), lane = ALIGN / bytes, reach = c->dilation_w * (c->kernel_w - 1);
     const int64_t columns = pysim_ceil_div(out_columns(c), lane) * lane + reach / c->stride_w;
-    *of = (phase_buffer){.rows = (rows - 1) * c->stride_h + c->dilation_h * (c->kernel_h - 1) + 1, .phases = pysim_min(c->stride_w, reach + 1),
-                   .pitch = pysim_ceil_div(columns, lane) * lane, .channels = c->channels / c->groups};
+    *of = (phase_buffer){.rows = (rows - 1) * c->stride_h + c->dilation_h * (c->kernel_h - 1) + 1,
+                         .phases = pysim_min(c->stride_w, reach + 1),
+                         .pitch = pysim_ceil_div(columns, lane) * lane,
+                         .channels = c->channels / c->groups};
     const int64_t sizes[] = {of->channels, of->rows, of->phases, of->pitch, bytes};
-    const pysim_status status = pysim_product("the phase_buffer rows' bytes, channels x rows x phases x columns x element", 5, sizes, &of->bytes);
+    const pysim_status status =
+        pysim_product("the phase_buffer rows' bytes, channels x rows x phases x columns x element", 5, sizes, &of->bytes);
     if (status == PYSIM_OK && of->bytes > INT64_MAX / 4) return pysim_fail(PYSIM_OVERFLOW, "the phase_buffer rows exceed int64 bytes");
     return status;
 }
@@ -51,8 +54,9 @@ static pysim_status check_schedule(const pysim_schedule *s, const pysim_nest *n)
         return pysim_fail(PYSIM_UNSUPPORTED, "kernel %s reads no phase_buffer rows; this algorithm runs the rows of native/polyphase.inc",
                           n->row.info.name);
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_TILES || s->channels != n->channels || s->k2 < 1 || s->k3 != 1)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; kernel %s has 0, 1, %lld, "
-                                              "rows of outputs from 1 on, 1",
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "schedule has stationary %d, pack %d, channels %lld, k2 %lld, k3 %lld; kernel %s has 0, 1, %lld, "
+                          "rows of outputs from 1 on, 1",
                           (int)s->stationary, (int)s->pack, (long long)s->channels, (long long)s->k2, (long long)s->k3, n->row.info.name,
                           (long long)n->channels);
     return PYSIM_OK;
@@ -86,9 +90,17 @@ static void split_rows(const pysim_nest *n, const phase_buffer *of, int64_t y0, 
         memset(to + end * row, 0, (size_t)((of->rows - end) * row));
         for (int64_t x = 0; x < of->pitch && first < end; x += PHASE_COLUMNS) {
             const pysim_segment segment = {
-                .row = n->input + (ch * n->input_pitch + (y0 + first) * c->width) * n->bytes, .row_channel = c->width, .width = c->width,
-                .first = x * c->stride_w - c->pad_left, .stride = c->stride_w, .dilation = 1, .taps = of->phases, .channels = end - first,
-                .count = pysim_min(PHASE_COLUMNS, of->pitch - x), .dst_channel = of->phases * of->pitch, .pitch = of->pitch,
+                .row = n->input + (ch * n->input_pitch + (y0 + first) * c->width) * n->bytes,
+                .row_channel = c->width,
+                .width = c->width,
+                .first = x * c->stride_w - c->pad_left,
+                .stride = c->stride_w,
+                .dilation = 1,
+                .taps = of->phases,
+                .channels = end - first,
+                .count = pysim_min(PHASE_COLUMNS, of->pitch - x),
+                .dst_channel = of->phases * of->pitch,
+                .pitch = of->pitch,
             };
             n->row.pack.segment(&segment, to + first * row + x * n->bytes);
         }
@@ -140,7 +152,9 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
         pysim_finish_rows(&r->call->finish, out, n.output_pitch, kernel.count, (end - begin) * q);
     }
     if (!r->call->profile) return;
-    const pysim_profile own = {.pack_seconds = packed - start, .kernel_seconds = pysim_now() - packed, .packed_tiles = 1,
+    const pysim_profile own = {.pack_seconds = packed - start,
+                               .kernel_seconds = pysim_now() - packed,
+                               .packed_tiles = 1,
                                .kernel_calls = n.filter_end * (end - begin)};
     pysim_add_profile(r->call->profile, &own);
 }

@@ -16,7 +16,7 @@ enum { ALIGN = 64 };
 
 typedef struct {
     pysim_skinny of;
-    int few_rows, dot; /* C has few rows, not few columns; rows of the matrix run along k */
+    int few_rows, dot;             /* C has few rows, not few columns; rows of the matrix run along k */
     int64_t results, strip, pitch; /* in elements; strip: results of a strip; pitch: between the partial sums of two vectors */
     int64_t bytes;                 /* per element */
     int64_t vector_step, p_step;   /* element p of vector f is at f*vector_step + p*p_step */
@@ -28,7 +28,8 @@ static int64_t round_to_lines(int64_t bytes) { return pysim_ceil_div(bytes, ALIG
 static shape shape_of(const pysim_gemm *g, const pysim_schedule *s) {
     const int few_rows = g->m <= g->n;
     shape x = {.few_rows = few_rows, .bytes = pysim_dtype_bytes(g->dtype), .results = few_rows ? g->n : g->m};
-    x.of = (pysim_skinny){.k = g->k, .n_vectors = few_rows ? g->m : g->n, .ld = few_rows ? g->ldb : g->lda, .block = s->channels, .prefetch_level = s->k3};
+    x.of = (pysim_skinny){
+        .k = g->k, .n_vectors = few_rows ? g->m : g->n, .ld = few_rows ? g->ldb : g->lda, .block = s->channels, .prefetch_level = s->k3};
     x.dot = few_rows ? g->trans_b : !g->trans_a;
     const int along_k = few_rows ? !g->trans_a : g->trans_b; /* do the vectors run along k */
     const int64_t ld = few_rows ? g->lda : g->ldb;
@@ -53,7 +54,8 @@ static pysim_status check_schedule(const pysim_schedule *s, const shape *x, cons
         return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.channels is %lld; expected %lld, or less%s", (long long)s->channels,
                           (long long)x->of.k, x->dot ? " and a multiple of 16" : "");
     if (s->stationary != PYSIM_INPUT_STATIONARY || s->pack != PYSIM_PACK_NONE || s->k2 < 1 || s->k3 < 1 || s->k3 > 2)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule has stationary %d, pack %d, k2 %lld, k3 %lld; expected 0, 0, at least 1, and 1 or 2",
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "schedule has stationary %d, pack %d, k2 %lld, k3 %lld; expected 0, 0, at least 1, and 1 or 2",
                           (int)s->stationary, (int)s->pack, (long long)s->k2, (long long)s->k3);
     return PYSIM_OK;
 }
@@ -70,10 +72,12 @@ static pysim_status open_skinny(const pysim_problem *p, const pysim_schedule *s,
     status = check_schedule(s, &x, &n->row);
     if (status != PYSIM_OK) return status;
     n->schedule = *s;
-    const int64_t copy[] = {pysim_ceil_div(x.of.k, step_of(&x)) * step_of(&x), x.of.n_vectors, 2 * x.bytes}; /* twice: with rounding to lines */
+    /* twice: with rounding to lines */
+    const int64_t copy[] = {pysim_ceil_div(x.of.k, step_of(&x)) * step_of(&x), x.of.n_vectors, 2 * x.bytes};
     const int64_t partial[] = {x.pitch, x.of.n_vectors, 2 * x.bytes};
     status = pysim_product("the copy of the vectors rows or columns, k x vectors x bytes", 3, copy, &job->shared_bytes);
-    if (status == PYSIM_OK) status = pysim_product("the partial sums of a strip, results x vectors x bytes", 3, partial, &job->thread_bytes);
+    if (status == PYSIM_OK)
+        status = pysim_product("the partial sums of a strip, results x vectors x bytes", 3, partial, &job->thread_bytes);
     job->shared_bytes = round_to_lines(job->shared_bytes / 2) + ALIGN;
     job->thread_bytes = round_to_lines(job->thread_bytes / 2);
     return status;
@@ -129,21 +133,22 @@ static void run_item(int64_t item, int64_t thread, const void *context) {
     pysim_split_range(pysim_ceil_div(x->results, r->unit), item, r->parts, &first, &last);
     for (int64_t i = first * r->unit, end = pysim_min(last * r->unit, x->results); i < end; i += x->strip) {
         const int64_t count = pysim_min(x->strip, end - i);
-        if (r->call->epilogue->alpha == 0)
-            memset(partial, 0, (size_t)(x->of.n_vectors * x->pitch * x->bytes));
-        else
-            r->kernel(&x->of, i, count, partial, x->pitch);
-        if (r->dtype == PYSIM_F64)
-            store_double(x, r->call, (const double *)(void *)partial, i, count, (double *)(void *)r->c);
-        else
-            store_float(x, r->call, (const float *)(void *)partial, i, count, (float *)(void *)r->c);
+        if (r->call->epilogue->alpha == 0) memset(partial, 0, (size_t)(x->of.n_vectors * x->pitch * x->bytes));
+        else r->kernel(&x->of, i, count, partial, x->pitch);
+        if (r->dtype == PYSIM_F64) store_double(x, r->call, (const double *)(void *)partial, i, count, (double *)(void *)r->c);
+        else store_float(x, r->call, (const float *)(void *)partial, i, count, (float *)(void *)r->c);
     }
 }
 
 static void run_skinny(const pysim_job *job, const pysim_call *call) {
     const pysim_gemm *g = &job->problem.gemm;
-    skinny_run r = {.x = shape_of(g, &job->nest.schedule), .kernel = job->nest.row.skinny, .call = call, .dtype = g->dtype,
-                    .unit = job->nest.schedule.windows, .thread_bytes = job->thread_bytes, .c = call->result};
+    skinny_run r = {.x = shape_of(g, &job->nest.schedule),
+                    .kernel = job->nest.row.skinny,
+                    .call = call,
+                    .dtype = g->dtype,
+                    .unit = job->nest.schedule.windows,
+                    .thread_bytes = job->thread_bytes,
+                    .c = call->result};
     const double start = call->profile ? pysim_now() : 0;
     char *copy = call->workspace + (ALIGN - (uintptr_t)call->workspace % ALIGN) % ALIGN;
     const char *vectors = r.x.few_rows ? call->first : call->second;
@@ -152,8 +157,7 @@ static void run_skinny(const pysim_job *job, const pysim_call *call) {
     r.partial = copy + job->shared_bytes - ALIGN;
     if (call->epilogue->alpha != 0 && g->dtype == PYSIM_F64)
         copy_double(&r.x, (const double *)(const void *)vectors, (double *)(void *)copy);
-    else if (call->epilogue->alpha != 0)
-        copy_float(&r.x, (const float *)(const void *)vectors, (float *)(void *)copy);
+    else if (call->epilogue->alpha != 0) copy_float(&r.x, (const float *)(const void *)vectors, (float *)(void *)copy);
     const double copied = call->profile ? pysim_now() : 0;
     r.parts = pysim_min(call->threads, pysim_ceil_div(r.x.results, r.unit));
     pysim_parallel_for(r.parts, call->threads, run_item, &r);

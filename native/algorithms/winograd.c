@@ -30,9 +30,9 @@
 
 enum {
     ALIGN = 64,
-    MAX_PANEL_FILTERS = 64,    /* largest number of filters per panel of any registry row */
-    MAX_KERNEL = 12,    /* largest kernel edge; a panel's taps are kept on the stack */
-    PHASE_COLUMNS = 64,    /* columns of a phase per packing call: as many as packing keeps in registers */
+    MAX_PANEL_FILTERS = 64, /* largest number of filters per panel of any registry row */
+    MAX_KERNEL = 12,        /* largest kernel edge; a panel's taps are kept on the stack */
+    PHASE_COLUMNS = 64,     /* columns of a phase per packing call: as many as packing keeps in registers */
 };
 
 #define PYSIM_WINOGRAD(target, dtype) extern __attribute__((weak)) const pysim_winograd_transforms pysim_winograd_##dtype##__##target;
@@ -70,7 +70,7 @@ static const pysim_winograd_transforms *transforms_of(const pysim_kernel_info *r
 typedef struct {
     pysim_winograd w;
     int64_t bytes, planes, tiles, filters;
-    int64_t panel_tiles, panel_filters, panel_bytes;                            /* tiles in a panel; w.panel_tiles is its capacity */
+    int64_t panel_tiles, panel_filters, panel_bytes;              /* tiles in a panel; w.panel_tiles is its capacity */
     int64_t tile_panels, block_panels, filter_panels, set_panels; /* panels of all tiles, of a block; of all filters, of a set */
     int64_t set_channels;
     const pysim_winograd_transforms *transforms;
@@ -95,15 +95,22 @@ static shape shape_of(const pysim_job *job) {
     const int64_t r = c->kernel_h, edge = n->schedule.outputs + r - 1;
     int known;
     shape s = {
-        .w = {
-            .outputs = n->schedule.outputs, .taps = r,
-            .channels = n->channels, .height = c->height, .width = c->width,
-            .pad_top = c->pad_top, .pad_left = c->pad_left,
-            .out_h = c->height + c->pad_top + c->pad_bottom - r + 1, .out_w = c->width + c->pad_left + c->pad_right - r + 1,
-            .image_pitch = c->channels * c->height * c->width,
-            .panel_tiles = n->schedule.filters,
-            .in_blocks = c->input_block > 1, .out_blocks = c->output_block > 1,
-        },
+        .w =
+            {
+                .outputs = n->schedule.outputs,
+                .taps = r,
+                .channels = n->channels,
+                .height = c->height,
+                .width = c->width,
+                .pad_top = c->pad_top,
+                .pad_left = c->pad_left,
+                .out_h = c->height + c->pad_top + c->pad_bottom - r + 1,
+                .out_w = c->width + c->pad_left + c->pad_right - r + 1,
+                .image_pitch = c->channels * c->height * c->width,
+                .panel_tiles = n->schedule.filters,
+                .in_blocks = c->input_block > 1,
+                .out_blocks = c->output_block > 1,
+            },
         .bytes = n->bytes,
         .planes = edge * edge,
         .filters = n->windows,
@@ -127,9 +134,7 @@ static shape shape_of(const pysim_job *job) {
     return s;
 }
 
-static int64_t accumulator_bytes(const shape *s) {
-    return round_to_lines(s->block_panels * s->panel_tiles * s->w.tile_pitch * s->bytes);
-}
+static int64_t accumulator_bytes(const shape *s) { return round_to_lines(s->block_panels * s->panel_tiles * s->w.tile_pitch * s->bytes); }
 
 /* ---- opening ---- */
 
@@ -139,8 +144,9 @@ static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) 
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd computes square kernels of up to %dx%d, with one stride and dilation 1",
                           (int)MAX_KERNEL, (int)MAX_KERNEL);
     if (!has_form(s->outputs, taps))
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "schedule.outputs is %lld; native/winograd.inc has no F(%lldx%lld, %lldx%lld), and a kernel of "
-                                              "%lldx%lld with stride %lld has %lld taps a phase",
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "schedule.outputs is %lld; native/winograd.inc has no F(%lldx%lld, %lldx%lld), and a kernel of "
+                          "%lldx%lld with stride %lld has %lld taps a phase",
                           (long long)s->outputs, (long long)s->outputs, (long long)s->outputs, (long long)taps, (long long)taps,
                           (long long)c->kernel_h, (long long)c->kernel_h, (long long)c->stride_h, (long long)taps);
     if (c->input_block > 1 && c->stride_h > 1)
@@ -155,8 +161,9 @@ static pysim_status check_problem(const pysim_conv *c, const pysim_schedule *s) 
 static pysim_status check_blocks(const pysim_conv *c, const pysim_row *row) {
     const int32_t lanes = strcmp(row->info.form, "win") == 0 ? row->info.lane_windows : 1, in = c->input_block, out = c->output_block;
     if ((in <= 1 || in == lanes) && (out <= 1 || out == lanes)) return PYSIM_OK;
-    return pysim_fail(PYSIM_UNSUPPORTED, "input_block is %d and output_block %d; with kernel %s algorithm winograd reads and writes planes or "
-                                         "blocks of %d channels (1: planes)",
+    return pysim_fail(PYSIM_UNSUPPORTED,
+                      "input_block is %d and output_block %d; with kernel %s algorithm winograd reads and writes planes or "
+                      "blocks of %d channels (1: planes)",
                       (int)in, (int)out, row->info.name, (int)lanes);
 }
 
@@ -164,9 +171,20 @@ static pysim_status check_blocks(const pysim_conv *c, const pysim_row *row) {
 static pysim_conv stride_one(const pysim_conv *c, int64_t p, int64_t q) {
     const int64_t stride = c->stride_h, taps = pysim_ceil_div(c->kernel_h, stride);
     if (stride == 1) return *c;
-    return (pysim_conv){.batch = c->batch, .groups = c->groups, .channels = c->channels * stride * stride, .height = p + taps - 1,
-                        .width = q + taps - 1, .filters = c->filters, .kernel_h = taps, .kernel_w = taps, .stride_h = 1, .stride_w = 1,
-                        .dilation_h = 1, .dilation_w = 1, .dtype = c->dtype, .output_block = c->output_block};
+    return (pysim_conv){.batch = c->batch,
+                        .groups = c->groups,
+                        .channels = c->channels * stride * stride,
+                        .height = p + taps - 1,
+                        .width = q + taps - 1,
+                        .filters = c->filters,
+                        .kernel_h = taps,
+                        .kernel_w = taps,
+                        .stride_h = 1,
+                        .stride_w = 1,
+                        .dilation_h = 1,
+                        .dilation_w = 1,
+                        .dtype = c->dtype,
+                        .output_block = c->output_block};
 }
 
 static pysim_status phases_bytes(const pysim_conv *c, int64_t p, int64_t q, int64_t *bytes) {
@@ -185,7 +203,8 @@ static pysim_status sizes(pysim_job *job) {
     const pysim_nest *n = &job->nest;
     const int64_t edge = n->schedule.outputs + c->kernel_h - 1, panels = pysim_ceil_div(n->windows, n->schedule.windows);
     const int64_t filters[] = {c->groups, edge * edge, panels, n->channels, n->schedule.windows, n->bytes};
-    const int64_t own[] = {c->groups, given->kernel_h * given->kernel_w, panels, given->channels / given->groups, n->schedule.windows, n->bytes};
+    const int64_t own[] = {c->groups, given->kernel_h * given->kernel_w, panels, given->channels / given->groups, n->schedule.windows,
+                           n->bytes};
     int64_t plain;
     pysim_status status = pysim_product("the transformed filters' bytes", 6, filters, &job->prepared_bytes);
     if (status == PYSIM_OK) status = pysim_product("the filters' bytes", 6, own, &plain);
@@ -193,7 +212,8 @@ static pysim_status sizes(pysim_job *job) {
         status = pysim_fail(PYSIM_OVERFLOW, "the transformed filters and the filters exceed int64 bytes");
     if (status != PYSIM_OK) return status;
     int64_t patches, accumulators;
-    const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_MAX_PANEL_TILES, n->bytes}; /* at most */
+    /* at most */
+    const int64_t panel[] = {n->schedule.k2, edge * edge, n->channels + 2 * ALIGN, 2 * PYSIM_WINOGRAD_MAX_PANEL_TILES, n->bytes};
     const int64_t set[] = {n->schedule.k2, n->schedule.filters, edge * edge, n->schedule.k3, n->schedule.windows, 4 * ALIGN}; /* at most */
     status = pysim_product("the transformed patches' bytes", 5, panel, &patches);
     if (status == PYSIM_OK) status = pysim_product("the accumulators' bytes", 6, set, &accumulators);
@@ -217,16 +237,21 @@ static pysim_status open_winograd(const pysim_problem *of, const pysim_schedule 
     if (status == PYSIM_OK) status = phases_bytes(c, p, q, &job->shared_bytes);
     if (status != PYSIM_OK) return status;
     job->own = stride_one(c, p, q);
-    *n = (pysim_nest){.windows = c->filters / c->groups, .channels = job->own.channels / c->groups, .rows = 1, .taps = 1,
-                      .bytes = pysim_dtype_bytes(c->dtype), .out_bytes = pysim_dtype_bytes(c->dtype), .problem = &job->own};
+    *n = (pysim_nest){.windows = c->filters / c->groups,
+                      .channels = job->own.channels / c->groups,
+                      .rows = 1,
+                      .taps = 1,
+                      .bytes = pysim_dtype_bytes(c->dtype),
+                      .out_bytes = pysim_dtype_bytes(c->dtype),
+                      .problem = &job->own};
     status = row(s, c->dtype, &n->row);
     if (status != PYSIM_OK) return status;
     status = check_blocks(c, &n->row);
     if (status != PYSIM_OK) return status;
     transforms_of(&n->row.info, &known);
     if (n->row.info.filters > PYSIM_WINOGRAD_MAX_PANEL_TILES || n->row.info.windows > MAX_PANEL_FILTERS)
-        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd takes kernels of up to %d windows x %d filters, and %s is wider", (int)MAX_PANEL_FILTERS,
-                          (int)PYSIM_WINOGRAD_MAX_PANEL_TILES, n->row.info.name);
+        return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd takes kernels of up to %d windows x %d filters, and %s is wider",
+                          (int)MAX_PANEL_FILTERS, (int)PYSIM_WINOGRAD_MAX_PANEL_TILES, n->row.info.name);
     if (!known)
         return pysim_fail(PYSIM_UNSUPPORTED, "algorithm winograd has no transforms for %s of %s", pysim_dtype_name(c->dtype),
                           n->row.info.target);
@@ -279,11 +304,15 @@ static void prepare_panel(const pysim_job *job, const shape *s, const char *filt
         job->nest.row.pack.transposed(filters + first * k * k * s->bytes, channels * k * k, count, some * k * k, width, packed, NULL);
         memcpy(plain + first * k * k * width * s->bytes, packed, (size_t)(some * k * k * width * s->bytes));
         for (int64_t i = 0; i < some * stride * stride; i++) {
-            const int64_t a = i / stride % stride, b = i % stride, channel = first * stride * stride + i, in_set = channel % s->set_channels;
+            const int64_t a = i / stride % stride, b = i % stride, channel = first * stride * stride + i,
+                          in_set = channel % s->set_channels;
             const int64_t at = filter_offset(s, panel, 0, channel - in_set) + in_set * width;
             const pysim_winograd_taps taps = {
-                .first = packed + ((i / (stride * stride) * k + a) * k + b) * width * s->bytes, .rows = pysim_ceil_div(k - a, stride),
-                .columns = pysim_ceil_div(k - b, stride), .row_pitch = stride * k * width, .column_pitch = stride * width,
+                .first = packed + ((i / (stride * stride) * k + a) * k + b) * width * s->bytes,
+                .rows = pysim_ceil_div(k - a, stride),
+                .columns = pysim_ceil_div(k - b, stride),
+                .row_pitch = stride * k * width,
+                .column_pitch = stride * width,
             };
             s->transforms->filters(s->w.outputs, s->w.taps, &taps, width, to + at * s->bytes, plane);
         }
@@ -297,7 +326,8 @@ static void prepare_winograd(const pysim_job *job, const char *filters, char *pr
     for (int64_t g = 0; g < c->groups; g++)
         for (int64_t f = 0; f < s.filter_panels; f++) {
             const char *from = filters + (g * s.filters + f * s.panel_filters) * filter * s.bytes;
-            prepare_panel(job, &s, from, f, prepared + g * group_transformed(&s) * s.bytes, prepared + plain_offset(job, &s, g, f) * s.bytes);
+            prepare_panel(job, &s, from, f, prepared + g * group_transformed(&s) * s.bytes,
+                          prepared + plain_offset(job, &s, g, f) * s.bytes);
         }
 }
 
@@ -322,9 +352,17 @@ static void split_row(int64_t item, int64_t thread, const void *context) {
         for (int64_t x = 0; x < own->width; x += PHASE_COLUMNS) {
             const int64_t y = row * stride + a - c->pad_top;
             const pysim_segment segment = {
-                .row = y >= 0 && y < c->height ? from + y * c->width * bytes : NULL, .row_channel = c->height * c->width, .width = c->width,
-                .first = x * stride - c->pad_left, .stride = stride, .dilation = 1, .taps = stride, .channels = c->channels,
-                .count = pysim_min(PHASE_COLUMNS, own->width - x), .dst_channel = stride * stride * plane, .pitch = plane,
+                .row = y >= 0 && y < c->height ? from + y * c->width * bytes : NULL,
+                .row_channel = c->height * c->width,
+                .width = c->width,
+                .first = x * stride - c->pad_left,
+                .stride = stride,
+                .dilation = 1,
+                .taps = stride,
+                .channels = c->channels,
+                .count = pysim_min(PHASE_COLUMNS, own->width - x),
+                .dst_channel = stride * stride * plane,
+                .pitch = plane,
             };
             t->job->nest.row.pack.segment(&segment, to + (a * stride * plane + x) * bytes);
         }
@@ -334,8 +372,8 @@ typedef struct {
     const pysim_job *job;
     const pysim_call *call;
     const shape *s;
-    const char *input; /* the call's input, or its phases */
-    char *workspace;   /* all threads' workspaces */
+    const char *input;     /* the call's input, or its phases */
+    char *workspace;       /* all threads' workspaces */
     int64_t blocks, parts; /* blocks of tiles; parts of the filters of each block */
 } run;
 
@@ -369,11 +407,11 @@ static void multiply_plane(const run *r, const block *b, const char *filters, co
                 const int64_t at = t * s->panel_tiles * pitch + plane * s->w.accumulator_pitch + (f - begin) * s->panel_filters;
                 char *to = accumulators + at * s->bytes;
                 const pysim_store store = {.alpha = 1, .beta = 1, .old = c > 0 ? to : NULL, .bounds = pysim_unbounded(n->row.info.dtype)};
-                const char *from = patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * (s->w.in_blocks ? 1 : s->w.panel_tiles)) * s->bytes;
+                const char *from =
+                    patches + t * s->panel_bytes + (plane * s->w.plane_pitch + c * (s->w.in_blocks ? 1 : s->w.panel_tiles)) * s->bytes;
                 if (s->w.in_blocks)
                     n->row.strided(channels, from, 1, s->w.patch_pitch, own, s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
-                else
-                    n->row.run(channels, from, own, s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
+                else n->row.run(channels, from, own, s->panel_filters, to, pitch, width, tiles_in(s, b, t), &store);
             }
         }
     }
@@ -396,8 +434,10 @@ static void run_block(int64_t item, int64_t thread, const void *context) {
     w.bounds = r->call->bounds;
     w.finish = r->call->finish;
     w.exact = (pysim_winograd_exact){
-        given, r->call->first + group * (given->channels / given->groups) * given->height * given->width * s->bytes,
-        r->call->second + plain_offset(r->job, s, group, 0) * s->bytes, s->panel_filters,
+        given,
+        r->call->first + group * (given->channels / given->groups) * given->height * given->width * s->bytes,
+        r->call->second + plain_offset(r->job, s, group, 0) * s->bytes,
+        s->panel_filters,
     };
     const int profiled = r->call->profile != NULL;
     pysim_profile own = {.packed_tiles = b.panels};
@@ -446,7 +486,8 @@ static const char *stride_one_input(const pysim_job *job, const pysim_call *call
 static void run_winograd(const pysim_job *job, const pysim_call *call) {
     const shape s = shape_of(job);
     const int64_t groups = job->problem.conv.groups;
-    run r = {job, call, &s, stride_one_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels), 1};
+    run r = {job, call, &s, stride_one_input(job, call), call->workspace + job->shared_bytes, pysim_ceil_div(s.tile_panels, s.block_panels),
+             1};
     if (call->threads > 1) divide(&s, groups, call->threads, &r);
     pysim_parallel_for(groups * r.blocks * r.parts, call->threads, run_block, &r);
 }

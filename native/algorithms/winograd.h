@@ -17,32 +17,32 @@
 #include "operators/loops.h"
 
 enum {
-    PYSIM_WINOGRAD_MAX_OUTPUTS = 6, /* m */
-    PYSIM_WINOGRAD_MAX_TAPS = 5,    /* largest r; e is at most LARGEST + 2 */
-    PYSIM_WINOGRAD_SLACK = 16,   /* elements behind the last channel of a plane that a transform may overwrite */
-    PYSIM_WINOGRAD_MAX_PANEL_TILES = 16,  /* largest number of tiles per panel of any registry row */
+    PYSIM_WINOGRAD_MAX_OUTPUTS = 6,      /* m */
+    PYSIM_WINOGRAD_MAX_TAPS = 5,         /* largest r; e is at most LARGEST + 2 */
+    PYSIM_WINOGRAD_SLACK = 16,           /* elements behind the last channel of a plane that a transform may overwrite */
+    PYSIM_WINOGRAD_MAX_PANEL_TILES = 16, /* largest number of tiles per panel of any registry row */
 };
 
 /* What winograd_direct.c reads: the convolution as it was given, not its phases. */
 typedef struct {
     const pysim_conv *conv;
-    const char *input, *filters;       /* of the group; filters as winograd_direct.c has them */
+    const char *input, *filters; /* of the group; filters as winograd_direct.c has them */
     int64_t panel_filters;
 } pysim_winograd_exact;
 
 typedef struct {
-    int64_t outputs, taps;             /* m, r */
-    int64_t channels, height, width;   /* of one image of the group */
+    int64_t outputs, taps;           /* m, r */
+    int64_t channels, height, width; /* of one image of the group */
     int64_t pad_top, pad_left, out_h, out_w;
     int64_t tiles_h, tiles_w;          /* of one image */
     int64_t image_pitch, output_pitch; /* elements between images */
     int64_t panel_tiles, plane_pitch, patch_pitch, accumulator_pitch, tile_pitch;
-    int in_blocks, out_blocks;         /* input, output are in blocks of one vector of channels */
-    const char *input;                 /* first image, first channel of the group; output: first filter of the group */
+    int in_blocks, out_blocks; /* input, output are in blocks of one vector of channels */
+    const char *input;         /* first image, first channel of the group; output: first filter of the group */
     char *output;
-    const char *bias;                  /* first filter of the group, or NULL */
+    const char *bias; /* first filter of the group, or NULL */
     pysim_bounds bounds;
-    pysim_finish finish;               /* applied to each filter's rows of a run of tiles */
+    pysim_finish finish; /* applied to each filter's rows of a run of tiles */
     pysim_winograd_exact exact;
 } pysim_winograd;
 

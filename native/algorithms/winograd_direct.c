@@ -30,11 +30,10 @@ static void window_sums(const pysim_winograd_exact *of, int64_t image, int64_t f
         for (int64_t r = pysim_max(0, -y0); r < pysim_min(c->kernel_h, c->height - y0); r++)
             for (int64_t s = s0; s < s1; s++) {
                 const int64_t pixel = (y0 + r) * c->width + x0 + s, at = panel + (ch * taps + r * c->kernel_w + s) * of->panel_filters;
-                const double value = value_at(of->input, image * c->channels * size + (ch / block * size + pixel) * block + ch % block, wide);
-                if (wide)
-                    add_products(value, of->filters, at, count, sums, 1);
-                else
-                    add_products(value, of->filters, at, count, sums, 0);
+                const double value =
+                    value_at(of->input, image * c->channels * size + (ch / block * size + pixel) * block + ch % block, wide);
+                if (wide) add_products(value, of->filters, at, count, sums, 1);
+                else add_products(value, of->filters, at, count, sums, 0);
             }
 }
 
@@ -44,10 +43,8 @@ static void store(const pysim_winograd *w, int64_t image, int64_t filter, int64_
     const int64_t at = image * w->output_pitch + (filter / block * map + pixel) * block + filter % block;
     const double biased = sum + (w->bias ? value_at(w->bias, filter, c->dtype == PYSIM_F64) : 0);
     const double y_of = biased < w->bounds.low ? w->bounds.low : biased > w->bounds.high ? w->bounds.high : biased;
-    if (c->dtype == PYSIM_F64)
-        ((double *)(void *)w->output)[at] = y_of;
-    else
-        ((float *)(void *)w->output)[at] = (float)y_of;
+    if (c->dtype == PYSIM_F64) ((double *)(void *)w->output)[at] = y_of;
+    else ((float *)(void *)w->output)[at] = (float)y_of;
 }
 
 void pysim_winograd_recompute(const pysim_winograd *w, int64_t tile, int64_t filter, int64_t filters) {

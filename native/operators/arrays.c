@@ -37,7 +37,8 @@ static pysim_status check_pair(const pysim_pair *p, const pysim_epilogue *e, con
     if (p->axes < 1 || p->axes > PAIR_AXES)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair has %d axes; expected 1 to %d", (int)p->axes, PAIR_AXES);
     if (p->kind < PYSIM_ADD || p->kind > PYSIM_DIVIDE)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair's kind is %d; expected 0 (add), 1 (subtract), 2 (multiply) or 3 (divide)", (int)p->kind);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "a pair's kind is %d; expected 0 (add), 1 (subtract), 2 (multiply) or 3 (divide)",
+                          (int)p->kind);
     pysim_status status = pysim_check_positive("a pair's sizes", p->sizes, p->axes);
     if (status == PYSIM_OK) status = pysim_product("a pair's result", p->axes, p->sizes, &elements);
     if (status == PYSIM_OK) status = spanned("a pair's a", p->sizes, p->a_steps, p->axes, &a_elements);
@@ -86,14 +87,18 @@ static pysim_status check_rows(const pysim_rows *r, const void *x, const void *s
     const int is_length = r->kind == PYSIM_ROWS_LENGTH, is_local = r->kind == PYSIM_ROWS_LOCAL, element = pysim_dtype_bytes(r->dtype);
     int64_t bytes = 0;
     if (r->kind < PYSIM_ROWS_SOFTMAX || r->kind > PYSIM_ROWS_LOCAL)
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kind of rows is %d; expected 0 (softmax), 1 (standard), 2 (length) or 3 (local)", (int)r->kind);
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "the kind of rows is %d; expected 0 (softmax), 1 (standard), 2 (length) or 3 (local)",
+                          (int)r->kind);
     if (!(r->epsilon >= 0)) return pysim_fail(PYSIM_BAD_ARGUMENT, "the epsilon of rows is %g; expected at least 0", r->epsilon);
     if (is_local && !(r->epsilon > 0 && r->alpha >= 0 && r->beta == r->beta && r->window >= 1))
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "local rows have window %lld, epsilon %g, alpha %g and beta %g; window is at least 1, epsilon above 0, "
-                                              "alpha at least 0, beta a number", (long long)r->window, r->epsilon, r->alpha, r->beta);
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "local rows have window %lld, epsilon %g, alpha %g and beta %g; window is at least 1, epsilon above 0, "
+                          "alpha at least 0, beta a number",
+                          (long long)r->window, r->epsilon, r->alpha, r->beta);
     pysim_status status = pysim_check_positive("rows, their size and inner", sizes, 3);
     if (status == PYSIM_OK && r->inner > 1 && r->kind != PYSIM_ROWS_SOFTMAX && !is_local)
-        status = pysim_fail(PYSIM_UNSUPPORTED, "rows of kind %d have elements %lld apart; they have them one by one", (int)r->kind, (long long)r->inner);
+        status = pysim_fail(PYSIM_UNSUPPORTED, "rows of kind %d have elements %lld apart; they have them one by one", (int)r->kind,
+                            (long long)r->inner);
     if (status == PYSIM_OK) status = pysim_product("the bytes of rows, rows x size x inner x element", 4, all, &bytes);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, r->dtype);
     if (status == PYSIM_OK) status = pysim_check_operand("y", y, r->dtype);
@@ -101,8 +106,10 @@ static pysim_status check_rows(const pysim_rows *r, const void *x, const void *s
     if (status == PYSIM_OK && shift) status = pysim_check_operand("shift", shift, r->dtype);
     if (status != PYSIM_OK) return status;
     const pysim_span spans[] = {
-        {"y", y, is_length ? r->rows * element : bytes, 1}, {"x", x == y && !is_length && !is_local ? NULL : x, bytes, 0},
-        {"scale", scale, r->size * element, 0}, {"shift", shift, r->size * element, 0},
+        {"y", y, is_length ? r->rows * element : bytes, 1},
+        {"x", x == y && !is_length && !is_local ? NULL : x, bytes, 0},
+        {"scale", scale, r->size * element, 0},
+        {"shift", shift, r->size * element, 0},
     };
     return pysim_check_apart(spans, 4);
 }
@@ -137,7 +144,8 @@ static pysim_status check_take(const pysim_take *t, const void *x, const int64_t
     status = pysim_check_apart(spans, 4);
     for (int64_t i = 0; i < t->count * t->taps && status == PYSIM_OK; i++)
         if (at[i] < -t->size || at[i] >= t->size)
-            status = pysim_fail(PYSIM_BAD_ARGUMENT, "index %lld is %lld; there are %lld rows", (long long)i, (long long)at[i], (long long)t->size);
+            status = pysim_fail(PYSIM_BAD_ARGUMENT, "index %lld is %lld; there are %lld rows", (long long)i, (long long)at[i],
+                                (long long)t->size);
     return status;
 }
 
@@ -154,7 +162,8 @@ pysim_status pysim_run_take(const pysim_take *t, const void *x, const int64_t *a
 static pysim_status check_products(const pysim_products *p) {
     int64_t elements;
     if (!p->of || p->of->kind != PYSIM_GEMM)
-        return pysim_fail(p->of ? PYSIM_UNSUPPORTED : PYSIM_BAD_ARGUMENT, p->of ? "a batch of products needs a matrix product, and the problem is a convolution" : "the product is NULL");
+        return pysim_fail(p->of ? PYSIM_UNSUPPORTED : PYSIM_BAD_ARGUMENT,
+                          p->of ? "a batch of products needs a matrix product, and the problem is a convolution" : "the product is NULL");
     if (p->axes < 0 || p->axes > PRODUCT_AXES)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "products have %d axes; they have 0 to %d", (int)p->axes, PRODUCT_AXES);
     pysim_status status = pysim_check_positive("the counts of products", p->counts, p->axes);

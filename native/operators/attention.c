@@ -23,7 +23,8 @@ static pysim_status bytes_of(const char *what, const pysim_attention *a, const i
 
 static pysim_status check_sizes(const pysim_attention *a) {
     const int64_t sizes[] = {a->rows, a->keys, a->size, a->width};
-    if (a->axes < 0 || a->axes > AXES) return pysim_fail(PYSIM_BAD_ARGUMENT, "attention has %d axes of heads; expected 0 to %d", (int)a->axes, AXES);
+    if (a->axes < 0 || a->axes > AXES)
+        return pysim_fail(PYSIM_BAD_ARGUMENT, "attention has %d axes of heads; expected 0 to %d", (int)a->axes, AXES);
     pysim_status status = pysim_check_positive("attention's rows, keys, size and width", sizes, 4);
     if (status == PYSIM_OK) status = pysim_check_positive("attention's counts of heads", a->counts, a->axes);
     int64_t elements;
@@ -31,8 +32,8 @@ static pysim_status check_sizes(const pysim_attention *a) {
     if (status == PYSIM_OK) status = pysim_product("attention's workspace", 3, scratch, &elements);
     if (status == PYSIM_OK) status = pysim_product("attention's workspace", 3, more, &elements);
     if (status == PYSIM_OK && a->k_step != 1 && a->k_row != 1)
-        status = pysim_fail(PYSIM_UNSUPPORTED, "attention's keys have elements %lld and rows %lld apart; one of them is 1", (long long)a->k_step,
-                            (long long)a->k_row);
+        status = pysim_fail(PYSIM_UNSUPPORTED, "attention's keys have elements %lld and rows %lld apart; one of them is 1",
+                            (long long)a->k_step, (long long)a->k_row);
     return status;
 }
 
@@ -102,20 +103,21 @@ static pysim_status check_operands(const pysim_attention *a, const void *q, cons
         return pysim_fail(PYSIM_BAD_ARGUMENT, "attention's results are %lld apart and %lld long", (long long)a->y_row, (long long)a->width);
     for (int32_t i = 0; i < a->axes; i++)
         if (a->counts[i] > 1 && a->y_steps[i] < a->width)
-            return pysim_fail(PYSIM_BAD_ARGUMENT, "attention's heads write %lld apart, results of %lld", (long long)a->y_steps[i], (long long)a->width);
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "attention's heads write %lld apart, results of %lld", (long long)a->y_steps[i],
+                              (long long)a->width);
     return pysim_check_apart(spans, SIDES);
 }
 
-pysim_status pysim_run_attention(const pysim_attention *a, int32_t threads, const void *q, const void *k, const void *v, void *y, void *workspace,
-                                 int64_t workspace_bytes) {
+pysim_status pysim_run_attention(const pysim_attention *a, int32_t threads, const void *q, const void *k, const void *v, void *y,
+                                 void *workspace, int64_t workspace_bytes) {
     attention_run r = {.of = a, .q = q, .k = k, .v = v, .y = y, .workspace = workspace};
     int64_t needed;
     pysim_status status = pysim_attention_workspace_bytes(a, threads, &needed);
     if (status == PYSIM_OK) status = pysim_loops_of(a->dtype, &r.loops);
     if (status == PYSIM_OK) status = check_operands(a, q, k, v, y);
     if (status == PYSIM_OK && (!workspace || workspace_bytes < needed))
-        status = pysim_fail(PYSIM_BAD_ARGUMENT, "attention's workspace has %lld bytes; it needs %lld", workspace ? (long long)workspace_bytes : 0LL,
-                            (long long)needed);
+        status = pysim_fail(PYSIM_BAD_ARGUMENT, "attention's workspace has %lld bytes; it needs %lld",
+                            workspace ? (long long)workspace_bytes : 0LL, (long long)needed);
     if (status != PYSIM_OK) return status;
     r.mask = a->mask, r.pieces = (a->rows + PYSIM_ATTENTION_ROWS - 1) / PYSIM_ATTENTION_ROWS;
     pysim_parallel_for(heads_of(a) * r.pieces, threads, run_piece, &r);

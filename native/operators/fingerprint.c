@@ -12,22 +12,19 @@
 enum { WORD = 8, CHAINS = 4, WHOLE_BYTES = 1024, SAMPLES = 24 };
 static const uint64_t PRIME = 0x9E3779B97F4A7C15u; // odd, its bits without order: 2^64 over the golden ratio
 
-static uint64_t mix(uint64_t h, uint64_t word)
-{
+static uint64_t mix(uint64_t h, uint64_t word) {
     h = (h ^ word) * PRIME;
     return h ^ (h >> 29);
 }
 
-static uint64_t word_at(const char *memory, int64_t bytes, int64_t offset)
-{
+static uint64_t word_at(const char *memory, int64_t bytes, int64_t offset) {
     uint64_t word = 0;
     const int64_t left = bytes - offset;
     memcpy(&word, memory + offset, (size_t)(left < WORD ? left : WORD));
     return word;
 }
 
-static uint64_t fingerprint(const char *memory, int64_t bytes)
-{
+static uint64_t fingerprint(const char *memory, int64_t bytes) {
     const int64_t words = bytes <= WHOLE_BYTES ? (bytes + WORD - 1) / WORD : SAMPLES;
     uint64_t chain[CHAINS] = {1, 2, 3, 4};
     for (int64_t i = 0; i < words; i++) {
@@ -40,8 +37,7 @@ static uint64_t fingerprint(const char *memory, int64_t bytes)
 }
 
 pysim_status pysim_fingerprints(int64_t count, const void *const *memory, const int64_t *bytes, uint64_t *fingerprints, int64_t *changed,
-                                int64_t *changes)
-{
+                                int64_t *changes) {
     if (count < 0 || (count && (!memory || !bytes || !fingerprints || !changed)) || !changes)
         return pysim_fail(PYSIM_BAD_ARGUMENT, "fingerprints need blocks, their sizes and memory for results");
     *changes = 0;

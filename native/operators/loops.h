@@ -19,7 +19,7 @@ typedef struct pysim_loops pysim_loops;
 
 /* act(y + residual) for any part of `result`. */
 typedef struct {
-    const pysim_loops *loops; /* NULL: nothing to do */
+    const pysim_loops *loops;      /* NULL: nothing to do */
     const char *result, *residual; /* residual has the result's layout, or is NULL */
     int32_t activation;
     double low, high;
@@ -47,7 +47,8 @@ enum { PYSIM_ATTENTION_ROWS = 384, PYSIM_ATTENTION_KEYS = 64, PYSIM_ATTENTION_GR
 /* Packed keys and values, scores of a tile, scaled queries, sums, and each row's maximum and total. */
 static inline int64_t pysim_attention_elements(int64_t size, int64_t width) {
     const int64_t padded = (width + PYSIM_ATTENTION_LANES - 1) / PYSIM_ATTENTION_LANES * PYSIM_ATTENTION_LANES;
-    return (PYSIM_ATTENTION_KEYS + PYSIM_ATTENTION_ROWS) * (size + padded) + PYSIM_ATTENTION_GROUP * PYSIM_ATTENTION_KEYS + 2 * PYSIM_ATTENTION_ROWS;
+    return (PYSIM_ATTENTION_KEYS + PYSIM_ATTENTION_ROWS) * (size + padded) + PYSIM_ATTENTION_GROUP * PYSIM_ATTENTION_KEYS +
+           2 * PYSIM_ATTENTION_ROWS;
 }
 
 /* The loops of the best target that runs on this CPU, for results of a dtype (f32 or f64); NULL for other dtypes. */
@@ -59,10 +60,8 @@ static inline void pysim_fetch_rows(const char *from, int64_t pitch, int64_t row
     for (int64_t r = 0; r < rows; r++, from += pitch)
         for (int64_t i = 0; i < bytes + 63; i += 64) {
             const char *line = from + pysim_min(i, bytes - 1);
-            if (writes)
-                __builtin_prefetch(line, 1);
-            else
-                __builtin_prefetch(line, 0);
+            if (writes) __builtin_prefetch(line, 1);
+            else __builtin_prefetch(line, 0);
         }
 }
 

@@ -27,7 +27,8 @@ static void part_of_planes(int64_t part, int64_t thread, const void *context) {
 
 /* Divides planes of `plane_bytes` each among threads in whole blocks, as depthwise convolutions do: each thread reads mostly what it wrote in
  * the layer before. `block`: 0 or 1 for single planes. */
-static void parallel_planes(int64_t planes, int32_t block, int64_t plane_bytes, int32_t threads, range_of_planes *compute, const void *operator) {
+static void parallel_planes(int64_t planes, int32_t block, int64_t plane_bytes, int32_t threads, range_of_planes *compute,
+                            const void *operator) {
     shared_planes s = {.compute = compute, .operator = operator, .block = pysim_max(1, block)};
     s.blocks = planes / s.block;
     s.parts = pysim_max(1, pysim_min(pysim_min(threads, s.blocks), planes * plane_bytes / MIN_PART_BYTES));
@@ -43,7 +44,8 @@ pysim_status pysim_loops_of(int32_t dtype, const pysim_loops **loops) {
 
 pysim_status pysim_check_positive(const char *what, const int64_t *values, int32_t count) {
     for (int32_t i = 0; i < count; i++)
-        if (values[i] < 1) return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: number %d is %lld; expected at least 1", what, (int)i, (long long)values[i]);
+        if (values[i] < 1)
+            return pysim_fail(PYSIM_BAD_ARGUMENT, "%s: number %d is %lld; expected at least 1", what, (int)i, (long long)values[i]);
     return PYSIM_OK;
 }
 
@@ -53,7 +55,8 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
     int64_t bytes = 0;
     pysim_status status = pysim_check_positive("a map's planes, size and period", sizes, 3);
     if (status == PYSIM_OK && (m->block < 0 || (m->block > 1 && (m->planes % m->block || m->period % m->block))))
-        status = pysim_fail(PYSIM_BAD_ARGUMENT, "a map's block is %d; expected 0 (planes) or a divisor of its %lld planes and of their period %lld",
+        status = pysim_fail(PYSIM_BAD_ARGUMENT,
+                            "a map's block is %d; expected 0 (planes) or a divisor of its %lld planes and of their period %lld",
                             (int)m->block, (long long)m->planes, (long long)m->period);
     if (status == PYSIM_OK) status = pysim_product("a map's bytes, planes x size x element", 3, all, &bytes);
     if (status == PYSIM_OK) status = pysim_check_activation(e);
@@ -65,8 +68,8 @@ static pysim_status check_map(const pysim_map *m, const pysim_epilogue *e, const
     if (status != PYSIM_OK) return status;
     const int64_t few = pysim_min(m->period, m->planes) * pysim_dtype_bytes(m->dtype);
     const pysim_span spans[] = {
-        {"y", y, bytes, 1}, {"x", x == y ? NULL : x, bytes, 0}, {"residual", e->residual, bytes, 0}, {"scale", scale, few, 0},
-        {"shift", shift, few, 0},
+        {"y", y, bytes, 1},       {"x", x == y ? NULL : x, bytes, 0}, {"residual", e->residual, bytes, 0},
+        {"scale", scale, few, 0}, {"shift", shift, few, 0},
     };
     return pysim_check_apart(spans, 5);
 }
@@ -108,8 +111,8 @@ pysim_status pysim_run_map(const pysim_map *m, const pysim_epilogue *e, const vo
 }
 
 static pysim_status check_pool(const pysim_pool *p, const void *x, const void *y) {
-    const int64_t sizes[] = {p->planes, p->height, p->width, p->out_h, p->out_w, p->kernel_h, p->kernel_w, p->stride_h, p->stride_w,
-                             p->dilation_h, p->dilation_w};
+    const int64_t sizes[] = {p->planes,   p->height,   p->width,    p->out_h,      p->out_w,     p->kernel_h,
+                             p->kernel_w, p->stride_h, p->stride_w, p->dilation_h, p->dilation_w};
     const int64_t element = pysim_dtype_bytes(p->dtype), pads[] = {p->pad_top, p->pad_left, p->pad_bottom, p->pad_right};
     pysim_status status = pysim_check_positive("a pool's planes, height, width, out_h, out_w, kernel, stride and dilation", sizes, 11);
     for (int i = 0; i < 4 && status == PYSIM_OK; i++)
@@ -190,10 +193,8 @@ static void reorder_planes(const void *operator, int64_t begin, int64_t end) {
     const pysim_pack_transposed transposed = pysim_transposer_for(r->of->dtype);
     const int64_t block = r->of->block, size = r->of->size, bytes = size * pysim_dtype_bytes(r->of->dtype);
     for (int64_t k = begin; k < end; k += block) {
-        if (r->of->to_planes)
-            transposed(r->x + k * bytes, block, size, block, size, r->y + k * bytes, NULL);
-        else
-            transposed(r->x + k * bytes, size, block, size, block, r->y + k * bytes, NULL);
+        if (r->of->to_planes) transposed(r->x + k * bytes, block, size, block, size, r->y + k * bytes, NULL);
+        else transposed(r->x + k * bytes, size, block, size, block, r->y + k * bytes, NULL);
     }
 }
 
@@ -231,7 +232,8 @@ static pysim_status check_copy(const pysim_copy *c, const void *x, const void *y
     pysim_status status = pysim_check_positive("a copy's sizes", c->sizes, c->axes);
     if (status == PYSIM_OK) status = pysim_check_positive("a copy's steps in y", c->to, c->axes);
     for (int32_t i = 0; i < c->axes && status == PYSIM_OK; i++)
-        if (c->from[i] < 0) status = pysim_fail(PYSIM_BAD_ARGUMENT, "a copy's step %d in x is %lld; expected at least 0", (int)i, (long long)c->from[i]);
+        if (c->from[i] < 0)
+            status = pysim_fail(PYSIM_BAD_ARGUMENT, "a copy's step %d in x is %lld; expected at least 0", (int)i, (long long)c->from[i]);
     if (status == PYSIM_OK) status = extent("a copy's input", c, c->from, &read);
     if (status == PYSIM_OK) status = extent("a copy's output", c, c->to, &written);
     if (status == PYSIM_OK) status = pysim_check_operand("x", x, c->dtype);
@@ -255,10 +257,8 @@ static void copy_elements(const char *x, int64_t from, char *y, int64_t to, int6
 static void copy_axes(const pysim_copy *c, const pysim_loops *loops, int32_t axis, const char *x, char *y, int64_t bytes) {
     const int64_t size = c->sizes[axis], from = c->from[axis], to = c->to[axis];
     if (axis + 1 == c->axes) {
-        if (from == 1 && to == 1)
-            memcpy(y, x, (size_t)(size * bytes));
-        else
-            copy_elements(x, from * bytes, y, to * bytes, size, bytes);
+        if (from == 1 && to == 1) memcpy(y, x, (size_t)(size * bytes));
+        else copy_elements(x, from * bytes, y, to * bytes, size, bytes);
         return;
     }
     if (axis + 2 == c->axes && from == 1 && c->from[axis + 1] > 1 && c->to[axis + 1] == 1) {
@@ -294,7 +294,8 @@ static pysim_status run_step(const pysim_step *s) {
     case PYSIM_STEP_ROWS: return pysim_run_rows(s->of, s->first, s->second, s->third, s->result);
     case PYSIM_STEP_TAKE: return pysim_run_take(s->of, s->first, s->second, s->third, s->result);
     case PYSIM_STEP_PRODUCTS:
-        return pysim_run_products(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace, s->workspace_bytes);
+        return pysim_run_products(s->of, s->schedule, s->epilogue, s->threads, s->first, s->second, s->result, s->workspace,
+                                  s->workspace_bytes);
     case PYSIM_STEP_ATTENTION:
         return pysim_run_attention(s->of, s->threads, s->first, s->second, s->third, s->result, s->workspace, s->workspace_bytes);
     default: return pysim_fail(PYSIM_BAD_ARGUMENT, "a step's kind is %d; expected 0 (run) to 9 (attention)", (int)s->kind);

@@ -36,10 +36,8 @@ INLINE void multiply_step(const int gf, const int gw, const int whole, TILE *til
 #pragma GCC unroll 4
         for (int j = 0; j < gw; j++) {
             __vector_quad *acc = &tile->at[first + i * gw + j];
-            if (whole && gf == 2)
-                MULTIPLY_HALVES(xvf32gerpp, *acc, x->f2[0], i, x->w2[j / 2], j % 2);
-            else
-                __builtin_mma_xvf32gerpp(acc, x->f[i], x->w[j]);
+            if (whole && gf == 2) MULTIPLY_HALVES(xvf32gerpp, *acc, x->f2[0], i, x->w2[j / 2], j % 2);
+            else __builtin_mma_xvf32gerpp(acc, x->f[i], x->w[j]);
         }
 }
 

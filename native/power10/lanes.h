@@ -52,10 +52,8 @@ INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole,
     if (s->reads_old) value += (whole ? (VEC)v_load(old) : (VEC)v_load_first(old, bytes)) * s->beta;
     value = (VEC)vec_sel((BYTES)value, (BYTES)s->low, (BYTES)vec_cmpgt((ORDERED)s->low, (ORDERED)value)); /* a NaN stays one */
     value = (VEC)vec_sel((BYTES)value, (BYTES)s->high, (BYTES)vec_cmpgt((ORDERED)value, (ORDERED)s->high));
-    if (whole)
-        v_store(out, (BYTES)value);
-    else
-        v_store_first(out, (BYTES)value, bytes);
+    if (whole) v_store(out, (BYTES)value);
+    else v_store_first(out, (BYTES)value, bytes);
 }
 
 /* Stores a tile of [FILTERS][WINDOWS] accumulators with the full epilogue. */
@@ -102,10 +100,8 @@ INLINE void finish(const int gf, const int gw, const int whole, const int chains
             for (int r = 0; r < 4; r++) {
                 T *at = to + (4 * i + r) * pitch + j * LANES;
                 if (i == gf - 1 && r > 0 && 4 * i + r >= nf) break;
-                if (whole || j < gw - 1)
-                    v_store(at, (BYTES)row[r]);
-                else
-                    v_store_first(at, (BYTES)row[r], last);
+                if (whole || j < gw - 1) v_store(at, (BYTES)row[r]);
+                else v_store_first(at, (BYTES)row[r], last);
             }
         }
     if (!plain) finish_rows(sums, out, out_pitch, nw, nf, store);
@@ -160,8 +156,8 @@ INLINE void k_loop(const int gf, const int gw, const int whole, const int chains
     for (int u = 0; u < ahead; u++) multiply_step(gf, gw, whole, tile, u % chains * groups, &x[u]);
 }
 
-INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E *f, const E *w, int64_t w_pitch, T *out,
-                 int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {
+INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E *f, const E *w, int64_t w_pitch, T *out, int64_t out_pitch,
+                 int64_t nw, int64_t nf, const pysim_store *store) {
     const int groups = gf * gw, chains = groups == 1 ? 4 : ACCUMULATORS / groups; /* 4, 2 or 1 */
     TILE tile;
     tile.sums[0] = tile.sums[1] = vec_splats(0u);
@@ -174,13 +170,13 @@ INLINE void body(const int gf, const int gw, const int whole, int64_t k, const E
 enum { WHOLE = GROUPS_W + 1, PACKED };
 #define MMA(gf, gw, whole, pitch, shape) \
     case (gf) * 8 + (shape): body(gf, gw, whole, k, filters, windows, pitch, out, out_pitch, nw, nf, store); break;
-#define MMA_EACH(gf)                                                                                                        \
-    MMA(gf, GROUPS_W, 1, WINDOWS, PACKED)                                                                                   \
-    MMA(gf, GROUPS_W, 1, window_pitch, WHOLE)                                                                               \
+#define MMA_EACH(gf)                          \
+    MMA(gf, GROUPS_W, 1, WINDOWS, PACKED)     \
+    MMA(gf, GROUPS_W, 1, window_pitch, WHOLE) \
     MMA(gf, 1, 0, window_pitch, 1) MMA(gf, 2, 0, window_pitch, 2) MMA(gf, 3, 0, window_pitch, 3) MMA(gf, 4, 0, window_pitch, 4)
-#define DEFINE_MMA(name)                                                                                                    \
-    void name(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,      \
-              int64_t nw, int64_t nf, const pysim_store *store) {                                                           \
-        const int64_t shape = nw < WINDOWS ? (nw + LANES - 1) / LANES : window_pitch == WINDOWS ? PACKED : WHOLE;           \
-        switch ((nf + 3) / 4 * 8 + shape) { MMA_EACH(1) MMA_EACH(2) }                                                       \
+#define DEFINE_MMA(name)                                                                                                           \
+    void name(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, \
+              int64_t nf, const pysim_store *store) {                                                                              \
+        const int64_t shape = nw < WINDOWS ? (nw + LANES - 1) / LANES : window_pitch == WINDOWS ? PACKED : WHOLE;                  \
+        switch ((nf + 3) / 4 * 8 + shape) { MMA_EACH(1) MMA_EACH(2) }                                                              \
     }

@@ -13,9 +13,9 @@ enum { BYTES_IN = 16, RAW = 64, CHUNKS = RAW / 2 };
 /* Shifts down by `count` lanes, at most one vector: lane i of the result is lane i + count of the concatenation of low and high. */
 INLINE BYTES shift_lanes(const int size, const int count, BYTES low, BYTES high) {
     switch (count * size) {
-#define SHIFT(bytes) case bytes: return vec_sld(high, low, 16 - bytes);
-        SHIFT(1) SHIFT(2) SHIFT(3) SHIFT(4) SHIFT(6) SHIFT(8) SHIFT(12)
-    default: return low;
+#define SHIFT(bytes) \
+    case bytes: return vec_sld(high, low, 16 - bytes);
+        SHIFT(1) SHIFT(2) SHIFT(3) SHIFT(4) SHIFT(6) SHIFT(8) SHIFT(12) default : return low;
     }
 }
 
@@ -50,8 +50,8 @@ INLINE BYTES even_lanes(const int size, BYTES low, BYTES high) {
 
 /* A chain: virtual element e is column first + e*stride of a row, and window j of tap s is element j + s. */
 typedef struct {
-    const char *row; /* of channel 0 */
-    char *dst;       /* of channel 0, tap 0, window 0 */
+    const char *row;                         /* of channel 0 */
+    char *dst;                               /* of channel 0, tap 0, window 0 */
     int64_t row_channel, dst_channel, pitch; /* bytes */
     int64_t channels, width, first, stride, taps, count;
 } chain;
@@ -88,8 +88,8 @@ INLINE BYTES load(const int size, const int edge, const int64_t stride, const ch
 #pragma GCC unroll 2
     for (int64_t i = 0; i < stride; i++) {
         const place *p = at + v * stride + i;
-        raw[i] = edge ? vec_slo(v_load_first(row + p->offset, p->bytes), p->shift)
-                      : v_load(row + (c->first + (v * stride + i) * lanes) * size);
+        raw[i] =
+            edge ? vec_slo(v_load_first(row + p->offset, p->bytes), p->shift) : v_load(row + (c->first + (v * stride + i) * lanes) * size);
     }
     return stride == 2 ? even_lanes(size, raw[0], raw[1]) : raw[0];
 }
@@ -117,10 +117,8 @@ INLINE void run_chain(const int size, const int edge, const int64_t stride, cons
         if (chunks < vectors) high = load(size, edge, stride, c, row, at, chunks);
 #pragma GCC unroll 4
         for (int tap = 0; tap < taps; tap++)
-            if (whole)
-                v_store(to + tap * c->pitch, shift_lanes(size, tap, low, high));
-            else
-                v_store_first(to + tap * c->pitch, shift_lanes(size, tap, low, high), last);
+            if (whole) v_store(to + tap * c->pitch, shift_lanes(size, tap, low, high));
+            else v_store_first(to + tap * c->pitch, shift_lanes(size, tap, low, high), last);
     }
 }
 
@@ -140,16 +138,11 @@ INLINE void pack_chain(const int size, const chain *all) {
     for (int64_t taps = all->taps; taps > 0; taps -= most, c.dst += most * c.pitch, c.first += most * c.stride) {
         c.taps = pysim_min(taps, most);
         const int64_t end = pysim_ceil_div(c.count + c.taps - 1, lanes) * lanes;
-        if (c.stride > 2)
-            run_taps(size, 0, 3, 0, &c);
-        else if (c.stride == 2)
-            run_taps(size, 1, 2, 0, &c);
-        else if (c.first < 0 || c.first + end > c.width)
-            run_taps(size, 1, 1, 0, &c);
-        else if (c.count == 4 * lanes)
-            run_taps(size, 0, 1, 4, &c);
-        else
-            run_taps(size, 0, 1, 0, &c);
+        if (c.stride > 2) run_taps(size, 0, 3, 0, &c);
+        else if (c.stride == 2) run_taps(size, 1, 2, 0, &c);
+        else if (c.first < 0 || c.first + end > c.width) run_taps(size, 1, 1, 0, &c);
+        else if (c.count == 4 * lanes) run_taps(size, 0, 1, 4, &c);
+        else run_taps(size, 0, 1, 0, &c);
     }
 }
 
@@ -184,12 +177,10 @@ INLINE void pack_chains(const int size, void (*pack)(const chain *), const pysim
 
 INLINE void pack_segment(const int size, void (*pack)(const chain *), const pysim_segment *s, void *dst) {
     const int64_t lanes = BYTES_IN / size, most_taps = CHUNKS / 2 * lanes;
-    if (!s->row)
-        pack_zeros(size, s, dst);
+    if (!s->row) pack_zeros(size, s, dst);
     else if (s->dilation == 1 && pysim_ceil_div(s->taps, s->stride) <= most_taps)
         pack_chains(size, pack, s, dst, pysim_min(s->stride, s->taps), 1);
-    else
-        pack_chains(size, pack, s, dst, s->taps, s->dilation);
+    else pack_chains(size, pack, s, dst, s->taps, s->dilation);
 }
 
 /* An infinite or NaN element has an exponent of ones; adding one in the last place carries into the sign. */
@@ -236,12 +227,11 @@ INLINE void pack_transposed(const int size, const char *src, int64_t ld, int64_t
         if (not_finite && carry[i] >> 7) *not_finite = 1;
 }
 
-#define DEFINE_PACKER(dtype, size)                                                                                             \
-    static __attribute__((noinline)) void dtype##_chain(const chain *c) { pack_chain(size, c); }                               \
-    void pack_##dtype##__mma_segment(const pysim_segment *s, void *dst) { pack_segment(size, dtype##_chain, s, dst); }         \
-    void pack_##dtype##__mma_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst,        \
-                                        int *not_finite) {                                                                     \
-        pack_transposed(size, src, ld, rows, k, pitch, dst, not_finite);                                                       \
+#define DEFINE_PACKER(dtype, size)                                                                                                         \
+    static __attribute__((noinline)) void dtype##_chain(const chain *c) { pack_chain(size, c); }                                           \
+    void pack_##dtype##__mma_segment(const pysim_segment *s, void *dst) { pack_segment(size, dtype##_chain, s, dst); }                     \
+    void pack_##dtype##__mma_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite) { \
+        pack_transposed(size, src, ld, rows, k, pitch, dst, not_finite);                                                                   \
     }
 DEFINE_PACKER(f32, 4)
 DEFINE_PACKER(f64, 8)

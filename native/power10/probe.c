@@ -8,25 +8,23 @@
 #define EIGHT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 #define DECLARE(j) __vector_quad acc##j;
 #define CLEAR(j) __builtin_mma_xxsetaccz(&acc##j);
-#define KEEP(j)                                \
+#define KEEP(j)                                  \
     __builtin_mma_disassemble_acc(row, &acc##j); \
     __asm__ volatile("" : : "m"(row));
 
 /* Operands are zeros, which the compiler must not know, so that no sum ever grows. */
-#define DEFINE_PROBE(name, instruction, first)                           \
-    static int64_t name(int64_t instructions) {                          \
-        const int64_t rounds = instructions / 8 + 1;                     \
-        const BYTES zero[2] = {{0}, {0}}, *zeros = zero;                 \
-        __asm__("" : "+r"(zeros) : "m"(zero));                           \
-        BYTES row[4], y = *zeros;                                        \
-        first;                                                           \
-        EIGHT(DECLARE)                                                   \
-        EIGHT(CLEAR)                                                     \
-        for (int64_t i = 0; i < rounds; i++) {                           \
-            EIGHT(instruction)                                           \
-        }                                                                \
-        EIGHT(KEEP)                                                      \
-        return 8 * rounds;                                               \
+#define DEFINE_PROBE(name, instruction, first)                      \
+    static int64_t name(int64_t instructions) {                     \
+        const int64_t rounds = instructions / 8 + 1;                \
+        const BYTES zero[2] = {{0}, {0}}, *zeros = zero;            \
+        __asm__("" : "+r"(zeros) : "m"(zero));                      \
+        BYTES row[4], y = *zeros;                                   \
+        first;                                                      \
+        EIGHT(DECLARE)                                              \
+        EIGHT(CLEAR)                                                \
+        for (int64_t i = 0; i < rounds; i++) { EIGHT(instruction) } \
+        EIGHT(KEEP)                                                 \
+        return 8 * rounds;                                          \
     }
 #define F32(j) __builtin_mma_xvf32gerpp(&acc##j, y, y);
 #define F64(j) __builtin_mma_xvf64gerpp(&acc##j, x, y);

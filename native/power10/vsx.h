@@ -51,10 +51,10 @@ INLINE void merge_pairs(BYTES to[2], BYTES a, BYTES b) {
         __builtin_vsx_disassemble_pair(b_half, &(b));              \
         __builtin_mma_##instruction(&(acc), a_half[i], b_half[j]); \
     } while (0)
-#define MULTIPLY_PAIR_HALF(instruction, acc, a, b, j)    \
-    do {                                                 \
-        BYTES b_half[2];                                 \
-        __builtin_vsx_disassemble_pair(b_half, &(b));    \
+#define MULTIPLY_PAIR_HALF(instruction, acc, a, b, j)      \
+    do {                                                   \
+        BYTES b_half[2];                                   \
+        __builtin_vsx_disassemble_pair(b_half, &(b));      \
         __builtin_mma_##instruction(&(acc), a, b_half[j]); \
     } while (0)
 #else

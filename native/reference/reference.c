@@ -21,9 +21,7 @@ typedef struct {
     int64_t row, column;
 } strides;
 
-static strides matrix_strides(int64_t ld, int32_t transposed) {
-    return transposed ? (strides){1, ld} : (strides){ld, 1};
-}
+static strides matrix_strides(int64_t ld, int32_t transposed) { return transposed ? (strides){1, ld} : (strides){ld, 1}; }
 
 static long double activated(const pysim_epilogue *e, long double x) {
     const long double low = e->low, high = e->high;
@@ -54,67 +52,65 @@ enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the
 /* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta.
  * windows: one filter at p x q windows of one image of one group; the corner of the first is (y0, x0), which may lie in the padding.
  * plane: the P x Q outputs of filter m of an image, which begins at `at`. */
-#define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                    \
-    static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                              \
-        const R value = (R)sum;                                                                                              \
-        if (e->activation <= PYSIM_RELU) return e->activation == PYSIM_RELU && value < 0 ? 0 : value;                        \
-        return (R)activated(e, (long double)value);                                                                          \
-    }                                                                                                                        \
-                                                                                                                             \
-    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t y0, int64_t x0, \
-                                int64_t p, int64_t q, SUM *sum) {                                                            \
-        const int64_t channels = c->channels / c->groups, step = c->input_block > 1 ? c->input_block : 1;                    \
-        for (int64_t ch = 0; ch < channels; ch++) {                                                                          \
-            const T *plane = image + place(first + ch, c->input_block, c->height * c->width, 0);                             \
-            for (int64_t r = 0; r < c->kernel_h; r++)                                                                        \
-                for (int64_t s = 0; s < c->kernel_w; s++) {                                                                  \
-                    const int64_t y = y0 + r * c->dilation_h, x = x0 + s * c->dilation_w;                                    \
-                    const SUM weight = (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                         \
-                    int64_t top, bottom, left, right;                                                                        \
-                    inside(y, c->stride_h, c->height, p, &top, &bottom);                                                     \
-                    inside(x, c->stride_w, c->width, q, &left, &right);                                                      \
-                    for (int64_t i = top; i < bottom; i++)                                                                   \
-                        for (int64_t j = left; j < right; j++)                                                               \
-                            sum[i * q + j] += (SUM)VALUE(plane[((y + i * c->stride_h) * c->width + x + j * c->stride_w) *    \
-                                                               step]) * weight;                                              \
-                }                                                                                                            \
-        }                                                                                                                    \
-    }                                                                                                                        \
-                                                                                                                             \
-    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,    \
-                              const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output,         \
-                              int64_t at) {                                                                                  \
-        R *out = (R *)output + at;                                                                                           \
-        const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                               \
-        const int64_t columns = q < RUN ? q : RUN, rows = p < RUN / columns ? p : RUN / columns;                             \
-        for (int64_t i = 0; i < p; i += rows)                                                                                \
-            for (int64_t j = 0; j < q; j += columns) {                                                                       \
-                const int64_t high = p - i < rows ? p - i : rows, wide = q - j < columns ? q - j : columns;                  \
-                SUM sum[RUN] = {0};                                                                                          \
-                windows_##dtype(c, (const T *)input + image, first, (const T *)filters + filter,                             \
-                                i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left, high, wide, sum);               \
-                for (int64_t l = 0; l < high * wide; l++) {                                                                  \
-                    const int64_t to = place(m, c->output_block, p * q, (i + l / wide) * q + j + l % wide);                  \
-                    const SUM added = (bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0);                        \
-                    out[to] = finish_##dtype(added + sum[l], e);                                                             \
-                }                                                                                                            \
-            }                                                                                                                \
-    }                                                                                                                        \
-                                                                                                                             \
-    static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                   \
-        const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);                  \
-        const R *bias = e->bias;                                                                                             \
-        const int64_t k = e->alpha != 0 ? g->k : 0;                                                                          \
-        for (int64_t i = 0; i < g->m; i++)                                                                                   \
-            for (int64_t j = 0; j < g->n; j++) {                                                                             \
-                SUM sum = 0;                                                                                                 \
-                for (int64_t p = 0; p < k; p++)                                                                              \
-                    sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]);    \
-                sum *= (SUM)FACTOR(e->alpha);                                                                                \
-                if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                                      \
-                if (bias) sum += (SUM)bias[j];                                                                               \
-                c[i * g->ldc + j] = finish_##dtype(sum, e);                                                                  \
-            }                                                                                                                \
+#define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                                  \
+    static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                                            \
+        const R value = (R)sum;                                                                                                            \
+        if (e->activation <= PYSIM_RELU) return e->activation == PYSIM_RELU && value < 0 ? 0 : value;                                      \
+        return (R)activated(e, (long double)value);                                                                                        \
+    }                                                                                                                                      \
+                                                                                                                                           \
+    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t y0, int64_t x0, int64_t p,    \
+                                int64_t q, SUM *sum) {                                                                                     \
+        const int64_t channels = c->channels / c->groups, step = c->input_block > 1 ? c->input_block : 1;                                  \
+        for (int64_t ch = 0; ch < channels; ch++) {                                                                                        \
+            const T *plane = image + place(first + ch, c->input_block, c->height * c->width, 0);                                           \
+            for (int64_t r = 0; r < c->kernel_h; r++)                                                                                      \
+                for (int64_t s = 0; s < c->kernel_w; s++) {                                                                                \
+                    const int64_t y = y0 + r * c->dilation_h, x = x0 + s * c->dilation_w;                                                  \
+                    const SUM weight = (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                       \
+                    int64_t top, bottom, left, right;                                                                                      \
+                    inside(y, c->stride_h, c->height, p, &top, &bottom);                                                                   \
+                    inside(x, c->stride_w, c->width, q, &left, &right);                                                                    \
+                    for (int64_t i = top; i < bottom; i++)                                                                                 \
+                        for (int64_t j = left; j < right; j++)                                                                             \
+                            sum[i * q + j] += (SUM)VALUE(plane[((y + i * c->stride_h) * c->width + x + j * c->stride_w) * step]) * weight; \
+                }                                                                                                                          \
+        }                                                                                                                                  \
+    }                                                                                                                                      \
+                                                                                                                                           \
+    static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,                  \
+                              const void *filters, int64_t filter, int64_t m, const pysim_epilogue *e, void *output, int64_t at) {         \
+        R *out = (R *)output + at;                                                                                                         \
+        const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                                             \
+        const int64_t columns = q < RUN ? q : RUN, rows = p < RUN / columns ? p : RUN / columns;                                           \
+        for (int64_t i = 0; i < p; i += rows)                                                                                              \
+            for (int64_t j = 0; j < q; j += columns) {                                                                                     \
+                const int64_t high = p - i < rows ? p - i : rows, wide = q - j < columns ? q - j : columns;                                \
+                SUM sum[RUN] = {0};                                                                                                        \
+                windows_##dtype(c, (const T *)input + image, first, (const T *)filters + filter, i * c->stride_h - c->pad_top,             \
+                                j * c->stride_w - c->pad_left, high, wide, sum);                                                           \
+                for (int64_t l = 0; l < high * wide; l++) {                                                                                \
+                    const int64_t to = place(m, c->output_block, p * q, (i + l / wide) * q + j + l % wide);                                \
+                    const SUM added = (bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0);                                      \
+                    out[to] = finish_##dtype(added + sum[l], e);                                                                           \
+                }                                                                                                                          \
+            }                                                                                                                              \
+    }                                                                                                                                      \
+                                                                                                                                           \
+    static void gemm_##dtype(const pysim_gemm *g, const pysim_epilogue *e, const T *a, const T *b, R *c) {                                 \
+        const strides in_a = matrix_strides(g->lda, g->trans_a), in_b = matrix_strides(g->ldb, g->trans_b);                                \
+        const R *bias = e->bias;                                                                                                           \
+        const int64_t k = e->alpha != 0 ? g->k : 0;                                                                                        \
+        for (int64_t i = 0; i < g->m; i++)                                                                                                 \
+            for (int64_t j = 0; j < g->n; j++) {                                                                                           \
+                SUM sum = 0;                                                                                                               \
+                for (int64_t p = 0; p < k; p++)                                                                                            \
+                    sum += (SUM)VALUE(a[i * in_a.row + p * in_a.column]) * (SUM)VALUE(b[p * in_b.row + j * in_b.column]);                  \
+                sum *= (SUM)FACTOR(e->alpha);                                                                                              \
+                if (e->beta != 0) sum += (SUM)FACTOR(e->beta) * (SUM)c[i * g->ldc + j];                                                    \
+                if (bias) sum += (SUM)bias[j];                                                                                             \
+                c[i * g->ldc + j] = finish_##dtype(sum, e);                                                                                \
+            }                                                                                                                              \
     }
 DEFINE_REFERENCE(f32, float, double, float, PYSIM_SAME, PYSIM_SAME)
 DEFINE_REFERENCE(f64, double, long double, double, PYSIM_SAME, PYSIM_SAME)
@@ -153,29 +149,27 @@ pysim_status pysim_reference(const pysim_problem *p, const pysim_epilogue *e, co
     pysim_status status = pysim_check_problem(p, &operands);
     if (status == PYSIM_OK) status = pysim_check_call(p, &operands, e, first, second, result, NULL, 0);
     if (status != PYSIM_OK) return status;
-    if (p->kind == PYSIM_CONV)
-        reference_conv(&p->conv, e, first, second, result);
-    else
-        reference_gemm(&p->gemm, e, first, second, result);
+    if (p->kind == PYSIM_CONV) reference_conv(&p->conv, e, first, second, result);
+    else reference_gemm(&p->gemm, e, first, second, result);
     return PYSIM_OK;
 }
 
 /* One row of `columns`, for one (channel, r, s): the elements that the kernel element reads, window by window. As in Caffe, a row of
  * padding is tested once, columns of padding element by element. */
-#define COLUMN_ROW(T, name)                                                                                              \
-    static void name(const pysim_conv *c, int64_t p, int64_t q, const T *plane, int64_t r, int64_t s, T *row) {          \
-        const int64_t height = c->height, width = c->width, stride = c->stride_w;                                        \
-        const int64_t left = s * c->dilation_w - c->pad_left;                                                            \
-        int64_t y = r * c->dilation_h - c->pad_top;                                                                      \
-        for (int64_t i = 0; i < p; i++, y += c->stride_h, row += q) {                                                    \
-            if (y < 0 || y >= height) {                                                                                  \
-                for (int64_t j = 0; j < q; j++) row[j] = 0;                                                              \
-                continue;                                                                                                \
-            }                                                                                                            \
-            const T *from = plane + y * width;                                                                           \
-            int64_t x = left;                                                                                            \
-            for (int64_t j = 0; j < q; j++, x += stride) row[j] = (uint64_t)x < (uint64_t)width ? from[x] : 0;           \
-        }                                                                                                                \
+#define COLUMN_ROW(T, name)                                                                                     \
+    static void name(const pysim_conv *c, int64_t p, int64_t q, const T *plane, int64_t r, int64_t s, T *row) { \
+        const int64_t height = c->height, width = c->width, stride = c->stride_w;                               \
+        const int64_t left = s * c->dilation_w - c->pad_left;                                                   \
+        int64_t y = r * c->dilation_h - c->pad_top;                                                             \
+        for (int64_t i = 0; i < p; i++, y += c->stride_h, row += q) {                                           \
+            if (y < 0 || y >= height) {                                                                         \
+                for (int64_t j = 0; j < q; j++) row[j] = 0;                                                     \
+                continue;                                                                                       \
+            }                                                                                                   \
+            const T *from = plane + y * width;                                                                  \
+            int64_t x = left;                                                                                   \
+            for (int64_t j = 0; j < q; j++, x += stride) row[j] = (uint64_t)x < (uint64_t)width ? from[x] : 0;  \
+        }                                                                                                       \
     }
 COLUMN_ROW(float, column_row_4)
 COLUMN_ROW(double, column_row_8)

@@ -66,8 +66,10 @@ static pysim_status check_pair(const pysim_cache_level *in, const pysim_cache_le
         return pysim_fail(PYSIM_BAD_ARGUMENT, "cache level %d is private, but the level inside it is shared", name);
     if (l->inclusion == PYSIM_EXCLUSIVE &&
         (l->line_bytes != in->line_bytes || !l->write_back || !in->write_back || l->prefetch != PYSIM_PREFETCH_NONE))
-        return pysim_fail(PYSIM_BAD_ARGUMENT, "cache level %d: an exclusive level and the one inside it are write-back with equal lines, "
-                          "and it prefetches nothing", name);
+        return pysim_fail(PYSIM_BAD_ARGUMENT,
+                          "cache level %d: an exclusive level and the one inside it are write-back with equal lines, "
+                          "and it prefetches nothing",
+                          name);
     return PYSIM_OK;
 }
 
@@ -159,8 +161,8 @@ pysim_status pysim_cache_init(const pysim_cache_config *config, void *state, int
 }
 
 /* Describes the first invalid access. */
-static pysim_status refuse(const pysim_simulation *s, int64_t n, const int64_t *addresses, const int32_t *sizes,
-                           const uint8_t *is_write, const uint8_t *tags, const uint8_t *cores) {
+static pysim_status refuse(const pysim_simulation *s, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write,
+                           const uint8_t *tags, const uint8_t *cores) {
     for (int64_t k = 0; k < n; ++k) {
         if (sizes[k] < 1 || addresses[k] < 0 || addresses[k] > ADDRESS_END - sizes[k])
             return pysim_fail(PYSIM_BAD_ARGUMENT, "access %lld: %d bytes at address %lld; sizes are at least 1 and addresses 0..2^56-1",

@@ -103,8 +103,7 @@ static void drop_inside(pysim_simulation *s, int32_t i, int32_t core, uint64_t a
     const pysim_level *outer = &s->level[i];
     for (int32_t inner = 0; inner < i; ++inner) {
         int all = outer->is.shared && !s->level[inner].is.shared;
-        for (int32_t c = all ? 0 : core; c < (all ? s->cores : core + 1); ++c)
-            yield_range(s, inner, c, address, outer->is.line_bytes, 1);
+        for (int32_t c = all ? 0 : core; c < (all ? s->cores : core + 1); ++c) yield_range(s, inner, c, address, outer->is.line_bytes, 1);
     }
 }
 
@@ -112,8 +111,7 @@ static void drop_inside(pysim_simulation *s, int32_t i, int32_t core, uint64_t a
 static void settle_others(pysim_simulation *s, int32_t core, uint64_t address, int drop) {
     uint64_t unit = address >> s->unit_shift << s->unit_shift;
     for (int32_t c = 0; c < s->cores; ++c)
-        for (int32_t i = 0; c != core && i < s->private_levels; ++i)
-            yield_range(s, i, c, unit, INT64_C(1) << s->unit_shift, drop);
+        for (int32_t i = 0; c != core && i < s->private_levels; ++i) yield_range(s, i, c, unit, INT64_C(1) << s->unit_shift, drop);
 }
 
 static uint64_t load(pysim_simulation *s, int32_t i, int32_t core, uint64_t address, uint64_t owner, int train);
@@ -143,10 +141,8 @@ static void leave(pysim_simulation *s, int32_t i, int32_t core, uint64_t word) {
     count->evictions++;
     count->writebacks += (word & PYSIM_DIRTY) != 0;
     if (outward || word & PYSIM_DIRTY) count->bytes_written += l->is.line_bytes;
-    if (outward)
-        receive(s, i + 1, core, address_of(l, word), word);
-    else if (word & PYSIM_DIRTY)
-        store(s, i + 1, core, address_of(l, word), l->is.line_bytes, owner_of(word), VICTIM);
+    if (outward) receive(s, i + 1, core, address_of(l, word), word);
+    else if (word & PYSIM_DIRTY) store(s, i + 1, core, address_of(l, word), l->is.line_bytes, owner_of(word), VICTIM);
 }
 
 /* Inserts a line; flags are its owner, dirty and prefetched bits. */

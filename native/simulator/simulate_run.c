@@ -152,10 +152,8 @@ static void touch_lines(pysim_simulation *s, int plain, int32_t core, uint64_t a
     while (address < end) {
         uint64_t next = ((address >> shift) + 1) << shift;
         if (next > end) next = end;
-        if (plain)
-            request(s, 0, address, (uint64_t)write, owner);
-        else
-            pysim_touch(s, core, address, (int64_t)(next - address), write, owner);
+        if (plain) request(s, 0, address, (uint64_t)write, owner);
+        else pysim_touch(s, core, address, (int64_t)(next - address), write, owner);
         address = next;
     }
 }
@@ -164,10 +162,8 @@ static void touch_lines(pysim_simulation *s, int plain, int32_t core, uint64_t a
 static void run_core(const pysim_chunk *c, memory *m, pysim_simulation *s, int plain, int32_t core, int64_t k, int64_t end) {
     const int tagged = c->tags != NULL;
     while (k < end) {
-        if (plain)
-            k = tagged ? serve(c, m, s, core, k, end, 1, 1) : serve(c, m, s, core, k, end, 1, 0);
-        else
-            k = tagged ? serve(c, m, s, core, k, end, 0, 1) : serve(c, m, s, core, k, end, 0, 0);
+        if (plain) k = tagged ? serve(c, m, s, core, k, end, 1, 1) : serve(c, m, s, core, k, end, 1, 0);
+        else k = tagged ? serve(c, m, s, core, k, end, 0, 1) : serve(c, m, s, core, k, end, 0, 0);
         if (k == end) return;
         touch_lines(s, plain, core, (uint64_t)c->addresses[k], c->sizes[k], c->is_write[k], tagged ? owner_of_tag(c->tags[k]) : 0);
         ++k;

@@ -23,13 +23,13 @@ enum { INPUT = 1, FILTER, OUTPUT, PACKED_INPUT, PACKED_FILTER, COLUMNS, PACK = 1
 typedef struct {
     pysim_trace_sink sink;
     void *context;
-    pysim_nest nest;       /* the original nest, with its row and its packing */
+    pysim_nest nest;          /* the original nest, with its row and its packing */
     int64_t bytes, out_bytes; /* per element: of operands and panels; of the output */
-    int64_t lanes;         /* elements of a vector */
-    int mma;               /* a row of that target */
-    int image;             /* tag of the operand that the windows are packed from */
-    int read, written;     /* tags of the current packing call */
-    int windows, filters;  /* tags of the micro-kernel's operands */
+    int64_t lanes;            /* elements of a vector */
+    int mma;                  /* a row of that target */
+    int image;                /* tag of the operand that the windows are packed from */
+    int read, written;        /* tags of the current packing call */
+    int windows, filters;     /* tags of the micro-kernel's operands */
     int64_t n;
     int64_t address[CHUNK];
     int32_t size[CHUNK];
@@ -131,8 +131,8 @@ static void trace_tile(int strided, int64_t k, const void *filters, int64_t filt
     }
 }
 
-static void trace_run(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch,
-                      int64_t nw, int64_t nf, const pysim_store *store) {
+static void trace_run(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw,
+                      int64_t nf, const pysim_store *store) {
     trace_tile(0, k, filters, active->nest.row.info.filters, 1, windows, window_pitch, out, out_pitch, nw, nf, store);
 }
 
@@ -215,8 +215,7 @@ static void strided(const channel *c, int64_t j, int64_t tap0, int64_t taps) {
     const pysim_segment *s = c->s;
     const int64_t n = pysim_min(c->t->lanes, s->count - j), needed = (n - 1) * s->stride + 1;
     for (int64_t tap = tap0; tap < tap0 + taps; tap++) {
-        for (int64_t i = 0; i < needed; i += c->t->lanes)
-            read_vector(c, s->first + j * s->stride + tap * s->dilation + i, needed - i);
+        for (int64_t i = 0; i < needed; i += c->t->lanes) read_vector(c, s->first + j * s->stride + tap * s->dilation + i, needed - i);
         write(c, tap, j, n);
     }
 }
@@ -255,20 +254,13 @@ static void trace_segment(const pysim_segment *s, void *dst) {
     tracer *t = active;
     const channel c = {t, s, (int64_t)(intptr_t)s->row, (int64_t)(intptr_t)dst};
     const int portable = t->lanes == 1, dense = s->dilation == 1, short_run = s->count <= CHAIN * t->lanes;
-    if (s->row == NULL)
-        each_channel(c, zero);
-    else if (portable)
-        each_channel(c, s->stride == 1 && dense && s->taps <= 256 ? copies : scalar);
-    else if (s->stride == 1 && s->taps == 1 && short_run && !t->mma)
-        each_channel(c, rows);
-    else if (s->stride == 1 && dense && s->taps - 1 <= t->lanes && short_run)
-        each_channel(c, chain);
-    else if (s->stride > 1 && s->stride <= PHASES && dense && (s->taps - 1) / s->stride <= t->lanes && short_run)
-        each_channel(c, phases);
-    else if (s->stride <= GATHER_MAX)
-        each_strided(c);
-    else
-        each_channel(c, scalar);
+    if (s->row == NULL) each_channel(c, zero);
+    else if (portable) each_channel(c, s->stride == 1 && dense && s->taps <= 256 ? copies : scalar);
+    else if (s->stride == 1 && s->taps == 1 && short_run && !t->mma) each_channel(c, rows);
+    else if (s->stride == 1 && dense && s->taps - 1 <= t->lanes && short_run) each_channel(c, chain);
+    else if (s->stride > 1 && s->stride <= PHASES && dense && (s->taps - 1) / s->stride <= t->lanes && short_run) each_channel(c, phases);
+    else if (s->stride <= GATHER_MAX) each_strided(c);
+    else each_channel(c, scalar);
 }
 
 /* Blocks of lanes x lanes; element by element if there is one lane. */
@@ -337,7 +329,8 @@ pysim_status pysim_trace(const pysim_problem *p, const pysim_schedule *s, const 
     tracer t, *outer = active;
     t.sink = sink, t.context = context, t.image = columns ? COLUMNS : INPUT, t.n = 0;
     active = &t;
-    status = pysim_dry_run(p, s, install_stubs, product ? filters : image, product ? image : filters, place(at->output), place(at->workspace));
+    status =
+        pysim_dry_run(p, s, install_stubs, product ? filters : image, product ? image : filters, place(at->output), place(at->workspace));
     active = outer;
     deliver(&t);
     return status;
@@ -379,7 +372,8 @@ typedef struct {
     int64_t accesses;
 } cache_sink;
 
-static void to_caches(void *context, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write, const uint8_t *tags) {
+static void to_caches(void *context, int64_t n, const int64_t *addresses, const int32_t *sizes, const uint8_t *is_write,
+                      const uint8_t *tags) {
     cache_sink *s = context;
     if (s->status != PYSIM_OK) return;
     s->status = pysim_cache_access(s->state, n, addresses, sizes, is_write, tags, NULL);

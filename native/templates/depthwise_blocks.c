@@ -16,7 +16,7 @@ enum { MAX_TILE = 8, MAX_TAPS = 7 };
 typedef struct {
     const T *x, *w;
     T *out;
-    int64_t rows, row;       /* kernel rows inside the image; elements between them */
+    int64_t rows, row; /* kernel rows inside the image; elements between them */
     int64_t taps, stride, dilation, width, pad;
     int64_t tiles, min_width, wider_tiles; /* tiles have min_width outputs, the first `wider_tiles` of them one more */
     VEC start, low, high;
@@ -64,7 +64,7 @@ INLINE void blocks_row(const int S, const int SW, const BLOCK_ROW *t) {
         wide = t->min_width + (tile < t->wider_tiles);
         const int inside = at >= 0 && at + (wide - 1) * t->stride + reach < t->width;
         switch (2 * wide + inside) {
-#define BLOCKS_CASE(P) \
+#define BLOCKS_CASE(P)                                       \
     case 2 * P: blocks_tile(S, SW, P, 1, t, at, out); break; \
     case 2 * P + 1: blocks_tile(S, SW, P, 0, t, at, out); break;
             BLOCKS_CASE(1) BLOCKS_CASE(2) BLOCKS_CASE(3) BLOCKS_CASE(4) BLOCKS_CASE(5) BLOCKS_CASE(6) BLOCKS_CASE(7) BLOCKS_CASE(8)
@@ -98,9 +98,18 @@ INLINE void blocks_body(const pysim_direct *of, const T *input, const T *filters
     const pysim_conv *c = of->conv;
     void (*const row_of)(const BLOCK_ROW *) = select_blocks_row(c);
     const int64_t wide = c->width * LANES, tiles = pysim_ceil_div(of->q, MAX_TILE), reach = (c->kernel_h - 1) * c->dilation_h;
-    BLOCK_ROW t = {.row = c->dilation_h * wide, .taps = c->kernel_w, .stride = c->stride_w, .dilation = c->dilation_w, .width = c->width,
-                   .pad = c->pad_left, .tiles = tiles, .min_width = of->q / tiles, .wider_tiles = of->q % tiles,
-                   .start = bias ? v_load(bias) : v_zero(), .low = v_set1((T)of->bounds.low), .high = v_set1((T)of->bounds.high)};
+    BLOCK_ROW t = {.row = c->dilation_h * wide,
+                   .taps = c->kernel_w,
+                   .stride = c->stride_w,
+                   .dilation = c->dilation_w,
+                   .width = c->width,
+                   .pad = c->pad_left,
+                   .tiles = tiles,
+                   .min_width = of->q / tiles,
+                   .wider_tiles = of->q % tiles,
+                   .start = bias ? v_load(bias) : v_zero(),
+                   .low = v_set1((T)of->bounds.low),
+                   .high = v_set1((T)of->bounds.high)};
     for (int64_t p = begin; p < end; p++) {
         const int64_t y = p * c->stride_h - c->pad_top;
         int64_t r0 = 0, r1 = c->kernel_h; /* kernel rows inside the image; divides only where needed, since divisions are slow */

@@ -20,7 +20,8 @@ INLINE void fetch_tile(const int P, const int F, const void *at, int64_t vector,
 }
 
 /* Adds the products of one element and F vectors of filters to pixel p. */
-INLINE void multiply_pixel(const int F, const VEC filter[MAX_FILTER_VECTORS], const void *element, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS], int p) {
+INLINE void multiply_pixel(const int F, const VEC filter[MAX_FILTER_VECTORS], const void *element, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS],
+                           int p) {
     const VEC v = v_set1(*(const T *)element);
 #pragma GCC unroll 4
     for (int f = 0; f < F; f++) acc[f][p] = v_fma(filter[f], v, acc[f][p]);
@@ -29,8 +30,8 @@ INLINE void multiply_pixel(const int F, const VEC filter[MAX_FILTER_VECTORS], co
 /* Adds one tap of a kernel row, `inner` channels. x: the first pixel's elements; w: filters. `next`: lines of the next kernel row, one of which is
  * prefetched per channel. With EDGES the first and the last pixel are left out if their flags are 0. Pixel p is addressed as pointer p/3 plus
  * 0, 1 or 2 times the pixel stride: x86 addressing scales one index register by 1 or 2. */
-INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, int with_last, const pysim_nchwc_tile *t, const char *x, const T *w,
-                    const T **next, const T *next_end, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
+INLINE void add_tap(const int P, const int F, const int EDGES, int with_first, int with_last, const pysim_nchwc_tile *t, const char *x,
+                    const T *w, const T **next, const T *next_end, VEC acc[MAX_FILTER_VECTORS][MAX_PIXELS]) {
     const int64_t pixel = t->pixel * (int64_t)sizeof(T);
     const char *third[MAX_PIXELS / 3 + 1];
 #pragma GCC unroll 10
@@ -69,10 +70,8 @@ INLINE void add_blocks(const int P, const int F, const int EDGES, const pysim_nc
                 const T *w = (const T *)t->filters + b * t->filter_block + r * t->filter_row + s * t->filter_tap;
                 const int with_last = s < t->taps - t->without_last, with_first = s >= t->without_first && (P > 1 || with_last);
                 for (int64_t l = 0; l < t->ahead_lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-                if (!EDGES || (with_first && with_last))
-                    add_tap(P, F, 0, 1, 1, t, x, w, &next, next_end, acc);
-                else
-                    add_tap(P, F, 1, with_first, with_last, t, x, w, &next, next_end, acc);
+                if (!EDGES || (with_first && with_last)) add_tap(P, F, 0, 1, 1, t, x, w, &next, next_end, acc);
+                else add_tap(P, F, 1, with_first, with_last, t, x, w, &next, next_end, acc);
             }
         }
 }
@@ -130,24 +129,22 @@ INLINE void direct_tile(const int P, const int F, const int EDGES, const pysim_n
 #define NCHWC_TILES(name, P, F, EDGE)                                       \
     static __attribute__((noinline)) void name(const pysim_nchwc_tile *t) { \
         enum { EDGES = EDGE };                                              \
-        switch (t->pixels) {                                                \
-            NCHWC_PIXELS_##P(F) default: break;                             \
-        }                                                                   \
+        switch (t->pixels) { NCHWC_PIXELS_##P(F) default : break; }         \
     }
 
 /* Defines a row of the registry: tiles of up to P pixels x F vectors. Tiles that leave out pixels have a function of their own: in a common one
  * GCC allocates registers differently, and tiles that leave out nothing take up to 5 % longer (Zen 4, 1x1, tiles of 12 x 8 on AVX2). */
-#define DEFINE_NCHWC(name, P, F)                 \
-    NCHWC_TILES(name##_whole, P, F, 0)           \
-    NCHWC_TILES(name##_edge, P, F, 1)            \
-    void name(const pysim_nchwc_tile *t) {       \
-        if (t->without_first || t->without_last) \
-            name##_edge(t);                      \
-        else                                     \
-            name##_whole(t);                     \
+#define DEFINE_NCHWC(name, P, F)                                 \
+    NCHWC_TILES(name##_whole, P, F, 0)                           \
+    NCHWC_TILES(name##_edge, P, F, 1)                            \
+    void name(const pysim_nchwc_tile *t) {                       \
+        if (t->without_first || t->without_last) name##_edge(t); \
+        else name##_whole(t);                                    \
     }
 
 /* The rows of direct_nchwc.inc for these vectors */
-#define DEFINED(target, dtype, form, windows, filters, lanes) DEFINE_NCHWC(dtype##_##form##_##windows##x##filters##__##target, windows, filters / lanes)
-#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
+#define DEFINED(target, dtype, form, windows, filters, lanes) \
+    DEFINE_NCHWC(dtype##_##form##_##windows##x##filters##__##target, windows, filters / lanes)
+#define PYSIM_NCHWC_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) \
+    MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
 #include "direct_nchwc.inc"

@@ -67,10 +67,8 @@ static void map_planes(const pysim_map *m, const pysim_finish *f, const void *fr
             const int64_t count = pysim_min(piece, size - i), at = k * m->size + i, first = k % m->period;
             if (!copies && block > 1)
                 map_pixels(x + at, scale ? scale + first : NULL, shift ? shift + first : NULL, block, count / block, y + at);
-            else if (!copies)
-                map_piece(x + at, scale ? scale[first] : 1, shift ? shift[first] : 0, count, y + at);
-            else if (x != y)
-                memcpy(y + at, x + at, (size_t)count * sizeof(T));
+            else if (!copies) map_piece(x + at, scale ? scale[first] : 1, shift ? shift[first] : 0, count, y + at);
+            else if (x != y) memcpy(y + at, x + at, (size_t)count * sizeof(T));
             if (f->loops) finish_rows(f, y + at, count, 1, count);
         }
 }
@@ -114,7 +112,8 @@ static void strip_of(const pysim_pool *p, int64_t q0, int64_t count, strip *s) {
     s->q0 = q0, s->count = count, s->x0 = q0 * p->stride_w - p->pad_left;
     s->wide = extent(count, p->stride_w, p->kernel_w, p->dilation_w);
     s->lo = pysim_min(s->wide, pysim_max(0, -s->x0)), s->hi = pysim_max(s->lo, pysim_min(s->wide, p->width - s->x0));
-    for (int64_t i = 0; i < count + LANES && !p->largest; i++) s->counted[i] = i < count ? (T)counted_columns(p, s->x0 + i * p->stride_w) : 1;
+    for (int64_t i = 0; i < count + LANES && !p->largest; i++)
+        s->counted[i] = i < count ? (T)counted_columns(p, s->x0 + i * p->stride_w) : 1;
 }
 
 /* Number of taps along an axis: the constant `edge` (2 or 3, no dilation), or if that is 0 the pool's own. */
@@ -124,7 +123,8 @@ INLINE int64_t taps_of(const int edge, int64_t taps) { return edge ? edge : taps
 INLINE VEC pool_taps(const int largest, const T *x, int64_t taps, int64_t step, const int masked, MASK inside) {
     VEC v = masked ? v_load_mask(x, inside) : v_load(x);
 #pragma GCC unroll 3
-    for (int64_t tap = 1; tap < taps; tap++) v = combined(largest, v, masked ? v_load_mask(x + tap * step, inside) : v_load(x + tap * step));
+    for (int64_t tap = 1; tap < taps; tap++)
+        v = combined(largest, v, masked ? v_load_mask(x + tap * step, inside) : v_load(x + tap * step));
     return v;
 }
 
@@ -173,17 +173,16 @@ static T pool_column(const pysim_pool *p, const T *down) {
 }
 
 /* One output row of a strip, from the row that pool_down has made. */
-INLINE void pool_row(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, int64_t row, const T *down, T *out) {
+INLINE void pool_row(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, int64_t row, const T *down,
+                     T *out) {
     const int64_t whole = s->count / LANES * LANES;
     const MASK rest = v_lanes(0, s->count - whole);
     const T rows = largest ? 1 : (T)counted_rows(p, row * p->stride_h - p->pad_top);
     for (int64_t i = 0; stride && i < s->count; i += LANES) {
         VEC v = pool_along(largest, stride, edge, p, down + i * stride);
         if (!largest) v /= v_set1(rows) * v_load(s->counted + i);
-        if (i < whole)
-            v_store(out + i, v);
-        else
-            v_store_mask(out + i, v, rest);
+        if (i < whole) v_store(out + i, v);
+        else v_store_mask(out + i, v, rest);
     }
     for (int64_t i = 0; !stride && i < s->count; i++) {
         const T value = pool_column(p, down + i * p->stride_w);
@@ -193,7 +192,8 @@ INLINE void pool_row(const int largest, const int stride, const int edge, const 
 
 /* A strip of outputs, some rows at a time, because a load that overlaps several recent narrower stores would stall (no store
  * forwarding). */
-INLINE void pool_strip(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, const T *plane, T *down, T *out) {
+INLINE void pool_strip(const int largest, const int stride, const int edge, const pysim_pool *p, const strip *s, const T *plane, T *down,
+                       T *out) {
     const int64_t most = BLOCK / s->wide;
     for (int64_t first = 0; first < p->out_h; first += most) {
         const int64_t end = pysim_min(p->out_h, first + most);
@@ -275,14 +275,11 @@ INLINE void pool_pixel(const int largest, const MASK in, int64_t block, const py
             if (largest) {
                 found = v_between(found, infinite, one);
                 not_numbers |= one != one;
-            } else
-                found += one;
+            } else found += one;
         }
     }
-    if (largest)
-        found = (VEC)((__typeof__(not_numbers))found | not_numbers);
-    else
-        found /= v_set1((T)(counted_rows(p, y0) * counted_columns(p, x0)));
+    if (largest) found = (VEC)((__typeof__(not_numbers))found | not_numbers);
+    else found /= v_set1((T)(counted_rows(p, y0) * counted_columns(p, x0)));
     v_store_mask(out, found, in);
 }
 
@@ -293,10 +290,8 @@ static void pool_blocks(const pysim_pool *p, const T *x, T *y) {
             for (int64_t q = 0; q < p->out_w; q++, y += block)
                 for (int64_t i = 0; i < block; i += LANES) {
                     const int64_t y0 = row * p->stride_h - p->pad_top, x0 = q * p->stride_w - p->pad_left;
-                    if (p->largest)
-                        pool_pixel(1, v_lanes(0, block - i), block, p, x + i, y0, x0, y + i);
-                    else
-                        pool_pixel(0, v_lanes(0, block - i), block, p, x + i, y0, x0, y + i);
+                    if (p->largest) pool_pixel(1, v_lanes(0, block - i), block, p, x + i, y0, x0, y + i);
+                    else pool_pixel(0, v_lanes(0, block - i), block, p, x + i, y0, x0, y + i);
                 }
 }
 
@@ -325,7 +320,8 @@ static void pool_planes(const pysim_pool *p, const void *from, void *to) {
 #include "loops_arrays.h"
 #include "loops_attention.h"
 
-#define DEFINED(target, dtype) \
-    const pysim_loops pysim_loops_##dtype##__##target = {finish_rows, map_planes, pool_planes, pair_arrays, rows_of, take_rows, transpose_rows, attention_rows};
+#define DEFINED(target, dtype)                                                                                 \
+    const pysim_loops pysim_loops_##dtype##__##target = {finish_rows, map_planes, pool_planes,    pair_arrays, \
+                                                         rows_of,     take_rows,  transpose_rows, attention_rows};
 #define PYSIM_LOOPS(target, dtype) MINE(target, dtype, DEFINED)(target, dtype)
 #include "loops.inc"

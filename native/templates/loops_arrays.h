@@ -26,12 +26,9 @@ INLINE void pair_row(const int kind, const int a_is_scalar, const int b_is_scala
 }
 
 INLINE void pair_row_of(const int kind, const T *a, int64_t a_step, const T *b, int64_t b_step, int64_t count, T *y) {
-    if (a_step == 1 && b_step == 1)
-        pair_row(kind, 0, 0, a, b, count, y);
-    else if (a_step == 1 && b_step == 0)
-        pair_row(kind, 0, 1, a, b, count, y);
-    else if (a_step == 0 && b_step == 1)
-        pair_row(kind, 1, 0, a, b, count, y);
+    if (a_step == 1 && b_step == 1) pair_row(kind, 0, 0, a, b, count, y);
+    else if (a_step == 1 && b_step == 0) pair_row(kind, 0, 1, a, b, count, y);
+    else if (a_step == 0 && b_step == 1) pair_row(kind, 1, 0, a, b, count, y);
     else
         for (int64_t i = 0; i < count; i++) pair_row(kind, 1, 1, a + i * a_step, b + i * b_step, 1, y + i);
 }
@@ -176,10 +173,8 @@ static void rows_of(const pysim_rows *r, const void *from, const void *scale, co
         case PYSIM_ROWS_LENGTH: y[k] = (T)sqrt(row_over(SQUARE, x, r->size, 0)); break;
         case PYSIM_ROWS_LOCAL: local_beside(r, x, y + k * step); break;
         case PYSIM_ROWS_SOFTMAX:
-            if (r->inner == 1)
-                softmax_row(x, r->size, y + k * step);
-            else
-                softmax_beside(r->size, r->inner, x, y + k * step);
+            if (r->inner == 1) softmax_row(x, r->size, y + k * step);
+            else softmax_beside(r->size, r->inner, x, y + k * step);
             break;
         default: {
             const T mean = row_over(ELEMENT, x, r->size, 0) / (T)r->size, variance = row_over(SQUARE, x, r->size, mean) / (T)r->size;
@@ -210,16 +205,11 @@ static void take_rows(const pysim_take *t, const void *from, const int64_t *at, 
     T *y = to;
     for (int64_t o = 0; o < t->outer; o++, x += t->size * t->inner)
         for (int64_t i = 0; i < t->count; i++, y += t->inner) {
-            if (!shares && t->inner == 1)
-                *y = *row_at(t, x, at[i]);
-            else if (!shares)
-                memcpy(y, row_at(t, x, at[i]), (size_t)t->inner * sizeof(T));
-            else if (t->taps == 2)
-                blend_row(2, t, x, at + i, shares + i, y);
-            else if (t->taps == 4)
-                blend_row(4, t, x, at + i, shares + i, y);
-            else
-                blend_row(0, t, x, at + i, shares + i, y);
+            if (!shares && t->inner == 1) *y = *row_at(t, x, at[i]);
+            else if (!shares) memcpy(y, row_at(t, x, at[i]), (size_t)t->inner * sizeof(T));
+            else if (t->taps == 2) blend_row(2, t, x, at + i, shares + i, y);
+            else if (t->taps == 4) blend_row(4, t, x, at + i, shares + i, y);
+            else blend_row(0, t, x, at + i, shares + i, y);
         }
 }
 

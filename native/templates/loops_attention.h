@@ -10,8 +10,8 @@
 enum { KEYS = PYSIM_ATTENTION_KEYS, GROUP = PYSIM_ATTENTION_GROUP, WIDE = LANES * sizeof(T) == 64 ? 4 : 2 };
 
 /* c[r] (+)= a[r] b for `rows` rows of `vectors` vectors, both constants. */
-INLINE void attention_tile(const int rows, const int vectors, const int adds, const T *a, int64_t a_row, const T *b, int64_t b_row, int64_t k,
-                           T *c, int64_t c_row) {
+INLINE void attention_tile(const int rows, const int vectors, const int adds, const T *a, int64_t a_row, const T *b, int64_t b_row,
+                           int64_t k, T *c, int64_t c_row) {
     VEC sum[GROUP][WIDE];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -35,7 +35,8 @@ INLINE void attention_tile(const int rows, const int vectors, const int adds, co
 }
 
 /* The product of GROUP rows and `columns` columns, a multiple of LANES. */
-INLINE void attention_product(const int adds, const T *a, int64_t a_row, const T *b, int64_t b_row, int64_t k, T *c, int64_t c_row, int64_t columns) {
+INLINE void attention_product(const int adds, const T *a, int64_t a_row, const T *b, int64_t b_row, int64_t k, T *c, int64_t c_row,
+                              int64_t columns) {
     int64_t n = 0;
     for (; n + WIDE * LANES <= columns; n += WIDE * LANES) attention_tile(GROUP, WIDE, adds, a, a_row, b + n, b_row, k, c + n, c_row);
     for (; WIDE > 2 && n + 2 * LANES <= columns; n += 2 * LANES) attention_tile(GROUP, 2, adds, a, a_row, b + n, b_row, k, c + n, c_row);
@@ -45,8 +46,7 @@ INLINE void attention_product(const int adds, const T *a, int64_t a_row, const T
 /* `count` keys as columns [size][KEYS] of whole vectors, zeros behind them. */
 static void attention_keys(const pysim_attention *of, const T *k, int64_t count, T *to) {
     const int64_t padded = (count + LANES - 1) / LANES * LANES;
-    if (of->k_step == 1)
-        transpose_rows(k, of->k_row, of->size, count, to, KEYS);
+    if (of->k_step == 1) transpose_rows(k, of->k_row, of->size, count, to, KEYS);
     else
         for (int64_t d = 0; d < of->size; d++) memcpy(to + d * KEYS, k + d * of->k_step, (size_t)count * sizeof(T));
     for (int64_t d = 0; d < of->size && padded > count; d++) memset(to + d * KEYS + count, 0, (size_t)(padded - count) * sizeof(T));
@@ -72,8 +72,8 @@ INLINE T attention_shares(T *s, int64_t count, const T *mask, int64_t mask_step,
     return factor;
 }
 
-static void attention_group(const pysim_attention *of, int64_t rows, int64_t keys, const T *q, const T *columns, const T *values, const T *mask,
-                            T *scores, T *sums, T *most, T *total) {
+static void attention_group(const pysim_attention *of, int64_t rows, int64_t keys, const T *q, const T *columns, const T *values,
+                            const T *mask, T *scores, T *sums, T *most, T *total) {
     const int64_t width = (of->width + LANES - 1) / LANES * LANES, padded = (keys + LANES - 1) / LANES * LANES;
     attention_product(0, q, of->size, columns, KEYS, of->size, scores, KEYS, padded);
     for (int64_t r = 0; r < rows; r++) {
@@ -93,8 +93,8 @@ static void attention_result(const pysim_attention *of, int64_t rows, const T *s
         }
 }
 
-static void attention_rows(const pysim_attention *of, int64_t rows, const void *queries, const void *keys, const void *values, const void *masks,
-                           void *to, void *workspace) {
+static void attention_rows(const pysim_attention *of, int64_t rows, const void *queries, const void *keys, const void *values,
+                           const void *masks, void *to, void *workspace) {
     const int64_t width = (of->width + LANES - 1) / LANES * LANES, groups = (rows + GROUP - 1) / GROUP;
     const T *q = queries, *k = keys, *v = values, *mask = masks, alpha = (T)of->alpha;
     T *columns = workspace, *packed = columns + KEYS * of->size, *scores = packed + KEYS * width, *scaled = scores + GROUP * KEYS;

@@ -46,10 +46,8 @@ INLINE void phases_tile(const int vectors, const int filters, const pysim_phases
 #pragma GCC unroll 3
         for (int v = 0; v < vectors; v++) {
             const VEC y = v_between(low, high, acc[v][f]);
-            if (v < vectors - 1 || whole)
-                v_store(to + v * LANES, y);
-            else
-                v_store_mask(to + v * LANES, y, last);
+            if (v < vectors - 1 || whole) v_store(to + v * LANES, y);
+            else v_store_mask(to + v * LANES, y, last);
         }
     }
 }
@@ -74,5 +72,6 @@ static void phases_row(const pysim_phases *of, const void *input, void *result, 
 
 /* The rows of polyphase.inc for these vectors */
 #define DEFINED(target, dtype, form, windows, filters, lanes) DEFINE_PHASES(dtype##_##form##_##windows##x##filters##__##target)
-#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
+#define PYSIM_PHASES_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) \
+    MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
 #include "polyphase.inc"

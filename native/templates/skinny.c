@@ -22,8 +22,8 @@
 /* A tile has up to 20 accumulators of 32 registers (vectors of 64 bytes), else 8. */
 enum {
     MAX_ACCUMULATORS = LANES * sizeof(T) == 64 ? 20 : 8,
-    MAX_NV = 8,                                /* matrix registers (axpy), matrix rows (dot) of a tile */
-    MAX_NF = LANES * sizeof(T) == 64 ? 8 : 4,  /* vectors of a tile, axpy */
+    MAX_NV = 8,                               /* matrix registers (axpy), matrix rows (dot) of a tile */
+    MAX_NF = LANES * sizeof(T) == 64 ? 8 : 4, /* vectors of a tile, axpy */
     MAX_NF_DOT = 4,
     LINE = 64 / sizeof(T),
     LINES_AHEAD = 64,       /* to L2 */
@@ -75,8 +75,8 @@ INLINE int64_t elements_ahead(int64_t at, int64_t width, int64_t next) {
 }
 
 /* Adds nk rows to nf vectors x nv registers of results; loads are masked if `masked`, stores are whole registers. */
-INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first,
-                      MASK mask, T *partial, int64_t pitch, PREFETCHER *ahead, int64_t ahead_l2) {
+INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk,
+                      int first, MASK mask, T *partial, int64_t pitch, PREFETCHER *ahead, int64_t ahead_l2) {
     VEC acc[MAX_NF][MAX_NV];
     PREFETCHER a = *ahead;
     const int into_l2 = of->prefetch_level > 1, reload = reload_operands(of->n_vectors, nf, nv);
@@ -87,10 +87,8 @@ INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_
     for (int64_t p = 0; p < nk; p++, matrix += of->ld, vectors += of->n_vectors) {
         VEC x[MAX_NV];
         const T *row = matrix, *values = vectors;
-        if (into_l2)
-            prefetch_row(nf, nv * LANES, matrix + ahead_l2, matrix + 2 * nv * LANES);
-        else
-            prefetch_next(nv, &a);
+        if (into_l2) prefetch_row(nf, nv * LANES, matrix + ahead_l2, matrix + 2 * nv * LANES);
+        else prefetch_next(nv, &a);
 #pragma GCC unroll 8
         for (int v = 0; v < nv; v++) x[v] = masked ? v_load_mask(matrix + v * LANES, mask) : v_load(matrix + v * LANES);
         if (reload && nf > nv)
@@ -117,8 +115,8 @@ INLINE void axpy_tile(const int nf, const int nv, const int masked, const pysim_
 }
 
 /* Results [at, at + count) of a run of `width`: whole tiles of nv registers, then the rest one register at a time. */
-INLINE void axpy_block(const int nf, const int nv, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, int64_t at,
-                       int64_t count, int64_t width, T *partial, int64_t pitch, PREFETCHER *ahead) {
+INLINE void axpy_block(const int nf, const int nv, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first,
+                       int64_t at, int64_t count, int64_t width, T *partial, int64_t pitch, PREFETCHER *ahead) {
     int64_t i = 0;
     for (; i + nv * LANES <= count; i += nv * LANES)
         axpy_tile(nf, nv, 0, of, vectors, matrix + i, nk, first, v_lanes(0, LANES), partial + i, pitch, ahead,
@@ -154,8 +152,8 @@ INLINE VEC add_lanes(int count, VEC r[LANES]) {
     }
 
 /* Adds nk columns to the partial sums of nf vectors x nr rows of the matrix. */
-INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, T *partial,
-                     int64_t pitch, PREFETCHER *ahead) {
+INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first,
+                     T *partial, int64_t pitch, PREFETCHER *ahead) {
     VEC acc[MAX_NF][MAX_NV];
     PREFETCHER a = *ahead;
     const int into_l2 = of->prefetch_level > 1, reload = reload_operands(of->n_vectors, nf, nr);
@@ -197,8 +195,8 @@ INLINE void dot_tile(const int nf, const int nr, const pysim_skinny *of, const T
     *ahead = a;
 }
 
-INLINE void dot_block(const int nf, const int nr, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first, int64_t count,
-                      T *partial, int64_t pitch, PREFETCHER *ahead) {
+INLINE void dot_block(const int nf, const int nr, const pysim_skinny *of, const T *vectors, const T *matrix, int64_t nk, int first,
+                      int64_t count, T *partial, int64_t pitch, PREFETCHER *ahead) {
     int64_t i = 0;
     for (; i + nr <= count; i += nr) dot_tile(nf, nr, of, vectors, matrix + i * of->ld, nk, first, partial + i, pitch, ahead);
     for (; i < count; i++) dot_tile(nf, 1, of, vectors, matrix + i * of->ld, nk, first, partial + i, pitch, ahead);
@@ -252,5 +250,6 @@ INLINE void skinny(const int dot, const pysim_skinny *of, int64_t begin, int64_t
 #define IS_axpy 0
 #define IS_dot 1
 #define DEFINED(target, dtype, form, windows, filters, lanes) DEFINE_SKINNY(dtype##_##form##_##windows##x##filters##__##target, IS_##form)
-#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
+#define PYSIM_SKINNY_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) \
+    MINE(target, dtype, DEFINED)(target, dtype, form, windows, filters, lane_filters)
 #include "skinny.inc"

@@ -148,8 +148,7 @@ static int64_t find_runs(const pysim_winograd *w, int64_t tile, int64_t count, P
         }
         run[runs].lane = lane;
         run[runs].vectors = pysim_ceil_div(needed, LANES);
-        for (int64_t v = 0; v < m; v++)
-            run[runs].load[v] = v_lanes(-x - v * LANES, pysim_min(w->width - x, needed) - v * LANES);
+        for (int64_t v = 0; v < m; v++) run[runs].load[v] = v_lanes(-x - v * LANES, pysim_min(w->width - x, needed) - v * LANES);
     }
     return runs;
 }
@@ -248,9 +247,9 @@ INLINE void transform_rows(const int e, T (*d)[PANEL_WIDTH], int64_t count, T *t
             store_planes(e, x, to + lane, pitch);
         }
 }
-#define TRANSFORM_ROWS(e)                                                                                                \
-    static __attribute__((noinline)) void transform_rows_##e(T (*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) { \
-        transform_rows(e, d, count, to, pitch);                                                                          \
+#define TRANSFORM_ROWS(e)                                                                                               \
+    static __attribute__((noinline)) void transform_rows_##e(T(*d)[PANEL_WIDTH], int64_t count, T *to, int64_t pitch) { \
+        transform_rows(e, d, count, to, pitch);                                                                         \
     }
 TRANSFORM_ROWS(4)
 TRANSFORM_ROWS(6)
@@ -260,10 +259,8 @@ INLINE void several_runs(const int m, const int r, int64_t runs, const PATCH_RUN
                          T (*d)[PANEL_WIDTH], T *to, int64_t pitch) {
     const int e = m + r - 1;
     for (int64_t i = 0; i < runs; i++)
-        if (run[i].vectors <= m / 2)
-            gather_run(m, r, m / 2, &run[i], channel, thirds, d);
-        else
-            gather_run(m, r, m, &run[i], channel, thirds, d);
+        if (run[i].vectors <= m / 2) gather_run(m, r, m / 2, &run[i], channel, thirds, d);
+        else gather_run(m, r, m, &run[i], channel, thirds, d);
     (e == 4 ? transform_rows_4 : e == 6 ? transform_rows_6 : transform_rows_8)(d, count, to, pitch);
 }
 
@@ -274,12 +271,9 @@ INLINE void patches_body(const int m, const int r, const pysim_winograd *w, int6
     const int64_t runs = find_runs(w, tile, count, run);
     for (int i = 0; i < 3; i++) thirds[i] = v_gather_plan(3, i);
     for (int64_t c = 0; c < w->channels; c++, panel += w->panel_tiles)
-        if (runs > 1)
-            several_runs(m, r, runs, run, c, count, thirds, d, panel, w->plane_pitch);
-        else if (run->vectors <= m / 2)
-            single_run(m, r, m / 2, run, c, thirds, panel, w->plane_pitch);
-        else
-            single_run(m, r, m, run, c, thirds, panel, w->plane_pitch);
+        if (runs > 1) several_runs(m, r, runs, run, c, count, thirds, d, panel, w->plane_pitch);
+        else if (run->vectors <= m / 2) single_run(m, r, m / 2, run, c, thirds, panel, w->plane_pitch);
+        else single_run(m, r, m, run, c, thirds, panel, w->plane_pitch);
 }
 
 /* Input in channel blocks: lanes hold channels; writes V of each tile, [plane][tile][channel]. */
@@ -308,7 +302,8 @@ INLINE void patches_of_blocks(const int e, const pysim_winograd *w, int64_t tile
         for (int64_t lane = 0; lane < count; lane++) {
             const int64_t t = tile + lane, in_image = t % per_image;
             const int64_t y = in_image / w->tiles_w * m - w->pad_top, x = in_image % w->tiles_w * m - w->pad_left;
-            const T *corner = (const T *)(const void *)w->input + t / per_image * w->image_pitch + c * w->height * w->width + y * row + x * LANES;
+            const T *corner =
+                (const T *)(const void *)w->input + t / per_image * w->image_pitch + c * w->height * w->width + y * row + x * LANES;
             block_patch(e, corner, row, y, x, w, panel + lane * w->patch_pitch + c);
         }
 }

@@ -72,10 +72,8 @@ int check_failed(void) { return shared->case_failed; }
 
 void check_end(void) {
     shared->running = 0;
-    if (shared->case_failed)
-        shared->failed++;
-    else
-        shared->passed++;
+    if (shared->case_failed) shared->failed++;
+    else shared->passed++;
 }
 
 void check_count_nonzero(int64_t nonzero, int64_t of) {
@@ -154,8 +152,7 @@ enum { ALONE = sizeof alone / sizeof *alone };
 /* ---- main ---- */
 
 static int usage(const char *problem, const char *what) {
-    fprintf(stderr, "check: %s %s\nusage: check [--kernel SUBSTRING] [--quick] [--list] [--seed N] [--case ID]\n", problem,
-            what);
+    fprintf(stderr, "check: %s %s\nusage: check [--kernel SUBSTRING] [--quick] [--list] [--seed N] [--case ID]\n", problem, what);
     return 2;
 }
 

@@ -68,16 +68,15 @@ void *check_scratch(int32_t which, size_t bytes);
 /* Runs the library with a workspace of exactly the size that it asks for, filled with `garbage`: flush against the guard, or, in every third case, 8
  * bytes off any alignment with a pattern in the 8 bytes between. Odd cases are profiled. Checks that the run wrote nothing outside the workspace and
  * that its profile makes sense; 0 if it could not run. */
-int check_run(const pysim_problem *problem, const pysim_schedule *schedule, const pysim_epilogue *epilogue, int32_t threads, const void *first,
-              const void *second, void *result, guard_arena *workspace, guard_side side, int64_t index, int garbage);
+int check_run(const pysim_problem *problem, const pysim_schedule *schedule, const pysim_epilogue *epilogue, int32_t threads,
+              const void *first, const void *second, void *result, guard_arena *workspace, guard_side side, int64_t index, int garbage);
 
 /* ---- schedules ---- */
 typedef struct {
     int32_t stationary, pack, set, k2, k3; /* levels: set 1, 2, half, all; k2 and k3 1, 2, all */
 } check_plan;
 enum { PLAN_SETS = 4, PLAN_K = 3 };
-pysim_schedule check_schedule(int32_t kernel, const pysim_kernel_info *row, const check_plan *plan, int64_t channels,
-                              check_random *random);
+pysim_schedule check_schedule(int32_t kernel, const pysim_kernel_info *row, const check_plan *plan, int64_t channels, check_random *random);
 void check_schedule_text(const pysim_schedule *s, char *text, size_t size);
 
 /* Lines of native/algorithms.inc; a schedule has the first, unless said otherwise. */

@@ -65,9 +65,8 @@ typedef struct {
 } line;
 static const line lines[] = {
 #define PYSIM_PACKER(target, dtype)
-#define PYSIM_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters)                                  \
-    {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows,     \
-     lane_filters},
+#define PYSIM_ROW(target, dtype, form, windows, filters, lane_windows, lane_filters) \
+    {#dtype "_" #form "_" #windows "x" #filters "__" #target, #target, #dtype, #form, windows, filters, lane_windows, lane_filters},
 #define PYSIM_DIRECT_ROW PYSIM_ROW
 #define PYSIM_SKINNY_ROW PYSIM_ROW
 #define PYSIM_PHASES_ROW PYSIM_ROW
@@ -94,9 +93,8 @@ static void check_line(int32_t i) {
     }
     if (strcmp(row.name, lines[i].name) != 0) check_fail("its name is %s", row.name);
     if (strcmp(row.target, lines[i].target) != 0 || strcmp(row.form, lines[i].form) != 0 ||
-        strcmp(check_name(row.dtype), lines[i].dtype) != 0 || row.windows != lines[i].windows ||
-        row.filters != lines[i].filters || row.lane_windows != lines[i].lane_windows ||
-        row.lane_filters != lines[i].lane_filters)
+        strcmp(check_name(row.dtype), lines[i].dtype) != 0 || row.windows != lines[i].windows || row.filters != lines[i].filters ||
+        row.lane_windows != lines[i].lane_windows || row.lane_filters != lines[i].lane_filters)
         check_fail("its columns are not those of its line");
     if (row.available != 0 && row.available != 1) check_fail("available is %d", (int)row.available);
     if (strcmp(row.target, "portable") == 0 && !row.available) check_fail("a portable kernel is not available");
@@ -104,8 +102,7 @@ static void check_line(int32_t i) {
 
 void check_registry(void) {
     if (check_begin("version", "pysim_abi_version")) {
-        if (pysim_abi_version() != PYSIM_ABI_VERSION)
-            check_fail("%d, and the header has %d", pysim_abi_version(), PYSIM_ABI_VERSION);
+        if (pysim_abi_version() != PYSIM_ABI_VERSION) check_fail("%d, and the header has %d", pysim_abi_version(), PYSIM_ABI_VERSION);
         check_end();
     }
     if (check_begin("count", "pysim_kernel_count")) {
@@ -169,10 +166,9 @@ static void both_ways(const pysim_conv *c, guard_side side, check_random *random
     const int64_t depth = c->channels * c->kernel_h * c->kernel_w, windows = p * q;
     const pysim_gemm g = {c->filters, windows, depth, depth, windows, windows, 0, 0, c->dtype};
     const pysim_epilogue e = {.alpha = 1};
-    check_fill(guard_place(&image, (size_t)(c->channels * c->height * c->width) * size, side), c->dtype,
-               c->channels * c->height * c->width, FILL_EXACT, random);
-    check_fill(guard_place(&filters, (size_t)(c->filters * depth) * size, side), c->dtype, c->filters * depth, FILL_EXACT,
-               random);
+    check_fill(guard_place(&image, (size_t)(c->channels * c->height * c->width) * size, side), c->dtype, c->channels * c->height * c->width,
+               FILL_EXACT, random);
+    check_fill(guard_place(&filters, (size_t)(c->filters * depth) * size, side), c->dtype, c->filters * depth, FILL_EXACT, random);
     void *col = guard_place(&columns, (size_t)(depth * windows) * size, side);
     void *one = guard_place(&direct, (size_t)(c->filters * windows) * result_size, side);
     void *two = guard_place(&product, (size_t)(c->filters * windows) * result_size, side);
@@ -204,13 +200,10 @@ void check_reference(void) {
         c.pad_bottom = check_below(&random, 7), c.pad_right = check_below(&random, 7);
         c.height = 9 + check_below(&random, 6), c.width = 9 + check_below(&random, 6);
         snprintf(id, sizeof id, "im2col/%d", (int)i);
-        if (!check_begin(
-                id,
-                "conv:ic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld pad_bottom=%lld pad_right=%lld",
-                (long long)c.channels, (long long)c.height, (long long)c.width, (long long)c.filters, (long long)c.kernel_h,
-                (long long)c.kernel_w, (long long)c.stride_h, (long long)c.stride_w, (long long)c.pad_top,
-                (long long)c.pad_left, (long long)c.dilation_h - 1, (long long)c.dilation_w - 1, (long long)c.pad_bottom,
-                (long long)c.pad_right))
+        if (!check_begin(id, "conv:ic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld pad_bottom=%lld pad_right=%lld",
+                         (long long)c.channels, (long long)c.height, (long long)c.width, (long long)c.filters, (long long)c.kernel_h,
+                         (long long)c.kernel_w, (long long)c.stride_h, (long long)c.stride_w, (long long)c.pad_top, (long long)c.pad_left,
+                         (long long)c.dilation_h - 1, (long long)c.dilation_w - 1, (long long)c.pad_bottom, (long long)c.pad_right))
             continue;
         both_ways(&c, i & 4 ? GUARD_LEFT : GUARD_RIGHT, &random);
         check_end();
@@ -220,10 +213,8 @@ void check_reference(void) {
 /* ---- probes: rates are positive numbers, and the buffer's edges are kept ---- */
 
 static void positive(const char *what, pysim_status status, const double *rate) {
-    if (status != PYSIM_OK)
-        check_fail("%s: %s", what, pysim_last_error());
-    else if (!(isfinite(*rate) && *rate > 0))
-        check_fail("%s: the rate is %g", what, *rate);
+    if (status != PYSIM_OK) check_fail("%s: %s", what, pysim_last_error());
+    else if (!(isfinite(*rate) && *rate > 0)) check_fail("%s: the rate is %g", what, *rate);
 }
 
 void check_probes(void) {
@@ -234,10 +225,8 @@ void check_probes(void) {
         pysim_kernel_info row;
         if (pysim_kernel_at(i, &row) != PYSIM_OK || !check_begin(row.name, "pysim_probe_fma of its target and dtype")) continue;
         const pysim_status status = pysim_probe_fma(row.target, row.dtype, &rate);
-        if (row.available)
-            positive(row.target, status, &rate);
-        else if (status != PYSIM_UNSUPPORTED)
-            check_fail("status %d for a target that is not available", (int)status);
+        if (row.available) positive(row.target, status, &rate);
+        else if (status != PYSIM_UNSUPPORTED) check_fail("status %d for a target that is not available", (int)status);
         check_end();
     }
     const int64_t sizes[] = {1, 7, 63, 64, 511, 512, 513, 1025, 70001};

@@ -37,14 +37,14 @@ static pysim_status packed_bytes(call *x) { return pysim_prepared_bytes(x->probl
 static pysim_status pack(call *x) { return pysim_prepare(x->problem, x->schedule, x->filters, x->packed, x->packed_bytes); }
 static pysim_status workspace_bytes(call *x) { return pysim_workspace_bytes(x->problem, x->schedule, x->threads, x->bytes); }
 static pysim_status conv_run(call *x) {
-    return pysim_run(x->problem, x->schedule, x->epilogue, x->threads, x->input, x->packed, x->output, x->workspace,
-                     x->workspace_bytes, NULL);
+    return pysim_run(x->problem, x->schedule, x->epilogue, x->threads, x->input, x->packed, x->output, x->workspace, x->workspace_bytes,
+                     NULL);
 }
 static pysim_status reference(call *x) { return pysim_reference(x->problem, x->epilogue, x->input, x->filters, x->output); }
 static pysim_status im2col(call *x) { return pysim_im2col(x->problem ? x->conv : NULL, x->input, x->columns); }
 static pysim_status gemm_run(call *x) {
-    return pysim_run(x->problem, x->schedule, x->epilogue, x->threads, x->input, x->filters, x->output, x->workspace,
-                     x->workspace_bytes, NULL);
+    return pysim_run(x->problem, x->schedule, x->epilogue, x->threads, x->input, x->filters, x->output, x->workspace, x->workspace_bytes,
+                     NULL);
 }
 
 /* The last ones are of products. */
@@ -93,10 +93,8 @@ static void good(int32_t f, call *x) {
     const int product = f >= GEMM_WORKSPACE;
     pysim_kernel_info row;
     memset(x, 0, sizeof *x);
-    if (product)
-        x->of = (pysim_problem){PYSIM_GEMM, .gemm = {5, 6, 7, 9, 9, 9, 0, 0, PYSIM_F32}};
-    else
-        x->of = (pysim_problem){PYSIM_CONV, .conv = {1, 2, 4, 6, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32}};
+    if (product) x->of = (pysim_problem){PYSIM_GEMM, .gemm = {5, 6, 7, 9, 9, 9, 0, 0, PYSIM_F32}};
+    else x->of = (pysim_problem){PYSIM_CONV, .conv = {1, 2, 4, 6, 7, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, PYSIM_F32}};
     const int32_t algorithm = product ? CHECK_gemm : CHECK_sconv, kernel = kernel_of(PYSIM_F32, 1, &row);
     /* k2, k3: all tiles */
     x->s = (pysim_schedule){algorithm, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row.windows, row.filters, 2, 64, 64, 0};
@@ -148,8 +146,7 @@ static void set(call *x, size_t offset, kind of, int64_t value) {
     if (of == POINTER || of == SHIFT) memcpy(field, &pointer, sizeof pointer);
 }
 
-#define FIELD(type, field, value, who, status, word) \
-    {#field " = " #value, offsetof(call, field), type, value, who, PYSIM_##status, word}
+#define FIELD(type, field, value, who, status, word) {#field " = " #value, offsetof(call, field), type, value, who, PYSIM_##status, word}
 #define LEAST(type, struct, field, least, who) \
     FIELD(type, struct.field, least - 1, who, BAD_ARGUMENT, #field), FIELD(type, struct.field, -7, who, BAD_ARGUMENT, #field)
 #define HUGE_(struct, field, who) FIELD(I64, struct.field, INT64_MAX, who, OVERFLOW, NULL)
@@ -372,8 +369,7 @@ static void combinations(void) {
             check_end();
         }
         snprintf(id, sizeof id, "small/%d", (int)f);
-        if ((f == CONV_PACK || f == CONV_RUN || f == GEMM_RUN) &&
-            check_begin(id, "%s with one byte too few", functions[f].name)) {
+        if ((f == CONV_PACK || f == CONV_RUN || f == GEMM_RUN) && check_begin(id, "%s with one byte too few", functions[f].name)) {
             good(f, &x);
             x.packed_bytes--, x.workspace_bytes--;
             refuse(f, &x, PYSIM_BAD_ARGUMENT, f == CONV_PACK ? "prepared" : "workspace");
@@ -383,7 +379,7 @@ static void combinations(void) {
     static const struct {
         double alpha, beta;
         pysim_status status;
-    } factors[] = {{-3, 2, PYSIM_OK}, {0.5, 0, PYSIM_UNSUPPORTED}, {1, 1e-300, PYSIM_UNSUPPORTED}, {NAN, 0, PYSIM_UNSUPPORTED},
+    } factors[] = {{-3, 2, PYSIM_OK},      {0.5, 0, PYSIM_UNSUPPORTED},    {1, 1e-300, PYSIM_UNSUPPORTED},  {NAN, 0, PYSIM_UNSUPPORTED},
                    {1, -0x1p31, PYSIM_OK}, {1, 0x1p31, PYSIM_UNSUPPORTED}, {INFINITY, 0, PYSIM_UNSUPPORTED}};
     if (check_begin("whole", "alpha and beta of an s8 product")) {
         for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
@@ -409,8 +405,8 @@ static void combinations(void) {
     if (check_begin("in place/stride", "pack none with 1x1 and a stride, or with padding")) {
         for (int i = 0; i < 6; i++) {
             good(CONV_RUN, &x);
-            x.of.conv.kernel_h = x.of.conv.kernel_w = 1, x.of.conv.pad_top = x.of.conv.pad_left = x.of.conv.pad_bottom = x.of.conv.pad_right = 0,
-            x.s.pack = PYSIM_PACK_NONE;
+            x.of.conv.kernel_h = x.of.conv.kernel_w = 1,
+            x.of.conv.pad_top = x.of.conv.pad_left = x.of.conv.pad_bottom = x.of.conv.pad_right = 0, x.s.pack = PYSIM_PACK_NONE;
             int64_t *const field[] = {&x.of.conv.stride_h, &x.of.conv.stride_w,   &x.of.conv.pad_top,
                                       &x.of.conv.pad_left, &x.of.conv.pad_bottom, &x.of.conv.pad_right};
             (*field[i])++;
@@ -449,8 +445,7 @@ static void without_operands(void) {
     expect("fma/null", "pysim_probe_fma(NULL)", pysim_probe_fma(NULL, PYSIM_F32, &rate), PYSIM_BAD_ARGUMENT);
     expect("fma/result", "pysim_probe_fma with no result", pysim_probe_fma("portable", PYSIM_F32, NULL), PYSIM_BAD_ARGUMENT);
     expect("fma/dtype", "pysim_probe_fma of dtype 9", pysim_probe_fma("portable", 9, &rate), PYSIM_BAD_ARGUMENT);
-    expect("fma/unknown", "pysim_probe_fma of an unknown target", pysim_probe_fma("abacus", PYSIM_F32, &rate),
-           PYSIM_UNSUPPORTED);
+    expect("fma/unknown", "pysim_probe_fma of an unknown target", pysim_probe_fma("abacus", PYSIM_F32, &rate), PYSIM_UNSUPPORTED);
     expect("fma/long", "pysim_probe_fma of an endless target", pysim_probe_fma(endless, PYSIM_F32, &rate), PYSIM_UNSUPPORTED);
     pysim_status (*const streams[])(void *, int64_t, double, double *) = {pysim_probe_read, pysim_probe_write};
     for (int i = 0; i < 2; i++) {
@@ -466,11 +461,15 @@ static void without_operands(void) {
     }
     int64_t line[8] = {0};
     expect("line/null", "pysim_probe_line_transfer of no buffer", pysim_probe_line_transfer(NULL, 64, 64, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
-    expect("line/short", "pysim_probe_line_transfer of less than a line", pysim_probe_line_transfer(line, 63, 64, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
-    expect("line/size", "pysim_probe_line_transfer of lines of 12 bytes", pysim_probe_line_transfer(line, 64, 12, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
-    expect("line/odd", "pysim_probe_line_transfer of an odd address", pysim_probe_line_transfer((char *)line + 4, 32, 16, 1e-4, &rate), PYSIM_BAD_ARGUMENT);
+    expect("line/short", "pysim_probe_line_transfer of less than a line", pysim_probe_line_transfer(line, 63, 64, 1e-4, &rate),
+           PYSIM_BAD_ARGUMENT);
+    expect("line/size", "pysim_probe_line_transfer of lines of 12 bytes", pysim_probe_line_transfer(line, 64, 12, 1e-4, &rate),
+           PYSIM_BAD_ARGUMENT);
+    expect("line/odd", "pysim_probe_line_transfer of an odd address", pysim_probe_line_transfer((char *)line + 4, 32, 16, 1e-4, &rate),
+           PYSIM_BAD_ARGUMENT);
     expect("line/ever", "pysim_probe_line_transfer for ever", pysim_probe_line_transfer(line, 64, 64, INFINITY, &rate), PYSIM_BAD_ARGUMENT);
-    expect("line/result", "pysim_probe_line_transfer with no result", pysim_probe_line_transfer(line, 64, 64, 1e-4, NULL), PYSIM_BAD_ARGUMENT);
+    expect("line/result", "pysim_probe_line_transfer with no result", pysim_probe_line_transfer(line, 64, 64, 1e-4, NULL),
+           PYSIM_BAD_ARGUMENT);
 }
 
 static void *fail_elsewhere(void *message) {

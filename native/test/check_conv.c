@@ -38,8 +38,8 @@ static const struct {
 enum { FORMS = sizeof forms / sizeof *forms, STRIDES = 4, LARGEST_KERNEL = 12 };
 
 static const int32_t any_levels[ANY_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 7, 8, 4, PADDINGS};
-static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, FORMS, STRIDES,
-                                                       PADDINGS};
+static const int32_t winograd_levels[WINOGRAD_AXES] = {EDGES, EDGES, 1, PLAN_K,    PLAN_K, 3,       5,       PLAN_SETS,
+                                                       3,     2,     2, EPILOGUES, FORMS,  STRIDES, PADDINGS};
 static const int32_t pointwise_levels[POINTWISE_AXES] = {EDGES, EDGES, 2, PLAN_K, PLAN_K, 3, 5, PLAN_SETS, 3, 2, 2, EPILOGUES, 2};
 
 typedef struct {
@@ -70,8 +70,8 @@ static void layout(int32_t level, int64_t n, int64_t *p, int64_t *q) {
 }
 
 /* One axis: padding by level, then the input size that gives `out` outputs (more where the padding alone gives more). */
-static void axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, check_random *random,
-                 int64_t *before, int64_t *after, int64_t *size) {
+static void axis(int32_t padding, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, check_random *random, int64_t *before,
+                 int64_t *after, int64_t *size) {
     const int64_t extent = dilation * (kernel - 1) + 1;
     const int64_t pads[PADDINGS][2] = {
         {0, 0}, {(extent - 1) / 2, (extent - 1) / 2}, {0, 3}, {extent, extent + 1}, {extent + 2, 1},
@@ -99,8 +99,7 @@ static void make_nchwc(conv_case *k, const unsigned char *level, const pysim_ker
     if (k->s.channels > channels) k->s.channels = channels;
 }
 
-static void make(conv_case *k, int family, int32_t index, const unsigned char *level, int32_t kernel,
-                 const pysim_kernel_info *row) {
+static void make(conv_case *k, int family, int32_t index, const unsigned char *level, int32_t kernel, const pysim_kernel_info *row) {
     const int any = family == FAMILY_ANY;
     const int64_t *size = kernels[any ? level[KERNEL] : 0], *stride = stride_levels[any ? level[STRIDE] : 0];
     const int64_t *dilation = dilations[any ? level[DILATION] : 0];
@@ -126,7 +125,8 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
         c->filters = (c->filters + row->filters - 1) / row->filters * row->filters;
         c->input_block = c->output_block = row->lane_filters;
     }
-    if (row->lane_filters > 1 && check_is_direct(row)) c->groups = c->channels = c->filters, channels = 1; /* one channel, one filter each */
+    /* one channel, one filter each */
+    if (row->lane_filters > 1 && check_is_direct(row)) c->groups = c->channels = c->filters, channels = 1;
     c->kernel_h = size[0], c->kernel_w = size[1];
     c->stride_h = stride[0], c->stride_w = stride[1];
     c->dilation_h = dilation[0], c->dilation_w = dilation[1];
@@ -137,10 +137,21 @@ static void make(conv_case *k, int family, int32_t index, const unsigned char *l
     const check_plan plan = {level[STATIONARY], any ? PYSIM_PACK_TILES : level[PACK], level[SET], level[K2], level[K3]};
     k->s = check_schedule(kernel, row, &plan, channels, &k->random);
     if (check_is_direct(row))
-        k->s = (pysim_schedule){CHECK_depthwise, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, channels, 1, 1, 0};
+        k->s = (pysim_schedule){
+            CHECK_depthwise, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, channels, 1, 1, 0};
     if (check_is_phases(row)) /* blocks of one row of outputs, of a few, of all */
-        k->s = (pysim_schedule){CHECK_polyphase, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_TILES, row->windows, row->filters, channels,
-                                level[K2] == 0 ? 1 : level[K2] == 1 ? 1 + check_below(&k->random, k->p) : k->p, 1, 0};
+        k->s = (pysim_schedule){CHECK_polyphase,
+                                kernel,
+                                PYSIM_INPUT_STATIONARY,
+                                PYSIM_PACK_TILES,
+                                row->windows,
+                                row->filters,
+                                channels,
+                                level[K2] == 0   ? 1
+                                : level[K2] == 1 ? 1 + check_below(&k->random, k->p)
+                                                 : k->p,
+                                1,
+                                0};
     if (check_is_nchwc(row)) make_nchwc(k, level, row);
 }
 
@@ -203,7 +214,8 @@ static int has_winograd(const pysim_kernel_info *row) {
 static const char *const epilogues[EPILOGUES] = {"", " relu", " clamp", " residual", " residual relu", " residual clamp"};
 
 static pysim_epilogue epilogue_of(const conv_case *k) {
-    pysim_epilogue e = {.alpha = 1, .bias = k->bias ? at.bias.buffer : NULL, .activation = k->epilogue % ADDS ? PYSIM_RELU : PYSIM_IDENTITY};
+    pysim_epilogue e = {
+        .alpha = 1, .bias = k->bias ? at.bias.buffer : NULL, .activation = k->epilogue % ADDS ? PYSIM_RELU : PYSIM_IDENTITY};
     if (k->epilogue >= ADDS) e.residual = at.residual.buffer;
     if (k->epilogue % ADDS == CLAMPS) e.activation = PYSIM_EPILOGUE_clamp, e.low = LOW, e.high = HIGH;
     return e;
@@ -213,24 +225,22 @@ static int begin(const conv_case *k, const pysim_kernel_info *row) {
     const pysim_conv *c = &k->c;
     char schedule[160];
     check_schedule_text(&k->s, schedule, sizeof schedule);
-    return check_begin(
-        k->id,
-        "conv:mb%lldg%lldic%lldih%lldiw%lldoc%lldoh%lldow%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld:%s "
-        "pad_bottom=%lld pad_right=%lld blocks=%d,%d%s%s | %s outputs=%d %s threads=%d",
-        (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height, (long long)c->width,
-        (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h, (long long)c->kernel_w,
-        (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top, (long long)c->pad_left,
-        (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, check_name(c->dtype),
-        (long long)c->pad_bottom, (long long)c->pad_right, (int)c->input_block, (int)c->output_block, k->bias ? " bias" : "", epilogues[k->epilogue], row->name,
-        (int)k->s.outputs, schedule, (int)k->threads);
+    return check_begin(k->id,
+                       "conv:mb%lldg%lldic%lldih%lldiw%lldoc%lldoh%lldow%lldkh%lldkw%lldsh%lldsw%lldph%lldpw%llddh%llddw%lld:%s "
+                       "pad_bottom=%lld pad_right=%lld blocks=%d,%d%s%s | %s outputs=%d %s threads=%d",
+                       (long long)c->batch, (long long)c->groups, (long long)c->channels, (long long)c->height, (long long)c->width,
+                       (long long)c->filters, (long long)k->p, (long long)k->q, (long long)c->kernel_h, (long long)c->kernel_w,
+                       (long long)c->stride_h, (long long)c->stride_w, (long long)c->pad_top, (long long)c->pad_left,
+                       (long long)c->dilation_h - 1, (long long)c->dilation_w - 1, check_name(c->dtype), (long long)c->pad_bottom,
+                       (long long)c->pad_right, (int)c->input_block, (int)c->output_block, k->bias ? " bias" : "", epilogues[k->epilogue],
+                       row->name, (int)k->s.outputs, schedule, (int)k->threads);
 }
 
 /* `i` counts results as they lie. */
 static void describe(const conv_case *k, const char *what, int64_t i, const void *got, const void *want) {
     check_fail("%s: output[n=%lld][m=%lld][p=%lld][q=%lld] is %.9g, the reference has %.9g", what,
-               (long long)(i / (k->c.filters * k->p * k->q)), (long long)(i / (k->p * k->q) % k->c.filters),
-               (long long)(i / k->q % k->p), (long long)(i % k->q), check_get(got, k->result, i),
-               check_get(want, k->result, i));
+               (long long)(i / (k->c.filters * k->p * k->q)), (long long)(i / (k->p * k->q) % k->c.filters), (long long)(i / k->q % k->p),
+               (long long)(i % k->q), check_get(got, k->result, i), check_get(want, k->result, i));
 }
 
 /* Every third filter is negated and has a negative bias, so that a ReLU cuts some results and keeps others. */
@@ -265,8 +275,7 @@ static double largest(const void *positive, int32_t dtype, int64_t count) {
 /* |I| |F| + |bias| + |residual| into SCRATCH_BOUND. */
 static void expect_bound(conv_case *k, const pysim_epilogue *given) {
     const size_t size = check_size(k->c.dtype), result_size = check_size(k->result);
-    void *input = check_scratch(SCRATCH_A, (size_t)k->input * size),
-         *filters = check_scratch(SCRATCH_B, (size_t)k->filters * size);
+    void *input = check_scratch(SCRATCH_A, (size_t)k->input * size), *filters = check_scratch(SCRATCH_B, (size_t)k->filters * size);
     void *positive = check_scratch(SCRATCH_BIAS, (size_t)k->c.filters * result_size);
     check_absolute(input, at.input.buffer, k->c.dtype, k->input);
     check_absolute(filters, at.filters.buffer, k->c.dtype, k->filters);
@@ -391,8 +400,7 @@ static void as_expected(conv_case *k, const pysim_epilogue *e, guard_side side) 
     if (bad >= 0) describe(k, "random values", bad, at.output.buffer, want);
     void *first = check_scratch(SCRATCH_FIRST, bytes);
     memcpy(first, at.output.buffer, bytes);
-    if (run(k, e, 1, side, 0x7F) && memcmp(first, at.output.buffer, bytes))
-        check_fail("the second run gave other bits than the first");
+    if (run(k, e, 1, side, 0x7F) && memcmp(first, at.output.buffer, bytes)) check_fail("the second run gave other bits than the first");
     if (run(k, e, k->threads, side, 0) && memcmp(first, at.output.buffer, bytes))
         check_fail("%d threads gave other bits than one", (int)k->threads);
 }
@@ -419,7 +427,8 @@ static void poisoned(conv_case *k, const pysim_epilogue *e, guard_side side) {
 static void others(conv_case *k, const pysim_epilogue *e, guard_side side) {
     if (k->s.algorithm != CHECK_sconv) return;
     for (int32_t i = CHECK_sconv + 1; i < CHECK_ALGORITHMS && !check_failed(); i++) {
-        const int own_rows = i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc || i == CHECK_blocked;
+        const int own_rows =
+            i == CHECK_winograd || i == CHECK_depthwise || i == CHECK_polyphase || i == CHECK_direct_nchwc || i == CHECK_blocked;
         if (check_computes[i] != PYSIM_CONV || own_rows) continue;
         k->s.algorithm = i;
         if (pack(k, side)) as_expected(k, e, side);
@@ -452,7 +461,8 @@ static void check_case(conv_case *k) {
     exact(k, &e, side);
     if (check_failed() || !prepare(k, FILL_RANDOM, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT)) return;
     e = epilogue_of(k);
-    if (expect_random(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT)) as_expected(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
+    if (expect_random(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT))
+        as_expected(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     others(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     if (!check_failed() && !check_is_exact(k->result)) poisoned(k, &e, side == GUARD_LEFT ? GUARD_RIGHT : GUARD_LEFT);
     if (!check_failed()) by_way_of_blocks(k, side);
@@ -465,16 +475,12 @@ static void family(int family_of, int32_t round, int32_t kernel, const pysim_ker
     cover_settings(axes[family_of], levels[family_of], family_of, round, &rows);
     for (int32_t i = 0; i < rows.count; i++) {
         conv_case k;
-        if (family_of == FAMILY_WINOGRAD)
-            make_winograd(&k, round * COVER_ROWS + i, rows.row[i], kernel, row);
-        else
-            make(&k, family_of, round * COVER_ROWS + i, rows.row[i], kernel, row);
+        if (family_of == FAMILY_WINOGRAD) make_winograd(&k, round * COVER_ROWS + i, rows.row[i], kernel, row);
+        else make(&k, family_of, round * COVER_ROWS + i, rows.row[i], kernel, row);
         const pysim_status status = pysim_conv_output(&k.c, &k.p, &k.q);
         if (!begin(&k, row)) continue;
-        if (status == PYSIM_OK)
-            check_case(&k);
-        else
-            check_fail("pysim_conv_output: %s", pysim_last_error());
+        if (status == PYSIM_OK) check_case(&k);
+        else check_fail("pysim_conv_output: %s", pysim_last_error());
         check_end();
     }
 }

@@ -171,8 +171,8 @@ static int workspace_intact(const guard_arena *arena, guard_side side, int odd) 
     return guard_intact(arena);
 }
 
-int check_run(const pysim_problem *problem, const pysim_schedule *schedule, const pysim_epilogue *epilogue, int32_t threads, const void *first,
-              const void *second, void *result, guard_arena *workspace, guard_side side, int64_t index, int garbage) {
+int check_run(const pysim_problem *problem, const pysim_schedule *schedule, const pysim_epilogue *epilogue, int32_t threads,
+              const void *first, const void *second, void *result, guard_arena *workspace, guard_side side, int64_t index, int garbage) {
     const int odd = index % 3 == 0, profiled = index & 1;
     int64_t bytes;
     pysim_profile profile;

@@ -40,14 +40,13 @@ static guard_arena before; /* C as it is before a run */
 static void make_skinny(gemm_case *k, const check_plan *plan, int32_t kernel, const pysim_kernel_info *row) {
     const int dot = strcmp(row->form, "dot") == 0;
     pysim_gemm *g = &k->g;
-    if (g->m <= g->n)
-        g->trans_b = dot;
-    else
-        g->trans_a = !dot;
+    if (g->m <= g->n) g->trans_b = dot;
+    else g->trans_a = !dot;
     k->s = check_schedule(kernel, row, plan, g->k, &k->random);
     const int64_t block = dot && k->s.channels < g->k ? (k->s.channels + 15) / 16 * 16 : k->s.channels;
-    k->s = (pysim_schedule){CHECK_skinny, kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters,
-                            block < g->k ? block : g->k, k->s.k2, 1 + k->index % 2, 0};
+    k->s = (pysim_schedule){
+        CHECK_skinny,     kernel, PYSIM_INPUT_STATIONARY, PYSIM_PACK_NONE, row->windows, row->filters, block < g->k ? block : g->k, k->s.k2,
+        1 + k->index % 2, 0};
 }
 
 static int64_t pitch(int64_t columns, int64_t slack, int64_t bytes) {
@@ -65,7 +64,8 @@ static void make(gemm_case *k, int32_t index, const unsigned char *level, int32_
     g->dtype = row->dtype;
     k->result = check_result(row->dtype);
     const int whole = check_is_exact(row->dtype);
-    k->e = (pysim_epilogue){.alpha = (whole ? whole_alphas : alphas)[level[ALPHA]], .beta = (whole ? whole_betas : betas)[level[BETA]],
+    k->e = (pysim_epilogue){.alpha = (whole ? whole_alphas : alphas)[level[ALPHA]],
+                            .beta = (whole ? whole_betas : betas)[level[BETA]],
                             .activation = level[RELU] ? PYSIM_RELU : PYSIM_IDENTITY};
     if (level[RELU] && !whole && index % 2) k->e.activation = PYSIM_EPILOGUE_clamp, k->e.low = -3, k->e.high = 5;
     g->m = check_edge(level[M], row->filters);
@@ -95,10 +95,9 @@ static int begin(const gemm_case *k, const pysim_kernel_info *row) {
     char schedule[160];
     check_schedule_text(&k->s, schedule, sizeof schedule);
     return check_begin(k->id, "gemm:%lldx%lldx%lld:%s:%c%c lda=%lld ldb=%lld ldc=%lld alpha=%g beta=%g%s%s | %s %s threads=%d",
-                       (long long)g->m, (long long)g->n, (long long)g->k, check_name(g->dtype),
-                       g->trans_a ? 't' : 'n', g->trans_b ? 't' : 'n', (long long)g->lda, (long long)g->ldb, (long long)g->ldc,
-                       k->e.alpha, k->e.beta, k->bias ? " bias" : "", k->e.activation == PYSIM_RELU ? " relu" : "", row->name,
-                       schedule, (int)k->threads);
+                       (long long)g->m, (long long)g->n, (long long)g->k, check_name(g->dtype), g->trans_a ? 't' : 'n',
+                       g->trans_b ? 't' : 'n', (long long)g->lda, (long long)g->ldb, (long long)g->ldc, k->e.alpha, k->e.beta,
+                       k->bias ? " bias" : "", k->e.activation == PYSIM_RELU ? " relu" : "", row->name, schedule, (int)k->threads);
 }
 
 static void describe(const gemm_case *k, const char *what, int64_t i, const void *got, const void *want) {
@@ -195,8 +194,7 @@ static int run(const gemm_case *k, int32_t threads, guard_side side, int garbage
     memcpy(c, before.buffer, bytes);
     const uint64_t hash = check_hash(at.a.buffer, at.a.bytes) ^ check_hash(at.b.buffer, at.b.bytes);
     if (!check_run(&p, &k->s, &k->e, threads, at.a.buffer, b, c, &at.workspace, side, k->index, garbage)) return 0;
-    if ((check_hash(at.a.buffer, at.a.bytes) ^ check_hash(at.b.buffer, at.b.bytes)) != hash)
-        check_fail("pysim_run changed A or B");
+    if ((check_hash(at.a.buffer, at.a.bytes) ^ check_hash(at.b.buffer, at.b.bytes)) != hash) check_fail("pysim_run changed A or B");
     if (!guard_intact(&at.c)) check_fail("pysim_run wrote outside C");
     return 1;
 }
@@ -213,10 +211,9 @@ static void compare(const gemm_case *k, const char *what, const void *bound) {
     const size_t size = check_size(k->result);
     for (int64_t row = 0; row < k->g.m && !check_failed(); row++) {
         const int64_t first = row * k->g.ldc, slack = row + 1 < k->g.m ? k->g.ldc - k->g.n : 0;
-        const char *got = (const char *)at.c.buffer + (size_t)first * size,
-                   *row_want = (const char *)want + (size_t)first * size;
-        const int64_t bad = check_compare(k->result, k->g.n, got, row_want,
-                                          bound ? (const char *)bound + (size_t)first * size : NULL, tolerance(k));
+        const char *got = (const char *)at.c.buffer + (size_t)first * size, *row_want = (const char *)want + (size_t)first * size;
+        const int64_t bad =
+            check_compare(k->result, k->g.n, got, row_want, bound ? (const char *)bound + (size_t)first * size : NULL, tolerance(k));
         if (bad >= 0) describe(k, what, first + bad, at.c.buffer, want);
         const unsigned char *byte = (const unsigned char *)got + (size_t)k->g.n * size;
         for (size_t i = 0; i < (size_t)slack * size; i++)
@@ -231,8 +228,7 @@ static void count_nonzero(const gemm_case *k) {
     const void *want = check_scratch(SCRATCH_WANT, 0);
     const int64_t all = k->g.m * k->g.n;
     int64_t nonzero = 0;
-    for (int64_t i = 0; i < all; i++)
-        nonzero += fpclassify(check_get(want, k->result, i / k->g.n * k->g.ldc + i % k->g.n)) != FP_ZERO;
+    for (int64_t i = 0; i < all; i++) nonzero += fpclassify(check_get(want, k->result, i / k->g.n * k->g.ldc + i % k->g.n)) != FP_ZERO;
     check_count_nonzero(nonzero, all);
     if (k->e.activation == PYSIM_IDENTITY && all > 64 && 10 * nonzero < 3 * all)
         check_fail("the case is too weak: %lld of %lld results differ from zero", (long long)nonzero, (long long)all);

@@ -23,11 +23,11 @@ static inline void record(const void *p, size_t bytes, int is_write) {
 }
 
 #define LOAD(p) (record(p, sizeof *(p), 0), *(p))
-#define STORE(p, value)                \
-    do {                               \
-        __typeof__(*(p)) put = value;  \
-        record(p, sizeof put, 1);      \
-        *(p) = put;                    \
+#define STORE(p, value)               \
+    do {                              \
+        __typeof__(*(p)) put = value; \
+        record(p, sizeof put, 1);     \
+        *(p) = put;                   \
     } while (0)
 #define LOAD_RUN(line, p, bytes) (record(p, bytes, 0), memcpy(line, p, bytes))
 #define STORE_RUN(p, line, bytes) (record(p, bytes, 1), memcpy(p, line, bytes))

@@ -24,8 +24,8 @@ static void touch(const void *at, int64_t bytes, int is_write) {
     pysim_touched.is_write[n] = (uint8_t)is_write;
 }
 
-#define PYSIM_HOOKS(prefix, size)                                                                                                          \
-    EXPORT void __tsan_##prefix##read##size(const void *at) { touch(at, size, 0); }                                                        \
+#define PYSIM_HOOKS(prefix, size)                                                   \
+    EXPORT void __tsan_##prefix##read##size(const void *at) { touch(at, size, 0); } \
     EXPORT void __tsan_##prefix##write##size(const void *at) { touch(at, size, 1); }
 PYSIM_HOOKS(, 1)
 PYSIM_HOOKS(, 2)

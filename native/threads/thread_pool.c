@@ -24,10 +24,11 @@
 
 enum {
     MAX_THREADS = 1024,
-    MAX_UNEVEN_ITEMS = 4,             /* with this many items per thread, an uneven remainder hardly matters */
-    LINE = 64,           /* bytes of a cache line: no two threads write to the same line */
-    SPIN_NS = 200000,   /* spin time before sleeping: longer than the time between two layers of a network; waking a thread takes 5 to 50 us */
-    PAUSES = 32,         /* pause instructions between two reads of the clock */
+    MAX_UNEVEN_ITEMS = 4, /* with this many items per thread, an uneven remainder hardly matters */
+    LINE = 64,            /* bytes of a cache line: no two threads write to the same line */
+    /* spin time before sleeping: longer than the time between two layers of a network; waking a thread takes 5 to 50 us */
+    SPIN_NS = 200000,
+    PAUSES = 32, /* pause instructions between two reads of the clock */
 };
 
 typedef struct {
@@ -56,7 +57,7 @@ static struct {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t ended;         /* signals the end of a run to sleeping callers */
+    pthread_cond_t ended; /* signals the end of a run to sleeping callers */
     _Atomic int32_t started, callers_asleep;
 #ifdef __linux__
     cpu_set_t cpus; /* the program's CPUs when it loaded the library */
@@ -156,9 +157,7 @@ static void wake(const run *r, int64_t of) {
 }
 
 /* Removes `leaving` from the run's pending count; true if none is left. The run may no longer exist afterwards. */
-static bool release(run *r, int32_t leaving) {
-    return atomic_fetch_sub(&r->pending, leaving) == leaving;
-}
+static bool release(run *r, int32_t leaving) { return atomic_fetch_sub(&r->pending, leaving) == leaving; }
 
 static void *worker_loop(void *number) {
     const int64_t self = (int64_t)(intptr_t)number;

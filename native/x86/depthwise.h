@@ -63,8 +63,8 @@ INLINE MASK strided_lanes(int64_t first, int64_t stride, int64_t width, int64_t 
 INLINE VEC load_lanes(const T *p, const int edge, MASK mask) { return v_kept(edge ? v_load_mask(p, mask) : v_load(p)); }
 
 /* acc[f][o] += w[f][r] x for all output rows o that read input row j as their kernel row r. */
-INLINE void accumulate(const int KR, const int SH, const int ROWS, const int FILTERS, const int j, VEC x,
-                   VEC w[MAX_FILTERS][MAX_KR], VEC acc[MAX_FILTERS][MAX_ROWS]) {
+INLINE void accumulate(const int KR, const int SH, const int ROWS, const int FILTERS, const int j, VEC x, VEC w[MAX_FILTERS][MAX_KR],
+                       VEC acc[MAX_FILTERS][MAX_ROWS]) {
 #pragma GCC unroll 8
     for (int o = 0; o < ROWS; o++) {
         const int r = j - o * SH;
@@ -84,8 +84,8 @@ INLINE void broadcast(const int KR, const int FILTERS, const T *w, int64_t pitch
 /* One tap of KR kernel rows, and if BOTH the next tap, too. x: the address that lane 0 reads in the first row; `column` is its image
  * column. */
 INLINE void add_taps(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const int EDGE, const int BOTH,
-                     const TILES *t, const T *x, int64_t pitch, int64_t column, uint32_t live, const T *w, int64_t w_pitch,
-                     int64_t w_row, VEC acc[MAX_FILTERS][MAX_ROWS]) {
+                     const TILES *t, const T *x, int64_t pitch, int64_t column, uint32_t live, const T *w, int64_t w_pitch, int64_t w_row,
+                     VEC acc[MAX_FILTERS][MAX_ROWS]) {
     MASK low = v_lanes(-column, t->width - column), high = low;
     if (MODE == STRIDED) low = strided_lanes(column, t->stride, t->width, LANES);
     if (MODE == PAIRS) high = v_lanes(-column - LANES, t->width - column - LANES);
@@ -119,8 +119,8 @@ INLINE MASKS masks_3x3(const int MODE, int64_t column, int64_t width) {
 }
 
 /* All taps of 3 x 3 from few loads: the second and third tap are shifted lanes of the first. */
-INLINE void add_3x3(const int SH, const int ROWS, const int MODE, const int EDGE, const T *x, int64_t pitch,
-                      const MASKS *inside, uint32_t live, const T *w, VEC acc[MAX_FILTERS][MAX_ROWS]) {
+INLINE void add_3x3(const int SH, const int ROWS, const int MODE, const int EDGE, const T *x, int64_t pitch, const MASKS *inside,
+                    uint32_t live, const T *w, VEC acc[MAX_FILTERS][MAX_ROWS]) {
     const int64_t behind = (MODE == PAIRS ? 2 : 1) * LANES; /* distance to the vector behind */
     VEC weight[3][MAX_FILTERS][MAX_KR];
 #pragma GCC unroll 3
@@ -201,17 +201,16 @@ TILE tile(const int KR, const int SH, const int ROWS, const int FILTERS, const i
 #pragma GCC unroll 8
         for (int o = 0; o < ROWS; o++, to += t->out_pitch) {
             if (EDGE == CORNER && o >= t->rows) break;
-            if (EDGE)
-                v_store_mask(to, acc[f][o], keep);
-            else
-                v_store(to, acc[f][o]);
+            if (EDGE) v_store_mask(to, acc[f][o], keep);
+            else v_store(to, acc[f][o]);
         }
     }
 }
 
 /* Tiles of the columns [begin, end) at any edge of the image, of all groups. Small images have no others: groups are the inner loop, so that
  * a tile's masks are computed once. */
-INLINE void corner(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end) {
+INLINE void corner(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin,
+                   int64_t end) {
     const uint32_t live = KR > 1 ? live_rows(t->y, t->step, t->height, (ROWS - 1) * SH + KR) : 0;
     for (int64_t q = begin; q < end; q += LANES) {
         const int64_t column = q * t->stride - t->pad;
@@ -228,8 +227,8 @@ INLINE void corner(const int KR, const int SH, const int ROWS, const int FILTERS
 }
 
 /* Tiles of one group whose input rows are all inside the image. Columns [begin, end) read whole vectors. */
-INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin, int64_t end,
-                   void (*corner)(const TILES *t, int64_t begin, int64_t end)) {
+INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS, const int MODE, const TILES *t, int64_t begin,
+                   int64_t end, void (*corner)(const TILES *t, int64_t begin, int64_t end)) {
     if (MODE == STRIDED) {
         corner(t, 0, t->q);
         return;
@@ -244,8 +243,7 @@ INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS
         const T *x = t->x + q * t->stride;
         if (masked && (q < begin || q >= end))
             tile(KR, SH, ROWS, FILTERS, MODE, COLUMNS, t, x, t->w, t->bias, t->out + q, column, &inside, v_lanes(0, t->q - q), 0);
-        else
-            tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, x, t->w, t->bias, t->out + q, column, &inside, v_lanes(0, t->q - q), 0);
+        else tile(KR, SH, ROWS, FILTERS, MODE, INSIDE, t, x, t->w, t->bias, t->out + q, column, &inside, v_lanes(0, t->q - q), 0);
     }
     if (!masked) corner(t, q, t->q);
 }
@@ -257,11 +255,12 @@ INLINE void middle(const int KR, const int SH, const int ROWS, const int FILTERS
     static __attribute__((noinline)) void middle_##KR##_##MODE##_##ROWS##x##FILTERS(const TILES *t, int64_t begin, int64_t end) { \
         middle(KR, SH, ROWS, FILTERS, MODE, t, begin, end, corner_##KR##_##MODE##_##ROWS##x##FILTERS);                            \
     }
-#define TILES_TO8(KR, SH, MODE)                                                     \
-    TILES_OF(KR, SH, MODE, 4, 1) TILES_OF(KR, SH, MODE, 5, 1) TILES_OF(KR, SH, MODE, 6, 1) \
-    TILES_OF(KR, SH, MODE, 7, 1) TILES_OF(KR, SH, MODE, 8, 1)
+#define TILES_TO8(KR, SH, MODE)  \
+    TILES_OF(KR, SH, MODE, 4, 1) \
+    TILES_OF(KR, SH, MODE, 5, 1) TILES_OF(KR, SH, MODE, 6, 1) TILES_OF(KR, SH, MODE, 7, 1) TILES_OF(KR, SH, MODE, 8, 1)
 #define TILE_PAIR(KR, MODE, ROWS, FILTERS) {middle_##KR##_##MODE##_##ROWS##x##FILTERS, corner_##KR##_##MODE##_##ROWS##x##FILTERS}
-#define TILE_PAIRS_TO8(KR, MODE) {TILE_PAIR(KR, MODE, 4, 1), TILE_PAIR(KR, MODE, 5, 1), TILE_PAIR(KR, MODE, 6, 1), TILE_PAIR(KR, MODE, 7, 1), TILE_PAIR(KR, MODE, 8, 1)}
+#define TILE_PAIRS_TO8(KR, MODE) \
+    {TILE_PAIR(KR, MODE, 4, 1), TILE_PAIR(KR, MODE, 5, 1), TILE_PAIR(KR, MODE, 6, 1), TILE_PAIR(KR, MODE, 7, 1), TILE_PAIR(KR, MODE, 8, 1)}
 #define SEVERAL_TO4(KR, SH, MODE, FILTERS) TILES_OF(KR, SH, MODE, 3, FILTERS) TILES_OF(KR, SH, MODE, 4, FILTERS)
 #define SEVERAL_PAIRS(KR, MODE, FILTERS) {TILE_PAIR(KR, MODE, 3, FILTERS), TILE_PAIR(KR, MODE, 4, FILTERS)}
 
@@ -321,11 +320,25 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
     const int64_t after = (mode == PAIRS ? (c->kernel_w - 1) / 2 * 2 + 2 * LANES : c->dilation_w * (c->kernel_w - 1) + LANES) - c->pad_left;
     const int64_t first = mode == STRIDED ? of->q : pysim_ceil_div(c->pad_left, c->stride_w);
     const int64_t last = c->width < after ? 0 : pysim_min(of->q - LANES, (c->width - after) / c->stride_w) + 1;
-    TILES t = {.step = shared > 1 ? c->dilation_h : c->stride_h, .out_pitch = phases * of->q, .q = of->q, .channels = of->channels,
-               .filters = of->filters, .in_group = of->channels * c->height * c->width, .w_group = of->filters * size,
-               .kernel_h = c->kernel_h, .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h,
-               .dilation = c->dilation_w, .height = c->height, .width = c->width, .pad = c->pad_left, .out_filter = of->p * of->q,
-               .low = (T)of->bounds.low, .high = (T)of->bounds.high, .clamped = of->bounds.low > -INFINITY || of->bounds.high < INFINITY};
+    TILES t = {.step = shared > 1 ? c->dilation_h : c->stride_h,
+               .out_pitch = phases * of->q,
+               .q = of->q,
+               .channels = of->channels,
+               .filters = of->filters,
+               .in_group = of->channels * c->height * c->width,
+               .w_group = of->filters * size,
+               .kernel_h = c->kernel_h,
+               .kernel_w = c->kernel_w,
+               .stride = c->stride_w,
+               .dilation_h = c->dilation_h,
+               .dilation = c->dilation_w,
+               .height = c->height,
+               .width = c->width,
+               .pad = c->pad_left,
+               .out_filter = of->p * of->q,
+               .low = (T)of->bounds.low,
+               .high = (T)of->bounds.high,
+               .clamped = of->bounds.low > -INFINITY || of->bounds.high < INFINITY};
     for (int64_t phase = 0; phase < pysim_min(phases, end - begin); phase++) {
         const int64_t rows = pysim_ceil_div(end - begin - phase, phases), blocks = pysim_ceil_div(rows, high);
         const int64_t least = rows / blocks, more = rows % blocks;
@@ -351,7 +364,7 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
                         t.bias = bias ? bias + filter : NULL;
                         t.out = out + (filter * of->p + p) * of->q;
                         (width > 1 ? several : single)[shared > 1 ? whole - fewest : 0][is_corner](&t, is_corner ? 0 : first,
-                                                                                                  is_corner ? of->q : last);
+                                                                                                   is_corner ? of->q : last);
                     }
                 }
             }
@@ -359,11 +372,11 @@ static void rows_body(int high, int most, const pysim_direct *of, const T *image
     }
 }
 
-#define DIRECT_ARGUMENTS                                                                                                     \
+#define DIRECT_ARGUMENTS                                                                                                        \
     const pysim_direct *of, const void *input, const void *filters, const void *bias, void *out, int64_t groups, int64_t begin, \
         int64_t end, void *workspace
-#define DEFINE_ROWS(name, high, most)                                               \
-    void name(DIRECT_ARGUMENTS) {                                                   \
-        (void)workspace;                                                            \
-        rows_body(high, most, of, input, filters, bias, out, groups, begin, end);   \
+#define DEFINE_ROWS(name, high, most)                                             \
+    void name(DIRECT_ARGUMENTS) {                                                 \
+        (void)workspace;                                                          \
+        rows_body(high, most, of, input, filters, bias, out, groups, begin, end); \
     }

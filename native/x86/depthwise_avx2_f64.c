@@ -9,8 +9,8 @@ INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
 }
 
 #define v_shifted(low, high, n) v_shift1(low, high) /* not used */
-#define v_load_first(p, count) v_set1(*(p)) /* not used */
-enum { MASKS_ARE_CHEAP = 0 }; /* a masked load is several operations */
+#define v_load_first(p, count) v_set1(*(p))         /* not used */
+enum { MASKS_ARE_CHEAP = 0 };                       /* a masked load is several operations */
 enum { SHIFTS_ARE_CHEAP = 0 };
 
 /* 128-bit parts that lie so far apart, in one register; and within each part the transposition of PART registers. */

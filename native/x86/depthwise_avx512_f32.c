@@ -12,7 +12,7 @@ INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
 INLINE VEC v_load_first(const T *p, const int count) {
     return count == 1 ? v_set1(*p) : _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_load_sd((const double *)(const void *)p)));
 }
-enum { MASKS_ARE_CHEAP = 1 }; /* a masked load is one operation more on Intel, none on Zen */
+enum { MASKS_ARE_CHEAP = 1 };  /* a masked load is one operation more on Intel, none on Zen */
 enum { SHIFTS_ARE_CHEAP = 1 }; /* and nine weights find a register each */
 
 /* 128-bit parts that lie so far apart, in one register; and within each part the transposition of PART registers. */
@@ -32,7 +32,8 @@ INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
     r[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(high), _mm512_castps_pd(high2)));
 }
 INLINE void v_store_part(T *p, VEC v, const int part) {
-    const __m128 parts[4] = {_mm512_castps512_ps128(v), _mm512_extractf32x4_ps(v, 1), _mm512_extractf32x4_ps(v, 2), _mm512_extractf32x4_ps(v, 3)};
+    const __m128 parts[4] = {_mm512_castps512_ps128(v), _mm512_extractf32x4_ps(v, 1), _mm512_extractf32x4_ps(v, 2),
+                             _mm512_extractf32x4_ps(v, 3)};
     _mm_storeu_ps(p, parts[part]);
 }
 

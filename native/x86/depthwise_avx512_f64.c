@@ -10,7 +10,7 @@ INLINE VEC v_strided(const T *p, int64_t stride, MASK m) {
 
 /* The first 1 or 2 elements of p in the first lanes; nothing behind them is read. */
 INLINE VEC v_load_first(const T *p, const int count) { return count == 1 ? v_set1(*p) : _mm512_broadcast_f64x2(_mm_loadu_pd(p)); }
-enum { MASKS_ARE_CHEAP = 1 }; /* a masked load is one operation more on Intel, none on Zen */
+enum { MASKS_ARE_CHEAP = 1 };  /* a masked load is one operation more on Intel, none on Zen */
 enum { SHIFTS_ARE_CHEAP = 1 }; /* and nine weights find a register each */
 
 /* 128-bit parts that lie so far apart, in one register; and within each part the transposition of PART registers. */
@@ -26,7 +26,8 @@ INLINE void transpose_parts(const VEC a[PART], VEC r[PART]) {
     r[1] = _mm512_unpackhi_pd(a[0], a[1]);
 }
 INLINE void v_store_part(T *p, VEC v, const int part) {
-    const __m128d parts[4] = {_mm512_castpd512_pd128(v), _mm512_extractf64x2_pd(v, 1), _mm512_extractf64x2_pd(v, 2), _mm512_extractf64x2_pd(v, 3)};
+    const __m128d parts[4] = {_mm512_castpd512_pd128(v), _mm512_extractf64x2_pd(v, 1), _mm512_extractf64x2_pd(v, 2),
+                              _mm512_extractf64x2_pd(v, 3)};
     _mm_storeu_pd(p, parts[part]);
 }
 

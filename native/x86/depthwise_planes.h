@@ -36,14 +36,12 @@ static void planes_to_lanes(const T *in, int64_t plane, int64_t lanes, int64_t c
         n = columns_at(begin, count);
         const int64_t t = pysim_min(begin, count - n);
         VEC r[LANES];
-        if (lanes < LANES || n < PART)
-            load_transposed_edge(in + t, plane, lanes, n, r);
+        if (lanes < LANES || n < PART) load_transposed_edge(in + t, plane, lanes, n, r);
         else if (n < LANES) {
             load_transposed_part(in + t, plane, r);
 #pragma GCC unroll 16
             for (int l = PART; l < LANES; l++) r[l] = r[0]; /* not stored; GCC would warn */
-        } else
-            load_transposed(in + t, plane, r);
+        } else load_transposed(in + t, plane, r);
         if (t != begin || begin == 0) {
             x = gap ? t % width : 0;
             to = out + (t + (gap ? t / width * gap : 0)) * LANES;
@@ -91,7 +89,7 @@ static void lanes_to_planes(const T *in, int64_t plane, int64_t lanes, int64_t c
 /* COLUMNS outputs of a row from kernel rows [r0, r1); `x` is the first column of row r0. KW (taps of a row) and SW (stride) are
  * constants, so that each column is loaded once for all outputs that read it; or 0. */
 TILE planes_tile(const int KW, const int SW, const int COLUMNS, const TILES *t, const T *x, int64_t r0, int64_t r1, const T *w, VEC start,
-                        T *out) {
+                 T *out) {
     VEC acc[MAX_FILTERS][MAX_ROWS];
 #pragma GCC unroll 8
     for (int i = 0; i < COLUMNS; i++) acc[0][i] = start;
@@ -122,7 +120,8 @@ INLINE void planes_rows(const int KW, const int SW, const TILES *t, int64_t colu
     for (int64_t p = 0; p < rows; p++, y += t->pad) {
         const int64_t r0 = y < 0 ? pysim_min(t->kernel_h, (t->dilation_h - 1 - y) / t->dilation_h) : 0;
         int64_t r1 = t->kernel_h;
-        if (y + (t->kernel_h - 1) * t->dilation_h >= t->height) r1 = y >= t->height ? r0 : pysim_max(r0, (t->height - 1 - y) / t->dilation_h + 1);
+        if (y + (t->kernel_h - 1) * t->dilation_h >= t->height)
+            r1 = y >= t->height ? r0 : pysim_max(r0, (t->height - 1 - y) / t->dilation_h + 1);
         const T *x = t->x + (y + r0 * t->dilation_h) * columns * LANES;
         for (int64_t block = 0, wide; block < blocks; block++, x += wide * t->stride * LANES, to += wide * LANES) {
             wide = least + (block < more);
@@ -173,20 +172,28 @@ static void planes_body(const pysim_direct *of, const T *image, const T *filters
         for (int64_t x = 0; x < pysim_min(columns, c->pad_left); x++) v_store(row + x * LANES, v_zero());
         for (int64_t x = c->pad_left + c->width; x < columns; x++) v_store(row + x * LANES, v_zero());
     }
-    if (kept == c->width)
-        planes_to_lanes(image, plane, groups, plane, c->width, columns - c->width, in + c->pad_left * LANES);
+    if (kept == c->width) planes_to_lanes(image, plane, groups, plane, c->width, columns - c->width, in + c->pad_left * LANES);
     else
         for (int64_t y = 0; kept > 0 && y < c->height; y++)
             planes_to_lanes(image + y * c->width, plane, groups, kept, kept, 0, in + (y * columns + c->pad_left) * LANES);
-    const TILES t = {.x = in, .out = to, .y = -c->pad_top, .step = c->dilation_h * columns, .q = of->q, .kernel_h = c->kernel_h,
-                     .kernel_w = c->kernel_w, .stride = c->stride_w, .dilation_h = c->dilation_h, .dilation = c->dilation_w,
-                     .height = c->height, .pad = c->stride_h};
+    const TILES t = {.x = in,
+                     .out = to,
+                     .y = -c->pad_top,
+                     .step = c->dilation_h * columns,
+                     .q = of->q,
+                     .kernel_h = c->kernel_h,
+                     .kernel_w = c->kernel_w,
+                     .stride = c->stride_w,
+                     .dilation_h = c->dilation_h,
+                     .dilation = c->dilation_w,
+                     .height = c->height,
+                     .pad = c->stride_h};
     select_planes_rows(c)(&t, columns, of->p, w, start);
     lanes_to_planes(to, of->p * of->q, groups, of->p * of->q, of->bounds, out);
 }
 
-#define DEFINE_PLANES(name)                                               \
-    void name(DIRECT_ARGUMENTS) {                                         \
-        (void)begin, (void)end;                                           \
-        planes_body(of, input, filters, bias, out, groups, workspace);    \
+#define DEFINE_PLANES(name)                                            \
+    void name(DIRECT_ARGUMENTS) {                                      \
+        (void)begin, (void)end;                                        \
+        planes_body(of, input, filters, bias, out, groups, workspace); \
     }

@@ -32,10 +32,8 @@ INLINE void finish_row(T *out, const T *old, VEC acc, VEC bias, const int whole,
     VEC value = v_fma(acc, s->alpha, bias);
     if (s->reads_old) value = v_fma(whole ? v_load(old) : v_load_mask(old, mask), s->beta, value);
     value = v_between(s->low, s->high, value);
-    if (whole)
-        v_store(out, value);
-    else
-        v_store_mask(out, value, mask);
+    if (whole) v_store(out, value);
+    else v_store_mask(out, value, mask);
 }
 
 /* Prefetch distance, in rows of the operand along the lanes. Panels stream from any cache level at up to 24 bytes a cycle, and hardware
@@ -90,8 +88,8 @@ INLINE void advance_rows(ROWS *rows, const int n, int64_t bytes) {
 /* The k loop of win_body. `masked`: the last vector of windows is loaded under a mask. On Intel's cores such a load also takes a
  * multiply-add's port: on a Granite Rapids loops without masks take 0.97 (32x14), 0.96 (48x9) and 1.0 (64x6) of the time, unrolled by
  * two 0.965, 0.95 and 0.94, panels in L1 or L2. `strided`: filters are f_step apart, not neighbours in a panel. */
-INLINE void win_loop(const int nv, const int nf, const int masked, const int strided, int64_t k, const T *f, int64_t f_pitch, int64_t f_step,
-                     const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
+INLINE void win_loop(const int nv, const int nf, const int masked, const int strided, int64_t k, const T *f, int64_t f_pitch,
+                     int64_t f_step, const T *w, int64_t w_pitch, MASK tail, VEC acc[MAX_BROADCASTS][MAX_VECTORS]) {
     const int in_panel = w_pitch <= MAX_VECTORS * LANES, by_bases = strided && nf > MAX_ROW_OFFSETS;
     const int64_t ahead = nf < MIN_PREFETCHED_FILTERS && in_panel ? 0 : ahead_of(w_pitch), f_ahead = ahead_of(f_pitch);
     ROWS rows = rows_at(f, f_step * (int64_t)sizeof(T));
@@ -109,17 +107,15 @@ INLINE void win_loop(const int nv, const int nf, const int masked, const int str
 #pragma GCC unroll 4
             for (int v = 0; v < nv; v++) acc[j][v] = v_fma(b, x[v], acc[j][v]);
         }
-        if (by_bases)
-            advance_rows(&rows, nf, f_pitch * (int64_t)sizeof(T));
-        else
-            f += f_pitch;
+        if (by_bases) advance_rows(&rows, nf, f_pitch * (int64_t)sizeof(T));
+        else f += f_pitch;
         w += w_pitch;
     }
 }
 
 /* A panel has filter step 1; with a constant step the addresses of the values are constant offsets. */
-INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t f_pitch, int64_t f_step, const T *w, int64_t w_pitch, T *out,
-                     int64_t out_pitch, int64_t nw, const pysim_store *store) {
+INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t f_pitch, int64_t f_step, const T *w, int64_t w_pitch,
+                     T *out, int64_t out_pitch, int64_t nw, const pysim_store *store) {
     const MASK tail = v_lanes(0, nw - (nv - 1) * LANES);
     VEC acc[MAX_BROADCASTS][MAX_VECTORS];
 #pragma GCC unroll 16
@@ -127,14 +123,10 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
 #pragma GCC unroll 4
         for (int v = 0; v < nv; v++) acc[j][v] = v_zero();
     const int masked = nw < nv * LANES;
-    if (f_step == 1 && masked)
-        win_loop(nv, nf, 1, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
-    else if (f_step == 1)
-        win_loop(nv, nf, 0, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
-    else if (masked)
-        win_loop(nv, nf, 1, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
-    else
-        win_loop(nv, nf, 0, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
+    if (f_step == 1 && masked) win_loop(nv, nf, 1, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
+    else if (f_step == 1) win_loop(nv, nf, 0, 0, k, f, f_pitch, 1, w, w_pitch, tail, acc);
+    else if (masked) win_loop(nv, nf, 1, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
+    else win_loop(nv, nf, 0, 1, k, f, f_pitch, f_step, w, w_pitch, tail, acc);
     if (is_plain(store) && store->old) {
         const T *from = store->old;
         __asm__("" : "+r"(out), "+r"(from)); /* otherwise GCC precomputes the addresses of all vectors for all branches and spills them */
@@ -187,8 +179,8 @@ INLINE void win_body(const int nv, const int nf, int64_t k, const T *f, int64_t 
 }
 
 /* Stores a fil kernel's tile, [nw][pitch] on the stack, to out[nf][nw]. */
-static __attribute__((noinline)) void SUFFIX(finish_transposed)(const T *tile, int64_t pitch, T *out, int64_t out_pitch,
-                                                                int64_t nw, int64_t nf, const pysim_store *store) {
+static __attribute__((noinline)) void SUFFIX(finish_transposed)(const T *tile, int64_t pitch, T *out, int64_t out_pitch, int64_t nw,
+                                                                int64_t nf, const pysim_store *store) {
     const SCALE scale = scale_of(store);
     const T *bias_f = store->bias_filters, *bias_w = store->bias_windows, *old = store->old ? store->old : out;
     for (int64_t w0 = 0; w0 < nw; w0 += LANES) {
@@ -208,8 +200,8 @@ static __attribute__((noinline)) void SUFFIX(finish_transposed)(const T *tile, i
     }
 }
 
-INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, const T *f, const T *w, int64_t w_pitch,
-                     T *out, int64_t out_pitch, int64_t nf, const pysim_store *store) {
+INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, const T *f, const T *w, int64_t w_pitch, T *out,
+                     int64_t out_pitch, int64_t nf, const pysim_store *store) {
     VEC acc[MAX_BROADCASTS][MAX_VECTORS];
 #pragma GCC unroll 16
     for (int j = 0; j < nw; j++)
@@ -238,7 +230,8 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
     SUFFIX(finish_transposed)(&tile[0][0], MAX_VECTORS * LANES, out, out_pitch, nw, nf, store);
 }
 
-#define BEHIND_FILTERS const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store
+#define BEHIND_FILTERS \
+    const void *windows, int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store
 #define ARGUMENTS int64_t k, const void *filters, BEHIND_FILTERS
 #define STRIDED_ARGUMENTS int64_t k, const void *filters, int64_t filter_pitch, int64_t filter_step, BEHIND_FILTERS
 
@@ -262,10 +255,11 @@ INLINE void fil_body(const int nv, const int nw, const int f_pitch, int64_t k, c
 #define DEFINE_WIN_SIZES(SIZES) \
     SIZES(WIN)                  \
     static const pysim_strided_kernel win_sizes[MAX_VECTORS + 1][MAX_BROADCASTS + 1] = {SIZES(WIN_SIZE)};
-#define DEFINE_WIN(name, filters_)                                                                                                            \
-    void strided_##name(STRIDED_ARGUMENTS) {                                                                                                  \
-        win_sizes[(nw + LANES - 1) / LANES][nf](k, filters, filter_pitch, filter_step, windows, window_pitch, out, out_pitch, nw, nf, store); \
-    }                                                                                                                                         \
+#define DEFINE_WIN(name, filters_)                                                                                                    \
+    void strided_##name(STRIDED_ARGUMENTS) {                                                                                          \
+        win_sizes[(nw + LANES - 1) / LANES][nf](k, filters, filter_pitch, filter_step, windows, window_pitch, out, out_pitch, nw, nf, \
+                                                store);                                                                               \
+    }                                                                                                                                 \
     void name(ARGUMENTS) { strided_##name(k, filters, filters_, 1, windows, window_pitch, out, out_pitch, nw, nf, store); }
 #define DEFINE_FIL(name, filters_, CASES)                     \
     void name(ARGUMENTS) {                                    \

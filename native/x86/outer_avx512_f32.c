@@ -14,8 +14,8 @@
 
 INLINE __mmask8 first_lanes(int64_t n) { return n <= 0 ? 0 : n >= 4 ? 0xf : (__mmask8)((1u << n) - 1u); }
 
-INLINE void outer_body(const int groups_w, const int groups_f, int64_t k, const float *f, const float *w, int64_t w_pitch,
-                       float *out, int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {
+INLINE void outer_body(const int groups_w, const int groups_f, int64_t k, const float *f, const float *w, int64_t w_pitch, float *out,
+                       int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *s) {
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     __m512 acc[4][4];
     __mmask8 in[4];
@@ -28,8 +28,7 @@ INLINE void outer_body(const int groups_w, const int groups_f, int64_t k, const 
     for (int64_t p = 0; p < k; p++) {
         __m512 y[4];
 #pragma GCC unroll 4
-        for (int j = 0; j < groups_f; j++)
-            y[j] = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(f + 4 * j)));
+        for (int j = 0; j < groups_f; j++) y[j] = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(f + 4 * j)));
 #pragma GCC unroll 4
         for (int i = 0; i < groups_w; i++) {
             const __m512 x = _mm512_broadcast_f32x4(_mm_maskz_loadu_ps(in[i], w + 4 * i));
@@ -57,11 +56,10 @@ INLINE void outer_body(const int groups_w, const int groups_f, int64_t k, const 
         }
 }
 
-#define DEFINE_OUTER(windows_, filters_)                                                                             \
-    void f32_outer_##windows_##x##filters_##__avx512(int64_t k, const void *filters, const void *windows,            \
-                                                     int64_t window_pitch, void *out, int64_t out_pitch, int64_t nw, \
-                                                     int64_t nf, const pysim_store *store) {                         \
-        outer_body(windows_ / 4, filters_ / 4, k, filters, windows, window_pitch, out, out_pitch, nw, nf, store);    \
+#define DEFINE_OUTER(windows_, filters_)                                                                                                   \
+    void f32_outer_##windows_##x##filters_##__avx512(int64_t k, const void *filters, const void *windows, int64_t window_pitch, void *out, \
+                                                     int64_t out_pitch, int64_t nw, int64_t nf, const pysim_store *store) {                \
+        outer_body(windows_ / 4, filters_ / 4, k, filters, windows, window_pitch, out, out_pitch, nw, nf, store);                          \
     }
 DEFINE_OUTER(16, 4)
 DEFINE_OUTER(4, 16)

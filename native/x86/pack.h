@@ -16,15 +16,12 @@ enum { MASK_TABLE = 128, CHAIN = 9, PHASES = 4 };
 enum { CHANNELS_AHEAD = 16 };
 
 /* Lanes of the vector at `column` that are inside the row and below `needed`. */
-INLINE MASK lanes_in_row(int64_t column, int64_t width, int64_t needed) {
-    return v_lanes(-column, pysim_min(width - column, needed));
-}
+INLINE MASK lanes_in_row(int64_t column, int64_t width, int64_t needed) { return v_lanes(-column, pysim_min(width - column, needed)); }
 
 static void pack_zero(const pysim_segment *s, T *dst) {
     for (int64_t c = 0; c < s->channels; c++, dst += s->dst_channel)
         for (int64_t tap = 0; tap < s->taps; tap++)
-            for (int64_t j = 0; j < s->count; j += LANES)
-                v_store_mask(dst + tap * s->pitch + j, v_zero(), v_lanes(0, s->count - j));
+            for (int64_t j = 0; j < s->count; j += LANES) v_store_mask(dst + tap * s->pitch + j, v_zero(), v_lanes(0, s->count - j));
 }
 
 /* Any stride, one element at a time. */
@@ -179,19 +176,14 @@ static void pack_strided(const pysim_segment *s, T *dst) {
 }
 
 static void pack_segment(const pysim_segment *s, T *dst) {
-    if (s->row == NULL)
-        pack_zero(s, dst);
-    else if (s->stride == 1 && s->taps == 1 && s->count <= (CHAIN - 1) * LANES)
-        pack_rows(s, dst);
-    else if (s->stride == 1 && s->dilation == 1 && s->taps - 1 <= LANES && s->count <= (CHAIN - 1) * LANES)
-        pack_chain(s, dst);
+    if (s->row == NULL) pack_zero(s, dst);
+    else if (s->stride == 1 && s->taps == 1 && s->count <= (CHAIN - 1) * LANES) pack_rows(s, dst);
+    else if (s->stride == 1 && s->dilation == 1 && s->taps - 1 <= LANES && s->count <= (CHAIN - 1) * LANES) pack_chain(s, dst);
     else if (s->stride > 1 && s->stride <= PHASES && s->dilation == 1 && (s->taps - 1) / s->stride <= LANES &&
              s->count <= (CHAIN - 1) * LANES)
         pack_phases(s, dst);
-    else if (s->stride <= GATHER_MAX)
-        pack_strided(s, dst);
-    else
-        pack_scalar(s, dst);
+    else if (s->stride <= GATHER_MAX) pack_strided(s, dst);
+    else pack_scalar(s, dst);
 }
 
 #include "templates/transpose.h"
@@ -214,10 +206,8 @@ static __attribute__((noinline)) void transpose_block(const int whole, const int
     VEC r[LANES];
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++)
-        if (crowded)
-            __builtin_prefetch(src + row[l] + LINES_AHEAD * LANES, 0, 2);
-        else
-            __builtin_prefetch(src + row[l] + LINES_AHEAD * LANES);
+        if (crowded) __builtin_prefetch(src + row[l] + LINES_AHEAD * LANES, 0, 2);
+        else __builtin_prefetch(src + row[l] + LINES_AHEAD * LANES);
 #pragma GCC unroll 16
     for (int l = 0; l < LANES; l++) __builtin_prefetch(dst + (STEPS_AHEAD + l) * pitch, 1);
     if (whole && !crowded) {
@@ -248,12 +238,9 @@ INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t ro
         for (int64_t i = 0; i < pitch; i += LANES) {
             const MASK keep = v_lanes(0, pitch - i);
             T *to = dst + p * pitch + i;
-            if (full && k - p >= LANES && crowded)
-                transpose_block(1, 1, looks, src + p, row + i, LANES, LANES, pitch, keep, to, zeros);
-            else if (full && k - p >= LANES)
-                transpose_block(1, 0, looks, src + p, row + i, LANES, LANES, pitch, keep, to, zeros);
-            else
-                transpose_block(0, 0, looks, src + i * ld + p, row, rows - i, k - p, pitch, keep, to, zeros);
+            if (full && k - p >= LANES && crowded) transpose_block(1, 1, looks, src + p, row + i, LANES, LANES, pitch, keep, to, zeros);
+            else if (full && k - p >= LANES) transpose_block(1, 0, looks, src + p, row + i, LANES, LANES, pitch, keep, to, zeros);
+            else transpose_block(0, 0, looks, src + i * ld + p, row, rows - i, k - p, pitch, keep, to, zeros);
         }
     return looks && v_any_nan(v_add(zeros[0], zeros[1]));
 }
@@ -261,8 +248,6 @@ INLINE int pack_transposed(const int looks, const T *src, int64_t ld, int64_t ro
 #define DEFINE_PACKER(name)                                                                                                   \
     void name##_segment(const pysim_segment *s, void *dst) { pack_segment(s, dst); }                                          \
     void name##_transposed(const void *src, int64_t ld, int64_t rows, int64_t k, int64_t pitch, void *dst, int *not_finite) { \
-        if (not_finite)                                                                                                       \
-            *not_finite |= pack_transposed(1, src, ld, rows, k, pitch, dst);                                                  \
-        else                                                                                                                  \
-            pack_transposed(0, src, ld, rows, k, pitch, dst);                                                                 \
+        if (not_finite) *not_finite |= pack_transposed(1, src, ld, rows, k, pitch, dst);                                      \
+        else pack_transposed(0, src, ld, rows, k, pitch, dst);                                                                \
     }

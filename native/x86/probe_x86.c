@@ -29,15 +29,15 @@
 
 AVX2 static uint64_t read_avx2(const void *from, int64_t blocks) {
 #define DECLARE(j) __m256i sum##j = _mm256_setzero_si256();
-#define READ(j) sum##j = _mm256_or_si256(sum##j, _mm256_load_si256(line + j)); UNKNOWN("+x", sum##j)
+#define READ(j)                                                    \
+    sum##j = _mm256_or_si256(sum##j, _mm256_load_si256(line + j)); \
+    UNKNOWN("+x", sum##j)
 #define JOIN(j) all = _mm256_or_si256(all, sum##j);
     const __m256i *line = from;
     __m256i all = _mm256_setzero_si256();
     uint64_t words[4];
     EIGHT(DECLARE)
-    for (int64_t i = 0; i < 2 * blocks; i++, line += 8) {
-        EIGHT(READ)
-    }
+    for (int64_t i = 0; i < 2 * blocks; i++, line += 8) { EIGHT(READ) }
     EIGHT(JOIN)
     memcpy(words, &all, sizeof words);
     return words[0] | words[1] | words[2] | words[3];
@@ -48,14 +48,14 @@ AVX2 static uint64_t read_avx2(const void *from, int64_t blocks) {
 
 AVX512 static uint64_t read_avx512(const void *from, int64_t blocks) {
 #define DECLARE(j) __m512i sum##j = _mm512_setzero_si512();
-#define READ(j) sum##j = _mm512_or_si512(sum##j, _mm512_load_si512(line + 64 * j)); UNKNOWN("+v", sum##j)
+#define READ(j)                                                         \
+    sum##j = _mm512_or_si512(sum##j, _mm512_load_si512(line + 64 * j)); \
+    UNKNOWN("+v", sum##j)
 #define JOIN(j) all = _mm512_or_si512(all, sum##j);
     const char *line = from;
     __m512i all = _mm512_setzero_si512();
     EIGHT(DECLARE)
-    for (int64_t i = 0; i < blocks; i++, line += PYSIM_PROBE_BLOCK) {
-        EIGHT(READ)
-    }
+    for (int64_t i = 0; i < blocks; i++, line += PYSIM_PROBE_BLOCK) { EIGHT(READ) }
     EIGHT(JOIN)
     return (uint64_t)_mm512_reduce_or_epi64(all);
 #undef DECLARE
@@ -67,9 +67,7 @@ AVX2 static void write_avx2(void *to, int64_t blocks, uint64_t value) {
 #define WRITE(j) _mm256_store_si256(line + j, word);
     const __m256i word = _mm256_set1_epi64x((long long)value);
     __m256i *line = to;
-    for (int64_t i = 0; i < 2 * blocks; i++, line += 8) {
-        EIGHT(WRITE)
-    }
+    for (int64_t i = 0; i < 2 * blocks; i++, line += 8) { EIGHT(WRITE) }
 #undef WRITE
 }
 
@@ -77,28 +75,26 @@ AVX512 static void write_avx512(void *to, int64_t blocks, uint64_t value) {
 #define WRITE(j) _mm512_store_si512(line + 64 * j, word);
     const __m512i word = _mm512_set1_epi64((long long)value);
     char *line = to;
-    for (int64_t i = 0; i < blocks; i++, line += PYSIM_PROBE_BLOCK) {
-        EIGHT(WRITE)
-    }
+    for (int64_t i = 0; i < blocks; i++, line += PYSIM_PROBE_BLOCK) { EIGHT(WRITE) }
 #undef WRITE
 }
 
 /* So many chains (CHAINS of them, of `bytes` of T) of multiply-adds, which the compiler contracts. */
-#define DECLARE(j) VEC acc##j = half; UNKNOWN("+v", acc##j)
+#define DECLARE(j)     \
+    VEC acc##j = half; \
+    UNKNOWN("+v", acc##j)
 #define STEP(j) acc##j = acc##j * half + half;
 #define KEEP(j) UNKNOWN("+v", acc##j)
-#define DEFINE_FMA(name, TARGET, T, bytes, chains, CHAINS)   \
-    TARGET static int64_t name(int64_t instructions) {       \
-        typedef T VEC __attribute__((vector_size(bytes)));   \
-        const int64_t rounds = instructions / chains + 1;    \
-        VEC half = (VEC){0} + (T)0.5;                        \
-        UNKNOWN("+v", half)                                  \
-        CHAINS(DECLARE)                                      \
-        for (int64_t i = 0; i < rounds; i++) {               \
-            CHAINS(STEP)                                     \
-        }                                                    \
-        CHAINS(KEEP)                                         \
-        return chains * rounds;                              \
+#define DEFINE_FMA(name, TARGET, T, bytes, chains, CHAINS)    \
+    TARGET static int64_t name(int64_t instructions) {        \
+        typedef T VEC __attribute__((vector_size(bytes)));    \
+        const int64_t rounds = instructions / chains + 1;     \
+        VEC half = (VEC){0} + (T)0.5;                         \
+        UNKNOWN("+v", half)                                   \
+        CHAINS(DECLARE)                                       \
+        for (int64_t i = 0; i < rounds; i++) { CHAINS(STEP) } \
+        CHAINS(KEEP)                                          \
+        return chains * rounds;                               \
     }
 DEFINE_FMA(fma_avx2_f32, AVX2, float, 32, 12, TWELVE)
 DEFINE_FMA(fma_avx2_f64, AVX2, double, 32, 12, TWELVE)

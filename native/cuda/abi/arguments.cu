@@ -11,7 +11,9 @@ enum { DTYPES = 9 };
 
 bool may_become(int32_t dtype, int32_t result) {
     switch (dtype) {
-    case PYSIM_F32: case PYSIM_TF32: case PYSIM_TF32X3: return result == PYSIM_F32;
+    case PYSIM_F32:
+    case PYSIM_TF32:
+    case PYSIM_TF32X3: return result == PYSIM_F32;
     case PYSIM_F64: return result == PYSIM_F64;
     case PYSIM_F16: return result == PYSIM_F16 || result == PYSIM_F32;
     case PYSIM_BF16: return result == PYSIM_BF16 || result == PYSIM_F32;
@@ -27,7 +29,8 @@ bool overlap(const Memory &a, const Memory &b) {
 }
 }
 
-const DtypeFact dtypes[DTYPES] = {{"f32", 4}, {"f64", 8}, {"f16", 2}, {"bf16", 2}, {"s8", 1}, {"s32", 4}, {"tf32", 4}, {"f8", 1}, {"tf32x3", 4}};
+const DtypeFact dtypes[DTYPES] = {{"f32", 4}, {"f64", 8},  {"f16", 2}, {"bf16", 2},  {"s8", 1},
+                                  {"s32", 4}, {"tf32", 4}, {"f8", 1},  {"tf32x3", 4}};
 
 pysim_status check_dtypes(int32_t dtype, int32_t result) {
     if (dtype < 0 || dtype >= DTYPES || result < 0 || result >= DTYPES)
@@ -54,7 +57,8 @@ pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e) {
     if ((unsigned)e->by_row > 1) return fail(PYSIM_BAD_ARGUMENT, "by_row is %d; expected 0 or 1", e->by_row);
     bool known = false, whole_numbers = false;
     const char *name = "";
-#define PYSIM_EPILOGUE(number, text, whole, times, function, of) if (e->activation == number) known = true, name = #text, whole_numbers = whole;
+#define PYSIM_EPILOGUE(number, text, whole, times, function, of) \
+    if (e->activation == number) known = true, name = #text, whole_numbers = whole;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     if (!known) return fail(PYSIM_BAD_ARGUMENT, "activation %d is not a line of epilogues.inc", e->activation);
@@ -65,7 +69,8 @@ pysim_status check_epilogue(int32_t result, const pysim_cuda_epilogue *e) {
         if (e->scale) return fail(PYSIM_UNSUPPORTED, "a scale needs a floating-point result, not s32");
         const double limit = 2147483647;
         for (const double x : {e->alpha, e->beta, clamps ? e->low : 0, clamps ? e->high : 0})
-            if (x != std::floor(x) || std::fabs(x) > limit) return fail(PYSIM_UNSUPPORTED, "%g is not a whole number; an s32 result needs one", x);
+            if (x != std::floor(x) || std::fabs(x) > limit)
+                return fail(PYSIM_UNSUPPORTED, "%g is not a whole number; an s32 result needs one", x);
     }
     return PYSIM_OK;
 }
@@ -93,6 +98,7 @@ pysim_status check_memory(std::initializer_list<Memory> all) {
 
 pysim_status check_workspace(int64_t needed, const void *workspace, int64_t bytes) {
     if (!needed || (workspace && bytes >= needed)) return PYSIM_OK;
-    return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? bytes : 0), (long long)needed);
+    return fail(PYSIM_BAD_ARGUMENT, "workspace has %lld bytes; this schedule needs %lld", (long long)(workspace ? bytes : 0),
+                (long long)needed);
 }
 }

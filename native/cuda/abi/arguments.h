@@ -11,7 +11,10 @@ namespace pysim {
 
 enum { ALIGN = 256 }; /* bytes, of each part of a workspace */
 
-struct DtypeFact { const char *name; int bytes; };
+struct DtypeFact {
+    const char *name;
+    int bytes;
+};
 extern const DtypeFact dtypes[9]; /* by pysim_dtype */
 
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
@@ -29,7 +32,12 @@ inline int scale_bytes(int32_t result) { return result == PYSIM_F64 ? 8 : 4; }
 
 /* The first three entries must not be NULL. The first entry (the result) and the last (the workspace) are written and must not overlap others.
  * `element`: required alignment in bytes. */
-struct Memory { const char *name; const void *data; int64_t bytes; int element; };
+struct Memory {
+    const char *name;
+    const void *data;
+    int64_t bytes;
+    int element;
+};
 pysim_status check_memory(std::initializer_list<Memory> all);
 pysim_status check_workspace(int64_t needed, const void *workspace, int64_t bytes);
 
@@ -40,7 +48,8 @@ pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int belo
 /* Seconds of each of `samples` runs, between two events, after `warmups` untimed runs. */
 template <class Run> pysim_status time_runs(Run run, cudaStream_t stream, int32_t warmups, int32_t samples, double *seconds) {
     if (warmups < 0 || samples < 1 || !seconds)
-        return fail(PYSIM_BAD_ARGUMENT, "warmups is %d and samples is %d; expected at least 0 and at least 1, and seconds not NULL", warmups, samples);
+        return fail(PYSIM_BAD_ARGUMENT, "warmups is %d and samples is %d; expected at least 0 and at least 1, and seconds not NULL",
+                    warmups, samples);
     cudaEvent_t begin, end;
     pysim_status status = check(cudaEventCreate(&begin), "an event");
     if (status != PYSIM_OK) return status;

@@ -45,7 +45,8 @@ bool is_built(int, int, bool) { return true; }
 
 bool has_dependent_launch() {
     int device = 0, major = 0, minor = 0;
-    const bool known = cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+    const bool known = cudaGetDevice(&device) == cudaSuccess &&
+                       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
                        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
     return known && code_for(10 * major + minor) >= 90;
 }
@@ -59,14 +60,17 @@ pysim_status sms_of(const char *kernel, int32_t capability, bool exact, int belo
     if (status != PYSIM_OK) return status;
     const int have = 10 * major + minor;
     if (have < capability || (exact && have != capability))
-        return fail(PYSIM_UNSUPPORTED, "kernel %s needs capability %d.%d%s; this device has %d.%d", kernel, capability / 10, capability % 10,
-                    exact ? " and no other" : "", major, minor);
+        return fail(PYSIM_UNSUPPORTED, "kernel %s needs capability %d.%d%s; this device has %d.%d", kernel, capability / 10,
+                    capability % 10, exact ? " and no other" : "", major, minor);
     if (!is_built(have, capability, exact))
-        return fail(PYSIM_UNSUPPORTED, "kernel %s is not built for sm_%d; -Dgpu_archs=%d%s builds it", kernel, have, have, exact ? "a" : "");
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is not built for sm_%d; -Dgpu_archs=%d%s builds it", kernel, have, have,
+                    exact ? "a" : "");
     if (below && !ABLATIONS && code_for(have) >= below)
-        return fail(PYSIM_UNSUPPORTED, "kernel %s is replaced from capability %d.%d on; -Dtests=true builds it", kernel, below / 10, below % 10);
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is replaced from capability %d.%d on; -Dtests=true builds it", kernel, below / 10,
+                    below % 10);
     if (replaced_on && !ABLATIONS && code_for(have) == replaced_on)
-        return fail(PYSIM_UNSUPPORTED, "kernel %s is replaced on capability %d.%d; -Dtests=true builds it", kernel, replaced_on / 10, replaced_on % 10);
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is replaced on capability %d.%d; -Dtests=true builds it", kernel, replaced_on / 10,
+                    replaced_on % 10);
     return PYSIM_OK;
 }
 }

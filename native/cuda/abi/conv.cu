@@ -23,33 +23,39 @@ int64_t outputs_of(int64_t size, int64_t before, int64_t after, int64_t kernel, 
 
 pysim_status check_conv(const pysim_cuda_conv *c) {
     const pysim_conv &s = c->shape;
-    const struct { const char *name; int64_t value, least; } sizes[] = {
-        {"batch", s.batch, 1}, {"groups", s.groups, 1}, {"channels", s.channels, 1}, {"height", s.height, 1}, {"width", s.width, 1},
-        {"filters", s.filters, 1}, {"kernel_h", s.kernel_h, 1}, {"kernel_w", s.kernel_w, 1}, {"stride_h", s.stride_h, 1},
-        {"stride_w", s.stride_w, 1}, {"dilation_h", s.dilation_h, 1}, {"dilation_w", s.dilation_w, 1}, {"pad_top", s.pad_top, 0},
-        {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0}};
+    const struct {
+        const char *name;
+        int64_t value, least;
+    } sizes[] = {{"batch", s.batch, 1},       {"groups", s.groups, 1},     {"channels", s.channels, 1},     {"height", s.height, 1},
+                 {"width", s.width, 1},       {"filters", s.filters, 1},   {"kernel_h", s.kernel_h, 1},     {"kernel_w", s.kernel_w, 1},
+                 {"stride_h", s.stride_h, 1}, {"stride_w", s.stride_w, 1}, {"dilation_h", s.dilation_h, 1}, {"dilation_w", s.dilation_w, 1},
+                 {"pad_top", s.pad_top, 0},   {"pad_left", s.pad_left, 0}, {"pad_bottom", s.pad_bottom, 0}, {"pad_right", s.pad_right, 0}};
     for (const auto &size : sizes)
         if (size.value < size.least || size.value > limit::CONV_SIZE)
             return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; it lies in %lld..%lld", size.name, (long long)size.value, (long long)size.least,
                         (long long)limit::CONV_SIZE);
     if (s.channels % s.groups || s.filters % s.groups)
-        return fail(PYSIM_BAD_ARGUMENT, "%lld channels and %lld filters do not part into %lld groups", (long long)s.channels, (long long)s.filters, (long long)s.groups);
+        return fail(PYSIM_BAD_ARGUMENT, "%lld channels and %lld filters do not part into %lld groups", (long long)s.channels,
+                    (long long)s.filters, (long long)s.groups);
     const int64_t high = s.dilation_h * (s.kernel_h - 1) + 1, wide = s.dilation_w * (s.kernel_w - 1) + 1;
     if (high > s.height + s.pad_top + s.pad_bottom || wide > s.width + s.pad_left + s.pad_right)
-        return fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lldx%lld, more than the padded input of %lldx%lld", (long long)high, (long long)wide,
-                    (long long)(s.height + s.pad_top + s.pad_bottom), (long long)(s.width + s.pad_left + s.pad_right));
+        return fail(PYSIM_BAD_ARGUMENT, "the kernel spans %lldx%lld, more than the padded input of %lldx%lld", (long long)high,
+                    (long long)wide, (long long)(s.height + s.pad_top + s.pad_bottom), (long long)(s.width + s.pad_left + s.pad_right));
     if ((unsigned)c->layout > 1) return fail(PYSIM_BAD_ARGUMENT, "layout is %d; expected 0 (NCHW) or 1 (NHWC)", c->layout);
     const int64_t p = outputs_of(s.height, s.pad_top, s.pad_bottom, s.kernel_h, s.stride_h, s.dilation_h);
     const int64_t q = outputs_of(s.width, s.pad_left, s.pad_right, s.kernel_w, s.stride_w, s.dilation_w);
     const double limit = limit::CONV_TENSOR; /* in double: the products may overflow int64 */
-    const struct { const char *name; double elements; } tensors[] = {
-        {"input", (double)s.batch * (double)s.channels * (double)s.height * (double)s.width},
-        {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_h * (double)s.kernel_w},
-        {"output", (double)s.batch * (double)s.filters * (double)p * (double)q},
-        {"windows of all groups", (double)s.groups * ((double)s.batch * (double)p * (double)q + limit::SPARE_WINDOWS)}};
+    const struct {
+        const char *name;
+        double elements;
+    } tensors[] = {{"input", (double)s.batch * (double)s.channels * (double)s.height * (double)s.width},
+                   {"filters", (double)s.filters * (double)(s.channels / s.groups) * (double)s.kernel_h * (double)s.kernel_w},
+                   {"output", (double)s.batch * (double)s.filters * (double)p * (double)q},
+                   {"windows of all groups", (double)s.groups * ((double)s.batch * (double)p * (double)q + limit::SPARE_WINDOWS)}};
     for (const auto &tensor : tensors)
         if (tensor.elements > limit)
-            return fail(PYSIM_UNSUPPORTED, "the %s would have %.0f elements; the CUDA kernels take up to %.0f", tensor.name, tensor.elements, limit);
+            return fail(PYSIM_UNSUPPORTED, "the %s would have %.0f elements; the CUDA kernels take up to %.0f", tensor.name,
+                        tensor.elements, limit);
     return check_dtypes(s.dtype, c->out_dtype);
 }
 
@@ -78,7 +84,8 @@ Conv conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, const ConvR
     to.out_w = (int)outputs_of(from.width, from.pad_left, from.pad_right, from.kernel_w, from.stride_w, from.dilation_w);
     to.kernel_h = (int)from.kernel_h, to.kernel_w = (int)from.kernel_w, to.stride_h = (int)from.stride_h, to.stride_w = (int)from.stride_w;
     to.dilation_h = (int)from.dilation_h, to.dilation_w = (int)from.dilation_w;
-    to.pad_top = (int)from.pad_top, to.pad_left = (int)from.pad_left, to.pad_bottom = (int)from.pad_bottom, to.pad_right = (int)from.pad_right;
+    to.pad_top = (int)from.pad_top, to.pad_left = (int)from.pad_left, to.pad_bottom = (int)from.pad_bottom,
+    to.pad_right = (int)from.pad_right;
     to.nhwc = c->layout == PYSIM_NHWC, to.dtype = from.dtype;
     const int outputs = row ? row->info.outputs : 1, block = row && row->info.block_windows ? row->info.block_windows : 1;
     const int high = ceil_div(to.out_h, outputs), wide = ceil_div(to.out_w, outputs);
@@ -111,11 +118,14 @@ pysim_status conv_of(const pysim_cuda_conv *c, const pysim_cuda_schedule *s, con
     *to = conv_of(c, s, row);
     const pysim_cuda_prologue *p = e->prologue;
     if (p) to->prologue = {(const float *)p->scale, (const float *)p->shift, (short)p->by_image, (short)p->relu};
-    if (to->prologue.any() && dtypes[c->shape.dtype].bytes != 4) return fail(PYSIM_UNSUPPORTED, "a prologue is of f32, not %s", dtypes[c->shape.dtype].name);
+    if (to->prologue.any() && dtypes[c->shape.dtype].bytes != 4)
+        return fail(PYSIM_UNSUPPORTED, "a prologue is of f32, not %s", dtypes[c->shape.dtype].name);
     return PYSIM_OK;
 }
 
-struct Workspace { int64_t own, flags, partials, total; };
+struct Workspace {
+    int64_t own, flags, partials, total;
+};
 
 pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
     *w = {};
@@ -128,11 +138,13 @@ pysim_status workspace_of(const Conv &c, const ConvRow &row, Workspace *w) {
         const Grid grid(c.product, c.tile_m, c.tile_n, row.info.block_k);
         const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n;
         if (tiles > limit::TILES || (c.product.kind == PYSIM_SPLIT_K && tiles * c.product.splits > limit::TILES))
-            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name, (long long)tiles, (long long)limit::TILES);
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name, (long long)tiles,
+                        (long long)limit::TILES);
         if (c.product.kind == PYSIM_SPLIT_K && c.product.splits > grid.steps)
             return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", c.product.splits, grid.steps, row.info.block_k);
         if (c.product.kind == PYSIM_STREAM_K && c.product.splits > tiles * grid.steps)
-            return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", c.product.splits, (long long)(tiles * grid.steps));
+            return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", c.product.splits,
+                        (long long)(tiles * grid.steps));
         const int64_t slots = c.product.kind == PYSIM_SPLIT_K && c.product.splits <= row.reduces_in_cluster ? 0 : grid.slots(c.product);
         w->flags = slots ? round_up(tiles * c.cluster * (int64_t)sizeof(unsigned), ALIGN) : 0;
         w->partials = slots * c.tile_m * c.tile_n * row.info.outputs * row.info.outputs * sum_bytes(c.dtype);
@@ -152,7 +164,8 @@ pysim_status check_operands(const pysim_cuda_conv *c, const Conv &v, const pysim
         {"filters", filters, s.filters * v.k * element, element},
         {"bias", e->bias, s.filters * result, result},
         {"scale", e->scale, s.filters * scale_bytes(c->out_dtype), scale_bytes(c->out_dtype)},
-        {"the prologue's scale", v.prologue.scale, (v.prologue.by_image ? s.batch : 1) * s.channels * (int64_t)sizeof(float), sizeof(float)},
+        {"the prologue's scale", v.prologue.scale, (v.prologue.by_image ? s.batch : 1) * s.channels * (int64_t)sizeof(float),
+         sizeof(float)},
         {"the prologue's shift", v.prologue.shift, s.channels * (int64_t)sizeof(float), sizeof(float)},
         {"workspace", workspace, workspace_bytes, 1},
     });
@@ -224,7 +237,8 @@ pysim_status plain_loops(const Call &call) {
 }
 }
 
-const Operation convolutions = {[](int32_t kernel) { return is_available(registry, kernel); }, attributes, workspace_bytes, run, plain_loops};
+const Operation convolutions = {[](int32_t kernel) { return is_available(registry, kernel); }, attributes, workspace_bytes, run,
+                                plain_loops};
 }
 
 int32_t pysim_cuda_conv_count(void) { return pysim::registry.count(); }

@@ -75,7 +75,8 @@ pysim_status pysim_cuda_copy(void *to, const void *from, int64_t bytes, int32_t 
     const cudaMemcpyKind kinds[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
     if (direction < PYSIM_TO_DEVICE || direction > PYSIM_ON_DEVICE)
         return fail(PYSIM_BAD_ARGUMENT, "direction is %d; expected 1 (to the device), 2 (to the host) or 3 (on the device)", direction);
-    if (bytes < 0 || (bytes && (!to || !from))) return fail(PYSIM_BAD_ARGUMENT, "a copy of %lld bytes between %p and %p", (long long)bytes, from, to);
+    if (bytes < 0 || (bytes && (!to || !from)))
+        return fail(PYSIM_BAD_ARGUMENT, "a copy of %lld bytes between %p and %p", (long long)bytes, from, to);
     const cudaStream_t on = (cudaStream_t)stream;
     const pysim_status status = check(cudaMemcpyAsync(to, from, (size_t)bytes, kinds[direction - 1], on), "copy");
     return status == PYSIM_OK ? check(cudaStreamSynchronize(on), "copy") : status;

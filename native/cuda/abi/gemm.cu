@@ -22,20 +22,27 @@ const Registry<GemmRow> registry = {{
 }};
 
 pysim_status check_gemm(const pysim_cuda_gemm *g) {
-    const struct { const char *name; int64_t value; } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
+    const struct {
+        const char *name;
+        int64_t value;
+    } sizes[] = {{"m", g->m}, {"n", g->n}, {"k", g->k}};
     for (const auto &size : sizes) {
         if (size.value < 1) return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; expected at least 1", size.name, (long long)size.value);
         const int64_t largest = size.name[0] == 'k' ? limit::GEMM_K : limit::GEMM_SIDE;
         if (size.value > largest)
-            return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %lld", size.name, (long long)size.value, (long long)largest);
+            return fail(PYSIM_UNSUPPORTED, "%s is %lld; the CUDA kernels take up to %lld", size.name, (long long)size.value,
+                        (long long)largest);
     }
     if (((unsigned)g->trans_a | (unsigned)g->trans_b) > 1)
         return fail(PYSIM_BAD_ARGUMENT, "trans_a and trans_b are %d and %d; expected 0 or 1", g->trans_a, g->trans_b);
-    const struct { const char *name; int64_t value, least; } pitches[] = {
-        {"lda", g->lda, g->trans_a ? g->m : g->k}, {"ldb", g->ldb, g->trans_b ? g->k : g->n}, {"ldc", g->ldc, g->n}};
+    const struct {
+        const char *name;
+        int64_t value, least;
+    } pitches[] = {{"lda", g->lda, g->trans_a ? g->m : g->k}, {"ldb", g->ldb, g->trans_b ? g->k : g->n}, {"ldc", g->ldc, g->n}};
     for (const auto &pitch : pitches)
         if (pitch.value < pitch.least || pitch.value > ((int64_t)1 << 40))
-            return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; a row has %lld elements", pitch.name, (long long)pitch.value, (long long)pitch.least);
+            return fail(PYSIM_BAD_ARGUMENT, "%s is %lld; a row has %lld elements", pitch.name, (long long)pitch.value,
+                        (long long)pitch.least);
     return check_dtypes(g->dtype, g->c_dtype);
 }
 
@@ -78,7 +85,8 @@ struct Computed {
     pysim_cuda_gemm g;
     const void *a, *b;
     bool transposed;
-    Computed(const Call &call, const GemmRow &row) : g(call.problem->gemm), a(call.first), b(call.second), transposed(row.needs.k_major == 2 && !g.trans_a && !g.trans_b) {
+    Computed(const Call &call, const GemmRow &row)
+        : g(call.problem->gemm), a(call.first), b(call.second), transposed(row.needs.k_major == 2 && !g.trans_a && !g.trans_b) {
         if (!transposed) return;
         std::swap(a, b), std::swap(g.m, g.n), std::swap(g.lda, g.ldb);
         g.trans_a = g.trans_b = 1;
@@ -95,16 +103,20 @@ pysim_status workspace_of(const Computed &of, const pysim_cuda_schedule *s, cons
     const Grid grid(p, high, wide, row.info.block_k);
     const int64_t tiles = (int64_t)grid.tiles_m * grid.tiles_n, blocks = row.info.cluster_m * row.info.cluster_n;
     if (tiles > limit::TILES || (s->decomposition == PYSIM_SPLIT_K && tiles * s->splits > limit::TILES))
-        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name, (long long)tiles, (long long)limit::TILES);
+        return fail(PYSIM_UNSUPPORTED, "kernel %s would need %lld tiles; it runs at most %lld", row.info.name, (long long)tiles,
+                    (long long)limit::TILES);
     if (s->decomposition == PYSIM_SPLIT_K && s->splits > grid.steps)
         return fail(PYSIM_BAD_ARGUMENT, "splits is %d, but k has only %d steps of %d", s->splits, grid.steps, row.info.block_k);
     if (s->decomposition == PYSIM_STREAM_K && s->splits > tiles * grid.steps)
-        return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits, (long long)(tiles * grid.steps));
+        return fail(PYSIM_BAD_ARGUMENT, "splits is %d blocks, but there are only %lld steps in all", s->splits,
+                    (long long)(tiles * grid.steps));
     w->a = operand_of(a, g->lda, !g->trans_a, row.needs.k_major == 1, g->m, g->k, element, row.needs);
-    w->b = row.needs.thirds ? thirds_of(g->trans_b, g->n, g->k) : operand_of(b, g->ldb, g->trans_b, row.needs.k_major != 0, g->n, g->k, element, row.needs);
+    w->b = row.needs.thirds ? thirds_of(g->trans_b, g->n, g->k)
+                            : operand_of(b, g->ldb, g->trans_b, row.needs.k_major != 0, g->n, g->k, element, row.needs);
     for (const Operand *o : {&w->a, &w->b})
         if (o->bytes && o->rows > limit::LAYOUT_CONVERSION_ROWS)
-            return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name, (long long)o->rows, (long long)limit::LAYOUT_CONVERSION_ROWS);
+            return fail(PYSIM_UNSUPPORTED, "kernel %s would copy an operand of %lld rows; copies take up to %lld", row.info.name,
+                        (long long)o->rows, (long long)limit::LAYOUT_CONVERSION_ROWS);
     const int64_t slots = s->decomposition == PYSIM_SPLIT_K && s->splits <= row.reduces_in_cluster ? 0 : grid.slots(p);
     w->flags = slots ? round_up(tiles * blocks * (int64_t)sizeof(unsigned), ALIGN) : 0;
     w->partials = slots * high * wide * sum_bytes(g->dtype);
@@ -213,7 +225,8 @@ pysim_status run(const Call &call) {
     if (status == PYSIM_OK) status = sms_for(*row, &sms);
     if (status != PYSIM_OK) return status;
 
-    if (e->alpha == 0) return check(without_product(problem_of(g, e, call.first, call.second, call.result), g->dtype, call.stream), "C without a product");
+    if (e->alpha == 0)
+        return check(without_product(problem_of(g, e, call.first, call.second, call.result), g->dtype, call.stream), "C without a product");
     const int element = dtypes[g->dtype].bytes;
     const Computed of(call, *row);
     Problem p = problem_of(&of.g, e, of.a, of.b, call.result);
@@ -226,7 +239,8 @@ pysim_status run(const Call &call) {
     if (w.flags) p.flags = (unsigned *)at, p.partials = at + w.flags;
     if (a.rows || b.rows || w.flags) {
         const PartsOf parts = !w.b.thirds ? PartsOf::NONE : p.trans_a ? PartsOf::THIRDS : PartsOf::THIRDS_INTERLEAVED;
-        status = check(convert_layouts(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream), "layout conversion of operands, flags of partial sums");
+        status = check(convert_layouts(a, b, element, parts, p.flags, (int)(w.flags / sizeof(unsigned)), call.stream),
+                       "layout conversion of operands, flags of partial sums");
         p.follows = has_dependent_launch();
     }
     return status == PYSIM_OK ? check(row->launch(p, sms, call.stream), row->info.name) : status;
@@ -238,7 +252,8 @@ pysim_status plain_loops(const Call &call) {
     if (status == PYSIM_OK) status = check_epilogue(g->c_dtype, call.epilogue);
     if (status == PYSIM_OK) status = check_operands(g, call.epilogue, call.first, call.second, call.result, nullptr, 0);
     if (status != PYSIM_OK) return status;
-    if (g->m > REFERENCE_ROWS) return fail(PYSIM_UNSUPPORTED, "m is %lld; the reference takes up to %d", (long long)g->m, (int)REFERENCE_ROWS);
+    if (g->m > REFERENCE_ROWS)
+        return fail(PYSIM_UNSUPPORTED, "m is %lld; the reference takes up to %d", (long long)g->m, (int)REFERENCE_ROWS);
     return check(reference(problem_of(g, call.epilogue, call.first, call.second, call.result), g->dtype, call.stream), "the reference");
 }
 }

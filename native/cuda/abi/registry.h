@@ -30,7 +30,8 @@ template <class Row> struct Registry {
     pysim_status find(int32_t index, int32_t dtype, const Row **out) const {
         const pysim_status status = find(index, out);
         if (status != PYSIM_OK || (*out)->info.dtype == dtype) return status;
-        const auto f32 = [](int32_t type) { return type == PYSIM_F32 || type == PYSIM_TF32X3; }; /* both are f32 in memory: interchangeable */
+        /* both are f32 in memory: interchangeable */
+        const auto f32 = [](int32_t type) { return type == PYSIM_F32 || type == PYSIM_TF32X3; };
         if (f32((*out)->info.dtype) && f32(dtype)) return status;
         return fail(PYSIM_UNSUPPORTED, "kernel %s does not multiply %s", (*out)->info.name, dtypes[dtype].name);
     }
@@ -47,7 +48,8 @@ template <class Row> struct Registry {
 template <class Row> pysim_status sms_for(const Row &row, int *sms) {
     const pysim_status status = sms_of(row.info.name, row.info.capability, row.exact_capability, row.below, row.replaced_on, sms);
     if (status == PYSIM_OK && !row.launch)
-        return fail(PYSIM_UNSUPPORTED, "kernel %s is not in this build%s", row.info.name, ABLATIONS ? "" : ": it is an ablation, which -Dtests=true builds");
+        return fail(PYSIM_UNSUPPORTED, "kernel %s is not in this build%s", row.info.name,
+                    ABLATIONS ? "" : ": it is an ablation, which -Dtests=true builds");
     return status;
 }
 template <class Row> pysim_status is_available(const Registry<Row> &registry, int32_t index) {

@@ -7,7 +7,8 @@ namespace pysim {
 namespace {
 pysim_status operation_of(int32_t kind, const Operation **of) {
     if (kind != PYSIM_CONV && kind != PYSIM_GEMM)
-        return fail(PYSIM_BAD_ARGUMENT, "the problem's kind is %d; expected %d (convolution) or %d (product)", kind, PYSIM_CONV, PYSIM_GEMM);
+        return fail(PYSIM_BAD_ARGUMENT, "the problem's kind is %d; expected %d (convolution) or %d (product)", kind, PYSIM_CONV,
+                    PYSIM_GEMM);
     *of = kind == PYSIM_CONV ? &convolutions : &products;
     return PYSIM_OK;
 }
@@ -32,7 +33,8 @@ pysim_status pysim_cuda_attributes_of(const pysim_cuda_problem *p, int32_t kerne
     return status == PYSIM_OK ? of->attributes(p, kernel, out) : status;
 }
 
-pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const void *first, const void *second, int64_t *bytes) {
+pysim_status pysim_cuda_workspace_bytes(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const void *first, const void *second,
+                                        int64_t *bytes) {
     const Operation *of = nullptr;
     pysim_status status = operation_of(p, &of);
     if (status == PYSIM_OK && !bytes) status = fail(PYSIM_BAD_ARGUMENT, "%s: bytes is NULL", __func__);
@@ -51,8 +53,8 @@ pysim_status pysim_cuda_run_steps(const pysim_cuda_step *steps, int64_t count, c
     const auto at = [&](const pysim_cuda_place &place) { return (void *)(uintptr_t)(bases[place.base] + place.offset); };
     const auto run = [&](const pysim_cuda_step &s) {
         if (!s.norm)
-            return pysim_cuda_run(s.problem, s.schedule, s.epilogue, at(s.first), at(s.second), at(s.result), s.workspace_bytes ? at(s.workspace) : nullptr,
-                                  s.workspace_bytes, stream);
+            return pysim_cuda_run(s.problem, s.schedule, s.epilogue, at(s.first), at(s.second), at(s.result),
+                                  s.workspace_bytes ? at(s.workspace) : nullptr, s.workspace_bytes, stream);
         const void *parts[PYSIM_CUDA_PARTS] = {};
         for (int i = 0; s.parts && i < s.norm->parts && i < PYSIM_CUDA_PARTS; i++) parts[i] = at(s.parts[i]);
         pysim_cuda_norm norm = *s.norm;
@@ -66,8 +68,8 @@ pysim_status pysim_cuda_run_steps(const pysim_cuda_step *steps, int64_t count, c
     return PYSIM_OK;
 }
 
-pysim_status pysim_cuda_reference(const pysim_cuda_problem *p, const pysim_cuda_epilogue *e, const void *first, const void *second, void *result,
-                                  void *stream) {
+pysim_status pysim_cuda_reference(const pysim_cuda_problem *p, const pysim_cuda_epilogue *e, const void *first, const void *second,
+                                  void *result, void *stream) {
     const Operation *of = nullptr;
     const pysim_status status = operation_of(p, &of);
     return status == PYSIM_OK ? of->reference({p, nullptr, e, first, second, result, nullptr, 0, (cudaStream_t)stream}) : status;
@@ -76,6 +78,6 @@ pysim_status pysim_cuda_reference(const pysim_cuda_problem *p, const pysim_cuda_
 pysim_status pysim_cuda_time(const pysim_cuda_problem *p, const pysim_cuda_schedule *s, const pysim_cuda_epilogue *e, const void *first,
                              const void *second, void *result, void *workspace, int64_t workspace_bytes, void *stream, int32_t warmups,
                              int32_t samples, double *seconds) {
-    return time_runs([&] { return pysim_cuda_run(p, s, e, first, second, result, workspace, workspace_bytes, stream); }, (cudaStream_t)stream,
-                     warmups, samples, seconds);
+    return time_runs([&] { return pysim_cuda_run(p, s, e, first, second, result, workspace, workspace_bytes, stream); },
+                     (cudaStream_t)stream, warmups, samples, seconds);
 }

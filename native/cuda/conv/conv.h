@@ -34,21 +34,21 @@ __device__ inline float with_prologue(const Prologue &p, float x, int row, int c
 struct Conv {
     const void *in, *weights;
     void *out;
-    void *own;                /* the row's own part of the workspace */
+    void *own; /* the row's own part of the workspace */
     int batch, groups;
-    int channels, filters;    /* of one group */
+    int channels, filters; /* of one group */
     int height, width, out_h, out_w;
     int kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w, pad_top, pad_left, pad_bottom, pad_right;
     int nhwc, dtype;
-    int windows, k;           /* batch out_h out_w, channels kernel_h kernel_w */
-    int group_tiles;          /* tiles of windows in one group */
-    Divisor per_image, per_row; /* windows of an image, of a row of outputs */
+    int windows, k;                      /* batch out_h out_w, channels kernel_h kernel_w */
+    int group_tiles;                     /* tiles of windows in one group */
+    Divisor per_image, per_row;          /* windows of an image, of a row of outputs */
     Divisor per_channel, per_kernel_row; /* NCHW: kernel_h kernel_w, kernel_w; NHWC: kernel_w channels, channels */
-    Problem product;          /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
-    short halves;             /* 1: the row takes filters in halves (core/split.cuh) */
-    short folds;              /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
-    short step_bytes;         /* bytes of a window's channels in one k-iteration */
-    int gemm;                 /* the schedule's row of gemm/, or -1 */
+    Problem product;                     /* decomposition and epilogue; a, b and c are not set, ldc is a row of outputs */
+    short halves;                        /* 1: the row takes filters in halves (core/split.cuh) */
+    short folds;                         /* 1: the row takes squares of pixels as channels (conv/wgmma/operands.cu) */
+    short step_bytes;                    /* bytes of a window's channels in one k-iteration */
+    int gemm;                            /* the schedule's row of gemm/, or -1 */
     /* A window is one pixel; windows are all pixels. */
     bool one_pixel() const { return kernel_h * kernel_w == 1 && !(pad_top | pad_left | pad_bottom | pad_right); }
     bool pointwise() const { return one_pixel() && stride_h == 1 && stride_w == 1; }
@@ -69,18 +69,18 @@ struct ConvRow {
     cudaError_t (*attributes)(const Conv &c, pysim_cuda_attributes *out);
     /* Sets the product's sizes, tile_m, tile_n, cluster and group_tiles; NULL: the product stays as `conv_of` makes it (abi/conv.cu). */
     void (*tile)(Conv &c);
-    bool chunked;           /* data parallel in `splits` chunks of windows */
+    bool chunked;                   /* data parallel in `splits` chunks of windows */
     static constexpr int below = 0; /* see gemm/rows.h */
-    int replaced_on;        /* see gemm/rows.h */
-    int reduces_in_cluster; /* see gemm/rows.h */
+    int replaced_on;                /* see gemm/rows.h */
+    int reduces_in_cluster;         /* see gemm/rows.h */
 };
 
 /* The units of each family: the functions that define its rows. */
 #define PYSIM_CUDA_GEMM(...)
-#define PYSIM_CUDA_CONV(family, gpus, ...) \
-    namespace conv_##family { \
-    Unit<ConvRow> __VA_ARGS__; \
-    inline constexpr Unit<ConvRow> *units[] = {__VA_ARGS__}; \
+#define PYSIM_CUDA_CONV(family, gpus, ...)                       \
+    namespace conv_##family {                                    \
+        Unit<ConvRow> __VA_ARGS__;                               \
+        inline constexpr Unit<ConvRow> *units[] = {__VA_ARGS__}; \
     }
 #include "families.inc"
 #undef PYSIM_CUDA_CONV

@@ -35,7 +35,8 @@ struct alignas(8) Tap {
 enum : unsigned { NO_TAP = 1u << 31 }; /* the bit of k past the end; outside every place */
 enum {
     MOST_TAPS = 15 * 16, /* largest kernel_h x kernel_w if kernel_h + kernel_w <= 31 */
-    RUN = 32,            /* table entries past the last tap: the most that a thread reads in a row, or that a k-iteration has past the end */
+    /* table entries past the last tap: the most that a thread reads in a row, or that a k-iteration has past the end */
+    RUN = 32,
 };
 
 /* The order of k: that of the filters in memory, or im2win's: (channel, s, r) under NCHW, (s, r, channel) under NHWC. */
@@ -60,8 +61,8 @@ struct Arguments {
     Order order;
     Steps steps;
     int pitch;
-    int inside;          /* 1: every tap of every window exists */
-    int vector;          /* 1: in every window, each four taps that start at a multiple of four are 16 contiguous, aligned bytes */
+    int inside; /* 1: every tap of every window exists */
+    int vector; /* 1: in every window, each four taps that start at a multiple of four are 16 contiguous, aligned bytes */
 };
 
 /* A window's start, for both representations of taps. */
@@ -103,7 +104,8 @@ template <bool NHWC> struct Listed {
         const int count = c.kernel_h * c.kernel_w;
         for (int i = thread; i < count + RUN; i += threads) {
             const int channel = i / count, tap = i % count;
-            const int r = a.order == AS_FILTERS ? tap / c.kernel_w : tap % c.kernel_h, s = a.order == AS_FILTERS ? tap % c.kernel_w : tap / c.kernel_h;
+            const int r = a.order == AS_FILTERS ? tap / c.kernel_w : tap % c.kernel_h,
+                      s = a.order == AS_FILTERS ? tap % c.kernel_w : tap / c.kernel_h;
             const unsigned offset = (unsigned)channel * a.steps.channel + (unsigned)r * a.steps.high + (unsigned)s * a.steps.wide;
             const unsigned bits = a.inside ? 0 : 1u << r | 1u << (c.kernel_h + s);
             table()[i] = NHWC && channel ? Tap{0, NO_TAP} : Tap{(int)offset, bits};
@@ -121,7 +123,7 @@ template <bool NHWC> struct Listed {
             return tap;
         }
 
-      public:
+    public:
         __device__ Taps(const Arguments &a, int from) : k(from) { outer = count(a).of(from, inner); }
         template <int STEP> __device__ void advance(const Arguments &a) {
             int rest;
@@ -146,7 +148,9 @@ template <bool NHWC> struct Listed {
     };
     static __device__ bool exists(const Arguments &, const Place &place, const Tap &tap) { return !(place.outside & tap.bits); }
     /* `from` is the place's address. One instruction; correct as long as neither sum exceeds 2^31. */
-    template <class In> static __device__ const In *element(const In *, const In *from, const Place &, const Tap &tap) { return from + tap.offset; }
+    template <class In> static __device__ const In *element(const In *, const In *from, const Place &, const Tap &tap) {
+        return from + tap.offset;
+    }
 };
 
 struct Divided {
@@ -177,7 +181,7 @@ struct Divided {
     class Taps {
         int k;
 
-      public:
+    public:
         __device__ Taps(const Arguments &, int from) : k(from) {}
         template <int STEP> __device__ void advance(const Arguments &) { k += STEP; }
         template <int COUNT> __device__ void taps(const Arguments &a, Tap (&to)[COUNT]) const {
@@ -203,14 +207,14 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
 
     const Arguments &a;
     const typename Knows::Place place;
-    const In *const from; /* the window's first element; may be before the tensor */
+    const In *const from;    /* the window's first element; may be before the tensor */
     typename Knows::Taps at; /* this thread's first tap in the k-iteration to load next */
     const bool all;
 
     /* The shuffle tells the compiler that the row is uniform in a warp, so that it uses uniform registers. */
     static __device__ int row_of(int thread) { return __shfl_sync(~0u, thread / EXTENT, 0); }
 
-  public:
+public:
     using Staged = In[EACH];
     enum { DEPTH = STEP, PITCH = EXTENT };
     static __device__ int inner_of(int thread) { return thread % EXTENT; }
@@ -223,8 +227,8 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
     static __device__ constexpr int swizzle(int) { return 0; }
 
     __device__ AcrossWindows(const Arguments &of, int group, int first, int begin, int end, int thread)
-        : a(of), place(Knows::place(of, group, first + thread % EXTENT)), from((const In *)of.base + place.at), at(of, begin + row_of(thread) * EACH),
-          all(of.inside && first + EXTENT <= of.c.windows && (end - begin) % STEP == 0) {}
+        : a(of), place(Knows::place(of, group, first + thread % EXTENT)), from((const In *)of.base + place.at),
+          at(of, begin + row_of(thread) * EACH), all(of.inside && first + EXTENT <= of.c.windows && (end - begin) % STEP == 0) {}
     __device__ bool whole() const { return all; }
 
     template <bool EDGE> __device__ void load(Staged &to, int) {
@@ -241,7 +245,9 @@ template <class T, int EXTENT, int STEP, int THREADS, class Knows> class AcrossW
 #pragma unroll
         for (int i = 0; i < EACH; i++) to[i * EXTENT] = from[i];
     }
-    template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
+    template <bool> __device__ void load_async(char *, int) {
+        static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously");
+    }
 };
 
 /* The same with the thread assignment and shared-memory layout of Copy, k contiguous. */
@@ -257,7 +263,7 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
     typename Knows::Taps at; /* this thread's first tap in the k-iteration to load next */
     const bool all, vector;
 
-  public:
+public:
     using Staged = typename Base::Staged;
 
     __device__ AlongTaps(const Arguments &of, int group, int first, int begin, int end, int thread)
@@ -274,7 +280,9 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
             return EDGE ? Knows::exists(a, place[pass], tap) : !Base::idle(thread, pass);
         };
         const int base = at.base(a);
-        const auto from = [&](int pass, const typename Knows::Tap &tap) { return (const In *)a.base + (unsigned)(place[pass].at + base + tap.offset); };
+        const auto from = [&](int pass, const typename Knows::Tap &tap) {
+            return (const In *)a.base + (unsigned)(place[pass].at + base + tap.offset);
+        };
         if (vector) {
             typename Knows::Tap tap[1];
             at.taps(a, tap);
@@ -297,7 +305,9 @@ class AlongTaps : public simt::Copy<T, EXTENT, STEP, THREADS, VECTOR, SWIZZLED, 
         }
         at.template advance<STEP>(a);
     }
-    template <bool> __device__ void load_async(char *, int) { static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously"); }
+    template <bool> __device__ void load_async(char *, int) {
+        static_assert(STEP == 0, "1 or 2 stages: nothing is gathered asynchronously");
+    }
 };
 
 /* Columns or AcrossWindows with a prologue, applied between registers and shared memory. A thread's windows belong to one image. The convolution is
@@ -306,7 +316,7 @@ template <class Base> class PrologueLoader : public Base {
     const Conv &c;
     int channel, end, row; /* the thread's first channel in the k-iteration to store next; the last channel + 1; its image's first scale */
 
-  public:
+public:
     __device__ PrologueLoader(const Base &base, const Arguments &a, int group, int window, int begin, int end, int thread)
         : Base(base), c(a.c), channel(group * c.channels + begin + Base::first_line(thread)), end(group * c.channels + end),
           row(c.per_image.of(min(window, c.windows - 1)) * c.groups * c.channels) {}
@@ -388,14 +398,16 @@ template <class Windows> struct WithPrologue {
     static __device__ void prepare(const Arguments &a, int threads) { Windows::prepare(a, threads); }
     template <class S, int EXTENT> static __device__ auto of(const Arguments &g, int group, int first, int begin, int end) {
         const auto plain = Windows::template of<S, EXTENT>(g, group, first, begin, end);
-        return PrologueLoader<std::remove_const_t<decltype(plain)>>(plain, g, group, first + plain.inner_of(threadIdx.x), begin, end, threadIdx.x);
+        return PrologueLoader<std::remove_const_t<decltype(plain)>>(plain, g, group, first + plain.inner_of(threadIdx.x), begin, end,
+                                                                    threadIdx.x);
     }
 };
 
 /* Places and taps need a few registers more than a Copy. */
 template <class S> constexpr int blocks = simt::blocks_of(S::REGISTERS + 4, S::THREADS);
 
-template <class S, bool NHWC, class Windows> __global__ __launch_bounds__(S::THREADS, blocks<S>) void kernel(const __grid_constant__ Arguments a) {
+template <class S, bool NHWC, class Windows> __global__ __launch_bounds__(S::THREADS,
+                                                                          blocks<S>) void kernel(const __grid_constant__ Arguments a) {
     Windows::prepare(a, S::THREADS); /* sum_tiles begins with a barrier */
     simt::sum_tiles<S>(a.c.product, Source<S, NHWC, Windows>{a});
 }
@@ -405,7 +417,9 @@ struct Tiled {
     void (*run)(Arguments);
     int threads, shared, block_m, block_n, block_k;
 
-    template <class S, bool NHWC, class Windows> static Tiled of() { return {kernel<S, NHWC, Windows>, S::THREADS, S::SHARED_BYTES, S::BM, S::BN, S::BK}; }
+    template <class S, bool NHWC, class Windows> static Tiled of() {
+        return {kernel<S, NHWC, Windows>, S::THREADS, S::SHARED_BYTES, S::BM, S::BN, S::BK};
+    }
 
     cudaError_t allow() const {
         return shared > 47 * 1024 ? cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) : cudaSuccess;
@@ -416,14 +430,13 @@ struct Tiled {
         const Grid grid(a.c.product, block_m, block_n, block_k);
         return launch(run, dim3((unsigned)grid.items(a.c.product)), dim3((unsigned)threads), (size_t)shared, stream, a);
     }
-    cudaError_t attributes(pysim_cuda_attributes *out) const {
-        return attributes_of(run, threads, shared, out);
-    }
+    cudaError_t attributes(pysim_cuda_attributes *out) const { return attributes_of(run, threads, shared, out); }
 };
 
 /* The Shape of a row of conv/ for a layout: filters are rows under NCHW, columns under NHWC. */
 template <bool NHWC, class T, simt::Form FORM, int BF, int BW, int BK, int WF, int WW, int TF, int TW, int STAGES>
-using ShapeOf = std::conditional_t<NHWC, simt::Shape<T, FORM, BW, BF, BK, WW, WF, TW, TF, STAGES>, simt::Shape<T, FORM, BF, BW, BK, WF, WW, TF, TW, STAGES>>;
+using ShapeOf = std::conditional_t<NHWC, simt::Shape<T, FORM, BW, BF, BK, WW, WF, TW, TF, STAGES>,
+                                   simt::Shape<T, FORM, BF, BW, BK, WF, WW, TF, TW, STAGES>>;
 
 /* Reordered filters in a row's workspace: their bytes (0: none), and their pitch, a multiple of a vector if they are reordered. */
 struct Prepared {
@@ -448,12 +461,14 @@ inline bool inside(const Conv &c) {
     const auto within = [](int64_t outputs, int64_t stride, int64_t kernel, int64_t dilation, int before, int64_t size) {
         return !before && (outputs - 1) * stride + (kernel - 1) * dilation < size;
     };
-    return within(c.out_h, c.stride_h, c.kernel_h, c.dilation_h, c.pad_top, c.height) && within(c.out_w, c.stride_w, c.kernel_w, c.dilation_w, c.pad_left, c.width);
+    return within(c.out_h, c.stride_h, c.kernel_h, c.dilation_h, c.pad_top, c.height) &&
+           within(c.out_w, c.stride_w, c.kernel_w, c.dilation_w, c.pad_left, c.width);
 }
 inline Arguments of_input(const Conv &c, const Prepared &own) {
     Arguments a = {};
     const unsigned column = c.nhwc ? (unsigned)(c.groups * c.channels) : 1, row = (unsigned)c.width * column;
-    a.c = c, a.base = c.in, a.weights = own.filters ? c.own : c.weights, a.pitch = own.pitch, a.order = AS_FILTERS, a.steps = steps_of_input(c);
+    a.c = c, a.base = c.in, a.weights = own.filters ? c.own : c.weights, a.pitch = own.pitch, a.order = AS_FILTERS,
+    a.steps = steps_of_input(c);
     a.layout = {c.groups * c.channels * c.height * c.width, c.nhwc ? c.channels : c.channels * c.height * c.width, (int)(row * c.stride_h),
                 (int)(column * c.stride_w), (int)(0u - row * c.pad_top - column * c.pad_left)};
     a.inside = inside(c), a.vector = c.nhwc && c.channels % vector_of(c) == 0 && (uintptr_t)c.in % 16 == 0;

@@ -33,7 +33,7 @@ template <class Acc, class Out, bool SMOOTH> class WindowRows {
     To to;
     int first;
 
-  public:
+public:
     enum { WIDE = To::WIDE, UNROLLED = To::UNROLLED };
     __device__ WindowRows(const Conv &c, int group, int first_window) : to(output_of<Acc, Out>(c, group)), first(first_window) {}
     __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const { to.store(row - first, column, acc); }
@@ -47,11 +47,9 @@ template <class Acc, class Out, int COUNT, bool PLAIN, bool SMOOTH = false> clas
     To to;
     int first;
 
-  public:
+public:
     enum { WIDE = COUNT, UNROLLED = To::UNROLLED };
-    static __device__ bool fours(const Conv &c) {
-        return c.out_h * c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0;
-    }
+    static __device__ bool fours(const Conv &c) { return c.out_h * c.out_w % 4 == 0 && (uintptr_t)c.out % (4 * sizeof(Out)) == 0; }
     __device__ FilterRows(const Conv &c, int group, int first_window) : conv(c), to(output_of<Acc, Out>(c, group)), first(first_window) {}
     __device__ void store(int row, int column, const Acc (&acc)[WIDE]) const {
         const int window = column - first;
@@ -70,7 +68,8 @@ template <class Acc, class Out, int COUNT, bool PLAIN, bool SMOOTH = false> clas
 };
 
 /* body(output) for the tiles of one group whose windows begin with number `first` of the product. */
-template <bool NHWC, class Acc, class Out, class Body> __device__ inline void with_conv_output(const Conv &c, int group, int first, Body body) {
+template <bool NHWC, class Acc, class Out, class Body> __device__ inline void with_conv_output(const Conv &c, int group, int first,
+                                                                                               Body body) {
     const bool smooth = is_smooth(function_of(c.product.activation));
     if constexpr (NHWC) {
         if (smooth) body(WindowRows<Acc, Out, true>(c, group, first));

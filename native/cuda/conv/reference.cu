@@ -21,7 +21,8 @@ template <class In> __device__ auto read(const Conv &c, int64_t at, int64_t imag
     if constexpr (std::is_same_v<In, float>) {
         const Prologue &by = c.prologue;
         if (by.any()) {
-            const double scale = by.scale ? by.scale[(by.by_image ? image * c.groups * c.channels : 0) + channel] : 1, shift = by.shift ? by.shift[channel] : 0;
+            const double scale = by.scale ? by.scale[(by.by_image ? image * c.groups * c.channels : 0) + channel] : 1,
+                         shift = by.shift ? by.shift[channel] : 0;
             const float y = (float)(x * scale + shift);
             return by.relu && y < 0 ? 0. : (double)y;
         }
@@ -43,7 +44,8 @@ template <class In, class Out> __global__ void conv_reference_kernel(Conv c) {
                     const int h = p * c.stride_h + r * c.dilation_h - c.pad_top, w = q * c.stride_w + s * c.dilation_w - c.pad_left;
                     if (h < 0 || h >= c.height || w < 0 || w >= c.width) continue;
                     const int64_t from = f / c.filters * c.channels + channel;
-                    const int64_t in = c.nhwc ? ((n * c.height + h) * c.width + w) * all_channels + from : ((n * all_channels + from) * c.height + h) * c.width + w;
+                    const int64_t in = c.nhwc ? ((n * c.height + h) * c.width + w) * all_channels + from
+                                              : ((n * all_channels + from) * c.height + h) * c.width + w;
                     const int64_t weight = c.nhwc ? (((int64_t)f * c.kernel_h + r) * c.kernel_w + s) * c.channels + channel
                                                   : (((int64_t)f * c.channels + channel) * c.kernel_h + r) * c.kernel_w + s;
                     sum += read<In>(c, in, n, from) * value_of(((const In *)c.weights)[weight]);

@@ -14,7 +14,8 @@ namespace rows {
 struct ConvColumns {
     Text algorithm, variant = "full";
     int dtype = f32;
-    Size block, warp, thread;   /* tiles, filters x windows, of a block (k: of one k-iteration), of a warp (wgmma: a warpgroup), of a thread; 0: none */
+    /* tiles, filters x windows, of a block (k: of one k-iteration), of a warp (wgmma: a warpgroup), of a thread; 0: none */
+    Size block, warp, thread;
     Size cluster = {1, 1};      /* blocks of a cluster, filters x windows; they multicast what they share */
     int tensor_threads = 0;     /* see gemm/rows.h */
     int stages = 0;             /* tiles in shared memory at once */
@@ -53,9 +54,18 @@ template <class Of, bool BUILT = true> constexpr ConvFunctions functions_of() {
 
 /* The row of a line of the table. */
 inline ConvRow row_of(const ConvColumns &c, const ConvFunctions &f) {
-    ConvRow row = {"", {nullptr, c.algorithm.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n,
-                        c.stages, c.outputs, c.makes_product, c.capability, c.finite, c.prologue}, c.exact_capability != 0,
-                   f.refuses, f.own_bytes, f.launch, f.attributes, f.tile, c.staged != 0, c.replaced_on, c.reduces_in_cluster};
+    ConvRow row = {"",
+                   {nullptr, c.algorithm.data(), c.variant.data(), c.dtype, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m,
+                    c.thread.n, c.stages, c.outputs, c.makes_product, c.capability, c.finite, c.prologue},
+                   c.exact_capability != 0,
+                   f.refuses,
+                   f.own_bytes,
+                   f.launch,
+                   f.attributes,
+                   f.tile,
+                   c.staged != 0,
+                   c.replaced_on,
+                   c.reduces_in_cluster};
     int at = 0;
     const auto add = [&](const char *format, auto... values) { at += snprintf(row.name + at, sizeof row.name - at, format, values...); };
     add("%s_%s", dtypes[c.dtype].name, c.algorithm.data());

@@ -25,7 +25,9 @@ struct Places {
         count = c.batch * (int)(wide.divisor * high.divisor * filters.divisor);
     }
 };
-struct Place { int n, f, p, q; };
+struct Place {
+    int n, f, p, q;
+};
 __device__ inline Place place_of(const Conv &c, const Places &places, int index) {
     Place at;
     if (c.nhwc) index = places.filters.of(index, at.f);
@@ -39,7 +41,8 @@ __device__ inline Place place_of(const Conv &c, const Places &places, int index)
 struct Strides {
     int image, channel, row, column;
     __device__ Strides(bool nhwc, int channels, int height, int width)
-        : image(channels * height * width), channel(nhwc ? 1 : height * width), row(nhwc ? channels * width : width), column(nhwc ? channels : 1) {}
+        : image(channels * height * width), channel(nhwc ? 1 : height * width), row(nhwc ? channels * width : width),
+          column(nhwc ? channels : 1) {}
 };
 
 /* A kernel, and the outputs of a thread, whose rows are `apart` from one another; of so many groups. */
@@ -53,7 +56,8 @@ template <Chosen (*OF)(const Conv &, int)> pysim_status launch_row(const Conv &c
     Conv of_places = c;
     of_places.groups /= by.groups;
     const Places places(of_places, by.rows, by.columns, by.filters, by.apart);
-    return check(launch(by.kernel, dim3((unsigned)((places.count + THREADS - 1) / THREADS)), dim3(THREADS), 0, stream, c, places), "a convolution without tiles");
+    return check(launch(by.kernel, dim3((unsigned)((places.count + THREADS - 1) / THREADS)), dim3(THREADS), 0, stream, c, places),
+                 "a convolution without tiles");
 }
 
 template <Chosen (*OF)(const Conv &, int)> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {

@@ -43,9 +43,9 @@ __device__ inline int64_t share(int64_t total, int part, int parts) {
 }
 
 struct Tile {
-    int i, j;       /* tile row and column */
-    int begin, end; /* k-iterations */
-    int index;      /* of the tile's flag */
+    int i, j;              /* tile row and column */
+    int begin, end;        /* k-iterations */
+    int index;             /* of the tile's flag */
     int part, parts, slot; /* this is part `part` of `parts` of the tile; part 0 is stored in `slot` (stream-K: see Work::slot_of) */
 };
 
@@ -75,10 +75,11 @@ struct Grid {
     }
     Raster raster(const Problem &p) const {
         const int slow = this->slow(p), width = slow < p.group ? slow : p.group, last = slow % width;
-        return {Divisor((unsigned)tiles()), Divisor((unsigned)(fast(p) * width)), Divisor((unsigned)width), Divisor((unsigned)(last ? last : width))};
+        return {Divisor((unsigned)tiles()), Divisor((unsigned)(fast(p) * width)), Divisor((unsigned)width),
+                Divisor((unsigned)(last ? last : width))};
     }
 
-  private:
+private:
     /* Row and column of tile number `within` of a band `width` tiles wide; `down` = within / width. */
     __device__ static void place(const Problem &p, int within, int band, int width, int down, int &i, int &j) {
         const int across = band * p.group + within - down * width;
@@ -90,7 +91,7 @@ struct Grid {
 /* Iterates over the tiles of block `block` of `blocks`: `for (Work w(...); w.next(t);)`. A block has one tile if there are as many blocks as items, else
  * (persistent kernels) several. Every thread of a block sees the same tiles. */
 class Work {
-  protected:
+protected:
     const Problem &p;
     const Grid grid;
 
@@ -126,7 +127,7 @@ class Work {
         t.slot = t.index * t.parts;
     }
 
-  private:
+private:
     const int blocks;
     int item;
     int64_t at, stop; /* stream-K: k-iterations, counted over all tiles */
@@ -135,7 +136,7 @@ class Work {
         return (int)(((uint64_t)(step + 1) * p.splits - 1) / ((uint64_t)grid.tiles() * grid.steps));
     }
 
-  public:
+public:
     __device__ Work(const Problem &problem, const Grid &tiles, int block, int count)
         : p(problem), grid(tiles), blocks(count), item(block), at(0), stop(0) {
         if (p.kind == PYSIM_STREAM_K && block < p.splits) at = first_step(block), stop = first_step(block + 1);
@@ -176,7 +177,7 @@ class PlacedWork : public Work {
     const int x;
     bool first = true;
 
-  protected:
+protected:
     /* The block's only tile. */
     __device__ bool next_placed(Tile &t) {
         if (!first) return false;
@@ -187,7 +188,7 @@ class PlacedWork : public Work {
         return true;
     }
 
-  public:
+public:
     __device__ PlacedWork(const Problem &p, const Grid &grid, int x, int count)
         : Work(p, grid, x + (int)blockIdx.z * count, count * (int)gridDim.z), x(x) {}
     __device__ bool next(Tile &t) { return p.placed ? next_placed(t) : Work::next(t); }
@@ -197,11 +198,13 @@ class PlacedWork : public Work {
 class RasterWork : public PlacedWork {
     const Raster &raster;
 
-  public:
-    __device__ RasterWork(const Problem &p, const Grid &grid, const Raster &raster, int x, int count) : PlacedWork(p, grid, x, count), raster(raster) {}
+public:
+    __device__ RasterWork(const Problem &p, const Grid &grid, const Raster &raster, int x, int count)
+        : PlacedWork(p, grid, x, count), raster(raster) {}
     __device__ bool next(Tile &t) {
         if (p.placed) return next_placed(t);
-        if (p.kind != PYSIM_STREAM_K ? !next_item(t, [&](int n, int &rest) { return raster.tiles.of(n, rest); }) : !next_range(t)) return false;
+        if (p.kind != PYSIM_STREAM_K ? !next_item(t, [&](int n, int &rest) { return raster.tiles.of(n, rest); }) : !next_range(t))
+            return false;
         grid.place(p, raster, t.index, t.i, t.j);
         return true;
     }
@@ -210,7 +213,8 @@ class RasterWork : public PlacedWork {
 /* The fix-up of a tile: returns true in the block that arrives last, whose `acc` then holds the sum of all parts; a tile with one part returns true at
  * once. All `threads` threads that hold the tile call it with their index `thread`; sync() is their barrier, `shared` one int of shared memory. */
 template <class Acc, int COUNT, class Sync>
-__device__ bool reduce_parts(const Problem &p, const Work &work, const Tile &t, Acc (&acc)[COUNT], int thread, int threads, int *shared, Sync sync) {
+__device__ bool reduce_parts(const Problem &p, const Work &work, const Tile &t, Acc (&acc)[COUNT], int thread, int threads, int *shared,
+                             Sync sync) {
     if (t.parts == 1) return true;
     const int64_t size = (int64_t)COUNT * threads;
     Acc *own = (Acc *)p.partials + work.slot_of(t, t.part) * size + thread;

@@ -14,7 +14,9 @@
 namespace pysim {
 
 /* The type that an accumulator's epilogue computes in. */
-template <class Acc> struct Arithmetic { using type = float; };
+template <class Acc> struct Arithmetic {
+    using type = float;
+};
 /* clang-format off */
 template <> struct Arithmetic<double> { using type = double; };
 template <> struct Arithmetic<int> { using type = int; };
@@ -43,7 +45,8 @@ template <class T, int N> __device__ inline void activate_smoothly(int activatio
         for (int i = 0; i < N; i++) of[i] = make(value[i], of[i]);
     };
     switch (activation) {
-#define PYSIM_EPILOGUE(number, name, whole, times, function, of) case number: each([](T x, T) { return of; }); break;
+#define PYSIM_EPILOGUE(number, name, whole, times, function, of) \
+    case number: each([](T x, T) { return of; }); break;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     }
@@ -53,7 +56,13 @@ template <class T, int N> __device__ inline void activate_smoothly(int activatio
     default: each([](T, T x) { return ramp_of(x); });
     }
     switch (activation) {
-#define PYSIM_EPILOGUE(number, name, whole, times, function, of) case number: each([](T x, T y) { (void)x; return T(times) * y; }); break;
+#define PYSIM_EPILOGUE(number, name, whole, times, function, of) \
+    case number:                                                 \
+        each([](T x, T y) {                                      \
+            (void)x;                                             \
+            return T(times) * y;                                 \
+        });                                                      \
+        break;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     }
@@ -63,7 +72,8 @@ template <class T, int N> __device__ inline void activate_smoothly(int activatio
 
 __host__ __device__ inline Function function_of(int activation) {
     switch (activation) {
-#define PYSIM_EPILOGUE(number, name, whole, times, function, of) case number: return function;
+#define PYSIM_EPILOGUE(number, name, whole, times, function, of) \
+    case number: return function;
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
     }
@@ -99,17 +109,19 @@ template <> struct Word<8> { using type = uint2; };
 template <> struct Word<16> { using type = uint4; };
 /* clang-format on */
 
-template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) Pack { T value[N]; };
+template <class T, int N> struct alignas(sizeof(T) * N <= 16 ? sizeof(T) * N : 16) Pack {
+    T value[N];
+};
 
 /* Stores accumulators of type `Acc` to C of type `Out`. SMOOTH: any activation; otherwise only ReLU and clamp, whose code is short enough to unroll. */
 template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
-  public:
+public:
     using T = typename Arithmetic<Acc>::type;
     enum { WIDE = 4 };                  /* columns that a caller stores at once if it can */
     enum { UNROLLED = SMOOTH ? 1 : 4 }; /* unroll factor of the caller's loop over rows */
     __device__ explicit Epilogue(const Problem &p)
-        : c((Out *)p.c), bias((const Out *)p.bias), scale((const T *)p.scale), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha), beta((T)p.beta),
-          low((T)p.low), high((T)p.high), activation(p.activation), by_row(p.by_row) {
+        : c((Out *)p.c), bias((const Out *)p.bias), scale((const T *)p.scale), ldc(p.ldc), m(p.m), n(p.n), alpha((T)p.alpha),
+          beta((T)p.beta), low((T)p.low), high((T)p.high), activation(p.activation), by_row(p.by_row) {
         plain = alpha == T(1) && beta == T(0) && !bias && !scale && activation == 0;
         aligned = (unsigned)((unsigned long long)p.c | ((unsigned long long)p.ldc * sizeof(Out)));
     }
@@ -135,8 +147,7 @@ template <class Acc, class Out, bool SMOOTH = true> class Epilogue {
         if constexpr (PLAIN) {
 #pragma unroll
             for (int i = 0; i < N; i++) result.value[i] = Out(T(acc[i]));
-        } else
-            finish(acc, result.value, [&](int i) { return by_row ? row : min(column + i, n - 1); });
+        } else finish(acc, result.value, [&](int i) { return by_row ? row : min(column + i, n - 1); });
         if (whole) *(Vector *)to = result;
         else
 #pragma unroll

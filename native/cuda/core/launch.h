@@ -76,9 +76,11 @@ struct LaunchOptions {
     int parts = 1;
 };
 template <class... Parameters, class... Arguments>
-cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream, Arguments... arguments) {
+cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), dim3 grid, dim3 threads, size_t shared, cudaStream_t stream,
+                        Arguments... arguments) {
 #ifndef PYSIM_EMULATED
-    constexpr int PORTABLE_CLUSTER_BLOCKS = 8; /* larger clusters are not possible on every GPU with clusters, and a kernel must allow them */
+    /* larger clusters are not possible on every GPU with clusters, and a kernel must allow them */
+    constexpr int PORTABLE_CLUSTER_BLOCKS = 8;
     if (options.cluster * options.parts > PORTABLE_CLUSTER_BLOCKS) {
         const cudaError_t error = cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
         if (error != cudaSuccess) return error;
@@ -95,7 +97,8 @@ cudaError_t launch_with(LaunchOptions options, void (*kernel)(Parameters...), di
             attributes[count++].val.programmaticStreamSerializationAllowed = 1;
         }
         cudaLaunchConfig_t config = {};
-        config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream, config.attrs = attributes, config.numAttrs = count;
+        config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = shared, config.stream = stream,
+        config.attrs = attributes, config.numAttrs = count;
         return cudaLaunchKernelEx(&config, kernel, arguments...);
     }
 #else

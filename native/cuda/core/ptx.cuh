@@ -33,7 +33,8 @@ template <int BYTES> __device__ inline void copy_async(void *to, const void *fro
             for (int i = 0; i < BYTES / 2; i++)
                 if (2 * i < bytes) words.word[i] = ((const unsigned short *)from)[i];
         *(Words *)to = words;
-    } else if constexpr (BYTES == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    } else if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(at), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
 #endif
 }
@@ -103,10 +104,12 @@ template <bool TRANSPOSED> __device__ inline void load_matrices(unsigned (&r)[4]
     const unsigned at = (unsigned)__cvta_generic_to_shared(row);
     if constexpr (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(at));
     else
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(at));
 #endif
 }
 
@@ -118,15 +121,21 @@ template <bool TRANSPOSED> __device__ inline void store_matrices(void *row, cons
         const int lane = emulated::lane();
         for (int i = 0; i < 4; i++)
             if (TRANSPOSED)
-                for (int half = 0; half < 2; half++) memcpy((char *)row_of(8 * i + lane % 4 * 2 + half) + lane / 4 * 2, (const char *)&r[i] + 2 * half, 2);
+                for (int half = 0; half < 2; half++)
+                    memcpy((char *)row_of(8 * i + lane % 4 * 2 + half) + lane / 4 * 2, (const char *)&r[i] + 2 * half, 2);
             else memcpy((char *)row_of(8 * i + lane / 4) + lane % 4 * 4, &r[i], 4);
     });
 #else
     const unsigned to = shared_address(row);
     if constexpr (CODE_CAPABILITY < 90) return; /* kernels that need it have no body there */
     else if constexpr (TRANSPOSED)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-    else asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                     "r"(r[3])
+                     : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                     "r"(r[3])
+                     : "memory");
 #endif
 }
 
@@ -138,7 +147,9 @@ __device__ inline void sync_threads(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 #endif
 }
-__device__ inline void arrive_threads(int barrier, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+__device__ inline void arrive_threads(int barrier, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 
 /* Prefetches the 128-byte line of an element into L2. */
 __device__ inline void fetch_line(const void *at) {
@@ -152,7 +163,8 @@ __device__ inline void fetch_line(const void *at) {
 /* Predicated loads (zero unless `here`) and stores. From plain C++ the compiler makes branches, and splits vector stores. */
 #ifdef PYSIM_EMULATED
 template <int BYTES> struct Access {
-    using Word = std::conditional_t<BYTES == 16, uint4, std::conditional_t<BYTES == 8, uint2, std::conditional_t<BYTES == 4, unsigned, unsigned short>>>;
+    using Word = std::conditional_t<BYTES == 16, uint4,
+                                    std::conditional_t<BYTES == 8, uint2, std::conditional_t<BYTES == 4, unsigned, unsigned short>>>;
     static void store(void *to, const Word &v, int here) {
         if (here && (uintptr_t)to % BYTES) emulated::fault("a store of %d bytes to %p, which is not aligned to it", BYTES, to);
         if (here) memcpy(to, &v, BYTES);
@@ -169,17 +181,21 @@ template <int BYTES> struct Access {
 template <int BYTES> struct Access;
 template <> struct Access<16> {
     static __device__ void store(void *to, const uint4 &v, int here) {
-        asm volatile(PYSIM_IF("st.global.v4.b32 [%0], {%1, %2, %3, %4}", "%5") ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(here) : "memory");
+        asm volatile(PYSIM_IF("st.global.v4.b32 [%0], {%1, %2, %3, %4}", "%5")::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(here)
+                     : "memory");
     }
     static __device__ uint4 load(const void *from, int here) {
         uint4 v = {0, 0, 0, 0};
-        asm volatile(PYSIM_IF("ld.global.v4.b32 {%0, %1, %2, %3}, [%4]", "%5") : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w) : "l"(from), "r"(here) : "memory");
+        asm volatile(PYSIM_IF("ld.global.v4.b32 {%0, %1, %2, %3}, [%4]", "%5")
+                     : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+                     : "l"(from), "r"(here)
+                     : "memory");
         return v;
     }
 };
 template <> struct Access<8> {
     static __device__ void store(void *to, const uint2 &v, int here) {
-        asm volatile(PYSIM_IF("st.global.v2.b32 [%0], {%1, %2}", "%3") ::"l"(to), "r"(v.x), "r"(v.y), "r"(here) : "memory");
+        asm volatile(PYSIM_IF("st.global.v2.b32 [%0], {%1, %2}", "%3")::"l"(to), "r"(v.x), "r"(v.y), "r"(here) : "memory");
     }
     static __device__ uint2 load(const void *from, int here) {
         uint2 v = {0, 0};
@@ -188,7 +204,9 @@ template <> struct Access<8> {
     }
 };
 template <> struct Access<4> {
-    static __device__ void store(void *to, unsigned v, int here) { asm volatile(PYSIM_IF("st.global.b32 [%0], %1", "%2") ::"l"(to), "r"(v), "r"(here) : "memory"); }
+    static __device__ void store(void *to, unsigned v, int here) {
+        asm volatile(PYSIM_IF("st.global.b32 [%0], %1", "%2")::"l"(to), "r"(v), "r"(here) : "memory");
+    }
     static __device__ unsigned load(const void *from, int here) {
         unsigned v = 0;
         asm volatile(PYSIM_IF("ld.global.b32 %0, [%1]", "%2") : "+r"(v) : "l"(from), "r"(here) : "memory");
@@ -196,7 +214,9 @@ template <> struct Access<4> {
     }
 };
 template <> struct Access<2> {
-    static __device__ void store(void *to, unsigned short v, int here) { asm volatile(PYSIM_IF("st.global.b16 [%0], %1", "%2") ::"l"(to), "h"(v), "r"(here) : "memory"); }
+    static __device__ void store(void *to, unsigned short v, int here) {
+        asm volatile(PYSIM_IF("st.global.b16 [%0], %1", "%2")::"l"(to), "h"(v), "r"(here) : "memory");
+    }
     static __device__ unsigned short load(const void *from, int here) {
         unsigned short v = 0;
         asm volatile(PYSIM_IF("ld.global.b16 %0, [%1]", "%2") : "+h"(v) : "l"(from), "r"(here) : "memory");
@@ -230,7 +250,8 @@ inline int products(double (&to)[2], unsigned a, unsigned b, float) {
 }
 inline int products(double (&to)[2], unsigned a, unsigned b, __nv_bfloat16) {
     const unsigned high = 0xffff0000u;
-    return to[0] = (double)__uint_as_float(a << 16) * __uint_as_float(b << 16), to[1] = (double)__uint_as_float(a & high) * __uint_as_float(b & high), 2;
+    return to[0] = (double)__uint_as_float(a << 16) * __uint_as_float(b << 16),
+           to[1] = (double)__uint_as_float(a & high) * __uint_as_float(b & high), 2;
 }
 
 /* Addition as tensor cores do it: terms are truncated below the last bit of the largest term, and then the sum is (Fasi et al., "Numerical behavior of
@@ -254,7 +275,9 @@ struct Terms {
 /* mma.m16n8k<16, 16, 8, 32>: a word holds 1, 2 or 4 of k. With g = lane / 4 and t = lane mod 4, word i of A is row g + 8 (i mod 2), words t + 4 (i / 2)
  * of k; word i of B is column g, word t + 4 i of k; accumulator i is row g + 8 (i / 2), column 2 t + i mod 2. Four words of k are added at once. */
 template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b) {
-    struct { unsigned a[4], b[2]; } gift = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    struct {
+        unsigned a[4], b[2];
+    } gift = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     exchange(0xffffffffu, gift, [&](auto given) {
         const int g = lane() / 4, t = lane() % 4;
         for (int half = 0; half < 2; half++)
@@ -274,15 +297,15 @@ template <class In, class Acc> inline void mma(Acc (&c)[4], const unsigned (&a)[
     });
 }
 }
-#define PYSIM_MMA(In, Acc, letter, instruction)                                                                                  \
-    __device__ inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b, In) { emulated::mma<In>(c, a, b); }
+#define PYSIM_MMA(In, Acc, letter, instruction) \
+    __device__ inline void mma(Acc(&c)[4], const unsigned (&a)[4], const unsigned *b, In) { emulated::mma<In>(c, a, b); }
 #else
-#define PYSIM_MMA(In, Acc, letter, instruction)                                                                                  \
-    __device__ inline void mma(Acc (&c)[4], const unsigned (&a)[4], const unsigned *b, In) {                                     \
-        if constexpr (CODE_CAPABILITY >= 80)                                                                                     \
-            asm volatile(instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                              \
-                     : "+" letter(c[0]), "+" letter(c[1]), "+" letter(c[2]), "+" letter(c[3])                                    \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                        \
+#define PYSIM_MMA(In, Acc, letter, instruction)                                                         \
+    __device__ inline void mma(Acc(&c)[4], const unsigned (&a)[4], const unsigned *b, In) {             \
+        if constexpr (CODE_CAPABILITY >= 80)                                                            \
+            asm volatile(instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                         : "+" letter(c[0]), "+" letter(c[1]), "+" letter(c[2]), "+" letter(c[3])       \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));           \
     }
 #endif
 /* c += a b: 16 x 8 accumulators of a warp; the type of the last argument selects the operands' type (float: tf32). */

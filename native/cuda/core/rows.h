@@ -30,11 +30,16 @@ using Text = std::string_view; /* of a literal, so zero-terminated */
 /* clang-format off */
 enum { f32 = PYSIM_F32, f64 = PYSIM_F64, f16 = PYSIM_F16, bf16 = PYSIM_BF16, s8 = PYSIM_S8, tf32 = PYSIM_TF32, f8 = PYSIM_F8, tf32x3 = PYSIM_TF32X3 };
 /* clang-format on */
-struct Size { int m = 0, n = 0, k = 0; };
+struct Size {
+    int m = 0, n = 0, k = 0;
+};
 }
 
 /* A unit's rows; row.info.name points to row.name. */
-template <class Row> struct Rows { const Row *rows; int count; };
+template <class Row> struct Rows {
+    const Row *rows;
+    int count;
+};
 template <class Row> using Unit = Rows<Row>();
 /* The units of a family. */
 template <class Row> struct Units {
@@ -50,11 +55,13 @@ template <class Row, int MOST> struct Table {
     int count = 0;
     /* Calls make(line, add) for each line; make calls add(row) at most once. */
     template <class Make, int... LINE> Table(Make make, std::integer_sequence<int, LINE...>) {
-        (make(std::integral_constant<int, LINE>(), [&](const Row &row) {
-             Row &own = rows[count++] = row;
-             own.info.name = own.name;
-             if (!own.info.form) own.info.form = strrchr(own.name, '_') + 1;
-         }), ...);
+        (make(std::integral_constant<int, LINE>(),
+              [&](const Row &row) {
+                  Row &own = rows[count++] = row;
+                  own.info.name = own.name;
+                  if (!own.info.form) own.info.form = strrchr(own.name, '_') + 1;
+              }),
+         ...);
     }
 };
 template <class Row, class Columns, int COUNT, class Make> Rows<Row> table_of(const Columns (&)[COUNT], Make make) {

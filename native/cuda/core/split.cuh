@@ -58,11 +58,13 @@ __device__ inline void split_bf16(float x, unsigned short (&third)[3]) {
     float rest = x;
     for (int i = 0; i < 3; i++) {
         if (i == 2 && rest != 0) rest = fmaf(x, TRUNCATION, rest);
-        const unsigned all = __float_as_uint(rest), nearest = all + 0x7fffu + (all >> 16 & 1), rounded = (nearest & 0x7f800000u) == 0x7f800000u ? all : nearest;
+        const unsigned all = __float_as_uint(rest), nearest = all + 0x7fffu + (all >> 16 & 1),
+                       rounded = (nearest & 0x7f800000u) == 0x7f800000u ? all : nearest;
         third[i] = (unsigned short)(rounded >> 16);
         rest -= __uint_as_float(rounded & 0xffff0000u);
     }
-    if ((bits & 0x7f800000u) == 0x7f800000u) third[0] = (unsigned short)(bits >> 16 | (bits & 0x7fffffu ? 0x40u : 0u)), third[1] = third[2] = 0;
+    if ((bits & 0x7f800000u) == 0x7f800000u)
+        third[0] = (unsigned short)(bits >> 16 | (bits & 0x7fffffu ? 0x40u : 0u)), third[1] = third[2] = 0;
 }
 
 /* Accumulators that are not finite are recomputed, because infinity has no thirds: acc[i] = again(i), by FP32 multiply-adds. */

@@ -44,7 +44,11 @@ struct Barrier {
     unsigned mask, generation;
 };
 
-struct Copy { char *to; const char *from; int size, bytes, group; };
+struct Copy {
+    char *to;
+    const char *from;
+    int size, bytes, group;
+};
 
 /* Where a fiber, or the scheduler, resumes. */
 struct Context {
@@ -56,8 +60,8 @@ struct Context {
 
 struct Fiber {
     Context context;
-    bool started;             /* its context can be resumed */
-    int thread;             /* the CUDA thread that it runs; -1: none */
+    bool started; /* its context can be resumed */
+    int thread;   /* the CUDA thread that it runs; -1: none */
     uint3 index;
     const Barrier *barrier; /* it waits there until the barrier's generation changes */
     unsigned generation;
@@ -68,7 +72,8 @@ struct Fiber {
 Launch now;
 int threads, next_thread; /* threads of the block; how many have started */
 int order[MOST_THREADS];
-Barrier named[NAMED], warps[MOST_THREADS / 32], parts[MOST_THREADS]; /* warps: for whole warps; parts: for parts of warps, by their lowest lane */
+/* warps: for whole warps; parts: for parts of warps, by their lowest lane */
+Barrier named[NAMED], warps[MOST_THREADS / 32], parts[MOST_THREADS];
 char warp_gifts[2][MOST_THREADS][EXCHANGED], part_gifts[MOST_THREADS][EXCHANGED];
 Fiber fibers[MOST_THREADS];
 Fiber *current;
@@ -182,15 +187,16 @@ void say(char *text, size_t size, int thread) {
     say(who, sizeof who, waits->thread);
     if (other) say(whom, sizeof whom, other->thread);
     const bool block = waits->barrier >= named && waits->barrier < named + NAMED;
-    fault("%s waits for ever at %s: %d of its %d threads have come, and %s%s", who, block ? "a barrier of the block" : "a barrier of its warp",
-          waits->barrier->arrived, waits->barrier->expected, other ? whom : "the others have left the kernel", other ? " waits at another one" : "");
+    fault("%s waits for ever at %s: %d of its %d threads have come, and %s%s", who,
+          block ? "a barrier of the block" : "a barrier of its warp", waits->barrier->arrived, waits->barrier->expected,
+          other ? whom : "the others have left the kernel", other ? " waits at another one" : "");
 }
 
 void run_block() {
     next_thread = 0;
     int used = 0;
     while (next_thread < threads) resume(fibers[used++]);
-    for (bool waiting = true, moved = true; waiting; ) {
+    for (bool waiting = true, moved = true; waiting;) {
         if (!moved) stuck(used);
         waiting = moved = false;
         for (int i = 0; i < used; i++) {
@@ -204,7 +210,10 @@ void run_block() {
 }
 
 /* This OS thread's thread_local memory of the program or library that contains this file; __shared__ variables are there. */
-struct Locals { char *at; size_t bytes; };
+struct Locals {
+    char *at;
+    size_t bytes;
+};
 int find_locals(dl_phdr_info *info, size_t, void *out) {
     bool here = false;
     size_t bytes = 0;
@@ -295,7 +304,8 @@ void fault(const char *format, ...) {
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
     if (current) say(who, sizeof who, current->thread);
-    snprintf(failure_text, sizeof failure_text, "block (%u,%u,%u)%s%s: %s", blockIdx.x, blockIdx.y, blockIdx.z, current ? " " : "", who, what);
+    snprintf(failure_text, sizeof failure_text, "block (%u,%u,%u)%s%s: %s", blockIdx.x, blockIdx.y, blockIdx.z, current ? " " : "", who,
+             what);
     if (current) switch_to(current->context, scheduler);
     jump(aborted);
 }
@@ -363,7 +373,8 @@ int lane() { return current->thread % 32; }
 void wait_block(int id, int count) {
     Barrier &barrier = named[id];
     const int expected = count ? count : threads;
-    if (barrier.arrived && barrier.expected != expected) fault("barrier %d is of %d threads here and of %d elsewhere", id, expected, barrier.expected);
+    if (barrier.arrived && barrier.expected != expected)
+        fault("barrier %d is of %d threads here and of %d elsewhere", id, expected, barrier.expected);
     if (count % 32) fault("barrier %d is of %d threads; expected a multiple of 32", id, count);
     wait(barrier, expected);
 }
@@ -392,7 +403,8 @@ void taken(unsigned mask) {
 /* ---- asynchronous copies ---- */
 
 void copy_async(void *to, const void *from, int size, int bytes) {
-    if ((size != 4 && size != 8 && size != 16) || bytes < 0 || bytes > size) fault("an asynchronous copy of %d bytes, %d of them from memory", size, bytes);
+    if ((size != 4 && size != 8 && size != 16) || bytes < 0 || bytes > size)
+        fault("an asynchronous copy of %d bytes, %d of them from memory", size, bytes);
     if ((uintptr_t)to % (unsigned)size || (uintptr_t)from % (unsigned)size)
         fault("an asynchronous copy of %d bytes from %p to %p, which are not aligned to it", size, from, to);
     memset(to, 0xff, (size_t)size);

@@ -11,7 +11,9 @@ struct __nv_bfloat16 {
     operator float() const { return __uint_as_float((unsigned)bits << 16); }
 };
 
-struct alignas(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+struct alignas(4) __nv_bfloat162 {
+    __nv_bfloat16 x, y;
+};
 
 inline __nv_bfloat16 operator+(__nv_bfloat16 a, __nv_bfloat16 b) { return (float)a + (float)b; }
 inline __nv_bfloat16 __float2bfloat16(float x) { return x; }

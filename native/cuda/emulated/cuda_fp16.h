@@ -10,7 +10,9 @@ struct __half {
     __half(float x) : bits((unsigned short)pysim::emulated::encode<5, 10>(x)) {}
     operator float() const { return pysim::emulated::decode<5, 10>(bits); }
 };
-struct alignas(4) __half2 { __half x, y; };
+struct alignas(4) __half2 {
+    __half x, y;
+};
 using half = __half;
 using half2 = __half2;
 

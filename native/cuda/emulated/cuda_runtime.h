@@ -26,12 +26,12 @@
 #define __grid_constant__
 #define __align__(bytes) alignas(bytes)
 
-#define PYSIM_VECTORS(T, name, two, four)                                                                                       \
-    struct alignas(two) name##2 { T x, y; };                                                                                    \
-    struct name##3 { T x, y, z; };                                                                                              \
-    struct alignas(four) name##4 { T x, y, z, w; };                                                                             \
-    inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                                                  \
-    inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                                                          \
+#define PYSIM_VECTORS(T, name, two, four)                              \
+    struct alignas(two) name##2 { T x, y; };                           \
+    struct name##3 { T x, y, z; };                                     \
+    struct alignas(four) name##4 { T x, y, z, w; };                    \
+    inline name##2 make_##name##2(T x, T y) { return {x, y}; }         \
+    inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; } \
     inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 PYSIM_VECTORS(float, float, 8, 16)
 PYSIM_VECTORS(double, double, 16, 16)
@@ -55,13 +55,21 @@ constexpr int warpSize = 32;
 
 /* ---- the runtime (runtime.cpp) ---- */
 enum cudaError_t {
-    cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInvalidConfiguration = 9, cudaErrorLaunchFailure = 719,
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorLaunchFailure = 719,
     cudaErrorNotSupported = 801
 };
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 enum cudaDeviceAttr {
-    cudaDevAttrClockRate = 13, cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMemoryClockRate = 36, cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+    cudaDevAttrClockRate = 13,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrMemoryClockRate = 36,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
 using cudaStream_t = struct CUstream_st *;
@@ -71,7 +79,10 @@ struct cudaDeviceProp {
     int major, minor, multiProcessorCount, l2CacheSize, regsPerMultiprocessor, maxThreadsPerMultiProcessor, maxBlocksPerMultiProcessor;
     size_t totalGlobalMem, sharedMemPerMultiprocessor, sharedMemPerBlockOptin;
 };
-struct cudaFuncAttributes { size_t sharedSizeBytes, localSizeBytes; int numRegs; };
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes, localSizeBytes;
+    int numRegs;
+};
 
 const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
@@ -107,7 +118,8 @@ cudaError_t launch(const void *kernel, const Launch &launch);
 }
 }
 template <class F> cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute attribute, int value) {
-    return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ? pysim::emulated::allow_shared((const void *)kernel, value) : cudaSuccess;
+    return attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ? pysim::emulated::allow_shared((const void *)kernel, value)
+                                                                    : cudaSuccess;
 }
 /* Registers and the like of device code are unknown here. */
 template <class F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *) { return cudaErrorNotSupported; }
@@ -170,8 +182,14 @@ template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned by, int w
     return pysim_shuffle(mask, value, own % width + (int)by >= width ? own : own + (int)by);
 }
 
-inline float __uint_as_float(unsigned x) { float y; return memcpy(&y, &x, 4), y; }
-inline unsigned __float_as_uint(float x) { unsigned y; return memcpy(&y, &x, 4), y; }
+inline float __uint_as_float(unsigned x) {
+    float y;
+    return memcpy(&y, &x, 4), y;
+}
+inline unsigned __float_as_uint(float x) {
+    unsigned y;
+    return memcpy(&y, &x, 4), y;
+}
 inline float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
 inline int __float_as_int(float x) { return (int)__float_as_uint(x); }
 

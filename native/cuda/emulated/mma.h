@@ -38,9 +38,12 @@ template <class T> void store_matrix_sync(T *to, const fragment<accumulator, 16,
 }
 /* Accumulates in f32 and rounds each result once. */
 template <class Acc, class A, class B, class La, class Lb>
-void mma_sync(fragment<accumulator, 16, 16, 16, Acc> &d, const fragment<matrix_a, 16, 16, 16, A, La> &a, const fragment<matrix_b, 16, 16, 16, B, Lb> &b,
-              const fragment<accumulator, 16, 16, 16, Acc> &c) {
-    struct { A a[8]; B b[8]; } gift;
+void mma_sync(fragment<accumulator, 16, 16, 16, Acc> &d, const fragment<matrix_a, 16, 16, 16, A, La> &a,
+              const fragment<matrix_b, 16, 16, 16, B, Lb> &b, const fragment<accumulator, 16, 16, 16, Acc> &c) {
+    struct {
+        A a[8];
+        B b[8];
+    } gift;
     memcpy(gift.a, a.x, sizeof gift.a), memcpy(gift.b, b.x, sizeof gift.b);
     pysim::emulated::exchange(0xffffffffu, gift, [&](auto given) {
         const int lane = pysim::emulated::lane();

@@ -72,7 +72,8 @@ cudaError_t launch(const void *kernel, const Launch &launch) {
     if (launch.shared > allowed) return note(cudaErrorInvalidValue);
     const unsigned *const g = launch.grid, *const t = launch.threads;
     if (!g[0] || !g[1] || !g[2] || g[0] > 0x7fffffffu || g[1] > 65535 || g[2] > 65535) return note(cudaErrorInvalidConfiguration);
-    if (!t[0] || !t[1] || !t[2] || t[0] > 1024 || t[1] > 1024 || t[2] > 64 || t[0] * t[1] * t[2] > 1024) return note(cudaErrorInvalidConfiguration);
+    if (!t[0] || !t[1] || !t[2] || t[0] > 1024 || t[1] > 1024 || t[2] > 64 || t[0] * t[1] * t[2] > 1024)
+        return note(cudaErrorInvalidConfiguration);
     return note(run(launch) ? cudaSuccess : cudaErrorLaunchFailure);
 }
 }
@@ -149,7 +150,9 @@ cudaError_t cudaFree(void *memory) {
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) { return memmove(to, from, bytes), cudaSuccess; }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) { return cudaMemcpy(to, from, bytes, kind); }
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind) {
     for (size_t row = 0; row < height; row++) memmove((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
     return cudaSuccess;

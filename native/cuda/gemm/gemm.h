@@ -22,18 +22,18 @@ struct GemmRow {
     char name[80];
     pysim_cuda_gemm_info info;
     Needs needs;
-    bool exact_capability; /* info.capability alone */
-    cudaError_t (*launch)(const Problem &p, int sms, cudaStream_t stream); /* NULL: not in this build */
+    bool exact_capability;                                                   /* info.capability alone */
+    cudaError_t (*launch)(const Problem &p, int sms, cudaStream_t stream);   /* NULL: not in this build */
     cudaError_t (*attributes)(const Problem &p, pysim_cuda_attributes *out); /* blocks_per_sm by the occupancy calculator */
-    int below = 0, reduces_in_cluster = 0, replaced_on = 0; /* see gemm/rows.h */
+    int below = 0, reduces_in_cluster = 0, replaced_on = 0;                  /* see gemm/rows.h */
 };
 
 /* The units of each family: the functions that define its rows. */
 #define PYSIM_CUDA_CONV(...)
-#define PYSIM_CUDA_GEMM(family, gpus, ...) \
-    namespace gemm_##family { \
-    Unit<GemmRow> __VA_ARGS__; \
-    inline constexpr Unit<GemmRow> *units[] = {__VA_ARGS__}; \
+#define PYSIM_CUDA_GEMM(family, gpus, ...)                       \
+    namespace gemm_##family {                                    \
+        Unit<GemmRow> __VA_ARGS__;                               \
+        inline constexpr Unit<GemmRow> *units[] = {__VA_ARGS__}; \
     }
 #include "families.inc"
 #undef PYSIM_CUDA_CONV
@@ -51,7 +51,8 @@ struct LayoutConversion {
  * the order in which A's k is read; the pitch is a multiple of 8. */
 enum class PartsOf { NONE, HALVES, THIRDS, THIRDS_INTERLEAVED };
 /* Copies A and B (elements of 1, 2, 4 or 8 bytes) and clears `count` flags, in one launch. */
-cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b, int element_bytes, PartsOf parts, unsigned *flags, int count, cudaStream_t stream);
+cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b, int element_bytes, PartsOf parts, unsigned *flags,
+                            int count, cudaStream_t stream);
 /* reference.cu; alpha == 0: without the product */
 enum { REFERENCE_ROWS = 16 * 65535 }; /* the most that it takes */
 cudaError_t reference(const Problem &p, int dtype, cudaStream_t stream);

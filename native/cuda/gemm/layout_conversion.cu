@@ -29,7 +29,9 @@ struct Halves {
     unsigned *to;
     int64_t pitch, rows;
     __device__ int64_t source(int64_t column) const { return column; }
-    __device__ void put(int64_t row, int64_t column, unsigned value) const { split_tf32(value, to[row * pitch + column], to[(rows + row) * pitch + column]); }
+    __device__ void put(int64_t row, int64_t column, unsigned value) const {
+        split_tf32(value, to[row * pitch + column], to[(rows + row) * pitch + column]);
+    }
 };
 /* Stores its thirds, each kind `rows` rows below the one before. */
 template <bool INTERLEAVED> struct Thirds {
@@ -45,7 +47,8 @@ template <bool INTERLEAVED> struct Thirds {
 
 /* A block copies a square of `to` that begins at (row0, column0). */
 template <class T, class To>
-__device__ void copy_square(const To &to, const T *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, int64_t row0, int64_t column0) {
+__device__ void copy_square(const To &to, const T *from, int64_t from_pitch, int64_t rows, int64_t columns, bool transpose, int64_t row0,
+                            int64_t column0) {
     /* rows of an odd number of words: transposed reads have no bank conflicts */
     __shared__ T tile[EDGE][EDGE + (sizeof(T) < 4 ? 4 / sizeof(T) : 1)];
     const int x = threadIdx.x, y = threadIdx.y;
@@ -54,8 +57,10 @@ __device__ void copy_square(const To &to, const T *from, int64_t from_pitch, int
     for (int r = 0; r < EDGE / ROWS; r++)
 #pragma unroll
         for (int c = 0; c < EDGE / 32; c++) {
-            const int64_t high = (transpose ? column0 : row0) + y + r * ROWS, wide = transpose ? row0 + x + c * 32 : to.source(column0 + x + c * 32);
-            value[r][c] = high < (transpose ? columns : rows) && wide < (transpose ? rows : columns) ? from[high * from_pitch + wide] : T(0);
+            const int64_t high = (transpose ? column0 : row0) + y + r * ROWS,
+                          wide = transpose ? row0 + x + c * 32 : to.source(column0 + x + c * 32);
+            value[r][c] =
+                high < (transpose ? columns : rows) && wide < (transpose ? rows : columns) ? from[high * from_pitch + wide] : T(0);
         }
     if (transpose) {
 #pragma unroll
@@ -69,7 +74,8 @@ __device__ void copy_square(const To &to, const T *from, int64_t from_pitch, int
 #pragma unroll
         for (int c = 0; c < EDGE / 32; c++) {
             const int64_t row = row0 + y + r * ROWS, column = column0 + x + c * 32;
-            if (row < rows && column < to.pitch) to.put(row, column, transpose ? tile[to.source(column) - column0][y + r * ROWS] : value[r][c]);
+            if (row < rows && column < to.pitch)
+                to.put(row, column, transpose ? tile[to.source(column) - column0][y + r * ROWS] : value[r][c]);
         }
 }
 
@@ -97,7 +103,8 @@ __device__ void transpose(unsigned (&w)[4]) {
 
 /* Transposes elements of 1 or 2 bytes, N to a word: a thread takes N words below one another, a block 32 x 32 of such squares. */
 template <class T>
-__device__ void transpose_square(T *to, int64_t to_pitch, const T *from, int64_t from_pitch, int64_t rows, int64_t columns, int64_t row0, int64_t column0) {
+__device__ void transpose_square(T *to, int64_t to_pitch, const T *from, int64_t from_pitch, int64_t rows, int64_t columns, int64_t row0,
+                                 int64_t column0) {
     constexpr int N = 4 / sizeof(T);
     __shared__ unsigned tile[N][32][33];
     const int x = threadIdx.x, y = threadIdx.y;
@@ -129,10 +136,12 @@ template <class T, class To> struct Piece {
     int64_t from_pitch, rows, columns;
     int edge, wide, blocks;
     bool transpose;
-    explicit Piece(const LayoutConversion &r) : from((const T *)r.from), from_pitch(r.from_pitch), rows(r.rows), columns(r.columns), edge(EDGE), transpose(r.transpose) {
+    explicit Piece(const LayoutConversion &r)
+        : from((const T *)r.from), from_pitch(r.from_pitch), rows(r.rows), columns(r.columns), edge(EDGE), transpose(r.transpose) {
         to.to = (decltype(to.to))r.to, to.pitch = r.to_pitch;
         if constexpr (!std::is_same<To, Copy<T>>::value) to.rows = r.rows;
-        else if (sizeof(T) < 4 && transpose && ((uintptr_t)from | (uintptr_t)(from_pitch * (int64_t)sizeof(T))) % 4 == 0) edge = 128 / sizeof(T);
+        else if (sizeof(T) < 4 && transpose && ((uintptr_t)from | (uintptr_t)(from_pitch * (int64_t)sizeof(T))) % 4 == 0)
+            edge = 128 / sizeof(T);
         wide = (int)((to.pitch + edge - 1) / edge), blocks = wide * (int)((rows + edge - 1) / edge);
     }
     __device__ void copy(int block) const {
@@ -152,18 +161,21 @@ template <class A, class B> __global__ void __launch_bounds__(256) layout_conver
     else if (block < a.blocks + b.blocks) b.copy(block - a.blocks);
 }
 
-template <class T, class ToB> cudaError_t start(const LayoutConversion &a, const LayoutConversion &b, unsigned *flags, int count, cudaStream_t stream) {
+template <class T, class ToB> cudaError_t start(const LayoutConversion &a, const LayoutConversion &b, unsigned *flags, int count,
+                                                cudaStream_t stream) {
     const Piece<T, Copy<T>> first(a);
     const Piece<T, ToB> second(b);
     /* GEMM kernels use all of shared memory; with another carveout an SM would first drain to repartition */
-    static const cudaError_t divided = cudaFuncSetAttribute(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+    static const cudaError_t divided = cudaFuncSetAttribute(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>,
+                                                            cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (divided != cudaSuccess) return divided;
-    return launch(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)std::max(1, first.blocks + second.blocks)), dim3(32, ROWS), 0, stream, first,
-                  second, flags, count);
+    return launch(layout_conversion_kernel<Piece<T, Copy<T>>, Piece<T, ToB>>, dim3((unsigned)std::max(1, first.blocks + second.blocks)),
+                  dim3(32, ROWS), 0, stream, first, second, flags, count);
 }
 }
 
-cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b, int element_bytes, PartsOf parts, unsigned *flags, int count, cudaStream_t stream) {
+cudaError_t convert_layouts(const LayoutConversion &a, const LayoutConversion &b, int element_bytes, PartsOf parts, unsigned *flags,
+                            int count, cudaStream_t stream) {
     switch (parts) {
     case PartsOf::HALVES: return start<unsigned, Halves>(a, b, flags, count, stream);
     case PartsOf::THIRDS: return start<unsigned, Thirds<false>>(a, b, flags, count, stream);

@@ -23,7 +23,8 @@ template <class In, class Out> __global__ void reference_kernel(Problem p) {
     Sum sum = 0;
     for (int k0 = 0; p.alpha != 0 && k0 < p.k; k0 += EDGE) {
         left[y][x] = row < p.m && k0 + x < p.k ? value_of(p.trans_a ? a[(k0 + x) * p.lda + row] : a[row * p.lda + k0 + x]) : Sum(0);
-        right[y][x] = column < p.n && k0 + y < p.k ? value_of(p.trans_b ? b[column * p.ldb + k0 + y] : b[(k0 + y) * p.ldb + column]) : Sum(0);
+        right[y][x] =
+            column < p.n && k0 + y < p.k ? value_of(p.trans_b ? b[column * p.ldb + k0 + y] : b[(k0 + y) * p.ldb + column]) : Sum(0);
         __syncthreads();
         for (int i = 0; i < EDGE; i++) sum += left[y][i] * right[i][x];
         __syncthreads();

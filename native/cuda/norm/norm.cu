@@ -24,7 +24,7 @@ template <class T, int N> __device__ Pack<T, N> loaded(const void *from, int64_t
 
 /* Loads N parameters of the channels from `c` on, as vectors if N > 1. Unless GIVEN, `from` may be NULL; they are then `otherwise`. */
 template <bool GIVEN = false, int N> __device__ void take(const float *from, int c, float otherwise, float (&to)[N]) {
-    using Some = typename Word<N < 4 ? 4 : 16>::type;
+    using Some = typename Word < N<4 ? 4 : 16>::type;
     constexpr int WIDE = N < 4 ? 1 : 4;
 #pragma unroll
     for (int i = 0; i < N; i += WIDE) {
@@ -61,7 +61,8 @@ __device__ int part_of(const Norm &n, int channel) {
 }
 
 /* A block has `wide` neighbouring vectors of channels in THREADS / wide rows at a time. */
-template <class From, class To, int N> __global__ void __launch_bounds__(THREADS, BLOCKS) by_channels(const __grid_constant__ Norm n, int wide) {
+template <class From, class To, int N> __global__ void __launch_bounds__(THREADS, BLOCKS)
+    by_channels(const __grid_constant__ Norm n, int wide) {
     const int high = THREADS / wide, down = threadIdx.x / wide, c = (blockIdx.y * wide + threadIdx.x % wide) * N;
     if (down >= high || c >= n.channels) return;
     const int part = part_of(n, c);
@@ -78,7 +79,8 @@ template <class From, class To, int N> __global__ void __launch_bounds__(THREADS
         for (int i = 0; i < TOGETHER; i++)
             if (row + i * step < n.rows) {
                 float y[N];
-                if (n.image_rows) take(n.scale + (int64_t)((unsigned)(row + i * step) / (unsigned)n.image_rows) * n.channels, c, 1.f, scale);
+                if (n.image_rows)
+                    take(n.scale + (int64_t)((unsigned)(row + i * step) / (unsigned)n.image_rows) * n.channels, c, 1.f, scale);
 #pragma unroll
                 for (int j = 0; j < N; j++) y[j] = (float)x[i].value[j] - center[j];
                 scale_and_store<To>(n, (row + i * step) * n.channels + c, y, scale, shift);
@@ -101,7 +103,8 @@ __device__ float sum_of_row(float x, int group, float *of_warps) {
 
 /* `group` threads a row, each with HELD vectors of N channels. A vector past the row's end loads the last one again and is not counted. If loads were
  * in branches, each would wait for the previous one (an H200, 1568 rows of 768 channels in f16: 11.5 us). */
-template <class From, class To, int N, int HELD> __global__ void __launch_bounds__(THREADS, N == 1 ? 1 : BLOCKS) by_rows(const __grid_constant__ Norm n, int group) {
+template <class From, class To, int N, int HELD> __global__ void __launch_bounds__(THREADS, N == 1 ? 1 : BLOCKS)
+    by_rows(const __grid_constant__ Norm n, int group) {
     __shared__ float of_warps[THREADS / 32];
     const int64_t wanted = (int64_t)blockIdx.x * (THREADS / group) + threadIdx.x / group, row = min(wanted, n.rows - 1);
     const int first = (threadIdx.x & (group - 1)) * N, last = n.channels - N;
@@ -152,7 +155,8 @@ template <class From, class To, int N, int HELD> cudaError_t start_by_rows(const
 
 template <class From, class To> cudaError_t start(const Norm &n, int32_t kind, bool whole, int sms, cudaStream_t stream) {
     constexpr int N = sizeof(From) == 4 || sizeof(To) == 4 ? 4 : 8;
-    if (kind == PYSIM_NORM_CHANNELS) return whole ? start_by_channels<From, To, N>(n, sms, stream) : start_by_channels<From, To, 1>(n, sms, stream);
+    if (kind == PYSIM_NORM_CHANNELS)
+        return whole ? start_by_channels<From, To, N>(n, sms, stream) : start_by_channels<From, To, 1>(n, sms, stream);
     if (!whole) return n.channels <= 128 ? start_by_rows<From, To, 1, 4>(n, stream) : start_by_rows<From, To, 1, 32>(n, stream);
     if constexpr (N == 4)
         if (n.channels > 32 * N * 4) return start_by_rows<From, To, N, 8>(n, stream);

@@ -43,9 +43,7 @@ __device__ long long now() {
     return cycles;
 }
 
-__device__ void load(unsigned (&to)[1], unsigned address) {
-    asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(address));
-}
+__device__ void load(unsigned (&to)[1], unsigned address) { asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(address)); }
 __device__ void load(unsigned (&to)[2], unsigned address) {
     asm volatile("ld.volatile.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(address));
 }
@@ -83,10 +81,8 @@ template <int WORDS, Kind KIND> __global__ void __launch_bounds__(LANES *WARPS) 
     for (int round = 0; round < ISSUED / UNROLLED; round++)
 #pragma unroll
         for (int i = 0; i < UNROLLED; i++) {
-            if (KIND == STORE)
-                store(address, value);
-            else
-                load(value, KIND == CHAIN ? value[0] : address);
+            if (KIND == STORE) store(address, value);
+            else load(value, KIND == CHAIN ? value[0] : address);
         }
     const long long end = now();
     unsigned sink = 0;
@@ -210,8 +206,8 @@ pysim_status check_shared(const pysim_cuda_shared_probe *p) {
     if (p->width_bytes != 4 && p->width_bytes != 8 && p->width_bytes != 16)
         return fail(PYSIM_BAD_ARGUMENT, "width_bytes is %d; it should be 4, 8 or 16", p->width_bytes);
     if ((p->is_store | p->dependent) & ~1 || (p->is_store && p->dependent))
-        return fail(PYSIM_BAD_ARGUMENT, "is_store and dependent are %d and %d; each is 0 or 1, and only loads are dependent",
-                    p->is_store, p->dependent);
+        return fail(PYSIM_BAD_ARGUMENT, "is_store and dependent are %d and %d; each is 0 or 1, and only loads are dependent", p->is_store,
+                    p->dependent);
     if (p->warps < 1 || p->warps > WARPS) return fail(PYSIM_BAD_ARGUMENT, "warps is %d; it should be 1 to %d", p->warps, WARPS);
     if (!p->active) return fail(PYSIM_BAD_ARGUMENT, "active is 0; one lane at least should take part");
     for (int lane = 0; lane < LANES; lane++) {
@@ -278,9 +274,8 @@ pysim_status pysim_cuda_probe_fma(int32_t dtype, void *scratch, int32_t samples,
     for (int32_t i = -1; i < samples && status == PYSIM_OK; i++) {
         double seconds = 0, cycles = 0;
         /* one block on each SM */
-        status = pysim::timed(on, &seconds, [&] {
-            kernel<<<sms, pysim::FMA_THREADS, 0, on>>>(-1.0f + 0x1p-20f, 0.7182818f, (Stamp *)scratch);
-        });
+        status =
+            pysim::timed(on, &seconds, [&] { kernel<<<sms, pysim::FMA_THREADS, 0, on>>>(-1.0f + 0x1p-20f, 0.7182818f, (Stamp *)scratch); });
         if (status == PYSIM_OK) status = pysim::cycles_of(scratch, pysim::FMA_THREADS / pysim::LANES, on, &cycles);
         if (i >= 0) per_cycle[i] = block / cycles, per_second[i] = block * sms / seconds;
     }

@@ -22,7 +22,8 @@ struct Case {
     bool exact, bias, scale, poisoned;
 };
 
-Buffer buffer_a, buffer_b, buffer_c, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_factors, buffer_work, buffer_abs_a, buffer_abs_b;
+Buffer buffer_a, buffer_b, buffer_c, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_factors, buffer_work, buffer_abs_a,
+    buffer_abs_b;
 long long cases, failures;
 
 double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
@@ -39,10 +40,16 @@ double bound_of(const pysim_cuda_gemm &g, const pysim_cuda_gemm_info &row) {
 
 void report(const Case &c, const pysim_cuda_gemm_info &row, const char *what) {
     if (++failures > 40) return;
-    printf("FAIL %s %lldx%lldx%lld %c%c %s->%s ld %lld %lld %lld offsets %d %d %d alpha %g beta %g bias %d scale %d by_row %d f %d kind %d splits %d along_n %d group %d %s: %s\n",
-           row.name, (long long)c.g.m, (long long)c.g.n, (long long)c.g.k, c.g.trans_a ? 't' : 'n', c.g.trans_b ? 't' : 'n', name_of[c.g.dtype],
-           name_of[c.g.c_dtype], (long long)c.g.lda, (long long)c.g.ldb, (long long)c.g.ldc, c.offset_a, c.offset_b, c.offset_c, c.e.alpha,
-           c.e.beta, (int)c.bias, (int)c.scale, c.e.by_row, c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.poisoned ? "poisoned" : c.exact ? "exact" : "random", what);
+    printf(
+        "FAIL %s %lldx%lldx%lld %c%c %s->%s ld %lld %lld %lld offsets %d %d %d alpha %g beta %g bias %d scale %d by_row %d f %d kind %d splits %d along_n %d group %d %s: %s\n",
+        row.name, (long long)c.g.m, (long long)c.g.n, (long long)c.g.k, c.g.trans_a ? 't' : 'n', c.g.trans_b ? 't' : 'n',
+        name_of[c.g.dtype], name_of[c.g.c_dtype], (long long)c.g.lda, (long long)c.g.ldb, (long long)c.g.ldc, c.offset_a, c.offset_b,
+        c.offset_c, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, c.e.by_row, c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n,
+        c.s.group,
+        c.poisoned ? "poisoned"
+        : c.exact  ? "exact"
+                   : "random",
+        what);
 }
 
 void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
@@ -71,7 +78,9 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     if (c.e.beta != 0) { /* C's rows have previous values; the rest has the pattern */
         void *plain = buffer_scale.at((size_t)(g.m * g.n) * 8);
         each(g.m * g.n, fill, plain, g.c_dtype, g.m, g.n, g.n, seed + 5, 2 * c.exact);
-        need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m, cudaMemcpyDeviceToDevice), "copy");
+        need(cudaMemcpy2D(out, (size_t)g.ldc * result, plain, (size_t)g.n * result, (size_t)g.n * result, (size_t)g.m,
+                          cudaMemcpyDeviceToDevice),
+             "copy");
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     const long long lines = c.e.by_row ? g.m : g.n;
@@ -108,10 +117,12 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
         scale = (double *)buffer_scale.at((size_t)(g.m * g.n) * 8);
         each(g.m * g.n, widen, scale, sums, all.gemm.c_dtype, g.m * g.n);
     }
-    const Verdict v = verdict_of(block, total, head, out, want, scale, g.c_dtype, g.m, g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)), row.name);
+    const Verdict v =
+        verdict_of(block, total, head, out, want, scale, g.c_dtype, g.m, g.n, g.ldc, bound_of(g, row) * (1 + fabs(c.e.alpha)), row.name);
     char text[160];
     if (v.wrong) {
-        snprintf(text, sizeof text, "%llu of %lld are wrong, the first at row %lld column %lld", v.wrong, (long long)(g.m * g.n), v.first / (long long)g.n, v.first % (long long)g.n);
+        snprintf(text, sizeof text, "%llu of %lld are wrong, the first at row %lld column %lld", v.wrong, (long long)(g.m * g.n),
+                 v.first / (long long)g.n, v.first % (long long)g.n);
         report(c, row, text);
     } else if (v.gaps) {
         snprintf(text, sizeof text, "%llu bytes outside C were written", v.gaps);
@@ -121,14 +132,24 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
 
 /* More tiles than SMs, so that persistent blocks have several tiles each, with one k-iteration or with more than there are stages. */
 void check_several(int index, const pysim_cuda_gemm_info &row) {
-    const int kinds[] = {PYSIM_DATA_PARALLEL, PYSIM_SPLIT_K, PYSIM_DATA_PARALLEL, PYSIM_STREAM_K}, steps[] = {2 * row.stages + 1, 2 * row.stages + 1, 1, 3};
+    const int kinds[] = {PYSIM_DATA_PARALLEL, PYSIM_SPLIT_K, PYSIM_DATA_PARALLEL, PYSIM_STREAM_K},
+              steps[] = {2 * row.stages + 1, 2 * row.stages + 1, 1, 3};
     const int parts[] = {1, row.stages, 1, 132 / (row.cluster_m * row.cluster_n)};
     for (int layout = 0; layout < 4; layout++) {
         Case c = {};
         int types[3];
         results(row.dtype, types);
         pysim_cuda_gemm &g = c.g;
-        g = {17 * row.block_m - 3, 12 * row.block_n - 5, (steps[layout] - 1) * row.block_k + 8, 0, 0, 0, layout & 1, layout >> 1, row.dtype, types[0]};
+        g = {17 * row.block_m - 3,
+             12 * row.block_n - 5,
+             (steps[layout] - 1) * row.block_k + 8,
+             0,
+             0,
+             0,
+             layout & 1,
+             layout >> 1,
+             row.dtype,
+             types[0]};
         const auto pitch = [](int64_t columns) { return (columns + 15) / 16 * 16; };
         g.lda = pitch(g.trans_a ? g.m : g.k), g.ldb = pitch(g.trans_b ? g.k : g.n), g.ldc = g.n;
         c.s = {index, kinds[layout], parts[layout], layout & 1, 1 + layout, -1};
@@ -163,12 +184,14 @@ void check_row(int index, int every) {
                 return choice % 2 ? (columns + wide - 1) / wide * wide + pads[choice / 2 % 2 ? 0 : 3] : columns + pads[choice / 2 % 4];
             };
             g.lda = pitch(g.trans_a ? m : k, r >> 3), g.ldb = pitch(g.trans_b ? k : n, r >> 7), g.ldc = pitch(n, r >> 11);
-            c.offset_a = r >> 14 & 1 ? (int)(r >> 15) % 3 : 0, c.offset_b = r >> 17 & 1 ? (int)(r >> 18) % 3 : 0, c.offset_c = r >> 20 & 1 ? 1 : 0;
+            c.offset_a = r >> 14 & 1 ? (int)(r >> 15) % 3 : 0, c.offset_b = r >> 17 & 1 ? (int)(r >> 18) % 3 : 0,
+            c.offset_c = r >> 20 & 1 ? 1 : 0;
             const int steps = (k + bk - 1) / bk, tiles = (int)tiles_of(g, row);
             const int kind = (int)(r >> 21) % 3;
             c.s = {index, PYSIM_DATA_PARALLEL, 1, (int)(r >> 23 & 1), 1 + (int)(r >> 24) % 3, -1};
             if (kind == PYSIM_SPLIT_K && steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (steps - 1);
-            if (kind == PYSIM_STREAM_K && tiles * steps >= 2) c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (tiles * steps - 1);
+            if (kind == PYSIM_STREAM_K && tiles * steps >= 2)
+                c.s.decomposition = kind, c.s.splits = 2 + (int)(r >> 26) % (tiles * steps - 1);
             const unsigned q = mix(r + 17);
             c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0, nullptr};
             if (q & 1) c.e.alpha = q >> 8 & 7 ? -2 : 0, c.e.beta = q & 2 ? 1 : 0, c.bias = q & 4, c.scale = q & 8 && g.c_dtype != PYSIM_S32;
@@ -188,7 +211,9 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--every") && i + 1 < argc && atoi(argv[i + 1]) > 0) every = atoi(argv[++i]);
         else if (!strcmp(argv[i], "--kernel") && i + 1 < argc) only = argv[++i];
-        else if (!strcmp(argv[i], "--part") && i + 1 < argc && sscanf(argv[i + 1], "%d/%d", &part, &parts) == 2 && part >= 0 && part < parts) i++;
+        else if (!strcmp(argv[i], "--part") && i + 1 < argc && sscanf(argv[i + 1], "%d/%d", &part, &parts) == 2 && part >= 0 &&
+                 part < parts)
+            i++;
         else return printf("usage: check [--kernel SUBSTRING] [--every N] [--part I/P]\n"), 2;
     }
     if (!found_device()) return 77;

@@ -90,11 +90,14 @@ __global__ void fill(void *data, int dtype, long long rows, long long columns, l
         to[i] = get(from, dtype, i) + 1;
 }
 
-struct Verdict { unsigned long long wrong, gaps; long long first; };
+struct Verdict {
+    unsigned long long wrong, gaps;
+    long long first;
+};
 
 /* Allowed difference: `bound` times `scale` (sums of magnitudes, f64) plus `rounding` times the right value; if both are 0, results must be equal. */
-__global__ void compare(const void *got, const void *want, const double *scale, int dtype, long long m, long long n, long long ldc, double bound,
-                        double rounding, Verdict *out) {
+__global__ void compare(const void *got, const void *want, const double *scale, int dtype, long long m, long long n, long long ldc,
+                        double bound, double rounding, Verdict *out) {
     const long long count = m * n;
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count; i += (long long)gridDim.x * blockDim.x) {
         const long long at = i / n * ldc + i % n;
@@ -108,7 +111,8 @@ __global__ void compare(const void *got, const void *want, const double *scale, 
     }
 }
 /* Checks that the guard pattern between the rows of C and at both its ends is intact. */
-__global__ void gaps(const unsigned char *block, long long total, long long head, long long m, long long n, long long ldc, int element, Verdict *out) {
+__global__ void gaps(const unsigned char *block, long long total, long long head, long long m, long long n, long long ldc, int element,
+                     Verdict *out) {
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total; i += (long long)gridDim.x * blockDim.x) {
         const long long at = i - head, row = at >= 0 ? at / (ldc * element) : -1, column = at >= 0 ? at % (ldc * element) : 0;
         const bool inside = row >= 0 && row < m && column < n * element;
@@ -146,8 +150,8 @@ double rounding_of(int dtype) {
 }
 
 /* Compares `out`, m rows of n elements, ld apart, with `want`. `out` begins `head` bytes into `block` of `total` bytes. `scale` NULL: equality. */
-Verdict verdict_of(const char *block, size_t total, size_t head, const char *out, const char *want, const double *scale, int dtype, long long m, long long n,
-                   long long ld, double bound, const char *kernel) {
+Verdict verdict_of(const char *block, size_t total, size_t head, const char *out, const char *want, const double *scale, int dtype,
+                   long long m, long long n, long long ld, double bound, const char *kernel) {
     Verdict v = {0, 0, INT64_MAX};
     need(cudaMemcpy(verdict, &v, sizeof v, cudaMemcpyHostToDevice), "memcpy");
     each(m * n, compare, (const void *)out, (const void *)want, scale, dtype, m, n, ld, bound, rounding_of(dtype) * 2, verdict);
@@ -164,7 +168,10 @@ inline int activation_of(unsigned random, bool exact) {
 #undef PYSIM_EPILOGUE
         LINES
     };
-    static const struct { int number; bool whole; } lines[LINES] = {
+    static const struct {
+        int number;
+        bool whole;
+    } lines[LINES] = {
 #define PYSIM_EPILOGUE(number, name, whole, times, function, of) {number, whole != 0},
 #include "epilogues.inc"
 #undef PYSIM_EPILOGUE
@@ -196,7 +203,8 @@ inline int outputs(int64_t size, int64_t before, int64_t after, int64_t kernel, 
 
 /* Whether a convolution that uses a GEMM row may use this one and still accumulate in f32. */
 inline bool may_make(const pysim_cuda_gemm_info &gemm, int dtype) {
-    return gemm.dtype == dtype && !strcmp(gemm.form, "full") && !(dtype == PYSIM_F16 && !strcmp(gemm.family, "simt")); /* accumulates in f16 */
+    /* accumulates in f16 */
+    return gemm.dtype == dtype && !strcmp(gemm.form, "full") && !(dtype == PYSIM_F16 && !strcmp(gemm.family, "simt"));
 }
 
 /* False, with a message, if there is no device. */

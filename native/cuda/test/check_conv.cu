@@ -20,11 +20,12 @@ struct Case {
     pysim_cuda_epilogue e;
     int offset_in, offset_weights, offset_out; /* misalignment of the base, in elements */
     bool exact, bias, scale, poisoned;
-    bool has_prologue;        /* the prologue's properties follow */
+    bool has_prologue; /* the prologue's properties follow */
     int by_image, relu, scales, shifts;
 };
 
-Buffer buffer_in, buffer_weights, buffer_out, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_factors, buffer_work, buffer_abs_in, buffer_abs_weights;
+Buffer buffer_in, buffer_weights, buffer_out, buffer_want, buffer_sums, buffer_scale, buffer_bias, buffer_factors, buffer_work,
+    buffer_abs_in, buffer_abs_weights;
 Buffer buffer_scales, buffer_shifts, buffer_abs_scales, buffer_abs_shifts;
 long long cases, failures, refusals, prologue_cases;
 
@@ -52,14 +53,19 @@ double bound_of(const Case &x, const pysim_cuda_conv_info &row) {
 void report(const Case &c, const pysim_cuda_conv_info &row, const char *what) {
     if (++failures > 40) return;
     const pysim_conv &s = c.c.shape;
-    printf("FAIL %s %s mb%lldg%lldic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lld dilation %lldx%lld pads %lld %lld %lld %lld %s->%s offsets %d %d %d "
-           "alpha %g beta %g bias %d scale %d prologue %d%d%d%d%d f %d kind %d splits %d along_n %d group %d gemm %d %s: %s\n",
-           row.name, c.c.layout ? "nhwc" : "nchw", (long long)s.batch, (long long)s.groups, (long long)s.channels, (long long)s.height, (long long)s.width,
-           (long long)s.filters, (long long)s.kernel_h, (long long)s.kernel_w, (long long)s.stride_h, (long long)s.stride_w, (long long)s.dilation_h,
-           (long long)s.dilation_w, (long long)s.pad_top, (long long)s.pad_left, (long long)s.pad_bottom, (long long)s.pad_right, name_of[s.dtype],
-           name_of[c.c.out_dtype], c.offset_in, c.offset_weights, c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, (int)c.has_prologue,
-           c.scales, c.by_image, c.shifts, c.relu, c.e.activation, c.s.decomposition,
-           c.s.splits, c.s.along_n, c.s.group, c.s.gemm, c.poisoned ? "poisoned" : c.exact ? "exact" : "random", what);
+    printf(
+        "FAIL %s %s mb%lldg%lldic%lldih%lldiw%lldoc%lldkh%lldkw%lldsh%lldsw%lld dilation %lldx%lld pads %lld %lld %lld %lld %s->%s offsets %d %d %d "
+        "alpha %g beta %g bias %d scale %d prologue %d%d%d%d%d f %d kind %d splits %d along_n %d group %d gemm %d %s: %s\n",
+        row.name, c.c.layout ? "nhwc" : "nchw", (long long)s.batch, (long long)s.groups, (long long)s.channels, (long long)s.height,
+        (long long)s.width, (long long)s.filters, (long long)s.kernel_h, (long long)s.kernel_w, (long long)s.stride_h,
+        (long long)s.stride_w, (long long)s.dilation_h, (long long)s.dilation_w, (long long)s.pad_top, (long long)s.pad_left,
+        (long long)s.pad_bottom, (long long)s.pad_right, name_of[s.dtype], name_of[c.c.out_dtype], c.offset_in, c.offset_weights,
+        c.offset_out, c.e.alpha, c.e.beta, (int)c.bias, (int)c.scale, (int)c.has_prologue, c.scales, c.by_image, c.shifts, c.relu,
+        c.e.activation, c.s.decomposition, c.s.splits, c.s.along_n, c.s.group, c.s.gemm,
+        c.poisoned ? "poisoned"
+        : c.exact  ? "exact"
+                   : "random",
+        what);
 }
 
 void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) {
@@ -109,7 +115,8 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     need(cudaMemset(work, 0xff, (size_t)bytes), "memset");
     const pysim_cuda_problem problem = pysim::problem_of(c.c);
     const pysim_status ran = pysim_cuda_run(&problem, &c.s, &c.e, in, weights, out, bytes ? work : nullptr, bytes, nullptr);
-    if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights || c.has_prologue)) { /* a row may refuse misaligned operands or prologues */
+    /* a row may refuse misaligned operands or prologues */
+    if (ran == PYSIM_UNSUPPORTED && (c.offset_in || c.offset_weights || c.has_prologue)) {
         refusals++;
         return;
     }
@@ -118,21 +125,28 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     if (pysim_cuda_reference(&problem, &c.e, in, weights, want, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
     double *scale = nullptr;
     if (!c.exact) { /* conv(|input|, |filters|), in f32 */
-        char *abs_in = (char *)buffer_abs_in.at((size_t)count_in * element), *abs_weights = (char *)buffer_abs_weights.at((size_t)count_weights * element);
+        char *abs_in = (char *)buffer_abs_in.at((size_t)count_in * element),
+             *abs_weights = (char *)buffer_abs_weights.at((size_t)count_weights * element);
         each(count_in, magnitude, abs_in, in, s.dtype, count_in);
         each(count_weights, magnitude, abs_weights, weights, s.dtype, count_weights);
         pysim_cuda_problem all = problem;
         all.conv.out_dtype = s.dtype == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32;
         pysim_cuda_prologue largest = {nullptr, nullptr, c.by_image, 0}; /* prologue for the magnitudes */
-        if (c.scales) largest.scale = buffer_abs_scales.at((size_t)scales * 4), each(scales, magnitude, (void *)largest.scale, prologue.scale, PYSIM_F32, scales);
-        if (c.shifts) largest.shift = buffer_abs_shifts.at((size_t)s.channels * 4), each(s.channels, magnitude, (void *)largest.shift, prologue.shift, PYSIM_F32, s.channels);
+        if (c.scales)
+            largest.scale = buffer_abs_scales.at((size_t)scales * 4),
+            each(scales, magnitude, (void *)largest.scale, prologue.scale, PYSIM_F32, scales);
+        if (c.shifts)
+            largest.shift = buffer_abs_shifts.at((size_t)s.channels * 4),
+            each(s.channels, magnitude, (void *)largest.shift, prologue.shift, PYSIM_F32, s.channels);
         const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, c.has_prologue ? &largest : nullptr};
         char *sums = (char *)buffer_sums.at((size_t)count_out * 8);
-        if (pysim_cuda_reference(&all, &plain, abs_in, abs_weights, sums, nullptr) != PYSIM_OK) return report(c, row, pysim_cuda_last_error());
+        if (pysim_cuda_reference(&all, &plain, abs_in, abs_weights, sums, nullptr) != PYSIM_OK)
+            return report(c, row, pysim_cuda_last_error());
         scale = (double *)buffer_scale.at((size_t)count_out * 8);
         each(count_out, widen, scale, sums, all.conv.out_dtype, count_out);
     }
-    const Verdict v = verdict_of(block, total, head, out, want, scale, c.c.out_dtype, 1, count_out, count_out, bound_of(c, row) * (1 + fabs(c.e.alpha)), row.name);
+    const Verdict v = verdict_of(block, total, head, out, want, scale, c.c.out_dtype, 1, count_out, count_out,
+                                 bound_of(c, row) * (1 + fabs(c.e.alpha)), row.name);
     char text[160];
     if (v.wrong) {
         snprintf(text, sizeof text, "%llu of %lld are wrong, the first is element %lld", v.wrong, count_out, v.first);
@@ -145,8 +159,10 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
 
 /* A problem near the edges of the row's tiles; sometimes one of the kinds for which there are special kernels. */
 pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
-    const int bf = row.block_filters ? row.block_filters : 8, bw = row.block_windows ? row.block_windows : 32, bk = row.block_k ? row.block_k : 8;
-    const int kernels[] = {1, 1, 2, 3, 3, 3, 4, 5, 7}, strides[] = {1, 1, 1, 2, 3}, dilations[] = {1, 1, 1, 2, 3}, groups[] = {1, 1, 1, 2, 3};
+    const int bf = row.block_filters ? row.block_filters : 8, bw = row.block_windows ? row.block_windows : 32,
+              bk = row.block_k ? row.block_k : 8;
+    const int kernels[] = {1, 1, 2, 3, 3, 3, 4, 5, 7}, strides[] = {1, 1, 1, 2, 3}, dilations[] = {1, 1, 1, 2, 3},
+              groups[] = {1, 1, 1, 2, 3};
     const int pads[] = {0, 0, 1, 1, 2, 3}, batches[] = {1, 1, 2, 3, 5};
     pysim_conv s = {};
     s.dtype = row.dtype;
@@ -193,25 +209,29 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     if (by_vectors && kind == 2 && s.groups == 1 && draw.below(2)) s.width = (s.width + 7) / 8 * 8; /* planes are multiples of 16 bytes */
     if (!strcmp(row.family, "depthwise") && draw.below(3) == 0) { /* enough outputs for several per thread, in whole vectors or not */
         s.batch = 1 + draw.below(4), s.groups = s.channels = 30 + draw.below(120), s.filters = s.groups * (1 + draw.below(2));
-        if (!strcmp(row.form, "grouped")) s.groups = 5 + draw.below(20), s.channels = s.groups * (1 + draw.below(5)), s.filters = s.groups * (2 + draw.below(6));
+        if (!strcmp(row.form, "grouped"))
+            s.groups = 5 + draw.below(20), s.channels = s.groups * (1 + draw.below(5)), s.filters = s.groups * (2 + draw.below(6));
         s.kernel_h = s.kernel_w = 3 + 2 * draw.below(3), s.stride_h = s.stride_w = 1 + draw.below(2), s.dilation_h = s.dilation_w = 1;
         if (draw.below(3) == 0) s.dilation_h = s.dilation_w = 1 + draw.below(5), s.stride_h = s.stride_w = 1 + draw.below(4) / 2;
         s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2 * s.dilation_h;
         s.height = 20 + draw.below(20), s.width = 8 * (2 + draw.below(5)) + (draw.below(2) ? 0 : draw.below(8));
     }
     if (!strcmp(row.family, "grouped")) { /* groups, filters and images of one or several blocks, channels in whole units or not */
-        const int of_group_channels[] = {1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 33, 64}, of_group_filters[] = {2, 4, 5, 8, 9, 16, 24, 32, 33, 70};
+        const int of_group_channels[] = {1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 33, 64},
+                  of_group_filters[] = {2, 4, 5, 8, 9, 16, 24, 32, 33, 70};
         s.groups = draw.below(3) ? 1 + draw.below(12) : 1;
         s.channels = s.groups * draw.of(of_group_channels), s.filters = s.groups * draw.of(of_group_filters);
         if (draw.below(3) == 0) s.groups = 4 + draw.below(20), s.channels = s.filters = s.groups * 4 * (1 << draw.below(3));
         const bool few = !strcmp(row.form, "single") && draw.below(2); /* several taps of a row in a unit, filling it or not */
         if (few) s.groups = 1, s.channels = 1 + draw.below(4), s.filters = draw.of(of_group_filters), s.kernel_w = 1 + draw.below(7);
-        if (few || draw.below(3) == 0) s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
+        if (few || draw.below(3) == 0)
+            s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
     }
     if (!strcmp(row.family, "pointwise")) { /* tiles and groups of filters, filled or not; up to several blocks of k */
         const int vector = 16 / bytes_of[s.dtype], vectors[] = {1, 2, 3, 4, 5, 8, 9, 12, 16};
         s.groups = 1, s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
-        s.channels = draw.of(vectors) * vector, s.filters = draw.of(vectors) * vector, s.height = 1 + draw.below(40), s.width = 1 + draw.below(40);
+        s.channels = draw.of(vectors) * vector, s.filters = draw.of(vectors) * vector, s.height = 1 + draw.below(40),
+        s.width = 1 + draw.below(40);
     }
     return s;
 }
@@ -233,9 +253,11 @@ void check_row(int index, int wanted, unsigned seed, double most) {
             c.c = {shape_of(draw, row), layout, PYSIM_F32};
             pysim_conv &s = c.c.shape;
             if (row.takes_prologue && draw.below(2)) {
-                c.has_prologue = true, c.scales = draw.below(4) > 0, c.by_image = c.scales && draw.below(2), c.shifts = draw.below(2), c.relu = draw.below(2) || !(c.scales || c.shifts);
+                c.has_prologue = true, c.scales = draw.below(4) > 0, c.by_image = c.scales && draw.below(2), c.shifts = draw.below(2),
+                c.relu = draw.below(2) || !(c.scales || c.shifts);
                 if (!strcmp(row.family, "implicit")) /* which supports prologues only for these */
-                    s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = s.dilation_h = s.dilation_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
+                    s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = s.dilation_h = s.dilation_w = 1,
+                    s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
             }
             if (multiply_adds(s) > most) continue;
             if (s.dtype == PYSIM_F64) c.c.out_dtype = PYSIM_F64;
@@ -258,7 +280,9 @@ void check_row(int index, int wanted, unsigned seed, double most) {
             }
             c.e = {1, 0, nullptr, 0, -1, 1, nullptr, 0, nullptr};
             c.poisoned = accepted & 1;
-            if (draw.below(2)) c.e.alpha = draw.below(8) ? -2 : 0, c.e.beta = draw.below(2), c.bias = draw.below(2), c.scale = draw.below(2), c.e.activation = activation_of((unsigned)draw.below(1 << 16), c.exact);
+            if (draw.below(2))
+                c.e.alpha = draw.below(8) ? -2 : 0, c.e.beta = draw.below(2), c.bias = draw.below(2), c.scale = draw.below(2),
+                c.e.activation = activation_of((unsigned)draw.below(1 << 16), c.exact);
             int64_t bytes = 0;
             const pysim_cuda_problem problem = pysim::problem_of(c.c);
             pysim_status status = pysim_cuda_workspace_bytes(&problem, &c.s, nullptr, nullptr, &bytes);

@@ -16,13 +16,16 @@ using namespace pysim;
 using namespace pysim::hopper;
 
 /* C in planes, NCHW: images of `plane` windows; the windows of a filter are contiguous. */
-struct Planes { int plane; };
+struct Planes {
+    int plane;
+};
 
 template <class S> StoreTerms terms_of(const Problem &p, Planes planes, bool rows) {
     return store_terms_of<S, true>(p, rows, !rows || p.by_row, rows ? p.ldc : planes.plane, rows ? p.n : planes.plane);
 }
 
-template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, const StoreTerms &terms, Planes planes, Use use) {
+template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORDER> order, const Problem &p, const StoreTerms &terms,
+                                                                       Planes planes, Use use) {
     const int plane = planes.plane;
     const bool rows = order.by_rows();
     const int64_t pitch = rows ? p.ldc : plane;
@@ -36,7 +39,8 @@ template <ResultOrder ORDER, class Use> __device__ void with_target_of(Order<ORD
 }
 
 /* ONE: one code for strips serves both orders. */
-template <class S, ResultOrder ORDER, bool ONE> __global__ void store_tiles(Problem p, StoreTerms terms, Planes planes, const typename S::Acc *sums) {
+template <class S, ResultOrder ORDER, bool ONE> __global__ void store_tiles(Problem p, StoreTerms terms, Planes planes,
+                                                                            const typename S::Acc *sums) {
     if constexpr (CODE_CAPABILITY < 90) return; /* no stmatrix */
     using Acc = typename S::Acc;
     const int group = threadIdx.x / 128 % S::GROUPS, tiles_n = ceil_div(p.n, S::BLOCK_N), tiles = ceil_div(p.m, S::BLOCK_M) * tiles_n;
@@ -119,13 +123,16 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
         each(lines, fill, scale, PYSIM_F32, 1ll, lines, lines, seed + 11, 2);
         p.scale = scale;
     }
-    const size_t total = (size_t)((rows - 1) * pitch + length + offset) * result / 256 * 256 + 256 + 2 * HEAD, head = HEAD + (size_t)(offset * result);
+    const size_t total = (size_t)((rows - 1) * pitch + length + offset) * result / 256 * 256 + 256 + 2 * HEAD,
+                 head = HEAD + (size_t)(offset * result);
     char *const block = (char *)buffer_c.at(total), *const out = block + head, *const want = (char *)buffer_want.at(total) + head;
     need(cudaMemset(block, 0xff, total), "memset");
     if (p.beta != 0) {
         void *const old = buffer_old.at((size_t)(rows * length) * result);
         each(rows * length, fill, old, p.c_dtype, rows, length, length, seed + 5, 2);
-        need(cudaMemcpy2D(out, (size_t)pitch * result, old, (size_t)length * result, (size_t)length * result, (size_t)rows, cudaMemcpyDeviceToDevice), "copy");
+        need(cudaMemcpy2D(out, (size_t)pitch * result, old, (size_t)length * result, (size_t)length * result, (size_t)rows,
+                          cudaMemcpyDeviceToDevice),
+             "copy");
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     cases++;
@@ -134,7 +141,9 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     p.c = out;
     const auto kernel = store_tiles<S, ORDER, ONE>;
     need(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES), "shared memory");
-    need(pysim::launch(kernel, 2, 128 * S::GROUPS, S::SHARED_BYTES, nullptr, p, terms_of<S>(p, planes, ORDER == BY_ROWS), planes, (const Acc *)sums), name);
+    need(pysim::launch(kernel, 2, 128 * S::GROUPS, S::SHARED_BYTES, nullptr, p, terms_of<S>(p, planes, ORDER == BY_ROWS), planes,
+                       (const Acc *)sums),
+         name);
     const bool smooth = p.activation > 1 && p.activation != 3;
     double *ones = nullptr;
     if (smooth) { /* compilers may contract the functions' multiply-adds differently */
@@ -144,9 +153,10 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     }
     const Verdict v = verdict_of(block, total, head, out, want, ones, p.c_dtype, rows, length, pitch, 0, name);
     if ((v.wrong || v.gaps) && ++failures <= 40)
-        printf("FAIL %s %s %dx%d plane %d ldc %lld offset %d ->%s alpha %g beta %g bias %d scale %d by_row %d f %d: %llu wrong, the first at %lld of lines of %lld; %llu bytes outside\n",
-               name, ORDER == BY_ROWS ? "by rows" : "by columns", p.m, p.n, planes.plane, (long long)p.ldc, offset, name_of[p.c_dtype], p.alpha, p.beta, p.bias != nullptr,
-               p.scale != nullptr, p.by_row, p.activation, v.wrong, v.first, length, v.gaps);
+        printf(
+            "FAIL %s %s %dx%d plane %d ldc %lld offset %d ->%s alpha %g beta %g bias %d scale %d by_row %d f %d: %llu wrong, the first at %lld of lines of %lld; %llu bytes outside\n",
+            name, ORDER == BY_ROWS ? "by rows" : "by columns", p.m, p.n, planes.plane, (long long)p.ldc, offset, name_of[p.c_dtype],
+            p.alpha, p.beta, p.bias != nullptr, p.scale != nullptr, p.by_row, p.activation, v.wrong, v.first, length, v.gaps);
 }
 
 template <class S> void check_shape(const char *name, int wanted) {

@@ -10,8 +10,12 @@ namespace {
 
 enum { HEAD = 1024 };
 constexpr double BOUND = 0x1p-21;
-struct Parameters { const float *center, *scale, *shift; };
-struct Parts { const void *at[PYSIM_CUDA_PARTS]; };
+struct Parameters {
+    const float *center, *scale, *shift;
+};
+struct Parts {
+    const void *at[PYSIM_CUDA_PARTS];
+};
 
 __device__ double of(const float *values, int64_t c, double otherwise) { return values ? values[c] : otherwise; }
 
@@ -34,7 +38,8 @@ __global__ void define(pysim_cuda_norm n, Parts parts, Parameters p, int64_t cha
             factor = 1 / sqrt(squares + n.epsilon);
         }
         for (int64_t c = 0; c < channels; c++) {
-            const double x = element(n, parts, row, c), center = n.kind == PYSIM_NORM_ROWS ? mean : of(p.center, c, 0), scale = of(p.scale, (n.image_rows ? row / n.image_rows * channels : 0) + c, 1) * factor;
+            const double x = element(n, parts, row, c), center = n.kind == PYSIM_NORM_ROWS ? mean : of(p.center, c, 0),
+                         scale = of(p.scale, (n.image_rows ? row / n.image_rows * channels : 0) + c, 1) * factor;
             const double y = scale * (x - center) + of(p.shift, c, 0);
             set(want, n.out_dtype, row * channels + c, n.relu && y < 0 ? 0 : y);
             const double spacing = n.out_dtype == PYSIM_F16 ? 0x1p-24 : 0; /* of subnormal f16 */
@@ -67,7 +72,8 @@ void make_parts(pysim_cuda_norm &n, Parts &parts, Draw &draw, unsigned seed) {
         const int64_t count = n.rows * n.channels[i];
         char *const data = buffer_parts[i].place((size_t)(count * element), draw(6) ? 0 : element, true);
         each(count, fill, (void *)data, n.dtype, 1ll, (long long)count, (long long)count, seed + (unsigned)i, 0);
-        if (!draw(8)) each(1, poison, (void *)data, n.dtype, (long long)draw((int)count), 1ll, 1ll, draw(2) ? (double)NAN : (double)INFINITY);
+        if (!draw(8))
+            each(1, poison, (void *)data, n.dtype, (long long)draw((int)count), 1ll, 1ll, draw(2) ? (double)NAN : (double)INFINITY);
         parts.at[i] = data;
     }
 }
@@ -90,7 +96,8 @@ void run(int kind, int dtype, int out_dtype, unsigned seed) {
         }
     n.center = given[0], n.scale = given[1], n.shift = given[2];
     const long long count = n.rows * channels;
-    const size_t offset = draw(6) ? 0 : (size_t)bytes_of[out_dtype], head = HEAD + offset, total = (size_t)count * bytes_of[out_dtype] / 256 * 256 + 256 + 2 * HEAD;
+    const size_t offset = draw(6) ? 0 : (size_t)bytes_of[out_dtype], head = HEAD + offset,
+                 total = (size_t)count * bytes_of[out_dtype] / 256 * 256 + 256 + 2 * HEAD;
     char *const block = (char *)buffer_result.at(total), *const want = (char *)buffer_want.at(total) + head;
     double *const size = (double *)buffer_size.at((size_t)count * 8);
     need(cudaMemset(block, 0xff, total), "memset");
@@ -99,9 +106,10 @@ void run(int kind, int dtype, int out_dtype, unsigned seed) {
     if (pysim_cuda_normalize(&n, parts.at, block + head, nullptr) != PYSIM_OK) printf("%s\n", pysim_cuda_last_error()), failures++;
     const Verdict v = verdict_of(block, total, head, block + head, want, size, out_dtype, n.rows, channels, channels, BOUND, "normalize");
     if ((v.wrong || v.gaps) && ++failures <= 40)
-        printf("FAIL %s %s->%s %lld rows of %lld channels, %d parts, the first of %lld, offset %zu, relu %d: %llu wrong, the first at %lld; %llu bytes outside\n",
-               kind == PYSIM_NORM_ROWS ? "by rows" : "by channels", name_of[dtype], name_of[out_dtype], (long long)n.rows, channels, n.parts, (long long)n.channels[0],
-               offset, n.relu, v.wrong, v.first, v.gaps);
+        printf(
+            "FAIL %s %s->%s %lld rows of %lld channels, %d parts, the first of %lld, offset %zu, relu %d: %llu wrong, the first at %lld; %llu bytes outside\n",
+            kind == PYSIM_NORM_ROWS ? "by rows" : "by channels", name_of[dtype], name_of[out_dtype], (long long)n.rows, channels, n.parts,
+            (long long)n.channels[0], offset, n.relu, v.wrong, v.first, v.gaps);
 }
 }
 
@@ -120,7 +128,8 @@ int main(int argc, char **argv) {
                 if (dtype != out_dtype && dtype != PYSIM_F32 && out_dtype != PYSIM_F32) continue;
                 const long long before = failures;
                 for (int i = 0; i < wanted; i++) run(kind, dtype, out_dtype, mix((unsigned)(i * 64 + kind * 32 + dtype * 8 + out_dtype)));
-                printf("%s %s %s->%s\n", failures == before ? "ok  " : "FAIL", kind == PYSIM_NORM_ROWS ? "by rows" : "by channels", name_of[dtype], name_of[out_dtype]);
+                printf("%s %s %s->%s\n", failures == before ? "ok  " : "FAIL", kind == PYSIM_NORM_ROWS ? "by rows" : "by channels",
+                       name_of[dtype], name_of[out_dtype]);
             }
     printf("%lld cases, %lld failures\n", cases, failures);
     return failures ? 1 : 0;

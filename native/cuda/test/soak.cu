@@ -61,7 +61,9 @@ struct Hog {
     }
     void start(int blocks) {
         need(cudaMemsetAsync(stop, 0, 4, stream), "memset");
-        need(pysim::launch(hog, (unsigned)blocks, 256, 0, stream, (const uint4 *)data, (unsigned)HOG_BYTES / 16, (const volatile int *)stop, (unsigned *)stop + 1), "the disturbing kernel");
+        need(pysim::launch(hog, (unsigned)blocks, 256, 0, stream, (const uint4 *)data, (unsigned)HOG_BYTES / 16, (const volatile int *)stop,
+                           (unsigned *)stop + 1),
+             "the disturbing kernel");
     }
     void end() { need(cudaMemsetAsync(stop, 1, 4, nullptr), "memset"); } /* takes effect after the launches before it */
     void wait() { need(cudaStreamSynchronize(stream), "the disturbing kernel"); }
@@ -79,7 +81,9 @@ __global__ void cast(void *to, int dtype, const double *from, long long rows, lo
         set(to, dtype, transpose ? i % columns * rows + i / columns : i, from[i]);
 }
 
-struct Found { unsigned long long wrong, first; };
+struct Found {
+    unsigned long long wrong, first;
+};
 
 /* `before`: the first launch's result, which must be equal bit for bit; or NULL. */
 __global__ void differ(const void *got, int dtype, const double *want, long long count, double allowed, const float *before, Found *out) {
@@ -99,7 +103,10 @@ struct Options {
     bool list = false;
 } options;
 
-struct Tally { long long launches = 0, wrong = 0, rows = 0, fewest = INT64_MAX; double seconds = 0; };
+struct Tally {
+    long long launches = 0, wrong = 0, rows = 0, fewest = INT64_MAX;
+    double seconds = 0;
+};
 std::map<std::string, Tally> tallies; /* by family */
 
 Hog disturber;
@@ -108,20 +115,28 @@ int sms;
 Buffer buffer_out, buffer_before, buffer_work, buffer_want;
 
 /* room: the disturbing kernel's blocks fit on an SM together with one of the row's. */
-struct Result { int dtype; long long count; double allowed; bool same_bits, room; };
+struct Result {
+    int dtype;
+    long long count;
+    double allowed;
+    bool same_bits, room;
+};
 
 /* REPEATS launches, alone and then with the disturbing kernel. Before each the result is set to NaN, after each it is compared. False: run() refused. */
-template <class Run> bool soak(const std::string &text, const std::string &again, const Result &r, int64_t bytes, unsigned number, Tally &tally, Run run) {
+template <class Run> bool soak(const std::string &text, const std::string &again, const Result &r, int64_t bytes, unsigned number,
+                               Tally &tally, Run run) {
     const double start = now();
     const size_t size = (size_t)r.count * bytes_of[r.dtype];
-    char *out = (char *)buffer_out.at(size), *work = (char *)buffer_work.at((size_t)bytes), *before = r.same_bits ? (char *)buffer_before.at(size) : nullptr;
+    char *out = (char *)buffer_out.at(size), *work = (char *)buffer_work.at((size_t)bytes),
+         *before = r.same_bits ? (char *)buffer_before.at(size) : nullptr;
     for (int busy = 0; busy < 2; busy++) {
         const int blocks[] = {sms / 4, sms / 2, sms, 2 * sms}, chosen = blocks[number % (r.room ? 4 : 2)];
         Found each_found[REPEATS];
         for (Found &f : each_found) f = {0, ~0ull};
         need(cudaMemcpy(found, each_found, sizeof each_found, cudaMemcpyHostToDevice), "memcpy");
         for (int i = 0; i < REPEATS; i++) {
-            need(cudaMemsetAsync(out, r.dtype == PYSIM_S32 ? 0x80 : 0xff, size, nullptr), "memset"); /* NaN, or an integer that cannot be a result */
+            /* NaN, or an integer that cannot be a result */
+            need(cudaMemsetAsync(out, r.dtype == PYSIM_S32 ? 0x80 : 0xff, size, nullptr), "memset");
             if (bytes) need(cudaMemsetAsync(work, 0xff, (size_t)bytes, nullptr), "memset");
             if (busy) disturber.start(chosen);
             const pysim_status status = run(out, bytes ? work : nullptr);
@@ -132,7 +147,8 @@ template <class Run> bool soak(const std::string &text, const std::string &again
                 return false;
             }
             if (before && !busy && !i) need(cudaMemcpyAsync(before, out, size, cudaMemcpyDeviceToDevice, nullptr), "memcpy");
-            each(r.count, differ, (const void *)out, r.dtype, (const double *)buffer_want.data, r.count, r.allowed, (const float *)before, found + i);
+            each(r.count, differ, (const void *)out, r.dtype, (const double *)buffer_want.data, r.count, r.allowed, (const float *)before,
+                 found + i);
         }
         need(cudaMemcpy(each_found, found, sizeof each_found, cudaMemcpyDeviceToHost), text.c_str());
         if (busy) disturber.wait();
@@ -140,8 +156,8 @@ template <class Run> bool soak(const std::string &text, const std::string &again
             tally.launches++;
             if (!f.wrong) continue;
             if (++tally.wrong <= 10)
-                printf("FAIL %s, %s: %llu of %lld elements are wrong, the first is %llu\n     %s\n", text.c_str(), busy ? "disturbed" : "alone", f.wrong,
-                       r.count, f.first, again.c_str());
+                printf("FAIL %s, %s: %llu of %lld elements are wrong, the first is %llu\n     %s\n", text.c_str(),
+                       busy ? "disturbed" : "alone", f.wrong, r.count, f.first, again.c_str());
         }
     }
     tally.seconds += now() - start;
@@ -149,8 +165,8 @@ template <class Run> bool soak(const std::string &text, const std::string &again
 }
 
 std::string again_of(const char *row, const std::string &problem, int number) {
-    return "again: soak --seconds 5 --row " + std::string(row) + " --problem " + problem + " --seed " + std::to_string(options.seed) + " --first " +
-           std::to_string(number);
+    return "again: soak --seconds 5 --row " + std::string(row) + " --problem " + problem + " --seed " + std::to_string(options.seed) +
+           " --first " + std::to_string(number);
 }
 
 /* The decomposition `number`, limited by the k-iterations `steps` and by `tiles`; both 0 if unknown. */
@@ -176,10 +192,14 @@ struct Work {
 
 // Products
 
-struct Product { int m, n, k, only; double weight; }; /* only: the only dtype, or -1 for all */
+struct Product {
+    int m, n, k, only;
+    double weight;
+}; /* only: the only dtype, or -1 for all */
 const Product products[] = {
-    {4096, 768, 16384, PYSIM_F64, 2}, {2048, 1024, 8192, -1, 1}, {256, 384, 65536, -1, 1}, {4224, 4096, 1024, -1, 1}, {777, 2051, 4099, -1, 1},
-    {2048, 129, 2048, -1, 0.5}, {256, 256, 32768, -1, 1}, {512, 640, 12288, -1, 1}, {1536, 1536, 3072, -1, 1}, {32832, 32800, 64, -1, 1},
+    {4096, 768, 16384, PYSIM_F64, 2}, {2048, 1024, 8192, -1, 1},  {256, 384, 65536, -1, 1}, {4224, 4096, 1024, -1, 1},
+    {777, 2051, 4099, -1, 1},         {2048, 129, 2048, -1, 0.5}, {256, 256, 32768, -1, 1}, {512, 640, 12288, -1, 1},
+    {1536, 1536, 3072, -1, 1},        {32832, 32800, 64, -1, 1},
 };
 
 struct Operands {
@@ -204,7 +224,8 @@ void prepare(const Product &p) {
     each((long long)p.k * p.n, fill, operands.b.at((size_t)p.k * p.n * 8), (int)PYSIM_F64, p.k, p.n, p.n, options.seed + 77, most);
     const pysim_cuda_problem problem = pysim::problem_of(pysim_cuda_gemm{p.m, p.n, p.k, p.k, p.n, p.n, 0, 0, PYSIM_F64, PYSIM_F64});
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
-    if (pysim_cuda_reference(&problem, &plain, operands.a.data, operands.b.data, buffer_want.at((size_t)p.m * p.n * 8), nullptr) != PYSIM_OK)
+    if (pysim_cuda_reference(&problem, &plain, operands.a.data, operands.b.data, buffer_want.at((size_t)p.m * p.n * 8), nullptr) !=
+        PYSIM_OK)
         printf("%s\n", pysim_cuda_last_error()), exit(1);
     need(cudaDeviceSynchronize(), "the reference");
 }
@@ -214,13 +235,21 @@ bool run(const Product &p, const std::string &name, int row, int number, Tally &
     pysim_cuda_gemm_at(row, &info);
     int types[3];
     const int type_count = results(info.dtype, types), layout = number % LAYOUTS;
-    const pysim_cuda_gemm g = {p.m, p.n, p.k, layout & 1 ? p.m : p.k, layout >> 1 ? p.k : p.n, p.n, layout & 1, layout >> 1, info.dtype, types[number / LAYOUTS % type_count]};
+    const pysim_cuda_gemm g = {p.m,
+                               p.n,
+                               p.k,
+                               layout & 1 ? p.m : p.k,
+                               layout >> 1 ? p.k : p.n,
+                               p.n,
+                               layout & 1,
+                               layout >> 1,
+                               info.dtype,
+                               types[number / LAYOUTS % type_count]};
     const pysim_cuda_problem problem = pysim::problem_of(g);
     const auto pieces = [](int64_t size, int64_t piece) { return (size + piece - 1) / piece; };
     const unsigned draw = mix(options.seed + (unsigned)number * 7919u + (unsigned)row);
     pysim_cuda_schedule s = {row, 0, 1, (int)(draw & 1), 1 + (int)(draw >> 1) % 8, -1};
-    decompose(number % DECOMPOSITIONS, tiles_of(g, info), pieces(p.k, info.block_k),
-              s.decomposition, s.splits);
+    decompose(number % DECOMPOSITIONS, tiles_of(g, info), pieces(p.k, info.block_k), s.decomposition, s.splits);
     const void *a = operands.of(p, info.dtype, 0, g.trans_a), *b = operands.of(p, info.dtype, 1, g.trans_b);
     const pysim_cuda_epilogue plain = {1, 0, nullptr, 0, 0, 0, nullptr, 0, nullptr};
     int64_t bytes = 0;
@@ -231,19 +260,23 @@ bool run(const Product &p, const std::string &name, int row, int number, Tally &
     pysim_cuda_attributes of = {};
     pysim_cuda_attributes_of(&problem, row, &of);
     char text[320];
-    snprintf(text, sizeof text, "%s %s:%c%c to %s, decomposition %d of %d, along_n %d, group %d", info.name, name.c_str(), g.trans_a ? 't' : 'n', g.trans_b ? 't' : 'n',
-             name_of[g.c_dtype], s.decomposition, s.splits, s.along_n, s.group);
-    return soak(text, again_of(info.name, name, number), {g.c_dtype, (long long)p.m * p.n, 0, false, of.blocks_per_sm > 1}, bytes, draw >> 8, tally, [&](void *out, void *work) {
-        return pysim_cuda_run(&problem, &s, &plain, a, b, out, work, bytes, nullptr);
-    });
+    snprintf(text, sizeof text, "%s %s:%c%c to %s, decomposition %d of %d, along_n %d, group %d", info.name, name.c_str(),
+             g.trans_a ? 't' : 'n', g.trans_b ? 't' : 'n', name_of[g.c_dtype], s.decomposition, s.splits, s.along_n, s.group);
+    return soak(text, again_of(info.name, name, number), {g.c_dtype, (long long)p.m * p.n, 0, false, of.blocks_per_sm > 1}, bytes,
+                draw >> 8, tally,
+                [&](void *out, void *work) { return pysim_cuda_run(&problem, &s, &plain, a, b, out, work, bytes, nullptr); });
 }
 
 // Convolutions
 
-struct Layer { int batch, groups, channels, size, filters, kernel, stride; double weight; };
+struct Layer {
+    int batch, groups, channels, size, filters, kernel, stride;
+    double weight;
+};
 const Layer layers[] = {
-    {32, 1, 64, 56, 64, 3, 1, 1}, {64, 1, 256, 14, 256, 3, 1, 1}, {64, 1, 512, 7, 512, 3, 1, 1}, {32, 1, 64, 56, 256, 1, 1, 0.5}, {32, 1, 3, 224, 64, 7, 2, 0.5},
-    {32, 1, 128, 28, 128, 3, 2, 0.5}, {64, 1, 1024, 14, 256, 1, 1, 0.5}, {32, 144, 144, 56, 144, 3, 1, 0.25}, {32, 32, 256, 28, 256, 3, 1, 0.5},
+    {32, 1, 64, 56, 64, 3, 1, 1},      {64, 1, 256, 14, 256, 3, 1, 1},      {64, 1, 512, 7, 512, 3, 1, 1},
+    {32, 1, 64, 56, 256, 1, 1, 0.5},   {32, 1, 3, 224, 64, 7, 2, 0.5},      {32, 1, 128, 28, 128, 3, 2, 0.5},
+    {64, 1, 1024, 14, 256, 1, 1, 0.5}, {32, 144, 144, 56, 144, 3, 1, 0.25}, {32, 32, 256, 28, 256, 3, 1, 0.5},
 };
 
 struct ConvOperands {
@@ -254,11 +287,13 @@ struct ConvOperands {
 
 pysim_conv shape_of(const Layer &l, int dtype) {
     const int pad = l.kernel / 2;
-    return {l.batch, l.groups, l.channels, l.size, l.size, l.filters, l.kernel, l.kernel, l.stride, l.stride, 1, 1, pad, pad, pad, pad, dtype};
+    return {l.batch,  l.groups, l.channels, l.size, l.size, l.filters, l.kernel, l.kernel, l.stride,
+            l.stride, 1,        1,          pad,    pad,    pad,       pad,      dtype};
 }
 
 void prepare(const Layer &l, int layout) {
-    const long long in = (long long)l.batch * l.channels * l.size * l.size, weights = (long long)l.filters * (l.channels / l.groups) * l.kernel * l.kernel;
+    const long long in = (long long)l.batch * l.channels * l.size * l.size,
+                    weights = (long long)l.filters * (l.channels / l.groups) * l.kernel * l.kernel;
     const int edge = outputs(l.size, l.kernel / 2, l.kernel / 2, l.kernel, l.stride, 1);
     conv_operands.layout = layout;
     memset(conv_operands.made, 0, sizeof conv_operands.made);
@@ -273,19 +308,24 @@ void prepare(const Layer &l, int layout) {
 }
 
 const void *held(const Layer &l, int dtype, int operand) {
-    const long long count = operand ? (long long)l.filters * (l.channels / l.groups) * l.kernel * l.kernel : (long long)l.batch * l.channels * l.size * l.size;
+    const long long count =
+        operand ? (long long)l.filters * (l.channels / l.groups) * l.kernel * l.kernel : (long long)l.batch * l.channels * l.size * l.size;
     Buffer &to = conv_operands.held[dtype][operand];
     if (!conv_operands.made[dtype][operand]) {
-        each(count, cast, to.at((size_t)count * bytes_of[dtype]), dtype, (const double *)(operand ? conv_operands.weights : conv_operands.in).data, 1ll, count, false);
+        each(count, cast, to.at((size_t)count * bytes_of[dtype]), dtype,
+             (const double *)(operand ? conv_operands.weights : conv_operands.in).data, 1ll, count, false);
         conv_operands.made[dtype][operand] = true;
     }
     return to.data;
 }
 
 /* The schedule of a case. False if the row refuses the layer with it: k, or the windows, may be too few to be split. */
-bool scheduled(const Layer &l, const pysim_cuda_conv_info &info, int row, int layout, int number, pysim_cuda_problem *p, pysim_cuda_schedule *s, int64_t *bytes) {
+bool scheduled(const Layer &l, const pysim_cuda_conv_info &info, int row, int layout, int number, pysim_cuda_problem *p,
+               pysim_cuda_schedule *s, int64_t *bytes) {
     const unsigned draw = mix(options.seed + (unsigned)number * 7919u + (unsigned)row);
-    const int result = info.dtype == PYSIM_F64 ? PYSIM_F64 : number / DECOMPOSITIONS % 2 && bytes_of[info.dtype] == 2 ? info.dtype : PYSIM_F32;
+    const int result = info.dtype == PYSIM_F64                                    ? PYSIM_F64
+                       : number / DECOMPOSITIONS % 2 && bytes_of[info.dtype] == 2 ? info.dtype
+                                                                                  : PYSIM_F32;
     *p = pysim::problem_of(pysim_cuda_conv{shape_of(l, info.dtype), layout, result});
     *s = {row, PYSIM_DATA_PARALLEL, 1, (int)(draw & 1), 1 + (int)(draw >> 1) % 3, -1};
     if (info.makes_product)
@@ -316,16 +356,20 @@ bool run(const Layer &l, const std::string &name, int row, int number, Tally &ta
     pysim_cuda_attributes of = {};
     pysim_cuda_attributes_of(&problem, row, &of);
     char text[320];
-    snprintf(text, sizeof text, "%s %s %s to %s, decomposition %d of %d, along_n %d, group %d, gemm %d", info.name, name.c_str(), c.layout ? "nhwc" : "nchw",
-             name_of[c.out_dtype], s.decomposition, s.splits, s.along_n, s.group, s.gemm);
+    snprintf(text, sizeof text, "%s %s %s to %s, decomposition %d of %d, along_n %d, group %d, gemm %d", info.name, name.c_str(),
+             c.layout ? "nhwc" : "nchw", name_of[c.out_dtype], s.decomposition, s.splits, s.along_n, s.group, s.gemm);
     const bool inexact = info.outputs > 2; /* operands are uniform in -2..2, so the products' root mean square is 2 */
-    const Result result = {c.out_dtype, (long long)l.batch * l.filters * edge * edge, inexact ? F4_TOLERANCE * 2 * sqrt((double)k) : 0, inexact, of.blocks_per_sm > 1};
-    return soak(text, again_of(info.name, name, number), result, bytes, (unsigned)number, tally, [&](void *out, void *work) { return pysim_cuda_run(&problem, &s, &plain, in, weights, out, work, bytes, nullptr); });
+    const Result result = {c.out_dtype, (long long)l.batch * l.filters * edge * edge, inexact ? F4_TOLERANCE * 2 * sqrt((double)k) : 0,
+                           inexact, of.blocks_per_sm > 1};
+    return soak(text, again_of(info.name, name, number), result, bytes, (unsigned)number, tally,
+                [&](void *out, void *work) { return pysim_cuda_run(&problem, &s, &plain, in, weights, out, work, bytes, nullptr); });
 }
 
 // All of them
 
-struct Member { const char *name, *family; };
+struct Member {
+    const char *name, *family;
+};
 Member member(int kind, int row) {
     if (kind) {
         pysim_cuda_conv_info info;
@@ -389,7 +433,8 @@ void soak_problem(const Work &w, double until, std::map<std::pair<int, int>, int
                 int &number = cases.emplace(std::make_pair(w.kind, w.rows[i]), options.first).first->second;
                 Tally &tally = tallies[family_of(w.kind, w.rows[i])];
                 const double begin = now();
-                const bool done = w.kind ? run(layers[w.index], w.name, w.rows[i], number, tally) : run(products[w.index], w.name, w.rows[i], number, tally);
+                const bool done = w.kind ? run(layers[w.index], w.name, w.rows[i], number, tally)
+                                         : run(products[w.index], w.name, w.rows[i], number, tally);
                 spent[i] += done ? now() - begin : INFINITY; /* it refuses this layout, or fails */
                 if (done) number++, ran++;
             }
@@ -410,7 +455,10 @@ int main(int argc, char **argv) {
         else if (name == "--problem" && more) options.problem = argv[++i];
         else if (name == "--seed" && more) options.seed = (unsigned)atoi(argv[++i]);
         else if (name == "--first" && more) options.first = atoi(argv[++i]);
-        else return printf("usage: soak [--seconds N] [--family NAME] [--row SUBSTRING] [--problem SUBSTRING] [--seed N] [--first N] [--list]\n"), 2;
+        else
+            return printf(
+                       "usage: soak [--seconds N] [--family NAME] [--row SUBSTRING] [--problem SUBSTRING] [--seed N] [--first N] [--list]\n"),
+                   2;
     }
     const std::vector<Work> all = all_work();
     if (options.list) {
@@ -443,7 +491,8 @@ int main(int argc, char **argv) {
     bool idle = cases.empty();
     for (const auto &entry : tallies) {
         const Tally &t = entry.second;
-        printf("%-24s %7lld launches %5lld wrong %7.1f s; %lld rows, at least %lld cases each\n", entry.first.c_str(), t.launches, t.wrong, t.seconds, t.rows, t.fewest);
+        printf("%-24s %7lld launches %5lld wrong %7.1f s; %lld rows, at least %lld cases each\n", entry.first.c_str(), t.launches, t.wrong,
+               t.seconds, t.rows, t.fewest);
         sum.launches += t.launches, sum.wrong += t.wrong, idle |= t.fewest == 0;
     }
     printf("%lld launches, %lld wrong, %.1f s\n", sum.launches, sum.wrong, now() - start);

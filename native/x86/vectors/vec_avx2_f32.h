@@ -40,17 +40,13 @@ INLINE VEC v_shift1(VEC lo, VEC hi) {
     return _mm256_castsi256_ps(_mm256_alignr_epi8(middle, _mm256_castps_si256(lo), 4));
 }
 /* Elements 0 2 4 .. and 1 3 5 .. of a:b. */
-INLINE VEC v_even(VEC a, VEC b) {
-    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xD8));
-}
-INLINE VEC v_odd(VEC a, VEC b) {
-    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8));
-}
+INLINE VEC v_even(VEC a, VEC b) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88)), 0xD8)); }
+INLINE VEC v_odd(VEC a, VEC b) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xDD)), 0xD8)); }
 
 INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const __m256i element = _mm256_add_epi32(_mm256_mullo_epi32(lane, _mm256_set1_epi32((int32_t)stride)),
-                                             _mm256_set1_epi32((int32_t)phase));
+    const __m256i element =
+        _mm256_add_epi32(_mm256_mullo_epi32(lane, _mm256_set1_epi32((int32_t)stride)), _mm256_set1_epi32((int32_t)phase));
     GATHER g = {.index = _mm256_and_si256(element, _mm256_set1_epi32(LANES - 1))};
     for (int32_t i = 0; i < stride; i++) g.from[i] = _mm256_cmpeq_epi32(_mm256_srli_epi32(element, 3), _mm256_set1_epi32(i));
     return g;

@@ -31,17 +31,15 @@ INLINE void v_store_mask(T *p, VEC v, MASK m) {
     }
     if (n & 1) _mm_store_sd(p, rest);
 }
-INLINE VEC v_shift1(VEC lo, VEC hi) {
-    return _mm256_shuffle_pd(lo, _mm256_permute2f128_pd(lo, hi, 0x21), 0x5); /* lo1 | lo2, lo3 | hi0 */
-}
+INLINE VEC v_shift1(VEC lo, VEC hi) { return _mm256_shuffle_pd(lo, _mm256_permute2f128_pd(lo, hi, 0x21), 0x5); /* lo1 | lo2, lo3 | hi0 */ }
 /* Elements 0 2 4 .. and 1 3 5 .. of a:b. */
 INLINE VEC v_even(VEC a, VEC b) { return _mm256_permute4x64_pd(_mm256_unpacklo_pd(a, b), 0xD8); }
 INLINE VEC v_odd(VEC a, VEC b) { return _mm256_permute4x64_pd(_mm256_unpackhi_pd(a, b), 0xD8); }
 
 INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
     const __m256i half = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-    const __m256i element = _mm256_add_epi32(_mm256_mullo_epi32(half, _mm256_set1_epi32((int32_t)stride)),
-                                             _mm256_set1_epi32((int32_t)phase));
+    const __m256i element =
+        _mm256_add_epi32(_mm256_mullo_epi32(half, _mm256_set1_epi32((int32_t)stride)), _mm256_set1_epi32((int32_t)phase));
     const __m256i lane = _mm256_and_si256(element, _mm256_set1_epi32(LANES - 1));
     GATHER g = {.index = _mm256_add_epi32(_mm256_add_epi32(lane, lane), _mm256_setr_epi32(0, 1, 0, 1, 0, 1, 0, 1))};
     for (int32_t i = 0; i < stride; i++) g.from[i] = _mm256_cmpeq_epi32(_mm256_srli_epi32(element, 2), _mm256_set1_epi32(i));

@@ -60,8 +60,8 @@ typedef struct {
 } GATHER;
 INLINE GATHER v_gather_plan(int64_t stride, int64_t phase) {
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i element = _mm512_add_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32((int32_t)stride)),
-                                             _mm512_set1_epi32((int32_t)phase));
+    const __m512i element =
+        _mm512_add_epi32(_mm512_mullo_epi32(lane, _mm512_set1_epi32((int32_t)stride)), _mm512_set1_epi32((int32_t)phase));
     GATHER g = {.index = _mm512_and_epi32(element, _mm512_set1_epi32(LANES - 1))};
     for (int32_t i = 0; i < stride; i++) g.from[i] = _mm512_cmpeq_epi32_mask(_mm512_srli_epi32(element, 4), _mm512_set1_epi32(i));
     return g;

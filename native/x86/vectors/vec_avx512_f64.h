@@ -14,12 +14,8 @@ enum { LANES = 8 };
 typedef __mmask8 MASK;
 #include "vec_avx512.h"
 
-INLINE VEC v_interleave_low(VEC a, VEC b) {
-    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), b);
-}
-INLINE VEC v_interleave_high(VEC a, VEC b) {
-    return _mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), b);
-}
+INLINE VEC v_interleave_low(VEC a, VEC b) { return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), b); }
+INLINE VEC v_interleave_high(VEC a, VEC b) { return _mm512_permutex2var_pd(a, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), b); }
 /* Elements 0 2 4 .. and 1 3 5 .. of a:b. */
 INLINE VEC v_even(VEC a, VEC b) { return _mm512_permutex2var_pd(a, _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14), b); }
 INLINE VEC v_odd(VEC a, VEC b) { return _mm512_permutex2var_pd(a, _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15), b); }

@@ -31,7 +31,8 @@ template <class T, int OF> struct By {
     template <int KERNEL, int STRIDE> Chosen kept() const {
         const auto pieces = [&](int size) {
             const int bytes = size * (int)sizeof(T), out_bytes = size * dtypes[c.product.c_dtype].bytes;
-            return c.pad_left == KERNEL / 2 && c.width % size == 0 && c.out_w % size == 0 && (uintptr_t)c.in % bytes == 0 && (uintptr_t)c.out % out_bytes == 0;
+            return c.pad_left == KERNEL / 2 && c.width % size == 0 && c.out_w % size == 0 && (uintptr_t)c.in % bytes == 0 &&
+                   (uintptr_t)c.out % out_bytes == 0;
         };
         if constexpr (sizeof(T) == 2 && OF == 1)
             if (pairs() && enough(8)) return {paired_kernel<T, KERNEL, STRIDE, 4>, ROWS, 4, 1, 1, 2};
@@ -97,7 +98,8 @@ Rows<ConvRow> conv_depthwise::PYSIM_UNIT() {
         constexpr auto c = rows::lines[line];
         using T = ElementOf<rows::PYSIM_UNIT>;
         if constexpr (c.dtype == rows::PYSIM_UNIT || (c.dtype == rows::tf32 && rows::PYSIM_UNIT == rows::f32)) {
-            if constexpr (c.variant == "grouped") add(row_of(c, {not_grouped, nullptr, launch_row<grouped_of<T>>, attributes<grouped_of<T>>}));
+            if constexpr (c.variant == "grouped")
+                add(row_of(c, {not_grouped, nullptr, launch_row<grouped_of<T>>, attributes<grouped_of<T>>}));
             else add(row_of(c, {not_depthwise, nullptr, launch_row<depthwise_of<T>>, attributes<depthwise_of<T>>}));
         }
     });

@@ -29,7 +29,8 @@ template <class T, class Body> __device__ inline void with_output(const Problem 
  * output's previous value, and line_of(e) the index of its bias and scale. The loop over rows is rolled, so that the epilogue's code exists once;
  * since registers cannot be indexed, the accumulators shift down by one row per iteration. */
 template <class Out, int HIGH, int N, class There, class Old, class LineOf, class Put>
-__device__ inline void store_rows(const Epilogue<float, Out> &epilogue, float (&sum)[HIGH][N], There there, Old old, LineOf line_of, Put put) {
+__device__ inline void store_rows(const Epilogue<float, Out> &epilogue, float (&sum)[HIGH][N], There there, Old old, LineOf line_of,
+                                  Put put) {
     Out results[N];
     if (epilogue.plain) {
 #pragma unroll
@@ -85,7 +86,8 @@ template <class T, int OF, int HIGH = ROWS, bool APART = false> struct Outputs {
                 Out *const channel = image + f * out.channel;
                 store_rows(
                     epilogue, sum[f], [&](int i) { return row_of(i) < c.out_h; },
-                    [&](int i, int q) { return inside(q) ? channel[row_of(i) * out.row + q * out.column] : Out(0.f); }, [&](int) { return first + f; },
+                    [&](int i, int q) { return inside(q) ? channel[row_of(i) * out.row + q * out.column] : Out(0.f); },
+                    [&](int) { return first + f; },
                     [&](int i, const Out(&results)[WIDE]) {
 #pragma unroll
                         for (int q = 0; q < WIDE; q += PIECE) {
@@ -124,7 +126,9 @@ __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ C
         for (int f = 0; f < OF; f++)
 #pragma unroll
             for (int i = 0; i < KERNEL * KERNEL; i++)
-                by[f][i / KERNEL][i % KERNEL] = OF == 1 ? float(weights[i]) : of.first + f < of.end ? float(weights[f * taps.image + i * taps.column]) : 0.f;
+                by[f][i / KERNEL][i % KERNEL] = OF == 1                 ? float(weights[i])
+                                                : of.first + f < of.end ? float(weights[f * taps.image + i * taps.column])
+                                                                        : 0.f;
 #pragma unroll
         for (int h = 0; h < (ROWS - 1) * STRIDE + KERNEL; h++) {
             const unsigned there = (unsigned)(h0 + h) < (unsigned)c.height ? inside : 0;
@@ -155,7 +159,10 @@ __global__ void __launch_bounds__(THREADS) kept_kernel(const __grid_constant__ C
 /* kept_kernel for one filter a group, NHWC and 16-bit types: a thread has two neighbouring channels and loads and stores both as one word. `places`
  * counts pairs of channels. */
 template <class T, int KERNEL, int STRIDE, int WIDE>
-__global__ void __launch_bounds__(THREADS, KERNEL == 3 ? 3 : KERNEL == 7 && STRIDE == 2 ? 1 : 2) paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+__global__ void __launch_bounds__(THREADS, KERNEL == 3                  ? 3
+                                           : KERNEL == 7 && STRIDE == 2 ? 1
+                                                                        : 2)
+    paired_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     enum { LINE = (WIDE - 1) * STRIDE + KERNEL, TAPS = KERNEL * KERNEL };
     using Pair = Pack<T, 2>;
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
@@ -191,7 +198,8 @@ __global__ void __launch_bounds__(THREADS, KERNEL == 3 ? 3 : KERNEL == 7 && STRI
 #pragma unroll
                     for (int q = 0; q < WIDE; q++)
 #pragma unroll
-                        for (int f = 0; f < 2; f++) sum[i][2 * q + f] += float(line[q * STRIDE + s].value[f]) * float(by[(h - i * STRIDE) * KERNEL + s].value[f]);
+                        for (int f = 0; f < 2; f++)
+                            sum[i][2 * q + f] += float(line[q * STRIDE + s].value[f]) * float(by[(h - i * STRIDE) * KERNEL + s].value[f]);
     }
     with_output<T>(c.product, [&](const auto &epilogue) {
         using Out = std::decay_t<decltype(*epilogue.c)>;
@@ -199,8 +207,8 @@ __global__ void __launch_bounds__(THREADS, KERNEL == 3 ? 3 : KERNEL == 7 && STRI
         const auto place = [&](int i, int q) { return to + ((at.p * ROWS + i) * c.out_w + q) * c.groups; };
         const auto inside = [&](int q) { return at.q * WIDE + q < c.out_w; };
         store_rows(
-            epilogue, sum, [&](int i) { return at.p * ROWS + i < c.out_h; }, [&](int i, int e) { return inside(e / 2) ? place(i, e / 2)[e % 2] : Out(0.f); },
-            [&](int e) { return channel + e % 2; },
+            epilogue, sum, [&](int i) { return at.p * ROWS + i < c.out_h; },
+            [&](int i, int e) { return inside(e / 2) ? place(i, e / 2)[e % 2] : Out(0.f); }, [&](int e) { return channel + e % 2; },
             [&](int i, const Out(&results)[2 * WIDE]) {
 #pragma unroll
                 for (int q = 0; q < WIDE; q++) {
@@ -220,7 +228,9 @@ __global__ void __launch_bounds__(THREADS) apart_kernel(const __grid_constant__ 
     const Outputs<T, 1, HIGH, true> of(c, places, index);
     const Strides in(c.nhwc, c.groups, c.height, c.width);
     const int h0 = of.row_of(0) * c.stride_h - c.pad_top, w0 = of.at.q * c.stride_w - c.pad_left;
-    const T *const image = (const T *)c.in + of.at.n * in.image + of.group * in.channel + w0 * in.column, *const weights = (const T *)c.weights + of.first * KERNEL * KERNEL;
+    const T *const image = (const T *)c.in + of.at.n * in.image + of.group * in.channel + w0 * in.column, *const weights =
+                                                                                                              (const T *)c.weights +
+                                                                                                              of.first * KERNEL * KERNEL;
     float by[KERNEL][KERNEL], sum[1][HIGH][1] = {};
     unsigned inside = 0; /* bit s: tap s of a row */
 #pragma unroll
@@ -252,15 +262,17 @@ __global__ void __launch_bounds__(THREADS) passing_kernel(const __grid_constant_
     if (index >= places.count) return;
     const Outputs<T, OF> of(c, places, index);
     const Strides in(c.nhwc, c.groups * c.channels, c.height, c.width), taps(c.nhwc, c.channels, c.kernel_h, c.kernel_w);
-    const int h0 = of.at.p * ROWS * c.stride_h - c.pad_top, w0 = of.at.q * WIDE * c.stride_w - c.pad_left, apart = WIDE == 1 ? c.dilation_w : 1;
+    const int h0 = of.at.p * ROWS * c.stride_h - c.pad_top, w0 = of.at.q * WIDE * c.stride_w - c.pad_left,
+              apart = WIDE == 1 ? c.dilation_w : 1;
     const T *image = (const T *)c.in + of.at.n * in.image + of.group * c.channels * in.channel;
     const T *weights = (const T *)c.weights + of.first * taps.image;
     float sum[OF][ROWS][WIDE] = {};
-    const int last = of.end - of.first - 1, channels = OF > 1 ? c.channels : 1, high = (ROWS - 1) * c.stride_h + (c.kernel_h - 1) * c.dilation_h + 1;
+    const int last = of.end - of.first - 1, channels = OF > 1 ? c.channels : 1,
+              high = (ROWS - 1) * c.stride_h + (c.kernel_h - 1) * c.dilation_h + 1;
     for (int channel = 0; channel < channels; channel++, image += in.channel, weights += taps.channel)
         for (int h = 0; h < high; h++) {
             if ((unsigned)(h0 + h) >= (unsigned)c.height) continue; /* padding adds nothing */
-            int tap[ROWS]; /* offset of the weights by which output i multiplies this row, or -1 */
+            int tap[ROWS];                                          /* offset of the weights by which output i multiplies this row, or -1 */
             bool any = false;
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {

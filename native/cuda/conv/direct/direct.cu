@@ -13,7 +13,8 @@ using Columns = ConvColumns;
 
 namespace {
 
-template <class T> __global__ void __launch_bounds__(THREADS) direct_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
+template <class T> __global__ void __launch_bounds__(THREADS)
+    direct_kernel(const __grid_constant__ Conv c, const __grid_constant__ Places places) {
     const int index = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (index >= places.count) return;
     const Place at = place_of(c, places, index);

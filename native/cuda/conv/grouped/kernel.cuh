@@ -33,7 +33,8 @@ struct Grouped {
     int shares;        /* warps that share the same windows */
     int tiles, step;   /* rectangles of windows; distance from one of a block to its next */
     int whole_steps;   /* k-iterations at the start that need no masks */
-    Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_across, by_chunks, by_share;
+    Divisor by_part, by_tile_w, by_tile_h, by_wide, by_columns, by_pixels, by_places, by_units, by_vectors, by_steps, by_taps, by_across,
+        by_chunks, by_share;
 };
 
 /* A block's outputs: rectangle of windows, groups, filters of each group. */
@@ -50,7 +51,9 @@ struct Block {
     }
 };
 
-template <class T> struct alignas(UNIT) Unit { T value[UNIT / sizeof(T)]; };
+template <class T> struct alignas(UNIT) Unit {
+    T value[UNIT / sizeof(T)];
+};
 
 /* The filter of element `e` (0 or 1) of tile `j` in the lanes with lane % 4 == `unit`. Under NHWC a lane gets 16 bytes of contiguous outputs. */
 template <class T, bool NHWC> __device__ constexpr int filter_at(int j, int unit, int e) {
@@ -87,10 +90,12 @@ template <class T, bool SINGLE> __device__ inline void stage_filters(const Group
             at = tap * g.t.units + unit;
 #pragma unroll
             for (int e = 0; e < OF; e++) {
-                const int apart = SINGLE && g.t.fold > 1 ? e / c.channels : 0, column = s * g.t.fold + apart, channel = unit * OF + e - apart * c.channels;
+                const int apart = SINGLE && g.t.fold > 1 ? e / c.channels : 0, column = s * g.t.fold + apart,
+                          channel = unit * OF + e - apart * c.channels;
                 if (channel < c.channels && apart < g.t.fold && column < c.kernel_w) {
                     const int of_tap = r * c.kernel_w + column;
-                    word.value[e] = from[filter * c.k + (c.nhwc ? of_tap * c.channels + channel : channel * c.kernel_h * c.kernel_w + of_tap)];
+                    word.value[e] =
+                        from[filter * c.k + (c.nhwc ? of_tap * c.channels + channel : channel * c.kernel_h * c.kernel_w + of_tap)];
                 }
             }
         }
@@ -155,13 +160,15 @@ template <class T, int PIECE, bool FOLD = false> __device__ inline void gather_w
             columns[i] = first + i * 32 < count ? w * PIECE - before : -PIECE;
             places[i] = (row * g.t.columns + columns[i]) * g.t.pitch + place * UNIT;
             w = w0 + columns[i];
-            const bool there = first + i * 32 < count && group < b.groups && (unsigned)h < (unsigned)c.height && (FOLD || (unsigned)w < (unsigned)c.width);
+            const bool there =
+                first + i * 32 < count && group < b.groups && (unsigned)h < (unsigned)c.height && (FOLD || (unsigned)w < (unsigned)c.width);
             const T *const at = from + (group * c.channels + unit * OF) * plane + (h * c.width + w) * column;
 #pragma unroll
             for (int e = 0; e < OF; e++)
                 if constexpr (FOLD) {
                     const int apart = e / c.channels, channel = e - apart * c.channels, x = apart * c.dilation_w;
-                    if (there && apart < g.t.fold && (unsigned)(w + x) < (unsigned)c.width) found[i][e].value[0] = at[channel * plane + x * column];
+                    if (there && apart < g.t.fold && (unsigned)(w + x) < (unsigned)c.width)
+                        found[i][e].value[0] = at[channel * plane + x * column];
                 } else if (there && unit * OF + e < c.channels) found[i][e] = *(const Pack<T, PIECE> *)(at + e * plane);
         }
 #pragma unroll
@@ -264,7 +271,8 @@ __device__ inline void multiply(const Grouped &g, const Block &b, const char *sh
 }
 
 /* Stores a warp's accumulators to shared memory. */
-template <int TILES, bool NHWC> __device__ inline void keep(const Grouped &g, const Block &b, float *sums, int group, int first, int n, const float (&sum)[2][TILES][4]) {
+template <int TILES, bool NHWC> __device__ inline void keep(const Grouped &g, const Block &b, float *sums, int group, int first, int n,
+                                                            const float (&sum)[2][TILES][4]) {
     const int lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -287,7 +295,8 @@ template <int TILES, bool NHWC> __device__ inline void in_turns(const float (&su
 
 /* The epilogue from registers: stores 16 bytes of a window's filters at a time (NHWC; 32 for f32 results of a 16-bit type), or four windows of a row.
  * The loop over tiles is rolled and shifts the accumulators down, since unrolled activation functions made compilation ten times as long. */
-template <class T, class Out, int TILES, bool NHWC> __device__ inline void store_single(const Grouped &g, const Block &b, int first, int n, const float (&sum)[2][TILES][4]) {
+template <class T, class Out, int TILES, bool NHWC> __device__ inline void store_single(const Grouped &g, const Block &b, int first, int n,
+                                                                                        const float (&sum)[2][TILES][4]) {
     const Conv &c = g.c;
     const int lane = (int)threadIdx.x % 32, row = lane / 4, unit = lane % 4, windows = g.t.high * g.t.wide, plane = c.out_h * c.out_w;
     Problem p = c.product;
@@ -386,8 +395,9 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_on
     float *const sums = (float *)(shared + g.t.at_sums);
     wait_async<0>();
     __syncthreads();
-    multiply<T, TILES, NHWC, false>(g, b, shared, shared + g.t.at_windows,
-                                    [&](int group, int first, int n, const auto &sum) { keep<TILES, NHWC>(g, b, sums, group, first, n, sum); });
+    multiply<T, TILES, NHWC, false>(g, b, shared, shared + g.t.at_windows, [&](int group, int first, int n, const auto &sum) {
+        keep<TILES, NHWC>(g, b, sums, group, first, n, sum);
+    });
     __syncthreads();
     if constexpr (NHWC) store<true, 16 / sizeof(Out), Out>(g, b, sums);
     else if (g.t.wide % 4 == 0 && g.c.out_w % 4 == 0 && (uintptr_t)g.c.out % (4 * sizeof(Out)) == 0) store<false, 4, Out>(g, b, sums);
@@ -395,7 +405,8 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_on
 }
 
 /* The same with one group, for this rectangle and the following ones. */
-template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_all(const Grouped &g, Block b, int part, int tile, char *shared) {
+template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_all(const Grouped &g, Block b, int part, int tile,
+                                                                                  char *shared) {
     for (int here = 0, next; tile < g.tiles; tile = next, here = g.t.tile - here) {
         wait_async<0>();
         __syncthreads();
@@ -405,14 +416,16 @@ template <class T, class Out, int TILES, bool NHWC> __device__ inline void do_al
             stage_windows<T, NHWC, true>(g, after, shared + g.t.at_windows + g.t.tile - here);
             commit_async();
         }
-        multiply<T, TILES, NHWC, true>(g, b, shared, shared + g.t.at_windows + here,
-                                       [&](int, int first, int n, const auto &sum) { store_single<T, Out, TILES, NHWC>(g, b, first, n, sum); });
+        multiply<T, TILES, NHWC, true>(g, b, shared, shared + g.t.at_windows + here, [&](int, int first, int n, const auto &sum) {
+            store_single<T, Out, TILES, NHWC>(g, b, first, n, sum);
+        });
         b = after;
     }
 }
 
 /* A warp multiplies TILES x 8 filters; ACROSS / 8 tiles mean `single`. */
-template <class T, int TILES, bool NHWC> __global__ void __launch_bounds__(THREADS, TILES * 8 == ACROSS ? SINGLE_BLOCKS : BLOCKS) grouped_kernel(const __grid_constant__ Grouped g) {
+template <class T, int TILES, bool NHWC> __global__ void __launch_bounds__(THREADS, TILES * 8 == ACROSS ? SINGLE_BLOCKS : BLOCKS)
+    grouped_kernel(const __grid_constant__ Grouped g) {
     constexpr bool SINGLE = TILES * 8 == ACROSS;
     if constexpr (CODE_CAPABILITY >= 80) {
         PYSIM_DYNAMIC_SHARED(shared);
@@ -466,7 +479,8 @@ inline Grouped prepare(const Conv &c, const Tiling &t, int sms) {
 template <class T, bool SINGLE> pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
     const Tiling t = tiling_of(c, sms, SINGLE);
     const Grouped g = prepare(c, t, sms);
-    return check(choose<T, SINGLE>(c, [&](auto kernel) { return start(kernel, g, g.step * t.parts(c), THREADS, t.shared, stream); }), "a grouped convolution");
+    return check(choose<T, SINGLE>(c, [&](auto kernel) { return start(kernel, g, g.step * t.parts(c), THREADS, t.shared, stream); }),
+                 "a grouped convolution");
 }
 template <class T, bool SINGLE> cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
     const Tiling t = tiling_of(c, 1, SINGLE);

@@ -25,19 +25,27 @@ namespace grouped {
 
 enum { WINDOWS = (int)limit::GROUPED_WINDOWS, FILTERS = (int)limit::GROUPED_FILTERS };
 enum { SINGLE_WINDOWS = (int)limit::GROUPED_SINGLE_WINDOWS, SINGLE_FILTERS = (int)limit::GROUPED_SINGLE_FILTERS };
-enum { UNIT = 8, STEP_UNITS = 4, SUM_PITCH = FILTERS + 4, CHUNK = 32 /* windows of a warp */, ACROSS = 32 /* filters of a warp, single */, SECTOR = 32 /* bytes of memory */ };
+enum {
+    UNIT = 8,
+    STEP_UNITS = 4,
+    SUM_PITCH = FILTERS + 4,
+    CHUNK = 32 /* windows of a warp */,
+    ACROSS = 32 /* filters of a warp, single */,
+    SECTOR = 32 /* bytes of memory */
+};
 enum { BLOCKS = 4, SINGLE_BLOCKS = 3 }; /* blocks that an SM's registers must suffice for */
 
 /* The tiling of a launch. */
 struct Tiling {
-    int single, fold;                   /* taps of a unit */
-    int across, taps, units, steps;     /* taps (folds of taps) of a kernel row, of the kernel; units of a tap; k-iterations */
-    int groups, filters, slots;         /* of a block: groups, filters of a group, filters in shared memory */
-    int high, wide, tiles_h, tiles_w;   /* a rectangle in windows; rectangles of an image */
-    int rows, columns;                  /* pixels that a rectangle reads */
-    int pitch, filter_pitch;            /* bytes from a pixel, a filter, to the next */
-    int sum_row;                        /* NCHW: accumulators from one filter to the next; never more memory than NHWC's layout */
-    int at_windows, tile, at_filters, at_sums, shared; /* byte offsets in shared memory; tile, shared: bytes of a rectangle's pixels, in all */
+    int single, fold;                 /* taps of a unit */
+    int across, taps, units, steps;   /* taps (folds of taps) of a kernel row, of the kernel; units of a tap; k-iterations */
+    int groups, filters, slots;       /* of a block: groups, filters of a group, filters in shared memory */
+    int high, wide, tiles_h, tiles_w; /* a rectangle in windows; rectangles of an image */
+    int rows, columns;                /* pixels that a rectangle reads */
+    int pitch, filter_pitch;          /* bytes from a pixel, a filter, to the next */
+    int sum_row;                      /* NCHW: accumulators from one filter to the next; never more memory than NHWC's layout */
+    /* byte offsets in shared memory; tile, shared: bytes of a rectangle's pixels, in all */
+    int at_windows, tile, at_filters, at_sums, shared;
 
     /* Computes the fields that depend on `high` and `wide`. False if shared memory does not suffice. */
     bool place(const Conv &c) {
@@ -99,7 +107,7 @@ inline Tiling kept_of(const Conv &c, bool single) {
 inline Tiling tiling_of(const Conv &c, int sms, bool single) {
     Tiling t = kept_of(c, single), best = {};
     const int most = single ? (int)SINGLE_WINDOWS : (int)WINDOWS;
-    const int fours = single && !c.nhwc && c.out_w % 4 == 0 ? 4 : 1; /* windows that are stored at once */
+    const int fours = single && !c.nhwc && c.out_w % 4 == 0 ? 4 : 1;        /* windows that are stored at once */
     const int run = single && !c.nhwc ? SECTOR / dtypes[c.dtype].bytes : 1; /* windows of a row that fill a sector */
     /* Minimises pixels read plus windows multiplied, over all blocks, or over one block per SM if there are fewer. Only sizes that cut the image
      * evenly are tried: rectangles differ by at most a row or column. */
@@ -109,7 +117,8 @@ inline Tiling tiling_of(const Conv &c, int sms, bool single) {
         for (t.high = std::min(c.out_h, most / t.wide); even(t.wide, c.out_w) && t.wide % fours == 0 && t.high > 0; t.high--) {
             if (!even(t.high, c.out_h) || !t.place(c)) continue;
             const int touched = t.rows * ((t.wide - 1) * c.stride_w + (c.kernel_w - 1) * c.dilation_w + 1);
-            const int64_t windows = std::max(round_up(t.high * t.wide, CHUNK), t.high * round_up(t.wide, run)), blocks = t.tiles(c) * t.parts(c);
+            const int64_t windows = std::max(round_up(t.high * t.wide, CHUNK), t.high * round_up(t.wide, run)),
+                          blocks = t.tiles(c) * t.parts(c);
             const int64_t cost = std::max<int64_t>(blocks, sms) * (touched + windows);
             if (!best.shared || cost < least) least = cost, best = t;
         }

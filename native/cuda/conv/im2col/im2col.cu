@@ -41,7 +41,8 @@ Columns columns_of(const Conv &c) {
     Columns m = {1, in_image, in_image, 0};
     if (c.nhwc) {
         m.pitch = c.pointwise() ? c.groups * c.channels : round_up(c.k * element, 16) / element;
-        const int64_t fit = c.pointwise() ? c.batch : limit::COLUMNS_BYTES / (in_image * m.pitch * element), rows = limit::GEMM_SIDE / in_image;
+        const int64_t fit = c.pointwise() ? c.batch : limit::COLUMNS_BYTES / (in_image * m.pitch * element),
+                      rows = limit::GEMM_SIDE / in_image;
         m.images = (int)std::max<int64_t>(1, std::min<int64_t>({fit, rows, c.batch}));
         m.windows = in_image * m.images;
     } else if (!c.pointwise()) {
@@ -52,7 +53,8 @@ Columns columns_of(const Conv &c) {
 }
 
 /* columns[k][window] of one image (NCHW), columns[window][k] of several (NHWC), of one group. */
-template <class T> __global__ void __launch_bounds__(THREADS) columns_kernel(const __grid_constant__ Conv c, T *to, int64_t pitch, int image, int group, int64_t count) {
+template <class T> __global__ void __launch_bounds__(THREADS)
+    columns_kernel(const __grid_constant__ Conv c, T *to, int64_t pitch, int image, int group, int64_t count) {
     const int64_t index = blockIdx.x * (int64_t)THREADS + threadIdx.x;
     if (index >= count) return;
     const int inner = c.nhwc ? c.k : c.out_h * c.out_w;
@@ -67,7 +69,8 @@ template <class T> __global__ void __launch_bounds__(THREADS) columns_kernel(con
     const int64_t all = (int64_t)c.groups * c.channels;
     T value = T(0);
     if ((unsigned)h < (unsigned)c.height && (unsigned)w < (unsigned)c.width)
-        value = ((const T *)c.in)[c.nhwc ? ((n * (int64_t)c.height + h) * c.width + w) * all + channel : ((n * all + channel) * c.height + h) * c.width + w];
+        value = ((const T *)c.in)[c.nhwc ? ((n * (int64_t)c.height + h) * c.width + w) * all + channel
+                                         : ((n * all + channel) * c.height + h) * c.width + w];
     to[line * pitch + at] = value;
 }
 
@@ -79,7 +82,9 @@ pysim_cuda_gemm product_of(const Conv &c, const Columns &m) {
     return {c.filters, m.windows, c.k, c.k, m.pitch, m.windows, 0, 0, c.dtype, c.product.c_dtype};
 }
 
-pysim_cuda_schedule schedule_of(const Conv &c) { return {c.gemm, c.product.kind, c.product.splits, c.product.along_n, c.product.group, -1}; }
+pysim_cuda_schedule schedule_of(const Conv &c) {
+    return {c.gemm, c.product.kind, c.product.splits, c.product.along_n, c.product.group, -1};
+}
 
 /* Bytes for the product's own workspace, wherever the tensors begin: an operand off its alignment takes the most. Fails where the schedule
  * does not suit the product, that of the batch's last images too. */
@@ -122,10 +127,13 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
         for (int group = 0; group < c.groups && status == PYSIM_OK; group++) {
             const int images = min(m.images, c.batch - image);
             pysim_cuda_problem product = problem_of(product_of(c, m));
-            const int64_t in_image = (int64_t)c.groups * c.channels * c.height * c.width, out_image = (int64_t)c.groups * c.filters * c.out_h * c.out_w;
-            const char *columns = (const char *)c.in + (image * in_image + group * (c.nhwc ? c.channels : (int64_t)c.channels * c.height * c.width)) * element;
+            const int64_t in_image = (int64_t)c.groups * c.channels * c.height * c.width,
+                          out_image = (int64_t)c.groups * c.filters * c.out_h * c.out_w;
+            const char *columns = (const char *)c.in +
+                                  (image * in_image + group * (c.nhwc ? c.channels : (int64_t)c.channels * c.height * c.width)) * element;
             const char *weights = (const char *)c.weights + (int64_t)group * c.filters * c.k * element;
-            char *out = (char *)c.out + (image * out_image + group * (c.nhwc ? c.filters : (int64_t)c.filters * c.out_h * c.out_w)) * result;
+            char *out =
+                (char *)c.out + (image * out_image + group * (c.nhwc ? c.filters : (int64_t)c.filters * c.out_h * c.out_w)) * result;
             if (c.nhwc) product.gemm.m = (int64_t)c.out_h * c.out_w * images;
             if (m.bytes) {
                 columns = (const char *)c.own;
@@ -137,20 +145,26 @@ pysim_status run(const Conv &c, int, cudaStream_t stream) {
             }
             const Problem &p = c.product;
             const int64_t filter = (int64_t)group * c.filters;
-            const pysim_cuda_epilogue e = {p.alpha, p.beta, p.bias ? (const char *)p.bias + filter * result : nullptr, p.activation, p.low, p.high,
-                                           p.scale ? (const char *)p.scale + filter * scale_bytes(p.c_dtype) : nullptr, !c.nhwc, nullptr};
+            const pysim_cuda_epilogue e = {p.alpha,
+                                           p.beta,
+                                           p.bias ? (const char *)p.bias + filter * result : nullptr,
+                                           p.activation,
+                                           p.low,
+                                           p.high,
+                                           p.scale ? (const char *)p.scale + filter * scale_bytes(p.c_dtype) : nullptr,
+                                           !c.nhwc,
+                                           nullptr};
             status = pysim_cuda_run(&product, &s, &e, c.nhwc ? columns : weights, c.nhwc ? weights : columns, out,
                                     product_size ? (char *)c.own + m.bytes : nullptr, product_size, stream);
         }
     return status;
 }
 
-cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) {
-    return attributes_of(columns_kernel<float>, THREADS, 0, out);
-}
+cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) { return attributes_of(columns_kernel<float>, THREADS, 0, out); }
 }
 
 Rows<ConvRow> conv_im2col::all() {
-    return table_of<ConvRow>(rows::lines, [](auto line, auto add) { add(row_of(rows::lines[line], {nullptr, own_bytes, run, attributes})); });
+    return table_of<ConvRow>(rows::lines,
+                             [](auto line, auto add) { add(row_of(rows::lines[line], {nullptr, own_bytes, run, attributes})); });
 }
 }

@@ -27,8 +27,8 @@ template <int LINE> struct Row {
     static constexpr rows::ConvColumns L = rows::lines[LINE];
     static constexpr bool FUSED = !L.keeps_tensor;
     template <bool NHWC>
-    using Of = gather::ShapeOf<NHWC, simt::F32, L.variant == "no_vector" ? simt::scalar : simt::full, L.block.m, L.block.n, L.block.k, L.warp.m, L.warp.n,
-                               L.thread.m, L.thread.n, L.stages>;
+    using Of = gather::ShapeOf<NHWC, simt::F32, L.variant == "no_vector" ? simt::scalar : simt::full, L.block.m, L.block.n, L.block.k,
+                               L.warp.m, L.warp.n, L.thread.m, L.thread.n, L.stages>;
     using Wide = Of<false>;
     using Deep = Of<true>;
     template <bool NHWC> using Along = gather::Along<gather::Listed<NHWC>>;
@@ -67,11 +67,10 @@ struct BasicRow {
         if (status == PYSIM_OK) status = transform(a, stream);
         if (status != PYSIM_OK) return status;
         const int64_t outputs = (int64_t)c.groups * c.filters * c.windows;
-        return check(launch(basic_kernel, dim3((unsigned)((outputs + 255) / 256)), dim3(256), 0, stream, basic_of(a)), "im2win, a thread an output");
+        return check(launch(basic_kernel, dim3((unsigned)((outputs + 255) / 256)), dim3(256), 0, stream, basic_of(a)),
+                     "im2win, a thread an output");
     }
-    static cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) {
-        return attributes_of(basic_kernel, 256, 0, out);
-    }
+    static cudaError_t attributes(const Conv &, pysim_cuda_attributes *out) { return attributes_of(basic_kernel, 256, 0, out); }
 };
 
 }

@@ -54,14 +54,15 @@ inline Arguments of_tensor(const Conv &c, const gather::Prepared &own) {
     const int group = c.nhwc ? t.line : c.channels * c.out_h * t.line, image = c.nhwc ? c.out_h * row : c.groups * group;
     a.layout = {image, group, row, c.stride_w * c.kernel_h * depth, 0};
     a.inside = 1, a.order = gather::BY_COLUMNS, a.steps = steps_of(c);
-    a.vector = c.nhwc ? c.channels % VECTOR == 0 : c.dilation_w == 1 && c.stride_w * c.kernel_h % VECTOR == 0 && c.kernel_w * c.kernel_h % VECTOR == 0;
+    a.vector = c.nhwc ? c.channels % VECTOR == 0
+                      : c.dilation_w == 1 && c.stride_w * c.kernel_h % VECTOR == 0 && c.kernel_w * c.kernel_h % VECTOR == 0;
     return a;
 }
 /* The transform's arguments. */
 struct Transform {
     Conv c;
     float *to;
-    int columns, quads; /* quads: vectors of all lines */
+    int columns, quads;                              /* quads: vectors of all lines */
     Divisor per_line, per_column, per_channel, rows; /* vectors of a line; elements of a column; channels (NHWC); out_h (NHWC: groups) */
 };
 
@@ -101,10 +102,17 @@ inline pysim_status transform(const Arguments &a, cudaStream_t stream) {
     const Conv &c = a.c;
     const Tensor t = tensor_of(c);
     const int depth = c.nhwc ? c.channels : 1;
-    const Transform of = {c, (float *)const_cast<void *>(a.base), t.columns, (int)(t.elements / VECTOR), Divisor((unsigned)(t.line / VECTOR)),
-                          Divisor((unsigned)(c.kernel_h * depth)), Divisor((unsigned)depth), Divisor((unsigned)(c.nhwc ? c.groups : c.out_h))};
+    const Transform of = {c,
+                          (float *)const_cast<void *>(a.base),
+                          t.columns,
+                          (int)(t.elements / VECTOR),
+                          Divisor((unsigned)(t.line / VECTOR)),
+                          Divisor((unsigned)(c.kernel_h * depth)),
+                          Divisor((unsigned)depth),
+                          Divisor((unsigned)(c.nhwc ? c.groups : c.out_h))};
     const int blocks = ceil_div(of.quads, 256);
-    return check(launch(c.nhwc ? transform_kernel<true> : transform_kernel<false>, dim3((unsigned)(blocks < 16384 ? blocks : 16384)), dim3(256), 0, stream, of),
+    return check(launch(c.nhwc ? transform_kernel<true> : transform_kernel<false>, dim3((unsigned)(blocks < 16384 ? blocks : 16384)),
+                        dim3(256), 0, stream, of),
                  "the im2win tensor");
 }
 

@@ -47,8 +47,9 @@ pysim_status prepare(const Arguments &a, const Prepared &own, cudaStream_t strea
     if (!own.filters) return PYSIM_OK;
     const int64_t blocks = ((int64_t)a.c.groups * a.c.filters * a.pitch + 255) / 256;
     const Prepare p = {a, const_cast<void *>(a.weights)};
-    return check(launch(a.c.dtype == PYSIM_F64 ? prepare_kernel<double> : prepare_kernel<float>, dim3((unsigned)(blocks < 2048 ? blocks : 2048)), dim3(256), 0,
-                        stream, p), "filters of a convolution");
+    return check(launch(a.c.dtype == PYSIM_F64 ? prepare_kernel<double> : prepare_kernel<float>,
+                        dim3((unsigned)(blocks < 2048 ? blocks : 2048)), dim3(256), 0, stream, p),
+                 "filters of a convolution");
 }
 
 namespace {
@@ -62,14 +63,16 @@ template <int LINE> struct Row {
     static constexpr bool LISTED = L.variant == "offsets";
     template <bool NHWC> using Knows = std::conditional_t<LISTED, Listed<NHWC>, Divided>;
     template <bool NHWC>
-    using Of = ShapeOf<NHWC, typename simt::TypeOf<L.dtype>::T, simt::full, L.block.m, L.block.n, L.block.k, L.warp.m, L.warp.n, L.thread.m, L.thread.n, L.stages>;
+    using Of = ShapeOf<NHWC, typename simt::TypeOf<L.dtype>::T, simt::full, L.block.m, L.block.n, L.block.k, L.warp.m, L.warp.n, L.thread.m,
+                       L.thread.n, L.stages>;
     using Wide = Of<false>;
     using Deep = Of<true>;
 
     static Tiled tiled(const Conv &c) {
         if constexpr (L.prologue)
             if (c.prologue.any())
-                return matrix(c) ? Tiled::of<Wide, false, WithPrologue<Columns>>() : Tiled::of<Wide, false, WithPrologue<Across<Knows<false>>>>();
+                return matrix(c) ? Tiled::of<Wide, false, WithPrologue<Columns>>()
+                                 : Tiled::of<Wide, false, WithPrologue<Across<Knows<false>>>>();
         if (c.nhwc) return matrix(c) ? Tiled::of<Deep, true, Rows>() : Tiled::of<Deep, true, Along<Knows<true>>>();
         return matrix(c) ? Tiled::of<Wide, false, Columns>() : Tiled::of<Wide, false, Across<Knows<false>>>();
     }
@@ -96,6 +99,7 @@ template <int LINE> struct Row {
 }
 
 Rows<ConvRow> conv_implicit::all() {
-    return table_of<ConvRow>(rows::lines, [](auto line, auto add) { add(row_of(rows::lines[line], rows::functions_of<gather::Row<line>>())); });
+    return table_of<ConvRow>(rows::lines,
+                             [](auto line, auto add) { add(row_of(rows::lines[line], rows::functions_of<gather::Row<line>>())); });
 }
 }

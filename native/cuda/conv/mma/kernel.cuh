@@ -59,7 +59,7 @@ template <class S, class Tile> class Gather {
     Place place[COUNT];
     int k, offset;
 
-  public:
+public:
     __device__ Gather(const Windows &of, int group, int first) : g(of) {
         const int row = (int)threadIdx.x / Tile::chunks, chunk = (int)threadIdx.x % Tile::chunks * 16;
         k = chunk / (int)sizeof(In), offset = row * Tile::pitch + chunk;
@@ -70,7 +70,8 @@ template <class S, class Tile> class Gather {
         const Tap tap(g, step * S::block_k + k);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            copy_async<16>(base + offset + i * STEP * Tile::pitch, (const In *)g.c.in + (place[i].at + tap.at), tap.inside(g, place[i]) ? 16 : 0);
+            copy_async<16>(base + offset + i * STEP * Tile::pitch, (const In *)g.c.in + (place[i].at + tap.at),
+                           tap.inside(g, place[i]) ? 16 : 0);
     }
 };
 
@@ -86,10 +87,11 @@ template <class S, bool NHWC, bool PLANES> struct Source {
     template <class Tiled> __device__ auto windows(const Tile &t) const {
         if constexpr (!PLANES) return Gather<S, Tiled>(g, group_of(t), first_of(t));
         else { /* a thread's 16 bytes lie in one image, as whose matrix of channels x pixels it sees the windows */
-            const int plane = (int)g.c.per_image.divisor, image = g.c.per_image.of(first_of(t) + (int)threadIdx.x % Tiled::chunks * (16 / (int)sizeof(In)));
+            const int plane = (int)g.c.per_image.divisor,
+                      image = g.c.per_image.of(first_of(t) + (int)threadIdx.x % Tiled::chunks * (16 / (int)sizeof(In)));
             const int64_t channel = ((int64_t)image * g.c.groups + group_of(t)) * g.c.channels;
-            return Copies<In, Tiled, S::block_k, false, S::threads, true>((const In *)g.c.in + (channel - image) * plane, plane, first_of(t), g.c.windows,
-                                                                          g.c.channels);
+            return Copies<In, Tiled, S::block_k, false, S::threads, true>((const In *)g.c.in + (channel - image) * plane, plane,
+                                                                          first_of(t), g.c.windows, g.c.channels);
         }
     }
     template <class Tiled> __device__ auto filters(const Tile &t) const {
@@ -110,14 +112,17 @@ template <class S, bool NHWC, bool PLANES> struct Source {
         const int group = group_of(t), window = (NHWC ? row : column) - group * g.c.group_tiles * BLOCK, filter = NHWC ? column : row;
         float value = 0;
         if (window >= g.c.windows || filter >= g.c.filters) return value;
-        const float *const weights = (const float *)g.c.weights + ((int64_t)group * g.c.filters + filter) * g.c.product.k, *const in = (const float *)g.c.in;
+        const float *const weights = (const float *)g.c.weights + ((int64_t)group * g.c.filters + filter) * g.c.product.k,
+                           *const in = (const float *)g.c.in;
         const Place place(g, group, window);
         int pixel;
         const int image = g.c.per_image.of(window, pixel), plane = (int)g.c.per_image.divisor;
         for (int k = t.begin * S::block_k; k < min(t.end * S::block_k, g.c.product.k) && value == value; k++) { /* NaN stays NaN */
             const Tap tap(g, k);
             if (PLANES ? k >= g.c.channels : !tap.inside(g, place)) continue;
-            value = fmaf(weights[k], PLANES ? in[(((int64_t)image * g.c.groups + group) * g.c.channels + k) * plane + pixel] : in[place.at + tap.at], value);
+            value = fmaf(weights[k],
+                         PLANES ? in[(((int64_t)image * g.c.groups + group) * g.c.channels + k) * plane + pixel] : in[place.at + tap.at],
+                         value);
         }
         return value;
     }
@@ -127,7 +132,8 @@ template <class S, bool NHWC, bool PLANES> struct Source {
         const auto as = [&](auto out) {
             with_conv_output<NHWC, float, decltype(out)>(g.c, group, group * g.c.group_tiles * BLOCK, [&](const auto &to) {
                 constexpr int WIDE = std::decay_t<decltype(to)>::WIDE;
-                Sums::template store_by<WIDE, 1>(shared, t.i * S::block_m, t.j * S::block_n, [&](int row, int column, const float (&sums)[WIDE]) { to.store(row, column, sums); });
+                Sums::template store_by<WIDE, 1>(shared, t.i * S::block_m, t.j * S::block_n,
+                                                 [&](int row, int column, const float (&sums)[WIDE]) { to.store(row, column, sums); });
             });
         };
         if (sizeof(In) == 2 && g.c.product.c_dtype != PYSIM_F32) as(In());
@@ -156,9 +162,9 @@ template <class WIDE, class DEEP> struct Kernels {
         Windows windows;
         const pysim_status status = prepare(c, windows, stream);
         if (status != PYSIM_OK) return status;
-        return check(choose(c, [&](auto kernel, int threads, int shared, const Grid &grid) {
-            return start(kernel, windows, grid.items(c.product), threads, shared, stream);
-        }), "a convolution on mma.sync");
+        return check(choose(c, [&](auto kernel, int threads, int shared,
+                                   const Grid &grid) { return start(kernel, windows, grid.items(c.product), threads, shared, stream); }),
+                     "a convolution on mma.sync");
     }
     static cudaError_t attributes(const Conv &c, pysim_cuda_attributes *out) {
         return choose(c, [&](auto kernel, int threads, int shared, const Grid &) { return attributes_of(kernel, threads, shared, out); });

@@ -24,16 +24,16 @@ int64_t input_of(const Conv &c) {
 }
 int64_t filters_of(const Conv &c) { return (int64_t)c.groups * c.filters * steps_of_k(c); }
 
-struct Own { int64_t input, filters; };
+struct Own {
+    int64_t input, filters;
+};
 Own own_of(const Conv &c) {
     const int64_t element = dtypes[c.dtype].bytes;
     return {copies_input(c) ? round_up(input_of(c) * element, ALIGN) : 0, copies_filters(c) ? round_up(filters_of(c) * element, ALIGN) : 0};
 }
 }
 
-bool planes(const Conv &c) {
-    return !c.nhwc && c.pointwise() && (int64_t)c.height * c.width % vector_of(c) == 0;
-}
+bool planes(const Conv &c) { return !c.nhwc && c.pointwise() && (int64_t)c.height * c.width % vector_of(c) == 0; }
 int64_t steps_of_k(const Conv &c) { return padded(c) * c.kernel_h * c.kernel_w; }
 
 const char *refuses(const Conv &c) {
@@ -66,7 +66,8 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream) {
     ChannelsLast input = {}, filters = {};
     input.from = c.in, input.images = c.batch, input.groups = c.groups, input.rows = to.c.height, input.width = input.wide = to.c.width;
     if (sparse(c)) input.every = {c.stride_h, c.stride_w, c.width, c.height * c.width};
-    filters.from = c.weights, filters.images = c.groups * c.filters, filters.groups = 1, filters.rows = 1, filters.width = filters.wide = taps;
+    filters.from = c.weights, filters.images = c.groups * c.filters, filters.groups = 1, filters.rows = 1,
+    filters.width = filters.wide = taps;
     input.channels = filters.channels = c.channels, input.padded = filters.padded = channels, input.last = filters.last = c.nhwc != 0;
     if (own.input) input.to = c.own, input.prologue = c.prologue;
     if (own.filters) filters.to = const_cast<void *>(to.c.weights);

@@ -89,7 +89,8 @@ __device__ inline void load_windows(const Pointwise &g, int tile, char *to, int 
 
 /* sum = the products of a group of filters and a warp's windows */
 template <class T, int RUN>
-__device__ inline void multiply(const Pointwise &g, const char *filters, const char *windows, const char *zeros, int lane, typename Group<T, RUN>::Sum &sum) {
+__device__ inline void multiply(const Pointwise &g, const char *filters, const char *windows, const char *zeros, int lane,
+                                typename Group<T, RUN>::Sum &sum) {
     using G = Group<T, RUN>;
     filters += lane * VECTOR;
     int channel = lane % 4 * VECTOR;
@@ -138,7 +139,8 @@ template <class T, class Out, int RUN, bool PLAIN> struct Results {
             for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll
                 for (int e = 0; e < RUN; e++) rows[i][e] = G::result(sum, first + i, e);
-            const int pitch = (int)p.ldc, begin = window + G::window(first), rest = p.m - begin; /* an output has fewer than 2^31 elements */
+            /* an output has fewer than 2^31 elements */
+            const int pitch = (int)p.ldc, begin = window + G::window(first), rest = p.m - begin;
             Out *const to = (Out *)p.c + (begin * pitch + filter);
             if constexpr (!PLAIN) finish(to, filter, rest, rows);
 #pragma unroll
@@ -154,17 +156,19 @@ template <class T, class Out, int RUN, bool PLAIN> struct Results {
         }
     }
 
-  private:
+private:
     __device__ void finish(const Out *old_results, int filter, int rest, Rows &rows) const {
         const To to(p);
         const Function function = function_of(p.activation);
         Vector old[AT_ONCE]; /* loaded together, before their use */
         if (to.beta != 0)
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) old[i] = G::window(i) < rest ? *(const Vector *)(old_results + G::window(i) * (int)p.ldc) : Vector{};
+            for (int i = 0; i < AT_ONCE; i++)
+                old[i] = G::window(i) < rest ? *(const Vector *)(old_results + G::window(i) * (int)p.ldc) : Vector{};
         float factor[RUN], shift[RUN];
 #pragma unroll
-        for (int e = 0; e < RUN; e++) factor[e] = to.scale ? to.alpha * to.scale[filter + e] : to.alpha, shift[e] = to.bias ? float(to.bias[filter + e]) : 0.f;
+        for (int e = 0; e < RUN; e++)
+            factor[e] = to.scale ? to.alpha * to.scale[filter + e] : to.alpha, shift[e] = to.bias ? float(to.bias[filter + e]) : 0.f;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
 #pragma unroll
@@ -201,9 +205,10 @@ template <class T, class Out, int RUN, bool PLAIN> __device__ inline void stream
     const Results<T, Out, RUN, PLAIN> out(g.c.product);
     int tile = worker * g.t.warps + warp, stage = 0;
     const auto load = [&](int i) { /* tile number i of this warp after `tile` */
-        const int next = tile + i * step, to = stage + i;
-        if (next < g.t.tiles) load_windows(g, next, buffers + (to > ahead ? to - ahead - 1 : to) * g.t.stage, lane);
-        commit_async();
+                                   const int next = tile + i * step, to = stage + i;
+                                   if (next < g.t.tiles)
+                                       load_windows(g, next, buffers + (to > ahead ? to - ahead - 1 : to) * g.t.stage, lane);
+                                   commit_async();
     };
     load_filters<T, RUN>(g, part, shared);
     load(0);
@@ -254,14 +259,18 @@ template <class T> auto kernel_of(const Tiling &t) {
 inline pysim_status tiling_here(const Conv &c, int sms, Tiling *out) {
     int device, held;
     pysim_status status = check(cudaGetDevice(&device), "the current device");
-    if (status == PYSIM_OK) status = check(cudaDeviceGetAttribute(&held, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "its shared memory");
+    if (status == PYSIM_OK)
+        status = check(cudaDeviceGetAttribute(&held, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "its shared memory");
     if (status != PYSIM_OK) return status;
     *out = tiling_of(c, sms, std::min<int>(held, limit::GROUPED_HELD));
-    return out->shared ? PYSIM_OK : fail(PYSIM_UNSUPPORTED, "a pointwise convolution: filters and the windows of four warps exceed the device's shared memory");
+    return out->shared ? PYSIM_OK
+                       : fail(PYSIM_UNSUPPORTED,
+                              "a pointwise convolution: filters and the windows of four warps exceed the device's shared memory");
 }
 
 template <class T> pysim_status launch(const Conv &c, int sms, cudaStream_t stream) {
-    if (((uintptr_t)c.in | (uintptr_t)c.weights) % VECTOR) return fail(PYSIM_UNSUPPORTED, "a pointwise convolution copies by 16 bytes; input and filters must begin at a multiple of them");
+    if (((uintptr_t)c.in | (uintptr_t)c.weights) % VECTOR)
+        return fail(PYSIM_UNSUPPORTED, "a pointwise convolution copies by 16 bytes; input and filters must begin at a multiple of them");
     Pointwise g = {};
     if (const pysim_status status = tiling_here(c, sms, &g.t)) return status;
     g.c = c, g.row = c.channels * (int)sizeof(T);

@@ -24,12 +24,12 @@ enum { WINDOWS = 32 /* of a warp */, VECTOR = 16, BLOCK_BYTES = 4 * VECTOR /* of
 enum { MIN_WARPS = 4, MAX_WARPS = 16, MAX_STAGES = 4, BESIDE_ALL = 16 /* buffers */ };
 
 struct Tiling {
-    int run;           /* neighbouring results of a lane; eight lanes have a group */
-    int blocks_k;      /* blocks of channels */
-    int groups, parts; /* groups of filters of a block; blocks that share windows */
-    int warps, stages; /* of a block; of a warp */
+    int run;                    /* neighbouring results of a lane; eight lanes have a group */
+    int blocks_k;               /* blocks of channels */
+    int groups, parts;          /* groups of filters of a block; blocks that share windows */
+    int warps, stages;          /* of a block; of a warp */
     int stage, filters, shared; /* bytes of a buffer, of the filters, in all */
-    int tiles, workers; /* tiles of WINDOWS windows; blocks of a part */
+    int tiles, workers;         /* tiles of WINDOWS windows; blocks of a part */
 };
 
 /* The tiling of `c` on `sms` SMs with `held` bytes of shared memory for a block; shared = 0: there is none. */
@@ -38,7 +38,8 @@ inline Tiling tiling_of(const Conv &c, int sms, int held = limit::GROUPED_HELD) 
     Tiling t = {};
     t.run = (c.filters * element > BLOCK_BYTES ? VECTOR : VECTOR / 2) / element;
     const int all_groups = ceil_div(c.filters, 8 * t.run);
-    t.blocks_k = ceil_div(c.channels, BLOCK_BYTES / element), t.tiles = ceil_div(c.windows, WINDOWS), t.stage = WINDOWS * c.channels * element;
+    t.blocks_k = ceil_div(c.channels, BLOCK_BYTES / element), t.tiles = ceil_div(c.windows, WINDOWS),
+    t.stage = WINDOWS * c.channels * element;
     const int64_t group_bytes = (int64_t)t.blocks_k * BLOCK_BYTES * 8 * t.run;
     const int64_t most = std::min<int64_t>(limit::POINTWISE_ALL_FILTERS, held - ZEROS - (int64_t)BESIDE_ALL * t.stage);
     const int fitting = all_groups * group_bytes <= most ? all_groups : (int)std::max<int64_t>(1, limit::POINTWISE_FILTERS / group_bytes);
@@ -52,7 +53,8 @@ inline Tiling tiling_of(const Conv &c, int sms, int held = limit::GROUPED_HELD) 
             const int64_t shared = t.filters + ZEROS + (int64_t)warps * stages * t.stage;
             const int rounds = ceil_div(t.tiles, workers * warps);
             if (shared > held || (fewest && rounds >= fewest)) continue;
-            fewest = rounds, t.warps = warps, t.stages = stages, t.shared = (int)shared, t.workers = std::min(workers, ceil_div(t.tiles, warps));
+            fewest = rounds, t.warps = warps, t.stages = stages, t.shared = (int)shared,
+            t.workers = std::min(workers, ceil_div(t.tiles, warps));
         }
     return t;
 }

@@ -33,7 +33,8 @@ __device__ inline int plane_of(const ChannelsLast &of) { return of.every.plane ?
 /* What the prologue makes of an element of a channel, counted from the first group's. */
 template <class T> __device__ inline T prologue_of(const ChannelsLast &of, T word, int image, int channel) {
     if constexpr (sizeof(T) == 4)
-        if (of.prologue.any()) return __float_as_uint(with_prologue(of.prologue, __uint_as_float(word), image * of.groups * of.channels, channel));
+        if (of.prologue.any())
+            return __float_as_uint(with_prologue(of.prologue, __uint_as_float(word), image * of.groups * of.channels, channel));
     return word;
 }
 
@@ -67,7 +68,8 @@ template <class T, int WIDE> __device__ void copy_square(const ChannelsLast &of,
 #pragma unroll
         for (int i = 0; i < EDGE / ROWS; i++) {
             const int channel = channel0 + y + i * ROWS;
-            if (place < places && channel < of.channels) value[i].value[0] = prologue_of(of, value[i].value[0], image, group * of.channels + channel);
+            if (place < places && channel < of.channels)
+                value[i].value[0] = prologue_of(of, value[i].value[0], image, group * of.channels + channel);
         }
 #pragma unroll
     for (int i = 0; i < EDGE / ROWS; i++) *(Word *)&square[y + i * ROWS][x] = value[i];
@@ -113,7 +115,8 @@ template <class T> __device__ void copy_folded(const ChannelsLast &of, unsigned 
     const unsigned index = block * (unsigned)THREADS + threadIdx.x, vectors = (unsigned)(of.padded / VECTOR);
     if (index >= (uint64_t)of.images * fold.rows * of.wide * vectors) return;
     const unsigned at = index / vectors, line = at / (unsigned)of.wide, image = line / (unsigned)fold.rows;
-    const int first = (int)(index - at * vectors) * VECTOR, y = (int)(line - image * (unsigned)fold.rows), x = (int)(at - line * (unsigned)of.wide);
+    const int first = (int)(index - at * vectors) * VECTOR, y = (int)(line - image * (unsigned)fold.rows),
+              x = (int)(at - line * (unsigned)of.wide);
     int across = first % fold.wide, down = first / fold.wide % fold.high, channel = first / fold.wide / fold.high;
     const int w0 = x * fold.wide - of.before, h0 = y * fold.high - fold.top, places = of.rows * of.width;
     const T *const from = (const T *)of.from + (int64_t)image * of.channels * places;
@@ -130,7 +133,8 @@ template <class T> __device__ void copy_folded(const ChannelsLast &of, unsigned 
     *(Pack<T, VECTOR> *)((T *)of.to + (int64_t)index * VECTOR) = vector;
 }
 
-template <class T> __global__ void __launch_bounds__(THREADS) channels_last_kernel(const __grid_constant__ Job one, const __grid_constant__ Job other) {
+template <class T> __global__ void __launch_bounds__(THREADS)
+    channels_last_kernel(const __grid_constant__ Job one, const __grid_constant__ Job other) {
     const bool first = blockIdx.x < one.blocks;
     const Job &job = first ? one : other;
     const unsigned block = first ? blockIdx.x : blockIdx.x - one.blocks;
@@ -144,11 +148,12 @@ template <class T> __global__ void __launch_bounds__(THREADS) channels_last_kern
 
 template <class T> Job job_of(const ChannelsLast &of) {
     if (!of.to) return {of, 0, 0};
-    const auto blocks = [&](int64_t rows) { return (unsigned)((rows * of.wide * of.padded * (int64_t)sizeof(T) / 16 + THREADS - 1) / THREADS); };
+    const auto blocks = [&](int64_t rows) {
+        return (unsigned)((rows * of.wide * of.padded * (int64_t)sizeof(T) / 16 + THREADS - 1) / THREADS);
+    };
     if (of.fold.rows) return {of, 0, blocks((int64_t)of.images * of.fold.rows)};
     const int64_t images = (int64_t)of.images * of.groups, places = (int64_t)of.rows * of.width;
-    if (of.last || of.wide != of.width || places < EDGE / 2 || of.padded < EDGE / 2)
-        return {of, 0, blocks(images * of.rows)};
+    if (of.last || of.wide != of.width || places < EDGE / 2 || of.padded < EDGE / 2) return {of, 0, blocks(images * of.rows)};
     const bool words = !of.every.plane && places % PAIR<T> == 0 && (uintptr_t)of.from % 4 == 0;
     return {of, words ? PAIR<T> : 1, (unsigned)(images * ceil_div((int)places, EDGE) * ceil_div(of.padded, EDGE))};
 }

@@ -41,11 +41,12 @@ struct Gathered {
         const Windows &c;
         int image, high, wide, first; /* the first window's corner and channel; of planes `wide` is its place in the plane */
         int filter, tap, channel;
-        int down, across;             /* the tap's offset */
+        int down, across; /* the tap's offset */
 
-      public:
+    public:
         __device__ Shares(const Windows &conv, int m, int n, int step) : c(conv) {
-            const int rows = c.group_tiles * S::BLOCK_M * S::CLUSTER_M, group = quotient(m, rows), blocks = ceil_div(c.channels, S::BLOCK_K);
+            const int rows = c.group_tiles * S::BLOCK_M * S::CLUSTER_M, group = quotient(m, rows),
+                      blocks = ceil_div(c.channels, S::BLOCK_K);
             int position, q;
             image = c.per_image.of(m - group * rows, position) + group * c.group_images;
             high = c.per_row.of(position, q) * c.stride_h - c.pad_top;
@@ -102,7 +103,8 @@ struct Gathered {
     }
     /* Calls use(Order, product, target, row) for the group of a tile; ONE: one instance for both orders. NHWC: rows of C. NCHW: neighbouring windows are
      * neighbours in memory. */
-    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const StoreTerms &terms, const Tile &t, int row, Use use) {
+    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Windows &c, const StoreTerms &terms,
+                                                                                               const Tile &t, int row, Use use) {
         const Problem p = of_group<S>(c, t, row);
         const auto by = [&](auto order) {
             const bool rows = order.by_rows();
@@ -120,12 +122,13 @@ struct Gathered {
     }
 
     /* Of either layout by one program. */
-    template <class S, class Acc> static __device__ void store_reduced(const Windows &c, const Tile &t, const ClusterReduction<S, Acc> &reduction, int row, int column) {
+    template <class S, class Acc> static __device__ void store_reduced(const Windows &c, const Tile &t,
+                                                                       const ClusterReduction<S, Acc> &reduction, int row, int column) {
         const Problem p = of_group<S>(c, t, row);
         const EpilogueTerms<typename Arithmetic<Acc>::type> e(p);
         const bool rows = c.nhwc, pairs = rows && in_whole_pairs(p);
         const int64_t pitch = rows ? p.ldc : c.out_h * c.out_w;
-        reduction.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc (&v)[4]) {
+        reduction.store(row + row_of_thread(), column + threadIdx.x % 4 * 2, [&](int at_row, int at, const Acc(&v)[4]) {
             bool exists[2] = {at_row < p.m, at_row + 8 < p.m};
             int64_t first[2] = {at_row, at_row + 8};
             if (!rows) first[0] = find(c, p.m, at_row, exists[0]), first[1] = find(c, p.m, at_row + 8, exists[1]);
@@ -135,7 +138,7 @@ struct Gathered {
         });
     }
 
-  private:
+private:
     /* What a tile's group has of output, bias and scale, of which `row` becomes a window. */
     template <class S> static __device__ Problem of_group(const Windows &c, const Tile &t, int &row) {
         const int group = quotient(t.i, c.group_tiles), filter = group * c.filters, bytes = c.product.c_dtype == PYSIM_F32 ? 4 : 2;
@@ -159,17 +162,15 @@ struct Gathered {
     }
 };
 
-using EncodeWindows = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *, const int *,
-                                   const int *, cuuint32_t, cuuint32_t, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+using EncodeWindows = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                                   const int *, const int *, cuuint32_t, cuuint32_t, const cuuint32_t *, CUtensorMapInterleave,
+                                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 inline const DriverFunction<EncodeWindows> &windows_encoder() {
     static const DriverFunction<EncodeWindows> once("cuTensorMapEncodeIm2col");
     return once;
 }
 
-inline CUtensorMapSwizzle swizzle_of(int row) {
-    return row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-}
+inline CUtensorMapSwizzle swizzle_of(int row) { return row == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B; }
 
 /* Corners: start of the first and of the last window of an image, relative to its first and last pixel. */
 template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows &c) {
@@ -180,18 +181,20 @@ template <class S> cudaError_t describe_windows(CUtensorMap *map, const Windows 
     const int upper[] = {c.pad_right - (c.kernel_w - 1) * c.dilation_w, c.pad_bottom - (c.kernel_h - 1) * c.dilation_h};
     const cuuint32_t steps[] = {1, (cuuint32_t)c.stride_w, (cuuint32_t)c.stride_h, 1};
     if (windows_encoder().error != cudaSuccess) return windows_encoder().error;
-    const CUresult result = windows_encoder().call(map, map_type<S>(), 4, const_cast<void *>(c.in), sizes, pitches, lower, upper, S::BLOCK_K,
-                                                   S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(S::ROW),
+    const CUresult result = windows_encoder().call(map, map_type<S>(), 4, const_cast<void *>(c.in), sizes, pitches, lower, upper,
+                                                   S::BLOCK_K, S::A_SHARE, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(S::ROW),
                                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 template <class S>
-cudaError_t describe_3d(CUtensorMap *map, const void *data, const cuuint64_t (&sizes)[3], const cuuint64_t (&pitches)[2], const cuuint32_t (&boxes)[3]) {
+cudaError_t describe_3d(CUtensorMap *map, const void *data, const cuuint64_t (&sizes)[3], const cuuint64_t (&pitches)[2],
+                        const cuuint32_t (&boxes)[3]) {
     const cuuint32_t steps[] = {1, 1, 1};
     if (encoder().error != cudaSuccess) return encoder().error;
-    const CUresult result = encoder().call(map, map_type<S>(), 3, const_cast<void *>(data), sizes, pitches, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                           swizzle_of((int)boxes[0] * S::BYTES), CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result =
+        encoder().call(map, map_type<S>(), 3, const_cast<void *>(data), sizes, pitches, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                       swizzle_of((int)boxes[0] * S::BYTES), CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -206,7 +209,8 @@ template <class S> cudaError_t describe_planes(CUtensorMap *map, const Windows &
 template <class S> cudaError_t describe_filters(CUtensorMap *map, const Windows &c) {
     const int taps = c.kernel_h * c.kernel_w;
     const cuuint64_t tap = (cuuint64_t)c.channels * S::BYTES;
-    const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters * (1 + S::Element::SPLIT)}, pitches[] = {tap, tap * taps};
+    const cuuint64_t sizes[] = {(cuuint64_t)c.channels, (cuuint64_t)taps, (cuuint64_t)c.groups * c.filters * (1 + S::Element::SPLIT)},
+                     pitches[] = {tap, tap * taps};
     const cuuint32_t boxes[] = {S::BLOCK_K, 1, S::B_SHARE};
     return describe_3d<S>(map, c.weights, sizes, pitches, boxes);
 }
@@ -220,7 +224,9 @@ template <class S> cudaError_t launch_windows(const Windows &c, int sms, cudaStr
     return error == cudaSuccess ? start<S, Gathered>(windows, filters, arguments, arguments.product, sms, stream, made) : error;
 }
 
-template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) { return attributes_of<S>(wgmma_kernel<S, Gathered>, out); }
+template <class S> cudaError_t attributes_of_windows(pysim_cuda_attributes *out) {
+    return attributes_of<S>(wgmma_kernel<S, Gathered>, out);
+}
 }
 }
 #endif

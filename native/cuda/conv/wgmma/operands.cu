@@ -23,11 +23,14 @@
 namespace pysim {
 
 pysim_status aligned(const char *on, const void *input, const void *filters) {
-    const struct { const char *name; const void *data; } operands[] = {{"input", input}, {"filters", filters}};
+    const struct {
+        const char *name;
+        const void *data;
+    } operands[] = {{"input", input}, {"filters", filters}};
     for (const auto &operand : operands)
         if ((uintptr_t)operand.data % 16)
-            return fail(PYSIM_UNSUPPORTED, "a convolution on %s copies by 16 bytes; its %s, at %p, must begin at a multiple of them", on, operand.name,
-                        operand.data);
+            return fail(PYSIM_UNSUPPORTED, "a convolution on %s copies by 16 bytes; its %s, at %p, must begin at a multiple of them", on,
+                        operand.name, operand.data);
     return PYSIM_OK;
 }
 
@@ -36,7 +39,8 @@ namespace hopper {
 /* Planes begin at multiples of 16 bytes, as do rows of filters, and at most a third of their windows are none. Halves are made of pixels. */
 bool planes(const Conv &c) {
     const int64_t plane = (int64_t)c.height * c.width, element = dtypes[c.dtype].bytes;
-    return !c.nhwc && c.pointwise() && c.groups == 1 && !c.halves && plane * element % 16 == 0 && c.channels * element % 16 == 0 && 2 * (int64_t)windows_of_plane(c) <= 3 * plane;
+    return !c.nhwc && c.pointwise() && c.groups == 1 && !c.halves && plane * element % 16 == 0 && c.channels * element % 16 == 0 &&
+           2 * (int64_t)windows_of_plane(c) <= 3 * plane;
 }
 int windows_of_plane(const Conv &c) { return (int)round_up((int64_t)c.height * c.width, 128 / dtypes[c.dtype].bytes); }
 
@@ -53,14 +57,13 @@ bool copied(const Conv &c) {
     if (planes(c)) return false;
     return !c.nhwc || padded_channels(c) != c.channels || (c.groups > 1 && c.channels * dtypes[c.dtype].bytes % c.step_bytes);
 }
-bool sparse(const Conv &c) {
-    return copied(c) && c.one_pixel() && !c.pointwise();
-}
+bool sparse(const Conv &c) { return copied(c) && c.one_pixel() && !c.pointwise(); }
 bool rows_of_taps(const Conv &c) {
     const int64_t block = c.step_bytes / dtypes[c.dtype].bytes, channels = padded_channels(c), row = c.kernel_w * channels;
     const int64_t rows = c.batch * (int64_t)c.groups * c.height, wide = (int64_t)c.width + c.pad_left + c.pad_right;
     const bool fewer = (row + block - 1) / block < c.kernel_w * ((channels + block - 1) / block);
-    return copied(c) && c.dilation_w == 1 && fewer && rows * (wide * channels * dtypes[c.dtype].bytes / 16) <= INT_MAX; /* vectors of the copy */
+    /* vectors of the copy */
+    return copied(c) && c.dilation_w == 1 && fewer && rows * (wide * channels * dtypes[c.dtype].bytes / 16) <= INT_MAX;
 }
 }
 
@@ -89,7 +92,8 @@ bool folded(const Conv &c) {
     if (!copied(c) || c.groups > 1 || c.stride_h * c.stride_w == 1 || c.dilation_h > 1 || c.dilation_w > 1) return false;
     const Folded of(c);
     const int64_t vectors = of.channels * dtypes[c.dtype].bytes / 16;
-    return of.steps < steps_unfolded(c) && c.batch * of.rows <= INT_MAX / (of.wide * vectors) && c.filters * of.kernel_h <= INT_MAX / (of.kernel_w * vectors);
+    return of.steps < steps_unfolded(c) && c.batch * of.rows <= INT_MAX / (of.wide * vectors) &&
+           c.filters * of.kernel_h <= INT_MAX / (of.kernel_w * vectors);
 }
 }
 
@@ -97,15 +101,19 @@ int64_t steps_of(const Conv &c) { return folded(c) ? Folded(c).steps : steps_unf
 
 namespace {
 /* Bytes of the copies in `own`; 0: the operand stays where it is. halves: of the filters, both. */
-struct Own { int64_t input, filters, halves; };
+struct Own {
+    int64_t input, filters, halves;
+};
 Own own_of(const Conv &c) {
     if (folded(c)) {
         const Folded of(c);
         const int64_t place = of.channels * dtypes[c.dtype].bytes, filters = c.filters * of.kernel_h * of.kernel_w * place;
-        return {round_up(c.batch * of.rows * of.wide * place, ALIGN), round_up(filters, ALIGN), c.halves ? round_up(2 * filters, ALIGN) : 0};
+        return {round_up(c.batch * of.rows * of.wide * place, ALIGN), round_up(filters, ALIGN),
+                c.halves ? round_up(2 * filters, ALIGN) : 0};
     }
     const int64_t element = dtypes[c.dtype].bytes, channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;
-    const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0), pixels = c.batch * (sparse(c) ? (int64_t)c.out_h * c.out_w : (int64_t)c.height * wide);
+    const int64_t wide = c.width + (rows_of_taps(c) ? c.pad_left + c.pad_right : 0),
+                  pixels = c.batch * (sparse(c) ? (int64_t)c.out_h * c.out_w : (int64_t)c.height * wide);
     const bool filters_stay = channels == c.channels && (c.nhwc || taps == 1);
     const int64_t filters = (int64_t)c.groups * c.filters * taps * channels * element;
     return {copied(c) ? round_up(pixels * c.groups * channels * element, ALIGN) : 0, filters_stay ? 0 : round_up(filters, ALIGN),
@@ -130,22 +138,50 @@ const char *refuses(const Conv &c) {
     if (high >= limit::TMA_SPAN || wide >= limit::TMA_SPAN) return "it takes kernels that span up to 256 rows and columns";
     if (c.pad_top > limit::TMA_CORNER || c.pad_left > limit::TMA_CORNER) return "it takes padding of up to 128";
     for (const int64_t after : {c.pad_bottom - high, c.pad_right - wide})
-        if (after < -limit::TMA_CORNER || after >= limit::TMA_CORNER) return "its last window must begin at most 128 rows and columns before the input's end, or 127 after";
-    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > limit::LAYOUT_CONVERSION_ROWS) return "it splits up to 4194240 taps of all filters into halves";
+        if (after < -limit::TMA_CORNER || after >= limit::TMA_CORNER)
+            return "its last window must begin at most 128 rows and columns before the input's end, or 127 after";
+    if (c.halves && (int64_t)c.groups * c.filters * c.kernel_h * c.kernel_w > limit::LAYOUT_CONVERSION_ROWS)
+        return "it splits up to 4194240 taps of all filters into halves";
     return nullptr;
 }
 
 namespace {
 /* The kernels' description of the operands, and the copies that make them. */
-struct Operands { ChannelsLast input, filters; };
+struct Operands {
+    ChannelsLast input, filters;
+};
 Operands as_folded(const Conv &c, Windows &to) {
     const Folded of(c);
     const int channels = (int)of.channels, rows = (int)of.rows, wide = (int)of.wide, high = (int)of.kernel_h, across = (int)of.kernel_w;
     to.height = rows, to.width = c.out_w, to.kernel_h = high, to.kernel_w = 1, to.stride_h = to.stride_w = 1;
     to.pad_top = to.pad_left = to.pad_bottom = to.pad_right = 0;
     to.pitch = channels, to.row = wide * channels, to.channels = to.depth = across * channels, to.images = c.batch;
-    return {{nullptr, c.in, c.batch, 1, c.height, c.width, c.pad_left, wide, c.channels, channels, c.nhwc != 0, {}, {c.stride_h, c.stride_w, rows, c.pad_top}},
-            {nullptr, c.weights, c.filters, 1, c.kernel_h, c.kernel_w, 0, across, c.channels, channels, c.nhwc != 0, {}, {c.stride_h, c.stride_w, high, 0}}};
+    return {{nullptr,
+             c.in,
+             c.batch,
+             1,
+             c.height,
+             c.width,
+             c.pad_left,
+             wide,
+             c.channels,
+             channels,
+             c.nhwc != 0,
+             {},
+             {c.stride_h, c.stride_w, rows, c.pad_top}},
+            {nullptr,
+             c.weights,
+             c.filters,
+             1,
+             c.kernel_h,
+             c.kernel_w,
+             0,
+             across,
+             c.channels,
+             channels,
+             c.nhwc != 0,
+             {},
+             {c.stride_h, c.stride_w, high, 0}}};
 }
 Operands as_pixels(const Conv &c, Windows &to, bool copy) {
     const int channels = padded_channels(c), taps = c.kernel_h * c.kernel_w;

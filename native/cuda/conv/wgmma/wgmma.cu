@@ -26,7 +26,8 @@ template <class S, bool FOLDS> struct Wgmma {
     static void tile(Conv &c) {
         c.halves = S::Element::SPLIT, c.folds = FOLDS, c.step_bytes = S::ROW;
         c.tile_m = S::BLOCK_M * S::CLUSTER_M, c.tile_n = S::BLOCK_N * S::CLUSTER_N, c.cluster = S::BLOCKS;
-        if (hopper::planes(c)) c.windows = c.batch * hopper::windows_of_plane(c), c.per_image = Divisor((unsigned)hopper::windows_of_plane(c));
+        if (hopper::planes(c))
+            c.windows = c.batch * hopper::windows_of_plane(c), c.per_image = Divisor((unsigned)hopper::windows_of_plane(c));
         c.group_tiles = ceil_div(c.windows, c.tile_m);
         c.product.m = c.groups * c.group_tiles * c.tile_m, c.product.n = c.filters;
         const int64_t k = hopper::steps_of(c) * S::BLOCK_K;
@@ -48,8 +49,8 @@ Rows<ConvRow> conv_wgmma::PYSIM_UNIT() {
     return table_of<ConvRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::ConvColumns c = rows::lines[line];
         if constexpr (c.dtype == rows::PYSIM_UNIT) {
-            using S = hopper::Shape<c.dtype, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion, c.pingpong != 0,
-                                    c.block.k * hopper::Element<c.dtype>::BYTES>;
+            using S = hopper::Shape<c.dtype, c.block.n, c.block.m, c.warp.n, c.warp.m, c.stages, c.cluster.n, c.cluster.m, c.promotion,
+                                    c.pingpong != 0, c.block.k * hopper::Element<c.dtype>::BYTES>;
             static_assert(c.thread.n == 64 && c.thread.m == c.warp.m, "an instruction is as wide as its warpgroup's tile");
             static_assert(c.reduces_in_cluster == S::MAX_CLUSTER_PARTS, "as many parts as fit into a cluster");
             using Of = Wgmma<S, c.folds != 0>;

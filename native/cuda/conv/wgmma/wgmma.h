@@ -30,9 +30,13 @@ pysim_status prepare(const Conv &c, Windows &to, cudaStream_t stream);
 
 /* Space-to-depth: a square of high x wide pixels becomes one pixel. Its channel (c high + i) wide + j is channel c of the pixel in row i and column j of
  * the square. There are `rows` rows of squares; the first begins `top` rows before the input. */
-struct Fold { int high, wide, rows, top; };
+struct Fold {
+    int high, wide, rows, top;
+};
 /* A copy of every `high`th row and every `wide`th column of planes with `plane` pixels in rows of `width`. */
-struct Every { int high, wide, width, plane; };
+struct Every {
+    int high, wide, width, plane;
+};
 /* A copy of channels_last.cu: to[group][image][row][before + x][padded] = from[image][group channels][row][x] (or, `last`,
  * [image][row][x][group channels]). The rest of a row of `wide` pixels of `padded` channels is zeros. `to` and the bytes of a pixel are multiples
  * of 16. */
@@ -41,8 +45,8 @@ struct ChannelsLast {
     const void *from;
     int images, groups, rows, width, before, wide, channels, padded;
     bool last;
-    Every every = {}; /* plane 0: every pixel */
-    Fold fold = {}; /* rows 0: none. One group only; `before` pixels before the first square, `wide` squares in a row */
+    Every every = {};       /* plane 0: every pixel */
+    Fold fold = {};         /* rows 0: none. One group only; `before` pixels before the first square, `wide` squares in a row */
     Prologue prologue = {}; /* f32 only */
 };
 /* Both copies in one launch. */

@@ -20,11 +20,16 @@ constexpr int rows_before(int end, int dtype) {
     return count;
 }
 /* Which of `parts` equal parts of a type's rows has the row of a line. */
-constexpr int part_of(int line, int dtype, int parts) { return rows_before(line, dtype) * parts / rows_before((int)std::size(lines), dtype); }
+constexpr int part_of(int line, int dtype, int parts) {
+    return rows_before(line, dtype) * parts / rows_before((int)std::size(lines), dtype);
+}
 
-struct Part { int dtype, number = 0, of = 1; };
+struct Part {
+    int dtype, number = 0, of = 1;
+};
 namespace part {
-constexpr Part f32_1 = {f32, 0, 4}, f32_2 = {f32, 1, 4}, f32_3 = {f32, 2, 4}, f32_4 = {f32, 3, 4}, f64 = {rows::f64}, f16 = {rows::f16}, s8 = {rows::s8};
+constexpr Part f32_1 = {f32, 0, 4}, f32_2 = {f32, 1, 4}, f32_3 = {f32, 2, 4}, f32_4 = {f32, 3, 4}, f64 = {rows::f64}, f16 = {rows::f16},
+               s8 = {rows::s8};
 }
 
 template <int DTYPE, int PART, int PARTS> Rows<GemmRow> simt_rows() {
@@ -32,8 +37,8 @@ template <int DTYPE, int PART, int PARTS> Rows<GemmRow> simt_rows() {
         constexpr Columns c = lines[line];
         if constexpr (c.dtype == DTYPE && part_of(line, DTYPE, PARTS) == PART) {
             constexpr simt::Form form = c.variant == "scalar" ? simt::scalar : c.variant == "unpadded" ? simt::unpadded : simt::full;
-            using S = simt::Shape<typename simt::TypeOf<DTYPE>::T, form, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m, c.thread.n, c.stages, c.below,
-                                     c.replaced_on, c.reduces_in_cluster>;
+            using S = simt::Shape<typename simt::TypeOf<DTYPE>::T, form, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.thread.m,
+                                  c.thread.n, c.stages, c.below, c.replaced_on, c.reduces_in_cluster>;
             static_assert(c.capability >= S::CAPABILITY, "asynchronous copies");
             if constexpr (c.ablation && !ABLATIONS) add(row_of(c, nullptr, nullptr));
             else add(row_of(c, simt::launch<S>, simt::attributes<S>));

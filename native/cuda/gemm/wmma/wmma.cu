@@ -22,7 +22,9 @@ using namespace nvcuda;
 constexpr int WMMA_CAPABILITY = 75; /* below 8.0 the asynchronous copies of core/ptx.cuh are synchronous */
 
 template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, bool TA, bool TB, int BELOW, int REPLACED_ON>
-__global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads, Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks) wmma_kernel(const __grid_constant__ Problem p) {
+__global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::threads,
+                                  Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>::blocks)
+    wmma_kernel(const __grid_constant__ Problem p) {
     using S = Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, TB>;
     using Sums = SharedSums<Acc, BM, BN, S::threads>;
     using Left = wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, std::conditional_t<TA, wmma::col_major, wmma::row_major>>;
@@ -45,14 +47,17 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
             operands.left(t), operands.right(t), t, shared,
             [&](char *stage, int k0, int buffer) {
 #pragma unroll
-                for (int i = 0; i < tiles_m; i++) wmma::load_matrix_sync(left[buffer][i], S::A::at(stage, warp_row + i * 16, k0), S::A::pitch / 2);
+                for (int i = 0; i < tiles_m; i++)
+                    wmma::load_matrix_sync(left[buffer][i], S::A::at(stage, warp_row + i * 16, k0), S::A::pitch / 2);
 #pragma unroll
-                for (int j = 0; j < tiles_n; j++) wmma::load_matrix_sync(right[buffer][j], S::B::at(stage + S::A::bytes, warp_column + j * 16, k0), S::B::pitch / 2);
+                for (int j = 0; j < tiles_n; j++)
+                    wmma::load_matrix_sync(right[buffer][j], S::B::at(stage + S::A::bytes, warp_column + j * 16, k0), S::B::pitch / 2);
             },
             [&](int, int buffer) {
 #pragma unroll
                 for (int i = 0; i < tiles_m * tiles_n; i++)
-                    wmma::mma_sync(sum[i / tiles_n][i % tiles_n], left[buffer][i / tiles_n], right[buffer][i % tiles_n], sum[i / tiles_n][i % tiles_n]);
+                    wmma::mma_sync(sum[i / tiles_n][i % tiles_n], left[buffer][i / tiles_n], right[buffer][i % tiles_n],
+                                   sum[i / tiles_n][i % tiles_n]);
             });
         if (t.parts > 1) { /* element e of a fragment is the same output in every block, though unknown which */
             Acc acc[tiles_m * tiles_n * size];
@@ -67,7 +72,8 @@ __global__ void __launch_bounds__(Shape<__half, BM, BN, BK, WM, WN, STAGES, TA, 
         for (int i = 0; i < tiles_m; i++)
 #pragma unroll
             for (int j = 0; j < tiles_n; j++)
-                wmma::store_matrix_sync(Sums::at(shared, warp_row + i * 16, warp_column + j * 16), sum[i][j], Sums::pitch, wmma::mem_row_major);
+                wmma::store_matrix_sync(Sums::at(shared, warp_row + i * 16, warp_column + j * 16), sum[i][j], Sums::pitch,
+                                        wmma::mem_row_major);
         __syncthreads();
         Sums::template store<__half>(p, shared, t.i * BM, t.j * BN);
     }
@@ -77,8 +83,8 @@ template <class Acc, int BM, int BN, int BK, int WM, int WN, int STAGES, int BEL
     static constexpr int threads = 32 * (BM / WM) * (BN / WN);
     /* f(kernel, its shared bytes) for the layout of `p` */
     template <class F> static cudaError_t choose(const Problem &p, F f) {
-#define LAYOUT(ta, tb)                                                                                                           \
-    f(wmma_kernel<Acc, BM, BN, BK, WM, WN, STAGES, ta, tb, BELOW, REPLACED_ON>,                                                                      \
+#define LAYOUT(ta, tb)                                                          \
+    f(wmma_kernel<Acc, BM, BN, BK, WM, WN, STAGES, ta, tb, BELOW, REPLACED_ON>, \
       std::max(Shape<__half, BM, BN, BK, WM, WN, STAGES, ta, tb>::shared, SharedSums<Acc, BM, BN, threads>::bytes))
         if (p.trans_a) return p.trans_b ? LAYOUT(true, true) : LAYOUT(true, false);
         return p.trans_b ? LAYOUT(false, true) : LAYOUT(false, false);
@@ -106,7 +112,8 @@ using Columns = GemmColumns;
 Rows<GemmRow> gemm_wmma::all() {
     return table_of<GemmRow>(rows::lines, [](auto line, auto add) {
         constexpr rows::GemmColumns c = rows::lines[line];
-        using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n, c.stages, c.below, c.replaced_on>;
+        using K = Kernel<std::conditional_t<c.accumulates_f16 != 0, __half, float>, c.block.m, c.block.n, c.block.k, c.warp.m, c.warp.n,
+                         c.stages, c.below, c.replaced_on>;
         static_assert(c.capability == WMMA_CAPABILITY, "what its kernels need");
         if constexpr (c.ablation && !ABLATIONS) add(row_of(c, nullptr, nullptr));
         else add(row_of(c, K::launch, K::attributes));

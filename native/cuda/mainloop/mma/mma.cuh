@@ -31,7 +31,13 @@ template <class In_, int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_, i
     using In = In_;
     using Acc = std::conditional_t<sizeof(In) == 1, int, float>;
     enum { BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_, PROMOTION = PROMOTION_ };
-    enum { K = PROMOTION ? PROMOTION : 32 / (int)sizeof(In), TILES_M = WM / 16, TILES_N = WN / 8, ACCUMULATORS = TILES_M * TILES_N * 4, THREADS = 32 * (BM / WM) * (BN / WN) };
+    enum {
+        K = PROMOTION ? PROMOTION : 32 / (int)sizeof(In),
+        TILES_M = WM / 16,
+        TILES_N = WN / 8,
+        ACCUMULATORS = TILES_M * TILES_N * 4,
+        THREADS = 32 * (BM / WM) * (BN / WN)
+    };
     static constexpr bool BUILT = has_kernel(CAPABILITY, 0, REPLACED_ON);
     static constexpr bool K_MAJOR = sizeof(In) == 1;
     template <bool TA, bool TB> using Shape = pysim::Shape<In, BM, BN, BK, WM, WN, STAGES, TA, TB, PROMOTION>;
@@ -55,9 +61,11 @@ template <class R, class S> struct Fragments {
         constexpr int half = 16 / (int)sizeof(In); /* elements of 16 bytes */
         const int lane = threadIdx.x % 32;
         if constexpr (K_LAST)
-            load_matrices<false>(r, Tile::at(tile, row + lane % 8 + (IS_A ? lane / 8 % 2 : lane / 16) * 8, k0 + (IS_A ? lane / 16 : lane / 8 % 2) * half));
+            load_matrices<false>(
+                r, Tile::at(tile, row + lane % 8 + (IS_A ? lane / 8 % 2 : lane / 16) * 8, k0 + (IS_A ? lane / 16 : lane / 8 % 2) * half));
         else if constexpr (sizeof(In) == 2)
-            load_matrices<true>(r, Tile::at(tile, row + (IS_A ? lane / 8 % 2 : lane / 16) * 8, k0 + lane % 8 + (IS_A ? lane / 16 : lane / 8 % 2) * 8));
+            load_matrices<true>(
+                r, Tile::at(tile, row + (IS_A ? lane / 8 % 2 : lane / 16) * 8, k0 + lane % 8 + (IS_A ? lane / 16 : lane / 8 % 2) * 8));
         else
 #pragma unroll
             for (int e = 0; e < 4; e++) {
@@ -92,7 +100,12 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
     using Sums = SharedSums<Acc, R::BM, R::BN, R::THREADS>;
     PYSIM_DYNAMIC_SHARED(shared);
     /* The block's state is in shared memory, because the loop needs the registers. */
-    __shared__ struct { Tile tile; alignas(PlacedWork) char work[sizeof(PlacedWork)]; bool valid; int last; } now;
+    __shared__ struct {
+        Tile tile;
+        alignas(PlacedWork) char work[sizeof(PlacedWork)];
+        bool valid;
+        int last;
+    } now;
     PlacedWork &work = *(PlacedWork *)now.work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp / S::warps_n * R::WM, warp_column = warp % S::warps_n * R::WN;
@@ -117,11 +130,12 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
                 [&](int k0, int) {
                     multiply_thirds<R::TILES_M, R::TILES_N / 2>(
                         acc,
-                        [&](int tile, int half, unsigned(&words)[4]) {
+                        [&](int tile, int half, unsigned (&words)[4]) {
                             Part::template load<typename S::A, S::a_k_last, true>(words, at, warp_row + tile * 16, k0 + half * 8);
                         },
-                        [&](int pair, int half, unsigned(&words)[4]) {
-                            Part::template load<typename S::B, S::b_k_last, false>(words, at + S::A::bytes, warp_column + pair * 16, k0 + half * 8);
+                        [&](int pair, int half, unsigned (&words)[4]) {
+                            Part::template load<typename S::B, S::b_k_last, false>(words, at + S::A::bytes, warp_column + pair * 16,
+                                                                                   k0 + half * 8);
                         });
                 });
             recompute_nonfinite(acc, [&](int which) {
@@ -133,7 +147,8 @@ template <class R, class S, class Source> __device__ inline void multiply_tiles(
         __syncthreads(); /* every warp has read the last stages */
 #pragma unroll
         for (int i = 0; i < R::ACCUMULATORS / 2; i++) { /* rows lane/4 and lane/4 + 8 of a fragment, two columns each */
-            const int row = warp_row + i / 2 / R::TILES_N * 16 + lane / 4 + i % 2 * 8, column = warp_column + i / 2 % R::TILES_N * 8 + lane % 4 * 2;
+            const int row = warp_row + i / 2 / R::TILES_N * 16 + lane / 4 + i % 2 * 8,
+                      column = warp_column + i / 2 % R::TILES_N * 8 + lane % 4 * 2;
             *(Pack<Acc, 2> *)Sums::at(shared, row, column) = {acc[2 * i], acc[2 * i + 1]};
         }
         __syncthreads();
@@ -149,12 +164,15 @@ template <class S> struct Product : Matrices<S> {
     __device__ float again(const Tile &t, int row, int column) const {
         float value = 0;
         if (row >= p.m || column >= p.n) return value;
-        const float *const a = (const float *)p.a + (S::a_k_last ? row * p.lda : row), *const b = (const float *)p.b + (S::b_k_last ? column * p.ldb : column);
+        const float *const a = (const float *)p.a + (S::a_k_last ? row * p.lda : row), *const b = (const float *)p.b +
+                                                                                                  (S::b_k_last ? column * p.ldb : column);
         for (int k = t.begin * S::block_k; k < min(t.end * S::block_k, p.k) && value == value; k++) /* NaN stays NaN */
             value = fmaf(a[S::a_k_last ? k : k * p.lda], b[S::b_k_last ? k : k * p.ldb], value);
         return value;
     }
-    template <class Sums> __device__ void store(const Tile &t, char *shared) const { Sums::template store<typename S::Element>(p, shared, t.i * S::block_m, t.j * S::block_n); }
+    template <class Sums> __device__ void store(const Tile &t, char *shared) const {
+        Sums::template store<typename S::Element>(p, shared, t.i * S::block_m, t.j * S::block_n);
+    }
 };
 
 template <class R, bool TA, bool TB>

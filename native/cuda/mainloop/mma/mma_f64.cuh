@@ -31,7 +31,8 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES_> struct Shape {
     static constexpr int WARPS = (BM / WM) * (BN / WN), THREADS = 32 * WARPS + 128; /* the last warpgroup is the producer's */
     static constexpr int A_BYTES = BM * 128, STAGE_BYTES = (BM + BN) * 128, STAGING_OFFSET = STAGES * (STAGE_BYTES + 16) + 16;
     /* a warp's staging buffer for eight rows of results; pairs of four rows are in different banks */
-    static constexpr int STAGING_PITCH = WN + 4, STAGING_BYTES = 8 * STAGING_PITCH * BYTES, SHARED_BYTES = 1024 + STAGING_OFFSET + WARPS * STAGING_BYTES;
+    static constexpr int STAGING_PITCH = WN + 4, STAGING_BYTES = 8 * STAGING_PITCH * BYTES,
+                         SHARED_BYTES = 1024 + STAGING_OFFSET + WARPS * STAGING_BYTES;
     static constexpr int BLOCKS = 8 / WARPS; /* per SM: two warps a quarter */
     /* all warps start with equal registers; the producer hands its own over for accumulators */
     static constexpr bool HANDS_OVER = WM * WN >= 32 * 32;
@@ -44,7 +45,8 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES_> struct Shape {
 
 __device__ inline void multiply(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3]) : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+                 : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+                 : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 }
 
 /* Copies eight bytes, or zeros unless they exist; all copies of a thread so far count towards `barrier` as one arrival. */
@@ -75,7 +77,9 @@ template <bool K_LAST, bool PAIRS> struct Fragment {
                 for (int o = 0; o < 2; o++)
                     asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x[e][o]) : "r"((from ^ (e * 8 + o * 144 + half * 64)) + tile * 2048));
             } else
-                asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];" : "=d"(x[e][0]), "=d"(x[e][1]) : "r"((from ^ e * 144) + half * 1024 + tile * 2048));
+                asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];"
+                             : "=d"(x[e][0]), "=d"(x[e][1])
+                             : "r"((from ^ e * 144) + half * 1024 + tile * 2048));
     }
 };
 
@@ -152,7 +156,8 @@ template <class S> __device__ inline double sum_near(const Problem &p, uint32_t 
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             value[i] = 0;
-            if (first + i < p.splits) asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value[i]) : "r"(address_at(own, first + i)) : "memory");
+            if (first + i < p.splits)
+                asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value[i]) : "r"(address_at(own, first + i)) : "memory");
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) acc += value[i];
@@ -202,7 +207,7 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
                     for (int j = 0; j < TILES_N; j++) {
                         const double left[4] = {a[now][0][0], a[now][0][1], a[now][1][0], a[now][1][1]};
                         const double right[2] = {b[half][j / 2][0][j % 2], b[half][j / 2][1][j % 2]};
-                        multiply(*(double(*)[4])(acc + i * ROW + j * 4), left, right);
+                        multiply(*(double (*)[4])(acc + i * ROW + j * 4), left, right);
                     }
                     if (half == 1 && i == TILES_M - 1) { /* safe by these products: the first of them waits for the last fragments */
                         __syncwarp();
@@ -220,7 +225,8 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
 #pragma unroll 1
             for (int pair = t.part; pair < TILES_M * ROW / 2; pair += p.splits) {
                 const int i = pair / (ROW / 2), q = pair % (ROW / 2);
-                const double values[2] = {sum_near<S>(p, shared.data, i * ROW + acc_of(2 * q)), sum_near<S>(p, shared.data, i * ROW + acc_of(2 * q + 1))};
+                const double values[2] = {sum_near<S>(p, shared.data, i * ROW + acc_of(2 * q)),
+                                          sum_near<S>(p, shared.data, i * ROW + acc_of(2 * q + 1))};
                 epilogue.store(row0 + i * 16 + q / 2 % 2, column0 + column_of(q), values);
             }
             cluster_sync(); /* a block must not exit while others read its shared memory */
@@ -236,12 +242,14 @@ template <class S, bool TA, bool TB> __device__ inline void consume(const Stages
 #pragma unroll
                 for (int pair = 0; pair < TILES_N; pair++) {
                     const int q = pair / 2 * 4 + odd * 2 + pair % 2;
-                    *(double2 *)(staging + lane / 4 * S::STAGING_PITCH + lane % 4 * (TB ? 4 : 2) + column_of(q)) = {acc[acc_of(2 * q)], acc[acc_of(2 * q + 1)]};
+                    *(double2 *)(staging + lane / 4 * S::STAGING_PITCH + lane % 4 * (TB ? 4 : 2) + column_of(q)) = {acc[acc_of(2 * q)],
+                                                                                                                    acc[acc_of(2 * q + 1)]};
                 }
                 __syncwarp();
                 const auto store_rows = [&](int pass) {
                     const int down = pass * (32 / S::WARP_N) + lane / S::WARP_N, across = lane % S::WARP_N;
-                    epilogue.store(t.i * S::BLOCK_M + row + i * 16 + 2 * down + odd, t.j * S::BLOCK_N + column + across, staging[down * S::STAGING_PITCH + across]);
+                    epilogue.store(t.i * S::BLOCK_M + row + i * 16 + 2 * down + odd, t.j * S::BLOCK_N + column + across,
+                                   staging[down * S::STAGING_PITCH + across]);
                 };
                 constexpr int PASSES = S::WARP_N / 4;
                 if (epilogue.plain)
@@ -310,7 +318,8 @@ template <int BM, int BN, int BK, int WM, int WN, int STAGES> struct Kernel {
         const Grid grid(p, BM, BN, BK);
         const bool cluster_split = is_cluster_split_k(p);
         const dim3 blocks = place_blocks(p, grid, sms * S::BLOCKS, cluster_split);
-        return launch_with({1, p.follows != 0, cluster_split ? p.splits : 1}, layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b, p);
+        return launch_with({1, p.follows != 0, cluster_split ? p.splits : 1}, layout(p), blocks, S::THREADS, S::SHARED_BYTES, stream, a, b,
+                           p);
     }
     static cudaError_t attributes(const Problem &p, pysim_cuda_attributes *out) {
         return attributes_of(layout(p), S::THREADS, S::SHARED_BYTES, out);

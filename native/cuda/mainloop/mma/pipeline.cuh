@@ -24,7 +24,8 @@ constexpr int padded(int bytes) { return bytes % 32 ? bytes : bytes + 16; }
 template <class In, int OUTER, int K, bool K_LAST> struct SharedTile {
     static constexpr int rows = K_LAST ? OUTER : K, columns = K_LAST ? K : OUTER, element = sizeof(In);
     static constexpr bool single = !K_LAST && element == 4; /* loaded one by one */
-    static constexpr int pitch = single ? columns * element + 32 : padded(columns * element), bytes = rows * pitch, chunks = columns * element / 16;
+    static constexpr int pitch = single ? columns * element + 32 : padded(columns * element), bytes = rows * pitch,
+                         chunks = columns * element / 16;
     static_assert(columns * element % (single ? 128 : 16) == 0, "a row is whole 16-byte chunks, or all banks");
 
     /* Element (outer, k) of the tile at `base`. */
@@ -40,12 +41,14 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
     static constexpr int PASSES = (Tile::rows + row_step - 1) / row_step;
     static_assert(THREADS % Tile::chunks == 0, "a thread stays in its column of chunks");
     const char *origin;
-    int64_t pitch, k_pitch; /* bytes between rows, and between k steps */
+    int64_t pitch, k_pitch;                  /* bytes between rows, and between k steps */
     int rows_left, bytes_left, offset, unit; /* unit: bytes that are copied at once: 16, 4 or one element */
 
-    __device__ static bool is_idle(int pass) { return Tile::rows % row_step && pass * row_step + (int)threadIdx.x / Tile::chunks >= Tile::rows; }
+    __device__ static bool is_idle(int pass) {
+        return Tile::rows % row_step && pass * row_step + (int)threadIdx.x / Tile::chunks >= Tile::rows;
+    }
 
-  public:
+public:
     /* Whether a step's single elements are so few of a thread that it holds them all while it multiplies; and those. */
     static constexpr bool FEW = element < 4 && !ALIGNED && PASSES * PIECES <= 16;
     using Element = typename Word<element>::type;
@@ -102,7 +105,8 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
                 for (int word = 0; word < 4; word++) {
                     const int there = word * Tile::chunks * 4;
                     if (!is_idle(pass))
-                        copy_async<4>(base + offset + pass * row_step * Tile::pitch + there, from + pass * row_step * pitch + there, pass * row_step < rows ? max(0, min(4, bytes - there)) : 0);
+                        copy_async<4>(base + offset + pass * row_step * Tile::pitch + there, from + pass * row_step * pitch + there,
+                                      pass * row_step < rows ? max(0, min(4, bytes - there)) : 0);
                 }
         } else {
             constexpr int AT_ONCE = PASSES < 32 / PIECES ? PASSES : 32 / PIECES, NEXT = Tile::chunks * element;
@@ -118,7 +122,8 @@ template <class In, class Tile, int K, bool K_LAST, int THREADS, bool ALIGNED = 
 #pragma unroll
                 for (int i = 0; i < AT_ONCE * PIECES; i++) {
                     const int pass = first + i / PIECES;
-                    if (pass < PASSES && !is_idle(pass)) *(Element *)(base + offset + pass * row_step * Tile::pitch + i % PIECES * NEXT) = some[i / PIECES][i % PIECES];
+                    if (pass < PASSES && !is_idle(pass))
+                        *(Element *)(base + offset + pass * row_step * Tile::pitch + i % PIECES * NEXT) = some[i / PIECES][i % PIECES];
                 }
             }
         }
@@ -160,7 +165,8 @@ template <class S> struct Matrices {
 
 /* `pipeline` where threads hold a step's single elements, those of both operands at once, while they multiply the step before. */
 template <class S, int K, class Left, class Right, class StageOf, class Arrive, class Fetch, class Multiply>
-__device__ inline void pipeline_held(const Left &left, const Right &right, int begin, int end, StageOf stage_of, Arrive arrive, Fetch fetch, Multiply multiply) {
+__device__ inline void pipeline_held(const Left &left, const Right &right, int begin, int end, StageOf stage_of, Arrive arrive, Fetch fetch,
+                                     Multiply multiply) {
     constexpr int AHEAD = S::stages - 1;
     static_assert(S::buffers == 1, "warps with few elements to load have few sums");
     typename Left::Held of_left[AHEAD];
@@ -268,8 +274,13 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
     /* Several pieces at once hide latency; with arithmetic one at a time, so that its code exists once. */
     template <int WIDE, class Of> __device__ static void store_by(const Of &epilogue, char *base, int row0, int column0) {
         constexpr int ALL = BM * BN / WIDE / THREADS, AT_ONCE = ALL < 8 ? ALL : 8;
-        if (epilogue.plain) store_by<WIDE, AT_ONCE>(base, row0, column0, [&](int row, int column, const Acc (&sums)[WIDE]) { epilogue.template store_as<true>(row, column, sums); });
-        else store_by<WIDE, 1>(base, row0, column0, [&](int row, int column, const Acc (&sums)[WIDE]) { epilogue.template store_as<false>(row, column, sums); });
+        if (epilogue.plain)
+            store_by<WIDE, AT_ONCE>(base, row0, column0, [&](int row, int column, const Acc(&sums)[WIDE]) {
+                epilogue.template store_as<true>(row, column, sums);
+            });
+        else
+            store_by<WIDE, 1>(base, row0, column0,
+                              [&](int row, int column, const Acc(&sums)[WIDE]) { epilogue.template store_as<false>(row, column, sums); });
     }
     /* In: the type of the operands. */
     template <class In> __device__ static void store(const Problem &p, char *base, int row0, int column0) {
@@ -281,7 +292,8 @@ template <class Acc, int BM, int BN, int THREADS> struct SharedSums {
 };
 
 /* Launches `kernel` with its dynamic shared memory. */
-template <class Kernel, class Arguments> cudaError_t start(Kernel kernel, const Arguments &p, dim3 blocks, int threads, int shared, cudaStream_t stream) {
+template <class Kernel, class Arguments> cudaError_t start(Kernel kernel, const Arguments &p, dim3 blocks, int threads, int shared,
+                                                           cudaStream_t stream) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (error != cudaSuccess) return error;
     return launch(kernel, blocks, threads, shared, stream, p);

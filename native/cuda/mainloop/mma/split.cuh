@@ -54,7 +54,7 @@ __device__ inline void multiply_thirds(float (&acc)[ACCUMULATORS], LoadA load_a,
             }
         }
         float large[COLUMNS][4] = {}, small[COLUMNS][4] = {};
-        const auto add = [&](float(&to)[COLUMNS][4], int of_a, int of_b) {
+        const auto add = [&](float (&to)[COLUMNS][4], int of_a, int of_b) {
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) mma(to[j], left[of_a], right[of_b][j], __nv_bfloat16());
         };

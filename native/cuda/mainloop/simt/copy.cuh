@@ -20,7 +20,7 @@ namespace simt {
 /* An operand tile of EXTENT outputs x STEP elements of k, copied by THREADS threads. K_INNER: k is contiguous in device memory; VECTOR: vector accesses;
  * SWIZZLED: with the swizzle. */
 template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED, bool K_INNER> class Copy {
-  protected:
+protected:
     using In = typename T::In;
     using Unit = typename T::Unit;
     enum {
@@ -32,11 +32,11 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     static_assert(T::K_UNITS * EXTENT * sizeof(Unit) >= 128, "the swizzle needs 128 bytes of the same k / K_UNITS");
 
     enum { /* a chunk is PIECES lines of INNER elements, contiguous in device memory */
-        PIECES = K_INNER ? (int)T::K_PIECES : (int)T::OUT_PIECES,
-        PIECE_BYTES = 16 / PIECES,
-        INNER = PIECE_BYTES / (int)sizeof(In),
-        ACROSS = (K_INNER ? STEP : EXTENT) / INNER,
-        DOWN = THREADS / ACROSS * PIECES, /* lines from one pass to the next */
+           PIECES = K_INNER ? (int)T::K_PIECES : (int)T::OUT_PIECES,
+           PIECE_BYTES = 16 / PIECES,
+           INNER = PIECE_BYTES / (int)sizeof(In),
+           ACROSS = (K_INNER ? STEP : EXTENT) / INNER,
+           DOWN = THREADS / ACROSS * PIECES, /* lines from one pass to the next */
     };
     static_assert(THREADS % ACROSS == 0, "a thread keeps its place along the contiguous dimension");
 
@@ -50,7 +50,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     static __device__ int line_of(int thread) { return thread / ACROSS * PIECES; }
     static __device__ bool idle(int thread, int pass) { return CHUNKS % THREADS && pass * THREADS + thread >= CHUNKS; }
 
-  public:
+public:
     enum { BYTES = EXTENT * STEP / T::DEPTH * (int)sizeof(Unit) };
     using Staged = unsigned[PASSES][4];
 
@@ -74,7 +74,9 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
     /* `limit`: outputs of the operand; `first`: the block's first output; k in [begin, end). */
     __device__ Copy(const void *data, int64_t pitch, int first, int limit, int begin, int end, int thread)
         : at((const In *)data), ld(pitch), step(K_INNER ? STEP : STEP * pitch), outputs(limit - first), left(end - begin),
-          aligned(VECTOR && ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In)) | (K_INNER ? 0 : first * sizeof(In))) % PIECE_BYTES == 0), inside(first + EXTENT <= limit) {
+          aligned(VECTOR &&
+                  ((uintptr_t)data | (uintptr_t)(pitch * (int)sizeof(In)) | (K_INNER ? 0 : first * sizeof(In))) % PIECE_BYTES == 0),
+          inside(first + EXTENT <= limit) {
         const int line = line_of(thread) + (K_INNER ? first : begin), inner = inner_of(thread) + (K_INNER ? begin : first);
         at += line * ld + inner;
     }
@@ -108,7 +110,8 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
             T::template units<K_INNER>(words[pass]);
             if constexpr (K_INNER) {
 #pragma unroll
-                for (int i = 0; i < T::K_UNITS; i++) to_shared<EACH, VECTOR>(shared + place_of(thread, pass, i), words[pass] + i * EACH / 4);
+                for (int i = 0; i < T::K_UNITS; i++)
+                    to_shared<EACH, VECTOR>(shared + place_of(thread, pass, i), words[pass] + i * EACH / 4);
             } else {
                 to_shared<16, VECTOR>(shared + place_of(thread, pass, 0), words[pass]);
             }
@@ -123,7 +126,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         advance();
     }
 
-  private:
+private:
     __device__ void advance() { at += step, left -= STEP; }
     /* Number of existing elements of this thread's piece of `line`; INNER or more if all exist. */
     __device__ int there(int thread, int line) const {
@@ -170,11 +173,10 @@ template <class T, int EXTENT, int STEP, int THREADS, bool VECTOR, bool SWIZZLED
         constexpr int pitch = EXTENT * (int)sizeof(Unit), down = DOWN * (int)sizeof(Unit);
         const int inner = inner_of(thread), line = line_of(thread);
         if constexpr (K_INNER && (down & (down - 1)) == 0 && pitch % 128 == 0) /* a line below DOWN and a pass's offset share no bits */
-            return inner / T::DEPTH * pitch + ((line * (int)sizeof(Unit) ^ swizzle(inner / T::DEPTH)) ^ (pass * down & 127)) + (pass * down & ~127) + i * pitch;
-        else if constexpr (K_INNER)
-            return byte(inner / T::DEPTH + i, line + pass * DOWN);
-        else
-            return byte((line + pass * DOWN) / T::DEPTH, inner);
+            return inner / T::DEPTH * pitch + ((line * (int)sizeof(Unit) ^ swizzle(inner / T::DEPTH)) ^ (pass * down & 127)) +
+                   (pass * down & ~127) + i * pitch;
+        else if constexpr (K_INNER) return byte(inner / T::DEPTH + i, line + pass * DOWN);
+        else return byte((line + pass * DOWN) / T::DEPTH, inner);
     }
 
     template <int COUNT> static __device__ void fetch(char *shared, const void *from, bool exists) {

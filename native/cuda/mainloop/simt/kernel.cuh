@@ -37,7 +37,9 @@ constexpr bool CLUSTERS = false;
 constexpr bool CLUSTERS = true;
 #endif
 /* Cluster split-K: this block's part of its tile and the number of parts in the cluster; 1: no cluster reduction. */
-struct ClusterPart { int part, parts; };
+struct ClusterPart {
+    int part, parts;
+};
 
 __device__ inline void cluster_sync() {
 #ifndef PYSIM_EMULATED
@@ -52,8 +54,10 @@ template <class Acc, int COUNT> __device__ inline void add_from(Acc (&to)[COUNT]
         unsigned word[COUNT * sizeof(Acc) / 4];
 #pragma unroll
         for (int i = 0; i < (int)(COUNT * sizeof(Acc) / 4); i += 4)
-            asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3])
-                         : "r"(there + 4 * i) : "memory");
+            asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3])
+                         : "r"(there + 4 * i)
+                         : "memory");
         Acc value[COUNT];
         memcpy(value, word, sizeof word);
 #pragma unroll
@@ -76,7 +80,8 @@ __device__ inline void read_fragment(typename S::Unit *to, const char *shared, i
     constexpr int size = sizeof(typename S::Unit), run = LANES * V * size;
     /* if lines are multiples of 128 bytes, the xor splits into lane bits and constants: for one vector completely (pipelines of asynchronous copies have no
      * registers for it), for several within their run */
-    constexpr bool single = COUNT == V && S::STAGES < 3, nested = PITCH * size % 128 == 0 && (single || (WARP * size % 128 == 0 && run <= 128));
+    constexpr bool single = COUNT == V && S::STAGES < 3,
+                   nested = PITCH * size % 128 == 0 && (single || (WARP * size % 128 == 0 && run <= 128));
     const int s = Copier::swizzle(k), low = single ? s : s & (run - 1), high = s & ~low;
 #pragma unroll
     for (int v = 0; v < COUNT / V; v++) {
@@ -87,7 +92,8 @@ __device__ inline void read_fragment(typename S::Unit *to, const char *shared, i
 }
 
 /* acc += a b^T, row by row in alternating direction, so that consecutive multiplies share at least one operand. */
-template <class S> __device__ inline void multiply(typename S::Acc (&acc)[S::TM][S::ACCUMULATORS], const typename S::Unit *a, const typename S::Acc *b) {
+template <class S> __device__ inline void multiply(typename S::Acc (&acc)[S::TM][S::ACCUMULATORS], const typename S::Unit *a,
+                                                   const typename S::Acc *b) {
 #pragma unroll
     for (int m = 0; m < S::TM; m++)
 #pragma unroll
@@ -105,8 +111,8 @@ template <class S> __device__ inline void multiply(typename S::Acc (&acc)[S::TM]
  * registers, each of which reads one operand a cycle; after the swap an FFMA that reuses its row's operand reads one register from each bank.
  * Measured with the operands of 768 FFMA in a loop chosen by hand: 65.2 TFLOP/s one from each bank, 33.2 both from one, 22.2 three from one. */
 template <class S, class Source>
-__device__ inline void store_tile(const Source &source, const Tile &t, const typename S::Acc (&acc)[S::TM][S::ACCUMULATORS], char *shared, int row0, int column0,
-                                  int lm, int ln, int lane, ClusterPart cluster) {
+__device__ inline void store_tile(const Source &source, const Tile &t, const typename S::Acc (&acc)[S::TM][S::ACCUMULATORS], char *shared,
+                                  int row0, int column0, int lm, int ln, int lane, ClusterPart cluster) {
     using T = typename S::T;
     using Acc = typename S::Acc;
     constexpr int PACK = T::PACK, V = S::VN / PACK, pitch = S::WN * (int)sizeof(Acc) / PACK, mask = pitch >= 128 ? 96 : 0, SWAP = V > 1;
@@ -165,7 +171,8 @@ __device__ inline void store_tile(const Source &source, const Tile &t, const typ
  * loaded first, so that the loop needs no bounds checks: their branches, and the register allocation that follows, take a seventh of its time.
  * Shared memory may be reused after the next barrier. */
 template <class S, bool EDGE, bool RESTS, class CopyA, class CopyB>
-__device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Acc (&acc)[S::TM][S::ACCUMULATORS], char *shared, int base_a, int base_b) {
+__device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Acc (&acc)[S::TM][S::ACCUMULATORS], char *shared, int base_a,
+                                int base_b) {
     using Unit = typename S::Unit;
     using Acc = typename S::Acc;
     const int thread = threadIdx.x;
@@ -183,13 +190,13 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Acc (&a
         if constexpr (ASYNC) a.template load_async<EDGE>(stage(i), thread), b.template load_async<EDGE>(stage(i) + A_BYTES, thread);
     };
     const auto begin = [&](auto load) { /* calls load(a, b, edge) for the first k-iteration */
-        if constexpr (RESTS && !EDGE)
-            if (a.has_rest()) {
-                auto last_a = a.rest(steps);
-                auto last_b = b.rest(steps);
-                return load(last_a, last_b, std::true_type());
-            }
-        load(a, b, std::bool_constant<EDGE>());
+                                        if constexpr (RESTS && !EDGE)
+                                            if (a.has_rest()) {
+                                                auto last_a = a.rest(steps);
+                                                auto last_b = b.rest(steps);
+                                                return load(last_a, last_b, std::true_type());
+                                            }
+                                        load(a, b, std::bool_constant<EDGE>());
     };
     const auto store = [&](int i) { a.store(stage(i), staged_a, thread), b.store(stage(i) + A_BYTES, staged_b, thread); };
     if constexpr (ASYNC) {
@@ -204,7 +211,9 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Acc (&a
         }
         wait_async<AHEAD - 1>();
     } else {
-        begin([&](auto &from_a, auto &from_b, auto edge) { from_a.template load<edge>(staged_a, thread), from_b.template load<edge>(staged_b, thread); });
+        begin([&](auto &from_a, auto &from_b, auto edge) {
+            from_a.template load<edge>(staged_a, thread), from_b.template load<edge>(staged_b, thread);
+        });
         store(0);
     }
     __syncthreads();
@@ -240,7 +249,7 @@ __device__ inline void sum_tile(CopyA a, CopyB b, int steps, typename S::Acc (&a
                 }
             }
             read((k + 1) % 2, stage(at), (k + 1) % S::UNITS); /* after the last k-iteration: unused */
-            __syncwarp(); /* keeps the compiler from sinking the loads above to their uses */
+            __syncwarp();                                     /* keeps the compiler from sinking the loads above to their uses */
             multiply<S>(acc, fa[k % 2], fb[k % 2]);
         }
     }
@@ -259,27 +268,36 @@ template <class S, bool MATRICES = false, class Source> __device__ inline void s
     using Acc = typename S::Acc;
     PYSIM_DYNAMIC_SHARED(shared);
     /* The block's state is in shared memory, because the loop needs the registers. */
-    __shared__ struct { Tile tile; alignas(Work) char work[sizeof(Work)]; bool valid; int last; } now;
+    __shared__ struct {
+        Tile tile;
+        alignas(Work) char work[sizeof(Work)];
+        bool valid;
+        int last;
+    } now;
     Work &work = *(Work *)now.work;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warp_m = warp % S::WARPS_M * S::WM, warp_n = warp / S::WARPS_M * S::WN;
     int lm, ln;
     place_of<S::LM, S::LN>(lane, lm, ln);
-    const int base_a = (warp_m + lm * S::VM) * (int)sizeof(typename S::Unit), base_b = (warp_n + ln * S::VN) * (int)sizeof(typename S::Unit);
+    const int base_a = (warp_m + lm * S::VM) * (int)sizeof(typename S::Unit),
+              base_b = (warp_n + ln * S::VN) * (int)sizeof(typename S::Unit);
 
     const bool in_cluster = S::CLUSTER_SPLIT && is_cluster_split_k(p); /* the blocks of a cluster compute the parts of one tile */
     if (threadIdx.x == 0) {
         const Grid grid(p, S::BM, S::BN, S::BK);
-        new (now.work) Work(p, grid, in_cluster ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : (int)blockIdx.x, gridDim.x);
+        new (now.work)
+            Work(p, grid, in_cluster ? (int)blockIdx.x % p.splits * grid.tiles() + (int)blockIdx.x / p.splits : (int)blockIdx.x, gridDim.x);
     }
     while (true) {
         if (threadIdx.x == 0) {
             now.valid = work.next(now.tile);
 #ifdef PYSIM_EMULATED
-            if (in_cluster) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(p.k, S::BK); /* no clusters: one block computes all parts */
+            /* no clusters: one block computes all parts */
+            if (in_cluster) now.valid = now.valid && now.tile.part == 0, now.tile.end = ceil_div(p.k, S::BK);
 #endif
         }
         __syncthreads();
-        if (!now.valid) return wait_for_previous(); /* so that the next launch, which may start when this one ends, also finds the previous one finished */
+        /* so that the next launch, which may start when this one ends, also finds the previous one finished */
+        if (!now.valid) return wait_for_previous();
         const Tile &t = now.tile;
         Acc acc[S::TM][S::ACCUMULATORS];
 #pragma unroll
@@ -316,8 +334,8 @@ template <class S, bool MATRICES = false, class Source> __device__ inline void s
         }
         __syncthreads(); /* shared memory is reused for the tile */
         if (whole)
-            store_tile<S>(source, t, acc, shared + warp * (S::WM * S::WN * (int)sizeof(Acc) / T::PACK), row + warp_m, column + warp_n, lm, ln, lane,
-                          in_cluster && CLUSTERS ? ClusterPart{t.part, t.parts} : ClusterPart{0, 1});
+            store_tile<S>(source, t, acc, shared + warp * (S::WM * S::WN * (int)sizeof(Acc) / T::PACK), row + warp_m, column + warp_n, lm,
+                          ln, lane, in_cluster && CLUSTERS ? ClusterPart{t.part, t.parts} : ClusterPart{0, 1});
         if (in_cluster && CLUSTERS) return cluster_sync(); /* a block must not exit while others read its shared memory */
         __syncthreads();
     }
@@ -357,14 +375,18 @@ template <class S, bool TRANS_A, bool TRANS_B> struct Matrices {
     }
 };
 
-template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS, S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
+template <class S, bool TRANS_A, bool TRANS_B> __global__ __launch_bounds__(S::THREADS,
+                                                                            S::BLOCKS) void kernel(const __grid_constant__ Problem p) {
     if constexpr (S::BUILT) sum_tiles<S, true>(p, Matrices<S, TRANS_A, TRANS_B>{p});
 }
 
 /* The kernel of a layout, with its shared memory limit raised. */
 template <class S> cudaError_t kernel_of(const Problem &p, void (**out)(Problem)) {
-    *out = p.trans_a ? (p.trans_b ? kernel<S, true, true> : kernel<S, true, false>) : p.trans_b ? kernel<S, false, true> : kernel<S, false, false>;
-    return S::SHARED_BYTES > 47 * 1024 ? cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES) : cudaSuccess;
+    *out = p.trans_a   ? (p.trans_b ? kernel<S, true, true> : kernel<S, true, false>)
+           : p.trans_b ? kernel<S, false, true>
+                       : kernel<S, false, false>;
+    return S::SHARED_BYTES > 47 * 1024 ? cudaFuncSetAttribute(*out, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED_BYTES)
+                                       : cudaSuccess;
 }
 
 template <class S> cudaError_t launch(const Problem &p, int, cudaStream_t stream) {

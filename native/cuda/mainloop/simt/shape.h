@@ -18,17 +18,27 @@ constexpr int blocks_of(int registers, int threads) {
 }
 
 /* The tiles of a row. */
-template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH, int BELOW = 0,
-          int REPLACED_ON = 0, int MAX_CLUSTER_PARTS = 0>
+template <class Type, Form FORM, int BLOCK_M, int BLOCK_N, int BLOCK_K, int WARP_M, int WARP_N, int THREAD_M, int THREAD_N, int DEPTH,
+          int BELOW = 0, int REPLACED_ON = 0, int MAX_CLUSTER_PARTS = 0>
 struct Shape {
     using T = Type;
     using Unit = typename T::Unit;
     using Acc = typename T::Acc;
     enum {
-        BM = BLOCK_M, BN = BLOCK_N, BK = BLOCK_K, WM = WARP_M, WN = WARP_N, TM = THREAD_M, TN = THREAD_N, STAGES = DEPTH,
+        BM = BLOCK_M,
+        BN = BLOCK_N,
+        BK = BLOCK_K,
+        WM = WARP_M,
+        WN = WARP_N,
+        TM = THREAD_M,
+        TN = THREAD_N,
+        STAGES = DEPTH,
         UNITS = BK / T::DEPTH,
-        LM = WM / TM, LN = WN / TN,
-        WARPS_M = BM / WM, WARPS_N = BN / WN, THREADS = 32 * WARPS_M * WARPS_N,
+        LM = WM / TM,
+        LN = WN / TN,
+        WARPS_M = BM / WM,
+        WARPS_N = BN / WN,
+        THREADS = 32 * WARPS_M * WARPS_N,
         VM = TM * (int)sizeof(Unit) > 16 ? 16 / (int)sizeof(Unit) : TM, /* units of a fragment's vectors */
         VN = TN * (int)sizeof(Unit) > 16 ? 16 / (int)sizeof(Unit) : TN,
         ACCUMULATORS = TN / T::PACK,
@@ -56,8 +66,11 @@ struct Shape {
         /* An estimate of a thread's registers: accumulators, two fragments of each operand, the k-iteration in flight, addresses; packed accumulators
          * (f16) once more as floats, which the split-K fix-up adds. Too low an estimate makes launch bounds that spill. ptxas of CUDA 13.0 then
          * overwrote, in 64x64x8 of f16, the uniform registers that held the base of shared memory: "an illegal instruction" on an H100 and an H200. */
-        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (T::PACK > 1 ? TM * TN : 0)
-                  + (STAGES < 3 ? STAGE_BYTES / THREADS / 4 + (TM * TN < 64 ? 48 : 16) : CLUSTER_SPLIT ? 32 : TM * TN < 64 ? 72 : 40),
+        REGISTERS = (TM * TN + 2 * (TM + TN)) * (int)sizeof(Unit) / 4 + (T::PACK > 1 ? TM * TN : 0) +
+                    (STAGES < 3      ? STAGE_BYTES / THREADS / 4 + (TM * TN < 64 ? 48 : 16)
+                     : CLUSTER_SPLIT ? 32
+                     : TM * TN < 64  ? 72
+                                     : 40),
     };
     enum { BLOCKS = blocks_of(REGISTERS, THREADS) };
     static constexpr int CAPABILITY = CLUSTER_SPLIT ? 90 : STAGES > 2 ? 80 : 50; /* clusters; asynchronous copies */
@@ -66,10 +79,18 @@ struct Shape {
 
 /* By pysim_dtype. */
 template <int DTYPE> struct TypeOf;
-template <> struct TypeOf<PYSIM_F32> { using T = F32; };
-template <> struct TypeOf<PYSIM_F64> { using T = F64; };
-template <> struct TypeOf<PYSIM_F16> { using T = F16; };
-template <> struct TypeOf<PYSIM_S8> { using T = S8; };
+template <> struct TypeOf<PYSIM_F32> {
+    using T = F32;
+};
+template <> struct TypeOf<PYSIM_F64> {
+    using T = F64;
+};
+template <> struct TypeOf<PYSIM_F16> {
+    using T = F16;
+};
+template <> struct TypeOf<PYSIM_S8> {
+    using T = S8;
+};
 }
 }
 #endif

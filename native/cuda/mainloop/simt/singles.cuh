@@ -19,20 +19,22 @@ namespace simt {
 template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Singles {
     using In = typename T::In;
 
-  public:
+public:
     enum { PITCH = EXTENT + 16 / (int)sizeof(In) };
 
-  private:
+private:
     enum {
         SIZE = (int)sizeof(In),
         LONG = K_INNER ? STEP : EXTENT,
-        LANES = K_INNER ? 8 : EXTENT < 32 ? EXTENT : 32, /* along a row of device memory */
-        EACH = LONG / LANES,                             /* a thread's elements of a row */
+        LANES = K_INNER       ? 8
+                : EXTENT < 32 ? EXTENT
+                              : 32, /* along a row of device memory */
+        EACH = LONG / LANES,        /* a thread's elements of a row */
         ROWS = K_INNER ? EXTENT : STEP,
         DOWN = THREADS / LANES, /* rows from one pass to the next */
         PASSES = (ROWS + DOWN - 1) / DOWN,
-        NEXT = (K_INNER ? LANES * PITCH : LANES) * SIZE,    /* bytes of shared memory between a thread's elements of a row */
-        BELOW = (K_INNER ? DOWN : DOWN * PITCH) * SIZE, /* and between its rows */
+        NEXT = (K_INNER ? LANES * PITCH : LANES) * SIZE, /* bytes of shared memory between a thread's elements of a row */
+        BELOW = (K_INNER ? DOWN : DOWN * PITCH) * SIZE,  /* and between its rows */
     };
     static_assert(LONG % LANES == 0 && THREADS % LANES == 0, "a thread keeps its column");
 
@@ -49,14 +51,14 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
         return shared + (K_INNER ? inner_of(thread) * PITCH + row_of(thread) : row_of(thread) * PITCH + inner_of(thread)) * SIZE;
     }
 
-  public:
+public:
     using Staged = In[PASSES][EACH];
     static __device__ constexpr int swizzle(int) { return 0; }
 
     /* `limit`: outputs of the operand; `first`: the block's first output; k in [begin, end). */
     __device__ Singles(const void *data, int64_t pitch, int first, int limit, int begin, int end, int thread)
-        : at((const In *)data + (row_of(thread) + (K_INNER ? first : begin)) * pitch + inner_of(thread) + (K_INNER ? begin : first)), ld(pitch),
-          step(K_INNER ? STEP : STEP * pitch), outputs(limit - first), left(end - begin), inside(first + EXTENT <= limit) {}
+        : at((const In *)data + (row_of(thread) + (K_INNER ? first : begin)) * pitch + inner_of(thread) + (K_INNER ? begin : first)),
+          ld(pitch), step(K_INNER ? STEP : STEP * pitch), outputs(limit - first), left(end - begin), inside(first + EXTENT <= limit) {}
 
     /* As in Copy. */
     __device__ bool fits() const { return inside; }
@@ -69,10 +71,8 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
 
     /* Loads the next k-iteration into registers, zeros outside the operand. */
     template <bool EDGE> __device__ void load(Staged &to, int thread) {
-        if (!EDGE || (inside && left >= STEP))
-            each<true>(thread, [&](int pass, int i, const In *from, bool) { to[pass][i] = *from; });
-        else
-            each<false>(hide(thread), [&](int pass, int i, const In *from, bool exists) { to[pass][i] = exists ? *from : In(0); });
+        if (!EDGE || (inside && left >= STEP)) each<true>(thread, [&](int pass, int i, const In *from, bool) { to[pass][i] = *from; });
+        else each<false>(hide(thread), [&](int pass, int i, const In *from, bool exists) { to[pass][i] = exists ? *from : In(0); });
         at += step, left -= STEP;
     }
     __device__ void store(char *shared, const Staged &from, int thread) const {
@@ -84,7 +84,7 @@ template <class T, int EXTENT, int STEP, int THREADS, bool K_INNER> class Single
                 if (!idle(thread, pass)) *(In *)(to + pass * BELOW + i * NEXT) = from[pass][i];
     }
 
-  private:
+private:
     /* Calls body(pass, i, element, exists); INSIDE: all exist. */
     template <bool INSIDE, class Body> __device__ void each(int thread, Body body) const {
 #pragma unroll

@@ -31,7 +31,10 @@ struct OneUnit {
 };
 
 struct F32 : OneUnit {
-    using In = float; using Unit = float; using Acc = float; using Value = float;
+    using In = float;
+    using Unit = float;
+    using Acc = float;
+    using Value = float;
     enum { K_UNITS = 4, DTYPE = PYSIM_F32 };
     static __device__ void multiply(Acc &acc, Unit a, Acc b) { acc = fmaf(a, b, acc); }
     static __device__ Value value(Acc acc, int) { return acc; }
@@ -39,7 +42,10 @@ struct F32 : OneUnit {
 };
 
 struct F64 : OneUnit {
-    using In = double; using Unit = double; using Acc = double; using Value = double;
+    using In = double;
+    using Unit = double;
+    using Acc = double;
+    using Value = double;
     enum { K_UNITS = 2, DTYPE = PYSIM_F64 };
     static __device__ void multiply(Acc &acc, Unit a, Acc b) { acc = fma(a, b, acc); }
     static __device__ Value value(Acc acc, int) { return acc; }
@@ -47,7 +53,10 @@ struct F64 : OneUnit {
 };
 
 struct F16 {
-    using In = __half; using Unit = __half; using Acc = __half2; using Value = float;
+    using In = __half;
+    using Unit = __half;
+    using Acc = __half2;
+    using Value = float;
     enum { DEPTH = 1, PACK = 2, K_PIECES = 2, OUT_PIECES = 1, K_UNITS = 4, DTYPE = PYSIM_F16 };
     template <bool K_INNER> static __device__ void units(unsigned (&w)[4]) {
         if (!K_INNER) return; /* rows r, r + 1 of 4 k each -> for each k, a pair of rows */
@@ -61,7 +70,10 @@ struct F16 {
 };
 
 struct S8 {
-    using In = signed char; using Unit = int; using Acc = int; using Value = int;
+    using In = signed char;
+    using Unit = int;
+    using Acc = int;
+    using Value = int;
     enum { DEPTH = 4, PACK = 1, K_PIECES = 1, OUT_PIECES = 4, K_UNITS = 4, DTYPE = PYSIM_S8 };
     template <bool K_INNER> static __device__ void units(unsigned (&w)[4]) {
         if (K_INNER) return; /* 4 k of 4 outputs each -> for each output, its 4 k: a transpose of 4 x 4 bytes */

@@ -34,18 +34,21 @@ template <int COUNT, class T> __device__ __forceinline__ void activate_by(int ac
  * the reads of one piece and the next barrier, and afterwards each thread reads the old values from where it will write its results. So the
  * old C costs no barrier. */
 template <class S, class Out, bool ALL, bool RAGGED, ResultOrder ORDER, class Acc, class T, class Place, class Pitch>
-__device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueTerms<T> &e, const Target<Place, Pitch> &c, int row, int column, int columns, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
+__device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueTerms<T> &e, const Target<Place, Pitch> &c, int row,
+                                             int column, int columns, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
     constexpr bool NARROW = sizeof(Out) == 2;
     constexpr int SLICES = S::ACCUMULATORS / 16, VECTOR = 16 / sizeof(Out), WINDOWS = 64 / VECTOR; /* vectors of a column */
     [[maybe_unused]] constexpr int UNROLLED = ALL ? 1 : 16;
-    constexpr bool FEW_REGISTERS = hopper::FEW_REGISTERS<S>; /* spills cost more than waiting for loads */
+    constexpr bool FEW_REGISTERS = hopper::FEW_REGISTERS<S>;    /* spills cost more than waiting for loads */
     constexpr int ROWS_PITCH = 32, COLUMNS_PITCH = 64 + VECTOR; /* results */
     static_assert(!RAGGED || (ORDER == BY_ROWS && NARROW && !ALL), "other results have a better path");
     static_assert(ORDER != EITHER, "each order has its own instance");
     static_assert(ORDER == BY_COLUMNS || ALL || RAGGED, "rows.cuh stores other rows");
-    static_assert(16 * ROWS_PITCH * 2 <= Staging<S>::ROWS_BUFFER && 32 * COLUMNS_PITCH * 2 <= Staging<S>::COLUMNS_BUFFER, "a piece of two-byte results");
+    static_assert(16 * ROWS_PITCH * 2 <= Staging<S>::ROWS_BUFFER && 32 * COLUMNS_PITCH * 2 <= Staging<S>::COLUMNS_BUFFER,
+                  "a piece of two-byte results");
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, warp = thread / 32;
-    const bool arithmetic = e.bias || e.alpha != T(1), bounded = e.function == positive || e.function == clamped, capped = e.function == clamped;
+    const bool arithmetic = e.bias || e.alpha != T(1), bounded = e.function == positive || e.function == clamped,
+               capped = e.function == clamped;
     const auto residual = [&] {
         if constexpr (ALL) return opaque(e.beta != T(0)) != 0;
         else return false;
@@ -59,7 +62,8 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
     const Out *const first_bias = (const Out *)e.bias + first_column;
     const auto load_bias = [&](int slice) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) bias[j] = Access<sizeof(Word)>::load(first_bias + 32 * slice + 8 * j, e.bias && first_column + 32 * slice + 8 * j < columns);
+        for (int j = 0; j < 4; j++)
+            bias[j] = Access<sizeof(Word)>::load(first_bias + 32 * slice + 8 * j, e.bias && first_column + 32 * slice + 8 * j < columns);
     };
 #pragma unroll UNROLLED
     for (int part = 0; part < S::PARTS; part++) {
@@ -68,14 +72,18 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
         const bool rows = order.by_rows();
         const int buffer = Staging<S>::buffer_bytes(rows) / (int)sizeof(Out), pitch = rows ? ROWS_PITCH : COLUMNS_PITCH;
         Out *const own = (Out *)Staging<S>::own(rows);
-        const int step = rows ? 8 : 128 / WINDOWS, piece_columns = NARROW || rows ? 32 : 16, piece_lines = rows ? 0 : piece_columns, piece_along = rows ? 32 : 0;
+        const int step = rows ? 8 : 128 / WINDOWS, piece_columns = NARROW || rows ? 32 : 16, piece_lines = rows ? 0 : piece_columns,
+                  piece_along = rows ? 32 : 0;
         const int line = rows ? row + 64 * part + 16 * warp + lane / 4 : column + thread / WINDOWS;
         const int at = rows ? column + lane % 4 * (NARROW ? VECTOR : 2) : row + 64 * part + thread % WINDOWS * VECTOR;
         bool here;
         Out *const to = (Out *)e.c + c.place(at, here) + (int64_t)line * c.pitch;
-        const auto exists = [&](int piece, int i) { return (rows ? at + 32 * piece < c.length : here) && line + step * i + piece_lines * piece < c.lines; };
+        const auto exists = [&](int piece, int i) {
+            return (rows ? at + 32 * piece < c.length : here) && line + step * i + piece_lines * piece < c.lines;
+        };
         const auto place = [&](int piece, int i) { return to + (int64_t)(step * i + piece_lines * piece) * c.pitch + piece_along * piece; };
-        Out *const first_slot = own + (rows ? lane / 4 * ROWS_PITCH + (lane % 4 ^ lane / 8) * VECTOR : thread / WINDOWS * COLUMNS_PITCH + thread % WINDOWS * VECTOR);
+        Out *const first_slot = own + (rows ? lane / 4 * ROWS_PITCH + (lane % 4 ^ lane / 8) * VECTOR
+                                            : thread / WINDOWS * COLUMNS_PITCH + thread % WINDOWS * VECTOR);
         const auto slot = [&](int piece, int i) { return (uint4 *)(first_slot + piece % 2 * buffer + step * i * pitch); };
         /* Old values of C of the piece after the staged ones: two vectors; for four-byte results BY_ROWS the pairs of a slice in the order of x
          * (FEW_REGISTERS: of one h, and not ahead). */
@@ -106,7 +114,8 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
             const bool inside = column + 32 * piece + lane < c.length;
 #pragma unroll
             for (int r = 0; r < 16; r++) {
-                const auto value = *(const typename pysim::Word<sizeof(Out)>::type *)(from + r * ROWS_PITCH + (lane / VECTOR ^ r % 8 / 2) * VECTOR);
+                const auto value =
+                    *(const typename pysim::Word<sizeof(Out)>::type *)(from + r * ROWS_PITCH + (lane / VECTOR ^ r % 8 / 2) * VECTOR);
                 Access<sizeof(Out)>::store(lies + (int64_t)r * c.pitch, value, inside && first + r < c.lines);
             }
         };
@@ -128,7 +137,7 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
             }
         };
         /* The epilogue of a slice except ReLU and clamp; add(x) adds beta C */
-        const auto finish = [&](int slice, T (&x)[16], auto add) {
+        const auto finish = [&](int slice, T(&x)[16], auto add) {
             const auto take = [&](const Acc *from) {
 #pragma unroll
                 for (int i = 0; i < 16; i++) x[i] = T(from[i]);
@@ -153,11 +162,12 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
         if constexpr (NARROW) {
             using Two = typename Pair<Out>::type;
             const Two least = Pair<Out>::of(low, low), most = Pair<Out>::of(e.high, e.high);
-            Out *const first_matrix = own + (rows ? lane % 8 * ROWS_PITCH + (lane / 8 ^ lane % 8 / 2) * VECTOR : lane * COLUMNS_PITCH + 16 * warp);
+            Out *const first_matrix =
+                own + (rows ? lane % 8 * ROWS_PITCH + (lane / 8 ^ lane % 8 / 2) * VECTOR : lane * COLUMNS_PITCH + 16 * warp);
             const auto matrices = [&](int slice, int h) { return first_matrix + slice % 2 * buffer + h * (rows ? 8 * ROWS_PITCH : 8); };
             const auto put = [&](int slice) {
                 T x[16];
-                finish(slice, x, [&](T (&x)[16]) {
+                finish(slice, x, [&](T(&x)[16]) {
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         unsigned old[4];
@@ -173,7 +183,8 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
                 bound(word, opaque(bounded), opaque(capped), least, most);
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    const unsigned of[4] = {*(unsigned *)&word[h], *(unsigned *)&word[2 + h], *(unsigned *)&word[4 + h], *(unsigned *)&word[6 + h]};
+                    const unsigned of[4] = {*(unsigned *)&word[h], *(unsigned *)&word[2 + h], *(unsigned *)&word[4 + h],
+                                            *(unsigned *)&word[6 + h]};
                     if (order.by_rows()) store_matrices<false>(matrices(slice, h), of);
                     else store_matrices<true>(matrices(slice, h), of);
                 }
@@ -195,15 +206,17 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
             const auto pair = [&](int slice, int i) { return to + i % 2 * 8 * c.pitch + 32 * slice + i / 2 * 8; };
             const auto fetch_pairs = [&](int slice, int first) {
 #pragma unroll
-                for (int i = 0; i < 8; i += FEW_REGISTERS ? 2 : 1) before[FEW_REGISTERS ? i / 2 : i] = Access<8>::load(pair(slice, first + i), slice < count && there(slice, first + i));
+                for (int i = 0; i < 8; i += FEW_REGISTERS ? 2 : 1)
+                    before[FEW_REGISTERS ? i / 2 : i] = Access<8>::load(pair(slice, first + i), slice < count && there(slice, first + i));
             };
-            const auto add = [&](int slice, T (&x)[16]) {
+            const auto add = [&](int slice, T(&x)[16]) {
                 if (order.by_rows()) {
 #pragma unroll
                     for (int h = 0; h < (FEW_REGISTERS ? 2 : 1); h++) {
                         if (FEW_REGISTERS) fetch_pairs(slice, h);
 #pragma unroll
-                        for (int i = 0; i < (FEW_REGISTERS ? 8 : 16); i++) x[FEW_REGISTERS ? i / 2 * 4 + 2 * h + i % 2 : i] += e.beta * value(before[i / 2], i % 2);
+                        for (int i = 0; i < (FEW_REGISTERS ? 8 : 16); i++)
+                            x[FEW_REGISTERS ? i / 2 * 4 + 2 * h + i % 2 : i] += e.beta * value(before[i / 2], i % 2);
                         if (!FEW_REGISTERS) fetch_pairs(slice + 1, 0);
                     }
                 } else {
@@ -225,7 +238,7 @@ __device__ __forceinline__ void store_direct(Order<ORDER> order, const EpilogueT
             for (int slice = 0; slice < (ALL ? count : SLICES); slice++)
                 if (ALL || column + 32 * slice < columns) {
                     T x[16];
-                    finish(slice, x, [&](T (&x)[16]) { add(slice, x); });
+                    finish(slice, x, [&](T(&x)[16]) { add(slice, x); });
                     bound(x, opaque(bounded), opaque(capped), low, e.high);
                     if (order.by_rows()) {
 #pragma unroll

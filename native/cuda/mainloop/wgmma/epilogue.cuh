@@ -29,10 +29,13 @@ __host__ __device__ inline bool in_vectors(const Problem &p, int64_t pitch, int 
 }
 /* The same for vectors of four, including bias and scale if they have one value per element. */
 __host__ __device__ inline bool in_fours(const Problem &p, int64_t pitch, int length, bool by_line) {
-    return in_vectors(p, pitch, length, 4) && (by_line || (((uintptr_t)p.bias & (4 * bytes_of_result(p) - 1)) | ((uintptr_t)p.scale & 15)) == 0);
+    return in_vectors(p, pitch, length, 4) &&
+           (by_line || (((uintptr_t)p.bias & (4 * bytes_of_result(p) - 1)) | ((uintptr_t)p.scale & 15)) == 0);
 }
 /* Whether the bias can be loaded in pairs of columns. */
-__host__ __device__ inline bool in_pairs(const Problem &p) { return ((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) == 0 && (p.n & 1) == 0; }
+__host__ __device__ inline bool in_pairs(const Problem &p) {
+    return ((uintptr_t)p.bias & (2 * bytes_of_result(p) - 1)) == 0 && (p.n & 1) == 0;
+}
 
 enum StorePath { STRIPS, DIRECT, RAGGED_ROWS, DIRECT_ALL };
 
@@ -43,7 +46,8 @@ struct StoreTerms {
 };
 /* C has lines of `length` elements, `pitch` apart, which are ROWS of the product or not. RAGGED: the kernel has RAGGED_ROWS, the path for unaligned rows of
  * two-byte results. */
-template <class S, bool RAGGED> __host__ __device__ inline StoreTerms store_terms_of(const Problem &p, bool rows, bool by_line, int64_t pitch, int length) {
+template <class S, bool RAGGED> __host__ __device__ inline StoreTerms store_terms_of(const Problem &p, bool rows, bool by_line,
+                                                                                     int64_t pitch, int length) {
     using Of = DefaultResult<S::DTYPE, typename S::Acc>;
     const bool residual = p.beta != 0, all = residual || is_smooth(function_of(p.activation));
     StoreTerms terms = {STRIPS, by_line, in_fours(p, pitch, length, by_line), in_vectors(p, pitch, length, 16 / bytes_of_result(p))};
@@ -55,7 +59,8 @@ template <class S, bool RAGGED> __host__ __device__ inline StoreTerms store_term
 
 /* Stores by a direct path. Each order of results has its own instance: with one for both, residuals of NCHW results took up to 1.4 times as long (H200). */
 template <class S, bool RAGGED, ResultOrder ORDER, class Acc, class Place, class Pitch>
-__device__ __forceinline__ void store_directly(Order<ORDER> order, StorePath path, const Problem &p, const Target<Place, Pitch> &c, int row, int column, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
+__device__ __forceinline__ void store_directly(Order<ORDER> order, StorePath path, const Problem &p, const Target<Place, Pitch> &c, int row,
+                                               int column, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
     using Out = typename DefaultResult<S::DTYPE, Acc>::type;
     const EpilogueTerms<typename Arithmetic<Acc>::type> e(p);
     if (path == DIRECT_ALL) return store_direct<S, Out, true, false>(order, e, c, row, column, p.n, acc);
@@ -66,7 +71,8 @@ __device__ __forceinline__ void store_directly(Order<ORDER> order, StorePath pat
 }
 /* Stores by strips. */
 template <class S, ResultOrder ORDER, class Acc, class Place, class Pitch>
-__device__ __forceinline__ void store_by_strips(Order<ORDER> order, const Problem &p, const Target<Place, Pitch> &c, int row, int column, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
+__device__ __forceinline__ void store_by_strips(Order<ORDER> order, const Problem &p, const Target<Place, Pitch> &c, int row, int column,
+                                                const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
     store_strips<S>(order, EpilogueTerms<typename Arithmetic<Acc>::type>(p), c, row, column, 2 * ceil_div(p.n - column, 32), acc);
 }
 
@@ -95,7 +101,8 @@ __device__ inline void fetch_before(Order<ORDER> order, const Problem &p, const 
     const int bytes = bytes_of_result(p), pieces = lines * (length * bytes / 128);
 #pragma unroll 1
     for (int i = threadIdx.x % 128; i < S::PARTS * pieces; i += 128) {
-        const int part = i / pieces, of = i - part * pieces, across = rows ? of / 64 : of / S::WARP_N, line = (rows ? row + 64 * part : column) + of - across * lines;
+        const int part = i / pieces, of = i - part * pieces, across = rows ? of / 64 : of / S::WARP_N,
+                  line = (rows ? row + 64 * part : column) + of - across * lines;
         const int along = (rows ? column : row + 64 * part) + across * (128 / bytes);
         bool here;
         const int64_t at = c.place(along, here) + (int64_t)line * c.pitch;

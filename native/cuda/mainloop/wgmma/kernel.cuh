@@ -94,10 +94,18 @@ struct Matrices {
         else if (p.trans_a) p.trans_b ? take(MN, K) : take(MN, MN);
         else p.trans_b ? take(K, K) : take(K, MN);
     }
-    template <class S> static __device__ bool a_is_mn_major(const Problem &p) { return (S::Element::MN_MAJOR || S::DTYPE == PYSIM_TF32) && p.trans_a; }
-    template <class S> static __device__ bool b_is_mn_major(const Problem &p) { return S::Element::MN_MAJOR && S::Element::SPLIT == 0 && !p.trans_b; }
-    template <class S> static __host__ __device__ int box_a(const Problem &p) { return box_rows<S::A_SHARE>(p.m, p.trans_a || S::CLUSTER_N > 1 || S::Element::SPLIT > 0); }
-    template <class S> static __host__ __device__ int box_b(const Problem &p) { return box_rows<S::B_SHARE>(p.n, !p.trans_b || S::CLUSTER_M > 1 || S::Element::SPLIT > 0); }
+    template <class S> static __device__ bool a_is_mn_major(const Problem &p) {
+        return (S::Element::MN_MAJOR || S::DTYPE == PYSIM_TF32) && p.trans_a;
+    }
+    template <class S> static __device__ bool b_is_mn_major(const Problem &p) {
+        return S::Element::MN_MAJOR && S::Element::SPLIT == 0 && !p.trans_b;
+    }
+    template <class S> static __host__ __device__ int box_a(const Problem &p) {
+        return box_rows<S::A_SHARE>(p.m, p.trans_a || S::CLUSTER_N > 1 || S::Element::SPLIT > 0);
+    }
+    template <class S> static __host__ __device__ int box_b(const Problem &p) {
+        return box_rows<S::B_SHARE>(p.n, !p.trans_b || S::CLUSTER_M > 1 || S::Element::SPLIT > 0);
+    }
 
     /* A block's shares of a tile for each k-iteration: rows from m, columns from n. */
     template <class S> struct Shares {
@@ -113,7 +121,8 @@ struct Matrices {
         __device__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t barrier, int step, uint16_t blocks) const {
 #pragma unroll
             for (int i = 0; i <= S::Element::SPLIT; i++) /* B's thirds: the first thirds of all columns, then the second, then the third */
-                load<S, S::B_SHARE, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * p.n + n, step * S::BLOCK_K, b_is_mn_major<S>(p), blocks);
+                load<S, S::B_SHARE, (S::CLUSTER_M > 1)>(to + i * (S::B_BYTES / (1 + S::Element::SPLIT)), map, barrier, i * p.n + n,
+                                                        step * S::BLOCK_K, b_is_mn_major<S>(p), blocks);
         }
         __device__ void next() {}
     };
@@ -123,10 +132,12 @@ struct Matrices {
         return store_terms_of<S, RAGGED>(p, !transposed, p.by_row != 0, p.ldc, transposed ? p.m : p.n);
     }
     /* Calls use(Order, product, target, row) for a tile with first row `row`; ONE: one instance for both orders of results, where both exist. */
-    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms, const Tile &, int row, Use use) {
+    template <class S, bool ONE, class Use> static __device__ __forceinline__ void with_target(const Problem &p, const StoreTerms &terms,
+                                                                                               const Tile &, int row, Use use) {
         hopper::with_target<S>(p, terms, [&](auto order, const auto &target) { use(order, p, target, row); });
     }
-    template <class S, class Acc> static __device__ void store_reduced(const Problem &p, const Tile &, const ClusterReduction<S, Acc> &reduction, int row, int column) {
+    template <class S, class Acc> static __device__ void store_reduced(const Problem &p, const Tile &,
+                                                                       const ClusterReduction<S, Acc> &reduction, int row, int column) {
         hopper::store_reduced(p, reduction, row, column);
     }
 };
@@ -152,17 +163,20 @@ struct Precomputed {
 /* Called by a whole warp, of which lane 0 loads. begin() waits until all blocks of the cluster have barriers: until then, the first tile is found. */
 template <class S, class Operands, class Begin>
 __device__ __forceinline__ void produce(const Stages<S> &shared, const CUtensorMap *map_a, const CUtensorMap *map_b,
-                               const typename Operands::Arguments &arguments, const Precomputed &precomputed, const Place<S> &place, Begin begin) {
+                                        const typename Operands::Arguments &arguments, const Precomputed &precomputed,
+                                        const Place<S> &place, Begin begin) {
     const Grid &grid = precomputed.grid;
     const int rank_m = place.rank_m, rank_n = place.rank_n;
-    const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << place.block(rank_m, 0)); /* multicast mask of A: blocks with this rank_m */
-    uint16_t column = 0;                                                                    /* with this rank_n: B */
+    /* multicast mask of A: blocks with this rank_m */
+    const uint16_t row = (uint16_t)(((1u << S::CLUSTER_N) - 1) << place.block(rank_m, 0));
+    uint16_t column = 0; /* with this rank_n: B */
     for (int i = 0; i < S::CLUSTER_M; i++) column |= (uint16_t)(1u << place.block(i, rank_n));
     const int share_a = rank_n * S::A_SHARE, share_b = rank_m * S::B_SHARE;
     RasterWork work(Operands::product(arguments), grid, precomputed.raster, place.share, gridDim.x / S::BLOCKS);
     Ring ring;
     /* with one column of tiles whose k-iterations reuse the same stages, each stage keeps its B */
-    const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 && S::STAGES % grid.steps == 0;
+    const bool stays = Operands::b_is_one(arguments) && Operands::product(arguments).kind == PYSIM_DATA_PARALLEL && grid.tiles_n == 1 &&
+                       S::STAGES % grid.steps == 0;
     int loads = 0; /* of B, until each stage holds its part */
     bool began = false;
     const int bytes_a = Operands::template Shares<S>::bytes_a(arguments), bytes_b = Operands::template Shares<S>::bytes_b(arguments);
@@ -205,7 +219,8 @@ __device__ __forceinline__ void multiply(typename S::Acc (&acc)[S::PARTS][S::ACC
 #pragma unroll
     for (int k = 0; k < S::ROW / 32; k++)
 #pragma unroll
-        for (int part = 0; part < S::PARTS; part++) Product<S::DTYPE>::template add<TA, TB>(acc[part], a(part * 64 * S::ROW + k * NEXT_A), b(k * NEXT_B), !FIRST || k);
+        for (int part = 0; part < S::PARTS; part++)
+            Product<S::DTYPE>::template add<TA, TB>(acc[part], a(part * 64 * S::ROW + k * NEXT_A), b(k * NEXT_B), !FIRST || k);
     mma_commit();
 }
 
@@ -216,20 +231,23 @@ __device__ __forceinline__ void multiply(typename S::Acc (&acc)[S::PARTS][S::ACC
  * k-iteration of 64x64x64 takes 50 instructions instead of 80, and 2048 -> 512 channels at 7x7, batch 32, f16, 11.3 us instead of 12.7 (H200). With
  * several instructions each waited for its uniform registers: 256 windows of 32 filters took up to 1.34 times as long. */
 template <class S, int TA, int TB, class Release, class Last>
-__device__ __forceinline__ void accumulate(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], const Stages<S> &shared, Ring &ring, int steps, int row, int column,
-                                  Release release, Last last) {
+__device__ __forceinline__ void accumulate(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], const Stages<S> &shared, Ring &ring,
+                                           int steps, int row, int column, Release release, Last last) {
     const uint64_t first_a = matrix_of<S, TA>(shared.a(0) + row * S::ROW), first_b = matrix_of<S, TB>(shared.b(0) + column * S::ROW);
     const uint64_t high_a = matrix_of<S, TA>(0) >> 32 << 32, high_b = matrix_of<S, TB>(0) >> 32 << 32;
     const auto multiply_stage = [&](auto first) {
         constexpr bool FIRST = decltype(first)::value;
         if constexpr (S::PARTS == 1) {
-            const unsigned at = __shfl_sync(~0u, ring.stage, 0) * (S::STAGE_BYTES / 16), a = (unsigned)first_a + at, b = (unsigned)first_b + at;
+            const unsigned at = __shfl_sync(~0u, ring.stage, 0) * (S::STAGE_BYTES / 16), a = (unsigned)first_a + at,
+                           b = (unsigned)first_b + at;
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB, FIRST>(acc, [&](int bytes) { return high_a | (a + bytes / 16); }, [&](int bytes) { return high_b | (b + bytes / 16); });
+            multiply<S, TA, TB, FIRST>(
+                acc, [&](int bytes) { return high_a | (a + bytes / 16); }, [&](int bytes) { return high_b | (b + bytes / 16); });
         } else {
             const uint32_t a = shared.a(ring.stage) + row * S::ROW, b = shared.b(ring.stage) + column * S::ROW;
             barrier_wait(shared.full(ring.stage), ring.parity);
-            multiply<S, TA, TB, FIRST>(acc, [&](int bytes) { return matrix_of<S, TA>(a + bytes); }, [&](int bytes) { return matrix_of<S, TB>(b + bytes); });
+            multiply<S, TA, TB, FIRST>(
+                acc, [&](int bytes) { return matrix_of<S, TA>(a + bytes); }, [&](int bytes) { return matrix_of<S, TB>(b + bytes); });
         }
     };
     multiply_stage(std::true_type());
@@ -252,8 +270,8 @@ template <class Acc, int PARTS, int ACCUMULATORS> __device__ __forceinline__ voi
 }
 
 template <class S, class Operands, class Begin>
-__device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments, const Precomputed &precomputed, const Place<S> &place,
-                               bool cluster_split, Begin begin) {
+__device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, const typename Operands::Arguments &arguments,
+                                        const Precomputed &precomputed, const Place<S> &place, bool cluster_split, Begin begin) {
     const Grid &grid = precomputed.grid;
     const StoreTerms &store = precomputed.store;
     using Acc = typename S::Acc;
@@ -294,11 +312,13 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
         const auto last = [&] {
             if (S::SETS > 1 && lane == 0) barrier_arrive(shared.multiplied(set));
         };
-        const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row, first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
+        const int first_row = (t.i * S::CLUSTER_M + rank_m) * S::BLOCK_M + row,
+                  first_column = (t.j * S::CLUSTER_N + rank_n) * S::BLOCK_N + column;
         if (p.beta != 0 && !cluster_split)
-            Operands::template with_target<S, true>(arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
-                fetch_before<S>(order, of, target, first, first_column);
-            });
+            Operands::template with_target<S, true>(arguments, store, t, first_row,
+                                                    [&](auto order, const Problem &of, const auto &target, int first) {
+                                                        fetch_before<S>(order, of, target, first, first_column);
+                                                    });
         const int steps = t.end - t.begin;
         Operands::template with_majors<S>(arguments, [&](auto a, auto b) {
             constexpr int TA = decltype(a)::value; /* 1: MN-major */
@@ -322,13 +342,15 @@ __device__ __forceinline__ void consume(const Stages<S> &shared, int *flag, cons
             partials.sum_parts(work, t, acc);
         }
         if (store.path == STRIPS)
-            Operands::template with_target<S, true>(arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
-                store_by_strips<S>(order, of, target, first, first_column, acc);
-            });
+            Operands::template with_target<S, true>(arguments, store, t, first_row,
+                                                    [&](auto order, const Problem &of, const auto &target, int first) {
+                                                        store_by_strips<S>(order, of, target, first, first_column, acc);
+                                                    });
         else
-            Operands::template with_target<S, false>(arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
-                store_directly<S, Operands::RAGGED>(order, store.path, of, target, first, first_column, acc);
-            });
+            Operands::template with_target<S, false>(
+                arguments, store, t, first_row, [&](auto order, const Problem &of, const auto &target, int first) {
+                    store_directly<S, Operands::RAGGED>(order, store.path, of, target, first, first_column, acc);
+                });
     }
 }
 
@@ -341,7 +363,8 @@ __global__ void __launch_bounds__(S::THREADS, 1)
     shared.data = (shared_address(memory) + 1023) / 1024 * 1024;
     shared.barriers = shared.data + S::STAGES * S::STAGE_BYTES;
     int *flag = (int *)(memory + (shared.barriers + 16 * S::STAGES - shared_address(memory)));
-    const bool cluster_split = is_cluster_split_k(Operands::product(arguments)); /* the launch's cluster has one cluster of the row's shape per split-K part */
+    /* the launch's cluster has one cluster of the row's shape per split-K part */
+    const bool cluster_split = is_cluster_split_k(Operands::product(arguments));
     const Place<S> place(cluster_split);
     const auto initialize = [&] {
         for (int stage = 0; stage < S::STAGES; stage++) {
@@ -389,7 +412,8 @@ template <class S, class Kernel> int clusters_at_once(Kernel kernel, int sms) {
             cudaLaunchAttribute cluster = {};
             cluster.id = cudaLaunchAttributeClusterDimension, cluster.val.clusterDim = {(unsigned)S::BLOCKS, 1, 1};
             cudaLaunchConfig_t config = {};
-            config.gridDim = (unsigned)(sms / S::BLOCKS * S::BLOCKS), config.blockDim = S::THREADS, config.dynamicSmemBytes = S::SHARED_BYTES;
+            config.gridDim = (unsigned)(sms / S::BLOCKS * S::BLOCKS), config.blockDim = S::THREADS,
+            config.dynamicSmemBytes = S::SHARED_BYTES;
             config.attrs = &cluster, config.numAttrs = 1;
             int count = 0;
             return cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess ? count : 0;
@@ -401,15 +425,16 @@ template <class S, class Kernel> int clusters_at_once(Kernel kernel, int sms) {
 
 /* `p` is the product in `arguments`. `early`: the kernel may start before the previous one ends, as it does after its own layout conversion. */
 template <class S, class Operands>
-cudaError_t start(const CUtensorMap &a, const CUtensorMap &b, typename Operands::Arguments &arguments, Problem &p, int sms, cudaStream_t stream, bool early = false) {
+cudaError_t start(const CUtensorMap &a, const CUtensorMap &b, typename Operands::Arguments &arguments, Problem &p, int sms,
+                  cudaStream_t stream, bool early = false) {
     const auto kernel = wgmma_kernel<S, Operands>;
     const cudaError_t error = prepare<S>(kernel);
     if (error != cudaSuccess) return error;
     const Grid grid(p, S::BLOCK_M * S::CLUSTER_M, S::BLOCK_N * S::CLUSTER_N, S::BLOCK_K);
     const bool cluster_split = is_cluster_split_k(p);
     const dim3 blocks = place_blocks(p, grid, clusters_at_once<S>(kernel, sms), cluster_split, S::BLOCKS);
-    return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream, a, b,
-                       Precomputed{grid, Operands::template store_terms<S>(arguments), grid.raster(p)}, arguments);
+    return launch_with({S::BLOCKS, p.follows || early, cluster_split ? p.splits : 1}, kernel, blocks, S::THREADS, S::SHARED_BYTES, stream,
+                       a, b, Precomputed{grid, Operands::template store_terms<S>(arguments), grid.raster(p)}, arguments);
 }
 
 template <class S, class Kernel> cudaError_t attributes_of(Kernel kernel, pysim_cuda_attributes *out) {
@@ -423,14 +448,19 @@ template <class S> cudaError_t launch(const Problem &problem, int sms, cudaStrea
     const Encode encode = encoder().call;
     const int box_a = Matrices::box_a<S>(p), box_b = Matrices::box_b<S>(p);
     cudaError_t error = encoder().error;
-    if (error == cudaSuccess) error = p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K)
-                                                : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, box_a);
-    if (error == cudaSuccess) error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb, box_b, S::DTYPE == BF16X6)
-                                                : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
+    if (error == cudaSuccess)
+        error =
+            p.trans_a ? describe<S>(&a, encode, p.a, p.m, p.k, p.lda, S::BLOCK_K) : describe<S>(&a, encode, p.a, p.k, p.m, p.lda, box_a);
+    if (error == cudaSuccess)
+        error = p.trans_b ? describe<S>(&b, encode, p.b, S::Element::SPLIT > 0 ? (int)p.ldb : p.k, p.n * (1 + S::Element::SPLIT), p.ldb,
+                                        box_b, S::DTYPE == BF16X6)
+                          : describe<S>(&b, encode, p.b, p.n, p.k, p.ldb, S::BLOCK_K);
     return error == cudaSuccess ? start<S, Matrices>(a, b, p, p, sms, stream) : error;
 }
 
-template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) { return attributes_of<S>(wgmma_kernel<S, Matrices>, out); }
+template <class S> cudaError_t attributes(const Problem &, pysim_cuda_attributes *out) {
+    return attributes_of<S>(wgmma_kernel<S, Matrices>, out);
+}
 }
 }
 #endif

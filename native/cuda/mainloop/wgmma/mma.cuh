@@ -32,17 +32,14 @@ template <int ROW> __device__ inline uint64_t matrix_of_rows(uint32_t address) {
 #define PYSIM_D96(c, i) PYSIM_D64(c, i), PYSIM_D32(c, i + 64)
 #define PYSIM_D128(c, i) PYSIM_D64(c, i), PYSIM_D64(c, i + 64)
 #define PYSIM_N16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define PYSIM_N32                                                                                                                    \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define PYSIM_N48                                                                                                                    \
-    PYSIM_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define PYSIM_N64                                                                                                                    \
-    PYSIM_N48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define PYSIM_N96                                                                                                                    \
-    PYSIM_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90"         \
+#define PYSIM_N32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PYSIM_N48 PYSIM_N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define PYSIM_N64 PYSIM_N48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define PYSIM_N96                                                                                                            \
+    PYSIM_N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90" \
               ",%91,%92,%93,%94,%95"
-#define PYSIM_N128                                                                                                                   \
-    PYSIM_N96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117"           \
+#define PYSIM_N128                                                                                                         \
+    PYSIM_N96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117" \
               ",%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define PYSIM_F(x) "+f"(x)
 #define PYSIM_R(x) "+r"(x)
@@ -50,28 +47,31 @@ template <int ROW> __device__ inline uint64_t matrix_of_rows(uint32_t address) {
 /* The product of 32 bytes of k. TA, TB: 1 = MN-major. Unless `kept`, D starts from zeros. */
 template <int DTYPE> struct Product;
 
-#define PYSIM_MMA(N, TYPES, REGISTERS, C, A, B, KEPT, TAIL, ...)                                                                    \
-    template <int TA, int TB> __device__ static inline void add(Acc(&d)[REGISTERS], uint64_t a, uint64_t b, int kept) {             \
-        asm volatile("{\n.reg .pred kept;\nsetp.ne.b32 kept, " KEPT ", 0;\n"                                                        \
-                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B ", kept" TAIL ";\n}"       \
-                     : PYSIM_D##REGISTERS(C, 0) : "l"(a), "l"(b), "r"(kept) __VA_ARGS__);                                           \
+#define PYSIM_MMA(N, TYPES, REGISTERS, C, A, B, KEPT, TAIL, ...)                                                              \
+    template <int TA, int TB> __device__ static inline void add(Acc(&d)[REGISTERS], uint64_t a, uint64_t b, int kept) {       \
+        asm volatile("{\n.reg .pred kept;\nsetp.ne.b32 kept, " KEPT ", 0;\n"                                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B ", kept" TAIL ";\n}" \
+                     : PYSIM_D##REGISTERS(C, 0)                                                                               \
+                     : "l"(a), "l"(b), "r"(kept)__VA_ARGS__);                                                                 \
     }
 /* operands are not negated */
-#define PYSIM_MMAS(SHAPE, C, T16, T32, T48, T64, T96, T128, ...)                                                                    \
-    PYSIM_MMA(32, SHAPE, 16, C, "%16", "%17", "%18", T16, __VA_ARGS__)                                                              \
-    PYSIM_MMA(64, SHAPE, 32, C, "%32", "%33", "%34", T32, __VA_ARGS__)                                                              \
-    PYSIM_MMA(96, SHAPE, 48, C, "%48", "%49", "%50", T48, __VA_ARGS__)                                                              \
-    PYSIM_MMA(128, SHAPE, 64, C, "%64", "%65", "%66", T64, __VA_ARGS__)                                                             \
-    PYSIM_MMA(192, SHAPE, 96, C, "%96", "%97", "%98", T96, __VA_ARGS__)                                                             \
+#define PYSIM_MMAS(SHAPE, C, T16, T32, T48, T64, T96, T128, ...)        \
+    PYSIM_MMA(32, SHAPE, 16, C, "%16", "%17", "%18", T16, __VA_ARGS__)  \
+    PYSIM_MMA(64, SHAPE, 32, C, "%32", "%33", "%34", T32, __VA_ARGS__)  \
+    PYSIM_MMA(96, SHAPE, 48, C, "%48", "%49", "%50", T48, __VA_ARGS__)  \
+    PYSIM_MMA(128, SHAPE, 64, C, "%64", "%65", "%66", T64, __VA_ARGS__) \
+    PYSIM_MMA(192, SHAPE, 96, C, "%96", "%97", "%98", T96, __VA_ARGS__) \
     PYSIM_MMA(256, SHAPE, 128, C, "%128", "%129", "%130", T128, __VA_ARGS__)
 
 template <> struct Product<PYSIM_F16> {
     using Acc = float;
-    PYSIM_MMAS("k16.f32.f16.f16", PYSIM_F, ", 1, 1, %19, %20", ", 1, 1, %35, %36", ", 1, 1, %51, %52", ", 1, 1, %67, %68", ", 1, 1, %99, %100", ", 1, 1, %131, %132", , "n"(TA), "n"(TB))
+    PYSIM_MMAS("k16.f32.f16.f16", PYSIM_F, ", 1, 1, %19, %20", ", 1, 1, %35, %36", ", 1, 1, %51, %52", ", 1, 1, %67, %68",
+               ", 1, 1, %99, %100", ", 1, 1, %131, %132", , "n"(TA), "n"(TB))
 };
 template <> struct Product<PYSIM_BF16> {
     using Acc = float;
-    PYSIM_MMAS("k16.f32.bf16.bf16", PYSIM_F, ", 1, 1, %19, %20", ", 1, 1, %35, %36", ", 1, 1, %51, %52", ", 1, 1, %67, %68", ", 1, 1, %99, %100", ", 1, 1, %131, %132", , "n"(TA), "n"(TB))
+    PYSIM_MMAS("k16.f32.bf16.bf16", PYSIM_F, ", 1, 1, %19, %20", ", 1, 1, %35, %36", ", 1, 1, %51, %52", ", 1, 1, %67, %68",
+               ", 1, 1, %99, %100", ", 1, 1, %131, %132", , "n"(TA), "n"(TB))
 };
 template <> struct Product<PYSIM_TF32> {
     using Acc = float;
@@ -88,11 +88,12 @@ template <> struct Product<PYSIM_F8> {
 
 /* A in registers: lane l of warp w holds rows r = 16 w + l / 4 and r + 8: a[0], a[1] at position l % 4 of k, a[2], a[3] at l % 4 + 4. Of two-byte types a
  * register holds two elements, at positions 2 (l % 4), + 1, and the same + 8. Unless `kept`, D starts from zeros. */
-#define PYSIM_MMA_A(N, TYPES, REGISTERS, A, B, KEPT, TAIL)                                                                                        \
-    __device__ static inline void add(Acc(&d)[REGISTERS], const unsigned(&a)[4], uint64_t b, int kept) {                             \
-        asm volatile("{\n.reg .pred kept;\nsetp.ne.b32 kept, " KEPT ", 0;\n"                                                         \
-                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B ", kept, 1, 1" TAIL ";\n}"  \
-                     : PYSIM_D##REGISTERS(PYSIM_F, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(kept));              \
+#define PYSIM_MMA_A(N, TYPES, REGISTERS, A, B, KEPT, TAIL)                                                                          \
+    __device__ static inline void add(Acc(&d)[REGISTERS], const unsigned (&a)[4], uint64_t b, int kept) {                           \
+        asm volatile("{\n.reg .pred kept;\nsetp.ne.b32 kept, " KEPT ", 0;\n"                                                        \
+                     "wgmma.mma_async.sync.aligned.m64n" #N TYPES " {" PYSIM_N##REGISTERS "}, " A ", " B ", kept, 1, 1" TAIL ";\n}" \
+                     : PYSIM_D##REGISTERS(PYSIM_F, 0)                                                                               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(kept));                                              \
     }
 template <> struct Product<PYSIM_TF32X3> {
     using Acc = float;

@@ -25,7 +25,8 @@ template <class S, class Acc> struct Partials {
     /* Stores a part of a tile; returns true in the last block to do so, which then calls sum_parts(). `tile_flag` counts the tile's stored parts, `shared` is
      * one int of shared memory. */
     template <class Sync>
-    __device__ bool publish(int64_t slot, const Acc (&acc)[S::PARTS][S::ACCUMULATORS], unsigned *tile_flag, int parts, int thread, int *shared, Sync sync) const {
+    __device__ bool publish(int64_t slot, const Acc (&acc)[S::PARTS][S::ACCUMULATORS], unsigned *tile_flag, int parts, int thread,
+                            int *shared, Sync sync) const {
         Vector *const to = own + slot * VECTORS * THREADS;
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
@@ -66,14 +67,17 @@ template <class S, class Acc> struct ClusterReduction {
     int part, parts;
     uint32_t stages; /* of this thread */
     static constexpr int THREADS = 128 * S::GROUPS, VECTORS = 4 * S::SLICES;
-    static_assert((VECTORS + S::MAX_CLUSTER_PARTS - 1) * THREADS * 16 <= S::STAGES * S::STAGE_BYTES, "the stages hold all parts of a block's vectors");
-    __device__ ClusterReduction(uint32_t stages, int part, int parts, int thread) : part(part), parts(parts), stages(stages + thread * 16) {}
+    static_assert((VECTORS + S::MAX_CLUSTER_PARTS - 1) * THREADS * 16 <= S::STAGES * S::STAGE_BYTES,
+                  "the stages hold all parts of a block's vectors");
+    __device__ ClusterReduction(uint32_t stages, int part, int parts, int thread)
+        : part(part), parts(parts), stages(stages + thread * 16) {}
     __device__ void exchange(const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) const {
         cluster_sync();
         int block = 0, to = part; /* consecutive vectors go to consecutive blocks */
 #pragma unroll
         for (int i = 0; i < VECTORS; i++) {
-            store_at(address_at(stages + to * THREADS * 16, cluster_rank() + (block - part) * S::BLOCKS), (const float *)vector_of<S>(acc, i));
+            store_at(address_at(stages + to * THREADS * 16, cluster_rank() + (block - part) * S::BLOCKS),
+                     (const float *)vector_of<S>(acc, i));
             if (++block == parts) block = 0, to += parts;
         }
         cluster_sync();
@@ -103,7 +107,8 @@ template <class S, class Acc> struct ClusterReduction {
 /* Epilogue and store of four reduced sums: sum 2 h + i goes to C[place(h, i)] if here(h, i), with bias and scale of line_of(h, i). `pairs`: sums 2 h and
  * 2 h + 1 are stored as one word. */
 template <class S, class Acc, class T, class Place, class Here, class LineOf>
-__device__ __forceinline__ void store_four(const EpilogueTerms<T> &e, const Acc (&v)[4], bool pairs, Place place, Here here, LineOf line_of) {
+__device__ __forceinline__ void store_four(const EpilogueTerms<T> &e, const Acc (&v)[4], bool pairs, Place place, Here here,
+                                           LineOf line_of) {
     T x[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = e.alpha * T(v[i]);
@@ -144,12 +149,13 @@ __device__ __forceinline__ void store_four(const EpilogueTerms<T> &e, const Acc 
 __device__ inline bool in_whole_pairs(const Problem &p) { return p.ldc % 2 == 0 && (uintptr_t)p.c % (2 * bytes_of_result(p)) == 0; }
 
 /* Stores this block's share of a reduced tile; `row`, `column`: the first of the warpgroup. */
-template <class S, class Acc> __device__ __forceinline__ void store_reduced(const Problem &p, const ClusterReduction<S, Acc> &reduction, int row, int column) {
+template <class S, class Acc> __device__ __forceinline__ void store_reduced(const Problem &p, const ClusterReduction<S, Acc> &reduction,
+                                                                            int row, int column) {
     row += row_of_thread(), column += threadIdx.x % 4 * 2;
     const EpilogueTerms<typename Arithmetic<Acc>::type> e(p);
     const bool transposed = S::DTYPE == PYSIM_TF32 && p.transposed, by_row = (p.by_row != 0) != transposed;
     const bool pairs = !transposed && in_whole_pairs(p);
-    reduction.store(row, column, [&](int at_row, int at, const Acc (&v)[4]) {
+    reduction.store(row, column, [&](int at_row, int at, const Acc(&v)[4]) {
         store_four<S>(
             e, v, pairs, [&](int h, int i) { return transposed ? (at + i) * p.ldc + at_row + 8 * h : (at_row + 8 * h) * p.ldc + at + i; },
             [&](int h, int i) { return at_row + 8 * h < p.m && at + i < p.n; },

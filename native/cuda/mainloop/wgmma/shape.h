@@ -25,13 +25,15 @@ template <> struct Element<BF16X6> { enum { BYTES = 4, MN_MAJOR = 1, SPLIT = 2 }
 
 /* The tiles of a row. ROW: bytes of k in a stage, the width of TMA's and wgmma's swizzle. PROMOTION: k after which tensor-core accumulators are added to f32
  * registers; 0: never. PINGPONG: two sets of warpgroups alternate over a block's tiles, so that one multiplies while the other stores. */
-template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0, bool PINGPONG_ = false, int ROW_ = 128>
+template <int DTYPE_, int BLOCK_M_, int BLOCK_N_, int WARP_M_, int WARP_N_, int STAGES_, int CLUSTER_M_, int CLUSTER_N_, int PROMOTION_ = 0,
+          bool PINGPONG_ = false, int ROW_ = 128>
 struct Shape {
     static constexpr int DTYPE = DTYPE_, BLOCK_M = BLOCK_M_, BLOCK_N = BLOCK_N_, WARP_M = WARP_M_, WARP_N = WARP_N_, STAGES = STAGES_,
                          CLUSTER_M = CLUSTER_M_, CLUSTER_N = CLUSTER_N_, PROMOTION = PROMOTION_, SETS = PINGPONG_ ? 2 : 1, ROW = ROW_;
     using Element = hopper::Element<DTYPE>;
     using Acc = typename Element::Acc;
-    static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N, MAX_CLUSTER_PARTS = MAX_CLUSTER_BLOCKS / BLOCKS;
+    static constexpr int BYTES = Element::BYTES, BLOCK_K = ROW / BYTES, BLOCKS = CLUSTER_M * CLUSTER_N,
+                         MAX_CLUSTER_PARTS = MAX_CLUSTER_BLOCKS / BLOCKS;
     /* warpgroups that multiply one tile; all that multiply */
     static constexpr int GROUPS = BLOCK_M / WARP_M * (BLOCK_N / WARP_N), CONSUMERS = GROUPS * SETS, THREADS = 128 * (CONSUMERS + 1);
     /* all warpgroups start with equal registers; with large tiles the producer hands most of its own over (setmaxnreg) */
@@ -49,7 +51,8 @@ struct Shape {
     static_assert(SHARED_BYTES <= 227 * 1024, "shared memory of a block");
     static_assert(ROW == 128 || (ROW == 64 && BYTES == 2), "the swizzles that exist; operands read into registers need rows of 128 bytes");
     static_assert(A_SHARE % 64 == 0 && B_SHARE % 32 == 0 && A_SHARE <= 256 && B_SHARE <= 256, "boxes of TMA");
-    static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0, "promotions of whole stages");
+    static_assert(Element::SPLIT > 0 ? PARTS == 1 && PROMOTION > 0 && PROMOTION % BLOCK_K == 0 : PROMOTION == 0,
+                  "promotions of whole stages");
     static_assert(BLOCK_M % WARP_M == 0 && BLOCK_N % WARP_N == 0 && WARP_M % 64 == 0, "warpgroups tile the block");
 };
 

@@ -33,7 +33,8 @@ template <int MN_MAJOR, bool PAIRS = MN_MAJOR != 0> struct ThreadOfA {
     __device__ unsigned load(uint32_t stage, int group, int i) const {
         const int below = i % 2, right = i / 2;
         const uint32_t at = stage + offset;
-        const uint32_t from = MN_MAJOR ? (at ^ (right * RIGHT * 16 + below * 32)) + right * RIGHT * 128 + group * 1024 : (at ^ ((2 * group + right) * 16)) + below * 1024;
+        const uint32_t from = MN_MAJOR ? (at ^ (right * RIGHT * 16 + below * 32)) + right * RIGHT * 128 + group * 1024
+                                       : (at ^ ((2 * group + right) * 16)) + below * 1024;
         unsigned word;
         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
         return word;
@@ -78,7 +79,8 @@ template <class S> struct Halves {
 
 /* acc += the products of the next COUNT stages of the ring. `column`: start of this warpgroup's part of B; release(stage) returns a stage to the producer. */
 template <class S, class Kept, int COUNT, class OfA, class Ring, class Stages, class Release>
-__device__ __forceinline__ void promote(float (&acc)[S::ACCUMULATORS], const OfA &of_a, const Stages &shared, Ring &ring, int column, Release release) {
+__device__ __forceinline__ void promote(float (&acc)[S::ACCUMULATORS], const OfA &of_a, const Stages &shared, Ring &ring, int column,
+                                        Release release) {
     float part[S::ACCUMULATORS];
     Kept kept[COUNT];
     int stage[COUNT];
@@ -108,7 +110,8 @@ __device__ __forceinline__ void promote(float (&acc)[S::ACCUMULATORS], const OfA
 /* acc += the products of the next `steps` stages of the ring. `row`, `column`: start of this warpgroup's part of the tile. Kept: Halves, or Thirds
  * (thirds.cuh). */
 template <class S, template <class> class Kept, int TA, class Ring, class Stages, class Release>
-__device__ __forceinline__ void accumulate_split(float (&acc)[S::ACCUMULATORS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
+__device__ __forceinline__ void accumulate_split(float (&acc)[S::ACCUMULATORS], const Stages &shared, Ring &ring, int steps, int row,
+                                                 int column, Release release) {
     constexpr int TOGETHER = S::PROMOTION / S::BLOCK_K;
     const ThreadOfA<TA> of_a(row);
 #pragma unroll 1
@@ -121,7 +124,8 @@ __device__ __forceinline__ void accumulate_split(float (&acc)[S::ACCUMULATORS], 
 /* tf32 with an MN-major A, which wgmma cannot read from shared memory: A comes from registers, loaded for TOGETHER instructions while the previous ones
  * multiply, if the accumulators leave registers for both. */
 template <class S, class Ring, class Stages, class Release>
-__device__ __forceinline__ void accumulate_mn_major(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], const Stages &shared, Ring &ring, int steps, int row, int column, Release release) {
+__device__ __forceinline__ void accumulate_mn_major(typename S::Acc (&acc)[S::PARTS][S::ACCUMULATORS], const Stages &shared, Ring &ring,
+                                                    int steps, int row, int column, Release release) {
     constexpr int TOGETHER = 2, LEFT = S::PARTS > 1 || S::ACCUMULATORS > 64 ? 0 : 1;
     const ThreadOfA<1, false> of_a(row);
     int before = -1;

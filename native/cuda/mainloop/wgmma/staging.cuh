@@ -54,7 +54,8 @@ struct Strip {
             for (int i = 0; i < STRIP; i += 2) *(Pack<Acc, 2> *)(to + row * ROWS_PITCH + column + 4 * i) = {{v[i], v[i + 1]}};
         else
 #pragma unroll
-            for (int i = 0; i < STRIP; i++) to[(column + i / 4 * 8 + i % 2) * COLUMNS_PITCH + threadIdx.x % 128 / 32 * 16 + row + i % 4 / 2 * 8] = v[i];
+            for (int i = 0; i < STRIP; i++)
+                to[(column + i / 4 * 8 + i % 2) * COLUMNS_PITCH + threadIdx.x % 128 / 32 * 16 + row + i % 4 / 2 * 8] = v[i];
     }
     /* Reads what put() wrote, by columns. */
     template <class Acc> static __device__ void get(Acc (&v)[STRIP], const Acc *from) {
@@ -77,12 +78,14 @@ template <class T> struct EpilogueTerms {
     int activation, c_dtype;
     Function function;
     __device__ explicit EpilogueTerms(const Problem &p)
-        : c(p.c), bias(p.bias), scale((const T *)p.scale), alpha((T)p.alpha), beta((T)p.beta), low((T)p.low), high((T)p.high), activation(p.activation),
-          c_dtype(p.c_dtype), function(function_of(p.activation)) {}
+        : c(p.c), bias(p.bias), scale((const T *)p.scale), alpha((T)p.alpha), beta((T)p.beta), low((T)p.low), high((T)p.high),
+          activation(p.activation), c_dtype(p.c_dtype), function(function_of(p.activation)) {}
 };
 
 /* Calls body(Type<T>) for C's type: f32 (s32), or a two-byte type that the dtype allows (abi/arguments.cu). DefaultResult: the usual type. */
-template <class T> struct Type { using type = T; };
+template <class T> struct Type {
+    using type = T;
+};
 template <int DTYPE, class Acc, class Body> __device__ inline void with_result(int c_dtype, Body body) {
     constexpr bool HALF = DTYPE == PYSIM_F16 || DTYPE == PYSIM_F8, BFLOAT = DTYPE == PYSIM_BF16 || DTYPE == PYSIM_F8;
     if constexpr (HALF)
@@ -91,13 +94,23 @@ template <int DTYPE, class Acc, class Body> __device__ inline void with_result(i
         if (c_dtype == PYSIM_BF16) return body(Type<__nv_bfloat16>());
     body(Type<Acc>());
 }
-template <int DTYPE, class Acc> struct DefaultResult { using type = Acc; static constexpr int DTYPE_OF_C = DTYPE == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32; };
-template <class Acc> struct DefaultResult<PYSIM_F16, Acc> { using type = __half; static constexpr int DTYPE_OF_C = PYSIM_F16; };
-template <class Acc> struct DefaultResult<PYSIM_BF16, Acc> { using type = __nv_bfloat16; static constexpr int DTYPE_OF_C = PYSIM_BF16; };
+template <int DTYPE, class Acc> struct DefaultResult {
+    using type = Acc;
+    static constexpr int DTYPE_OF_C = DTYPE == PYSIM_S8 ? PYSIM_S32 : PYSIM_F32;
+};
+template <class Acc> struct DefaultResult<PYSIM_F16, Acc> {
+    using type = __half;
+    static constexpr int DTYPE_OF_C = PYSIM_F16;
+};
+template <class Acc> struct DefaultResult<PYSIM_BF16, Acc> {
+    using type = __nv_bfloat16;
+    static constexpr int DTYPE_OF_C = PYSIM_BF16;
+};
 template <class Acc> struct DefaultResult<PYSIM_F8, Acc> : DefaultResult<PYSIM_F16, Acc> {};
 
 /* Whether accumulators leave few registers for results of 4 bytes. */
-template <class S> constexpr bool FEW_REGISTERS = sizeof(typename DefaultResult<S::DTYPE, typename S::Acc>::type) == 4 && S::PARTS * S::ACCUMULATORS >= 96;
+template <class S> constexpr bool FEW_REGISTERS =
+    sizeof(typename DefaultResult<S::DTYPE, typename S::Acc>::type) == 4 && S::PARTS * S::ACCUMULATORS >= 96;
 
 /* C under a tile, as `lines` lines of `length` elements: element `along` of line l is C[place(along, here) + l pitch], and exists if `here`. Bias and
  * scale have one value per line (`by_line`) or per element. `vectors`: C is made of aligned vectors of four elements; `direct`: of 16 bytes. */
@@ -126,9 +139,9 @@ template <class S> struct Staging {
 /* Calls body(integral_constant) for a run-time `number`: lets a rolled loop index registers. */
 template <int COUNT, class Body> __device__ __forceinline__ void with_number(int number, Body body) {
     static_assert(COUNT <= 16, "the cases below");
-#define PYSIM_CASE(N)                                                             \
-    case N:                                                                       \
-        if constexpr (N < COUNT) body(std::integral_constant<int, N>());          \
+#define PYSIM_CASE(N)                                                    \
+    case N:                                                              \
+        if constexpr (N < COUNT) body(std::integral_constant<int, N>()); \
         break;
     switch (number) {
         /* clang-format off */

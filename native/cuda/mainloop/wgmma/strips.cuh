@@ -29,7 +29,7 @@ template <int V, class Acc, class Out, class Place, class Pitch> class Share {
     }
     __device__ Out *place(int strip, int vector) const { return first + (int64_t)lines_of(strip, vector) * c.pitch + elements_of(strip); }
 
-  public:
+public:
     /* `row`, `column`: the first of the warpgroup. */
     __device__ Share(const EpilogueTerms<T> &e, const Target<Place, Pitch> &c, Strip of, int row, int column) : e(e), c(c), of(of) {
         const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
@@ -98,7 +98,8 @@ template <int V, class Acc, class Out, class Place, class Pitch> class Share {
 
 /* Stores a tile by strips; the first `count` strips of each 64 rows lie within C. */
 template <class S, ResultOrder ORDER, class Acc, class T, class Place, class Pitch>
-__device__ __forceinline__ void store_strips(Order<ORDER> order, const EpilogueTerms<T> &e, const Target<Place, Pitch> &c, int row, int column, int count, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
+__device__ __forceinline__ void store_strips(Order<ORDER> order, const EpilogueTerms<T> &e, const Target<Place, Pitch> &c, int row,
+                                             int column, int count, const Acc (&acc)[S::PARTS][S::ACCUMULATORS]) {
     constexpr int PER_PART = S::ACCUMULATORS / STRIP;
 #pragma unroll 1
     for (int i = 0; i < S::PARTS * PER_PART; i++) {

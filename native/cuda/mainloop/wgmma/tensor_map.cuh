@@ -32,12 +32,12 @@ inline const DriverFunction<Encode> &encoder() {
 
 /* TFLOAT32 makes TMA round f32 to the nearest tf32 (seen on an H200: 1 + 5/8192 arrives as 1 + 8/8192); with FLOAT32 wgmma would truncate. */
 template <class S> constexpr CUtensorMapDataType map_type() {
-    return S::DTYPE == PYSIM_F16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-           : S::DTYPE == PYSIM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-           : S::DTYPE == PYSIM_TF32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-           : S::DTYPE == PYSIM_F64  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
+    return S::DTYPE == PYSIM_F16                            ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+           : S::DTYPE == PYSIM_BF16                         ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+           : S::DTYPE == PYSIM_TF32                         ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+           : S::DTYPE == PYSIM_F64                          ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
            : S::DTYPE == PYSIM_TF32X3 || S::DTYPE == BF16X6 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                    : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+                                                            : CU_TENSOR_MAP_DATA_TYPE_UINT8;
 }
 
 /* Encodes the tensor map of an operand: `outer` rows of `inner` elements, boxes of 128 bytes (thirds of B: 64) x `box` rows. L2 promotion is 128 bytes:
@@ -47,9 +47,10 @@ cudaError_t describe(CUtensorMap *map, Encode encode, const void *data, int inne
     const int bytes = thirds ? 2 : S::BYTES;
     const cuuint64_t sizes[] = {(cuuint64_t)inner, (cuuint64_t)outer}, pitches[] = {(cuuint64_t)pitch * bytes};
     const cuuint32_t boxes[] = {128 / S::BYTES, (cuuint32_t)box}, steps[] = {1, 1};
-    const CUresult result = encode(map, thirds ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : map_type<S>(), 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, thirds ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result =
+        encode(map, thirds ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : map_type<S>(), 2, const_cast<void *>(data), sizes, pitches, boxes, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, thirds ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 }

@@ -34,8 +34,9 @@ template <class S> struct Thirds {
                 split_two(x, first[group][i], second[i], third[i]);
             }
             mma_fence();
-            const unsigned(&large)[4] = first[group];
-            const uint64_t k = matrix_of_rows<64>(b + group * 32), k2 = matrix_of_rows<64>(b + THIRD + group * 32), k3 = matrix_of_rows<64>(b + 2 * THIRD + group * 32);
+            const unsigned (&large)[4] = first[group];
+            const uint64_t k = matrix_of_rows<64>(b + group * 32), k2 = matrix_of_rows<64>(b + THIRD + group * 32),
+                           k3 = matrix_of_rows<64>(b + 2 * THIRD + group * 32);
             Mma::add(part, third, k, more || group);
             Mma::add(part, large, k3, 1);
             Mma::add(part, second, k2, 1);
@@ -53,7 +54,8 @@ template <class S> struct Thirds {
 
 /* Recomputes accumulators that are not finite by FP32 multiply-adds in the order of k, over k-iterations [begin, end). `row`, `column`: the thread's
  * first in C. */
-template <class S, int TA> __device__ __forceinline__ void recompute_nonfinite_thirds(const Problem &p, float (&acc)[S::ACCUMULATORS], int row, int column, int begin, int end) {
+template <class S, int TA> __device__ __forceinline__ void recompute_nonfinite_thirds(const Problem &p, float (&acc)[S::ACCUMULATORS],
+                                                                                      int row, int column, int begin, int end) {
     recompute_nonfinite(acc, [&](int which) {
         const int m = row + which / 2 % 2 * 8, n = column + which / 4 * 8 + which % 2;
         float value = 0;
