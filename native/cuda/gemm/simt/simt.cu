@@ -27,10 +27,10 @@ constexpr int part_of(int line, int dtype, int parts) {
 struct Part {
     int dtype, number = 0, of = 1;
 };
-namespace part {
-constexpr Part f32_1 = {f32, 0, 4}, f32_2 = {f32, 1, 4}, f32_3 = {f32, 2, 4}, f32_4 = {f32, 3, 4}, f64 = {rows::f64}, f16 = {rows::f16},
-               s8 = {rows::s8};
-}
+struct Parts {
+    static constexpr Part f32_1 = {f32, 0, 4}, f32_2 = {f32, 1, 4}, f32_3 = {f32, 2, 4}, f32_4 = {f32, 3, 4};
+    static constexpr Part f64 = {rows::f64}, f16 = {rows::f16}, s8 = {rows::s8};
+};
 
 template <int DTYPE, int PART, int PARTS> Rows<GemmRow> simt_rows() {
     return table_of<GemmRow>(lines, [](auto line, auto add) {
@@ -49,7 +49,7 @@ template <int DTYPE, int PART, int PARTS> Rows<GemmRow> simt_rows() {
 }
 
 Rows<GemmRow> gemm_simt::PYSIM_UNIT() {
-    constexpr rows::Part one = rows::part::PYSIM_UNIT;
-    return rows::simt_rows<one.dtype, one.number, one.of>();
+    using rows::Parts;
+    return rows::simt_rows<Parts::PYSIM_UNIT.dtype, Parts::PYSIM_UNIT.number, Parts::PYSIM_UNIT.of>();
 }
 }
