@@ -2,7 +2,7 @@
 """What nvcc makes of native/cuda/mainloop/mma/mma_f64.cuh: whether a stage is given back only when what was read from it has been used.
 
 The assembler may move products, which are on registers alone, to below the arrival that gives the stage back; a load without a reader above
-the arrival may still be under way when the copy engine fills the stage.
+the arrival may still be under way when TMA fills the stage.
 """
 
 import re
