@@ -217,6 +217,34 @@ static void positive(const char *what, pysim_status status, const double *rate) 
     else if (!(isfinite(*rate) && *rate > 0)) check_fail("%s: the rate is %g", what, *rate);
 }
 
+static void check_latency(guard_arena *arena) {
+    double rate = NAN;
+    const int64_t chased[][2] = {{16, 8}, {128, 64}, {200, 64}, {1024, 128}, {70000, 64}};
+    for (size_t i = 0; i < sizeof chased / sizeof *chased; i++) {
+        const int64_t bytes = chased[i][0], line = chased[i][1];
+        char id[32];
+        snprintf(id, sizeof id, "latency/%lld/%lld", (long long)bytes, (long long)line);
+        if (!check_begin(id, "pysim_probe_latency: one cycle through all lines")) continue;
+        unsigned char *buffer = guard_place(arena, (size_t)bytes, GUARD_RIGHT);
+        positive("latency", pysim_probe_latency(buffer, bytes, line, 1e-4, &rate), &rate);
+        if (!guard_intact(arena)) check_fail("a write beside the buffer");
+        int64_t steps = 0;
+        for (void *at = buffer; steps == 0 || (at != buffer && steps <= bytes); steps++) at = *(void **)at;
+        if (steps != bytes / line) check_fail("the cycle has %lld of %lld lines", (long long)steps, (long long)(bytes / line));
+        check_end();
+    }
+    if (check_begin("latency/refused", "pysim_probe_latency of what has no cycle")) {
+        uint64_t words[32];
+        const int64_t bad[][2] = {{64, 64}, {256, 12}, {256, 0}, {256, -8}, {-1, 8}};
+        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+            if (pysim_probe_latency(words, bad[i][0], bad[i][1], 1e-4, &rate) != PYSIM_BAD_ARGUMENT)
+                check_fail("%lld bytes in lines of %lld were taken", (long long)bad[i][0], (long long)bad[i][1]);
+        if (pysim_probe_latency((char *)words + 4, 128, 64, 1e-4, &rate) != PYSIM_BAD_ARGUMENT) check_fail("an odd address was taken");
+        if (pysim_probe_latency(words, 256, 64, -1, &rate) != PYSIM_BAD_ARGUMENT) check_fail("seconds below 0 were taken");
+        check_end();
+    }
+}
+
 void check_probes(void) {
     static guard_arena arena;
     double rate = NAN;
@@ -246,20 +274,6 @@ void check_probes(void) {
                 if (buffer[j] != 0) check_fail("byte %lld was not written", (long long)j);
             check_end();
         }
-    const int64_t chased[][2] = {{16, 8}, {128, 64}, {200, 64}, {1024, 128}, {70000, 64}};
-    for (size_t i = 0; i < sizeof chased / sizeof *chased; i++) {
-        const int64_t bytes = chased[i][0], line = chased[i][1];
-        char id[32];
-        snprintf(id, sizeof id, "latency/%lld/%lld", (long long)bytes, (long long)line);
-        if (!check_begin(id, "pysim_probe_latency: one cycle through all lines")) continue;
-        unsigned char *buffer = guard_place(&arena, (size_t)bytes, GUARD_RIGHT);
-        positive("latency", pysim_probe_latency(buffer, bytes, line, 1e-4, &rate), &rate);
-        if (!guard_intact(&arena)) check_fail("a write beside the buffer");
-        int64_t steps = 0;
-        for (void *at = buffer; steps == 0 || (at != buffer && steps <= bytes); steps++) at = *(void **)at;
-        if (steps != bytes / line) check_fail("the cycle has %lld of %lld lines", (long long)steps, (long long)(bytes / line));
-        check_end();
-    }
     for (int64_t lines = 1; lines <= 64; lines *= 8) {
         char id[32];
         snprintf(id, sizeof id, "line_transfer/%lld", (long long)lines);
@@ -270,14 +284,5 @@ void check_probes(void) {
         if (!guard_intact(&arena)) check_fail("a write beside the buffer");
         check_end();
     }
-    if (check_begin("latency/refused", "pysim_probe_latency of what has no cycle")) {
-        uint64_t words[32];
-        const int64_t bad[][2] = {{64, 64}, {256, 12}, {256, 0}, {256, -8}, {-1, 8}};
-        for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-            if (pysim_probe_latency(words, bad[i][0], bad[i][1], 1e-4, &rate) != PYSIM_BAD_ARGUMENT)
-                check_fail("%lld bytes in lines of %lld were taken", (long long)bad[i][0], (long long)bad[i][1]);
-        if (pysim_probe_latency((char *)words + 4, 128, 64, 1e-4, &rate) != PYSIM_BAD_ARGUMENT) check_fail("an odd address was taken");
-        if (pysim_probe_latency(words, 256, 64, -1, &rate) != PYSIM_BAD_ARGUMENT) check_fail("seconds below 0 were taken");
-        check_end();
-    }
+    check_latency(&arena);
 }
