@@ -84,16 +84,8 @@ void run(Case c, const pysim_cuda_gemm_info &row, unsigned seed) {
     }
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
     const long long lines = c.e.by_row ? g.m : g.n;
-    if (c.bias) {
-        void *bias = buffer_bias.place((size_t)lines * result, 0, true);
-        each(lines, fill, bias, g.c_dtype, 1, lines, lines, seed + 9, 2 * c.exact);
-        c.e.bias = bias;
-    }
-    if (c.scale) {
-        void *factors = buffer_factors.place((size_t)lines * bytes_of[scale_of(g.c_dtype)], 0, true);
-        each(lines, fill, factors, scale_of(g.c_dtype), 1, lines, lines, seed + 11, 2 * c.exact);
-        c.e.scale = factors;
-    }
+    if (c.bias) c.e.bias = filled(buffer_bias, lines, g.c_dtype, seed + 9, 2 * c.exact);
+    if (c.scale) c.e.scale = filled(buffer_factors, lines, scale_of(g.c_dtype), seed + 11, 2 * c.exact);
     cases++;
     int64_t bytes = 0;
     const pysim_cuda_problem problem = pysim::problem_of(g);

@@ -184,6 +184,13 @@ inline int activation_of(unsigned random, bool exact) {
 /* The type of an epilogue's scale. */
 inline int scale_of(int result) { return result == PYSIM_F64 ? PYSIM_F64 : PYSIM_F32; }
 
+/* `count` numbers as `fill` makes them, at the end of the buffer's memory. */
+[[maybe_unused]] inline void *filled(Buffer &buffer, long long count, int dtype, unsigned seed, int most) {
+    void *const data = buffer.place((size_t)count * bytes_of[dtype], 0, true);
+    each(count, fill, data, dtype, 1, count, count, seed, most);
+    return data;
+}
+
 /* The result types of a dtype. */
 inline int results(int dtype, int *out) {
     switch (dtype) {

@@ -93,22 +93,12 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     need(cudaMemset(block, 0xff, total), "memset");
     if (c.e.beta != 0) each(count_out, fill, out, c.c.out_dtype, 1, count_out, count_out, seed + 5, 2 * c.exact);
     need(cudaMemcpy(want - head, block, total, cudaMemcpyDeviceToDevice), "copy");
-    if (c.bias) {
-        void *bias = buffer_bias.place((size_t)s.filters * result, 0, true);
-        each(s.filters, fill, bias, c.c.out_dtype, 1, s.filters, s.filters, seed + 9, 2 * c.exact);
-        c.e.bias = bias;
-    }
-    if (c.scale) {
-        void *factors = buffer_factors.place((size_t)s.filters * bytes_of[scale_of(c.c.out_dtype)], 0, true);
-        each(s.filters, fill, factors, scale_of(c.c.out_dtype), 1, s.filters, s.filters, seed + 11, 2 * c.exact);
-        c.e.scale = factors;
-    }
+    if (c.bias) c.e.bias = filled(buffer_bias, s.filters, c.c.out_dtype, seed + 9, 2 * c.exact);
+    if (c.scale) c.e.scale = filled(buffer_factors, s.filters, scale_of(c.c.out_dtype), seed + 11, 2 * c.exact);
     const long long scales = (c.by_image ? s.batch : 1) * s.channels;
     pysim_cuda_prologue prologue = {nullptr, nullptr, c.by_image, c.relu};
-    if (c.scales) prologue.scale = buffer_scales.place((size_t)scales * 4, 0, true);
-    if (c.shifts) prologue.shift = buffer_shifts.place((size_t)s.channels * 4, 0, true);
-    if (c.scales) each(scales, fill, (void *)prologue.scale, PYSIM_F32, 1, scales, scales, seed + 13, 2 * c.exact);
-    if (c.shifts) each(s.channels, fill, (void *)prologue.shift, PYSIM_F32, 1, s.channels, s.channels, seed + 15, 2 * c.exact);
+    if (c.scales) prologue.scale = (const float *)filled(buffer_scales, scales, PYSIM_F32, seed + 13, 2 * c.exact);
+    if (c.shifts) prologue.shift = (const float *)filled(buffer_shifts, s.channels, PYSIM_F32, seed + 15, 2 * c.exact);
     if (c.has_prologue) c.e.prologue = &prologue;
     cases++;
     void *work = buffer_work.place((size_t)bytes, 0, true);
@@ -154,6 +144,36 @@ void run(Case c, const pysim_cuda_conv_info &row, unsigned seed, int64_t bytes) 
     } else if (v.gaps) {
         snprintf(text, sizeof text, "%llu bytes outside the output were written", v.gaps);
         report(c, row, text);
+    }
+}
+
+/* Changes it to one of the kinds for which a family has kernels of its own. */
+void specialize(pysim_conv &s, Draw &draw, const pysim_cuda_conv_info &row) {
+    if (!strcmp(row.family, "depthwise") && draw.below(3) == 0) { /* enough outputs for several per thread, in whole vectors or not */
+        s.batch = 1 + draw.below(4), s.groups = s.channels = 30 + draw.below(120), s.filters = s.groups * (1 + draw.below(2));
+        if (!strcmp(row.form, "grouped"))
+            s.groups = 5 + draw.below(20), s.channels = s.groups * (1 + draw.below(5)), s.filters = s.groups * (2 + draw.below(6));
+        s.kernel_h = s.kernel_w = 3 + 2 * draw.below(3), s.stride_h = s.stride_w = 1 + draw.below(2), s.dilation_h = s.dilation_w = 1;
+        if (draw.below(3) == 0) s.dilation_h = s.dilation_w = 1 + draw.below(5), s.stride_h = s.stride_w = 1 + draw.below(4) / 2;
+        s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2 * s.dilation_h;
+        s.height = 20 + draw.below(20), s.width = 8 * (2 + draw.below(5)) + (draw.below(2) ? 0 : draw.below(8));
+    }
+    if (!strcmp(row.family, "grouped")) { /* groups, filters and images of one or several blocks, channels in whole units or not */
+        const int of_group_channels[] = {1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 33, 64},
+                  of_group_filters[] = {2, 4, 5, 8, 9, 16, 24, 32, 33, 70};
+        s.groups = draw.below(3) ? 1 + draw.below(12) : 1;
+        s.channels = s.groups * draw.of(of_group_channels), s.filters = s.groups * draw.of(of_group_filters);
+        if (draw.below(3) == 0) s.groups = 4 + draw.below(20), s.channels = s.filters = s.groups * 4 * (1 << draw.below(3));
+        const bool few = !strcmp(row.form, "single") && draw.below(2); /* several taps of a row in a unit, filling it or not */
+        if (few) s.groups = 1, s.channels = 1 + draw.below(4), s.filters = draw.of(of_group_filters), s.kernel_w = 1 + draw.below(7);
+        if (few || draw.below(3) == 0)
+            s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
+    }
+    if (!strcmp(row.family, "pointwise")) { /* tiles and groups of filters, filled or not; up to several blocks of k */
+        const int vector = 16 / bytes_of[s.dtype], vectors[] = {1, 2, 3, 4, 5, 8, 9, 12, 16};
+        s.groups = 1, s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
+        s.channels = draw.of(vectors) * vector, s.filters = draw.of(vectors) * vector, s.height = 1 + draw.below(40),
+        s.width = 1 + draw.below(40);
     }
 }
 
@@ -207,32 +227,7 @@ pysim_conv shape_of(Draw &draw, const pysim_cuda_conv_info &row) {
     s.height = size(high, s.kernel_h, s.stride_h, s.dilation_h, s.pad_top, s.pad_bottom, draw.below((int)s.stride_h));
     s.width = size(wide, s.kernel_w, s.stride_w, s.dilation_w, s.pad_left, s.pad_right, draw.below((int)s.stride_w));
     if (by_vectors && kind == 2 && s.groups == 1 && draw.below(2)) s.width = (s.width + 7) / 8 * 8; /* planes are multiples of 16 bytes */
-    if (!strcmp(row.family, "depthwise") && draw.below(3) == 0) { /* enough outputs for several per thread, in whole vectors or not */
-        s.batch = 1 + draw.below(4), s.groups = s.channels = 30 + draw.below(120), s.filters = s.groups * (1 + draw.below(2));
-        if (!strcmp(row.form, "grouped"))
-            s.groups = 5 + draw.below(20), s.channels = s.groups * (1 + draw.below(5)), s.filters = s.groups * (2 + draw.below(6));
-        s.kernel_h = s.kernel_w = 3 + 2 * draw.below(3), s.stride_h = s.stride_w = 1 + draw.below(2), s.dilation_h = s.dilation_w = 1;
-        if (draw.below(3) == 0) s.dilation_h = s.dilation_w = 1 + draw.below(5), s.stride_h = s.stride_w = 1 + draw.below(4) / 2;
-        s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = s.kernel_h / 2 * s.dilation_h;
-        s.height = 20 + draw.below(20), s.width = 8 * (2 + draw.below(5)) + (draw.below(2) ? 0 : draw.below(8));
-    }
-    if (!strcmp(row.family, "grouped")) { /* groups, filters and images of one or several blocks, channels in whole units or not */
-        const int of_group_channels[] = {1, 2, 3, 4, 6, 8, 12, 16, 20, 32, 33, 64},
-                  of_group_filters[] = {2, 4, 5, 8, 9, 16, 24, 32, 33, 70};
-        s.groups = draw.below(3) ? 1 + draw.below(12) : 1;
-        s.channels = s.groups * draw.of(of_group_channels), s.filters = s.groups * draw.of(of_group_filters);
-        if (draw.below(3) == 0) s.groups = 4 + draw.below(20), s.channels = s.filters = s.groups * 4 * (1 << draw.below(3));
-        const bool few = !strcmp(row.form, "single") && draw.below(2); /* several taps of a row in a unit, filling it or not */
-        if (few) s.groups = 1, s.channels = 1 + draw.below(4), s.filters = draw.of(of_group_filters), s.kernel_w = 1 + draw.below(7);
-        if (few || draw.below(3) == 0)
-            s.height = s.kernel_h * s.dilation_h + draw.below(40), s.width = s.kernel_w * s.dilation_w + draw.below(150);
-    }
-    if (!strcmp(row.family, "pointwise")) { /* tiles and groups of filters, filled or not; up to several blocks of k */
-        const int vector = 16 / bytes_of[s.dtype], vectors[] = {1, 2, 3, 4, 5, 8, 9, 12, 16};
-        s.groups = 1, s.kernel_h = s.kernel_w = s.stride_h = s.stride_w = 1, s.pad_top = s.pad_left = s.pad_bottom = s.pad_right = 0;
-        s.channels = draw.of(vectors) * vector, s.filters = draw.of(vectors) * vector, s.height = 1 + draw.below(40),
-        s.width = 1 + draw.below(40);
-    }
+    specialize(s, draw, row);
     return s;
 }
 

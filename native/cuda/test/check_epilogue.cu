@@ -113,16 +113,8 @@ template <class S, ResultOrder ORDER, bool ONE> void run(unsigned seed, const ch
     Acc *const sums = (Acc *)buffer_sums.at((size_t)p.m * p.n * 4);
     each((long long)p.m * p.n, fill, (void *)sums, whole ? PYSIM_S32 : PYSIM_F32, (long long)p.m, (long long)p.n, (long long)p.n, seed, 6);
     const long long lines = p.by_row ? p.m : p.n;
-    if (draw(2)) {
-        void *const bias = buffer_bias.place((size_t)lines * result, 0, true);
-        each(lines, fill, bias, p.c_dtype, 1ll, lines, lines, seed + 9, 2);
-        p.bias = bias;
-    }
-    if (!whole && !draw(4)) {
-        void *const scale = buffer_factors.place((size_t)lines * 4, 0, true);
-        each(lines, fill, scale, PYSIM_F32, 1ll, lines, lines, seed + 11, 2);
-        p.scale = scale;
-    }
+    if (draw(2)) p.bias = filled(buffer_bias, lines, p.c_dtype, seed + 9, 2);
+    if (!whole && !draw(4)) p.scale = filled(buffer_factors, lines, PYSIM_F32, seed + 11, 2);
     const size_t total = (size_t)((rows - 1) * pitch + length + offset) * result / 256 * 256 + 256 + 2 * HEAD,
                  head = HEAD + (size_t)(offset * result);
     char *const block = (char *)buffer_c.at(total), *const out = block + head, *const want = (char *)buffer_want.at(total) + head;
