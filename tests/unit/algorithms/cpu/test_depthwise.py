@@ -138,12 +138,11 @@ def test_workspace_is_what_the_library_asks_for(text: str) -> None:
 
 def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:
     for text, why in (
-        ("conv:g2ic128ih8oc128kh3ph1", "up to 16 channels; these have 64"),
-        ("conv:ic4ih8oc4kh3ph1", "dense"),
-        ("conv:g4ic4ih8oc4kh3ph1:s8", "f32 and f64"),
+        ("conv:g2ic128ih8oc128kh3ph1", "shape"),
+        ("conv:ic4ih8oc4kh3ph1", "shape"),
+        ("conv:g4ic4ih8oc4kh3ph1:s8", "type"),
     ):
-        rejected = {one.what: one.reason for one in planner.plan(text, "zen4").rejected}
-        assert why in rejected["depthwise"]
+        assert {one.what: one.code for one in planner.plan(text, "zen4").rejected}["depthwise"] == why
     name = planner.plan("conv:g32ic32ih8oc32kh3ph1", "zen4", algorithm="depthwise").name
     assert planner.plan("conv:g32ic32ih8oc32kh3ph1", "zen4", name=name).name == name
     with pytest.raises(PlanError, match="the nearest is depthwise"):

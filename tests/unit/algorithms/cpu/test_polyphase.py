@@ -118,9 +118,8 @@ def test_workspace_and_prepared_bytes_are_what_the_library_asks_for(text: str) -
 
 
 def test_what_it_does_not_compute_is_refused_with_a_reason() -> None:
-    for text, why in (("conv:ic64ih8oc64kh3ph1", "up to 32 channels; these have 64"), ("conv:ic4ih8oc4kh3ph1:s8", "f32 and f64")):
-        rejected = {one.what: one.reason for one in planner.plan(text, "zen4").rejected}
-        assert why in rejected["polyphase"]
+    for text, why in (("conv:ic64ih8oc64kh3ph1", "shape"), ("conv:ic4ih8oc4kh3ph1:s8", "type")):
+        assert {one.what: one.code for one in planner.plan(text, "zen4").rejected}["polyphase"] == why
     name = planner.plan("conv:ic3ih32oc8kh3ph1", "zen4", algorithm="polyphase").name
     assert planner.plan("conv:ic3ih32oc8kh3ph1", "zen4", name=name).name == name
     with pytest.raises(PlanError, match=r"the nearest is polyphase,.*k2=32"):

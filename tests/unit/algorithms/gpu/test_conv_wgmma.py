@@ -204,8 +204,8 @@ def test_traffic_goes_on_while_tiles_start_and_end_in_narrow_layers():
 
 def test_the_first_layer_of_mobilenet_is_folded_from_planes_and_read_in_place_where_channels_are_last():
     """H200, lab/data/h200/grouped-first.jsonl, us: folded 34.6 under NHWC, 38.9 under NCHW; by one group's row 30.3 and 39.4."""
-    for layout, kernel in (("nhwc", "f16_grouped_single"), ("nchw", "f16_wgmma_32x256x32_32x256_32x64_s10_folded")):
-        assert planner.plan(conv("conv:mb32ic3ih224oc32kh3sh2ph1"), H200, layout=layout).kernel == kernel
+    in_place, folded = (planner.plan(conv("conv:mb32ic3ih224oc32kh3sh2ph1"), H200, layout=layout) for layout in ("nhwc", "nchw"))
+    assert in_place.algorithm == "grouped" and folded.kernel.endswith("_folded")
 
 
 def test_a_convolution_with_channels_last_is_planned_on_wgmma_without_workspace():
@@ -276,7 +276,7 @@ def test_only_the_capability_that_has_wgmma_runs_it():
     for capability in ("8.9", "10.0"):
         other = msgspec.structs.replace(H200, capability=capability)
         reason = unable(other, ROW, estimated(ROW.tiles.transposed))
-        assert reason and "it needs capability 9.0" in reason.sentence
+        assert reason and reason.code == "machine"
     assert not unable(H200, ROW, estimated(ROW.tiles.transposed))
 
 
