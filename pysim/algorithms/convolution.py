@@ -7,8 +7,9 @@ Worked number: tiles of 64 filters x 128 windows of conv:mb32ic64ih56oc64kh3ph1 
 2 x 784 x 64 x 128 x 4 = 51,380,224 bytes of partial sums.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial
 from typing import ClassVar
 
 import msgspec
@@ -50,7 +51,7 @@ class ByRow:
 
     def __init__(self, row: ConvKernel, w: Conv, layout: Layout, chunks: int = 1) -> None:
         self.row, self.layout, self.chunks = row, layout, chunks
-        self.w = w if w.dtype == row.dtype else msgspec.structs.replace(w, dtype=row.dtype)
+        self.w = in_type(w, row.dtype)
         self.size, self.tiles = self.w.element_bytes, product_columns.product_tiles(row, layout)
         self.windows = Windows(self.w, layout, row.outputs)
 
@@ -177,7 +178,7 @@ class Rows:
 
     def multiplied(self, problem: Conv) -> Conv:
         """The convolution in the type of its rows."""
-        return msgspec.structs.replace(problem, dtype=AS_HALVES.get(problem.dtype, problem.dtype)) if self.by.in_parts else problem
+        return in_type(problem, AS_HALVES.get(problem.dtype, problem.dtype)) if self.by.in_parts else problem
 
     def refuses(self, problem: Conv, machine: Gpu, layout: Layout) -> Reason | None:
         return refuses(self.NAME, self.multiplied(problem))
@@ -185,10 +186,11 @@ class Rows:
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
         gpu, named = request.gpu, request.schedule
         w, known = self.multiplied(request.conv), gemm_attributes(gpu.capability_number)
-        rows, rejected = legal_rows(request._replace(problem=w), self.NAME, self.by)
+        made = cache(lambda row: self.by(row, w, request.layout))
+        rows, rejected = legal_rows(request._replace(problem=w), self.NAME, made)
         variants = []
         for row in rows:
-            one = self.by(row, w, request.layout)
+            one = made(row)
             for chunks in (named.splits,) if row.staged and isinstance(named, GpuSchedule) else one.chunk_counts():
                 of = one if chunks == 1 else self.by(row, w, request.layout, chunks)
                 variant = of.variant(gpu, known, request.prologue)
@@ -218,27 +220,39 @@ class Rows:
         return launch_text.describe(plan, self.candidates, self.about, self.of(plan.conv, plan.launch, plan.layout).lines())
 
 
+@lru_cache(maxsize=64)
+def in_type(w: Conv, dtype: str) -> Conv:
+    """A convolution in another type."""
+    return w if w.dtype == dtype else msgspec.structs.replace(w, dtype=dtype)
+
+
+@cache
+def conv_rows(name: str) -> tuple[ConvKernel, ...]:
+    """The rows of an algorithm."""
+    return tuple(row for row in conv_kernels() if row.algorithm == name)
+
+
 def refuses(name: str, w: Conv) -> Reason | None:
     """Why an algorithm of conv/ cannot compute a problem on any machine: no row has its type, or it is too large."""
-    known = sorted({row.dtype for row in conv_kernels() if row.algorithm == name})
+    known = sorted({row.dtype for row in conv_rows(name)})
     if w.dtype not in known:
         there = f"the registry (native/cuda/conv) has {', '.join(known) or 'none'}"
         return Reason("type", f"there is no {w.dtype} CUDA kernel of it; {there}")
     return too_large(w)
 
 
-def legal_rows(request: Request, name: str, by: type[ByRow] = ByRow) -> tuple[list[ConvKernel], list[Rejected]]:
-    """The rows of an algorithm that a request may use, and the rejected ones with reasons."""
-    w, layout, known = request.conv, request.layout, gemm_attributes(request.gpu.capability_number)
-    rows = [row for row in conv_kernels() if row.algorithm == name]
+def legal_rows(request: Request, name: str, made: Callable[[ConvKernel], ByRow]) -> tuple[list[ConvKernel], list[Rejected]]:
+    """The rows of an algorithm that a request may use, and the rejected ones with reasons; `made`: a row on the problem."""
+    known = gemm_attributes(request.gpu.capability_number)
+    rows = conv_rows(name)
 
     def attributes(row: ConvKernel) -> Attributes:
-        return known.get(row.name) or by(row, w, layout).estimate()
+        return known.get(row.name) or made(row).estimate()
 
     def refuses(row: ConvKernel) -> Reason | None:
         if request.prologue and not row.prologue:
             return Reason("shape", "it takes no prologue")
-        of = by(row, w, layout)
+        of = made(row)
         return (of.prologue_refusal() if request.prologue else None) or of.refusal()
 
     return legal(request, name, rows, attributes, refuses)
@@ -259,6 +273,7 @@ def tiles_of(w: Conv, row: ConvKernel, windows: int) -> int:
     return high * w.groups * wide
 
 
+@lru_cache(maxsize=64)
 def too_large(w: Conv) -> Reason | None:
     """Why no CUDA kernel takes a problem of this size."""
     most, numbers = cuda_limits(), {name: getattr(w, name) for name in w.__struct_fields__ if name != "dtype"}

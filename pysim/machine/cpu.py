@@ -13,7 +13,7 @@ TRANSFORM_CYCLES = 0.77  # default of `Core.transform_cycles`
 Policy = Literal["lru", "plru", "fifo", "random"]
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Level(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_unknown_fields=True):
     """One cache level; latency and bandwidth are those of a hit here as the core sees it (L2: a line from L2 into L1).
 
     `kind` and `source` are those of the geometry. `shared`: several cores use this level, `cores` of them (default: all); the totals are
@@ -71,7 +71,7 @@ class OfType(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fma_per_cycle: Number
 
 
-class Unit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Unit(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_unknown_fields=True):
     """One instruction set of the core. A load and a store cover one vector of `vector_bytes`.
 
     A multiply-add is what the kernel registry counts as one: `lane_windows` x `lane_filters` outputs (a vector; a 4x4

@@ -11,7 +11,7 @@ SharedRule = Literal["volta", "turing", "ampere", "hopper"]  # the rules of bank
 OLDEST_BUILT = 75  # the lowest capability that nvcc of CUDA 13 compiles for
 
 
-class GpuFamily(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GpuFamily(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True, forbid_unknown_fields=True):
     """Constants of the GPU cost model for one family of kernels (simt, or of one type: simt_f64).
 
     `launch_seconds`: a launch between two events. `block_cycles`: start and end of a block's tile, beyond latencies. `step_cycles`:
@@ -116,7 +116,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     sources: dict[str, Source]
 
     def __hash__(self) -> int:
-        return hash((self.name, self.capability, self.sms, self.frequency_hz, self.l2_bytes))
+        return hash((self.name, self.capability, self.sms.value, self.frequency_hz.value, self.l2_bytes.value))
 
     @property
     def clock_hz(self) -> float:

@@ -7,8 +7,10 @@
 """
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, cast
+
+import numpy as np
 
 from pysim.arguments import MOST_THREADS, flag, number, whole, wholes, word
 from pysim.errors import PlanError, choose, quoted
@@ -20,6 +22,7 @@ from pysim.planner.threads import plan_for_team
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload, parse
 from pysim.record.accuracy import ACCURACIES
+from pysim.record.later import Later
 from pysim.record.plan import BLOCKED, FOOTPRINTS, LAYOUTS, MODELS, MicroKernel, ModelName, Plan, Request
 from pysim.record.schedule import AnySchedule, from_name
 from pysim.record.state import STATES
@@ -42,7 +45,13 @@ def planned(request: Request) -> Plan:
 
 @lru_cache(maxsize=256)
 def _best(request: Request) -> Plan:
-    return _ranked(request, 1, exhaustive=request.memory_limit is not None)[0]  # a pruned schedule may need less workspace
+    """The best plan. Its alternatives are predicted when they are first read, if the plan can be found without them."""
+    limited = request.memory_limit is not None  # a pruned schedule may need less workspace
+    if request.model == "full" and request.any_error and request.schedule is None and request.threads == 1 and not limited:
+        table, full = Table.of(request._replace(most=np.inf), exhaustive=False), cache(lambda: _ranked(request, 1, exhaustive=False)[0])
+        if table.cycles.size:
+            return table.best_plan(Later(lambda: full().considered), Later(lambda: full().rejected))
+    return _ranked(request, 1, exhaustive=limited)[0]
 
 
 def forget() -> None:

@@ -35,6 +35,8 @@ from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
 
 _TELLING_CODES = ("memory", "accuracy", "size", "shape", "machine")  # of rejections, the most telling first
 LIMIT_GROWTH = 1.5  # factor on the limit of a kind that had no schedule within it
+NEAR = 2.5  # algorithms whose bounds are at most that many times the least are costed with it
+TIE = 1e-12  # share of a time by which equal times may differ
 BOUND_ABOVE = "its lower bound is already {:.2f}x the chosen time"  # why an algorithm or a kernel was not costed
 
 
@@ -87,6 +89,15 @@ class Table(NamedTuple):
         """Places by predicted time; equal times keep their order."""
         return np.argsort(self.cycles, kind="stable")
 
+    def best_first(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same with the first place of the least time in front. Times are equal but for rounding: larger tables are added in another
+        order."""
+        if not order.size:
+            return order
+        least = self.cycles[order[0]]
+        best = order[~(self.cycles[order] > least + TIE * abs(least))].min()
+        return np.concatenate([[best], order[order != best]])
+
     def at(self, place: int) -> tuple[Algorithm, Costs, int]:
         """The algorithm of a candidate, the algorithm's costs, and the candidate's row in them."""
         which = int(self.first.searchsorted(place, side="right")) - 1
@@ -125,17 +136,23 @@ class Table(NamedTuple):
 
     def plans(self, order: NDArray[np.int64], top: int, rejected: Sequence[Rejected]) -> list[Plan]:
         """The plans of the `top` first places, each with the best of every kind and the kernels that lost."""
+        order = self.best_first(order)
         first, best = order[_firsts(self.kind[order])].tolist(), order[:top].tolist()
         costs = {at: self._cost(at) for at in (*first, *best[1:])}  # the best of all is the first of the kinds
         considered = tuple(Considered(self.at(at)[0].NAME, self.schedule(at), costs[at]) for at in first)
         rejected = (*self._slower(order), *rejected)
         return [self._plan(at, costs[at], considered, rejected) for at in best]
 
+    def best_plan(self, considered: Sequence[Considered], rejected: Sequence[Rejected]) -> Plan:
+        """The plan of the best place, with these alternatives."""
+        best = int(self.best_first(self.order())[0])
+        return self._plan(best, self._cost(best), considered, rejected)
+
     def _cost(self, at: int) -> Cost | CsaCost:
         _, costs, row = self.at(at)
         return costs.cost(row)
 
-    def _plan(self, at: int, cost: Cost | CsaCost, considered: tuple[Considered, ...], rejected: tuple[Rejected, ...]) -> Plan:
+    def _plan(self, at: int, cost: Cost | CsaCost, considered: Sequence[Considered], rejected: Sequence[Rejected]) -> Plan:
         request, (algorithm, costs, row) = self.request, self.at(at)
         schedule = costs.schedule(row)
         bound = algorithm.tolerance(request.problem, schedule)
@@ -201,22 +218,26 @@ def _renumbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.in
 
 
 def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> tuple[list[tuple[Algorithm, Costs]], list[Rejected]]:
-    """The costs of the algorithms that may be the best, in the given order, with the best schedule of each kind; and the rejections."""
+    """The costs of the algorithms that may be the best, in the given order, with the best schedule of each kind (with `request.most`: of
+    all); and the rejections."""
     costed, rejected, best = list[tuple[Algorithm, Costs]](), list[Rejected](), np.inf
+
+    def asked() -> Request:
+        return request if request.most is None else request._replace(most=best)
 
     def predict(group: Sequence[Algorithm]) -> None:
         nonlocal best
         listed = list[tuple[Algorithm, Candidates]]()
         for algorithm in group:
-            candidates = algorithm.candidates(request, np.inf if exhaustive else 0.0)
+            candidates = algorithm.candidates(asked(), np.inf if exhaustive else 0.0)
             rejected.extend(candidates.rejected)
             if not isinstance(candidates, NoneLegal):
                 listed.append((algorithm, candidates))
         costs = listed[0][0].cost(request.machine, [candidates for _, candidates in listed]) if listed else ()
         for (algorithm, candidates), of in zip(listed, costs, strict=True):
             kept, growth = accurate(request, algorithm, of), LIMIT_GROWTH
-            while ((limit := _limit_for_best(kept, candidates.limit, growth)) > candidates.limit).any():
-                candidates, growth = algorithm.candidates(request, limit), np.inf
+            while ((limit := _limit_for_best(kept, candidates.limit, growth, asked().most)) > candidates.limit).any():
+                candidates, growth = algorithm.candidates(asked(), limit), np.inf
                 kept = accurate(request, algorithm, *algorithm.cost(request.machine, [candidates]))
             costed.append((algorithm, kept))
             best = min(best, kept.cycles.min(initial=np.inf))
@@ -227,6 +248,16 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
         predict([*group])
     waiting = [(bound, False, algorithm) for bound, algorithm in bounds if bound]
     too_slow: dict[str, float] = {}
+
+    def near(bound: float, first: Algorithm) -> list[Algorithm]:
+        """Where only the best is needed: what is to be costed with `first`, by the same function, to find the best at once."""
+        most = min(best, NEAR * bound) if request.most is not None else 0.0
+        alike = [
+            one for one in waiting if one[2].cost == first.cost and (one[0] if one[1] else least_cycles(one[2], request, best)) <= most
+        ]
+        waiting[:] = [one for one in waiting if one not in alike]
+        return [algorithm for *_, algorithm in alike]
+
     while waiting:  # the least bound first; it is tightened before the algorithm is costed
         waiting.sort(key=operator.itemgetter(0))
         bound, tight, algorithm = waiting.pop(0)
@@ -235,19 +266,23 @@ def _predicted(request: Request, algorithms: Sequence[Algorithm], exhaustive: bo
         if bound > best:
             too_slow[algorithm.NAME] = bound
         elif tight:
-            predict([algorithm])
+            predict([algorithm, *near(bound, algorithm)])
         else:
             waiting.append((bound, True, algorithm))
     rejected += [Rejected(name, BOUND_ABOVE.format(bound / best), "slower") for name, bound in too_slow.items()]
     return sorted(costed, key=lambda pair: algorithms.index(pair[0])), rejected
 
 
-def _limit_for_best(costs: Costs, limit: Array | float, growth: float) -> Array:
+def _limit_for_best(costs: Costs, limit: Array | float, growth: float, most: float | None) -> Array:
     """Per kind, the limit up to which all schedules must be costed to be sure of the best: the cycles of the best so far. A kind without
-    schedules gets `growth` times its limit; a kind whose schedules are all too inaccurate keeps its limit."""
-    best = np.full(len(costs.kinds), np.inf)
-    np.minimum.at(best, costs.kind, costs.cycles)
-    best[[*costs.lost]] = 0.0
+    schedules gets `growth` times its limit; a kind whose schedules are all too inaccurate keeps its limit. With `most`, the best of all
+    kinds counts for each, and at most so many cycles."""
+    if most is None:
+        best = np.full(len(costs.kinds), np.inf)
+        np.minimum.at(best, costs.kind, costs.cycles)
+        best[[*costs.lost]] = 0.0
+    else:
+        best = np.array([min(most, costs.cycles.min(initial=np.inf))])
     limits: Array = np.where(np.isinf(best), growth * limit, best * (1 + 1e-9))
     return np.where(best > limit, limits, limit)
 

@@ -62,7 +62,7 @@ class Axis(NamedTuple):
         return max(0, (out - 1) * self.stride + self.extent - self.size - self.before)
 
 
-class Conv(Typed, frozen=True, kw_only=True, dict=True):
+class Conv(Typed, frozen=True, cache_hash=True, kw_only=True, dict=True):
     """A 2-D convolution, NCHW, all in elements; dilation 1 is a dense kernel. Equal problems are equal values.
 
     Raises ProblemError for a size below 1, a padding below 0, an output below 1, groups that do not divide, an unknown

@@ -8,7 +8,7 @@ from pysim.problem.fields import Typed, check_fields, check_int64
 LAYOUTS = ("nn", "nt", "tn", "tt")  # whether A, then B, is stored transposed
 
 
-class Gemm(Typed, frozen=True, kw_only=True):
+class Gemm(Typed, frozen=True, cache_hash=True, kw_only=True):
     """C[m][n] = op(A)[m][k] op(B)[k][n], in elements; a transposed operand is stored [k][m] or [n][k].
 
     Raises ProblemError for a size below 1, an unknown dtype, and FLOP or operand bytes beyond int64.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as a value: schedule, predicted cost, alternatives, and the assumed numbers behind the cost."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -66,6 +67,7 @@ class Request(NamedTuple):
     prologue         whether a GPU scales, shifts and bounds a convolution's input as it reads it (`pysim_cuda_prologue`)
     algorithm        only this algorithm
     memory_limit     the most bytes of workspace
+    most             None for the best schedule of each kind; cycles, if only the best of all is needed, and that within so many
     """
 
     problem: Workload
@@ -83,6 +85,7 @@ class Request(NamedTuple):
     prologue: bool = False
     algorithm: str | None = None
     memory_limit: int | None = None
+    most: float | None = None
 
     @property
     def cpu(self) -> Machine:
@@ -129,7 +132,8 @@ class Considered(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to run and why: the schedule of the macro-kernel or launch, its predicted cost, and the rejected kernels.
 
-    `considered`: the best schedule of each kind, including the chosen one. `assumed`: paths of the machine's numbers behind the cost that
+    `considered`: the best schedule of each kind, including the chosen one. It and `rejected` may be computed when they are first read
+    (`pysim.record.later`). `assumed`: paths of the machine's numbers behind the cost that
     were neither measured nor published. `workspace_bytes`: per thread (per launch on a GPU). `layout`: of a convolution's input and output.
     `memory_limit`: allowed bytes of workspace. `needs_finite`: the operands that must be finite for the result of the definition (otherwise
     it may be NaN), an entry of NEEDS_FINITE ("filters": only if the problem is padded). `error`: the algorithm's stated largest error over
@@ -147,8 +151,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     schedule: AnySchedule
     workspace_bytes: int
     cost: Cost | CsaCost
-    considered: tuple[Considered, ...]
-    rejected: tuple[Rejected, ...]
+    considered: Sequence[Considered]
+    rejected: Sequence[Rejected]
     assumed: tuple[str, ...] = ()
     layout: Layout = "nchw"
     memory_limit: int | None = None

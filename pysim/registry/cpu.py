@@ -6,7 +6,7 @@ The native library expands the same lines, so row i here is row i there (a test 
 
 import itertools
 import re
-from functools import cache
+from functools import cache, cached_property
 
 import msgspec
 
@@ -47,7 +47,7 @@ _EDGE_BYTES = re.compile(r"^PYSIM_DIRECT_EDGE_BYTES\((\d+)\)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\((\w+)\)")  # of a line of kernels.inc
 
 
-class Kernel(msgspec.Struct, frozen=True):
+class Kernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     """One micro-kernel: `windows` x `filters` outputs a call, `lane_windows` x `lane_filters` a multiply-add."""
 
     index: int
@@ -59,7 +59,7 @@ class Kernel(msgspec.Struct, frozen=True):
     lane_windows: int
     lane_filters: int
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"{self.dtype}_{self.form}_{self.windows}x{self.filters}__{self.target}"
 

@@ -5,7 +5,7 @@ The native library expands the same lines, so row i here is row i there (a test 
 """
 
 import re
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -132,7 +132,7 @@ class Tiles(NamedTuple):
         )
 
 
-class GemmKernel(msgspec.Struct, frozen=True):
+class GemmKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     """One CUDA kernel of a matrix product: the columns of its line in `native/cuda/gemm/<family>/rows.inc`, as gemm/rows.h names them.
 
     `block_*`: a thread block's tile, with k of one k-iteration; `warp_*`: a warp's (wgmma: a warpgroup's); `thread_*`: a thread's (tensor
@@ -172,7 +172,7 @@ class GemmKernel(msgspec.Struct, frozen=True):
     below: int = 0
     replaced_on: int = 0
 
-    @property
+    @cached_property
     def name(self) -> str:
         tiles = f"{self.block_m}x{self.block_n}x{self.block_k}_{self.warp_m}x{self.warp_n}_{self.thread_m}x{self.thread_n}"
         variant = "" if self.variant == "full" else f"_{self.variant}"
@@ -193,30 +193,27 @@ class GemmKernel(msgspec.Struct, frozen=True):
         """Threads that multiply."""
         return self.tiles.math_threads
 
-    @property
+    @cached_property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         multiplied = "tf32" if self.promotion else self.dtype
         return f"tensor_{multiplied}" if self.tensor_threads else multiplied
 
-    @property
+    @cached_property
     def families(self) -> tuple[str, ...]:
         """Keys of the machine's constants for it; the first that exists applies: of its main loop and type, of its main loop."""
         return f"{self.mainloop}_{self.dtype}", self.mainloop
 
-    @property
+    @cached_property
     def tiles(self) -> Tiles:
         """Its tiles."""
-        return _gemm_tiles(self)
-
-
-@cache
-def _gemm_tiles(row: GemmKernel) -> Tiles:
-    sizes = (row.block_m, row.block_n, row.block_k, row.warp_m, row.warp_n, row.thread_m, row.thread_n, row.stages)
-    group = row.tensor_threads or WARP
-    kept = (row.variant != "scalar", row.variant != "unpadded")
-    cluster = (row.cluster_m, row.cluster_n)
-    return Tiles(row.dtype, row.pipe, *sizes, *cluster, group, row.producer, *kept, row.promotion, row.promotion > 0, row.pingpong)
+        sizes = (self.block_m, self.block_n, self.block_k, self.warp_m, self.warp_n, self.thread_m, self.thread_n, self.stages)
+        group = self.tensor_threads or WARP
+        kept = (self.variant != "scalar", self.variant != "unpadded")
+        cluster = (self.cluster_m, self.cluster_n)
+        return Tiles(
+            self.dtype, self.pipe, *sizes, *cluster, group, self.producer, *kept, self.promotion, self.promotion > 0, self.pingpong
+        )
 
 
 @cache
@@ -236,6 +233,7 @@ def _gemm_by_name() -> dict[str, GemmKernel]:
     return {row.name: row for row in gemm_kernels()}
 
 
+@cache
 def gemm_of_tiles(tiles: Tiles) -> GemmKernel | None:
     """The product with these tiles that is no ablation, if there is one."""
     return _gemm_by_tiles().get(tiles._replace(vectors=True, spread=True))
@@ -251,7 +249,7 @@ def _gemm_by_tiles() -> dict[Tiles, GemmKernel]:
 Finite = Literal["nothing", "filters", "operands"]
 
 
-class ConvKernel(msgspec.Struct, frozen=True):
+class ConvKernel(msgspec.Struct, frozen=True, cache_hash=True, dict=True):
     """One CUDA algorithm and tiling of a convolution: the columns of its line in `native/cuda/conv/<family>/rows.inc`, as conv/rows.h
     names them.
 
@@ -301,7 +299,7 @@ class ConvKernel(msgspec.Struct, frozen=True):
         """Operands that must be finite for the result of the definition; otherwise it may be NaN."""
         return NEEDS_FINITE[self.finite]
 
-    @property
+    @cached_property
     def name(self) -> str:
         family = f"{self.algorithm}_f{self.outputs}" if self.outputs > 1 else self.algorithm
         block = f"{self.block_filters}x{self.block_windows}{f'x{self.block_k}' if self.block_k else ''}"
@@ -326,35 +324,32 @@ class ConvKernel(msgspec.Struct, frozen=True):
         """Whether its own tiles may be split along k."""
         return bool(self.block_k) and not self.makes_product and not self.staged
 
-    @property
+    @cached_property
     def pipe(self) -> str:
         """The arithmetic pipe that multiplies, a key of a machine's `fma_per_cycle`."""
         return f"tensor_{'tf32' if self.promotion else self.dtype}" if self.tensor_threads else self.dtype
 
-    @property
+    @cached_property
     def family(self) -> str:
         """The key of the machine's constants for it: the algorithm, and on tensor cores the type."""
         return f"conv_{self.algorithm}" + (f"_{self.dtype}" if self.tiles.tensor else "")
 
-    @property
+    @cached_property
     def families(self) -> tuple[str, ...]:
         """Keys of the machine's constants for it; the first that exists applies: its variant's, its family's, or those of its products."""
         return f"{self.family}_{self.variant}", self.family, "wgmma" if self.tiles.by_warpgroups else "mma" if self.tiles.tensor else "simt"
 
-    @property
+    @cached_property
     def tiles(self) -> Tiles:
         """Its tiles: filters are rows, windows are columns; zeros if it has none."""
-        return _conv_tiles(self)
-
-
-@cache
-def _conv_tiles(row: ConvKernel) -> Tiles:
-    block, warp = (row.block_filters, row.block_windows, row.block_k), (row.warp_filters, row.warp_windows)
-    sizes = (*block, *warp, row.thread_filters, row.thread_windows, row.stages, row.cluster_filters, row.cluster_windows)
-    group = row.tensor_threads or WARP
-    by_warpgroups, vectors = group == WARPGROUP, row.variant != "no_vector"
-    thirds = row.promotion > 0 and not by_warpgroups
-    return Tiles(row.dtype, row.pipe, *sizes, group, by_warpgroups, vectors, promotion=row.promotion, thirds=thirds, pingpong=row.pingpong)
+        block, warp = (self.block_filters, self.block_windows, self.block_k), (self.warp_filters, self.warp_windows)
+        sizes = (*block, *warp, self.thread_filters, self.thread_windows, self.stages, self.cluster_filters, self.cluster_windows)
+        group = self.tensor_threads or WARP
+        by_warpgroups, vectors = group == WARPGROUP, self.variant != "no_vector"
+        thirds = self.promotion > 0 and not by_warpgroups
+        return Tiles(
+            self.dtype, self.pipe, *sizes, group, by_warpgroups, vectors, promotion=self.promotion, thirds=thirds, pingpong=self.pingpong
+        )
 
 
 NEEDS_FINITE: tuple[Finite, ...] = (
@@ -394,7 +389,7 @@ def cuda_limits() -> dict[str, int]:
     return {name: int(value) for name, value in _LIMIT.findall(native_file("cuda/limits.inc").read_text())}
 
 
-class Attributes(msgspec.Struct, frozen=True):
+class Attributes(msgspec.Struct, frozen=True, cache_hash=True):
     """The compiler's figures for a kernel: threads and bytes of shared memory of a block, registers and bytes of local memory (stack and
     spills) of a thread.
 

@@ -166,7 +166,8 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
         return NoneLegal(rejected)
     columns = columns_pass(problem, on, request.state, _packer(kernels, on))
     cycles = float(columns.cycles[0])
-    product = nest_schedules.candidates(_nest(problem), request, limit - cycles, algorithm=NAME)
+    own = request if request.most is None else request._replace(most=request.most - cycles)
+    product = nest_schedules.candidates(_nest(problem), own, limit - cycles, algorithm=NAME)
     assert isinstance(product, NestCandidates)
     return Candidates(columns, product, float(product.limit.min()) + cycles, product.rejected)  # one kind, for both stationary operands
 
@@ -177,7 +178,7 @@ def cost(machine: Machine, found: Sequence[Candidates]) -> list[Costs]:
 
 def _costs(of: Candidates) -> Costs:
     """The costs of the product plus that of the columns; one kind, whichever operand is stationary."""
-    product, found = nest_schedules.costs_of(of.product)
+    ((product, found),) = nest_schedules.costs_of([of.product])
     product.operands, columns = ("columns", *OPERANDS[1:]), of.columns  # what it reads
     return found._replace(
         kinds=(NAME,),

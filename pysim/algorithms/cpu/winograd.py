@@ -115,7 +115,8 @@ def candidates(request: Request, limit: Array | float = 0.0) -> Candidates | Non
     if not cases:
         return NoneLegal(())
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
-    kept = bounds <= np.maximum(guess * bounds.min(axis=(1, 2)), limit)[:, None, None]
+    within = guess * bounds.min(axis=(1, 2)) if request.most is None else np.minimum(guess * bounds.min(), request.most)
+    kept = bounds <= np.maximum(within, limit)[..., None, None]
     if not request.any_error:
         kept |= kept.any(axis=2, keepdims=True)  # smaller sets of channels are more accurate
     beyond = np.where(kept, np.inf, bounds).min(axis=(1, 2))

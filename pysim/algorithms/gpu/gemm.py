@@ -13,7 +13,7 @@ the f32 ones. A tf32x3 product uses f32 kernels where k is so small that they ar
 Worked number: gemm:1024x512x256:nn:s8 by wgmma copies B, 131,072 bytes, and 256 to align.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from pysim.cachemodel.gpu import launch_text, mainloop, product_columns
 from pysim.cachemodel.gpu.launches import ALIGN, Candidates, Variant, constants_of, legal, partial_bytes, prunes, round_up
 from pysim.cachemodel.gpu.launches import cost as cost
 from pysim.cachemodel.gpu.mainloop import LINE_BYTES, VECTOR_BYTES, Work
-from pysim.cachemodel.gpu.traffic import lines_of_row, sectors_of
+from pysim.cachemodel.gpu.traffic import Number, lines_of_row, sectors_of
 from pysim.cachemodel.gpu.waves import Columns
 from pysim.cachemodel.gpu.windows import SECTOR_BYTES
 from pysim.machine.gpu import Gpu
@@ -184,10 +184,9 @@ def copies(problem: Gemm, kernel: GemmKernel, placement: Placement = DENSE) -> I
     return (copy for copy, _ in operands(problem, kernel, placement) if copy)
 
 
-def copied_bytes(problem: Gemm, kernel: GemmKernel) -> float:
-    """Bytes that the copies read and write."""
-    size = problem.element_bytes
-    return float(sum(one.rows * (one.columns * size + one.pitch) for one in copies(problem, kernel)))
+def bytes_of(made: Iterable[Copied], size: int) -> float:
+    """Bytes that copies of elements of this size read and write."""
+    return float(sum(one.rows * (one.columns * size + one.pitch) for one in made))
 
 
 def candidates(request: Request, limit: float | None = None) -> Candidates:
@@ -214,41 +213,57 @@ def other_dtype(problem: Gemm) -> str | None:
     return AS_HALVES.get(problem.dtype)
 
 
+class Reading(NamedTuple):
+    """How kernels of the same `k_major`, alignment and parts read a problem: as the product `own`, with `columns` of the model that follow
+    from its sizes and copies; and those of kernels whose operands come by TMA."""
+
+    own: Gemm
+    columns: dict[str, Number]
+    by_tma: dict[str, Number]
+
+    @classmethod
+    def of(cls, problem: Gemm, kernel: GemmKernel) -> "Reading":
+        (copy_a, pitch_a), (copy_b, pitch_b) = operands(problem, kernel)
+        own, made = computed(problem, kernel), [copy for copy in (copy_a, copy_b) if copy]
+        columns = sizes_of(own, kernel.tiles.parts) | {"conversions": len(made), "conversion_bytes": bytes_of(made, problem.element_bytes)}
+        columns["unaligned_c"] = columns["unaligned_c"] or own is not problem  # a transposed tile is stored in pieces
+        ends_a, ends_b = row_ends(problem, kernel)
+        lines_a, lines_b = lines_of_row(pitch_a), lines_of_row(pitch_b)
+        return cls(own, columns, columns | {"lines_a": lines_a, "lines_b": lines_b, "row_ends_a": ends_a, "row_ends_b": ends_b})
+
+
 def variants(gpu: Gpu, problem: Gemm, kernels: Sequence[GemmKernel], known: dict[str, Attributes]) -> list[Variant]:
     """Kernels as the model sees them, on a machine that has their pipes."""
-    result = []
+    result, readings = [], dict[tuple[int, int, float], Reading]()
     for kernel in kernels:
-        compiled, tiles, attributes = kernel.name in known, kernel.tiles, attributes_of(kernel, known)
-        own = computed(problem, kernel)
-        columns, work, family = product(
-            gpu, own, tiles, kernel.families, attributes, attributes.efficiency, a_in_registers=kernel.k_major > 1 and own.trans_a
-        )
-        if tiles.producer:
-            lines_a, lines_b = (lines_of_row(pitch) for _, pitch in operands(problem, kernel))
-            ends_a, ends_b = row_ends(problem, kernel)
-            columns = columns._replace(lines_a=lines_a, lines_b=lines_b, row_ends_a=ends_a, row_ends_b=ends_b)
+        tiles, attributes, key = kernel.tiles, attributes_of(kernel, known), (kernel.k_major, kernel.alignment, kernel.tiles.parts)
+        own, columns, by_tma = reading = readings.get(key) or Reading.of(problem, kernel)
+        readings[key] = reading
+        in_registers = kernel.k_major > 1 and own.trans_a
+        base, work, family = by_tiles(gpu, own, tiles, kernel.families, attributes, attributes.efficiency, in_registers)
+        boxes: dict[str, Number] = {}
         if tiles.by_warpgroups and not tiles.promotion:  # boxes along k shrink to the rows that there are, except multicast ones
-            shrinks = (
-                tiles.cluster_columns == 1 and (kernel.k_major == 1 or not own.trans_a),
-                tiles.cluster_rows == 1 and (kernel.k_major > 0 or own.trans_b),
-            )
-            columns = columns._replace(
-                box_m=SWIZZLE_ROWS if shrinks[0] else columns.box_m, box_n=SWIZZLE_ROWS if shrinks[1] else columns.box_n
-            )
-        columns = columns._replace(
-            conversions=len([*copies(problem, kernel)]),
-            conversion_bytes=copied_bytes(problem, kernel),
-            max_cluster_splits=kernel.reduces_in_cluster,
-            unaligned_c=columns.unaligned_c or own is not problem,  # a transposed tile is stored in pieces
-        )
+            if tiles.cluster_columns == 1 and (kernel.k_major == 1 or not own.trans_a):
+                boxes["box_m"] = SWIZZLE_ROWS
+            if tiles.cluster_rows == 1 and (kernel.k_major > 0 or own.trans_b):
+                boxes["box_n"] = SWIZZLE_ROWS
+        all_columns = base._replace(max_cluster_splits=kernel.reduces_in_cluster, **(by_tma if tiles.producer else columns), **boxes)
         numbers = product_columns.numbers_of(gpu, tiles.pipe, family, *["model.row_ends_per_cycle"] * bool(tiles.producer))
-        assumed = () if compiled else (f"kernel_attributes.{kernel.name}",)
+        assumed = () if kernel.name in known else (f"kernel_attributes.{kernel.name}",)
         schedule = partial(GpuSchedule, kernel.name)
-        result.append(Variant(kernel.name, schedule, attributes, compiled, numbers, columns, work, assumed=assumed))
+        result.append(Variant(kernel.name, schedule, attributes, kernel.name in known, numbers, all_columns, work, assumed=assumed))
     return result
 
 
 def product(
+    gpu: Gpu, problem: Gemm, tiles: Tiles, families: tuple[str, ...], attributes: Attributes, efficiency: float | None
+) -> tuple[Columns, Work, str]:
+    """Columns of a product by tiles, without layout conversions; the work of a k-iteration; the family whose constants apply."""
+    base, work, family = by_tiles(gpu, problem, tiles, families, attributes, efficiency)
+    return base._replace(**sizes_of(problem, tiles.parts)), work, family
+
+
+def by_tiles(
     gpu: Gpu,
     problem: Gemm,
     tiles: Tiles,
@@ -257,32 +272,42 @@ def product(
     efficiency: float | None,
     a_in_registers: bool = False,
 ) -> tuple[Columns, Work, str]:
-    """Columns of a product by tiles, without layout conversions; the work of a k-iteration; the family whose constants apply. Every row of
-    tiles requests all of B once. `a_in_registers`: a warpgroup reads A from registers."""
+    """The same without the columns of the problem's sizes (`sizes_of`). `a_in_registers`: a warpgroup reads A from registers."""
     size = problem.element_bytes
-    ragged = tuple(mainloop.loads_of_element(tiles, pitch * size) for pitch in pitches(problem))
-    work = mainloop.work(gpu, tiles, problem.trans_a, problem.trans_b, ragged, a_in_registers)
-    of_kernel, family = _of_kernel(gpu, tiles, families, attributes, work, efficiency)
-    result = GPU_RESULT_BYTES[problem.dtype]
-    a, b = problem.m * problem.k * size, problem.k * problem.n * size * tiles.parts
-    pitch = problem.n * result
-    unaligned = pitch % VECTOR_BYTES > 0  # a warp stores such rows element by element, side by side
-    sectors = sectors_of(pitch, WARP * result) if unaligned else sectors_of(pitch)
-    columns = of_kernel._replace(
-        m=problem.m, n=problem.n, k=problem.k, element_bytes=size,
-        bytes_a=a, bytes_b=b, bytes_c=problem.m * problem.n * result, requested_bytes_a=a, requested_bytes_b=b,
-        result_bytes=result, accumulator_bytes=SUM_BYTES[problem.dtype], unaligned_c=unaligned, sectors=sectors,
-    )  # fmt: skip
-    return columns, work, family
+    pitch_a, pitch_b = pitches(problem)
+    ragged = mainloop.loads_of_element(tiles, pitch_a * size), mainloop.loads_of_element(tiles, pitch_b * size)
+    return _by_tiles(gpu, tiles, families, attributes, efficiency, problem.trans_a, problem.trans_b, ragged, a_in_registers)
 
 
 @lru_cache(maxsize=4096)
-def _of_kernel(
-    gpu: Gpu, tiles: Tiles, families: tuple[str, ...], attributes: Attributes, work: Work, efficiency: float | None
-) -> tuple[Columns, str]:
-    """The columns that do not depend on a product's sizes, and the family whose constants apply."""
+def _by_tiles(
+    gpu: Gpu,
+    tiles: Tiles,
+    families: tuple[str, ...],
+    attributes: Attributes,
+    efficiency: float | None,
+    trans_a: bool,
+    trans_b: bool,
+    ragged: tuple[float, float],
+    a_in_registers: bool,
+) -> tuple[Columns, Work, str]:
+    work = mainloop.work(gpu, tiles, trans_a, trans_b, ragged, a_in_registers)
     name, family = constants_of(gpu, families)
-    return product_columns.columns_of(gpu, tiles, attributes, work, family, efficiency), name
+    return product_columns.columns_of(gpu, tiles, attributes, work, family, efficiency), work, name
+
+
+def sizes_of(problem: Gemm, parts: float) -> dict[str, Number]:
+    """The columns of a product's sizes. Every row of tiles requests all of B once."""
+    size, result = problem.element_bytes, GPU_RESULT_BYTES[problem.dtype]
+    a, b = problem.m * problem.k * size, problem.k * problem.n * size * parts
+    pitch = problem.n * result
+    unaligned = pitch % VECTOR_BYTES > 0  # a warp stores such rows element by element, side by side
+    return {
+        "m": problem.m, "n": problem.n, "k": problem.k, "element_bytes": size,
+        "bytes_a": a, "bytes_b": b, "bytes_c": problem.m * problem.n * result, "requested_bytes_a": a, "requested_bytes_b": b,
+        "result_bytes": result, "accumulator_bytes": SUM_BYTES[problem.dtype], "unaligned_c": unaligned,
+        "sectors": sectors_of(pitch, WARP * result) if unaligned else sectors_of(pitch),
+    }  # fmt: skip
 
 
 # The rest of the contract

@@ -77,7 +77,7 @@ class ByProducts(Rows):
 
     def candidates(self, request: Request, limit: float | None = None) -> Candidates:
         gpu, w, named = request.gpu, request.conv, request.schedule
-        rows, rejected = legal_rows(request, self.NAME)
+        rows, rejected = legal_rows(request, self.NAME, lambda row: self.by(row, w, request.layout))
         of = products_of(w, request.layout)
         products = gemm_kernels()
         if isinstance(named, GpuSchedule):

@@ -65,7 +65,11 @@ def least_traffic(table: Table) -> Array:
     of_filters, in_panels = FILTERS if nest.filters_packed else PACKED, 1.0 if nest.windows_packed else table.packed
     distance = uses.kept + uses.streamed + uses.outputs
     for level, of_level in zip(levels, moved, strict=True):
-        missed = np.minimum(missed, sum((distance >= least) * share for least, share in _steps(level)) * uses.size)
+        certain = np.zeros(uses.size.shape)
+        for least, share in _steps(level):
+            np.add(certain, share, out=certain, where=distance >= least)
+        certain *= uses.size
+        missed = np.minimum(missed, certain, out=certain)
         kept, streamed, outputs = missed[0] + missed[1], missed[2] + missed[3], missed[4]
         of_level[2 * PACKED] = np.where(keeps, kept, streamed) * in_panels
         of_level[2 * INPUT] = np.where(keeps, kept, streamed) * (1 - in_panels)

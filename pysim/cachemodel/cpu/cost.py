@@ -76,9 +76,8 @@ from pysim.registry.cpu import Kernel, kernels
 # A call of Winograd's products or of a row of depthwise tiles, relative to a call of this nest, whose call_cycles include loops and edges
 # (least squares: Winograd 0.46 over 115 plans on a Zen 4, 0.27 over 306 on an Emerald Rapids; rows of depthwise tiles 0.36 to 0.86)
 SHORT_CALL = 0.5
-MIN_PRUNED = 64  # smaller tables are predicted whole
-# Schedules of each kind that are looked at first, those of least bounds; and of those the ones that are predicted first
-FIRST, NEAREST = 160, 12
+# Schedules whose bounds are within SLACK of the least are predicted first, up to NEAREST of them: the best is mostly among these
+SLACK, NEAREST = 1.03, 160
 ROUNDING = 1 + 1e-9  # bounds and predictions add in another order
 ROWS_AHEAD = 8  # of native/x86/lanes.h: rows that a kernel prefetches ahead
 # Rows in flight that no prefetch brings in time. A core's window holds more, but then a line from L3 takes longer than its latency alone
@@ -123,66 +122,42 @@ class Prediction(NamedTuple):
     def cycles(self) -> Array:
         return self.costs.cycles
 
-    @property
-    def best(self) -> Array:
-        """The least cycles of each kind."""
-        return _minima(self.cycles, np.where(self.table.keeps_windows, 0, 1))
+
+def predict(table: Table, state: State = "hot", terms: Mapping[str, Array] | None = None) -> Prediction:
+    """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start;
+    `terms`: its compute cycles, if they are known."""
+    none = np.zeros((len(table.rates.machine.levels), 2 * len(OPERANDS), 0))
+    moved = traffic(table, streams_of(table, state)) if table.kernel.size else none
+    return assemble(table, compute_cycles(table) if terms is None else terms, moved)
 
 
-def predict(table: Table, state: State = "hot", prune: bool = False) -> Prediction:
-    """The cost of every schedule of `table`, by the equations at the head of this file. `state` is that of the caches at the start.
-    `prune`: only the schedules that may be the best of their kind, if there are many."""
-    terms = compute_cycles(table)
-    if prune and table.kernel.size >= MIN_PRUNED:
-        return _pruned(table, terms, state)
-    return assemble(table, terms, traffic(table, streams_of(table, state)))
+def pruned(tables: Sequence[Table], state: State, most: float | None = None) -> list[Prediction]:
+    """The schedules of each table that may be the best of their kind; with `most` those that may be the best of all tables and take at most
+    so many cycles. The others take longer by a lower bound from the sizes of their tiles (`bounds`). The reuses, most of the work, are
+    computed only for these, those of least bounds first."""
+    terms = [compute_cycles(table) for table in tables]
+    least = [assemble(*of, least_traffic(of[0])).cycles / ROUNDING for of in zip(tables, terms, strict=True)]
+    kind = [2 * at + (1 - table.keeps_windows) if most is None else np.zeros(table.kernel.size, int) for at, table in enumerate(tables)]
+    best, found = np.full(2 * len(tables), np.inf if most is None else most), dict[int, tuple[NDArray[np.int64], Prediction]]()
+    nearest = _nearest(np.concatenate(least), np.concatenate(kind), len(best))
+    for last in (False, True):
+        for at in sorted(range(len(tables)), key=lambda at: least[at].min(initial=np.inf)):
+            within = least[at] <= best[kind[at]]
+            rows = np.flatnonzero(within if last else within & (least[at] <= nearest[kind[at]]))
+            if (last or rows.size) and (at not in found or not np.isin(rows, found[at][0], assume_unique=True).all()):
+                of_rows = {name: term[rows] for name, term in terms[at].items()}
+                found[at] = rows, predict(select(tables[at], rows), state, of_rows)
+                np.minimum.at(best, kind[at][rows], found[at][1].cycles)
+    bounds = [np.full(len(table.rates.kernels), np.inf) for table in tables]
+    for table, of_kernels, cycles in zip(tables, bounds, least, strict=True):
+        np.minimum.at(of_kernels, table.kernel, cycles)
+    return [found[at][1]._replace(bounds=of_kernels) for at, of_kernels in enumerate(bounds)]
 
 
-def _pruned(table: Table, terms: Mapping[str, Array], state: State) -> Prediction:
-    """The schedules that may be the best of their kind. The others take longer than one of these by a lower bound: from the sizes of their
-    tiles (`bounds`), or from the misses that are certain. How sets are filled, most of the work, is computed only for these."""
-    kind = np.where(table.keeps_windows, 0, 1)
-    least = assemble(table, terms, least_traffic(table)).cycles / ROUNDING
-    rows = _least(least, kind, FIRST)
-    prediction, certain = _best_of(select(table, rows), _of(terms, rows), state)
-    within = least <= prediction.best[kind]
-    if np.count_nonzero(within) > np.count_nonzero(within[rows]):  # than the best of those of least bounds, others may be better
-        rows = np.flatnonzero(within)
-        prediction, certain = _best_of(select(table, rows), _of(terms, rows), state, prediction.best)
-    least[rows] = certain
-    return prediction._replace(bounds=_minima(least, table.kernel, len(table.rates.kernels)))
-
-
-def _best_of(table: Table, terms: Mapping[str, Array], state: State, most: Array | None = None) -> tuple[Prediction, Array]:
-    """The schedules that may be the best of their kind, if that takes at most `most` cycles; and the cycles of all with their certain
-    misses alone."""
-    kind, streams = np.where(table.keeps_windows, 0, 1), streams_of(table, state)
-    certain = assemble(table, terms, traffic(table, streams, certain_only=True)).cycles / ROUNDING
-    rows = _least(certain, kind, NEAREST) if most is None else np.flatnonzero(certain <= most[kind])
-    while True:
-        some = select(table, rows)
-        prediction = assemble(some, _of(terms, rows), traffic(some, streams.of(rows)))
-        within = certain <= prediction.best[kind]
-        if np.count_nonzero(within) == np.count_nonzero(within[rows]):
-            return prediction, certain
-        rows = np.flatnonzero(within)
-
-
-def _least(cycles: Array, kind: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-    """The schedules of each kind with the least cycles, in their order."""
-    most = [np.sort(cycles[kind == one])[:number][-1:].max(initial=0.0) for one in (0, 1)]
-    return np.flatnonzero(cycles <= np.array(most)[kind])
-
-
-def _of(terms: Mapping[str, Array], rows: NDArray[np.int64]) -> dict[str, Array]:
-    return {name: term[rows] for name, term in terms.items()}
-
-
-def _minima(cycles: Array, group: NDArray[np.int64], groups: int = 2) -> Array:
-    """The minimum of each group, infinity for an empty one."""
-    minima = np.full(groups, np.inf)
-    np.minimum.at(minima, group, cycles)
-    return minima
+def _nearest(cycles: Array, kind: NDArray[np.int64], kinds: int) -> Array:
+    """For each kind the bound up to which schedules are predicted first: SLACK times the least one, for up to NEAREST schedules."""
+    ordered = [np.sort(cycles[kind == one])[: NEAREST + 1] for one in range(kinds)]
+    return np.array([min(SLACK * of[0], of[-1]) if of.size else 0.0 for of in ordered])
 
 
 def assemble(table: Table, compute: Mapping[str, Array], moved: Array) -> Prediction:
@@ -191,9 +166,10 @@ def assemble(table: Table, compute: Mapping[str, Array], moved: Array) -> Predic
     core, inner, terms = machine.core, machine.levels[0], {**compute}
     terms["store"] = terms["store"] + _scattered_runs(table, moved) * core.store_run_cycles.value
     terms["pack"] = terms["pack"] + table.packed * (moved[0, 0] + moved[0, 1]) / inner.line_bytes * core.pack_line_cycles.value
-    terms["kernel"] = terms["kernel"] + _kernel_stalls(table, moved)
-    exposed = _exposed(table, terms["kernel"], moved)
-    return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=_stalls(table, moved), exposed=exposed))
+    own = served(moved)
+    terms["kernel"] = terms["kernel"] + _kernel_stalls(table, own)
+    exposed = _exposed(table, terms["kernel"], own)
+    return Prediction(table, Pass(machine, terms, OPERANDS, moved, stalls=_stalls(table, own), exposed=exposed))
 
 
 def predict_schedule(nest: Nest, machine: Machine, schedule: Schedule, state: State = "hot") -> Cost:
@@ -245,13 +221,14 @@ def _scattered_runs(table: Table, moved: Array) -> Array:
     return runs * _unfollowed(table)
 
 
-def _stalls(table: Table, moved: Array) -> Array | float:
-    """Cycles of each supplier beyond its rate: lines of rows that a product reads in place, and starts of runs of its output."""
+def _stalls(table: Table, own: Array) -> Array | float:
+    """Cycles of each supplier beyond its rate, from what it serves: lines of rows that a product reads in place, starts of runs of its
+    output."""
     rates = table.rates
     nest, line = rates.nest, rates.machine.line_bytes
     if nest.filters_packed and not nest.filters_in_place:
         return 0.0
-    lines = served(moved) / line
+    lines = own / line
     stalls: Array = (1 - table.packed) * lines[:, 0] * _line_stall(rates, rates.windows, _rows_ahead(table))
     if nest.filters_in_place and nest.filters_in_rows_of_k:
         pitch, _ = nest.filter_rows or (0, 0)
@@ -259,10 +236,10 @@ def _stalls(table: Table, moved: Array) -> Array | float:
         stalls += lines[:, 2 * OPERANDS.index("filters")] * _line_stall(rates, rates.filters, ahead)
     elif nest.filters_in_place:
         stalls[0] += _refetched_lines(rates) * line / rates.machine.outer.read_bytes_per_cycle.value
-    return stalls + _run_stalls(table, moved)
+    return stalls + _run_stalls(table, own)
 
 
-def _run_stalls(table: Table, moved: Array) -> Array | float:
+def _run_stalls(table: Table, own: Array) -> Array | float:
     """Cycles until prefetchers follow a run of a product's output beyond L2. A run is the part of an output row in a set of window
     tiles, or in one tile if too many rows are written at once. 3000x3000x16 by tiles of 48 x 9 in sets of 3, 8, 16, 63: 3.6, 3.2, 3.1,
     2.95 ms (Zen 5)."""
@@ -273,20 +250,20 @@ def _run_stalls(table: Table, moved: Array) -> Array | float:
     tiles, unfollowed = rates.window_tiles, _unfollowed(table)
     sets = np.ceil(tiles / np.where(table.keeps_windows, table.k3, table.k2))
     runs = (unfollowed * tiles + (1 - unfollowed) * sets) / (tiles * rates.windows * nest.result_bytes)
-    stalls: Array = share.value * latencies(rates.machine)[:, None] * served(moved)[:, -2:].sum(axis=1) * runs
+    stalls: Array = share.value * latencies(rates.machine)[:, None] * own[:, -2:].sum(axis=1) * runs
     stalls[0] = 0.0
     return stalls
 
 
-def _exposed(table: Table, kernel: Array, moved: Array) -> Array | float:
+def _exposed(table: Table, kernel: Array, own: Array) -> Array | float:
     """Transfer cycles from beyond L2 that multiply-adds do not hide. A product's windows in place: before a tile the nest prefetches more
     lines of the next one than a core has misses in flight. A convolution's filters: the first window tile that reads a filter has no more
     multiply-adds for each byte than the others."""
     rates = table.rates
     nest = rates.nest
-    if len(moved) < 2:
+    if len(own) < 2:
         return 0.0
-    beyond, rate = served(moved)[1:], _rates(rates.machine)[1:, :1]
+    beyond, rate = own[1:], _rates(rates.machine)[1:, :1]
     exposed: Array | float = 0.0
     if not nest.filters_packed or nest.filters_in_place:
         exposed = (1 - table.packed) * (beyond[:, 2 * OPERANDS.index("input")] / rate).sum(axis=0)
@@ -323,12 +300,12 @@ def _excess_latency(machine: Machine, in_flight: Array) -> Array:
     return np.array([np.maximum(0.0, at.latency_cycles.value / in_flight - line / at.read_bytes_per_cycle.value) for at in places])
 
 
-def _kernel_stalls(table: Table, moved: Array) -> Array | float:
+def _kernel_stalls(table: Table, own: Array) -> Array | float:
     """Cycles in which a kernel has nothing to multiply: all rows of an A in place reach new lines at once, which nobody prefetched."""
     rates = table.rates
     if not rates.nest.filters_in_place or rates.nest.filters_in_rows_of_k:
         return 0.0
-    lines = served(moved)[:, 2 * OPERANDS.index("filters")] / rates.machine.line_bytes
+    lines = own[:, 2 * OPERANDS.index("filters")] / rates.machine.line_bytes
     return (lines * _excess_latency(rates.machine, rates.filters)).sum(axis=0)
 
 
@@ -387,7 +364,7 @@ def _rates(machine: Machine) -> Array:
 
 def transfer_cycles(machine: Machine, moved: Array) -> Array:
     """Cycles of each supplier: the bytes that it serves itself over its rates as the core sees them."""
-    own = served(moved.reshape(len(moved), -1, 2, moved.shape[-1]).sum(axis=1))
+    own = served(moved.reshape(len(moved), moved.shape[1] // 2, 2, moved.shape[2]).sum(axis=1))
     return (own / _rates(machine)[:, :, None]).sum(axis=1)
 
 

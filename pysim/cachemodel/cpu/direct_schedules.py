@@ -125,7 +125,7 @@ class ListedAlgorithm(NamedTuple):
 
     def least_cycles(self, request: Request, best: float) -> float:
         """A lower bound: the compute terms."""
-        terms = _listed(self, request).terms if request.threads == 1 else np.empty(0)
+        terms = self.candidates(request).terms if request.threads == 1 else np.empty(0)
         return float(terms.sum(axis=0).min()) if terms.size else 0.0
 
     def shared_cycles(self, request: Request) -> float:
@@ -133,7 +133,7 @@ class ListedAlgorithm(NamedTuple):
         return sum(float(one.cycles[0]) for one in self.besides(request.problem, request.cpu, request.state))
 
     def candidates(self, request: Request, limit: Array | float = 0.0) -> Listed:
-        return _listed(self, request)
+        return _listed(self, request if request.most is None else request._replace(most=None))
 
     def refuses(self, kernel: Kernel, request: Request) -> Reason | None:
         """Why a kernel of the problem's type cannot run."""

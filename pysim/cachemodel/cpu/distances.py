@@ -19,7 +19,7 @@ A distance is at most what all iterations of l touch. Lines that neighbouring ti
 IBM Systems Journal 9(2), 1970; in loop nests: Beyls and D'Hollander, HPCC 2005.
 
 `around` is this recurrence. It runs once for each structure of a nest, on sums of products (`Sum`) instead of numbers; a factor of a
-product is a value that takes its number from a nest (`Footprint`, `PerTrip`). `Formulas` evaluate many sums at once, for a whole table of
+product is a value that takes its number from a nest (`footprint`, `per_trip`). `Formulas` evaluate many sums at once, for a whole table of
 schedules.
 
 Worked number: tile I in the outer loop, K2 = 4 tiles F in the inner loop. F is used again one iteration of the outer loop later, after 4 F
@@ -27,8 +27,8 @@ and 1 / 4 + 2 (1 - 1 / 4) = 1.75 I: two I unless F is the first or the last tile
 """
 
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -91,6 +91,10 @@ class Sizes(Protocol):
     def counts(self) -> Array:
         """How often each loop iterates: `reuse.Count` x loops x schedules."""
 
+    @property
+    def footprints(self) -> Array:
+        """Bytes of operands x the whole run and one iteration of each loop x schedules."""
+
     def footprint(self, loop: int, row: int) -> Array: ...
     def part(self, row: int) -> Array | float:
         """The share of an operand's footprint that one iteration touches."""
@@ -106,44 +110,47 @@ class Sizes(Protocol):
 
 
 class Factor(Hashable, Protocol):
-    """A number of each schedule."""
+    """A number of each schedule, that only some factors have."""
 
     def of(self, nest: Sizes) -> Array | float: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
+class Entry(NamedTuple):
+    """A factor that is an entry of an array of numbers: Footprint(operand, loop), ..."""
+
+    of: Callable[[Sizes], Array]
+    place: tuple[int, ...]
+
+
+def footprint(operand: int, loop: int) -> Entry:
     """Bytes of an operand in one iteration of a loop."""
-
-    operand: int
-    loop: int
-
-    def of(self, nest: Sizes) -> Array:
-        return nest.footprint(self.loop, self.operand)
+    return Entry(_footprints, (operand, loop + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class PerTrip:
+def per_trip(loop: int) -> Entry:
     """1 / trips of a loop."""
-
-    loop: int
-
-    def of(self, nest: Sizes) -> Array:
-        return 1 / nest.trips[self.loop]
+    return Entry(_per_trip, (loop,))
 
 
-@dataclass(frozen=True, slots=True)
-class SeveralTrips:
+def several_trips(loop: int) -> Entry:
     """1 for a loop of more than one trip, 0 for others."""
+    return Entry(_several_trips, (loop,))
 
-    loop: int
 
-    def of(self, nest: Sizes) -> Array:
-        return np.greater(nest.trips[self.loop], 1).astype(np.float64)
+def _footprints(nest: Sizes) -> Array:
+    return nest.footprints
+
+
+def _per_trip(nest: Sizes) -> Array:
+    return 1 / nest.trips
+
+
+def _several_trips(nest: Sizes) -> Array:
+    return np.greater(nest.trips, 1).astype(np.float64)
 
 
 Product = tuple[int, ...]  # rows of a table of numbers (`Factors`)
-Fixed = tuple[tuple[int, Factor, float], ...]  # a distance that is given: (operand, factor, weight) of each operand
+Fixed = tuple[tuple[int, Factor | Entry, float], ...]  # a distance that is given: (operand, factor, weight) of each operand
 
 
 class Sum(dict[Product, float]):
@@ -168,19 +175,34 @@ class Sum(dict[Product, float]):
         return Sum({product: weight * by for product, weight in self.items()})
 
 
-class Factors(dict[Factor, int]):
+class Factors(dict[Factor | Entry, int]):
     """The rows of a table of numbers: row 0 is 1, then each factor has one, in the order of their first use."""
 
-    def __missing__(self, factor: Factor) -> int:
+    def __missing__(self, factor: Factor | Entry) -> int:
         return self.setdefault(factor, 1 + len(self))
+
+    @cached_property
+    def _entries(self) -> list[tuple[Callable[[Sizes], Array], Indices, tuple[Indices, ...]]]:
+        """For each array of numbers the rows of the table that come from it, and their places there."""
+        rows = [(factor.of, row, factor.place) for factor, row in self.items() if isinstance(factor, Entry)]
+        return [
+            (of, np.array([row for one, row, _ in rows if one == of]), tuple(np.array([place for one, _, place in rows if one == of]).T))
+            for of in dict.fromkeys(of for of, *_ in rows)
+        ]
 
     def numbers(self, nest: Sizes) -> Array:
         """The table."""
         table = np.empty((1 + len(self), nest.columns))
         table[0] = 1.0
-        for row, factor in enumerate(self, 1):
+        for of, rows, places in self._entries:
+            table[rows] = of(nest)[places]
+        for factor, row in self._others:
             table[row] = factor.of(nest)
         return table
+
+    @cached_property
+    def _others(self) -> list[tuple[Factor, int]]:
+        return [(factor, row) for factor, row in self.items() if not isinstance(factor, Entry)]
 
 
 class Formulas(NamedTuple):
@@ -235,37 +257,37 @@ def evaluate_products(numbers: Array, products: tuple[Indices, ...], order: Indi
     return found.take(order, axis=0)
 
 
-def around(use: Use, y: Access, footprint: Mapping[int, Sum], factors: Factors) -> Sum:
+def around(use: Use, y: Access, bytes_in: Mapping[int, Sum], factors: Factors) -> Sum:
     """around(use.loop) of an operand Y with these footprints, for X = use.of."""
     x, loop = use.of, use.loop
     if y.inside < loop:
         return Sum()
     innermost = min(body for body in (y.inside, x.inside, x.only_first - 1) if body >= loop)
-    between = footprint[innermost]
+    between = bytes_in[innermost]
     for m in range(innermost, loop, -1):
         if m not in x.indexed_by:
             continue
-        tile = footprint[m]
+        tile = bytes_in[m]
         if m in y.indexed_by and m != y.only_first:
-            between = between + footprint[m - 1] - tile
+            between = between + bytes_in[m - 1] - tile
         elif m == y.only_first or use.at_end is None:
-            per_trip, passes = factors[PerTrip(m)], 1.0 if m == y.only_first else 2.0
-            between = between * per_trip + tile * passes - tile * passes * per_trip
+            each, passes = factors[per_trip(m)], 1.0 if m == y.only_first else 2.0
+            between = between * each + tile * passes - tile * passes * each
         else:
-            several, share = factors[SeveralTrips(m)], 0.5 if use.at_end else 1.0
+            several, share = factors[several_trips(m)], 0.5 if use.at_end else 1.0
             between = between - between * share * several + tile * (2 * share) * several
     return between
 
 
-def distance(use: Use, y: Access, footprint: Mapping[int, Sum], factors: Factors) -> Sum:
+def distance(use: Use, y: Access, bytes_in: Mapping[int, Sum], factors: Factors) -> Sum:
     """Bytes of Y between a use and the next."""
     loop, first = use.loop, y.only_first
     if use.fraction is not None and (loop <= first or loop == y.inside):
-        return footprint[max(loop, first)] * use.fraction
+        return bytes_in[max(loop, first)] * use.fraction
     if loop == first:
         return Sum()
-    between = around(use, y, footprint, factors)
-    return between * factors[PerTrip(first)] if NO_LOOP < first < loop else between
+    between = around(use, y, bytes_in, factors)
+    return between * factors[per_trip(first)] if NO_LOOP < first < loop else between
 
 
 class Distances(NamedTuple):
@@ -292,7 +314,7 @@ class _Distance(NamedTuple):
 def distances_of(uses: Sequence[Use | Fixed], operands: Sequence[Access], factors: Factors) -> Distances:
     """The recurrence for the uses of a nest, whatever its trip counts."""
     loops = range(-1, 1 + max(y.inside for y in operands))
-    rows = [{loop: factors[Footprint(row, y.level(loop))] for loop in loops} for row, y in enumerate(operands)]
+    rows = [{loop: factors[footprint(row, y.level(loop))] for loop in loops} for row, y in enumerate(operands)]
     footprints = [{loop: Sum({(at,): 1.0}) for loop, at in of.items()} for of in rows]
     places: dict[_Distance, list[tuple[int, int]]] = {}  # where each distance occurs: (operand, use)
     for (number, use), (row, y) in itertools.product(enumerate(uses), enumerate(operands)):

@@ -198,7 +198,7 @@ class LoopNest:
         counts = ((self.total.get(name, 1.0), *(loops[at].tiles for at in over)) for name, over in of.places.over.items())
         self._tiles = as_rows(columns, *itertools.chain(*counts))
         self._extents = self._extents_of([_ONE, *(operands[row].extents[name] for row, name in of.extents.rows)])
-        self._footprints: Array = evaluate_products(self._extents, *of.extents.footprints).reshape(len(operands), -1, columns)
+        self.footprints: Array = evaluate_products(self._extents, *of.extents.footprints).reshape(len(operands), -1, columns)
 
     def _extents_of(self, extents: Sequence[Extent]) -> Array:
         """The equation above for all pairs of an operand and a dimension, as `Extents` orders them."""
@@ -235,7 +235,7 @@ class LoopNest:
 
     def footprint(self, loop: int, row: int) -> Array:
         """Bytes of operand `row` in one iteration of a loop (-1: in the whole run)."""
-        return self._footprints[row, loop + 1]
+        return self.footprints[row, loop + 1]
 
     def between(self, uses: tuple[Use | Fixed, ...]) -> Array:
         """Bytes of each operand between each use and the next: operands x uses x columns."""
@@ -265,7 +265,7 @@ class LoopNest:
     @cached_property
     def working_set(self) -> Array:
         """Distinct bytes of each operand that a run touches. A buffer counts once."""
-        return self._merged(self._footprints[:, 0].copy())
+        return self._merged(self.footprints[:, 0].copy())
 
     def _merged(self, sizes: Array) -> Array:
         """Rows of operands that are one buffer, as the largest of them in the first row."""
@@ -343,7 +343,7 @@ class LoopNest:
 
     def overlap(self, row: int, name: str) -> Array:
         """Bytes that two neighbours along a dimension share."""
-        return self.operands[row].extents[name].reused / np.maximum(1e-9, self._extent(row, name)) * self._footprints[row, 0]
+        return self.operands[row].extents[name].reused / np.maximum(1e-9, self._extent(row, name)) * self.footprints[row, 0]
 
     def tile(self, row: int, name: str, loop: int) -> Array:
         """Bytes of an operand in one iteration of a loop, of one tile along a dimension."""

@@ -25,7 +25,7 @@ PACKED_MARK_BYTES = 8  # after the panels: marks weights that are not finite (PY
 PANEL_ALIGN = 64  # bytes; panels start on such boundaries (native/algorithms/nest.c)
 
 
-class Nest(Conv, frozen=True, kw_only=True):
+class Nest(Conv, frozen=True, cache_hash=True, kw_only=True):
     """One workload as a loop nest, a convolution; sizes are elements.
 
     `in_place`: consecutive windows are consecutive elements of a plane, so a micro-kernel can read them without packing.

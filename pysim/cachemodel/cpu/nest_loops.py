@@ -66,12 +66,6 @@ class TableStreams(NamedTuple):
     planes: Array
     working_set: Array
 
-    def of(self, rows: NDArray[np.int64]) -> "TableStreams":
-        """The streams of some schedules, in their order."""
-        columns = [slice(*rows.searchsorted((span.start, span.stop))) for span in self.columns]
-        arrays = {name: getattr(self, name).take(rows, axis=-1) for name in ("order", "bytes", "between", "planes", "working_set")}
-        return self._replace(columns=columns, **arrays)
-
 
 def described(table: Table, keeps_windows: bool) -> LoopNest:
     """The loops of schedules of one loop order: those that keep windows (input stationary), or those that keep filters."""

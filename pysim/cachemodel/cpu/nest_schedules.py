@@ -8,7 +8,8 @@ TRANSFERS (1 - 0.8)) 7.2 = 7.9 M cycles of compute are predicted first. The seco
 than 9.1 M cycles.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from pysim.cachemodel.costs import Costs
 from pysim.cachemodel.cpu import csa, tilings
-from pysim.cachemodel.cpu.cost import Pass, assumed, cost_of, one_schedule, predict, schedule_of
+from pysim.cachemodel.cpu.cost import Pass, Prediction, assumed, cost_of, one_schedule, predict, pruned, schedule_of
 from pysim.cachemodel.cpu.incore import Array, Table, products_per_cycle, rates
 from pysim.cachemodel.cpu.nest import Nest, live_taps
 from pysim.errors import PlanError
@@ -33,7 +34,8 @@ TRANSFERS = 0.8  # transfer cycles of most best schedules over their compute cyc
 
 class NestCandidates(NamedTuple):
     """Schedules of a nest as a table, and lower `bounds` of its kernels in cycles. The table has all schedules whose compute takes less
-    than `limit` cycles (per kind of STATIONARY). `prune`: only the best of each kind is needed."""
+    than `limit` cycles (per kind of STATIONARY). `prune`: only the best of each kind is needed; `most`:
+    as in a request."""
 
     table: Table
     state: State
@@ -42,6 +44,7 @@ class NestCandidates(NamedTuple):
     rejected: tuple[Rejected, ...]
     algorithm: str | None = None
     prune: bool = False
+    most: float | None = None
 
 
 class CsaCandidates(NamedTuple):
@@ -60,20 +63,30 @@ Found = NestCandidates | CsaCandidates
 
 def least_cycles(nest: Nest, request: Request, best: float, form: str | None = None) -> float:
     """A lower bound on all schedules of a nest by kernels of a form: multiplications at the highest rate of any kernel; if that is below
-    `best`, all in-core work."""
+    `best`, all in-core work of the kernels for which it is."""
     on = request.cpu
     kernels = tilings.rows(on, request.problem.dtype, request.micro_kernel, form).kernels
-    least: float = nest.repeats * live_taps(nest)[0] * nest.out_w * nest.kernel_w * nest.group_channels * nest.group_filters
-    least /= _fastest(kernels, on, nest.result_bytes // nest.element_bytes)
-    if not kernels or least > best:
-        return least
-    return float(tilings.least_cycles(rates(nest, on, kernels)).min())
+    least = _multiplying(nest, on, kernels)
+    if not kernels or min(least) > best:
+        return min(least, default=0.0)
+    return float(tilings.least_cycles(rates(nest, on, _within(kernels, least, best))).min())
+
+
+def _multiplying(nest: Nest, on: Machine, kernels: tuple[Kernel, ...]) -> list[float]:
+    """Cycles of all multiplications, at the rate of each kernel."""
+    number = nest.repeats * live_taps(nest)[0] * nest.out_w * nest.kernel_w * nest.group_channels * nest.group_filters
+    return [number / rate for rate in _rates(kernels, on, nest.result_bytes // nest.element_bytes)]
 
 
 @lru_cache(maxsize=64)
-def _fastest(kernels: tuple[Kernel, ...], on: Machine, width: int) -> float:
-    """Multiplications of the fastest kernel in a cycle at most."""
-    return max((products_per_cycle(kernel, on.unit_of(kernel.target), width) for kernel in kernels), default=np.inf)
+def _rates(kernels: tuple[Kernel, ...], on: Machine, width: int) -> tuple[float, ...]:
+    """Multiplications of each kernel in a cycle at most."""
+    return tuple(products_per_cycle(kernel, on.unit_of(kernel.target), width) for kernel in kernels)
+
+
+def _within(kernels: tuple[Kernel, ...], least: Sequence[float], most: float) -> tuple[Kernel, ...]:
+    """The kernels whose bounds are within `most`, or all if none is."""
+    return tuple(kernel for kernel, cycles in zip(kernels, least, strict=True) if cycles <= most) or kernels
 
 
 def candidates(
@@ -97,26 +110,35 @@ def candidates(
     rows = tilings.rows(on, dtype, request.micro_kernel, form)
     if not rows.kernels:
         return NoneLegal(rows.rejected)
-    of = rates(nest, on, rows.kernels)
+    most = np.inf if request.most is None else request.most
+    of = rates(nest, on, _within(rows.kernels, _multiplying(nest, on, rows.kernels), most))
     bounds = tilings.least_cycles(of)
     guess = 1 + TRANSFERS * max(0.0, 1 - on.core.overlap.value)
     first = guess * bounds.min()  # within less, the best schedule is rarely found
-    most = np.full(2, np.maximum(first, limit))
+    least = np.full(2, np.maximum(min(first, most), limit))
     place = tilings.in_place_reason(nest)
     rejected = (*((place,) if place else ()), *rows.rejected)
-    table, beyond = tilings.table(of, most)
-    return NestCandidates(table, request.state, bounds, beyond, rejected, algorithm, bool(np.isfinite(most).all()))
+    table, beyond = tilings.table(of, least)
+    return NestCandidates(table, request.state, bounds, beyond, rejected, algorithm, bool(np.isfinite(least).all()), request.most)
 
 
 def cost(machine: Machine, found: Sequence[Found]) -> list[Costs]:
     """The costs of candidates, each by the model that they were made for."""
-    return [costs_of(one)[1] if isinstance(one, NestCandidates) else _csa_costs(one) for one in found]
+    nests = iter(costs_of([one for one in found if isinstance(one, NestCandidates)]))
+    return [next(nests)[1] if isinstance(one, NestCandidates) else _csa_costs(one) for one in found]
 
 
-def costs_of(of: NestCandidates) -> tuple[Pass, Costs]:
-    """The predicted costs of a nest's schedules, and the pass that has them."""
-    prediction = predict(of.table, of.state, of.prune)
-    table, costs, pruned = prediction
+def costs_of(found: Sequence[NestCandidates]) -> Iterator[tuple[Pass, Costs]]:
+    """The predicted costs of the schedules of nests, and the passes that have them."""
+    if found and all(of.prune for of in found):
+        predictions = pruned([of.table for of in found], found[0].state, found[0].most)
+    else:
+        predictions = [predict(of.table, of.state) for of in found]
+    return itertools.starmap(_costs_of, zip(found, predictions, strict=True))
+
+
+def _costs_of(of: NestCandidates, prediction: Prediction) -> tuple[Pass, Costs]:
+    table, costs, least = prediction
     nest, machine, kernels, *_ = table.rates
     in_place = nest.filters_in_place or not nest.filters_packed  # no prefetcher follows their rows
     return costs, Costs(
@@ -125,7 +147,7 @@ def costs_of(of: NestCandidates) -> tuple[Pass, Costs]:
         kernel=table.kernel,
         kinds=STATIONARY,
         kind=1 - table.keeps_windows.astype(np.int64),
-        bounds=of.bounds if pruned is None else np.maximum(of.bounds, np.minimum(pruned, of.limit.min())),
+        bounds=of.bounds if least is None else np.maximum(of.bounds, np.minimum(least, of.limit.min())),
         alike=table.kernel,
         schedule=lambda row: msgspec.structs.replace(schedule_of(prediction, row), algorithm=of.algorithm),
         cost=partial(cost_of, prediction),

@@ -30,6 +30,7 @@ Worked number: 8 ways, panels of 6.5 ways, filters of 1.75. A line of the panels
 would miss always.
 """
 
+from functools import lru_cache
 from itertools import product
 from math import gcd
 from typing import Any
@@ -48,13 +49,12 @@ _MAX_PLANES = 1 << 14  # beyond, the planes share few bytes of a cache or all se
 IN_PLANES = OPERANDS.index("input"), OPERANDS.index("output")
 
 
-def traffic(table: Table, streams: TableStreams, certain_only: bool = False) -> Array:
+def traffic(table: Table, streams: TableStreams) -> Array:
     """Bytes that each supplier delivers, one way, in the whole run: suppliers x rows x schedules. Each of OPERANDS has two rows: what
     is only read and what is written.
 
     The first supplier, L2, delivers what misses L1, and so on to memory. No level delivers more than the one inside it asks for. A level
-    sees as much of an operand's working set as crosses to it. `certain_only`: only misses that are certain in every set, a cheap lower
-    bound.
+    sees as much of an operand's working set as crosses to it.
     """
     rates = table.rates
     levels, distinct = rates.machine.levels, np.maximum(streams.working_set, 1.0)
@@ -72,7 +72,7 @@ def traffic(table: Table, streams: TableStreams, certain_only: bool = False) -> 
         needed = (most > 0) & (missed > 0)
         if not needed.any():
             break
-        share = miss_share(level, table, seen / way, streams, needed, certain_only)
+        share = miss_share(level, table, seen / way, streams, needed)
         np.minimum(share, most, out=share)
         if level.starts_cold:
             np.maximum(share, cold, out=share)
@@ -84,10 +84,8 @@ def traffic(table: Table, streams: TableStreams, certain_only: bool = False) -> 
     return moved
 
 
-def miss_share(
-    level: Level, table: Table, scale: Array, streams: TableStreams, needed: NDArray[np.bool_], certain_only: bool = False
-) -> Array:
-    """Share of lines that miss a level, streams x schedules. It is exact only where it is `needed`, and not for `certain_only`.
+def miss_share(level: Level, table: Table, scale: Array, streams: TableStreams, needed: NDArray[np.bool_]) -> Array:
+    """Share of lines that miss a level, streams x schedules. It is exact only where it is `needed`.
 
     `scale` (OPERANDS x schedules) converts bytes of a distance to ways.
     """
@@ -96,8 +94,6 @@ def miss_share(
         return scattered_miss_share(level, excess)
     excess -= level.ways
     share: Array = (excess >= CERTAIN_LINES).astype(np.float64)
-    if certain_only:
-        return share
     nest = table.rates.nest
     way, pitches = level.way_bytes, [nest.input_pitch, nest.windows * nest.result_bytes]
     most = [nest.windows if nest.windows_transposed else nest.group_channels, nest.group_filters]
@@ -183,7 +179,7 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
         chunk = np.minimum(chunk, way - chunk)  # the complement has the same variance
     counts = (planes + 1e-6).astype(np.int64)  # tolerant: rounding depends on the size of the table
     used = np.bincount(counts.ravel()) > 0
-    apart, shift = _shifts(pitch, way, used.size - 1, float(chunk.max()))
+    apart, shift = _shifts(pitch, way, 1 << (used.size - 2).bit_length())
     closer = shift.searchsorted(chunk)
     terms = int(closer.max())
     # for each count of planes, prefix sums over the shifts from the nearest: of K - d, and of (K - d) times the shift
@@ -198,10 +194,10 @@ def variance(ways: Array, planes: Array, pitch: int, way: int) -> Array:
     return np.maximum(0.0, var, out=var)
 
 
-def _shifts(pitch: int, way: int, planes: int, most: float) -> tuple[Array, Array]:
-    """Pairs (d, bytes of sets between planes d apart) for distances below `most`, nearest first."""
+@lru_cache(maxsize=64)
+def _shifts(pitch: int, way: int, planes: int) -> tuple[Array, Array]:
+    """Pairs (d, bytes of sets between planes d apart), nearest first."""
     shift = np.arange(1, planes) * pitch % way
     np.minimum(shift, way - shift, out=shift)
-    (close,) = np.nonzero(shift < most)
-    close = close[np.argsort(shift[close], kind="stable")]
-    return (close + 1).astype(np.float64), shift[close].astype(np.float64)
+    order = np.argsort(shift, kind="stable")
+    return (order + 1).astype(np.float64), shift[order].astype(np.float64)

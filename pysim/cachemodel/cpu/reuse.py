@@ -33,16 +33,17 @@ from pysim.cachemodel.cpu.distances import (
     Access,
     Array,
     Distances,
+    Entry,
     Factor,
     Factors,
     Fixed,
-    Footprint,
     Formulas,
     Indices,
     Sizes,
     Sum,
     Use,
     distances_of,
+    footprint,
     products_of,
 )
 from pysim.record.state import State, runs_ago
@@ -62,15 +63,13 @@ class Count(IntEnum):
     ITERATIONS, REPEATS, FULL, FULL_ITERATIONS, FULL_REPEATS, SECOND, LATER = range(7)
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
+def count_of(count: Count, loop: int) -> Entry:
     """One of the counts of a loop."""
+    return Entry(_counts, (count, loop))
 
-    count: Count
-    loop: int
 
-    def of(self, nest: Sizes) -> Array:
-        return nest.counts[self.count, self.loop]
+def _counts(nest: Sizes) -> Array:
+    return nest.counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,8 @@ class Pairs:
         return np.maximum(0.0, nest.tiles(self.dimension)[0] - iterations)
 
 
-Factored = tuple[Factor, ...]  # a product of factors
+AnyFactor = Factor | Entry
+Factored = tuple[AnyFactor, ...]  # a product of factors
 
 
 class ReuseFormula(NamedTuple):
@@ -153,7 +153,7 @@ class ReuseFormula(NamedTuple):
     uses: tuple[int, ...]
     times: tuple[Factored, ...]
     size: tuple[Factored, ...]
-    shares: tuple[Factor | float, ...]
+    shares: tuple[AnyFactor | float, ...]
     first: bool
 
 
@@ -327,7 +327,7 @@ class _Formulas(NamedTuple):
             if loop in own.indexed_by:
                 if name in shared:
                     body = tuple((at, self._footprint(at, loop), 1.0) for at, of in enumerate(self.accesses) if of.phase(loop) >= 0)
-                    repeats, overlap = Times(Count.REPEATS, loop), Overlap(row, name)
+                    repeats, overlap = count_of(Count.REPEATS, loop), Overlap(row, name)
                     self._add(row, loop, ACROSS, (body,), ((repeats, *passes.values()),), ((overlap,),))
                     size += ((repeats, overlap),)
                 continue
@@ -335,10 +335,10 @@ class _Formulas(NamedTuple):
             others = tuple(count for at, count in passes.items() if at != name)
             count = Count.FULL_REPEATS if full else Count.REPEATS
             if access.refilled_by != NO_LOOP and any(of.only_first == loop for of in self.accesses):
-                times: tuple[Factored, ...] = ((Times(Count.SECOND, loop), *others),)
+                times: tuple[Factored, ...] = ((count_of(Count.SECOND, loop), *others),)
                 self._add(row, loop, AFTER_FILL, [Use(own, loop, None, part) for part in FRACTIONS], times, size)
                 count = Count.LATER
-            times = ((Times(count, loop), *others, *((Part(row),) if partly else ())),)
+            times = ((count_of(count, loop), *others, *((Part(row),) if partly else ())),)
             if access.refilled_by != NO_LOOP and loop == access.inside:  # each tile is read as soon as it is packed
                 times += (tuple(self._passes(access.refilled_by).values()),)
             if tiles := tuple(own.within(loop)):
@@ -346,10 +346,10 @@ class _Formulas(NamedTuple):
                 self._add(row, loop, AGAIN, ends, times, size, (Ends(tiles), NotEnds(tiles)))
             else:
                 self._add(row, loop, AGAIN, [Use(own, loop)], times, size)
-            passes[name] = Times(Count.FULL_ITERATIONS if full else Count.ITERATIONS, loop)
+            passes[name] = count_of(Count.FULL_ITERATIONS if full else Count.ITERATIONS, loop)
         self._within(row, (name for name, together in shared.items() if not together), tuple(passes.values()))
 
-    def _first_use(self, row: int) -> tuple[Access, int, dict[str, Factor]]:
+    def _first_use(self, row: int) -> tuple[Access, int, dict[str, AnyFactor]]:
         """Adds the first use of an operand in a run, or of its buffer after the phase before. Returns how it is accessed from then on, the
         loop of that use, and how often that loop iterates, by dimension."""
         access = self.accesses[row]
@@ -383,12 +383,12 @@ class _Formulas(NamedTuple):
                 times = ((Pairs(name, over[-1] if over else None), *passes),)
                 self._add(row, access.inside, WITHIN, (tile,), times, ((Overlap(row, name),),))
 
-    def _footprint(self, row: int, loop: int) -> Footprint:
-        return Footprint(row, self.accesses[row].level(loop))
+    def _footprint(self, row: int, loop: int) -> Entry:
+        return footprint(row, self.accesses[row].level(loop))
 
-    def _passes(self, last: int) -> dict[str, Factor]:
+    def _passes(self, last: int) -> dict[str, AnyFactor]:
         """Full iterations of the loops up to `last`, by dimension."""
-        return {self.loops[at][1]: Times(Count.FULL, at) for at in range(last + 1)}
+        return {self.loops[at][1]: count_of(Count.FULL, at) for at in range(last + 1)}
 
     def _add(
         self,
@@ -398,7 +398,7 @@ class _Formulas(NamedTuple):
         uses: Sequence[Use | Fixed],
         times: tuple[Factored, ...],
         size: tuple[Factored, ...],
-        shares: tuple[Factor | float, ...] = (),
+        shares: tuple[AnyFactor | float, ...] = (),
         first: bool = False,
     ) -> None:
         numbers = tuple(range(len(self.uses), len(self.uses) + len(uses)))
@@ -413,11 +413,11 @@ def _between_phases(accesses: tuple[Access, ...], same: tuple[int, ...], before:
     indexing = accesses[before if start == 1 else row].within(loop)
     innermost = indexing[0] - 1 if indexing else loop  # the innermost loop whose iteration passes over the whole buffer
     passed = {*range(start + 1, end)} if start < end else {0, 1, 2} - {*range(end, start + 1)}
-    distance = list[tuple[int, Factor, float]]()
+    distance = list[tuple[int, AnyFactor, float]]()
     for at, phase in enumerate(phases):
         if same[at] == same[row] or phase in passed:
-            distance.append((at, Footprint(at, accesses[at].level(loop)), 1.0))
+            distance.append((at, footprint(at, accesses[at].level(loop)), 1.0))
         elif phase in (start, end):
             share = 1.0 if phase == 1 and not accesses[at].indexed_by & {*indexing[:1]} else fraction if phase == end else 1 - fraction
-            distance.append((at, Footprint(at, accesses[at].level(innermost if phase == 1 else loop)), share))
+            distance.append((at, footprint(at, accesses[at].level(innermost if phase == 1 else loop)), share))
     return (*distance,)

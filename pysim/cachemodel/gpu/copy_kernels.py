@@ -10,7 +10,7 @@ Worked number: the im2col columns of conv:mb32ic64ih56oc64kh3ph1 are 231 MB writ
 
 from typing import NamedTuple
 
-from pysim.cachemodel.gpu.traffic import Number, l2_miss_share
+from pysim.cachemodel.gpu.traffic import N, Number, l2_miss_share
 from pysim.machine.gpu import Gpu
 from pysim.registry.cuda import WARP
 
@@ -25,7 +25,7 @@ class Pass(NamedTuple):
     launches: int = 1
 
 
-def copy_rate(gpu: Gpu, size: Number, l2_slowdown: Number = 1.0) -> Number:
+def copy_rate(gpu: Gpu, size: N, l2_slowdown: Number = 1.0) -> Number:
     """Bytes per second, read plus written, of a copy that moves `size` bytes: L2's rate / l2_slowdown where they fit, else memory's."""
     away = l2_miss_share(gpu, size)
     return 1 / (away / gpu.memory_bytes_per_second.value + (1 - away) * 2 * l2_slowdown / gpu.l2_bytes_per_second.value)

@@ -40,6 +40,7 @@ MIN_PART_ITERATIONS = 2  # k-iterations of a split-K part
 FIRST, MAX_KINDS = 2, 16  # launches of a kind that are predicted first, those of least bounds; kinds of an algorithm
 MIN_PRUNED = 80  # fewer launches are predicted whole
 MAX_SPLIT_WAVES = 2  # tiles that fill this many waves are not split
+MAX_SPLITS = 1 << 32  # more than any number of parts
 CYCLE_DIGITS = 3  # after the point, in which equal predictions agree: their terms are added in different orders
 ALIGN = 256  # bytes, of each part of the workspace
 # Prefixes of the paths of machine numbers that only some kernels use
@@ -128,9 +129,10 @@ def legal(
     rejected: list[Rejected] = []
     matching = [row for row in rows if row.dtype == problem.dtype and (named is None or row.name == named.kernel)]
     matching = [row for row in matching if request.micro_kernel in (None, row.name, (row.tiles.rows, row.tiles.columns))]
+    capability = gpu.capability_number
     for row in matching:
         reason = Reason("ablation", f"{row.variant}: an ablation, planned only if it is named") if row.ablation and named is None else None
-        if row.replaced_on == gpu.capability_number and named is None:
+        if row.replaced_on == capability and named is None:
             reason = Reason("replaced", f"capability {gpu.capability} has faster kernels, on instructions of its own")
         reason = reason or unable(gpu, row, attributes(row)) or refuses(row)
         if reason:
@@ -179,12 +181,12 @@ def divided(gpu: Gpu, c: Columns) -> Table:
     splits = np.stack([np.full(len(tiles), factor) for factor in SPLITS] + fill, axis=1)
     can_split = (tiles < MAX_SPLIT_WAVES * slots) & (c.can_split_k > 0)
     row, column = np.nonzero((splits >= 2) & (iterations[:, None] >= MIN_PART_ITERATIONS * splits) & can_split[:, None])
-    split = np.unique(np.stack([row, splits[row, column].astype(int)]), axis=1)
+    split = np.divmod(np.unique(row * MAX_SPLITS + splits[row, column].astype(int)), MAX_SPLITS)
     can_stream = (c.can_split_k > 0) & (slots >= 2) & (slots <= c.max_stream_blocks)
     stream = np.flatnonzero((tiles % slots != 0) & (tiles * iterations >= 2 * slots) & can_stream)
     whole = np.arange(len(tiles))
     row = np.concatenate([whole, split[0], stream])
-    kind = np.repeat([DATA_PARALLEL, SPLIT_K, STREAM_K], [len(whole), split.shape[1], len(stream)])
+    kind = np.repeat([DATA_PARALLEL, SPLIT_K, STREAM_K], [len(whole), len(split[0]), len(stream)])
     parts = np.concatenate([np.ones(len(whole), int), split[1], slots[stream].astype(int)])
     return Table(row, kind, parts, np.zeros(len(row), bool), np.ones(len(row), int))
 
@@ -211,7 +213,9 @@ def cost(gpu: Gpu, candidates: Sequence[Candidates]) -> list[Costs]:
 
 def launched(gpu: Gpu, candidates: Sequence[Candidates]) -> list["Launches"]:
     """The launches of several algorithms; those of all tiled kernels are predicted as one table."""
-    columns = columns_of([one for algorithm in candidates for one in algorithm.tiled])
+    columns, extra = columns_of([one for algorithm in candidates for one in algorithm.tiled]), dict[tuple[Pass, ...], float]()
+    of_each = [_times_and_passes(gpu, algorithm.variants, extra) for algorithm in candidates]
+    launches = [_without_tiles(gpu, one, of) for one, of in zip(candidates, of_each, strict=True) if one.variants and not one.tiled]
     request, edges = candidates[0].request, np.cumsum([0, *(len(one.tiled) for one in candidates)])
     count = int(edges[-1])
     if request.schedule is not None:
@@ -219,50 +223,67 @@ def launched(gpu: Gpu, candidates: Sequence[Candidates]) -> list["Launches"]:
         table, others = named_table(count, request.schedule, chunks), np.full(count, np.inf)
         prediction = waves.predict(gpu, columns, table, request.state == "hot")
     else:
-        table, prediction, others = _best(gpu, columns, candidates)
-    launches = []
-    for one, low, high in zip(candidates, edges[:-1], edges[1:], strict=True):
-        if one.variants and low == high:
-            launches.append(_without_tiles(gpu, one))
-        else:
-            rows = np.flatnonzero((low <= table.variant) & (table.variant < high))
-            own = table.select(rows)
-            launches.append(Launches(one, own._replace(variant=own.variant - low), prediction.select(rows), others[low:high]))
-    return launches
+        outside = np.concatenate([of for algorithm, of in zip(candidates, of_each, strict=True) if algorithm.tiled] or [np.empty((0, 2))])
+        most = None if request.most is None else min([request.most, *(float(one.cycles.min()) for one in launches)])
+        table, prediction, others = _best(gpu, columns, candidates, outside, most)
+    found = iter(launches)
+    return [
+        next(found) if one.variants and not one.tiled else _of_table(one, of, range(low, high), table, prediction, others)
+        for one, of, low, high in zip(candidates, of_each, edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    ]
 
 
-def _best(gpu: Gpu, columns: Columns, candidates: Sequence[Candidates]) -> tuple[Table, Prediction, Floats]:
+def _of_table(candidates: Candidates, outside: Floats, variants: range, table: Table, prediction: Prediction, others: Floats) -> "Launches":
+    """The launches of one algorithm, whose `variants` are these in the table."""
+    rows = np.flatnonzero((variants.start <= table.variant) & (table.variant < variants.stop))
+    if not rows.size and candidates.request.most is not None:
+        return Launches(candidates._replace(variants=()), table.select(rows), waves.NOTHING, others[:0], outside[:0])
+    own = table.select(rows)
+    own = own._replace(variant=own.variant - variants.start)
+    return Launches(candidates, own, prediction.select(rows), others[variants.start : variants.stop], outside)
+
+
+def _best(
+    gpu: Gpu, columns: Columns, candidates: Sequence[Candidates], outside: Floats, most: float | None
+) -> tuple[Table, Prediction, Floats]:
     """The launches in their best rasterisations, and a lower bound on the cycles of each variant's launches that were left out: unless all
-    are asked for, those that cannot be the best of their kind."""
+    are asked for, those that cannot be the best of their kind, or of all (`most`, as in a request). `outside`: times and passes of each
+    variant."""
     whole, hot = divided(gpu, columns), candidates[0].request.state == "hot"
     tiled = [(at * MAX_KINDS, one.kinds, variant) for at, one in enumerate(candidates) for variant in one.variants if variant.columns]
-    times, passes = (of[whole.variant] for of in _times_and_passes(gpu, [variant for *_, variant in tiled]))
+    times, passes = outside[whole.variant].T
     first, own = np.array([(start, variant.kind if kinds else -1) for start, kinds, variant in tiled], int).reshape(-1, 2)[whole.variant].T
     kind, count = first + np.where(own < 0, whole.kind, own), MAX_KINDS * len(candidates)
-    rows = np.arange(len(kind))
-    if len(rows) > MIN_PRUNED and all(one.prune for one in candidates):
+    rows, best = np.arange(len(kind)), np.full(count, np.inf if most is None else most)
+    if most is not None:
+        kind = np.zeros(len(kind), int)
+    if len(rows) > (MIN_PRUNED if most is None else FIRST) and all(one.prune for one in candidates):
         least = waves.least_cycles(gpu, columns, whole) * times + passes
         order = np.lexsort((least, kind))
         rows = np.sort(order[rows - kind[order].searchsorted(kind[order]) < FIRST])
+        if most is not None and not (rows := rows[least[rows] <= most]).size:
+            return whole.select(rows), waves.NOTHING, np.full(len(tiled), np.inf)
     while True:
         table = rasterised(columns, whole.select(rows))
         prediction = waves.predict(gpu, columns, table, hot)
         kept = best_rasterisations(table, prediction.cycles, prediction.traffic.gpc_bytes)
-        best, others = np.full(count, np.inf), np.full(len(tiled), np.inf)
+        others = np.full(len(tiled), np.inf)
         if len(rows) == len(kind):
             return table.select(kept), prediction.select(kept), others
         np.minimum.at(best, kind[rows], prediction.cycles[kept] * times[rows] + passes[rows])
-        left_out = np.setdiff1d(np.arange(len(kind)), rows)
+        left_out = np.flatnonzero(np.bincount(rows, minlength=len(kind)) == 0)
         if not (better := left_out[least[left_out] <= best[kind[left_out]]]).size:
             np.minimum.at(others, whole.variant[left_out], least[left_out])
             return table.select(kept), prediction.select(kept), others
         rows = np.sort(np.concatenate([rows, better]))
 
 
-def _times_and_passes(gpu: Gpu, variants: Sequence[Variant]) -> Floats:
-    """Launches of each variant, and cycles of its passes before and after."""
-    both = [(variant.times, sum(pass_cycles(gpu, one) for one in variant.passes)) for variant in variants]
-    return np.array(both, float).reshape(-1, 2).T
+def _times_and_passes(gpu: Gpu, variants: Sequence[Variant], known: dict[tuple[Pass, ...], float]) -> Floats:
+    """Launches of each variant, and cycles of its passes before and after; those of passes that are `known` are not computed again."""
+    for variant in variants:
+        if variant.passes not in known:
+            known[variant.passes] = sum(pass_cycles(gpu, one) for one in variant.passes)
+    return np.array([(variant.times, known[variant.passes]) for variant in variants], float).reshape(-1, 2)
 
 
 def columns_of(some: Sequence[Columns]) -> Columns:
@@ -281,21 +302,21 @@ def best_rasterisations(table: Table, cycles: Floats, gpc_bytes: Floats) -> Inte
     return order[np.searchsorted(number[order], np.arange(number[-1] + 1))]
 
 
-def _without_tiles(gpu: Gpu, candidates: Candidates) -> "Launches":
+def _without_tiles(gpu: Gpu, candidates: Candidates, outside: Floats) -> "Launches":
     """The launches of an algorithm whose kernels have no tiles."""
     kernels = [(one.threads, one.attributes, one.family) for one in candidates.variants if one.threads and one.family]
     prediction = threads.predict(gpu, kernels, candidates.request.state == "hot")
-    return Launches(candidates, one_each(len(kernels)), prediction, np.full(len(kernels), np.inf))
+    return Launches(candidates, one_each(len(kernels)), prediction, np.full(len(kernels), np.inf), outside)
 
 
 class Launches:
     """One algorithm's launches, each in its best rasterisation, and their predicted cost; `others`: the least cycles that launches of each
     variant take that were left out."""
 
-    def __init__(self, candidates: Candidates, table: Table, prediction: Prediction, others: Floats) -> None:
+    def __init__(self, candidates: Candidates, table: Table, prediction: Prediction, others: Floats, outside: Floats) -> None:
         self.candidates, self.table, self.prediction, self.others = candidates, table, prediction, others
         self.gpu = candidates.request.gpu
-        times, self.pass_cycles = _times_and_passes(self.gpu, candidates.variants)
+        times, self.pass_cycles = outside.T
         self.cycles: Floats = prediction.cycles * times[table.variant] + self.pass_cycles[table.variant]
 
     def costs(self) -> Costs:
@@ -377,7 +398,12 @@ def hidden(waves_: Floats) -> dict[str, float]:
 
 @lru_cache(maxsize=256)
 def _assumed(gpu: Gpu, used: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(path for path in gpu.assumed() if path.startswith(used) or not path.startswith(_OF_SOME_KERNELS))
+    return tuple(path for path in _all_assumed(gpu) if path.startswith(used) or not path.startswith(_OF_SOME_KERNELS))
+
+
+@lru_cache(maxsize=64)
+def _all_assumed(gpu: Gpu) -> tuple[str, ...]:
+    return tuple(gpu.assumed())
 
 
 # Workspace

@@ -39,6 +39,7 @@ def occupancy(gpu: Gpu, attributes: Attributes) -> int:
     return min(occupancy_limits(gpu, attributes).values())
 
 
+@lru_cache(maxsize=1024)
 def pipe_of(gpu: Gpu, pipe: str) -> str | None:
     """The machine file's name of a kernel's pipe, where tensor cores accumulate in FP32; None where the machine lacks it."""
     return next((name for name in (f"{pipe}_f32", pipe) if name in gpu.fma_per_cycle), None)

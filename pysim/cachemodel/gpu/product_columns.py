@@ -34,6 +34,7 @@ from pysim.registry.cuda import WARP, Attributes, ConvKernel, Tiles, gemm_of_til
 SUB_CORES = 4
 
 
+@lru_cache(maxsize=4096)
 def columns_of(
     gpu: Gpu, tiles: Tiles, attributes: Attributes, work: Work, family: GpuFamily, efficiency: float | None, threads: int = 0
 ) -> Columns:
@@ -77,6 +78,7 @@ def columns_of(
     )
 
 
+@lru_cache(maxsize=4096)
 def numbers_of(gpu: Gpu, pipe: str, family: str, *others: str) -> tuple[str, ...]:
     """Prefixes of the paths of machine numbers that a kernel on a pipe uses and others do not."""
     own = pipe_of(gpu, pipe) or pipe
@@ -100,6 +102,7 @@ def windows_are_rows(row: ConvKernel, layout: Layout) -> bool:
     return layout == "nhwc" or row.tiles.by_warpgroups
 
 
+@lru_cache(maxsize=1024)
 def product_tiles(row: ConvKernel, layout: Layout) -> Tiles:
     """A row's tiles as rows x columns of the product."""
     return row.tiles.transposed if windows_are_rows(row, layout) else row.tiles

@@ -25,7 +25,7 @@ times 6.545 is 3 x 8.727: of the 24 tiles of a row, 6 read it at a time. Of 32 x
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Number = float | Floats
+N = TypeVar("N", float, Floats)
 
 SIMULTANEOUS = 1.0  # k-iterations between two requests that L2 joins
 STORE_BYTES = 64  # contiguous bytes of a row of C in a warp's store (128 where rows are whole vectors, stored since the costs were fitted)
@@ -81,9 +82,10 @@ def sectors_of(pitch: int, run: int = STORE_BYTES) -> float:
     return 1 + (SECTOR_BYTES - math.gcd(pitch, SECTOR_BYTES)) / run
 
 
-def l2_miss_share(gpu: Gpu, distance: Number) -> Floats:
+def l2_miss_share(gpu: Gpu, distance: N) -> N:
     """Share of accesses at a reuse distance, in bytes, that miss L2."""
-    return np.clip(2 * distance / (gpu.model.l2_share.value * gpu.l2_bytes.value) - 1, 0, 1)
+    share = 2 * distance / (gpu.model.l2_share.value * gpu.l2_bytes.value) - 1
+    return np.minimum(np.maximum(share, 0), 1) if isinstance(share, np.ndarray) else min(max(share, 0.0), 1.0)
 
 
 def sharing(gpu: Gpu, order: Rasterisation) -> Sharing:

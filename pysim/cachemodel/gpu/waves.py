@@ -215,6 +215,10 @@ class Prediction(NamedTuple):
         return Prediction(self.cycles[rows], self.waves[..., rows], self.others[:, rows], bound, wavefronts, shared, counts, traffic)
 
 
+_WAVES, _OTHERS = np.empty((2, len(WAVE_TERMS), 0)), np.empty((len(TERMS) - len(WAVE_TERMS), 0))
+NOTHING = Prediction(_OTHERS[0], _WAVES, _OTHERS, np.empty(0, int), _OTHERS[0], _OTHERS[0], None, NO_TRAFFIC)  # of no launches
+
+
 def overlapped(one: Number, other: Floats) -> Floats:
     """Cycles of two activities at once: a smooth maximum, since they delay each other the more the closer they are."""
     return (one**OVERLAP_EXPONENT + other**OVERLAP_EXPONENT) ** (1 / OVERLAP_EXPONENT)
@@ -254,7 +258,9 @@ def _cycles(gpu: Gpu, c: Columns, table: Table, counts: Counts, traffic: Traffic
     latency = gpu.l2_latency_cycles.value + traffic.miss * (gpu.memory_latency_cycles.value - gpu.l2_latency_cycles.value)
     waves = _waves(gpu, c, counts, traffic, latency)
     ends = _prologues_and_epilogues(gpu, c, counts, traffic, waves, latency)
-    rate = copy_rate(gpu, c.conversion_bytes, np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)) * gpu.model.copy_share.value
+    rate = (
+        copy_rate(gpu, np.asarray(c.conversion_bytes), np.maximum(1, MIN_COPY_ELEMENT_BYTES / c.element_bytes)) * gpu.model.copy_share.value
+    )
     converted = c.conversion_bytes * gpu.clock_hz / rate
     return waves, np.stack([ends, _fixup(gpu, c, table, counts, latency), converted, _launch(gpu, c, table, counts)])
 

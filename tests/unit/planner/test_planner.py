@@ -2,6 +2,7 @@
 """The plan that is chosen: the cheapest legal schedule of all, within what was asked for, in little time."""
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pysim.algorithms.cpu import im2col, sconv, unpacked, winograd
 from pysim.algorithms.nest import BROADCASTS
 from pysim.cachemodel.cpu import tilings as space
 from pysim.cachemodel.cpu.bounds import least_traffic
-from pysim.cachemodel.cpu.cost import MIN_PRUNED, assemble, predict, schedule_of
+from pysim.cachemodel.cpu.cost import assemble, predict, pruned, schedule_of
 from pysim.cachemodel.cpu.incore import compute_cycles, fetch_cycles, rates
 from pysim.cachemodel.cpu.nest import ceil_div, nest_of
 from pysim.errors import PlanError
@@ -89,7 +90,7 @@ def test_what_is_left_out_within_a_limit_cannot_be_the_best_of_its_kind_or_go_be
     limit = np.array([np.median(everything.cycles[kind == which]) for which in range(2)])
     table, beyond = space.table(costs, limit)
     for prune in (False, True):
-        some = predict(table, prune=prune)
+        some = pruned([table], "hot")[0] if prune else predict(table)
         rows = [known[schedule_of(some, row)] for row in range(some.cycles.size)]
         assert 0 < len(rows) < everything.cycles.size and np.allclose(some.cycles, everything.cycles[rows], rtol=1e-14, atol=0)
         for which in range(2):
@@ -101,7 +102,7 @@ def test_what_is_left_out_within_a_limit_cannot_be_the_best_of_its_kind_or_go_be
             assert best == pytest.approx(everything.cycles[within].min(), rel=1e-14)
             if some.bounds is not None:
                 assert (everything.cycles[within] >= some.bounds[everything.table.kernel[within]] * (1 - 1e-12)).all()
-        assert (some.bounds is not None) == (prune and len(rows) < table.kernel.size) or table.kernel.size < MIN_PRUNED
+        assert (some.bounds is not None) == prune
 
 
 BOUNDED = [
@@ -408,3 +409,30 @@ def test_importing_the_models_and_the_planner_loads_only_what_they_use() -> None
         "heavy = {'scipy', 'networkx', 'matplotlib', 'onnx', 'cffi'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_alternatives_are_predicted_when_they_are_read_and_are_those_of_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
+    chosen, everything = plan(LAYER, "zen5"), plans(LAYER, "zen5", top=1)[0]
+    with monkeypatch.context() as patched:
+        patched.setattr("pysim.planner.table.Table.of", None)  # whoever predicts now fails
+        assert chosen.schedule == everything.schedule and chosen.cost == everything.cost
+        with pytest.raises(TypeError):
+            len(chosen.considered)
+    assert chosen.considered[0].schedule == chosen.schedule and chosen.considered[0].cost == chosen.cost
+    assert {one.schedule for one in chosen.considered} <= {one.schedule for one in everything.considered}
+    assert chosen.to_dict()["rejected"] and chosen.rejected == tuple(chosen.rejected) == pickle.loads(pickle.dumps(chosen.rejected))
+
+
+@pytest.mark.parametrize("name", ["zen4", "power10-e1050"])
+@pytest.mark.parametrize("text", ["gemm:300x705x353", "gemm:33x1030x640:nt", "conv:ic48ih16oc26kh3ph1", "conv:ic64ih14oc256kh1"])
+def test_the_best_of_several_nests_is_among_the_schedules_that_are_predicted(text: str, name: str) -> None:
+    problem, on = parse(text), machine.load(name)
+    nests = [nest_of(problem), *([unpacked.nest_of(problem)] if isinstance(problem, Gemm) else [])]
+    tables = [space.table(rates(nest, on, space.rows(on, problem.dtype, None, "win").kernels))[0] for nest in nests]
+    least = min(predict(one).cycles.min() for one in tables)
+    for most in (np.inf, least * (1 + 1e-9)):
+        found = pruned(tables, "hot", most)
+        assert min(one.cycles.min(initial=np.inf) for one in found) == pytest.approx(least, rel=1e-12)
+        assert sum(one.cycles.size for one in found) < sum(one.kernel.size for one in tables)
+    assert not any(one.cycles.size for one in pruned(tables, "hot", 0.5 * least))

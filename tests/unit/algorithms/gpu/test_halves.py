@@ -49,7 +49,7 @@ def test_only_thirds_of_b_are_made_ahead_whatever_the_layout(layout):
     w = product(f"gemm:512x256x100:{layout}:tf32x3")
     for row in PRODUCTS:
         assert [*gemm.copies(w, row)] == [(256, 100, 3 * 2 * 104)]  # rows of whole eights
-        assert gemm.copied_bytes(w, row) == 256 * (100 * 4 + 104 * 3 * 2)  # read once, written in thirds
+        assert gemm.bytes_of(gemm.copies(w, row), 4) == 256 * (100 * 4 + 104 * 3 * 2)  # read once, written in thirds
 
 
 def test_an_operand_whose_rows_begin_at_no_multiple_of_16_bytes_is_copied_too():
@@ -152,7 +152,7 @@ def test_a_kernel_by_warps_takes_both_operands_in_any_layout_and_makes_thirds_in
     assert mainloop.work(A100, tiles).arithmetic == 3 * tiles.rows * tiles.columns * tiles.depth / 512
     for layout in ("nn", "nt", "tn", "tt"):
         w = product(f"gemm:512x256x100:{layout}:tf32x3")
-        assert not [*gemm.copies(w, row)] and gemm.copied_bytes(w, row) == 0
+        assert not [*gemm.copies(w, row)]
         assert gemm.workspace_bytes(w, GpuSchedule(row.name, "data_parallel", 1, False, 1)) == 0
 
 

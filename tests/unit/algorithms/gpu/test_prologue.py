@@ -7,7 +7,7 @@ import pytest
 
 from pysim import planner
 from pysim.algorithms import algorithm_named
-from pysim.algorithms.convolution import legal_rows
+from pysim.algorithms.convolution import ByRow, legal_rows
 from pysim.errors import NativeError, PlanError
 from pysim.machine.load import load_any
 from pysim.problem.text import parse
@@ -115,7 +115,7 @@ def test_a_plan_with_a_prologue_is_of_a_row_that_takes_it_and_takes_no_less(text
 def test_rows_that_take_none_are_rejected_with_that_reason():
     request = Request(parse("conv:mb32ic64ih56oc64kh3ph1"), load_any("h200"), prologue=True)
     for name in ("direct", "winograd", "im2win"):
-        rows, rejected = legal_rows(request, name)
+        rows, rejected = legal_rows(request, name, lambda row: ByRow(row, request.conv, "nchw"))
         assert not rows and {one.code for one in rejected} <= {"shape", "type", "ablation"} and "shape" in {one.code for one in rejected}
 
 
