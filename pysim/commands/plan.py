@@ -184,10 +184,11 @@ def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: A
 def _pinned(layers: "list[Layer]", on: "Machine | Gpu", options: dict[str, Any]) -> "tuple[Ranked, list[Pinned | None]]":
     """The best measured plan of each layer with its measurements; where there is none, the model's plan, with the reason on stderr."""
     from pysim.measure.store import Store
+    from pysim.planner import request_of
     from pysim.tuning.evidence import pinned
 
     with Store() as store:
-        planned = [pinned(store, layer.workload, on, options) for layer in layers]
+        planned = [pinned(store, request_of(layer.workload, on, **options)) for layer in layers]
     by_reason: dict[str, list[str]] = {}
     for layer, (_, _, why) in zip(layers, planned, strict=True):
         by_reason.setdefault(why, []).append(layer.workload.text)

@@ -95,16 +95,16 @@ class _Fusion:
             self._affine(before, layer, at)
         elif node.op == "BatchNormalization" and layer.op == "Concat" and self._supports(layer, PARTS):
             inputs = (layer.inputs[0], *node.inputs[1:], *layer.inputs[1:])
-            self._replace(before, node._replace(name=layer.name, inputs=inputs, absorbed=()), at)
+            self._absorb(before, node._replace(name=layer.name, inputs=inputs, absorbed=()), at)
         elif node.op == "BatchNormalization":
             plain = len(layer.inputs) <= 3 and "activation" not in layer.attributes  # neither norm, scale nor residual comes before
             if plain and self._supports(layer, NORM):
                 inputs = (*_padded(layer.inputs, 3), *node.inputs[1:])
-                self._replace(before, layer._replace(inputs=inputs).having(epsilon=node.attributes["epsilon"]), at)
+                self._absorb(before, layer._replace(inputs=inputs).having(epsilon=node.attributes["epsilon"]), at)
         elif (
             (activation := activation_of(node)) is not None and not layer.attributes.get("activation") and self._supports(layer, activation)
         ):
-            self._replace(before, layer.having(activation=activation), at)
+            self._absorb(before, layer.having(activation=activation), at)
 
     def _before(self, node: Node) -> int | None:
         """The index of the node that computes the first input of this one, if nothing else reads that."""
@@ -112,7 +112,7 @@ class _Fusion:
         at = self._makers.get(name)
         return at if at is not None and len(self._users[name]) == 1 and self._nodes[at] is not None else None
 
-    def _replace(self, before: int, node: Node, at: int) -> None:
+    def _absorb(self, before: int, node: Node, at: int) -> None:
         """Replaces the node at `before` by `node`, which also computes the result of the node at `at`."""
         absorbed = self._graph.nodes[at]
         self._nodes[before] = node._replace(outputs=absorbed.outputs, absorbed=(*node.absorbed, absorbed.name))
@@ -135,7 +135,7 @@ class _Fusion:
         folded = (scaled, (old * scale + shift).astype(weights.dtype))
         names = tuple(f"{later.output}:{what}" for what in ("scale" if layer.op == "Affine" else "weights", "shift"))
         self._constants.update(zip(names, folded, strict=True))
-        self._replace(before, layer._replace(inputs=(layer.inputs[0], *names)), at)
+        self._absorb(before, layer._replace(inputs=(layer.inputs[0], *names)), at)
 
     def _concat(self, at: int, node: Node) -> None:
         """A concatenation that begins with all parts of an earlier one reads its result instead: then the parts are copied to neither."""
@@ -164,7 +164,7 @@ class _Fusion:
             return
         same = other not in self._constants and self._tensors.get(other) == self._tensors.get(name)
         if same and len(self._users[name]) == 1 and not layer.attributes.get("activation") and len(layer.inputs) <= RESIDUAL_INPUT:
-            self._replace(before, layer._replace(inputs=(*_padded(layer.inputs, RESIDUAL_INPUT), other)), at)
+            self._absorb(before, layer._replace(inputs=(*_padded(layer.inputs, RESIDUAL_INPUT), other)), at)
 
     def _bias(self, at: int, node: Node) -> bool:
         """Whether the addition of one constant per column was folded into the bias of a Linear."""
@@ -182,7 +182,7 @@ class _Fusion:
             old = self._constants[layer.inputs[2]].astype(np.float64) if len(layer.inputs) > 2 else np.zeros(columns)
             bias = f"{node.output}:bias"
             self._constants[bias] = (old + value.reshape(-1)).astype(value.dtype)
-            self._replace(before, layer._replace(inputs=(*layer.inputs[:2], bias)), at)
+            self._absorb(before, layer._replace(inputs=(*layer.inputs[:2], bias)), at)
             return True
         return False
 
@@ -207,7 +207,7 @@ class _Fusion:
                 and "over_channels" in layer.attributes
                 and not layer.attributes.get("activation")
             ):
-                self._replace(before, layer._replace(inputs=(*_padded(layer.inputs, 3), factor)).having(scaled=True), at)
+                self._absorb(before, layer._replace(inputs=(*_padded(layer.inputs, 3), factor)).having(scaled=True), at)
                 return True
         return False
 
@@ -221,7 +221,7 @@ class _Fusion:
                 continue
             alone = len(self._users[x]) == 2 and len(self._users[other]) == 1 and sigmoid.inputs == (x,)
             if sigmoid.op == "Sigmoid" and alone and self._supports(layer, "silu"):
-                self._replace(before, layer._replace(absorbed=(*layer.absorbed, sigmoid.name)).having(activation="silu"), at)
+                self._absorb(before, layer._replace(absorbed=(*layer.absorbed, sigmoid.name)).having(activation="silu"), at)
                 self._nodes[gate] = None
                 return
 

@@ -70,11 +70,6 @@ def pool_seconds(node: Node, graph: Graph, on: Machine, block: int) -> float:
     return float(cycles / on.core.frequency_hz.value)
 
 
-def _starting(node: Node, graph: Graph, on: Machine) -> float:
-    """Seconds before a layer computes. Its code and structs come from memory, like its weights."""
-    return 0.0 if view_offset(graph, node) is not None else START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
-
-
 def activating_seconds(node: Node, graph: Graph, on: Machine) -> float:
     """Seconds of a node's activation: fused into the node, or the node itself."""
     found = None if "reference" in node.attributes else node.attributes.get("activation") or activation_of(node)
@@ -90,8 +85,6 @@ def _moving(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
     """Seconds of a node's data movement and loops that its plan does not include."""
     if node.op in ("Conv", "Linear", "MatMul") and "reference" not in node.attributes:
         return _moved_seconds(on, sum(graph.tensors[name].nbytes for name in node.inputs[RESIDUAL_INPUT:]), 0)
-    if view_offset(graph, node) is not None:
-        return 0.0
     if node.op == "Reorder":
         return reordering_seconds(graph.tensors[node.output], on)
     given = [name for name in node.inputs if name and name not in graph.constants]
@@ -147,5 +140,9 @@ def _attending_cycles(node: Node, graph: Graph, unit: Unit, lanes: int) -> float
 
 
 def other_seconds(node: Node, graph: Graph, on: Machine, buffers: Buffers) -> float:
-    """Seconds of a node without its plan."""
-    return _moving(node, graph, on, buffers) + activating_seconds(node, graph, on) + _starting(node, graph, on)
+    """Seconds of a node without its plan. Its code and structs come from memory, like its weights, before it computes; a view computes
+    nothing."""
+    if view_offset(graph, node) is not None:
+        return activating_seconds(node, graph, on)
+    starting = START_LINES * on.memory.latency_cycles.value / on.core.frequency_hz.value
+    return _moving(node, graph, on, buffers) + activating_seconds(node, graph, on) + starting

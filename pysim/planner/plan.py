@@ -62,7 +62,12 @@ def forget() -> None:
 
 def plans(problem: str | Workload, machine: str | Machine | Gpu, top: int = 10, **terms: Any) -> list[Plan]:
     """The `top` plans of least predicted cost under the full model, best first. `terms` as in `plan`."""
-    return _ranked(request_of(parse(problem), load_any(machine), **terms), whole(top, "top", 1), exhaustive=True)
+    return ranked(request_of(parse(problem), load_any(machine), **terms), whole(top, "top", 1))
+
+
+def ranked(request: Request, top: int) -> list[Plan]:
+    """The `top` plans of least predicted cost for a checked request, best first."""
+    return _ranked(request, top, exhaustive=True)
 
 
 def candidates(

@@ -24,7 +24,7 @@ from pysim.measure.speed import Speed
 from pysim.measure.store import Store, environment, now
 from pysim.problem.text import Workload
 from pysim.record.measurement import Measurement
-from pysim.record.plan import Layout, Plan
+from pysim.record.plan import Layout, Plan, Request
 from pysim.record.state import RunState
 from pysim.runtime import cpu, cuda
 from pysim.tuning.choose import Array, Purpose, Run, best, known, seconds_of
@@ -155,18 +155,17 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     computer: str
 
 
-def pinned(store: Store, workload: Workload, on: Any, options: Mapping[str, Any], threads: int = 1) -> tuple[Plan, Pinned | None, str]:
-    """The best plan found here that is legal under `options` (those of `planner.plan`), with its evidence; else the model's plan, with the
-    reason."""
-    question = question_of(workload, on, threads, options.get("layout", "nchw"))
+def pinned(store: Store, request: Request) -> tuple[Plan, Pinned | None, str]:
+    """The best plan found here that is legal under the request, with its evidence; else the model's plan, with the reason."""
+    question = question_of(request.problem, request.machine, request.threads, request.layout)
     evidence = recall(store, question)
     trials = known(evidence.runs)
-    plans = legal(workload, on, **options) if trials else {}  # enumerating all plans takes a second
+    plans = legal(request) if trials else {}  # enumerating all plans takes a second
     name = best(plans, trials)
     if name is None:
         never = "none of the measured plans is legal with these options" if trials else "never searched"
         reason = f"the model's plan, not a measured one ({said(evidence.set_aside) or never}); run pysim search"
-        return planner.plan(workload, on, **options), None, reason
+        return planner.planned(request), None, reason
     about = {key: question.here[key] for key in ("pysim", "kernels", "computer")}
     found = Pinned(
         measured_seconds=seconds_of(trials, evidence.runs)[name], over_incumbent=trials[name].time, incumbent=evidence.runs[0].incumbent,
@@ -175,7 +174,7 @@ def pinned(store: Store, workload: Workload, on: Any, options: Mapping[str, Any]
     return plans[name], found, ""
 
 
-def legal(workload: Workload, on: Any, **options: Any) -> dict[str, Plan]:
+def legal(request: Request) -> dict[str, Plan]:
     """All plans by name in the model's order. Its choice comes first even if others have the same cost."""
-    chosen = planner.plan(workload, on, **options)
-    return {chosen.name: chosen} | {plan.name: plan for plan in planner.plans(workload, on, MAX_PLANS, **options)}
+    chosen = planner.planned(request)
+    return {chosen.name: chosen} | {plan.name: plan for plan in planner.ranked(request, MAX_PLANS)}

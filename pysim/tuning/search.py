@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from pysim import planner
 from pysim.caches import LruCache
 from pysim.comparison.bench import Bench, bench_of
 from pysim.comparison.compare import core_then, target_of
@@ -109,7 +110,8 @@ def search(
         raise MachineError(f"{on.name} is emulated here, where times mean nothing; search on -m host or -m cuda")
     workload = layer.workload
     question = evidence.question_of(workload, on, settings.threads, settings.layout)
-    plans = evidence.legal(workload, on, layout=settings.layout)
+    request = planner.request_of(workload, on, layout=settings.layout)
+    plans = evidence.legal(request)
     stored = evidence.recall(store, question)
     runs = [_of(plans, run) for run in stored.runs if run.incumbent in plans]
     orders: dict[Purpose, list[str]] = {"model": list(plans), "random": _shuffled(plans, settings.seed)}
@@ -133,7 +135,7 @@ def search(
         tell(f"{sum(spent.values()):.0f} of {settings.budget:g} s, {len(trials)} of {len(plans)} plans: {workload.text}")
     speeds = [run.speed for run in runs if run.speed]
     core = core_then(on, middle(speeds), target) if isinstance(on, Machine) and speeds else None
-    then = evidence.legal(workload, on.at_clock(core.clock_hz), layout=settings.layout) if isinstance(on, Machine) and core else plans
+    then = evidence.legal(request._replace(machine=on.at_clock(core.clock_hz))) if isinstance(on, Machine) and core else plans
     return Search(
         label=layer.label, count=layer.count, machine=on.name, threads=settings.threads, problem=workload.text, set_aside=stored.set_aside,
         reason=f"{incumbent}, the plan that others are compared with: {rig.failed[incumbent]}" if incumbent in rig.failed else "",

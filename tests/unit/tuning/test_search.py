@@ -25,6 +25,7 @@ from pysim.comparison import bench
 from pysim.machine.load import load_any
 from pysim.measure.events import Events
 from pysim.measure.store import Store, environment
+from pysim.planner import request_of
 from pysim.problem.text import parse
 from pysim.runtime import cuda
 from pysim.tuning import choose, evidence, search
@@ -252,7 +253,7 @@ def test_a_run_that_no_search_left_so_does_not_count(monkeypatch: pytest.MonkeyP
 @native
 def test_a_pinned_plan_is_one_that_is_allowed() -> None:
     (found,) = document("search", SMALL, "--budget", "0.5", "--top", "1000")["searches"]
-    legal = evidence.legal(parse(SMALL), host.runnable_any("host"))
+    legal = evidence.legal(request_of(parse(SMALL), host.runnable_any("host")))
     tiles = {f"{legal[one['name']].tile['windows']}x{legal[one['name']].tile['filters']}" for one in found["found"] if one["runs"] > 1}
     for shape in tiles:
         (plan,) = document("plan", SMALL, "--pinned", "--micro-kernel", shape)["plans"]
@@ -282,7 +283,7 @@ def test_without_a_search_the_model_plans_at_once_and_says_so(monkeypatch: pytes
 @native
 def test_a_wrong_plan_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     workload, on = parse(SMALL), host.runnable_any("host")
-    wrong = list(evidence.legal(workload, on))[1]
+    wrong = list(evidence.legal(request_of(workload, on)))[1]
     right: Any = search.checked
 
     def checked(bench: Any, make: Any) -> Any:
@@ -352,7 +353,7 @@ def test_a_gpu_is_searched_by_the_same_code(host_device: Any, monkeypatch: pytes
     monkeypatch.setattr(bench, "Events", Clock)
     words = ("gemm:16x16x16", "-m", "h200")
     (found,) = document("search", *words, "--budget", "300")["searches"]
-    legal = evidence.legal(parse(words[0]), load_any("h200"))
+    legal = evidence.legal(request_of(parse(words[0]), load_any("h200")))
     fastest = min(legal.values(), key=lambda plan: Launch(None, plan.schedule).seconds)
     assert found["plans_measured"] == found["plans_legal"] == len(legal) and found["best"]["name"] == fastest.name
     assert found["spent_seconds"] < 100, "where every plan was measured the search ends before its budget"
