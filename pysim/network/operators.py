@@ -203,7 +203,8 @@ def _leaky_relu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> 
 
 def _ufunc(function: Any) -> Run:
     def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-        function(*inputs, out=out)
+        with np.errstate(all="ignore"):
+            function(*inputs, out=out)
 
     return run
 
@@ -266,6 +267,16 @@ _BY_NUMPY: dict[str, Run] = {
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
     "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy, "Where": _where,
 }  # fmt: skip
+
+
+# elementwise operators that are a function of NumPy, for its own types
+UFUNCS: dict[str, Any] = {
+    "Abs": np.absolute, "And": np.logical_and, "Ceil": np.ceil, "Cos": np.cos, "Equal": np.equal, "Exp": np.exp, "Floor": np.floor,
+    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "IsNaN": np.isnan, "Less": np.less, "LessOrEqual": np.less_equal,
+    "Log": np.log, "Max": np.maximum, "Min": np.minimum, "Neg": np.negative, "Not": np.logical_not, "Or": np.logical_or, "Sin": np.sin,
+    "Sqrt": np.sqrt, "Xor": np.logical_xor,
+}  # fmt: skip
+_BY_NUMPY |= {name: _ufunc(function) for name, function in UFUNCS.items()}
 
 
 def _natively(name: str) -> Run:
