@@ -21,6 +21,7 @@ from pysim.network.graph import Array, Node
 from pysim.network.numpy_ops import convolutions
 from pysim.network.numpy_ops.convolutions import taps
 from pysim.network.numpy_ops.operators import DEFINED
+from pysim.network.numpy_ops.selecting import widened
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
 
@@ -214,6 +215,11 @@ def _where(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     np.copyto(out, inputs[1], where=inputs[0])
 
 
+def _cast(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    with np.errstate(all="ignore"):
+        np.copyto(out, widened(inputs[0]) if out.dtype.kind == "f" else inputs[0], casting="unsafe")
+
+
 def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     out[...] = inputs[0].transpose(attributes["perm"])
 
@@ -260,7 +266,7 @@ NATIVE: dict[str, Bind] = {
     "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
-    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvByTaps": convolutions.convolution,
+    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Cast": _cast, "Clip": _clip, "ConvByTaps": convolutions.convolution,
     "ConvTranspose": convolutions.transposed, "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes,
     "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
     "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,

@@ -472,8 +472,14 @@ def _elementwise(node: Node, graph: Graph, constants: Constants, opset: int) -> 
     return Node(node.op, node.name, node.inputs, node.outputs) if fits else None
 
 
+def _cast(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Between NumPy's own types."""
+    kinds = {graph.tensors[name].dtype.kind for name in (*node.inputs, *node.outputs)}
+    return Node(node.op, node.name, node.inputs, node.outputs) if kinds <= {*"biuf"} else None
+
+
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
-    "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
+    "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Cast": _cast, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
     "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
