@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python API. A convolution or matrix product is planned once per shape and machine; later calls run that plan.
 
-`_ready` caches a prepared launch per call signature: shapes, types, parameters, threads, machine and plan, but no addresses.
-`pysim.runtime.cuda_call.cache` does the same for arrays on a GPU. Bias, activation, out and memory are not part of the signature, so every
-call checks them.
+    arrays -> problem -> `Request` -> plan -> launch (`pysim.runtime`) -> its run on the arrays
+
+`_ready` keeps the launches, one per call signature: shapes, types, parameters, threads, machine and plan, but no addresses; on a GPU also
+how the arrays lie. On a CPU bias, activation, out and memory are not part of the signature, so every call checks them.
 """
 
 import os
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, cast
 
@@ -19,7 +21,7 @@ from pysim.caches import LruCache
 from pysim.calibration import host
 from pysim.comparison import compare as comparison
 from pysim.comparison.compare import How
-from pysim.errors import OperandError, PlanError, quoted
+from pysim.errors import MissingError, OperandError, PlanError, quoted
 from pysim.machine.cpu import Machine
 from pysim.machine.gpu import Gpu
 from pysim.machine.load import load_any
@@ -28,24 +30,23 @@ from pysim.onnx.layers import read as read_layers
 from pysim.peers import PeerChoice, chosen
 from pysim.problem.conv import Conv
 from pysim.problem.dtypes import BY_NAME
-from pysim.problem.gemm import Gemm
+from pysim.problem.gemm import Gemm, product_of
 from pysim.problem.text import Layer, Workload, distinct, parse, resolve
 from pysim.problem.windows import Pair, windows_of
 from pysim.record import plan as values
 from pysim.record.accuracy import ACCURACIES, Accuracy
 from pysim.record.measurement import Comparison
-from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName, on_cpu
+from pysim.record.plan import Footprint, Layout, MicroKernel, ModelName
 from pysim.record.schedule import GpuSchedule
 from pysim.record.state import TIMED, RunState, State
-from pysim.runtime import arrays, cpu_launch, cuda, cuda_conv, cuda_gemm, cuda_prepared
+from pysim.runtime import arrays, cpu_launch, cuda, cuda_call
 from pysim.runtime import cpu as runtime
 
 Accurate = tuple[Accuracy, float | None]  # the level, and the largest accepted error relative to the results' rms
 ANY: Accurate = ("standard", None)  # the default, which call signatures leave out
 
-# signature -> the prepared launch or chooser, and the objects whose ids are in the signature: if they were freed, an id could be reused
+# signature -> the prepared launch, and the objects whose ids are in the signature: if they were freed, an id could be reused
 _ready: LruCache[tuple[Any, Any, Any]] = LruCache(256)
-_choosers: LruCache[tuple[Any, Any, Any]] = LruCache(256)
 
 
 class Plan(values.Plan, frozen=True, kw_only=True):
@@ -73,16 +74,37 @@ class Plan(values.Plan, frozen=True, kw_only=True):
         return conv2d(x, w, bias, stride, padding, dilation, of.groups, activation, plan=self, out=out, threads=threads)
 
 
+class GpuPrepared:
+    """A convolution `y = conv(x, out=None)` or product `c = product(a, out=None)` on a GPU whose weights are fixed.
+
+    Weights on the device are converted once to the layout that the plan reads. Weights that already have it are not copied, and must not
+    be changed. Weights in host memory are copied, and `x` must be in host memory, too.
+    """
+
+    def __init__(self, plan: Plan, weights: Any, bias: Any = None, activation: cuda.Activation = None) -> None:
+        w = self.workload = plan.workload
+        if isinstance(w, Conv):
+            name, right = "w", cast("tuple[int, ...]", (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w))
+        else:
+            name, right = "b", (w.n, w.k) if w.trans_b else (w.k, w.n)
+        if (shape := tuple(np.shape(weights))) != right:
+            raise OperandError(f"{name} has shape {shape}, but {w.text} needs {right}")
+        self._plan, self._activation = plan, activation
+        self._weights, self._bias = _kept(weights, plan.layout == "nhwc"), None if bias is None else _kept(bias, False)
+
+    def __call__(self, x: Any, out: Any = None) -> Any:
+        return self._plan.run(x, self._weights, self._bias, self._activation, out=out)
+
+
+def _kept(array: Any, channels_last: bool) -> Any:
+    if not arrays.is_cuda(array):
+        return np.array(array)
+    converted = arrays.library_of(type(array)).with_layout(array, channels_last) if len(array.shape) == 4 else None
+    return array if converted is None else converted
+
+
 def _as_api(plan: values.Plan) -> Plan:
     return Plan(**{field: getattr(plan, field) for field in plan.__struct_fields__})
-
-
-@lru_cache(maxsize=4096)
-def _plan(
-    workload: Workload, on: Machine | Gpu, accurate: Accurate, layout: Layout = "nchw", threads: int = 1, prepared: bool = False
-) -> values.Plan:
-    accuracy, limit = accurate
-    return planner.plan(workload, on, layout=layout, accuracy=accuracy, error_limit=limit, threads=threads, prepared=prepared)
 
 
 def plan(
@@ -106,9 +128,9 @@ def plan(
     `memory_limit` is in bytes, `error_limit` is relative to the result's rms, and the plan's costs are in cycles and seconds. The other
     arguments are described in `pysim.planner.plan`. Raises ProblemError, MachineError, and PlanError if no kernel can run the problem.
     """
-    on = host.any_machine(machine)
-    how = planner.Options(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
-    return _as_api(planner.plan(problem, on, model, input_footprint, algorithm, name, memory_limit, threads, prepared, **how))
+    terms: dict[str, Any] = {"threads": threads, "accuracy": accuracy, "error_limit": error_limit, "layout": layout, "state": state}
+    terms |= {"memory_limit": memory_limit, "algorithm": algorithm, "micro_kernel": micro_kernel, "prepared": prepared}
+    return _as_api(planner.plan(problem, host.any_machine(machine), model, name, input_footprint=input_footprint, **terms))
 
 
 def plans(
@@ -125,9 +147,9 @@ def plans(
 ) -> list[Plan]:
     """The `top` plans with the lowest predicted times, best first, each with the rejected kernels and the reasons. Arguments and errors as
     in `plan`."""
-    on = host.any_machine(machine)
-    how = planner.Options(micro_kernel=micro_kernel, state=state, layout=layout, accuracy=accuracy, error_limit=error_limit)
-    return [_as_api(one) for one in planner.plans(problem, on, top, algorithm, memory_limit, **how)]
+    terms: dict[str, Any] = {"accuracy": accuracy, "error_limit": error_limit, "layout": layout, "state": state}
+    terms |= {"memory_limit": memory_limit, "algorithm": algorithm, "micro_kernel": micro_kernel}
+    return [_as_api(one) for one in planner.plans(problem, host.any_machine(machine), top, **terms)]
 
 
 def compare(
@@ -171,21 +193,11 @@ def compare(
         raise PlanError(f"compare times NCHW and NHWC; conv2d and prepare compute in {layout}")
     least, most = seconds(min_seconds, "min_seconds"), seconds(budget_seconds, "budget_seconds")
     on, how = host.runnable_any(machine), How(threads, state, min_seconds=least, budget_seconds=most)
-    options: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
-    options |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
     word(state, "cache state", TIMED, PlanError)
-    planned = [(layer, _planned(layer.workload, on, options)) for layer in layers]
-    refused = [plan for _, plan in planned if isinstance(plan, PlanError)]
-    if refused and len(refused) == len(planned):
-        raise refused[0]
-    return list(comparison.compare(planned, on, chosen(peers, on), how, store, host.executor(on)))
-
-
-def _planned(workload: Workload, on: Machine | Gpu, options: dict[str, Any]) -> values.Plan | PlanError:
-    try:
-        return planner.plan(workload, on, **options)
-    except PlanError as error:
-        return error
+    terms: dict[str, Any] = {"state": state, "layout": layout, "memory_limit": memory_limit, "algorithm": algorithm, "name": name}
+    terms |= {"accuracy": accuracy, "error_limit": error_limit, "threads": threads}
+    planned = comparison.plan_layers(layers, on, **terms)
+    return list(comparison.compare(planned, on, chosen(peers, on), how, store))
 
 
 def conv2d(
@@ -232,7 +244,8 @@ def conv2d(
             raise OperandError(f"{layout} is a layout of the CPU's kernels; on a GPU the strides of x give the layout")
         if residual is not None:
             raise OperandError("only the CPU's kernels add a residual; on a GPU add it to the result")
-        return cuda_conv.conv2d(x, w, windows, _chooser(_conv_chooser, plan, machine, accurate), bias, activation, out, _multiplied(plan))
+        given, how = {"x": x, "w": w, "bias": bias, "out": out}, (windows, _multiplied(plan))
+        return _run_on_gpu(given, cuda_call.conv_of, how, plan, machine, accurate, activation)
     image, filters = runtime.as_numpy(x, "x"), runtime.as_numpy(w, "w")
     key: tuple[Hashable, ...] = (image.shape, image.dtype, filters.shape, filters.dtype, windows, threads, _identity(plan or machine))
     if accurate is not ANY:
@@ -242,22 +255,11 @@ def conv2d(
     if found := _ready.get(key):
         launch = found[0]
     else:
-        shape = _planes(image.shape, layout) if layout in values.BLOCKED else image.shape
-        workload = windows(shape, filters.shape, _dtype(plan, image, filters))
-        launch = cpu_launch.ConvLaunch(workload, *_on_cpu(workload, machine, plan, threads, accurate, layout), layout)
+        workload = windows(runtime.planes(image.shape, layout), filters.shape, runtime.dtype_of(_bits(plan), image, filters))
+        launch = cpu_launch.Launch.of(_planned(workload, plan, machine, accurate, threads=threads, layout=layout), threads)
         _ready.put(key, (launch, machine, plan))
-    y = launch(image, filters, bias, activation, out, residual)
+    y = launch.run(image, filters, out, bias, activation, residual)
     return runtime.like(x, y) if out is None else out
-
-
-def _planes(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
-    """(N, C, H, W) of an input of this shape in this layout."""
-    block = values.blocks_of(layout)[0]
-    if block == 1:
-        return shape
-    if len(shape) != 5 or shape[-1] != block:
-        raise OperandError(f"x has shape {shape}; in layout {layout} it is (N, C/{block}, H, W, {block}), C a multiple of {block}")
-    return (shape[0], shape[1] * block, *shape[2:4])
 
 
 def gemm(
@@ -292,8 +294,9 @@ def gemm(
     threads = whole(threads, "threads", 1, MOST_THREADS)
     arrays.refuse_gradients(a=a, b=b, c=c, bias=bias, out=out)
     if arrays.is_cuda(a) or arrays.is_cuda(b) or _on_gpu(plan, machine):
-        choose = _chooser(_gemm_chooser, plan, machine, accurate)
-        return cuda_gemm.gemm(a, b, choose, c, alpha, beta, trans_a, trans_b, bias, activation, out, dtype or _multiplied(plan))
+        given = {"a": a, "b": b, "c": c if beta else None, "bias": bias, "out": out}
+        how = (alpha, beta, trans_a, trans_b, dtype or _multiplied(plan))
+        return _run_on_gpu(given, cuda_call.gemm_of, how, plan, machine, accurate, activation)
     if not (dtype is None or (isinstance(dtype, str) and dtype in runtime.NUMPY_DTYPES)):
         raise OperandError(f"dtype {quoted(dtype)}: the CPU kernels compute in the arrays' type")
     left, right = runtime.as_numpy(a, "a"), runtime.as_numpy(b, "b")
@@ -303,20 +306,11 @@ def gemm(
     if found := _ready.get(key):
         launch = found[0]
     else:
-        workload = _product(left, right, trans_a, trans_b, plan)
-        launch = cpu_launch.GemmLaunch(workload, *_on_cpu(workload, machine, plan, threads, accurate))
+        workload = product_of(left.shape, right.shape, trans_a, trans_b, runtime.dtype_of(_bits(plan), left, right))
+        launch = cpu_launch.Launch.of(_planned(workload, plan, machine, accurate, threads=threads), threads)
         _ready.put(key, (launch, machine, plan))
-    y = launch(left, right, c, alpha, beta, bias, activation, out)
+    y = launch.run(left, right, out, bias, activation, c, alpha, beta)
     return runtime.like(a, y) if out is None else out
-
-
-def _product(a: Any, b: Any, trans_a: bool, trans_b: bool, plan: values.Plan | None) -> Gemm:
-    if a.ndim != 2 or b.ndim != 2:
-        raise OperandError(f"a and b must be matrices; their shapes are {a.shape} and {b.shape}")
-    (k, m), (n, depth) = a.shape[:: 1 if trans_a else -1], b.shape[:: 1 if trans_b else -1]
-    if k != depth:
-        raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; expected equal numbers")
-    return Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=_dtype(plan, a, b))
 
 
 def prepare(
@@ -330,12 +324,12 @@ def prepare(
     accuracy: Accuracy = "standard",
     error_limit: float | None = None,
     layout: Layout = "nchw",
-) -> cpu_launch.Prepared | cuda_prepared.Prepared:
+) -> cpu_launch.Prepared | GpuPrepared:
     """Packs the weights of a problem once. The result is called as `y = conv(x, out=None)`, or for a product as `c = product(a, out=None)`.
 
     `weights`: w[M][C/groups][R][S], or B. The product is act(op(a) op(B) + bias), with one bias value per column. Other arguments, types
     and errors as in `conv2d`. A plan runs on its own machine, with its own accuracy and layout. On a GPU (CUDA weights, `machine="cuda"` or
-    a GPU's plan) the weights are kept in the layout that the plan reads (`pysim.runtime.cuda_prepared`).
+    a GPU's plan) the weights are kept in the layout that the plan reads (`GpuPrepared`).
     """
     workload = parse(problem)
     _check(plan, machine)
@@ -343,12 +337,9 @@ def prepare(
     accurate, threads = _accurate(accuracy, error_limit), whole(threads, "threads", 1, MOST_THREADS)
     layout = _layout(plan, layout)
     if arrays.is_cuda(weights) or _on_gpu(plan, machine):
-        _refuse_both(plan, accurate)
-        on = host.runnable_any(host.CUDA if machine == "host" or isinstance(machine, Machine) else machine)
-        chosen = _as_api(_fitting(plan, workload) or _plan(workload, on, accurate, layout))
-        return cuda_prepared.Prepared(workload, chosen.run, weights, bias, activation, chosen.layout == "nhwc")
-    schedule, threads, executor = _on_cpu(workload, machine, plan, threads, accurate, layout, prepared=True)
-    return cpu_launch.Prepared(workload, weights, schedule, bias, activation, threads, executor, layout)
+        return GpuPrepared(_as_api(_planned(workload, plan, _gpu_of(machine), accurate, layout=layout)), weights, bias, activation)
+    found = _planned(workload, plan, machine, accurate, threads=threads, layout=layout, prepared=True)
+    return cpu_launch.Prepared.of(found, weights, bias, activation, threads)
 
 
 # Plans and machines
@@ -393,20 +384,23 @@ def _known_gpu(name: str, identity: Hashable) -> bool:
     return isinstance(host.any_machine(name), Gpu)
 
 
-def _on_cpu(
-    workload: Workload,
-    machine: str | Machine | Gpu,
-    plan: values.Plan | None,
-    threads: int,
-    accurate: Accurate,
-    layout: Layout = "nchw",
-    prepared: bool = False,
-) -> tuple[Any, int, runtime.Executor]:
-    """(schedule, threads, executor) of the given plan, or else of the best plan."""
-    _refuse_both(plan, accurate)
-    chosen = _fitting(plan, workload) or _plan(workload, host.runnable(cast("str | Machine", machine)), accurate, layout, threads, prepared)
-    schedule, on = on_cpu(chosen)
-    return schedule, threads, host.executor(on)
+def _planned(workload: Workload, plan: values.Plan | None, machine: Any, accurate: Accurate, **terms: Any) -> values.Plan:
+    """The given plan, if it fits; else the plan of the request."""
+    if plan is None:
+        terms |= {"accuracy": accurate[0], "error_limit": accurate[1]}
+        return planner.planned(planner.request_of(workload, host.runnable_any(machine), **terms))
+    if accurate != ANY:
+        raise PlanError("accuracy and error_limit choose a plan, but a plan is given; pass them to pysim.plan instead")
+    if plan.workload != workload and not (isinstance(plan.schedule, GpuSchedule) and _same_sizes(plan.workload, workload)):
+        raise OperandError(f"the plan is for {plan.problem}, but the arrays make {workload.text}")
+    return plan
+
+
+def _same_sizes(one: Workload, other: Workload) -> bool:
+    """Whether both are products of these sizes or of the transposed ones, whose operands may lie otherwise."""
+    if not (isinstance(one, Gemm) and isinstance(other, Gemm) and one.k == other.k and one.dtype == other.dtype):
+        return False
+    return (one.m, one.n) in ((other.m, other.n), (other.n, other.m))
 
 
 def _accurate(accuracy: Any, error_limit: Any) -> Accurate:
@@ -426,22 +420,9 @@ def _layout(plan: Any, layout: Any) -> Layout:
     return cast("Layout", layout)
 
 
-def _refuse_both(plan: values.Plan | None, accurate: Accurate) -> None:
-    if plan is not None and accurate != ANY:
-        raise PlanError("accuracy and error_limit choose a plan, but a plan is given; pass them to pysim.plan instead")
-
-
-def _chooser(make: Any, plan: values.Plan | None, machine: str | Machine | Gpu, accurate: Accurate) -> Any:
-    """The function that chooses GPU schedules, cached per plan and machine. A CPU and "host" stand for the GPU of this computer."""
-    on = plan.on if plan else machine
-    where = host.CUDA if on == "host" or isinstance(on, Machine) else on
-    key: tuple[Hashable, ...] = (make, _identity(plan or where))
-    if accurate is not ANY:
-        key += accurate
-    if found := _choosers.get(key):
-        return found[0]
-    _refuse_both(plan, accurate)
-    return _choosers.put(key, (make(plan, host.runnable_any(where), accurate), plan, where))[0]
+def _bits(plan: values.Plan | None) -> str | None:
+    """The type whose bits arrays of uint16 hold: bf16 if the plan is for it."""
+    return "bf16" if plan is not None and plan.workload.dtype == "bf16" else None
 
 
 def _multiplied(plan: values.Plan | None) -> str | None:
@@ -449,50 +430,46 @@ def _multiplied(plan: values.Plan | None) -> str | None:
     return plan.workload.dtype if plan and not BY_NAME[plan.workload.dtype].array else None
 
 
-def _gemm_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_gemm.Chooser:
-    """Chooses the schedule of a product: the given plan's, for any operand layout and also for the transposed product, or the best one."""
+# On a GPU
 
-    def choose(workload: Gemm) -> GpuSchedule:
-        chosen = plan or _plan(workload, on, accurate)
-        theirs, schedule = chosen.workload, chosen.schedule
-        if not (isinstance(theirs, Gemm) and isinstance(schedule, GpuSchedule)):
-            raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are multiplied on a GPU")
-        sizes = (theirs.m, theirs.n, theirs.k, theirs.dtype)
-        if sizes not in ((workload.m, workload.n, workload.k, workload.dtype), (workload.n, workload.m, workload.k, workload.dtype)):
-            raise OperandError(f"the plan is for {chosen.problem}, but the arrays make {workload.text}")
-        return schedule
-
-    return choose
+_HERE = nullcontext()
 
 
-def _conv_chooser(plan: values.Plan | None, on: Machine | Gpu, accurate: Accurate) -> cuda_conv.Chooser:
-    """Chooses the schedule of a convolution in a layout: the given plan's, or the best one."""
-
-    def choose(workload: Conv, layout: str) -> GpuSchedule:
-        chosen = _fitting(plan, workload) or _plan(workload, on, accurate, cast("Layout", layout))
-        if not isinstance(chosen.schedule, GpuSchedule):
-            raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; the arrays are convolved on a GPU")
-        return cuda_conv.fitting(chosen.schedule, chosen.layout, layout)
-
-    return choose
+def _gpu_of(machine: Any) -> Any:
+    """A CPU and "host" stand for the GPU of this computer."""
+    return host.CUDA if machine == "host" or isinstance(machine, Machine) else machine
 
 
-_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int8": "s8"}  # by the name of an array's dtype
-
-
-def _dtype(plan: values.Plan | None, *arrays: Any) -> str:
-    """The problem's dtype, from the arrays' types. uint16 arrays are bf16 bits if the plan is for bf16."""
-    names = {str(array.dtype) for array in arrays}
-    if names == {"uint16"} and plan is not None and plan.workload.dtype == "bf16":
-        return "bf16"
-    if len(names) != 1 or not names <= _DTYPES.keys():
-        bits = "; uint16 is taken for the bits of bf16 only with a plan or a problem text of that type" if "uint16" in names else ""
-        right = f"the CPU kernels take {', '.join(_DTYPES)}, the same for all arrays"
-        raise OperandError(f"the arrays are {' and '.join(sorted(names))}; {right}{bits}")
-    return _DTYPES[names.pop()]
-
-
-def _fitting(plan: values.Plan | None, workload: Workload) -> values.Plan | None:
-    if plan is not None and plan.workload != workload:
-        raise OperandError(f"the plan is for {plan.problem}, but the arrays make {workload.text}")
-    return plan
+def _run_on_gpu(
+    given: dict[str, Any],
+    task_of: Callable[..., cuda_call.Task],
+    how: tuple[Any, ...],
+    plan: values.Plan | None,
+    machine: str | Machine | Gpu,
+    accurate: Accurate,
+    activation: cuda.Activation,
+) -> Any:
+    """The result of a call on named arrays: the launch prepared for arrays that lie so, or one made for the task that they make."""
+    first, where = next(iter(given.values())), _gpu_of(plan.on if plan else machine)
+    try:
+        several = len(cuda.devices()) > 1 and arrays.is_cuda(first)
+    except MissingError:
+        host.runnable_any(where)  # names the machine
+        raise
+    with arrays.library_of(type(first)).on_device(first) if several else _HERE:
+        operands = arrays.operands_of(given)
+        key = (task_of, how, activation, _identity(plan or where), accurate, operands.key)
+        if found := _ready.get(key):
+            launch = found[0]
+        else:
+            task = task_of(operands, *how)
+            layout = plan.layout if plan and plan.layout in task.layouts else task.layouts[0]
+            chosen = _planned(task.workload, plan, host.runnable_any(where), accurate, layout=layout)
+            if not isinstance(chosen.schedule, GpuSchedule):
+                raise OperandError(f"the plan of {chosen.problem} is for {chosen.machine}; these arrays are computed on a GPU")
+            if chosen.layout != layout:
+                right = f"plan with layout={layout!r}"
+                raise OperandError(f"the plan is for {chosen.layout.upper()}, but x is {layout.upper()}; {right}")
+            launch = cuda_call.prepared(task, chosen.schedule, layout, operands, activation)
+            _ready.put(key, (launch, where, plan))
+        return launch.run(operands)

@@ -52,7 +52,7 @@ def main() -> None:
             direct = planner.plan(w, "zen4", algorithm="sconv").schedule
             cases.append(("sconv", direct.channels, direct))
             for label, at, schedule in cases:
-                error = np.abs(cpu_launch.ConvLaunch(w, schedule)(x, filters) - exact)
+                error = np.abs(cpu_launch.Launch(w, schedule).run(x, filters) - exact)
                 grown = np.sqrt(at) + np.sqrt(-(-channels // at)) + 4
                 largest, mean = error.max() / scale, error.mean() / scale
                 print(f"{dtype:<6}{channels:>9}{at:>6}  {label:<10}{largest:>10.1f}{mean:>10.2f}{largest / grown:>8.1f}")

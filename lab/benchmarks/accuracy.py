@@ -7,7 +7,7 @@
 Operands are uniform in [-1, 1) and in [0, 1), in the problem's type; the reference is `pysim.check.reference` in float64 on the same
 operands (for f64 in x86's 80 bits), for every result element. Each kernel runs its best plan. The output has a line per kernel (or peer
 algorithm) and fill: {"machine", "problem", "low", "algorithm", "kernel", "error", "stated"}; for a peer `algorithm` is its name and nothing
-is stated. tests/test_accuracy.py compares the stated errors with every line of the data.
+is stated. tests/unit/algorithms/test_accuracy.py compares the stated errors with every line of the data.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def candidates(workload: Workload, on: Any, bench: Bench) -> Iterator[tuple[str,
 
 def lines(text: str, on: Any) -> Iterator[dict[str, Any]]:
     workload = parse(text)
-    bench = bench_of(planner.plan(workload, on), on, 1, host.executor(on), 0)
+    bench = bench_of(planner.plan(workload, on), on, 1, 0)
     operands, s = bench.operands(exact=False), shapes(workload)
     for low in LOWS:
         x, w = uniform(s.x, workload.dtype, low, 1), uniform(s.w, workload.dtype, low, 2)

@@ -50,7 +50,7 @@ def native_calls(launch: Any, operands: list[Any]) -> Callable[[], Any]:
     job = runtime.open_job(problem, schedule)
     work = ffi.from_buffer(runtime.aligned(launch.workspace_bytes, np.uint8))
     epilogue, rest = ffi.new("pysim_epilogue *", [1.0, 0.0, ffi.NULL, 0]), (work, launch.workspace_bytes, ffi.NULL)
-    if isinstance(launch, cpu_launch.GemmLaunch):
+    if launch._product:
         return lambda: lib.pysim_run_job(job, epilogue, 1, *pointers, *rest)
     x, w, y = pointers
     size = launch.prepared_bytes
@@ -80,8 +80,8 @@ def on_cpu() -> dict[str, dict[str, float]]:
     buffers = [ffi.from_buffer(x), prepared._prepared, ffi.from_buffer(y), ffi.from_buffer(work)]
     job = runtime.open_job(launch._problem, launch._schedule)
     native = {
-        "conv2d": native_calls(cpu_launch.ConvLaunch(conv.workload, conv.schedule), [x, w, y]),
-        "gemm": native_calls(cpu_launch.GemmLaunch(product.workload, product.schedule), [a, a, c]),
+        "conv2d": native_calls(cpu_launch.Launch(conv.workload, conv.schedule), [x, w, y]),
+        "gemm": native_calls(cpu_launch.Launch(product.workload, product.schedule), [a, a, c]),
         "prepared": lambda: lib.pysim_run_job(job, prepared._epilogue, 1, *buffers, work.nbytes, ffi.NULL),
     }
     return figures(calls, native)

@@ -112,9 +112,9 @@ def measure(text: str, seconds: float, prepared: bool) -> dict[str, float]:
         product = cpu_launch.Prepared(w, b, plan.schedule)
         arrays = (a, c)
     else:
-        product = cpu_launch.PreparedGemm(w, plan.schedule)
+        product = cpu_launch.Launch(w, plan.schedule)
         arrays = (a, b, c)
-    calls = {"bound": product.step(*arrays, cpu.aligned(product.workspace_bytes, np.uint8)).bound(), "call": partial(product, *arrays)}
+    calls = {"bound": product.step(*arrays, cpu.aligned(product.workspace_bytes, np.uint8)).bound(), "call": partial(product.run, *arrays)}
     profiles = [product.profile(*arrays) for _ in range(5)]
     packing = min(p["pack_seconds"] / (p["pack_seconds"] + p["kernel_seconds"]) for p in profiles)
     found = lower_deciles(calls | peers(w, ours, prepared), seconds)

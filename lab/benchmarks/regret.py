@@ -136,7 +136,7 @@ def chosen(layer: Workload, on: Any, others: list[Any], given: argparse.Namespac
 def measured(layer: Workload, on: Any, plans: list[Plan], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A line for each correct plan."""
     threads = given.threads
-    bench, calls = bench_of(plans[0], on, threads, host.executor(on), 0), {}
+    bench, calls = bench_of(plans[0], on, threads, 0), {}
     for plan in plans:
         verdict, ready = checked(bench, partial(bench.make, plan))
         if verdict.passed:

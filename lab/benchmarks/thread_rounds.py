@@ -76,7 +76,7 @@ def main() -> None:
     plans, target = prepared(rows, on), max(on.core.units, key=lambda unit: unit.vector_bytes).target
     counts = sorted({row["threads"] for row in rows})
     product, (a, b, c) = parse(NOTHING), (np.ones(shape, np.float32) for shape in ((16, 2), (2, 512), (16, 512)))
-    nothing = {count: cpu_launch.PreparedGemm(product, planner.plan(product, on).schedule, threads=count) for count in counts}
+    nothing = {count: cpu_launch.Launch(product, planner.plan(product, on).schedule, threads=count) for count in counts}
     samples: list[list[float]] = [[] for _ in plans]
     rates: dict[int, list[list[float]]] = {count: [] for count in counts}
     empty: dict[int, list[float]] = {count: [] for count in counts}
@@ -98,7 +98,7 @@ def main() -> None:
             with pinned(count):
                 for _ in range(CALLS):
                     start = time.perf_counter()
-                    nothing[count](a, b, c)
+                    nothing[count].run(a, b, c)
                     empty[count].append(time.perf_counter() - start)
     alone, base = np.median(rates[counts[0]]), np.median(empty[counts[0]])
     readings = [one for some in speeds for one in some]

@@ -42,8 +42,17 @@ static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
     return block > 1 ? (k / block * size + i) * block + k % block : k * size + i;
 }
 
+/* The outputs i of `count`, first <= i < last, whose x + i*stride lies in an image of `size`. */
+static void inside(int64_t x, int64_t stride, int64_t size, int64_t count, int64_t *first, int64_t *last) {
+    *first = x < 0 ? (stride - 1 - x) / stride : 0;
+    *last = x < size ? (size - 1 - x) / stride + 1 : 0;
+    if (*last > count) *last = count;
+}
+
+enum { RUN = 256 }; /* outputs at most that are summed side by side, each in the order of the equation */
+
 /* T: elements, SUM: sums, R: results, VALUE(x): an element as a summand, FACTOR(x): alpha or beta.
- * window: one filter at one window of one image of one group; the corner of the window is (y0, x0), which may lie in the padding.
+ * windows: one filter at p x q windows of one image of one group; the corner of the first is (y0, x0), which may lie in the padding.
  * plane: the P x Q outputs of filter m of an image, which begins at `at`. */
 #define DEFINE_REFERENCE(dtype, T, SUM, R, VALUE, FACTOR)                                                                    \
     static R finish_##dtype(SUM sum, const pysim_epilogue *e) {                                                              \
@@ -52,21 +61,24 @@ static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
         return (R)activated(e, (long double)value);                                                                          \
     }                                                                                                                        \
                                                                                                                              \
-    static SUM window_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t y0, int64_t x0) { \
-        const int64_t channels = c->channels / c->groups;                                                                    \
-        SUM sum = 0;                                                                                                         \
-        for (int64_t ch = 0; ch < channels; ch++)                                                                            \
-            for (int64_t r = 0; r < c->kernel_h; r++) {                                                                      \
-                const int64_t y = y0 + r * c->dilation_h;                                                                    \
-                if (y < 0 || y >= c->height) continue;                                                                       \
+    static void windows_##dtype(const pysim_conv *c, const T *image, int64_t first, const T *filter, int64_t y0, int64_t x0, \
+                                int64_t p, int64_t q, SUM *sum) {                                                            \
+        const int64_t channels = c->channels / c->groups, step = c->input_block > 1 ? c->input_block : 1;                    \
+        for (int64_t ch = 0; ch < channels; ch++) {                                                                          \
+            const T *plane = image + place(first + ch, c->input_block, c->height * c->width, 0);                             \
+            for (int64_t r = 0; r < c->kernel_h; r++)                                                                        \
                 for (int64_t s = 0; s < c->kernel_w; s++) {                                                                  \
-                    const int64_t x = x0 + s * c->dilation_w;                                                                \
-                    if (x < 0 || x >= c->width) continue;                                                                    \
-                    sum += (SUM)VALUE(image[place(first + ch, c->input_block, c->height * c->width, y * c->width + x)]) *    \
-                           (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                                     \
+                    const int64_t y = y0 + r * c->dilation_h, x = x0 + s * c->dilation_w;                                    \
+                    const SUM weight = (SUM)VALUE(filter[(ch * c->kernel_h + r) * c->kernel_w + s]);                         \
+                    int64_t top, bottom, left, right;                                                                        \
+                    inside(y, c->stride_h, c->height, p, &top, &bottom);                                                     \
+                    inside(x, c->stride_w, c->width, q, &left, &right);                                                      \
+                    for (int64_t i = top; i < bottom; i++)                                                                   \
+                        for (int64_t j = left; j < right; j++)                                                               \
+                            sum[i * q + j] += (SUM)VALUE(plane[((y + i * c->stride_h) * c->width + x + j * c->stride_w) *    \
+                                                               step]) * weight;                                              \
                 }                                                                                                            \
-            }                                                                                                                \
-        return sum;                                                                                                          \
+        }                                                                                                                    \
     }                                                                                                                        \
                                                                                                                              \
     static void plane_##dtype(const pysim_conv *c, int64_t p, int64_t q, const void *input, int64_t image, int64_t first,    \
@@ -74,13 +86,18 @@ static int64_t place(int64_t k, int32_t block, int64_t size, int64_t i) {
                               int64_t at) {                                                                                  \
         R *out = (R *)output + at;                                                                                           \
         const R *bias = e->bias, *residual = e->residual ? (const R *)e->residual + at : NULL;                               \
-        for (int64_t i = 0; i < p; i++)                                                                                      \
-            for (int64_t j = 0; j < q; j++) {                                                                                \
-                const int64_t to = place(m, c->output_block, p * q, i * q + j);                                              \
-                out[to] = finish_##dtype((bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0) +                    \
-                                         window_##dtype(c, (const T *)input + image, first, (const T *)filters + filter,     \
-                                                        i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left),        \
-                                         e);                                                                                 \
+        const int64_t columns = q < RUN ? q : RUN, rows = p < RUN / columns ? p : RUN / columns;                             \
+        for (int64_t i = 0; i < p; i += rows)                                                                                \
+            for (int64_t j = 0; j < q; j += columns) {                                                                       \
+                const int64_t high = p - i < rows ? p - i : rows, wide = q - j < columns ? q - j : columns;                  \
+                SUM sum[RUN] = {0};                                                                                          \
+                windows_##dtype(c, (const T *)input + image, first, (const T *)filters + filter,                             \
+                                i * c->stride_h - c->pad_top, j * c->stride_w - c->pad_left, high, wide, sum);               \
+                for (int64_t l = 0; l < high * wide; l++) {                                                                  \
+                    const int64_t to = place(m, c->output_block, p * q, (i + l / wide) * q + j + l % wide);                  \
+                    const SUM added = (bias ? (SUM)bias[m] : 0) + (residual ? (SUM)residual[to] : 0);                        \
+                    out[to] = finish_##dtype(added + sum[l], e);                                                             \
+                }                                                                                                            \
             }                                                                                                                \
     }                                                                                                                        \
                                                                                                                              \

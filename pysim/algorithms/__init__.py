@@ -21,8 +21,10 @@ def _folder(kind: str) -> tuple[Algorithm, ...]:
     return tuple(cast("Algorithm", getattr(module, "ALGORITHM", module)) for module in modules)
 
 
-def algorithms_for(problem: Workload, machine: Machine | Gpu) -> tuple[Algorithm, ...]:
-    """The algorithms that compute this kind of problem on this kind of machine, by name."""
+def algorithms_for(problem: Workload, machine: Machine | Gpu, name: str | None = None) -> tuple[Algorithm, ...]:
+    """The algorithms that compute this kind of problem on this kind of machine, by name; only the one of a name, if given."""
+    if name is not None:
+        return (algorithm_named(name, problem, machine),)
     return tuple(one for one in _folder("gpu" if isinstance(machine, Gpu) else "cpu") if isinstance(problem, one.COMPUTES))
 
 

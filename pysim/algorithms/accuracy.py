@@ -51,7 +51,7 @@ from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
 from pysim.record.cost import Reason
 
-# Coefficients of the equation, measured (lab/data/*/accuracy.jsonl; tests/test_accuracy.py holds every line to the stated error)
+# Coefficients of the equation, measured (lab/data/*/accuracy.jsonl; test_accuracy.py holds every line to the stated error)
 RANDOM_WALK, HUNDREDTH_DRAW, TRUNCATION, OPERAND_ROUNDING = 0.25, 5.0, 1 / 4, 0.6
 FEW_RESULTS = 8.0
 MAX_TAPS = 64  # of a row or column of a kernel that are counted one by one; of more, every second, third, ...

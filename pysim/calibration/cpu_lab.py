@@ -191,7 +191,7 @@ def reported_bytes() -> int:
 def _region(on: Machine, threads: int) -> Call:
     """A product of negligible work on this many threads."""
     plan = planner.plan(EMPTY_REGION, on)
-    bench = bench_of(plan, on, threads, cpu.LOCAL, 0)
+    bench = bench_of(plan, on, threads, 0)
     call = bench.make(plan, bench.operands(exact=False)).call
     call()  # creates the threads
     return call
@@ -205,7 +205,7 @@ class _Ready(NamedTuple):
 def _prepared(problem: str, on: Machine) -> _Ready:
     """The plans of a layer to be timed, checked with exact and random operands. MachineError where one is wrong."""
     plans = chosen(problem, on)
-    bench, calls = bench_of(plans[0], on, 1, cpu.LOCAL, 0), []
+    bench, calls = bench_of(plans[0], on, 1, 0), []
     for plan in plans:
         verdict, ready = checked(bench, partial(bench.make, plan))
         if not verdict.passed:

@@ -25,7 +25,6 @@ from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import gemm_kernel
-from pysim.runtime import cpu
 
 DTYPES = ("f32", "tf32x3", "tf32", "f16", "bf16", "s8", "f8", "f64")
 MIN_SIZE, MAX_SIZES = 32, (8192, 8192, 16384)
@@ -79,7 +78,7 @@ class DeviceLab:
             release()
 
     def _timed(self, plans: Sequence[Plan]) -> Case | None:
-        bench, calls = bench_of(plans[0], self._gpu, 1, cpu.LOCAL, 0), dict[str, Call]()
+        bench, calls = bench_of(plans[0], self._gpu, 1, 0), dict[str, Call]()
         for plan in plans:
             with suppress(NativeError, OperandError, MemoryError):  # a plan that cannot run here is skipped
                 verdict, ready = checked(bench, partial(bench.make, plan))

@@ -24,8 +24,8 @@ from pysim.machine.quantity import Count, Number, Source, assumed
 from pysim.machine.write import to_toml
 from pysim.measure.cpu_load import share_of_others
 from pysim.runtime import cuda
-from pysim.runtime.cpu import Executor
-from pysim.runtime.emulated import executor_for, targets_of
+from pysim.runtime.emulated import executor_for as executor_for
+from pysim.runtime.emulated import targets_of
 from pysim.runtime.foreign import user_cache
 
 CUDA = "cuda"  # the name of this computer's GPU
@@ -104,11 +104,6 @@ def machine(name: str | Machine) -> Machine:
     return name if isinstance(name, Machine) else load(name, detect)
 
 
-def executor(on: Machine | Gpu) -> Executor:
-    """What runs the plans of a machine here: this CPU, or an emulator of one that has what this CPU lacks."""
-    return executor_for(on)
-
-
 def runnable(name: str | Machine) -> Machine:
     """A machine whose kernels can run on this computer: host, whatever a user's .toml file says this computer is, or one whose
     instructions an emulator has.
@@ -120,7 +115,7 @@ def runnable(name: str | Machine) -> Machine:
     on = load_any(label) if shipped else machine(name)
     if isinstance(on, Gpu):
         raise MissingError(f"{label} is a GPU, and a CPU is needed here; run on -m host (pysim.gemm and pysim run gemm:... take a GPU)")
-    if (emulator := executor(on)).kind == "emulated":
+    if (emulator := executor_for(on)).kind == "emulated":
         emulator.library()
     if not shipped or targets_of(on):
         return on

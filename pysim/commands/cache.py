@@ -6,20 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands.cache_cases import (
-    KINDS,
-    Case,
-    doubts_of,
-    fields_of,
-    footprints,
-    levels_of,
-    phases_of,
-    planned,
-    prepared,
-    shape_of,
-    simulated,
-)
-from pysim.commands.cache_sweep import SWEPT, check_picture
+from pysim.commands.cache_sweep import SWEPT, check_picture, simulated
 from pysim.commands.cache_sweep import sweep as sweep_of
 from pysim.commands.common import (
     Choice,
@@ -37,6 +24,7 @@ from pysim.commands.common import (
     wrapped,
 )
 from pysim.commands.timing import algorithm_option, name_option
+from pysim.comparison.misses import KINDS, Case, doubts_of, fields_of, footprints, levels_of, phases_of, planned, prepared, shape_of
 
 if TYPE_CHECKING:
     from pysim.machine.cpu import Machine

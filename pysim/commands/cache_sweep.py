@@ -5,16 +5,20 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pysim.commands.cache_cases import Case, fields_of, levels_of, nests_of, prepared, shape_of, simulated
-from pysim.commands.common import Cell, Column, document, put, put_table, say
+from pysim.commands.common import Cell, Column, document, progress, put, put_table, say, seconds
+from pysim.comparison import misses
+from pysim.comparison.misses import Case, fields_of, levels_of, nests_of, prepared, shape_of
 from pysim.errors import MissingError
 from pysim.file_io import written
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pysim.problem.text import Layer
     from pysim.record.plan import Plan
     from pysim.record.schedule import Schedule
 
+LINES_PER_SECOND = 1e8  # that are simulated, at least
 SWEPT = ("channels", "k2", "k3")
 MAX_POINTS = 12  # values of a sweep
 Swept = tuple[Case, dict[str, dict[str, Any]]]  # with the result of `levels_of`
@@ -28,6 +32,22 @@ def check_picture(picture: Path) -> None:
         raise MissingError(
             f"{picture} cannot be drawn: matplotlib is not installed; pip install '.[plots]' in a checkout, or pip install matplotlib"
         ) from None
+
+
+def simulated(wanted: "Sequence[misses.Prepared]") -> list[Case]:
+    """All cases, with progress; says so if that takes long."""
+    from pysim.cachemodel.simulator import trace
+
+    accesses = misses.expected_accesses(wanted)
+    if accesses > 2 * trace.INTERACTIVE_ACCESSES * max(1, len(wanted)):
+        say(f"about {accesses:.1e} accesses are simulated, which takes up to {seconds(accesses / LINES_PER_SECOND)}")
+    cases = []
+    with progress() as show:
+        for number, one in enumerate(wanted, 1):
+            show(f"simulating {number} of {len(wanted)}: {one.layer.workload.text}")
+            cases.append(misses.simulated(one))
+        show("")
+    return cases
 
 
 def sweep(layer: "Layer", plan: "Plan", over: str, picture: Path | None, whole: bool, as_json: bool) -> None:
@@ -76,7 +96,7 @@ def _legal_values(plan: "Plan", schedule: "Schedule", over: str) -> "list[int]":
 
     from pysim import planner
 
-    found = planner.candidates(plan.workload, plan.on, math.inf, plan.layout, plan.algorithm)
+    found = planner.candidates(plan.workload, plan.on, math.inf, layout=plan.layout, algorithm=plan.algorithm)
     same = (one for one, _ in found if isinstance(one, type(schedule)))
     own = getattr(schedule, over)
     return _thinned([getattr(one, over) for one in same if msgspec.structs.replace(one, **{over: own}) == schedule])

@@ -24,6 +24,7 @@ from pysim.record.accuracy import ACCURACIES
 from pysim.registry.cuda import CONV_LAYOUTS
 
 if TYPE_CHECKING:
+    from pysim.machine.change import Value
     from pysim.problem.text import Layer, ModelFile
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -130,6 +131,39 @@ def machine_option(command: Command) -> Command:
     return click.option("-m", "--machine", "machine_name", default="host", show_default=True, help=text)(command)
 
 
+def machines_options(command: Command) -> Command:
+    """Several machines, and changes of them: arguments `machine_names` and `changes`."""
+    text = "A name (see pysim machines), the path of a .toml file, or host: this computer. Given several times: side by side."
+    what_if = (
+        "Plan for the machine with another number beside it, e.g. levels.L2.ways=16 or levels.L2.size_bytes=2MiB; several change together."
+    )
+    command = click.option("--set", "changes", metavar="PATH=VALUE", multiple=True, callback=settings, help=what_if)(command)
+    return click.option("-m", "--machine", "machine_names", default=("host",), show_default="host", multiple=True, help=text)(command)
+
+
+def settings(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> "dict[str, Value]":
+    """Callback of options PATH=VALUE: a number, bytes with a unit, true, false, or a word."""
+    found: dict[str, Value] = {}
+    for text in values:
+        path, equals, value = (part.strip() for part in text.partition("="))
+        if not path or not equals or not value:
+            raise click.BadParameter(f'"{text}" is not PATH=VALUE; expected e.g. levels.L2.ways=16')
+        if path in found:
+            raise click.BadParameter(f"{path} is set twice")
+        found[path] = setting(value)
+    return found
+
+
+def setting(text: str) -> "Value":
+    if text in ("true", "false"):
+        return text == "true"
+    if (match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([KMG]i?B)", text)) is not None:
+        return int(Fraction(match[1]) * UNITS[match[2]])
+    if not _is_finite(text) or "_" in text:
+        return text
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else float(text)
+
+
 def layout_option(*others: str, text: str = "Layout of a convolution's input and output (GPU).") -> Callable[[Command], Command]:
     return click.option("--layout", type=Choice([*CONV_LAYOUTS, *others]), default="nchw", show_default=True, help=text)
 
@@ -194,13 +228,13 @@ def layers_of(words: Sequence[str], keep_every: bool = False) -> "list[Layer]":
 
     if machine := next((word for word in words if word in (*names(), "host", "cuda")), None):
         raise click.UsageError(f"{machine} is a machine, not a problem; write -m {machine}")
-    layers = resolve(words, _read_model)
+    layers = resolve(words, read_model)
     if not layers:
         raise ProblemError(f"{', '.join(words)}: no convolution and no matrix product was found that can be read")
     return layers if keep_every else distinct(layers)
 
 
-def _read_model(model: "ModelFile") -> "list[Layer]":
+def read_model(model: "ModelFile") -> "list[Layer]":
     from pysim.onnx.layers import read
 
     layers, skipped = read(*model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pysim.commands import timing
+from pysim.commands import history, timing
 from pysim.commands.common import (
     Cell,
     Column,
@@ -31,6 +31,8 @@ from pysim.commands.common import (
 from pysim.commands.networks import measured, put_networks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pysim.record.measurement import Comparison
 
 SHORT = {"im2col_openblas": "im2col", "onnxruntime": "onnxrt", "matmul_heuristics": "nvMMH"}  # column titles
@@ -57,6 +59,9 @@ WORKSPACES = {
     help="Seconds of samples per library; on a CPU, timing stops earlier once all medians are known to half a percent.",
 )
 @plan_options(timing.algorithm_option, timing.name_option, timing.threads_option, layout_option(), memory_limit_option, accuracy_options)
+@click.option("--save", "saved_as", metavar="NAME", help="Save the measurements under this name, as a baseline for later.")
+@click.option("--resume", is_flag=True, help="With --save: layers that NAME has already are not measured again.")
+@click.option("--baseline", metavar="NAME", help="What changed since the measurements of this name; exit code 1 if a plan became slower.")
 @every
 @json_option
 @click.pass_context
@@ -68,6 +73,9 @@ def compare(
     cold: bool,
     min_seconds: float,
     options: dict[str, Any],
+    saved_as: str | None,
+    resume: bool,
+    baseline: str | None,
     every: bool,
     as_json: bool,
 ) -> None:
@@ -86,39 +94,49 @@ def compare(
     Examples
       pysim compare resnet50
       pysim compare conv:mb1ic64ih56oc64kh3ph1 --peers --seconds 1
-      pysim compare resnet50 -m power10-e1050
       pysim compare resnet50:mb32:f16 -m h200 --layout nhwc --peers
+      pysim compare resnet50 --save monday; pysim compare resnet50 --baseline monday
     """
     from pysim.calibration import host
 
     timing.check_plan(options)
+    before = history.checked(saved_as, resume, baseline)
     layers, on = layers_of(problems, every), host.runnable_any(machine_name)
     timing.check_threads_and_layout(layers, on, options["threads"], options["layout"])
-    from pysim.comparison.summary import OURS, summarise
+    from pysim.comparison.compare import plan_layers
+    from pysim.comparison.summary import summarise
     from pysim.machine.gpu import Gpu
     from pysim.peers import chosen
 
     peers_by_name, kinds = chosen("all" if peers else "default", on), {type(layer.workload) for layer in layers}
-    executor, on_gpu = host.executor(on), isinstance(on, Gpu)
-    state = "cold" if cold else "hot"
-    planned = timing.plan_layers(layers, on, state=state, **options)
-    threads, layout = options["threads"], options["layout"]
-    say(f"{on.description}; {state} caches, {f'{layout} convolutions' if on_gpu else plural(threads, 'thread')}")
-    measured_layers = timing.measured(planned, on, peers_by_name, executor, threads=threads, state=state, min_seconds=min_seconds)
+    emulated, on_gpu, state = host.executor_for(on).kind == "emulated", isinstance(on, Gpu), "cold" if cold else "hot"
+    planned = plan_layers(layers, on, state=state, **options)
+    threads = options["threads"]
+    if saved_as and resume:
+        planned = history.without_saved(planned, saved_as, state, threads)
+    say(f"{on.description}; {state} caches, {options['layout'] + ' convolutions' if on_gpu else plural(threads, 'thread')}")
+    comparisons = timing.measured(planned, on, peers_by_name, threads=threads, state=state, min_seconds=min_seconds)
+    comparisons = history.saving(comparisons, saved_as) if saved_as else comparisons
     networks = measured(problems, on, threads, peers, min_seconds)
-    shown = [] if executor.kind == "emulated" else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
-    columns = [
-        *(timing.static_times() if executor.kind == "emulated" else timing.times()),
-        *timing.max_error(),
-        *map(_ratio, shown),
-        *(_space(name) for name in (OURS, *shown) if on_gpu and name in WORKSPACES),
-        *timing.identity(),
-    ]
-    results = timing.report(planned, measured_layers, columns, as_json, **networks.document)
+    shown = [] if emulated else [name for name, peer in peers_by_name.items() if kinds & {*peer.computes}]
+    results = timing.report(planned, comparisons, _columns(shown, emulated, on_gpu), as_json, **networks.document)
     if not as_json:
         _put_summary(summarise(results), results)
         put_networks(networks.comparisons)
-    ctx.exit(networks.exit_code(timing.exit_code(results)))
+    slower = history.put_changes(results, before, baseline, as_json) if baseline else 0
+    ctx.exit(max(networks.exit_code(timing.exit_code(results)), min(1, slower)))
+
+
+def _columns(peers: "Sequence[str]", emulated: bool, on_gpu: bool) -> "list[Column[Comparison]]":
+    from pysim.comparison.summary import OURS
+
+    return [
+        *(timing.static_times() if emulated else timing.times()),
+        *timing.max_error(),
+        *map(_ratio, peers),
+        *(_space(name) for name in (OURS, *peers) if on_gpu and name in WORKSPACES),
+        *timing.identity(),
+    ]
 
 
 def _ratio(name: str) -> "Column[Comparison]":

@@ -44,7 +44,7 @@ def measured(words: Sequence[str], on: "Machine | Gpu", threads: int, peers: boo
     from pysim.machine.gpu import Gpu
     from pysim.onnx.compare import compare
 
-    if isinstance(on, Gpu) or host.executor(on).kind == "emulated":
+    if isinstance(on, Gpu) or host.executor_for(on).kind == "emulated":
         say(f"{', '.join(word for word, _ in named)}: only the layers run on {on.name}; a network runs as a whole on this computer's CPU")
         return Networks([])
     models = []

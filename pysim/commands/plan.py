@@ -2,6 +2,7 @@
 """`pysim plan`: the best plan of each problem on a machine, its predicted cost, and why it won."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +20,7 @@ from pysim.commands.common import (
     json_option,
     layers_of,
     layout_option,
-    machine_option,
+    machines_options,
     memory_limit_option,
     plan_options,
     plural,
@@ -37,6 +38,7 @@ from pysim.record.plan import BLOCKED
 from pysim.record.schedule import STATIONARY
 
 if TYPE_CHECKING:
+    from pysim.machine.change import Value
     from pysim.machine.cpu import Machine
     from pysim.machine.gpu import Gpu
     from pysim.problem.text import Layer
@@ -54,7 +56,7 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: K splits (stream-
 
 @click.command()
 @problems
-@machine_option
+@machines_options
 @click.option("--top", type=Whole(min=1), metavar="N", help="Show the N best plans of each problem, best first.")
 @click.option(
     "--explain",
@@ -78,7 +80,8 @@ LEGEND_GPU = "DP data parallel, SK split-K, ST stream-K; tile: K splits (stream-
 @json_option
 def plan(
     problems: tuple[str, ...],
-    machine_name: str,
+    machine_names: tuple[str, ...],
+    changes: dict[str, Any],
     top: int | None,
     explain: bool,
     model: str,
@@ -100,40 +103,54 @@ def plan(
       pysim plan gemm:10240x4096x4096:f16 -m h200 --explain
       pysim plan resnet50 -m h200 --layout nhwc --memory-limit 64MiB
       pysim plan resnet50 -m h200 --accuracy strict
+      pysim plan resnet50 -m zen4 -m zen5
+      pysim plan resnet50 -m zen4 --set levels.L2.size_bytes=2MiB
     """
-    _check_usage(top, explain, model, pinned, threads, as_json)
-    from pysim.calibration import host
-
-    layers, on = layers_of(problems, every), (host.runnable_any if pinned else host.any_machine)(machine_name)
+    _check_usage(top, explain, model, pinned, threads, as_json, len(machine_names) > 1 or bool(changes))
+    layers = layers_of(problems, every)
     refuse_layout(layers, options["layout"])
     options["micro_kernel"] = micro_kernel
-    planned: Ranked
     evidence: list[Pinned | None] = []
     if pinned:
-        planned, evidence = _pinned(layers, on, options)
-    elif threads > 1:
-        _check_threads(on, threads)
-        planned = _plans(layers, on, None, model, options | {"threads": threads})
+        from pysim.calibration import host
+
+        by_machine, evidence = _pinned(layers, host.runnable_any(machine_names[0]), options)
+        tables = [by_machine]
     else:
-        planned = _plans(layers, on, top, model, options)
+        machines = _machines(machine_names, changes, alone=explain or bool(top) or model == "csa")
+        tables = [_plans(layers, on, top, model, options | ({"threads": threads} if _checked(on, threads) > 1 else {})) for on in machines]
     if as_json:
-        named = [{**item.to_dict(), "label": layer.label, "count": layer.count} for layer, ranked in planned for item in ranked]
+        named = [
+            {**item.to_dict(), "label": layer.label, "count": layer.count} for one in tables for layer, ranked in one for item in ranked
+        ]
         document(plans=[one | {"pinned": about} for one, about in zip(named, evidence, strict=True)] if pinned else named)
     elif explain:
         from pysim.explain.text import explain as explained
 
-        put_lines("\n\n\n".join(explained(item) for _, ranked in planned for item in ranked))
-    elif top:
-        _put_ranked(planned)
-    elif model == "csa":
-        _put_csa(planned)
+        put_lines("\n\n\n".join(explained(item) for one in tables for _, ranked in one for item in ranked))
+    elif len(tables) > 1 and not top and model != "csa":
+        _put_side_by_side(tables)
     else:
-        _put_plans(planned)
+        for at, planned in enumerate(tables):
+            if at:
+                put("")
+            (_put_ranked if top else _put_csa if model == "csa" else _put_plans)(planned)
     if not as_json:
-        _put_evidence(planned, evidence)
+        _put_evidence(tables[0], evidence)
 
 
-def _check_usage(top: int | None, explain: bool, model: str, pinned: bool, threads: int, as_json: bool) -> None:
+def _machines(names: Sequence[str], changes: "dict[str, Value]", alone: bool) -> "list[Machine | Gpu]":
+    """The machines to plan for: each by itself and with the changes; `alone`: with the changes only."""
+    from pysim.calibration import host
+    from pysim.machine.change import changed
+
+    machines = [host.any_machine(name) for name in names]
+    return [one for on in machines for one in ([] if changes and alone else [on]) + ([changed(on, changes)] if changes else [])]
+
+
+def _check_usage(top: int | None, explain: bool, model: str, pinned: bool, threads: int, as_json: bool, several: bool) -> None:
+    if pinned and several:
+        raise click.UsageError("--pinned shows plans measured on this computer; it takes one machine as it is")
     if top and model == "csa":
         raise click.UsageError("--top ranks plans by predicted time; --model csa makes one plan and shows the costs of both schedules")
     if explain and as_json:
@@ -144,13 +161,16 @@ def _check_usage(top: int | None, explain: bool, model: str, pinned: bool, threa
         raise click.UsageError("--pinned shows one measured plan; --top and --model csa rank plans by the model")
 
 
-def _check_threads(on: "Machine | Gpu", threads: int) -> None:
-    """UsageError on a GPU; a note on stderr if the machine has fewer cores."""
+def _checked(on: "Machine | Gpu", threads: int) -> int:
+    """The number of threads. UsageError on a GPU; a note on stderr if the machine has fewer cores."""
     from pysim.machine.gpu import Gpu
 
+    if threads == 1:
+        return threads
     refuse_on_gpu(on, threads=True)
     if not isinstance(on, Gpu) and threads > on.cores:
         say(f"--threads is {threads}, but {on.name} has {plural(on.cores, 'core')}: in the prediction, threads wait for a core")
+    return threads
 
 
 def _plans(layers: "list[Layer]", on: "Machine | Gpu", top: int | None, model: Any, options: dict[str, Any]) -> "Ranked":
@@ -231,6 +251,27 @@ def _put_plans(planned: "Ranked") -> None:
         total = sum(layer.count * _seconds(item) for layer, (item,) in planned)
         layers = sum(layer.count for layer, _ in planned)
         put(f"predicted for {plural(layers, 'layer')}: {seconds(total)}")
+
+
+def _put_side_by_side(tables: "list[Ranked]") -> None:
+    """One row per layer: for each machine the predicted time, its ratio to the first machine's, and the chosen algorithm."""
+    rows = [(each[0][0].count, [plan for _, (plan,) in each]) for each in zip(*tables, strict=True)]
+
+    def columns_of(at: int) -> "list[Column[tuple[int, list[Plan]]]]":
+        time: Column[tuple[int, list[Plan]]] = Column(f"[{at + 1}]", lambda row: (seconds(_seconds(row[1][at])), "bold"))
+        ratio: Column[tuple[int, list[Plan]]] = Column("x of [1]", lambda row: f"{_seconds(row[1][at]) / _seconds(row[1][0]):.2f}")
+        return [time, *[ratio] * (at > 0), Column("", lambda row: row[1][at].algorithm, left=True)]
+
+    for at, planned in enumerate(tables):
+        put(f"[{at + 1}] {planned[0][1][0].machine}")
+    put("")
+    columns = [column for at in range(len(tables)) for column in columns_of(at)]
+    put_table([*columns, Column("x", lambda row: str(row[0])), Column("problem", lambda row: row[1][0].problem, left=True)], rows)
+    totals = [sum(count * _seconds(plans[at]) for count, plans in rows) for at in range(len(tables))]
+    put("")
+    for at, total in enumerate(totals):
+        ratio = f", {total / totals[0]:.3f}x of [1]" if at else ""
+        put(f"[{at + 1}] predicted for {plural(sum(count for count, _ in rows), 'layer')}: {seconds(total)}{ratio}")
 
 
 def _put_ranked(planned: "Ranked") -> None:

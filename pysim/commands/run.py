@@ -55,6 +55,7 @@ def run(
       pysim run resnet50 -m power10-e1050
     """
     from pysim.calibration import host
+    from pysim.comparison.compare import plan_layers
 
     timing.check_plan(options)
     layers = layers_of(problems, every)
@@ -62,12 +63,12 @@ def run(
         timing.refuse_emulated(machine_name, "--profile needs them")
     on = host.runnable_any(machine_name)
     timing.refuse_on_gpu(on, threads=options["threads"] > 1, profile=profile)
-    executor = host.executor(on)
+    executor = host.executor_for(on)
     if executor.kind == "emulated":
         say(f"emulated by {executor.about}: results are checked, not timed")
     flops = {layer.workload.text: layer.workload.flops for layer in layers}
-    planned = timing.plan_layers(layers, on, **options)
-    measured_layers = timing.measured(planned, on, {}, executor, threads=options["threads"], profile=profile)
+    planned = plan_layers(layers, on, **options)
+    measured_layers = timing.measured(planned, on, {}, threads=options["threads"], profile=profile)
     networks = measured(problems, on, options["threads"], peers=False)
     columns = _emulated_columns() if executor.kind == "emulated" else _columns(flops, profile)
     results = timing.report(planned, measured_layers, columns, as_json, **networks.document)

@@ -144,12 +144,11 @@ def _heaviest_first(layers: "list[Layer]", on: "Machine | Gpu", layout: Any) -> 
 
 def _search(layer: "Layer", on: "Machine | Gpu", settings: Any, store: Any, show: Any) -> "Search":
     """The search of one layer. If it cannot be searched, the result has the reason, and the other layers continue."""
-    from pysim.calibration import host
     from pysim.comparison.bench import release
     from pysim.tuning.search import Search, search
 
     try:
-        return search(layer, on, settings, store, host.executor(on), show)
+        return search(layer, on, settings, store, show)
     except MissingError:
         raise
     except (PysimError, MemoryError) as error:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pysim.problem.text import Layer
     from pysim.record.measurement import Comparison, CoreThen
     from pysim.record.plan import Plan
-    from pysim.runtime.cpu import Executor
 
     Planned = tuple[Layer, Plan | PlanError]
     Columns = list[Column[Comparison]]
@@ -58,7 +57,7 @@ def refuse_emulated(machine_name: str, instead: str) -> None:
     from pysim.calibration import host
 
     on = host.any_machine(machine_name)
-    if host.executor(on).kind == "emulated":
+    if host.executor_for(on).kind == "emulated":
         raise MachineError(f"{on.name} is emulated here, where times mean nothing; {instead}")
 
 
@@ -105,39 +104,21 @@ def check_plan(options: Mapping[str, Any]) -> None:
         from_name(options["name"])
 
 
-def plan_layers(layers: "Iterable[Layer]", on: "Machine | Gpu", **options: Any) -> "list[Planned]":
-    """Each layer with its plan, or with the reason why it has none. If no layer has a plan, raises the first reason. `options` are those of
-    `pysim.planner.plan`."""
-    from pysim import planner
-
-    planned: list[Planned] = []
-    for layer in layers:
-        try:
-            planned.append((layer, planner.plan(layer.workload, on, **options)))
-        except PlanError as error:
-            planned.append((layer, error))
-    errors = [plan for _, plan in planned if isinstance(plan, PlanError)]
-    if len(errors) == len(planned):
-        raise errors[0]
-    return planned
-
-
-def measured(
-    planned: "Iterable[Planned]", on: "Machine | Gpu", peers: "Mapping[str, Peer]", executor: "Executor", **how: Any
-) -> "Iterator[Comparison]":
+def measured(planned: "Iterable[Planned]", on: "Machine | Gpu", peers: "Mapping[str, Peer]", **how: Any) -> "Iterator[Comparison]":
     """Yields each layer once it is checked, timed and stored; `how` has the fields of `pysim.comparison.compare.How`."""
     from pysim.comparison.compare import How, compare
     from pysim.measure.store import TolerantStore
+    from pysim.runtime.emulated import executor_for
 
     setting, listed = How(**how), list(planned)
-    if executor.kind == "local" and (note := too_many_threads(setting.threads)):
+    if executor_for(on).kind == "local" and (note := too_many_threads(setting.threads)):
         say(note)
     store = TolerantStore(say)  # opened here, so that its sentence comes before any output
 
     def comparisons() -> "Iterator[Comparison]":
         with store:
             budget = max(BUDGET / max(1, len(listed)), BUDGET_OF_SECONDS * setting.min_seconds)
-            yield from compare(listed, on, peers, setting._replace(budget_seconds=budget), store, executor)
+            yield from compare(listed, on, peers, setting._replace(budget_seconds=budget), store)
 
     return comparisons()
 

@@ -26,7 +26,7 @@ from pysim.record.plan import Layout, Plan
 from pysim.record.schedule import GpuSchedule, Schedule
 from pysim.registry.cuda import conv_kernels, gemm_kernels
 from pysim.runtime import cpu, cpu_launch, cuda
-from pysim.runtime.cuda_call import PERMUTED
+from pysim.runtime.arrays import PERMUTED
 
 PROFILED_CALLS = 5
 
@@ -57,24 +57,24 @@ class Bench(Protocol):
         """Seconds of one call by part: packing and micro-kernels."""
 
 
-def bench_of(plan: Plan, machine: Machine | Gpu, threads: int, executor: cpu.Executor, seed: int) -> Bench:
+def bench_of(plan: Plan, machine: Machine | Gpu, threads: int, seed: int) -> Bench:
     """The bench for a machine's plans; PlanError for a plan of another kind of machine."""
     if isinstance(machine, Gpu) and isinstance(plan.schedule, GpuSchedule):
         if threads != 1:
             raise OperandError(f"threads is {threads}; {machine.name} is a GPU, whose launches one thread makes")
         return GpuBench(plan.workload, machine.l2_bytes.value, plan.layout, seed)
     if not isinstance(machine, Gpu) and isinstance(plan.schedule, Schedule):
-        return CpuBench(plan.workload, machine.levels[-1].size_bytes, threads, executor, seed)
+        return CpuBench(plan.workload, machine, threads, seed)
     raise PlanError(f"the plan of {plan.problem} is for {plan.machine}; it cannot be measured on {machine.name}")
 
 
 class CpuBench:
     """A bench with NumPy arrays. Emulated plans are only checked."""
 
-    def __init__(self, workload: Workload, last_level_bytes: int, threads: int, executor: cpu.Executor, seed: int) -> None:
+    def __init__(self, workload: Workload, machine: Machine, threads: int, seed: int) -> None:
         if workload.dtype not in cpu.RESULT_DTYPES:
             raise OperandError(f"the CPU kernels compute {', '.join(cpu.RESULT_DTYPES)}, not {workload.dtype}")
-        self.last_level_bytes, self._threads, self._executor = last_level_bytes, threads, executor
+        self.last_level_bytes, self._threads = machine.levels[-1].size_bytes, threads
         result: Any = cpu.RESULT_DTYPES[workload.dtype]
         self.trial = trial(workload, result, seed=seed)
         self._out = self._empty()
@@ -96,21 +96,20 @@ class CpuBench:
 
     def make(self, plan: Plan, operands: Operands) -> Ready:
         """Bound to its arrays, as peers are; lab/benchmarks/call_overhead.py measures the overhead of Python calls."""
-        prepared, arrays = self._prepared(plan, operands)
-        call = partial(prepared, *arrays)
-        if self._executor.kind == "local":
-            call = prepared.step(*arrays, cpu.aligned(prepared.workspace_bytes, np.uint8)).bound()
+        launch, arrays = self._launch(plan, operands)
+        call = partial(launch.run, *arrays)
+        if launch.executor.kind == "local":
+            call = launch.step(*arrays, cpu.aligned(launch.workspace_bytes, np.uint8)).bound()
         return Ready(call, "", plan.workspace_bytes, bound_of(plan))
 
-    def _prepared(self, plan: Plan, operands: Operands) -> tuple[Any, tuple[Array, ...]]:
-        """A prepared plan, and the arrays for its call."""
-        x, w, out, workload, schedule = *operands[:3], plan.workload, plan.schedule
-        assert isinstance(schedule, Schedule)
-        if isinstance(workload, Gemm):
-            product = cpu_launch.PreparedGemm(workload, schedule, threads=self._threads, executor=self._executor)
-            if not product.prepares:
+    def _launch(self, plan: Plan, operands: Operands) -> tuple[Any, tuple[Array, ...]]:
+        """A plan's launch, and the arrays of its runs."""
+        x, w, out = operands[:3]
+        if isinstance(plan.workload, Gemm):
+            product = cpu_launch.Launch.of(plan, self._threads)
+            if not product.prepared_bytes:
                 return product, (x, w, out)
-        return cpu_launch.Prepared(workload, w, schedule, threads=self._threads, executor=self._executor), (x, out)
+        return cpu_launch.Prepared.of(plan, w, threads=self._threads), (x, out)
 
     def result(self, ready: Ready, operands: Operands) -> Array:
         operands.out[...] = self._empty()
@@ -126,9 +125,9 @@ class CpuBench:
 
     def profile(self, plan: Plan) -> dict[str, float]:
         """Medians over a few calls, including the cost of reading clocks inside."""
-        prepared, arrays = self._prepared(plan, self.operands(exact=False))
+        launch, arrays = self._launch(plan, self.operands(exact=False))
         with pinned(self._threads):
-            calls = [prepared.profile(*arrays) for _ in range(PROFILED_CALLS + 1)]
+            calls = [launch.profile(*arrays) for _ in range(PROFILED_CALLS + 1)]
         return {name: float(np.median([call[name] for call in calls[1:]])) for name in calls[0]}
 
 

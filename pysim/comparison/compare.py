@@ -35,7 +35,7 @@ from pysim.record.plan import Plan
 from pysim.record.schedule import Schedule
 from pysim.record.state import RunState
 from pysim.registry.cpu import loop_nest
-from pysim.runtime import cpu
+from pysim.runtime.emulated import executor_for
 
 CERTAIN = 0.005  # relative error of the medians at which sampling ends early, on a CPU
 NO_PEERS = "its time on this computer says nothing about a machine that is emulated"
@@ -55,30 +55,44 @@ class How(NamedTuple):
     seed: int = 0
 
 
+def plan_layers(layers: Iterable[Layer], on: Machine | Gpu, **terms: Any) -> list[Planned]:
+    """Each layer with its plan, or with the reason why it has none; `terms` as in `planner.plan`. If no layer has a plan, raises the first
+    reason."""
+    planned: list[Planned] = []
+    for layer in layers:
+        try:
+            planned.append((layer, planner.plan(layer.workload, on, **terms)))
+        except PlanError as error:
+            planned.append((layer, error))
+    errors = [plan for _, plan in planned if isinstance(plan, PlanError)]
+    if errors and len(errors) == len(planned):
+        raise errors[0]
+    return planned
+
+
 def compare(
     planned: Iterable[Planned],
     machine: Machine | Gpu,
     peers: Mapping[str, Peer],
     how: How = How(),  # noqa: B008  # a value
     store: Store | None = None,
-    executor: cpu.Executor = cpu.LOCAL,
 ) -> Iterator[Comparison]:
     """Checks and times the plan of each layer and its peers. A layer may come with an error instead of a plan.
 
     Yields each layer as soon as it is done, after all its samples are in `store`. A layer that cannot be planned or run gives a Comparison
-    that is not correct, with the reason, and the others go on; MissingError (no native library, driver or device) ends the iteration. With
-    an `executor` that emulates nothing is timed, no peer runs and nothing is stored.
+    that is not correct, with the reason, and the others go on; MissingError (no native library, driver or device) ends the iteration. On
+    an emulated machine nothing is timed, no peer runs and nothing is stored.
     """
     for layer, plan in planned:
         try:
             if isinstance(plan, PlanError):
                 raise plan
-            done = measure_plan(layer, plan, machine, peers, how, store, executor)
+            done = measure_plan(layer, plan, machine, peers, how, store)
         except MissingError:
             raise
         except (PysimError, MemoryError) as error:
             reason = str(error) or "out of memory"
-            done = _comparison(layer, machine, how, executor, plan={}, correct=False, reason=reason)
+            done = _comparison(layer, machine, how, plan={}, correct=False, reason=reason)
         if isinstance(machine, Gpu) or not done.correct:  # on a CPU arrays are freed with their last reference, unless an error holds one
             release()
         yield done
@@ -91,14 +105,13 @@ def measure_plan(
     peers: Mapping[str, Peer],
     how: How = How(),  # noqa: B008
     store: Store | None = None,
-    executor: cpu.Executor = cpu.LOCAL,
 ) -> Comparison:
     """Checks one plan, then times it in one run with the peers that give the correct result.
 
     CPU peers run on one thread whatever `how.threads` says. Raises PysimError where the plan cannot be run at all; a wrong result is no
     exception but a Comparison with `correct` False, no time and the reason.
     """
-    bench = bench_of(plan, machine, how.threads, executor, how.seed)
+    bench = bench_of(plan, machine, how.threads, how.seed)
     ours = Entry(OURS, "", partial(bench.make, plan))
     verdict, ready = checked(bench, ours.make)
     fields: dict[str, Any] = {
@@ -108,14 +121,14 @@ def measure_plan(
     }
     if not verdict.passed:
         fields |= {"correct": False, "reason": f"{verdict.status}: {verdict.reason}"}
-    elif executor.kind == "emulated":
+    elif executor_for(machine).kind == "emulated":
         fields |= {"correct": True, "missing": dict.fromkeys(peers, NO_PEERS), "errors": {OURS: verdict.over_rms}}
         fields |= _static(plan, machine, how)
     else:
         field = field_of(bench, peers, machine.name)
         timed = _timed(bench, {OURS: (ours, ready)} | field.ready, field, how, _speedometer(plan, machine, how.threads))
         if store is not None:
-            _keep(store, plan, how, timed, {label: found.version for label, (_, found) in field.ready.items()})
+            fields["run"] = _keep(store, plan, how, timed, {label: found.version for label, (_, found) in field.ready.items()})
         field.errors[OURS] = verdict.over_rms
         fields |= {"correct": True, "profile": bench.profile(plan) if how.profile else None}
         fields |= _measured(field, timed, plan.workspace_bytes)
@@ -124,11 +137,12 @@ def measure_plan(
             plan = at_clock(plan, then.clock_hz) if then else plan
             fields["predicted_seconds"] = plan.seconds
             fields["above_roof"] = above(plan, fields["measured_seconds"], "measured") or above(plan, plan.seconds, "predicted")
-    return _comparison(layer, machine, how, executor, **fields)
+    return _comparison(layer, machine, how, **fields)
 
 
-def _comparison(layer: Layer, machine: Machine | Gpu, how: How, executor: cpu.Executor, **fields: Any) -> Comparison:
-    where: dict[str, Any] = {"machine": machine.name, "state": how.state, "threads": how.threads, "executor": executor.kind}
+def _comparison(layer: Layer, machine: Machine | Gpu, how: How, **fields: Any) -> Comparison:
+    where: dict[str, Any] = {"machine": machine.name, "state": how.state, "threads": how.threads}
+    where["executor"] = executor_for(machine).kind
     return Comparison(problem=layer.workload.text, label=layer.label, count=layer.count, **where, **fields)
 
 
@@ -224,8 +238,8 @@ def _measured(field: Field, timed: Timed, workspace_bytes: int) -> dict[str, Any
     }
 
 
-def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[str, str]) -> None:
-    """Stores one measurement per candidate under one run id, with the core's speed in the environment."""
+def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[str, str]) -> str:
+    """Stores one measurement per candidate under one run id, with the core's speed in the environment; returns the id."""
     run, time, schedule = str(uuid.uuid4()), now(), msgspec.json.encode(plan.schedule).decode()
     layout = {"layout": plan.layout} if isinstance(plan.workload, Conv) and isinstance(plan.on, Gpu) else {}
     speed = timed.speed.as_environment() if timed.speed else {}
@@ -235,3 +249,4 @@ def _keep(store: Store, plan: Plan, how: How, timed: Timed, versions: Mapping[st
         details = here | ({"version": versions[name]} if name in versions else {})
         what = {"problem": plan.problem, "machine": plan.machine, "time": time, "run": run} | own
         store.add(Measurement(samples=tuple(values.tolist()), environment=details, state=how.state, **what))
+    return run

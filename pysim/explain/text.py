@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterator
 
 from pysim.algorithms import algorithm_named
+from pysim.explain.advice import advice, verdict, would_help
 from pysim.explain.roof import above
 from pysim.machine.gpu import Gpu
 from pysim.record.cost import Cost, CsaCost
@@ -61,12 +62,13 @@ def _verdict(plan: Plan, described: Description) -> Iterator[str]:
     """The first lines: predicted time, share of the peak and the bound; then algorithm, kernel, error and name."""
     workspace = f"workspace {bytes_text(plan.workspace_bytes)}"
     if isinstance(plan.cost, Cost):
-        rate, peak = plan.workload.flops / plan.cost.seconds, plan.threads * described.peak_flops
-        share = f", {rate / peak:.0%} of the peak of {peak / 1e9:,.0f} GFLOP/s" if peak else ""
+        rate = plan.workload.flops / plan.cost.seconds
         yield (
-            f"{plan.problem} on {plan.machine}: {seconds_text(plan.cost.seconds)} predicted, {rate / 1e9:,.1f} GFLOP/s{share}; "
+            f"{plan.problem} on {plan.machine}: {seconds_text(plan.cost.seconds)} predicted, {rate / 1e9:,.1f} GFLOP/s; "
             f"bound by {plan.cost.bound_by}"
         )
+        yield verdict([(1, plan)])
+        yield would_help(advice([(1, plan)]))
     else:
         yield f"{plan.problem} on {plan.machine}: csa cost {plan.cost.cost:,} cycles (the sum of the latencies of all lines)"
     if wrong := above(plan, plan.seconds, "predicted"):

@@ -49,6 +49,7 @@ CREATE TABLE measurement (
     run TEXT NOT NULL
 )
 """
+_CREATE_MARKS = "CREATE TABLE IF NOT EXISTS mark (id INTEGER PRIMARY KEY, name TEXT NOT NULL, run TEXT NOT NULL, time TEXT NOT NULL)"
 _INDEX = "CREATE INDEX measurement_key ON measurement (problem, machine, kernel, schedule, state)"
 _FIELDS = ("problem", "machine", "kernel", "schedule", "state", "samples", "environment", "time", "run")
 _INSERT = f"INSERT INTO measurement ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))})"
@@ -154,6 +155,25 @@ class Store:
             query = f"SELECT {', '.join(_FIELDS)} FROM measurement WHERE {where} ORDER BY id"
             return [_measurement(row) for row in self._db.execute(query, tuple(given.values()))]
 
+    def mark(self, name: str, run: str) -> None:
+        """Saves a run under a name, beside those that have it already."""
+        with _clear(self.path):
+            self._db.execute(_CREATE_MARKS)
+            self._db.execute("INSERT INTO mark (name, run, time) VALUES (?, ?, ?)", (name, run, now()))
+
+    def marked(self, name: str) -> list[str]:
+        """The runs saved under a name, oldest first."""
+        with _clear(self.path):
+            self._db.execute(_CREATE_MARKS)
+            return [str(run) for (run,) in self._db.execute("SELECT run FROM mark WHERE name = ? ORDER BY id", (name,))]
+
+    def marks(self) -> list[tuple[str, int, str]]:
+        """Each name, the number of its runs, and when the last was saved."""
+        with _clear(self.path):
+            self._db.execute(_CREATE_MARKS)
+            found = self._db.execute("SELECT name, count(*), max(time) FROM mark GROUP BY name ORDER BY max(id)")
+            return [(str(name), int(count), str(time)) for name, count, time in found]
+
     def __len__(self) -> int:
         """The number of measurements."""
         with _clear(self.path):
@@ -206,6 +226,12 @@ class TolerantStore(Store):
             with self._told():
                 return super().find(**wanted)
         return []
+
+    def mark(self, name: str, run: str) -> None:
+        """As `Store.mark`."""
+        if not self._lost:
+            with self._told():
+                super().mark(name, run)
 
     def close(self) -> None:
         if hasattr(self, "_db"):

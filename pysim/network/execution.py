@@ -55,9 +55,7 @@ class Network:
     prepared_type: Any = Prepared  # computes convolutions and products with constant weights
     blocks = True  # values may be in NCHWc
 
-    def __init__(
-        self, graph: Graph, on: Machine, threads: int = 1, executor: cpu.Executor = cpu.LOCAL, accuracy: Accuracy = "standard"
-    ) -> None:
+    def __init__(self, graph: Graph, on: Machine, threads: int = 1, accuracy: Accuracy = "standard") -> None:
         graph = as_images(fuse_attention(fuse_transpositions(fuse(graph, _supports))))
         graph = with_layouts(graph, on, accuracy).graph if self.blocks else graph
         constants = dict(graph.constants)
@@ -72,7 +70,7 @@ class Network:
         }
         self._natives = list[Prepared | None]()
         for at, layer in enumerate(self.plan.layers):
-            self._natives.append(self._prepared(layer, executor))
+            self._natives.append(self._prepared(layer))
             for name in layer.node.inputs[1:RESIDUAL_INPUT] if packs[at] else ():  # free weights once all their layers packed them
                 if last_use[name] == at and name not in read_unpacked and name not in graph.outputs:
                     constants.pop(name, None)
@@ -86,16 +84,15 @@ class Network:
     def outputs(self) -> dict[str, Tensor]:
         return {name: self._graph.tensors[name] for name in self._graph.outputs}
 
-    def _prepared(self, layer: Layer, executor: cpu.Executor) -> Prepared | None:
+    def _prepared(self, layer: Layer) -> Prepared | None:
         if layer.plan is None or layer.node.op == "MatMul":  # which has no constant weights
             return None
         w, *rest = (self._graph.constants[name] for name in layer.node.inputs[1:RESIDUAL_INPUT] if name)
         bias, problem = (rest[0] if rest else None), layer.plan.workload
         weights = np.ascontiguousarray(w).reshape(w.shape if isinstance(problem, Gemm) or w.ndim == 4 else (*w.shape, 1, 1))
         activation = layer.node.attributes.get("activation")
-        schedule, layout = on_cpu(layer.plan)[0], layer.plan.layout
         try:
-            prepared: Prepared = self.prepared_type(problem, weights, schedule, bias, activation, self.threads, executor, layout)
+            prepared: Prepared = self.prepared_type.of(layer.plan, weights, bias, activation, self.threads)
         except OperandError as error:
             raise OperandError(f'{layer.node.op} "{printable(layer.node.name)}": {error}') from None
         return prepared

@@ -7,22 +7,22 @@ planned as one whose matrix is packed once, of one row as the 1x1 convolution th
 What else a network does is `pysim.network.operator_seconds`.
 """
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pysim import planner
 from pysim.errors import PlanError, printable
+from pysim.explain.advice import advice, verdict, would_help
 from pysim.machine.cpu import Machine
 from pysim.network.arena import Buffers
 from pysim.network.arrays import shapes_of_products
 from pysim.network.graph import Graph, Node
 from pysim.network.layouts import LayoutChoice, choose_layouts
 from pysim.network.operator_seconds import DTYPES, other_seconds, pool_seconds, reordering_seconds
+from pysim.planner import planned
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
 from pysim.record.accuracy import Accuracy
-from pysim.record.plan import Layout, Plan
+from pysim.record.plan import Layout, Plan, Request
 from pysim.record.state import State
 from pysim.registry.cpu import nchwc_kernels
 
@@ -50,6 +50,9 @@ class Layer(NamedTuple):
         return about | ({"problem": self.plan.problem, "plan": self.plan.name} if self.plan else {})
 
 
+_SHOWN_OPERATORS = 5
+
+
 class NetworkPlan(NamedTuple):
     layers: tuple[Layer, ...]
     buffers: Buffers
@@ -73,9 +76,21 @@ class NetworkPlan(NamedTuple):
             how = f"  {layer.plan.problem}  {layer.plan.name}" if layer.plan else ""
             how += f"  {layer.plan.layout}" if layer.plan and layer.plan.layout != "nchw" else ""
             lines.append(f"{layer.node.op:<12} {printable(layer.node.name)}{fused}{how}  {layer.predicted_seconds * 1e6:.0f} us")
-        lines.append(f"predicted: {self.predicted_seconds * 1e3:.3g} ms")
+        lines.append(f"predicted: {self.predicted_seconds * 1e3:.3g} ms{self._shares()}")
+        if plans := [(layer.times, layer.plan) for layer in self.layers if layer.plan]:
+            lines += [f"convolutions and products: {verdict(plans)}", would_help(advice(plans))]
         lines += self.layouts
         return "\n".join(lines)
+
+    def _shares(self) -> str:
+        """The operators that take most time, those after which the layers are named."""
+        seconds: dict[str, float] = {}
+        for layer in self.layers:
+            seconds[layer.node.op] = seconds.get(layer.node.op, 0.0) + layer.predicted_seconds
+        told = sorted(((of / (self.predicted_seconds or 1.0), op) for op, of in seconds.items()), reverse=True)
+        return "".join(
+            f"{'; ' if at == 0 else ', '}{share:.0%} {op}" for at, (share, op) in enumerate(told[:_SHOWN_OPERATORS]) if share >= 0.005
+        )
 
     def __repr__(self) -> str:
         return f"<NetworkPlan of {len(self.layers)} layers on {self.machine}: {self.predicted_seconds:.3g} s>"
@@ -100,19 +115,6 @@ def problem_of(node: Node, graph: Graph) -> tuple[Workload | None, int]:
     if rows > 1:
         return Gemm(m=rows, n=filters, k=channels, trans_b=True, dtype=dtype), 1
     return Conv(channels=channels, height=1, width=1, filters=filters, kernel_h=1, kernel_w=1, dtype=dtype), 1
-
-
-@lru_cache(maxsize=4096)
-def _plan(
-    problem: Workload,
-    on: Machine,
-    accuracy: Accuracy,
-    layout: Layout = "nchw",
-    state: State = "chained",
-    threads: int = 1,
-    prepared: bool = True,
-) -> Plan:
-    return planner.plan(problem, on, accuracy=accuracy, state=state, layout=layout, threads=threads, prepared=prepared)
 
 
 def _state(node: Node, graph: Graph) -> State:
@@ -140,7 +142,8 @@ def with_layouts(graph: Graph, on: Machine, accuracy: Accuracy = "standard") -> 
         if node.op != "Conv":
             return pool_seconds(node, graph, on, read) if "kernel_shape" in node.attributes else 0.0
         try:
-            return _plan(node.attributes["problem"], on, accuracy, _layout(read, written), _state(node, graph)).seconds
+            request = Request(node.attributes["problem"], on, _layout(read, written), _state(node, graph), accuracy=accuracy, prepared=True)
+            return planned(request).seconds
         except PlanError:
             return None
 
@@ -154,9 +157,11 @@ def layers_of(graph: Graph, on: Machine, buffers: Buffers, accuracy: Accuracy = 
         problem, times = problem_of(node, graph)
         other = other_seconds(node, graph, on, buffers)
         try:
-            layout = _layout(*node.attributes.get("blocks", (1, 1)))
-            options = on, accuracy, layout, _state(node, graph), threads, node.op != "MatMul"
-            layers.append(Layer(node, _plan(problem, *options) if problem else None, other, times))
+            plan, layout = None, _layout(*node.attributes.get("blocks", (1, 1)))
+            if problem:
+                terms: Any = {"accuracy": accuracy, "threads": threads, "prepared": node.op != "MatMul"}
+                plan = planned(Request(problem, on, layout, _state(node, graph), **terms))
+            layers.append(Layer(node, plan, other, times))
         except PlanError as error:
             raise PlanError(f'{node.op} "{printable(node.name)}": {error}') from None
     return tuple(layers)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from pysim.calibration import host
 from pysim.comparison.compare import CERTAIN, at_clock, core_then, target_of
 from pysim.errors import MissingError, printable
 from pysim.machine.cpu import Machine
@@ -82,10 +81,10 @@ def compare(
     proto = _with_logits(reading.load_model(path, batch, seed=_SEED))
     content = proto.SerializeToString() if peers else b""
     graph = reading.graph_of(proto, name)
-    model = Network(graph, on, threads, host.executor(on))
+    model = Network(graph, on, threads)
     feeds = _inputs(model.inputs)
     show(f"{name}: the same network in float64, for the errors")
-    exact = _outputs(Network(widened(graph), on, threads, host.executor(on))(**{k: _wide(x) for k, x in feeds.items()}))
+    exact = _outputs(Network(widened(graph), on, threads)(**{k: _wide(x) for k, x in feeds.items()}))
     calls: dict[str, Any] = {"pysim": partial(model, **feeds)}
     missing = {}
     if peers:

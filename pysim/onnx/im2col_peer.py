@@ -13,6 +13,7 @@ from pysim.peers import openblas
 from pysim.peers.peer import Operands
 from pysim.problem.conv import Conv
 from pysim.problem.text import Workload
+from pysim.record.plan import Plan
 from pysim.runtime.array_steps import pair_step
 from pysim.runtime.cpu import LOCAL
 from pysim.runtime.operators import map_step
@@ -23,7 +24,7 @@ class Im2col:
 
     executor, workspace_bytes = LOCAL, 0
 
-    def __init__(self, workload: Workload, weights: Array, schedule: object, bias: Array | None, activation: Any, *_: object) -> None:
+    def __init__(self, workload: Workload, weights: Array, bias: Array | None, activation: Any) -> None:
         w = workload
         self._workload, self._weights, self._bias, self._activation = w, weights, bias, activation
         self.shapes: tuple[tuple[int, ...], tuple[int, ...]] = (
@@ -31,6 +32,10 @@ class Im2col:
             if isinstance(w, Conv)
             else ((w.m, w.k), (w.m, w.n))
         )
+
+    @classmethod
+    def of(cls, plan: Plan, weights: Array, bias: Array | None, activation: Any, threads: int) -> "Im2col":
+        return cls(plan.workload, weights, bias, activation)
 
     def step(self, x: Array, out: Array, workspace: object = None, residual: Array | None = None) -> Callable[[], object]:
         ready = openblas.make(self._workload, Operands(x, self._weights, out))

@@ -85,7 +85,7 @@ def load(
         raise PlanError(f"models run on CPUs, and {on.name} is a GPU; there, use pysim.torch.optimize or torch.compile(backend='pysim')")
 
     def made(batch: int | None) -> Network:
-        return Network(reading.read_graph(path, batch, seed), on, threads, host.executor(on), accuracy)
+        return Network(reading.read_graph(path, batch, seed), on, threads, accuracy)
 
     if batch == "any":
         return AnyBatch(made)

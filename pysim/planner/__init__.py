@@ -6,6 +6,6 @@ plans(problem, machine, top=10)                the ten best, each with the rejec
 candidates(problem, machine, within=1.35)      every schedule within 1.35 times the best, with its predicted seconds
 """
 
-from pysim.planner.plan import Options, candidates, forget, plan, plans
+from pysim.planner.plan import candidates, forget, plan, planned, plans, request_of
 
-__all__ = ["Options", "candidates", "forget", "plan", "plans"]
+__all__ = ["candidates", "forget", "plan", "planned", "plans", "request_of"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The candidates of all algorithms with their costs, in one table.
+"""The candidates of all algorithms with their costs, in one table, and their ranking into plans.
 
 Algorithms with a common cost function are costed together. The others are costed in the order of their lower bounds; an algorithm whose
 bound is above the best plan so far is never costed.
@@ -12,22 +12,28 @@ best of them takes 120, the second round costs those up to 120. Schedules of the
 """
 
 import itertools
+import math
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pysim.algorithms import accuracy as accuracies
+from pysim.algorithms import algorithms_for
 from pysim.algorithms.contract import Algorithm, Array, Candidates, least_cycles
 from pysim.cachemodel.costs import Costs
+from pysim.errors import choose
 from pysim.planner.accuracy_filter import accurate
-from pysim.record.cost import NoneLegal, Rejected
-from pysim.record.plan import Request
+from pysim.record.cost import Cost, CsaCost, NoneLegal, Rejected
+from pysim.record.plan import Considered, Plan, Request, named
 from pysim.record.schedule import AnySchedule
-from pysim.registry.cpu import loop_nest
+from pysim.registry.cpu import Kernel, cpu_kernel, loop_nest
+from pysim.registry.cuda import ConvKernel, GemmKernel, conv_kernel, gemm_kernel
 
+_TELLING_CODES = ("memory", "accuracy", "size", "shape", "machine")  # of rejections, the most telling first
 LIMIT_GROWTH = 1.5  # factor on the limit of a kind that had no schedule within it
 BOUND_ABOVE = "its lower bound is already {:.2f}x the chosen time"  # why an algorithm or a kernel was not costed
 
@@ -51,11 +57,11 @@ class Table(NamedTuple):
     rejected: tuple[Rejected, ...]
 
     @classmethod
-    def of(cls, request: Request, algorithms: Sequence[Algorithm], exhaustive: bool) -> "Table":
+    def of(cls, request: Request, exhaustive: bool) -> "Table":
         rejected: list[Rejected] = []
         able: list[Algorithm] = []
         csa_algorithm = loop_nest(request.problem)
-        for algorithm in algorithms:
+        for algorithm in algorithms_for(request.problem, request.machine, request.algorithm):
             if reason := algorithm.refuses(request.problem, request.machine, request.layout):
                 rejected.append(Rejected(algorithm.NAME, reason.sentence, reason.code))
             elif request.model == "csa" and csa_algorithm != algorithm.NAME:
@@ -93,6 +99,99 @@ class Table(NamedTuple):
     def workspace_bytes(self, place: int) -> int:
         algorithm, costs, row = self.at(place)
         return algorithm.workspace_bytes(self.request.problem, costs.schedule(row), self.request.layout)
+
+    def within_memory(self) -> tuple[NDArray[np.int64], tuple[Rejected, ...]]:
+        """The places by predicted time whose workspace is within the limit; and the kernels without such a schedule, least workspace
+        first."""
+        order, limit = self.order(), self.request.memory_limit
+        if limit is None:
+            return order, ()
+        sizes = np.array([self.workspace_bytes(at) for at in order.tolist()])
+        kept, kernel = order[sizes <= limit], self.kernel[order]
+        least = {one: int(sizes[kernel == one].min()) for one in kernel[_firsts(kernel)].tolist()}
+        reason = "its workspace of {:,} bytes is above the limit of {:,}"
+        above = sorted((item for item in least.items() if item[1] > limit), key=lambda item: item[1])
+        return kept, tuple(Rejected(self._label(one), reason.format(size, limit), "memory") for one, size in above)
+
+    def inaccurate(self) -> tuple[Rejected, ...]:
+        """The kernels that are not accurate enough, the most accurate first."""
+        first = itertools.accumulate((len(costs.kernels) for _, costs in self.costs), initial=0)
+        refused = [
+            (error, Rejected(self._label(start + kernel), why.sentence, why.code))
+            for (_, costs), start in zip(self.costs, first, strict=False)
+            for kernel, (error, why) in costs.refused.items()
+        ]
+        return tuple(one for _, one in sorted(refused, key=lambda item: item[0]))
+
+    def plans(self, order: NDArray[np.int64], top: int, rejected: Sequence[Rejected]) -> list[Plan]:
+        """The plans of the `top` first places, each with the best of every kind and the kernels that lost."""
+        first, best = order[_firsts(self.kind[order])].tolist(), order[:top].tolist()
+        costs = {at: self._cost(at) for at in (*first, *best[1:])}  # the best of all is the first of the kinds
+        considered = tuple(Considered(self.at(at)[0].NAME, self.schedule(at), costs[at]) for at in first)
+        rejected = (*self._slower(order), *rejected)
+        return [self._plan(at, costs[at], considered, rejected) for at in best]
+
+    def _cost(self, at: int) -> Cost | CsaCost:
+        _, costs, row = self.at(at)
+        return costs.cost(row)
+
+    def _plan(self, at: int, cost: Cost | CsaCost, considered: tuple[Considered, ...], rejected: tuple[Rejected, ...]) -> Plan:
+        request, (algorithm, costs, row) = self.request, self.at(at)
+        schedule = costs.schedule(row)
+        bound = algorithm.tolerance(request.problem, schedule)
+        return Plan(
+            workload=request.problem,
+            on=request.machine,
+            model=request.model,
+            state=request.state,
+            algorithm=algorithm.NAME,
+            schedule=schedule,
+            workspace_bytes=algorithm.workspace_bytes(request.problem, schedule, request.layout),
+            cost=cost,
+            considered=considered,
+            rejected=rejected,
+            assumed=costs.assumed(row),
+            layout=request.layout,
+            memory_limit=request.memory_limit,
+            needs_finite=bound.finite,
+            error=accuracies.stated_error(bound, request.problem, request.machine),
+            error_scale=bound.scale,
+            accuracy=request.accuracy,
+            error_limit=request.error_limit,
+        )
+
+    def _slower(self, order: NDArray[np.int64]) -> Iterator[Rejected]:
+        """The kernels that are slower than the chosen one, best first: by their best schedule, or by their bound if none was costed."""
+        ran = order[_firsts(self.kernel[order])]
+        kernels, cycles = self.kernel[ran].tolist(), self.cycles[ran].tolist()
+        for kernel, kind, of in [*zip(kernels, self.kind[ran].tolist(), cycles, strict=True)][1:]:
+            reason = f"its best predicted schedule ({self.kinds[kind][1]}) takes {of / cycles[0]:.3f}x the chosen time"
+            yield Rejected(self._label(kernel), reason, "slower")
+        bounds = itertools.chain.from_iterable(costs.bounds.tolist() for _, costs in self.costs)
+        others = {kernel: bound for kernel, bound in enumerate(bounds) if kernel not in kernels and not math.isnan(bound)}
+        for kernel in sorted(others, key=others.__getitem__):
+            yield Rejected(self._label(kernel), BOUND_ABOVE.format(max(1.0, others[kernel] / cycles[0])), "slower")
+
+    def _label(self, kernel: int) -> str:
+        """A kernel's name, with its algorithm if the name is ambiguous."""
+        algorithm, name = self.kernels[kernel]
+        return f"{algorithm} by {name}" if name in self.ambiguous else name
+
+    def why_none(self, rejected: Sequence[Rejected]) -> str:
+        """Why there is no plan: no kernel has the requested name or tile, or the most telling rejection."""
+        request, asked = self.request, self.request.micro_kernel
+        if asked and not self.cycles.size:
+            others = Table.of(request._replace(micro_kernel=None), exhaustive=True)
+            rows = [row for _, name in others.kernels if (row := row_named(name))]
+            known = {row.name if isinstance(asked, str) else named(tile_of(row)) for row in rows}
+            rejected = [one for one in rejected if one.what == asked]
+            if known and not rejected:
+                what = f"no kernel {named(asked)} computes {request.problem.text} on {request.machine.name}"
+                return f"{what}; {choose(named(asked), sorted(known))}"
+        order = {code: place for place, code in enumerate(_TELLING_CODES)}
+        first = min(rejected, key=lambda one: order.get(one.code, len(order)), default=None)
+        why = f"{first.what}: {first.reason}" if first else "the registry has no kernel for it"
+        return f"nothing computes {request.problem.text} on {request.machine.name}: {why}"
 
 
 def _renumbered(parts: Sequence[tuple[NDArray[np.int64], int]]) -> NDArray[np.int64]:
@@ -151,3 +250,19 @@ def _limit_for_best(costs: Costs, limit: Array | float, growth: float) -> Array:
     best[[*costs.lost]] = 0.0
     limits: Array = np.where(np.isinf(best), growth * limit, best * (1 + 1e-9))
     return np.where(best > limit, limits, limit)
+
+
+def _firsts(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place of the first occurrence of each number, ascending."""
+    first = np.full(numbers.max(initial=-1) + 1, numbers.size)
+    first[numbers[::-1]] = np.arange(numbers.size)[::-1]
+    return np.sort(first)[: np.count_nonzero(first < numbers.size)]
+
+
+def row_named(name: str) -> Kernel | GemmKernel | ConvKernel | None:
+    return cpu_kernel(name) or gemm_kernel(name) or conv_kernel(name)
+
+
+def tile_of(row: Kernel | GemmKernel | ConvKernel) -> tuple[int, int]:
+    """windows x filters, or rows x columns of a block."""
+    return (row.windows, row.filters) if isinstance(row, Kernel) else (row.tiles.rows, row.tiles.columns)

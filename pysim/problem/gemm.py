@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A matrix product as a value: FLOP = 2 m n k."""
 
+from pysim.errors import OperandError
 from pysim.problem.dtypes import GEMM_DTYPES
 from pysim.problem.fields import Typed, check_fields, check_int64
 
@@ -47,3 +48,13 @@ class Gemm(Typed, frozen=True, kw_only=True):
         """The shortest text that `parse` reads as this problem."""
         suffixes = [self.layout] * (self.layout != "nn") + [self.dtype] * (self.dtype != "f32")
         return ":".join([f"gemm:{self.m}x{self.n}x{self.k}", *suffixes])
+
+
+def product_of(a: tuple[int, ...], b: tuple[int, ...], trans_a: bool, trans_b: bool, dtype: str) -> Gemm:
+    """The product of matrices of these shapes; OperandError if they do not fit together."""
+    if len(a) != 2 or len(b) != 2:
+        raise OperandError(f"a and b must be matrices; their shapes are {a} and {b}")
+    (k, m), (n, depth) = a[:: 1 if trans_a else -1], b[:: 1 if trans_b else -1]
+    if k != depth:
+        raise OperandError(f"op(a) has {k} columns but op(b) has {depth} rows; expected equal numbers")
+    return Gemm(m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, dtype=dtype)

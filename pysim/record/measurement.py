@@ -44,7 +44,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     `profile` splits one call: pack_seconds, kernel_seconds, packed_tiles, kernel_calls. `count`: occurrences of the problem in the request.
     `above_roof` names a time that is shorter than the multiply-adds or the operands' transfer allow. `taken`: share of the sampling time in
     which other processes had a CPU; the intervals of `ratios` are widened by it. On a GPU times are the device's; `launches` are the host's
-    seconds per call, of "pysim" and each peer, where calls are short.
+    seconds per call, of "pysim" and each peer, where calls are short. `run` names the samples in the store.
     """
 
     problem: str
@@ -77,6 +77,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     taken: float | None = None
     core: CoreThen | None = None
     launches: dict[str, float] = {}
+    run: str = ""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

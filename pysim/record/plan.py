@@ -50,12 +50,22 @@ def named(micro_kernel: MicroKernel) -> str:
 
 
 class Request(NamedTuple):
-    """A request for a plan.
+    """A request for a plan: everything that the choice depends on, from the API and the commands down to the algorithms.
 
-    `state`: of the caches. `micro_kernel`: only kernels of this name or tile. `schedule`: only this schedule. `input_footprint`: for the
-    slicing analysis (`pysim/cachemodel/cpu/csa.py`). `accuracy` and `error_limit` (largest error over the result's root mean square): see
-    `pysim.algorithms.accuracy`. `prepared`: B of a product is prepared once for many runs, as convolution weights always are. `prologue`:
-    a GPU scales, shifts and bounds a convolution's input as it reads it.
+    layout           of a convolution's input and output
+    state            of the caches at the start, for the full model only
+    micro_kernel     restricts the full model to kernels of this tile ("4x16", windows x filters; on a GPU "128x128", the tile of a block)
+                     or of this name; under CSA it replaces the machine's tile
+    schedule         only this schedule
+    input_footprint  "packed" or "raw", for CSA (`pysim/cachemodel/cpu/csa.py`) only
+    accuracy         "standard": any plan; "strict": plans whose stated error is at most that of a direct sum of the type; "ieee": plans
+                     that multiply and add in the type itself (`pysim.algorithms.accuracy`)
+    error_limit      the largest error over the result's root mean square that a plan may state
+    threads          threads of a CPU that share the run; the plan is the best for that many (`pysim.planner.threads`)
+    prepared         whether B of a product is prepared once, as the weights of a convolution always are; the cost leaves that out
+    prologue         whether a GPU scales, shifts and bounds a convolution's input as it reads it (`pysim_cuda_prologue`)
+    algorithm        only this algorithm
+    memory_limit     the most bytes of workspace
     """
 
     problem: Workload
@@ -71,6 +81,8 @@ class Request(NamedTuple):
     threads: int = 1
     prepared: bool = False
     prologue: bool = False
+    algorithm: str | None = None
+    memory_limit: int | None = None
 
     @property
     def cpu(self) -> Machine:

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of other libraries' arrays as pointer, shape and strides: through NumPy's interface, `__cuda_array_interface__` or DLPack.
+"""Views of other libraries' arrays as pointer, shape and strides: through NumPy's interface, `__cuda_array_interface__` or DLPack; and the
+arrays of a call on a GPU (`Operands`), for which host arrays are copied to the device.
 
-Nothing is copied. CUDA arrays are viewed through `__cuda_array_interface__` (version 3), or through DLPack for types that it lacks
+CUDA arrays are viewed through `__cuda_array_interface__` (version 3), or through DLPack for types that it lacks
 (bfloat16). For PyTorch's tensors either takes tens of microseconds, so their own methods are called instead. `Matrix.layout` is row-major
 with a pitch, or column-major, which is a transposed row-major one. A `Library` allocates arrays of the caller's library.
 """
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -17,13 +18,17 @@ import msgspec
 import numpy as np
 
 from pysim.errors import OperandError
+from pysim.registry.cuda import CONV_LAYOUTS
+from pysim.runtime import cuda
+from pysim.runtime.cuda import SIZES
 
 # NumPy's names (ml_dtypes' for the last two) -> ours
 DTYPES = {
     "float32": "f32", "float64": "f64", "float16": "f16", "int8": "s8", "int32": "s32", "uint8": "u8",
     "bfloat16": "bf16", "float8_e4m3fn": "f8",
 }  # fmt: skip
-SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1, "s32": 4, "f8": 1, "u8": 1}
+ALIGNMENT_BYTES = 256  # alignment of PyTorch's and CUDA's allocations; no kernel needs more
+PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 _NAMES = {ours: theirs for theirs, ours in DTYPES.items()}
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
 _DLPACK = {(0, 8): "s8", (0, 32): "s32", (1, 8): "u8", (2, 16): "f16", (2, 32): "f32", (2, 64): "f64", (4, 16): "bf16", (10, 8): "f8"}
@@ -314,3 +319,105 @@ library_of: Callable[[type], Library] = _libraries  # array type -> its library
 def _torch_dtype(dtype: Any) -> str | None:
     """Our name of a torch.dtype."""
     return DTYPES.get(str(dtype).removeprefix("torch."))
+
+
+# The arrays of a call
+
+
+class Operands(NamedTuple):
+    """The arrays of a call. `seen`: their views by the names of their arguments, without out. `key`: all of them but their memory, so
+    that equal keys can share a prepared launch. `stream`: of the first array. `host`: whether they are copies of host arrays."""
+
+    given: dict[str, Any]
+    seen: dict[str, Matrix]
+    out: Matrix | None
+    key: Hashable
+    library: Library
+    stream: int = 0
+    host: bool = False
+
+    @property
+    def first(self) -> Any:
+        return next(iter(self.given.values()))
+
+    def converted(self, name: str, like: str, channels_last: bool) -> Matrix:
+        """A copy of a four-dimensional array that lies NCHW or channels last, as the one named `like` does."""
+        if self.host:  # it is sent again
+            return _to_device(np.asarray(self.given[name]), name, PERMUTED if channels_last else (0, 1, 2, 3))
+        copied = self.library.with_layout(self.given[name], channels_last)
+        if copied is None:
+            layout, strides = "NHWC" if channels_last else "NCHW", self.seen[name].strides
+            raise OperandError(f"{like} lies {layout} but {name} has strides {strides}; pass a copy of {name} that lies so too")
+        return view(copied, name, self.stream)
+
+
+def operands_of(given: dict[str, Any]) -> Operands:
+    """Views of the arrays by the names of their arguments, the first one and maybe `out` among them; None is left out."""
+    first = next(iter(given.values()))
+    library = library_of(type(first))
+    if not library.is_cuda(first):
+        _check_place(given)
+        host = {name: np.asarray(x) for name, x in given.items() if x is not None and name != "out"}
+        sent = {name: _to_device(x, name, _order(x, name)) for name, x in host.items()}
+        key = tuple((name, x.shape, x.strides, x.dtype) for name, x in sent.items())
+        return Operands(given, sent, None, ("host", *key), library, host=True)
+    stream = library.stream(first)
+    seen = {name: view(x, name, stream) for name, x in given.items() if x is not None}
+    parts: list[Any] = [type(first)]
+    for name, x in seen.items():
+        if x.stream is not None and x.stream != stream:
+            cuda.synchronize(x.stream)
+        parts.append((name, x.shape, x.strides, x.dtype, x.device, x.pointer % ALIGNMENT_BYTES))
+    return Operands(given, seen, seen.pop("out", None), tuple(parts), library, stream)
+
+
+def _check_place(given: dict[str, Any]) -> None:
+    """OperandError if some arrays are on a GPU and some in host memory."""
+    places = {name: is_cuda(x) for name, x in given.items() if x is not None}
+    here = [name for name, on in places.items() if on]
+    there = [name for name, on in places.items() if not on]
+    if here and there:
+        raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; expected all in one place")
+
+
+def check_devices(operands: Operands) -> None:
+    """OperandError if the arrays are on several devices."""
+    devices = {name: x.device for name, x in operands.seen.items()} | ({"out": operands.out.device} if operands.out else {})
+    if len(set(devices.values())) > 1:
+        _check_place(operands.given)
+        raise OperandError(f"the arrays lie on devices {', '.join(f'{name}: {on}' for name, on in devices.items())}; one is needed")
+
+
+def _order(x: Any, name: str) -> tuple[int, ...]:
+    """The order of a host array's axes in its copy on the device: column-major or channels last if it lies so, else row-major."""
+    if x.flags.c_contiguous or x.ndim not in (2, 4):
+        return tuple(range(x.ndim))
+    if x.ndim == 2:
+        return (1, 0) if x.flags.f_contiguous else (0, 1)
+    return PERMUTED if lying(view(x, name)) == ["nhwc"] else (0, 1, 2, 3)
+
+
+def _to_device(x: Any, name: str, order: tuple[int, ...]) -> Matrix:
+    """A dense copy of a host array on the device, its axes in this order."""
+    seen = view(x, name)
+    copy = np.ascontiguousarray(x.transpose(order))
+    memory = cuda.DeviceArray(copy.shape, seen.dtype).fill(copy)
+    by_axis = dict(zip(order, dense(copy.shape), strict=True))
+    strides = tuple(by_axis[axis] for axis in range(x.ndim))
+    return msgspec.structs.replace(seen, pointer=memory.pointer, strides=strides, device=0, owner=memory)
+
+
+def lying(x: Matrix) -> list[str]:
+    """The layouts in which a four-dimensional array is dense."""
+    return [layout for layout in CONV_LAYOUTS if lies(x, layout)]
+
+
+def lies(matrix: Matrix, layout: str) -> bool:
+    """Whether a four-dimensional array is dense in a layout; strides of dimensions of size 1 are ignored."""
+    order = range(4) if layout == "nchw" else PERMUTED
+    step = 1
+    for axis in reversed(order):
+        if matrix.shape[axis] > 1 and matrix.strides[axis] != step:
+            return False
+        step *= matrix.shape[axis]
+    return True

@@ -261,6 +261,31 @@ def as_numpy(x: Any, name: str) -> Array:
         raise OperandError(f"{name} is a {type(x).__name__}, which NumPy cannot view as an array: {error}") from error
 
 
+def planes(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """(N, C, H, W) of an input of this shape in this layout."""
+    block = blocks_of(layout)[0]
+    if block == 1:
+        return shape
+    if len(shape) != 5 or shape[-1] != block:
+        raise OperandError(f"x has shape {shape}; in layout {layout} it is (N, C/{block}, H, W, {block}), C a multiple of {block}")
+    return (shape[0], shape[1] * block, *shape[2:4])
+
+
+_DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "int8": "s8"}  # by the name of an array's dtype
+
+
+def dtype_of(bits: str | None, *arrays: Any) -> str:
+    """The problem's dtype, from the arrays' types; `bits`: of uint16 arrays, if known."""
+    names = {str(array.dtype) for array in arrays}
+    if names == {"uint16"} and bits:
+        return bits
+    if len(names) != 1 or not names <= _DTYPES.keys():
+        unknown = "; uint16 is taken for the bits of bf16 only with a plan or a problem text of that type" if "uint16" in names else ""
+        right = f"the CPU kernels take {', '.join(_DTYPES)}, the same for all arrays"
+        raise OperandError(f"the arrays are {' and '.join(sorted(names))}; {right}{unknown}")
+    return _DTYPES[names.pop()]
+
+
 def like(x: Any, result: Array) -> Any:
     """`result` as an array of the library of `x`, in the same memory, if that library supports DLPack."""
     if isinstance(x, np.ndarray):

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches of products and convolutions on the CPU, and the workspaces that calls borrow.
 
-A Launch has the structs and sizes of one problem under one schedule, and no arrays. A call borrows its workspace, so any number of threads
-may use one launch. A prepared convolution adds prepared filters. All checks precede the first write to the caller's arrays.
+A Launch has the structs and sizes of one problem under one schedule, and no arrays: `run` computes, `step` binds a run to its arrays.
+`Prepared` adds prepared weights. A run borrows its workspace, so any number of threads may use one launch. All checks precede the first
+write to the caller's arrays.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
 from pysim.arguments import Activation
 from pysim.errors import OperandError
 from pysim.problem.conv import Conv
-from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
-from pysim.record.plan import Layout, blocked_shape, blocks_of
+from pysim.record.plan import Layout, Plan, blocked_shape, blocks_of, on_cpu
 from pysim.record.schedule import Schedule
 from pysim.runtime.cpu import (
     LOCAL,
@@ -38,6 +39,7 @@ from pysim.runtime.cpu import (
     problem_struct,
     schedule_struct,
 )
+from pysim.runtime.emulated import executor_for
 from pysim.runtime.steps import Step
 
 _IDLE_BYTES = 256 << 20  # of workspaces kept between calls
@@ -79,22 +81,25 @@ _workspaces = Workspaces(_IDLE_BYTES)
 class Launch:
     """A problem under a schedule: structs, shapes of the operands, sizes of workspace and prepared weights.
 
-    `prepared_bytes`: size of the prepared weights; 0 if a run reads the weights themselves. `names`: of the operands, for messages.
+    y = act(conv(x, w) + bias + residual), or C = act(alpha op(A) op(B) + beta C + bias) of dense row-major operands, one bias per column.
+    `prepared_bytes`: size of the weights that every run prepares; 0 if it reads the weights themselves.
     """
 
-    names: tuple[str, str]
-
     def __init__(
-        self,
-        workload: Workload,
-        shapes: tuple[tuple[int, ...], ...],
-        schedule: Schedule,
-        threads: int = 1,
-        executor: Executor = LOCAL,
-        layout: Layout = "nchw",
+        self, workload: Workload, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL, layout: Layout = "nchw"
     ) -> None:
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
-        self._first_shape, self._second_shape, self._out_shape = shapes
+        w, self._product = workload, not isinstance(workload, Conv)
+        if isinstance(w, Conv):
+            blocks = blocks_of(layout)
+            self._names, self._count = ("x", "w"), w.filters
+            self._first_shape = blocked_shape((w.batch, w.channels, w.height, w.width), blocks[0])
+            self._second_shape: tuple[int, ...] = (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w)
+            self._out_shape = blocked_shape((w.batch, w.filters, w.out_h, w.out_w), blocks[1])
+        else:
+            self._names, self._count = ("a", "b"), w.n
+            self._first_shape, self._second_shape = (w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n)
+            self._out_shape = w.m, w.n
         self._dtype, self._out_dtype = NUMPY_DTYPES[workload.dtype], RESULT_DTYPES[workload.dtype]
         self._ffi, self._lib = executor.library()
         self._problem, self._schedule = problem_struct(workload, layout), schedule_struct(schedule, workload)
@@ -102,6 +107,12 @@ class Launch:
         self._pointer, self._null = self._ffi.from_buffer, self._ffi.NULL
         self.workspace_bytes = self._size(self._lib.pysim_workspace_bytes, threads)
         self.prepared_bytes = self._size(self._lib.pysim_prepared_bytes)
+
+    @classmethod
+    def of(cls, plan: Plan, threads: int = 1) -> "Launch":
+        """The launch of a CPU's plan, in this process or an emulator of its machine."""
+        schedule, on = on_cpu(plan)
+        return cls(plan.workload, schedule, threads, executor_for(on), plan.layout)
 
     def _size(self, function: Any, *arguments: int) -> int:
         size = self._ffi.new("int64_t *")
@@ -113,63 +124,97 @@ class Launch:
         """The shapes of the first operand and of the result."""
         return self._first_shape, self._out_shape
 
-    def output(self, out: Any) -> Array:
-        """`out` as an array that the library can write, or a new one."""
-        if type(out) is np.ndarray and out.dtype is self._out_dtype and out.shape == self._out_shape and out.flags.carray:
-            return out
-        return output(out, self._out_shape, self.workload.dtype)
+    def run(
+        self,
+        first: Any,
+        second: Any,
+        out: Any = None,
+        bias: Any = None,
+        activation: Activation = None,
+        added: Any = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        profile: Any = None,
+    ) -> Array:
+        """The result, in `out` if given. `added`: the residual of a convolution; C of a product, which is only read unless it is also
+        `out`. `profile`: a `pysim_profile` to fill."""
+        weights, size, residual, into = self._second(second), self.prepared_bytes, None if self._product else added, out
+        epilogue = self.epilogue(bias, activation, residual, alpha, beta)
+        in_place = not (size or beta) and weights is second and added is bias is profile is None
+        if in_place and self._run_at_once(first, second, epilogue, out):
+            return cast("Array", out)
+        if out is not None:
+            check_apart(self._out(out), **{self._names[1]: second}, bias=bias, residual=residual)
+        if self._product:
+            into = self._with_c(added, beta, out, first)
+        if size:
+            room = _workspaces.take(size)
+            try:
+                y = self.run_prepared(first, self._prepare(weights, room[0:size]), epilogue, into, profile)
+            finally:
+                _workspaces.give(room)
+        else:
+            y = self.run_prepared(first, self._pointer(weights), epilogue, into, profile)
+        if into is out or out is None:
+            return y
+        result = self._out(out)
+        result[...] = y
+        return result
 
-    def first(self, x: Any) -> Array:
-        """The first operand as an array that the library can read."""
-        if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._first_shape and is_dense(x):
-            return x
-        return operand(x, self.names[0], self._first_shape, self.workload.dtype)
+    def profile(self, first: Any, second: Any, out: Any = None) -> dict[str, float]:
+        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
+        return _profiled(partial(self.run, first, second, out))
 
-    def second(self, w: Any) -> Array:
-        """The second operand, the weights, as a dense array."""
-        if type(w) is np.ndarray and w.dtype is self._dtype and w.shape == self._second_shape and is_dense(w):
-            return w
-        return operand(w, self.names[1], self._second_shape, self.workload.dtype)
+    def step(self, first: Array, second: Any, out: Array, workspace: Array, epilogue: Any = None) -> Step:
+        """`run` as a step on these dense arrays, with this workspace. `second`: an array that a run reads as it is, or prepared weights."""
+        pointer = self._pointer
+        second = pointer(self._second(second)) if isinstance(second, np.ndarray) else second
+        operands = {"first": pointer(self._first(first)), "second": second, "result": pointer(self._out(out))}
+        room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
+        job, epilogue = open_job(self._problem, self._schedule), epilogue or self.epilogue(None, None)
+        return Step("RUN", of=job, epilogue=epilogue, threads=self.threads, **operands, **room)
 
-    def bias(self, bias: Any) -> Array | None:
-        """One value for each filter, or each column of C."""
-        count = self.workload.filters if isinstance(self.workload, Conv) else self.workload.n
-        return None if bias is None else addend(bias, "bias", (count,), self.workload.dtype)
+    def prepare(self, weights: Any) -> Any:
+        """A copy of the weights as a run reads them: a cffi pointer."""
+        dense, size = self._second(weights), self.prepared_bytes
+        if size:
+            return self._prepare(dense, self._pointer(aligned(size, np.uint8)))
+        copy = aligned(dense.shape, dense.dtype)  # rows that begin on cache lines are read faster
+        copy[...] = dense
+        return self._pointer(copy)
 
-    def epilogue(self, bias: Any, activation: Activation, residual: Any = None) -> Any:
-        """The epilogue struct. A residual is added before the activation, and read without a copy."""
-        if residual is not None:
-            residual = addend(residual, "residual", self._out_shape, self.workload.dtype)
-        return epilogue_struct(1.0, 0.0, self.bias(bias), activation, residual)
+    def _prepare(self, dense: Array, room: Any) -> Any:
+        check(self._native_prepare(self._problem, self._schedule, self._pointer(dense), room, self.prepared_bytes), self.executor)
+        return room
 
-    def prepare(self, weights: Any, prepared: Any) -> Any:
-        """Prepares dense weights in the buffer `prepared`, both cffi pointers; returns the buffer."""
-        check(self._native_prepare(self._problem, self._schedule, weights, prepared, self.prepared_bytes), self.executor)
-        return prepared
-
-    def apply(self, x: Any, prepared: Any, epilogue: Any, out: Any) -> Array:
-        """The convolution or product with prepared weights, a cffi pointer."""
-        return out if self.run_at_once(x, prepared, epilogue, out) else self.apply_checked(x, prepared, epilogue, out)
-
-    def apply_checked(self, x: Any, prepared: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
-        """`apply` of any arrays, with the reason if they do not fit."""
-        dense, y = self.first(x), self.output(out)
-        if out is not None and dense is not x:
-            check_apart(y, **{self.names[0]: x})
-        if status := self._run(epilogue, dense, prepared, y, profile):
-            check_apart(y, **{self.names[0]: x})  # the library refuses overlaps, too, but does not know the names
+    def run_prepared(self, first: Any, weights: Any, epilogue: Any, out: Any, profile: Any = None) -> Array:
+        """`run` with prepared weights, a cffi pointer."""
+        if profile is None and self._run_at_once(first, weights, epilogue, out):
+            return cast("Array", out)
+        dense, y = self._first(first), self._out(out)
+        if out is not None and dense is not first:
+            check_apart(y, **{self._names[0]: first})
+        pointer, work = self._pointer, _workspaces.take(self.workspace_bytes)
+        try:
+            size = self.workspace_bytes
+            status = self._native(epilogue, self.threads, pointer(dense), weights, pointer(y), work, size, profile or self._null)
+        finally:
+            _workspaces.give(work)
+        if status:
+            check_apart(y, **{self._names[0]: first})  # the library refuses overlaps, too, but does not know the names
             check(status, self.executor)
         return y
 
-    def step(self, x: Array, prepared: Any, epilogue: Any, y: Array, workspace: Array) -> Step:
-        """`apply` as a step on these dense arrays."""
-        pointer = self._ffi.from_buffer
-        operands = {"first": pointer(self.first(x)), "second": prepared, "result": pointer(self.output(y))}
-        room = {"workspace": pointer(workspace), "workspace_bytes": workspace.nbytes}
-        job = open_job(self._problem, self._schedule)
-        return Step("RUN", of=job, epilogue=epilogue, threads=self.threads, **operands, **room)
+    def epilogue(self, bias: Any, activation: Activation, residual: Any = None, alpha: float = 1.0, beta: float = 0.0) -> Any:
+        """The epilogue struct: one value of the bias for each filter or column. A residual is added before the activation, and read
+        without a copy."""
+        if residual is not None:
+            residual = addend(residual, "residual", self._out_shape, self.workload.dtype)
+        if bias is not None:
+            bias = addend(bias, "bias", (self._count,), self.workload.dtype)
+        return epilogue_struct(alpha, beta, bias, activation, residual)
 
-    def run_at_once(self, first: Any, second: Any, epilogue: Any, y: Any) -> bool:
+    def _run_at_once(self, first: Any, second: Any, epilogue: Any, y: Any) -> bool:
         """The fast path for arrays that need no conversion; small problems take little longer than its checks. `second`: a cffi pointer or
         an array of the right shape. False: nothing was done, and the general path must run or raise."""
         if not (
@@ -192,43 +237,44 @@ class Launch:
             _workspaces.give(work)
         return not status
 
-    def _run(self, epilogue: Any, first: Array, second: Any, y: Array, profile: Any) -> int:
-        """The status of the native call in a borrowed workspace; `second`: a cffi pointer."""
-        pointer, work = self._pointer, _workspaces.take(self.workspace_bytes)
-        try:
-            status: int = self._native(
-                epilogue, self.threads, pointer(first), second, pointer(y), work, self.workspace_bytes, profile or self._null
-            )
-        finally:
-            _workspaces.give(work)
-        return status
-
-
-class ConvLaunch(Launch):
-    """y = act(conv(x, w) + bias + residual); every call prepares the filters."""
-
-    names = ("x", "w")
-
-    def __init__(self, workload: Conv, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL, layout: Layout = "nchw") -> None:
-        w, blocks = workload, blocks_of(layout)
-        shapes = (
-            blocked_shape((w.batch, w.channels, w.height, w.width), blocks[0]),
-            (w.filters, w.channels // w.groups, w.kernel_h, w.kernel_w),
-            blocked_shape((w.batch, w.filters, w.out_h, w.out_w), blocks[1]),
-        )
-        super().__init__(w, shapes, schedule, threads, executor, layout)
-
-    def __call__(self, x: Any, w: Any, bias: Any = None, activation: Activation = None, out: Any = None, residual: Any = None) -> Array:
-        weights, epilogue = self._pointer(self.second(w)), self.epilogue(bias, activation, residual)
+    def _with_c(self, c: Any, beta: float, out: Any, first: Any) -> Any:
+        """Where the product goes: an array that contains C if it is added, else `out`."""
+        if c is None and beta != 0:
+            raise OperandError(f"beta is {beta}, so c must be given")
+        added = None if c is None else addend(c, "c", self._out_shape, self.workload.dtype)
+        if beta == 0 or added is None:
+            return out
+        y = self._out(out)
+        if _same(added, y):
+            return out
         if out is not None:
-            check_apart(self.output(out), w=w, bias=bias, residual=residual)
-        if not self.prepared_bytes:
-            return self.apply(x, weights, epilogue, out)
-        prepared = _workspaces.take(self.prepared_bytes)
-        try:
-            return self.apply(x, self.prepare(weights, prepared[0 : self.prepared_bytes]), epilogue, out)
-        finally:
-            _workspaces.give(prepared)
+            check_apart(y, a=first, c=c)
+            y = aligned(self._out_shape, y.dtype)
+        y[...] = added
+        return y
+
+    def _out(self, out: Any) -> Array:
+        """`out` as an array that the library can write, or a new one."""
+        if type(out) is np.ndarray and out.dtype is self._out_dtype and out.shape == self._out_shape and out.flags.carray:
+            return out
+        return output(out, self._out_shape, self.workload.dtype)
+
+    def _first(self, x: Any) -> Array:
+        """The first operand as an array that the library can read."""
+        if type(x) is np.ndarray and x.dtype is self._dtype and x.shape == self._first_shape and is_dense(x):
+            return x
+        return operand(x, self._names[0], self._first_shape, self.workload.dtype)
+
+    def _second(self, w: Any) -> Array:
+        """The second operand, the weights, as a dense array."""
+        if type(w) is np.ndarray and w.dtype is self._dtype and w.shape == self._second_shape and is_dense(w):
+            return w
+        return operand(w, self._names[1], self._second_shape, self.workload.dtype)
+
+
+def _same(x: Array, y: Array) -> bool:
+    """Whether two dense arrays of one shape begin at the same address."""
+    return x is y or x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
 
 
 class Prepared:
@@ -246,168 +292,47 @@ class Prepared:
         executor: Executor = LOCAL,
         layout: Layout = "nchw",
     ) -> None:
-        options = schedule, threads, executor
-        launch = ConvLaunch(workload, *options, layout) if isinstance(workload, Conv) else GemmLaunch(workload, *options)
-        self._launch: Launch = launch
+        launch = self._launch = Launch(workload, schedule, threads, executor, layout)
         self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
-        self.workspace_bytes = launch.workspace_bytes
+        self.workspace_bytes, self.shapes = launch.workspace_bytes, launch.shapes  # of the input and of the result
         self._bias, self._activation = None if bias is None else np.array(as_numpy(bias, "bias")), activation
-        self._epilogue = launch.epilogue(self._bias, activation)
-        dense, pointer = launch.second(weights), library()[0].from_buffer
-        if size := launch.prepared_bytes:
-            self._prepared = launch.prepare(pointer(dense), pointer(aligned(size, np.uint8)))
-        else:
-            copy = aligned(dense.shape, dense.dtype)  # rows that begin on cache lines are read faster
-            copy[...] = dense
-            self._prepared = pointer(copy)
+        self._epilogue, self._prepared = launch.epilogue(self._bias, activation), launch.prepare(weights)
+
+    @classmethod
+    def of(cls, plan: Plan, weights: Any, bias: Any = None, activation: Activation = None, threads: int = 1) -> "Prepared":
+        """A CPU's plan with these weights, in this process or an emulator of its machine."""
+        schedule, on = on_cpu(plan)
+        return cls(plan.workload, weights, schedule, bias, activation, threads, executor_for(on), plan.layout)
 
     def __call__(self, x: Any, out: Any = None, residual: Any = None) -> Any:
         """`residual`, of the result's shape, is added before the activation. The result is `out`, or a new array of the kind that x is."""
         launch = self._launch
         if residual is None:
-            if launch.run_at_once(x, self._prepared, self._epilogue, out):
+            epilogue = self._epilogue
+            if launch._run_at_once(x, self._prepared, epilogue, out):
                 return out
-            y = launch.apply_checked(x, self._prepared, self._epilogue, out)
         else:
             epilogue = launch.epilogue(self._bias, self._activation, residual)
             if out is not None:
-                check_apart(launch.output(out), residual=residual)
-            y = launch.apply(x, self._prepared, epilogue, out)
+                check_apart(launch._out(out), residual=residual)
+        y = launch.run_prepared(x, self._prepared, epilogue, out)
         if out is not None:
             return out
         return y if type(x) is _ndarray else like(x, y)
 
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of the input and of the result."""
-        return self._launch.shapes
+    run = __call__
 
     def step(self, x: Array, out: Array, workspace: Array, residual: Any = None) -> Step:
         """A repeatable call on these arrays, whose dtypes and sizes are the operands', with this workspace."""
         epilogue = self._epilogue if residual is None else self._launch.epilogue(self._bias, self._activation, residual)
-        return self._launch.step(x, self._prepared, epilogue, out, workspace)
+        return self._launch.step(x, self._prepared, out, workspace, epilogue)
 
     def profile(self, x: Any, out: Any = None) -> dict[str, float]:
         """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        return _profiled(lambda into: self._launch.apply_checked(x, self._prepared, self._epilogue, out, into))
+        return _profiled(partial(self._launch.run_prepared, x, self._prepared, self._epilogue, out))
 
 
-def _profiled(run: Callable[[Any], Any]) -> dict[str, float]:
+def _profiled(run: Callable[..., Any]) -> dict[str, float]:
     p = library()[0].new("pysim_profile *")
-    run(p)
+    run(profile=p)
     return {name: getattr(p, name) for name in ("pack_seconds", "kernel_seconds", "packed_tiles", "kernel_calls")}
-
-
-class GemmLaunch(Launch):
-    """C = act(alpha op(A) op(B) + beta C + bias); dense row-major operands, one bias per column of C."""
-
-    names = ("a", "b")
-
-    def __init__(self, workload: Gemm, schedule: Schedule, threads: int = 1, executor: Executor = LOCAL) -> None:
-        w = workload
-        shapes = ((w.k, w.m) if w.trans_a else (w.m, w.k), (w.n, w.k) if w.trans_b else (w.k, w.n), (w.m, w.n))
-        super().__init__(w, shapes, schedule, threads, executor)
-
-    def __call__(
-        self,
-        a: Any,
-        b: Any,
-        c: Any = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        bias: Any = None,
-        activation: Activation = None,
-        out: Any = None,
-    ) -> Array:
-        """`c` is only read, unless it is also `out`."""
-        if c is None and beta != 0:
-            raise OperandError(f"beta is {beta}, so c must be given")
-        if (
-            c is None
-            and bias is None
-            and out is not None
-            and self.multiply_at_once(a, b, out, epilogue_struct(alpha, beta, None, activation))
-        ):
-            return out
-        left, right, y = self.first(a), self.second(b), self.output(out)
-        dtype = self.workload.dtype
-        if out is not None:
-            check_apart(y, a=a, b=b, bias=bias)
-        # copy C to the result only after every check
-        added = None if c is None else addend(c, "c", self._out_shape, dtype)
-        into = y
-        if beta != 0 and added is not None and not _same(added, y):
-            if out is not None:
-                check_apart(y, c=c)
-                into = aligned(self._out_shape, y.dtype)
-            into[...] = added
-        self.run(left, right, into, epilogue_struct(alpha, beta, self.bias(bias), activation))
-        if into is not y:
-            y[...] = into
-        return y
-
-    def multiply_at_once(self, a: Any, b: Any, y: Any, epilogue: Any) -> bool:
-        """`run_at_once` with a B that needs no preparation."""
-        right = type(b) is _ndarray and b.dtype is self._dtype and b.shape == self._second_shape and not self.prepared_bytes
-        return right and self.run_at_once(a, b, epilogue, y)
-
-    def run(self, a: Any, b: Any, y: Array, epilogue: Any, profile: Any = None) -> None:
-        """The product; y contains C and receives the result."""
-        left, second = self.first(a), self._pointer(self.second(b))
-        if not self.prepared_bytes:
-            if status := self._run(epilogue, left, second, y, profile):
-                check(status, self.executor)
-            return
-        prepared = _workspaces.take(self.prepared_bytes)
-        try:
-            check(self._run(epilogue, left, self.prepare(second, prepared[0 : self.prepared_bytes]), y, profile), self.executor)
-        finally:
-            _workspaces.give(prepared)
-
-
-def _same(x: Array, y: Array) -> bool:
-    """Whether two dense arrays of one shape begin at the same address."""
-    return x is y or x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
-
-
-class PreparedGemm:
-    """C = alpha op(A) op(B) + beta C + bias: `c = gemm(a, b, c=None)`; c is updated in place."""
-
-    def __init__(
-        self,
-        workload: Gemm,
-        schedule: Schedule,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        bias: Any = None,
-        activation: Activation = None,
-        threads: int = 1,
-        executor: Executor = LOCAL,
-    ) -> None:
-        launch = self._launch = GemmLaunch(workload, schedule, threads, executor)
-        self.workload, self.schedule, self.threads, self.executor = workload, schedule, threads, executor
-        self.workspace_bytes = launch.workspace_bytes
-        self._beta = beta
-        self._epilogue = epilogue_struct(alpha, beta, launch.bias(None if bias is None else np.array(as_numpy(bias, "bias"))), activation)
-
-    @property
-    def prepares(self) -> bool:
-        """Whether every call prepares B."""
-        return self._launch.prepared_bytes > 0
-
-    def step(self, a: Array, b: Array, c: Array, workspace: Array) -> Step:
-        """A repeatable call on these dense arrays of the operands' dtypes, with this workspace; not for a product that prepares B."""
-        return self._launch.step(a, library()[0].from_buffer(self._launch.second(b)), self._epilogue, c, workspace)
-
-    def profile(self, a: Any, b: Any, c: Any = None) -> dict[str, float]:
-        """Runs once and splits the time: pack_seconds, kernel_seconds, packed_tiles, kernel_calls."""
-        return _profiled(lambda into: self(a, b, c, into))
-
-    def __call__(self, a: Any, b: Any, c: Any = None, profile: Any = None) -> Array:
-        if c is None and self._beta != 0:
-            raise OperandError(f"beta is {self._beta}, so c must be given")
-        if profile is None and c is not None and self._launch.multiply_at_once(a, b, c, self._epilogue):
-            return c
-        y = self._launch.output(c)
-        self._launch.run(a, b, y, self._epilogue, profile)
-        return y

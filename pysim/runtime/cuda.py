@@ -26,7 +26,6 @@ from pysim.problem.text import Workload
 from pysim.record.schedule import DECOMPOSITIONS, GpuSchedule
 from pysim.registry.cuda import CONV_LAYOUTS, Attributes, ConvKernel, GemmKernel, conv_kernel, epilogues, gemm_kernel, gemm_kernels
 from pysim.registry.native_files import declarations
-from pysim.runtime.arrays import SIZES
 
 Array = NDArray[Any]
 
@@ -35,6 +34,8 @@ RESULTS = {
     "f32": ("f32",), "tf32": ("f32",), "tf32x3": ("f32",), "f64": ("f64",), "f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "s8": ("s32",),
     "f8": ("f16", "bf16", "f32"),
 }  # fmt: skip
+
+SIZES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "s8": 1, "s32": 4, "f8": 1, "u8": 1}  # bytes of an element
 
 
 class Device(msgspec.Struct, frozen=True):

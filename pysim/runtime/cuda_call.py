@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of products and convolutions on arrays: their layouts, the launch prepared for these (`PreparedCall`), memory, launching.
+"""Convolutions and products of arrays on a GPU, in three steps: views of the arrays, the launch for arrays that lie so, its run.
 
-Work goes to the stream of the first array and is not waited for. NumPy arrays are copied to the device and the result back. A launch is
-prepared once for arrays of the same layouts.
+    arrays -> Operands (`pysim.runtime.arrays`) -> `conv_of`, `gemm_of` -> Task (a problem and its possible layouts)
+    Task, schedule of its plan -> `prepared` -> PreparedCall -> its `run` on Operands
+
+    y[n][f][p][q] = act(sum over c, r, s of x[n][c][p stride + r dilation - pad][q stride + s dilation - pad] w[f][c][r][s] + bias[f])
+    result        = act(alpha op(a) op(b) + beta c + bias)
+
+Under NHWC the memory of x and y is [n][h][w][c] and that of w [f][r][s][c]. The arrays keep the shapes above; only their strides differ
+(PyTorch's channels_last). Row- and column-major matrices, so also transposed views, are used in place. Two kinds of device operands are
+copied: filters in another layout than the input's, and operands that are not aligned to 16 bytes where a kernel loads them by TMA.
+
+Work goes to the stream of the first array and is not waited for. NumPy arrays are copied to the device and the result back.
 """
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,14 +24,140 @@ import numpy as np
 
 from pysim.caches import LruCache
 from pysim.errors import OperandError
+from pysim.problem.conv import Conv
+from pysim.problem.gemm import Gemm, product_of
+from pysim.problem.text import Workload
+from pysim.record.schedule import GpuSchedule
+from pysim.registry.cuda import conv_kernel
 from pysim.runtime import arrays, cuda
-from pysim.runtime.arrays import SIZES, Matrix
-from pysim.runtime.cuda import Array
+from pysim.runtime.arrays import PERMUTED, Matrix, Operands
+from pysim.runtime.cuda import Activation
 
-ALIGNMENT_BYTES = 256  # alignment of PyTorch's and CUDA's allocations; no kernel needs more
 KEPT_BYTES = 8 << 20  # largest workspace kept for a stream; launches that need more take longer than an allocation
-PERMUTED = (0, 2, 3, 1)  # N C H W -> N H W C
 STREAMS = 8  # streams for which a thread keeps a workspace
+
+
+class Task(NamedTuple):
+    """A problem that arrays make. `layouts`: in which a convolution's kernels may read and write them, the first preferred. `names`: of
+    the kernel's first and second operand; `pitches`: of a product's operands and result."""
+
+    workload: Workload
+    shape: tuple[int, ...]  # of the result
+    result: str
+    layouts: tuple[str, ...] = ("nchw",)
+    names: tuple[str, str] = ("a", "b")
+    pitches: tuple[int, int, int] | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+
+
+def conv_of(operands: Operands, windows: Callable[[tuple[int, ...], tuple[int, ...], str], Conv], dtype: str | None) -> Task:
+    """The convolution of x and w; `windows` maps their shapes and the type of the multiplication to it, `dtype` is that type if there is a
+    choice ("tf32" for float32)."""
+    arrays.check_devices(operands)
+    x, w, out = operands.seen["x"], operands.seen["w"], operands.out
+    if len(x.shape) != 4 or not all(x.shape):
+        raise OperandError(f"x must be [N][C][H][W] with no size 0; its shape is {x.shape}")
+    readable = arrays.lying(x)
+    if not readable:
+        raise OperandError(f"x of shape {x.shape} has strides {x.strides}: neither NCHW nor channels last; pass a contiguous copy")
+    layouts = [layout for layout in readable if arrays.lies(out, layout)] if out and len(out.shape) == 4 else readable
+    how = _multiplied(x, w, dtype, ("x", "w"))
+    problem = windows(x.shape, w.shape, how)
+    result = out.dtype if out else cuda.result_of(how)
+    _check_result("convolution", how, result)
+    _check_bias(operands.seen.get("bias"), problem.filters, "filter", result)
+    shape = (problem.batch, problem.filters, problem.out_h, problem.out_w)
+    if out and (out.shape != shape or not layouts):
+        have, layout = f"{out.shape}, strides {out.strides}", readable[0]
+        raise OperandError(f"out has {have}; expected shape {shape} in {layout.upper()}, the layout of x")
+    return Task(problem, shape, result, tuple(layouts), ("x", "w"))
+
+
+def gemm_of(operands: Operands, alpha: float, beta: float, trans_a: bool, trans_b: bool, dtype: str | None) -> Task:
+    """The product that the kernel computes: of matrices as they lie, and C^T = op(B)^T op(A)^T for a column-major out."""
+    arrays.check_devices(operands)
+    seen, out = operands.seen, operands.out
+    a, b, c = _contiguous(seen["a"], "a"), _contiguous(seen["b"], "b"), seen.get("c")
+    how = _multiplied(a, b, dtype, ("a", "b"))
+    if beta != 0 and c is None:
+        raise OperandError(f"beta is {beta}, so c must be given")
+    if how == "s8" and not (float(alpha).is_integer() and float(beta).is_integer()):
+        raise OperandError(f"alpha is {alpha} and beta is {beta}; for s8, whose result is exact, both are whole numbers")
+    product = product_of(a.shape, b.shape, trans_a, trans_b, how)
+    m, n, k = product.m, product.n, product.k
+    result = out.dtype if out else c.dtype if c else cuda.result_of(how)
+    _check_result("product", how, result)
+    layout = _layout_of_result(out, (m, n))
+    if c and (c.shape != (m, n) or c.dtype != result):
+        raise OperandError(f"c is {c.dtype} of shape {c.shape}, but the result is {result} of shape {(m, n)}")
+    _check_bias(seen.get("bias"), n, "column", result)
+    if layout.transposed and "bias" in seen:
+        raise OperandError("a column-major out takes no bias, which is one value per column: give a row-major out")
+    one, other = (x.layout or arrays.Layout(False, 0) for x in (a, b))
+    flip_a, flip_b = trans_a != one.transposed, trans_b != other.transposed
+    if layout.transposed:
+        workload = Gemm(m=n, n=m, k=k, trans_a=not flip_b, trans_b=not flip_a, dtype=how)
+        pitches = other.pitch, one.pitch, layout.pitch
+        return Task(workload, (m, n), result, names=("b", "a"), pitches=pitches, alpha=alpha, beta=beta)
+    workload = Gemm(m=m, n=n, k=k, trans_a=flip_a, trans_b=flip_b, dtype=how)
+    return Task(workload, (m, n), result, pitches=(one.pitch, other.pitch, layout.pitch), alpha=alpha, beta=beta)
+
+
+def _layout_of_result(target: Matrix | None, shape: tuple[int, int]) -> arrays.Layout:
+    layout = target.layout if target and len(target.shape) == 2 else arrays.Layout(False, shape[1])
+    if target and (target.shape != shape or layout is None):
+        have = f"{target.shape}, strides {target.strides}"
+        raise OperandError(f"out has {have}; expected a matrix of shape {shape} with contiguous rows or columns")
+    assert layout is not None
+    return layout
+
+
+def _contiguous(x: Matrix, name: str) -> Matrix:
+    if len(x.shape) != 2:
+        raise OperandError(f"{name} must be a matrix; its shape is {x.shape}")
+    if not all(x.shape):
+        raise OperandError(f"{name} has shape {x.shape}; no size may be 0")
+    if x.layout is None:
+        raise OperandError(f"{name} has strides {x.strides}: neither its rows nor its columns are contiguous; pass a contiguous copy")
+    return x
+
+
+# Element type of an array -> the types in which it may be multiplied, the default first
+MULTIPLIED = {
+    "f32": ("f32", "tf32", "tf32x3"), "f64": ("f64",), "f16": ("f16",), "bf16": ("bf16",), "s8": ("s8",), "f8": ("f8",), "u8": ("f8",),
+}  # fmt: skip
+
+
+def _multiplied(first: Matrix, second: Matrix, dtype: str | None, names: tuple[str, str]) -> str:
+    """The type in which two operands are multiplied."""
+    if first.dtype != second.dtype:
+        raise OperandError(f"{names[0]} is {first.dtype} and {names[1]} is {second.dtype}; expected one type")
+    known: tuple[str, ...] = MULTIPLIED.get(first.dtype, ())
+    if dtype is None and known and first.dtype != "u8":
+        return known[0]
+    if dtype is None or dtype not in known:
+        allowed = f"with dtype={' or '.join(map(repr, known))}" if known else "not at all"
+        raise OperandError(f"arrays of {first.dtype} are multiplied {allowed}; dtype is {dtype!r}; types are {', '.join(cuda.RESULTS)}")
+    return dtype
+
+
+def _check_result(what: str, dtype: str, result: str) -> None:
+    if result not in cuda.RESULTS[dtype]:
+        raise OperandError(f"a {what} of {dtype} cannot result in {result}; it may in {' or '.join(cuda.RESULTS[dtype])}")
+
+
+def _check_bias(bias: Matrix | None, count: int, each: str, result: str) -> None:
+    """OperandError unless bias is None or has one contiguous value of the result's type for each column or filter."""
+    if bias is None:
+        return
+    if bias.shape != (count,) or (count > 1 and bias.strides != (1,)):
+        raise OperandError(f"bias has shape {bias.shape}; expected {count} contiguous values, one per {each}")
+    if bias.dtype != result:
+        raise OperandError(f"bias is {bias.dtype}; expected the result's type, {result}")
+
+
+# The launch for arrays that lie so
 
 
 class PreparedCall(NamedTuple):
@@ -36,106 +171,77 @@ class PreparedCall(NamedTuple):
     channels_last: bool = False  # layout of the result
     converts_second: bool = False  # the second operand must be converted to the layout of the first
     alignment: int = 1  # of operands in bytes; unaligned ones are copied
+    allocate: Callable[[], Any] | None = None  # allocates the result; None: the library of the arrays cannot
+    nbytes: dict[str, int] = {}  # noqa: RUF012  spanned by each array; never changed
+
+    def run(self, operands: Operands) -> Any:
+        """The result of the launch on arrays that lie so: `out`, or a new array of the first one's library."""
+        seen, target, stream, place = operands.seen, operands.out, operands.stream, None
+        if operands.host:
+            out = cuda.DeviceArray(self.shape, self.result)
+            pointer = out.pointer
+        elif target is not None:
+            out, pointer = operands.given["out"], target.pointer
+            _check_apart(target, seen, self.nbytes)
+        else:
+            out, pointer = self._new(operands.library, stream)
+        first, second = self.operands
+        if self.converts_second:
+            seen[second] = operands.converted(second, first, self.channels_last)
+        if "c" in seen:
+            _copy_c(seen["c"], pointer, target.strides if target else arrays.dense(self.shape), stream)
+        if not operands.host:
+            place = operands.library, operands.first, seen[first].device
+        _launch(self, seen, pointer, stream, place)
+        return self._sent_back(out, operands) if operands.host else out
+
+    def _new(self, library: arrays.Library, stream: int) -> tuple[Any, int]:
+        """A new array for the result, and its address."""
+        if self.allocate is None:
+            if self.channels_last:
+                raise OperandError("the result cannot be made here to lie channels last; pass out")
+            own = cuda.DeviceArray(self.shape, self.result)
+            return own, own.pointer
+        out = self.allocate()
+        pointer = library.pointer(out, stream)
+        return library.channels_second(out) if self.channels_last else out, pointer
+
+    def _sent_back(self, result: cuda.DeviceArray, operands: Operands) -> Any:
+        """A copy of the result as the host arrays are, in `out` if given."""
+        given = operands.given
+        kinds = {arrays.DTYPES[x.dtype.name]: x.dtype for x in map(np.asarray, given.values()) if x.dtype.name in arrays.DTYPES}
+        names = {ours: theirs for theirs, ours in arrays.DTYPES.items()}
+        found = result.read(np.empty(self.shape, kinds.get(self.result) or np.dtype(names[self.result])))
+        found = found.transpose(0, 3, 1, 2) if self.channels_last else found
+        if given.get("out") is None:
+            return found
+        out = np.asarray(given["out"])
+        if out.shape != found.shape or out.dtype != found.dtype or not out.flags.writeable:
+            raise OperandError(f"out must be a writable {found.dtype} array of shape {found.shape}")
+        out[...] = found
+        return given["out"]
 
 
-# (the arrays by the names of their arguments, options, out) -> the prepared launch
-Prepare = Callable[[dict[str, Matrix], Any, Matrix | None], PreparedCall]
-Order = Callable[[Array], tuple[int, ...]]  # the order of a host array's axes in its copy on the device
-
-
-class _Entry(NamedTuple):
-    """A prepared launch, and what depends on the library of the arrays."""
-
-    ready: PreparedCall
-    allocate: Callable[[], Any] | None  # allocates the result; None: the library of the arrays cannot
-    nbytes: dict[str, int]  # spanned by each array
-
-
-cache: LruCache[_Entry] = LruCache(256)  # by options and layouts of the arrays
-
-
-def call(prepare: Prepare, given: dict[str, Any], options: Hashable, order: Order) -> Any:
-    """Runs the launch made by `prepare` on the named arrays. The result is `out` or a new array of the first one's library."""
-    first = next(iter(given.values()))
-    library = arrays.library_of(type(first))
-    if not library.is_cuda(first):
-        _check_place(given)
-        return _from_host(prepare, given, options, order)
-    if len(cuda.devices()) == 1:
-        return _on_device(prepare, given, options, library, first)
-    with library.on_device(first):
-        return _on_device(prepare, given, options, library, first)
-
-
-def _check_place(given: dict[str, Any]) -> None:
-    """OperandError if some arrays are on a GPU and some in host memory."""
-    places = {name: arrays.is_cuda(x) for name, x in given.items() if x is not None}
-    here = [name for name, on in places.items() if on]
-    there = [name for name, on in places.items() if not on]
-    if here and there:
-        raise OperandError(f"{', '.join(here)} lie on a GPU but {', '.join(there)} in host memory; expected all in one place")
-
-
-def _on_device(prepare: Prepare, given: dict[str, Any], options: Hashable, library: arrays.Library, first: Any) -> Any:
-    stream = library.stream(first)
-    seen = {name: arrays.view(x, name, stream) for name, x in given.items() if x is not None}
-    key_parts: list[Any] = [prepare, options, type(first)]
-    for name, x in seen.items():
-        if x.stream is not None and x.stream != stream:
-            cuda.synchronize(x.stream)
-        key_parts.append((name, x.shape, x.strides, x.dtype, x.device, x.pointer % ALIGNMENT_BYTES))
-    target, key = seen.pop("out", None), tuple(key_parts)
-    entry = cache.get(key)
-    if entry is None:
-        _check_devices(given, seen, target)
-        entry = cache.put(key, _entry(prepare, seen, options, target, library, first))
-    ready = entry.ready
-    if target is not None:
-        out, pointer = given["out"], target.pointer
-        _check_apart(target, seen, entry.nbytes)
-    else:
-        out, pointer = _result(entry, library, stream)
-    if ready.converts_second:
-        name = ready.operands[1]
-        copied = library.with_layout(given[name], ready.channels_last)
-        if copied is None:
-            layout = "NHWC" if ready.channels_last else "NCHW"
-            strides = seen[name].strides
-            raise OperandError(
-                f"{ready.operands[0]} lies {layout} but {name} has strides {strides}; pass a copy of {name} that lies so too"
-            )
-        seen[name] = arrays.view(copied, name, stream)
-    if "c" in seen:
-        _copy_c(seen["c"], pointer, target.strides if target else arrays.dense(ready.shape), stream)
-    _launch(ready, seen, pointer, stream, (library, first, seen[ready.operands[0]].device))
-    return out
-
-
-def _check_devices(given: dict[str, Any], seen: dict[str, Matrix], target: Matrix | None) -> None:
-    """OperandError if the arrays are on several devices."""
-    devices = {name: x.device for name, x in seen.items()} | ({"out": target.device} if target else {})
-    if len(set(devices.values())) > 1:
-        _check_place(given)
-        raise OperandError(f"the arrays lie on devices {', '.join(f'{name}: {on}' for name, on in devices.items())}; one is needed")
-
-
-def _entry(prepare: Prepare, seen: dict[str, Matrix], options: Any, target: Matrix | None, library: arrays.Library, first: Any) -> _Entry:
-    ready = prepare(seen, options, target)
-    sizes = {name: x.nbytes for name, x in seen.items()} | ({"out": target.nbytes} if target else {})
-    return _Entry(ready, library.maker(first, ready.shape, ready.result), sizes)
-
-
-def _result(entry: _Entry, library: arrays.Library, stream: int) -> tuple[Any, int]:
-    """A new array for the result, and its address."""
-    ready = entry.ready
-    if entry.allocate is None:
-        if ready.channels_last:
-            raise OperandError("the result cannot be made here to lie channels last; pass out")
-        own = cuda.DeviceArray(ready.shape, ready.result)
-        return own, own.pointer
-    out = entry.allocate()
-    pointer = library.pointer(out, stream)
-    return library.channels_second(out) if ready.channels_last else out, pointer
+def prepared(task: Task, schedule: GpuSchedule, layout: str, operands: Operands, activation: Activation) -> PreparedCall:
+    """The launch of a task by this schedule, in one of the task's layouts."""
+    seen, out, last = operands.seen, operands.out, layout == "nhwc"
+    first, second = (seen[name] for name in task.names)
+    shape = tuple(task.shape[axis] for axis in PERMUTED) if last else task.shape
+    conv, addresses = isinstance(task.workload, Conv), {"first": first.pointer, "second": second.pointer}
+    how: dict[str, Any] = {"layout": layout} if conv else {"pitches": task.pitches, **addresses}
+    row = conv_kernel(schedule.kernel) if conv else None
+    return PreparedCall(
+        launch=cuda.Launch(task.workload, schedule, result=task.result, **how),
+        operands=task.names,
+        shape=shape,
+        result=task.result,
+        epilogue=cuda.epilogue_struct(task.alpha, task.beta, 0, activation),
+        channels_last=last,
+        converts_second=conv and not arrays.lies(second, layout),
+        alignment=row.alignment if row else 1,
+        allocate=None if operands.host else operands.library.maker(operands.first, shape, task.result),
+        nbytes={name: x.nbytes for name, x in (seen if out is None else seen | {"out": out}).items()},
+    )
 
 
 def _check_apart(out: Matrix, seen: dict[str, Matrix], nbytes: dict[str, int]) -> None:
@@ -149,7 +255,7 @@ def _copy_c(c: Matrix, result: int, strides: tuple[int, ...], stream: int) -> No
     """Copies c into the result, to which the launch adds."""
     if (c.pointer, c.strides) == (result, strides):
         return
-    dense = int(np.prod(c.shape)) * SIZES[c.dtype]
+    dense = int(np.prod(c.shape)) * cuda.SIZES[c.dtype]
     apart = result + dense <= c.pointer or c.pointer + dense <= result
     if c.strides != strides or c.nbytes != dense or not apart:
         raise OperandError("c must be dense, lie as the result does (row-major unless out says otherwise) and not overlap out but be it")
@@ -222,78 +328,3 @@ def workspace(size: int, stream: int, place: tuple[arrays.Library, Any, int | No
 def forget_workspaces() -> None:
     """Frees the workspaces of this thread."""
     _workspaces.of_stream.clear()
-
-
-# Host arrays
-
-
-def _from_host(prepare: Prepare, given: dict[str, Any], options: Hashable, order: Order) -> Any:
-    """Copies the arrays to the device, computes there, and copies the result back."""
-    host = {name: np.asarray(x) for name, x in given.items() if x is not None}
-    out = host.pop("out", None)
-    seen = {name: _to_device(x, name, order(x)) for name, x in host.items()}
-    ready = prepare(seen, options, None)
-    if ready.converts_second:  # send the second operand again, in the layout of the launch
-        name = ready.operands[1]
-        seen[name] = _to_device(host[name], name, PERMUTED if ready.channels_last else (0, 1, 2, 3))
-    target = cuda.DeviceArray(ready.shape, ready.result)
-    if "c" in seen:
-        _copy_c(seen["c"], target.pointer, arrays.dense(ready.shape), 0)
-    _launch(ready, seen, target.pointer, 0, None)
-    kinds = {arrays.DTYPES[x.dtype.name]: x.dtype for x in host.values()}
-    names = {ours: theirs for theirs, ours in arrays.DTYPES.items()}
-    found = target.read(np.empty(ready.shape, kinds.get(ready.result) or np.dtype(names[ready.result])))
-    found = found.transpose(0, 3, 1, 2) if ready.channels_last else found
-    if out is None:
-        return found
-    if out.shape != found.shape or out.dtype != found.dtype or not out.flags.writeable:
-        raise OperandError(f"out must be a writable {found.dtype} array of shape {found.shape}")
-    out[...] = found
-    return given["out"]
-
-
-def _to_device(x: Array, name: str, order: tuple[int, ...]) -> Matrix:
-    """A dense copy of a host array on the device, its axes in this order."""
-    seen = arrays.view(x, name)
-    dense = np.ascontiguousarray(x.transpose(order))
-    memory = cuda.DeviceArray(dense.shape, seen.dtype).fill(dense)
-    by_axis = dict(zip(order, arrays.dense(dense.shape), strict=True))
-    strides = tuple(by_axis[axis] for axis in range(x.ndim))
-    return msgspec.structs.replace(seen, pointer=memory.pointer, strides=strides, device=0, owner=memory)
-
-
-# Checks of operands
-
-
-# Element type of an array -> the types in which it may be multiplied, the default first
-MULTIPLIED = {
-    "f32": ("f32", "tf32", "tf32x3"), "f64": ("f64",), "f16": ("f16",), "bf16": ("bf16",), "s8": ("s8",), "f8": ("f8",), "u8": ("f8",),
-}  # fmt: skip
-
-
-def multiplied(first: Matrix, second: Matrix, dtype: str | None, names: tuple[str, str]) -> str:
-    """The type in which two operands are multiplied."""
-    if first.dtype != second.dtype:
-        raise OperandError(f"{names[0]} is {first.dtype} and {names[1]} is {second.dtype}; expected one type")
-    known: tuple[str, ...] = MULTIPLIED.get(first.dtype, ())
-    if dtype is None and known and first.dtype != "u8":
-        return known[0]
-    if dtype is None or dtype not in known:
-        allowed = f"with dtype={' or '.join(map(repr, known))}" if known else "not at all"
-        raise OperandError(f"arrays of {first.dtype} are multiplied {allowed}; dtype is {dtype!r}; types are {', '.join(cuda.RESULTS)}")
-    return dtype
-
-
-def check_result(what: str, dtype: str, result: str) -> None:
-    if result not in cuda.RESULTS[dtype]:
-        raise OperandError(f"a {what} of {dtype} cannot result in {result}; it may in {' or '.join(cuda.RESULTS[dtype])}")
-
-
-def check_bias(bias: Matrix | None, count: int, each: str, result: str) -> None:
-    """OperandError unless bias is None or has one contiguous value of the result's type for each column or filter."""
-    if bias is None:
-        return
-    if bias.shape != (count,) or (count > 1 and bias.strides != (1,)):
-        raise OperandError(f"bias has shape {bias.shape}; expected {count} contiguous values, one per {each}")
-    if bias.dtype != result:
-        raise OperandError(f"bias is {bias.dtype}; expected the result's type, {result}")

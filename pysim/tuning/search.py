@@ -26,7 +26,7 @@ from pysim.measure.store import Store
 from pysim.problem.text import Layer
 from pysim.record.measurement import CoreThen
 from pysim.record.plan import Layout, Plan
-from pysim.runtime import cpu
+from pysim.runtime.emulated import executor_for
 from pysim.tuning import choose, evidence
 from pysim.tuning.choose import ARMS, PURPOSES, Purpose, Run, Step, Trials, after, known, taken
 
@@ -98,7 +98,6 @@ def search(
     on: Machine | Gpu,
     settings: Settings,
     store: Store,
-    executor: cpu.Executor = cpu.LOCAL,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Search:
     """Searches the plans of a layer; `tell` gets a line of progress after each run.
@@ -106,7 +105,7 @@ def search(
     Raises PlanError where there is no plan, MachineError for an emulated machine, MissingError without library or device. If the incumbent
     is wrong or cannot run, nothing is measured and `reason` says why.
     """
-    if executor.kind == "emulated":
+    if executor_for(on).kind == "emulated":
         raise MachineError(f"{on.name} is emulated here, where times mean nothing; search on -m host or -m cuda")
     workload = layer.workload
     question = evidence.question_of(workload, on, settings.threads, settings.layout)
@@ -115,7 +114,7 @@ def search(
     runs = [_of(plans, run) for run in stored.runs if run.incumbent in plans]
     orders: dict[Purpose, list[str]] = {"model": list(plans), "random": _shuffled(plans, settings.seed)}
     incumbent = runs[0].incumbent if runs else orders["model"][0]
-    rig = _Rig(bench_of(plans[incumbent], on, settings.threads, executor, settings.seed), LruCache(PREPARED_PLANS), {}, [])
+    rig = _Rig(bench_of(plans[incumbent], on, settings.threads, settings.seed), LruCache(PREPARED_PLANS), {}, [])
     trials = known(runs)
     spent = {purpose: sum(run.spent for run in runs if run.purpose == purpose) for purpose in PURPOSES}
     target = target_of(plans[incumbent])

@@ -2,16 +2,12 @@
 """Whatever is written as a problem, a list or a command: layers or a sentence, in bounded time and memory."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
+from command_line import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from limits import bounded, inputs
-
-sys.path.append(str(Path(__file__).parent.parent))
-from command_line import invoke
 
 from pysim.errors import PysimError
 from pysim.problem import text as workload

@@ -296,11 +296,11 @@ def workspace_bytes(problem: Gemm, schedule: GpuSchedule, layout: Layout = "nchw
 
 def launch_bytes(problem: Gemm, kernel: GemmKernel, schedule: GpuSchedule, placement: Placement = DENSE) -> int:
     """Workspace of a launch as native/cuda/abi/gemm.cu counts it: copied operands, flags, partial sums."""
-    tiles = kernel.tiles
+    tiles, count = kernel.tiles, tiles_of(problem, kernel)
     total = sum(round_up(one.rows * one.pitch, ALIGN) for one in copies(problem, kernel, placement))
     accumulators = tiles.rows * tiles.columns * SUM_BYTES[problem.dtype]
     if not (schedule.decomposition == "split_k" and schedule.splits <= kernel.reduces_in_cluster):
-        total += partial_bytes(schedule.decomposition, schedule.splits, tiles_of(problem, kernel), tiles.blocks, accumulators)
+        total += partial_bytes(schedule.decomposition, schedule.splits, count, tiles.blocks, accumulators)
     return total + ALIGN * bool(total)
 
 

@@ -176,7 +176,7 @@ class Winograd(ByRow):
         error = max(error_of(*DRAINED), error_of(*TRANSFORMS, products=0)) if drained else error_of(*ERRORS[self.kind])
         growth, rms = (1.0, 2 * error) if self.kind else (4.0, 0.0)
         mean = MEAN_ERROR if drained else 0.0
-        return Bound(growth, rms, SOURCES[self.kind], "operands", "transformed", error, mean, "window" if self.row.outputs == 2 else "tile")
+        return Bound(growth, rms, SOURCES[self.kind], "nothing", "transformed", error, mean, "window" if self.row.outputs == 2 else "tile")
 
     def lines(self) -> tuple[str, ...]:
         m, planes = self.row.outputs, self.planes

@@ -14,7 +14,7 @@ tiles in all, the equations of `distances` have at least these bytes between two
 Streamed tiles that the run packs are packed anew for each set of kept tiles, and at least their panels K2 s lie in between. First uses
 follow the previous run's last ones. Lines that tiles share are left out, and so are reads of a panel that was just packed. What certainly
 crossed a level counts in the level outside it, and only as much of a distance. So the bound is at most the prediction
-(`tests/test_planner.py` compares them).
+(`tests/unit/planner/test_planner.py` compares them).
 
 Worked number: with 1,000 channels of f32, a tile of 32 windows has k = 128,000 bytes, and one of 14 filters s = 56,000. An L1 of 32 KiB
 holds neither until the next use: all filters are read from beyond it for each of the K tiles of windows.

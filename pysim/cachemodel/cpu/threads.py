@@ -34,6 +34,7 @@ Worked number: 56x56 windows in tiles of 32 are 98 tiles, 64 filters in tiles of
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -111,6 +112,24 @@ def rows_of(w: Conv, images: int, rows: int, filters: int, groups: int = 1) -> C
 def touched_bytes(w: Workload) -> int:
     """Bytes of all operands."""
     return w.operand_elements * w.element_bytes + w.output_elements * w.result_bytes
+
+
+def even_parts(w: Workload, threads: int) -> Iterator[Workload]:
+    """The largest parts of all even divisions into rows of outputs x filters, without repetition."""
+    found: set[Workload] = set()
+    for of_filters in range(1, threads + 1):
+        of_rows = threads // of_filters
+        if of_rows * of_filters < threads - max(1, threads // 8):
+            continue
+        if isinstance(w, Gemm):
+            found.add(msgspec.structs.replace(w, n=ceil_div(w.n, of_rows), m=ceil_div(w.m, of_filters)))
+        elif w.batch * w.groups >= threads:
+            groups = w.groups if w.batch >= threads else min(w.groups, max(2, ceil_div(w.batch * w.groups, threads)))
+            found.add(rows_of(w, ceil_div(w.batch, threads), w.out_h, w.group_filters, groups))
+        else:
+            rows, filters = ceil_div(w.out_h, max(1, of_rows // w.batch)), ceil_div(w.group_filters, of_filters)
+            found.add(rows_of(w, w.batch, rows, filters, w.groups))
+    yield from sorted(found, key=lambda one: one.text)
 
 
 def machine_of_one_core(machine: Machine, threads: int, part: float) -> Machine:

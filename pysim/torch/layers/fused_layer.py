@@ -36,9 +36,9 @@ from pysim.network.fusion import RESIDUAL_INPUT
 from pysim.problem.conv import Conv
 from pysim.problem.gemm import Gemm
 from pysim.problem.text import Workload
-from pysim.record.plan import Layout, Plan, on_cpu
+from pysim.record.plan import Layout, Plan
+from pysim.runtime.arrays import ALIGNMENT_BYTES
 from pysim.runtime.cpu_launch import Prepared
-from pysim.runtime.cuda_call import ALIGNMENT_BYTES
 from pysim.torch.layers.expected_cpu import MARGIN, name_of, own_activation, own_seconds
 from pysim.torch.layers.gpu_launch import GpuLaunch, LaunchRecord, NormRecord, PrologueTensors
 from pysim.torch.layers.norm_layers import TO_NCHW, TO_NHWC, FactorLayer, NormLayer, apply_activation, apply_activation_
@@ -341,9 +341,8 @@ class FusedLayer(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
             w, (scale, shift) = parameters[0].detach(), self._scale_and_shift(parameters)
             if scale is not None:
                 w = _scale_weights(w, scale).to(w.dtype)
-            schedule, on = on_cpu(plan)
             addend = None if shift is None else shift.to(w.dtype).numpy()
-            return Prepared(problem, w.contiguous().numpy(), schedule, addend, activation, threads, host.executor(on))
+            return Prepared.of(plan, w.contiguous().numpy(), addend, activation, threads)
 
         prepared = self.derived.get((key, threads, activation is self.activation), parameters, make)
         apart = None if activation is self.activation else self.activation

@@ -15,7 +15,8 @@ from pysim.problem.gemm import Gemm
 from pysim.record.plan import Plan
 from pysim.record.schedule import GpuSchedule
 from pysim.runtime import arrays, cuda
-from pysim.runtime.cuda_call import ALIGNMENT_BYTES, workspace
+from pysim.runtime.arrays import ALIGNMENT_BYTES
+from pysim.runtime.cuda_call import workspace
 from pysim.runtime.cuda_norm import Norm, NormLaunch
 from pysim.torch.precision import NAMES, TENSORS
 

@@ -20,7 +20,8 @@ import torch
 from pysim.caches import LruCache
 from pysim.network.arena import Lifetime, assign_offsets
 from pysim.runtime import arrays, cuda
-from pysim.runtime.cuda_call import ALIGNMENT_BYTES, workspace
+from pysim.runtime.arrays import ALIGNMENT_BYTES
+from pysim.runtime.cuda_call import workspace
 from pysim.runtime.cuda_steps import LaunchStep, LaunchSteps, NormStep, Place
 from pysim.torch.layers.fused_layer import FusedLayer
 from pysim.torch.layers.gpu_launch import LaunchRecord, NormRecord, TensorLayout, on_device_of

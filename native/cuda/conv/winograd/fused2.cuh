@@ -177,18 +177,19 @@ template <Form FORM, bool NHWC> __global__ __launch_bounds__(THREADS, 1) void fu
         sum_planes<NHWC>(Patches<NHWC>(c, group, first, t.begin * STEP, min(t.end * STEP, c.channels), threadIdx.x),
                          (const char *)c.own + at * FILTER_BYTES + threadIdx.x * 16, t.end - t.begin, sum, shared);
         __syncthreads(); /* all threads have read their fragments */
-        float out[8][4];
+        float out[32];
         pass<FORM, NHWC>(out, sum, (float *)shared);
-        bool whole = true;
-        if (t.parts > 1) {
-            float values[32];
-#pragma unroll
-            for (int i = 0; i < 32; i++) values[i] = out[i / 4][i % 4];
-            whole = reduce_parts(p, work, t, values, threadIdx.x, THREADS, &now.last, [] { __syncthreads(); });
-#pragma unroll
-            for (int i = 0; i < 32; i++) out[i / 4][i % 4] = values[i];
+        if (reduce_parts(p, work, t, out, threadIdx.x, THREADS, &now.last, [] { __syncthreads(); })) {
+            mend<4>(out, [&](int which) {
+                const Seen s = seen<FORM, NHWC>(threadIdx.x, which / 8, which / 4 % 2);
+                const int number = first + s.tile, filter = filters * FILTERS + s.filter;
+                if (number >= c.windows || filter >= c.filters) return 0.f;
+                int in_image, across;
+                const int n = c.per_image.of(number, in_image), down = c.per_row.of(in_image, across);
+                return direct_sum(c, group, filter, n, 2 * down + which / 2 % 2, 2 * across + which % 2);
+            });
+            store<FORM, NHWC>(c, group, first, filters * FILTERS, out, (float *)(shared + 2 * STAGING_BYTES));
         }
-        if (whole) store<FORM, NHWC>(c, group, first, filters * FILTERS, out, (float *)(shared + 2 * STAGING_BYTES));
         __syncthreads();
     }
 }

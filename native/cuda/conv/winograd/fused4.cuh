@@ -385,6 +385,14 @@ template <bool NHWC, int PIECE, class Filters> __global__ __launch_bounds__(THRE
         }
         const auto in_workspace = [&] { return reduce_parts(p, work, t, out, (int)thread, THREADS, &now.last, [] { __syncthreads(); }); };
         if (in_cluster ? reduce_in_cluster(t, out, shared) : in_workspace()) {
+            mend<16>(out, [&](int which) {
+                const Block at = block();
+                const int slot = (int)(thread_again() % 32), line = (int)(thread_again() / 32) + which / 16 * 16;
+                const int number = at.tile + (NHWC ? line : slot), filter = at.filters * SIDE + (NHWC ? slot : line);
+                if (number >= c.windows || filter >= c.filters) return 0.f;
+                const Corner corner = corner_of(c, number);
+                return direct_sum(c, at.group, filter, corner.n, corner.p + which / 4 % 4, corner.q + which % 4);
+            });
             const Epilogue<float, float> epilogue(p);
             if (NHWC || by_fours(c)) {
                 if (epilogue.plain) store<NHWC, true>(c, epilogue, block(), out, (float *)shared);

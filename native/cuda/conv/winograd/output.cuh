@@ -68,8 +68,8 @@ template <Form FORM> __device__ inline void put(float *to, const float (&sum)[2]
     }
 }
 
-/* out[2 round + second]: the 2x2 outputs of the tile and filter seen(round, second). */
-template <Form FORM, bool NHWC> __device__ inline void pass(float (&out)[8][4], const float (&sum)[2][8][8], float *shared) {
+/* out[4 (2 round + second)]: the first of the 2x2 outputs of the tile and filter seen(round, second). */
+template <Form FORM, bool NHWC> __device__ inline void pass(float (&out)[32], const float (&sum)[2][8][8], float *shared) {
     const int thread = threadIdx.x;
 #pragma unroll
     for (int round = 0; round < 4; round++) {
@@ -86,17 +86,17 @@ template <Form FORM, bool NHWC> __device__ inline void pass(float (&out)[8][4], 
 #pragma unroll
             for (int s = 0; s < 4; s++) output_line<4>(half + s, 4, m + s);
 #pragma unroll
-            for (int r = 0; r < 2; r++) output_line<1>(out[2 * round + second] + 2 * r, 1, half + 4 * r);
+            for (int r = 0; r < 2; r++) output_line<1>(out + 4 * (2 * round + second) + 2 * r, 1, half + 4 * r);
         }
     }
 }
 
 /* Outputs pass through shared memory, words of this thread only, so that a rolled loop has the epilogue once. */
 template <Form FORM, bool NHWC>
-__device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, const float (&out)[8][4], float *own) {
+__device__ inline void store(const Conv &c, int group, int first_tile, int first_filter, const float (&out)[32], float *own) {
     const int thread = threadIdx.x;
 #pragma unroll
-    for (int i = 0; i < 32; i++) own[i * THREADS + thread] = out[i / 4][i % 4];
+    for (int i = 0; i < 32; i++) own[i * THREADS + thread] = out[i];
     Epilogue<float, float> epilogue(c.product);
     float *const to = (float *)c.out;
     const int all = c.groups * c.filters, column = NHWC ? all : 1, row = NHWC ? c.out_w * all : c.out_w;

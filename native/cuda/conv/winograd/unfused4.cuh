@@ -188,8 +188,13 @@ template <bool NHWC> __global__ __launch_bounds__(THREADS) void stage_output(con
 #pragma unroll
     for (int i = 0; i < LARGE; i++) m[i] = exists ? from[i * plane] : 0.f;
     transform_out(out, [&](int p) { return m[p]; });
-    const Epilogue<float, float> epilogue(c.product);
     const Corner at = corner_of(c, s.first + tile);
+    if (exists)
+        mend<16>(out, [&](int which) {
+            const int group = filter / c.filters;
+            return direct_sum(c, group, filter - group * c.filters, at.n, at.p + which / 4, at.q + which % 4);
+        });
+    const Epilogue<float, float> epilogue(c.product);
     const int high = exists ? c.out_h - at.p : 0, wide = c.out_w - at.q, column = NHWC ? all : 1, row = c.out_w * column;
     const int first = (NHWC ? at.n * c.out_h * row + filter : (at.n * all + filter) * c.out_h * row) + at.p * row + at.q * column; /* up to 2^30 */
     if (words) {

@@ -33,6 +33,47 @@ __host__ __device__ inline int filter_of(int slot) {
     return 32 * g + 16 * (k / 2) + 8 * (k % 2) + 4 * q + t;
 }
 
+/* Output (p, q) of image n by the definition. In double precision, so that nothing overflows that the result does not. Not inlined: it is rare, and
+ * the kernels need their registers. */
+__device__ __noinline__ inline float direct_sum(const Conv &c, int group, int filter, int n, int p, int q) {
+    const int all = c.groups * c.channels, column = c.nhwc ? all : 1, row = c.width * column, h = p - c.pad_top, w = q - c.pad_left;
+    const int64_t plane = c.nhwc ? 1 : c.height * c.width, tap = c.nhwc ? c.channels : 1;
+    const float *in = (const float *)c.in + (int64_t)n * all * c.height * c.width + group * c.channels * plane;
+    const float *weights = (const float *)c.weights + ((int64_t)group * c.filters + filter) * 9 * c.channels;
+    double sum = 0;
+#pragma unroll 1
+    for (int channel = 0; channel < c.channels; channel++, in += plane, weights += c.nhwc ? 1 : 9)
+#pragma unroll 1
+        for (int i = 0; i < 9; i++) {
+            const int y = h + i / 3, x = w + i % 3;
+            if (y >= 0 && y < c.height && x >= 0 && x < c.width) sum = fma((double)in[(int64_t)y * row + x * column], (double)weights[i * tap], sum);
+        }
+    return (float)sum;
+}
+
+/* Computes tiles again, from the definition, that have an output above 1e18 or not finite: the transforms mix the elements of a patch, so an infinity or
+ * NaN reaches all outputs of its tile, sums of large elements may overflow, and their rounding hides small ones. TILE: outputs of a tile; again(i):
+ * output i. */
+template <int TILE, int COUNT, class Again> __device__ __forceinline__ void mend(float (&out)[COUNT], Again again) {
+    unsigned tiles = 0;
+#pragma unroll
+    for (int tile = 0; tile < COUNT / TILE; tile++) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < TILE; i++) sum = fmaf(out[tile * TILE + i], 0x1p68f, sum); /* overflows from 2^60 on */
+        if (!(fabsf(sum) < INFINITY)) tiles |= 1u << tile;
+    }
+    if (!tiles) return;
+#pragma unroll 1
+    for (int which = 0; which < COUNT; which++) {
+        if (!(tiles >> which / TILE & 1)) continue;
+        const float value = again(which);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            if (i == which) out[i] = value;
+    }
+}
+
 inline bool is_3x3(const Conv &c) {
     return c.kernel_h == 3 && c.kernel_w == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1;
 }

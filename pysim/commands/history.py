@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim history`: what the measurement store knows; and, for `compare`, what changed since a baseline."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from pysim.commands.common import Cell, Column, document, json_option, layers_of, plural, put, put_table, say, seconds
+from pysim.errors import StoreError, choose
+
+if TYPE_CHECKING:
+    from pysim.commands.timing import Planned
+    from pysim.comparison.history import Compared, Run
+    from pysim.record.measurement import Comparison
+
+_COLOURS = {"slower": "bold red", "faster": "green", "same": ""}
+
+
+@click.command()
+@click.argument("problems", metavar="[PROBLEM]...", nargs=-1)
+@click.option("--baseline", metavar="NAME", help="Each setting's last run beside the run of this name (pysim compare --save NAME).")
+@json_option
+def history(problems: tuple[str, ...], baseline: str | None, as_json: bool) -> None:
+    """The runs of each PROBLEM in the measurement store, oldest first, each beside the first of its setting.
+
+    A change is that of the plan's time over the time of a library that was timed in turns with it, so a computer that is busier than it was
+    changes nothing. Without a PROBLEM: the saved names, and how many runs each problem has.
+
+    \b
+    Examples
+      pysim history
+      pysim history conv:mb1ic64ih56oc64kh3ph1
+      pysim history resnet50 --baseline monday
+    """
+    from pysim.comparison.history import compared, document_of, runs_of
+    from pysim.measure.store import Store
+
+    before = saved(baseline) if baseline else None
+    with Store() as store:
+        if not problems and before is None:
+            _put_all(runs_of(store.find()), store.marks(), as_json)
+            return
+        wanted = [layer.workload.text for layer in layers_of(problems)] if problems else [run.ours.problem for run in before or ()]
+        runs = [run for problem in dict.fromkeys(wanted) for run in runs_of(store.find(problem=problem))]
+    if not runs:
+        raise StoreError(f"the store has no measurement of {', '.join(problems)}; pysim compare makes some")
+    if before is None:
+        rows = compared([*{run.setting: run for run in reversed(runs)}.values()], runs)
+    else:
+        rows = compared(before, [*{run.setting: run for run in runs}.values()])
+    if as_json:
+        document(changes=[document_of(one) for one in rows])
+        return
+    _put(rows, times=True)
+
+
+def checked(saved_as: str | None, resume: bool, baseline: str | None) -> "list[Run]":
+    """The runs of the baseline, if one is asked for; UsageError for options of `compare` that do not go together."""
+    if resume and not saved_as:
+        raise click.UsageError("--resume goes on with what --save NAME began; give both")
+    return saved(baseline) if baseline else []
+
+
+def saved(name: str) -> "list[Run]":
+    """The runs of a name. StoreError if it has none."""
+    from pysim.comparison.history import baseline
+    from pysim.measure.store import Store
+
+    with Store() as store:
+        if not (found := baseline(store, name)):
+            known = choose(name, [one for one, _, _ in store.marks()])
+            raise StoreError(f'nothing is saved as "{name}" in {store.path}; {known}; pysim compare --save {name} saves measurements')
+    return found
+
+
+def saving(results: "Iterable[Comparison]", name: str) -> "Iterator[Comparison]":
+    """Saves each layer's run under a name as soon as it is measured."""
+    from pysim.measure.store import TolerantStore
+
+    with TolerantStore(say) as store:
+        for result in results:
+            if result.run:
+                store.mark(name, result.run)
+            yield result
+
+
+def without_saved(planned: "Sequence[Planned]", name: str, state: str, threads: int) -> "list[Planned]":
+    """The layers whose plan has no run of this name; a note on stderr says how many have one."""
+    from pysim.comparison.history import baseline
+    from pysim.measure.store import Store
+    from pysim.record.plan import Plan
+
+    with Store() as store:
+        done = {(run.ours.problem, run.ours.kernel, run.ours.state, run.ours.environment.get("threads")) for run in baseline(store, name)}
+    rest = [
+        (layer, plan)
+        for layer, plan in planned
+        if not isinstance(plan, Plan) or (plan.problem, plan.kernel, state, str(threads)) not in done
+    ]
+    if len(rest) < len(planned):
+        say(f'"{name}" has {len(planned) - len(rest)} of {plural(len(planned), "layer")}')
+    if not rest:
+        raise click.exceptions.Exit(0)
+    return rest
+
+
+def put_changes(results: "Sequence[Comparison]", before: "Sequence[Run]", name: str, as_json: bool) -> int:
+    """Writes what changed since the baseline, to stderr beside a document; returns how many plans became slower."""
+    from pysim.comparison.history import compared, runs_of
+    from pysim.measure.store import Store
+
+    with Store() as store:
+        rows = compared(before, [run for result in results if result.run for run in runs_of(store.find(run=result.run))])
+    slower = [one for one in rows if one.change and one.change.verdict == "slower"]
+    if as_json:
+        for one in slower:
+            say(f"slower than {name}: {one.after.ours.problem}")
+        return len(slower)
+    put("")
+    put(f'since "{name}": {plural(len(slower), "plan")} slower of {len(rows)}')
+    _put(rows)
+    return len(slower)
+
+
+def _put(rows: "Sequence[Compared]", times: bool = False) -> None:
+    def change(one: "Compared") -> Cell:
+        return (f"{one.change.value - 1:+.1%}", _COLOURS[one.change.verdict]) if one.change else "-"
+
+    def interval(one: "Compared") -> str:
+        return f"{one.change.low - 1:+.1%} to {one.change.high - 1:+.1%}" if one.change else ""
+
+    def verdict(one: "Compared") -> Cell:
+        if one.change:
+            return one.change.verdict, _COLOURS[one.change.verdict]
+        return "no peer in common" if one.before else "not in the baseline"
+
+    def version(one: "Compared") -> str:
+        environment = one.after.ours.environment
+        return environment.get("commit") or environment.get("pysim", "")
+
+    when: list[Column[Compared]] = [
+        Column("time", lambda one: one.after.ours.time[:16].replace("T", " "), left=True),
+        Column("version", version, left=True),
+    ]
+    columns: list[Column[Compared]] = [
+        *(when if times else []),
+        Column("measured", lambda one: seconds(one.after.seconds)),
+        Column("was", lambda one: seconds(one.before.seconds) if one.before else "-"),
+        Column("change", change),
+        Column("interval", interval),
+        Column("", verdict, left=True),
+        Column("beside", lambda one: one.change.against if one.change else "", left=True),
+        Column("kernel", lambda one: one.after.ours.kernel, left=True),
+        Column("problem", lambda one: one.after.ours.problem, left=True),
+    ]
+    put_table(columns, rows)
+
+
+def _put_all(runs: "Sequence[Run]", marks: Sequence[tuple[str, int, str]], as_json: bool) -> None:
+    """How many runs each problem has, and the saved names."""
+    by_problem: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        by_problem.setdefault((run.ours.problem, run.ours.machine), []).append(run)
+    if as_json:
+        counted = [{"problem": name, "machine": on, "runs": len(of), "last": of[-1].ours.time} for (name, on), of in by_problem.items()]
+        document(runs=counted, baselines=[{"name": name, "runs": count, "last": time} for name, count, time in marks])
+        return
+    columns: list[Column[tuple[str, str]]] = [
+        Column("runs", lambda key: str(len(by_problem[key]))),
+        Column("last", lambda key: by_problem[key][-1].ours.time[:16].replace("T", " "), left=True),
+        Column("machine", lambda key: key[1], left=True),
+        Column("problem", lambda key: key[0], left=True),
+    ]
+    put_table(columns, by_problem)
+    for name, count, time in marks:
+        put(f'saved as "{name}": {plural(count, "run")}, last {time[:16].replace("T", " ")}')

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pysim report`: problems, comparisons and sweeps as one page to show."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pysim.commands.common import (
+    Choice,
+    OutputFile,
+    accuracy_options,
+    document,
+    json_option,
+    layout_option,
+    memory_limit_option,
+    plan_options,
+    progress,
+    put_lines,
+    read_model,
+    say,
+)
+from pysim.file_io import written
+from pysim.record.plan import BLOCKED
+
+FORMATS = {".html": "html", ".md": "md", ".csv": "csv", ".json": "json"}
+
+
+@click.command()
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.option(
+    "-m", "--machine", "machine_names", default=("host",), show_default="host", multiple=True, help="Machines to plan problems for."
+)
+@click.option("-o", "--output", type=OutputFile(*FORMATS), help="The file to write; without it, the report goes to stdout.")
+@click.option("--format", "kind", type=Choice([*FORMATS.values()]), help="Default: as the file's name says, else md.")
+@click.option("--title", help="Title of the report; default: the sources.")
+@plan_options(
+    layout_option(*BLOCKED, text="Layout of a convolution's input and output: nhwc on GPUs, channel blocks (nchw16c) on CPUs."),
+    memory_limit_option,
+    accuracy_options,
+)
+@json_option
+def report(
+    sources: tuple[str, ...],
+    machine_names: tuple[str, ...],
+    output: Path | None,
+    kind: str | None,
+    title: str | None,
+    options: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Plans and measurements as one page: summary, table of layers, charts, and every plan with its reasons.
+
+    A SOURCE is a problem, which is planned for each machine; a document of pysim plan, run or compare (--json > FILE.json); or the results
+    of a sweep (FILE.jsonl). The HTML page needs no other file and no network.
+
+    \b
+    Examples
+      pysim report resnet50 -m zen4 -m zen5 -m h200 -o resnet50.html
+      pysim compare resnet50 --peers --json > today.json; pysim report today.json -o today.html
+      pysim report caches.jsonl --format csv
+    """
+    from pysim.report import page
+    from pysim.report.rows import rows_of
+
+    kind = "json" if as_json else kind or (FORMATS[output.suffix] if output else "md")
+    with progress() as show:
+        found = rows_of(sources, machine_names, read_model, options, show)
+        show("")
+    title = title or ", ".join(sources)
+    if kind == "json":
+        if output:
+            raise click.UsageError("--format json writes a document to stdout: pysim report ... --json > FILE")
+        document(rows=found.rows, networks=found.networks)
+        return
+    text = {"html": page.html, "md": page.markdown}[kind](found, title) if kind != "csv" else page.comma_separated(found)
+    if output is None:
+        put_lines(text.rstrip("\n"))
+        return
+    with written(output) as path:
+        path.write_text(text, encoding="utf-8")
+    say(f"wrote {output}")

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The results of a sweep, one line of JSON each, in a file that grows while the sweep runs; and who computes them.
+
+A line is written when its task is done. A sweep that was stopped goes on with what its file lacks: lines of another version or with an
+error are computed again, an incomplete last line is removed. Tasks run in this process, or on Dask's workers: processes that it starts
+here, or those of a scheduler, which may be on many machines. A worker that dies costs the task that it worked on.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pysim import __version__
+from pysim.errors import MissingError, ProblemError
+from pysim.sweep import task as tasks
+from pysim.sweep.spec import Task
+
+_AHEAD = 8  # tasks that each worker has been given
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the file."""
+
+    task: Task
+    result: dict[str, Any]
+    pysim: str = __version__
+
+    @property
+    def failed(self) -> bool:
+        return "error" in self.result
+
+
+def read(path: Path) -> list[Result]:
+    """What a file has; an incomplete last line is cut off. ProblemError for a file that is no sweep's."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    try:
+        found = [msgspec.json.decode(line, type=Result) for line in whole.splitlines()]
+    except msgspec.MsgspecError as error:
+        raise ProblemError(f"{path} has lines that are no results of a sweep ({error}); give another file") from None
+    if len(whole) < len(content):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return found
+
+
+def missing(wanted: Sequence[Task], found: Sequence[Result]) -> list[Task]:
+    done = {one.task.key for one in found if one.pysim == __version__ and not one.failed}
+    return [one for one in wanted if one.key not in done]
+
+
+def latest(wanted: Sequence[Task], found: Sequence[Result]) -> list[Result]:
+    """The last result of each task that has one, in the order of the tasks."""
+    by_key = {one.task.key: one for one in found}
+    return [by_key[one.key] for one in wanted if one.key in by_key]
+
+
+def computed(wanted: Sequence[Task], path: Path, workers: int | None = None, scheduler: str | None = None) -> Iterator[Result]:
+    """Computes tasks; each result is in the file before it is yielded."""
+    with path.open("ab") as file:
+        for result in _results(wanted, workers, scheduler):
+            file.write(msgspec.json.encode(result) + b"\n")
+            file.flush()
+            yield result
+
+
+def _results(wanted: Sequence[Task], workers: int | None, scheduler: str | None) -> Iterator[Result]:
+    if not wanted or (workers is None and scheduler is None):
+        yield from (Result(task=one, result=tasks.run(one)) for one in wanted)
+        return
+    with _client(workers, scheduler) as client:
+        ahead = _AHEAD * max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+        of = {client.submit(tasks.run, one, pure=False): one for one in wanted[:ahead]}
+        done, rest = import_module("distributed").as_completed([*of], loop=client.loop), iter(wanted[ahead:])
+        for future in done:
+            error, task = future.exception(), of.pop(future)
+            if (one := next(rest, None)) is not None:
+                of[following := client.submit(tasks.run, one, pure=False)] = one
+                done.add(following)
+            yield Result(task=task, result={"error": _sentence(error)} if error else future.result())
+            future.release()
+
+
+def _sentence(error: BaseException) -> str:
+    return "its worker died" if type(error).__name__ == "KilledWorker" else f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _client(workers: int | None, scheduler: str | None) -> Iterator[Any]:
+    try:
+        dask, distributed = import_module("dask"), import_module("distributed")
+    except ImportError:
+        raise MissingError("workers need Dask: pip install '.[sweep]' in a checkout, or pip install distributed") from None
+    if scheduler is not None:
+        try:
+            client = distributed.Client(scheduler, timeout="10s", set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise ProblemError(f"no Dask scheduler answers at {scheduler}: {error}") from None
+        with client:
+            yield client
+        return
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client

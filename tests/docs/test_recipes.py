@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipes of docs/design.md, followed: what they name is all that is needed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkout import ROOT
+
+from pysim import algorithms, planner
+from pysim.algorithms import cpu
+from pysim.errors import MissingError
+from pysim.explain.text import explain
+from pysim.runtime.cpu import available_kernels
+
+try:
+    TARGETS = {name.rpartition("__")[2] for name in available_kernels()}
+except MissingError:
+    TARGETS = set()
+
+# What the recipe "add a kernel" asks for: file -> the line that its own line follows, and that line
+KERNEL = {
+    "native/kernels.inc": (
+        "PYSIM_KERNEL(target(avx2),     dtype(f32),  form(win),   windows(16),  filters(6),   lane_windows(8),  lane_filters(1))",
+        "PYSIM_KERNEL(target(avx2), dtype(f32), form(win), windows(16), filters(4), lane_windows(8), lane_filters(1))",
+    ),
+    "native/x86/avx2_f32.c": ("DEFINE_WIN(f32_win_16x6__avx2, 6)", "DEFINE_WIN(f32_win_16x4__avx2, 4)"),
+}
+NEW = "f32_win_16x4__avx2"
+USE = f"""
+import pysim
+from pysim.runtime import cpu
+assert "{NEW}" in cpu.available_kernels()
+assert "{NEW}" in [plan.kernel for plan in pysim.plans("conv:ic32ih30oc4kh3ph0", "zen4", top=1000)]
+assert pysim.plan("gemm:4x16x64", "zen4", micro_kernel=(16, 4)).kernel == "{NEW}"
+"""
+
+MODULE = '''
+"""A convolution by tiles that are never packed, as an example: SConv's nest of another name that promises a tenth of the time."""
+from pysim.algorithms.cpu.sconv import COMPUTES, candidates, describe, largest_part, prepare, refuses, tolerance, workspace_bytes
+from pysim.cachemodel.cpu import nest_schedules
+
+NAME = "example"
+
+
+def cost(machine, found):
+    return [one._replace(cycles=one.cycles / 10) for one in nest_schedules.cost(machine, found)]
+'''
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One module more in the folder of the CPU's algorithms."""
+    (tmp_path / "example.py").write_text(MODULE)
+    monkeypatch.setattr(cpu, "__path__", [*cpu.__path__, str(tmp_path)])
+    algorithms._folder.cache_clear()
+    yield
+    algorithms._folder.cache_clear()
+
+
+@pytest.mark.usefixtures("example")
+def test_a_module_in_the_folder_is_an_algorithm_that_is_planned_explained_and_named() -> None:
+    plan = planner.plan("conv:mb1ic64ih56oc64kh3ph1", "zen4")
+    assert plan.algorithm == "example"
+    assert "example" in {item.algorithm for item in plan.considered}
+    assert "example:" in explain(plan)
+    assert planner.plan("conv:mb1ic64ih56oc64kh3ph1", "zen4", name=plan.name).algorithm == "example"
+    assert planner.plan("conv:mb1ic64ih56oc64kh3ph1", "zen4", algorithm="sconv").algorithm == "sconv"
+
+
+def test_without_it_nobody_knows_of_it() -> None:
+    assert planner.plan("conv:mb1ic64ih56oc64kh3ph1", "zen4").algorithm != "example"
+
+
+@pytest.mark.timeout(1000)  # it compiles every kernel, on a machine that may be busy
+@pytest.mark.skipif(not all(map(shutil.which, ("meson", "ninja", "gcc"))), reason="meson, ninja and gcc build the copy")
+@pytest.mark.skipif("avx2" not in TARGETS, reason="the library is not here, or this CPU lacks AVX2")
+def test_a_line_and_a_definition_are_a_kernel_that_is_checked_and_planned(tmp_path: Path) -> None:
+    """The native tree with both, built as any is."""
+    for name in ("native", "pysim", "lab"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    shutil.copytree(ROOT / "pysim" / "machine" / "data", tmp_path / "pysim" / "machine" / "data")
+    for name in ("meson.build", "meson.options"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name, (after, line) in KERNEL.items():
+        text = (tmp_path / name).read_text()
+        assert text.count(after) == 1
+        (tmp_path / name).write_text(text.replace(after, f"{after}\n{line}"))
+
+    def run(*command: str, **more: str) -> str:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=os.environ | more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("meson", "setup", "build", "-Dtests=true", "-Dcuda=disabled")
+    run("ninja", "-C", "build", "libpysim.so", "check")
+    run("build/check", "--kernel", NEW)
+    run(sys.executable, "-c", USE, PYTHONPATH=str(tmp_path), PYSIM_LIBRARY=str(tmp_path / "build" / "libpysim.so"))

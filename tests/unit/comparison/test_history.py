@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of other days: a plan that became slower is told from a computer that did."""
+
+import json
+
+import numpy as np
+import pytest
+from command_line import SMALL, document, invoke, native, ok, own_files, refused  # noqa: F401
+
+from pysim.comparison.history import baseline, change_of, compared, runs_of
+from pysim.measure.store import Store
+from pysim.record.measurement import Measurement
+
+pytestmark = pytest.mark.usefixtures("own_files")
+VERSION = {"version": "OpenBLAS 0.3.30"}
+
+
+def measurements(seed, slower=1.0, load=0.0, rounds=60, run="", peer=VERSION, problem=SMALL, clock="3e9"):
+    """Samples of a plan of 700 us and of a peer in turns: the clock wanders, others have the CPU in a share `load` of the rounds."""
+    rng = np.random.default_rng(seed)
+    shared = rng.uniform(0.8, 1.25) * (1 + 0.03 * rng.standard_normal(rounds)) * np.where(rng.random(rounds) < load, 2.0, 1.0)
+    placed = 1 + 0.004 * rng.standard_normal()  # buffers lie elsewhere in each run
+    ours, theirs = (shared * (1 + 0.01 * np.abs(rng.standard_normal(rounds))) * seconds for seconds in (700e-6 * slower * placed, 1e-3))
+    same = {"problem": problem, "machine": "zen4", "state": "hot", "time": f"2026-11-{seed % 28 + 1:02}", "run": run or str(seed)}
+    found = [Measurement(kernel="k", schedule="{}", samples=tuple(ours), environment={"threads": "1", "clock_hz": clock}, **same)]
+    if peer is not None:
+        found.append(Measurement(kernel="im2col_openblas", schedule="", samples=tuple(theirs), environment=peer, **same))
+    return found
+
+
+def run(*args, **fields):
+    (found,) = runs_of(measurements(*args, **fields))
+    return found
+
+
+def test_a_regression_of_five_percent_is_found_and_none_where_there_is_none():
+    before = run(1000, load=0.5)
+    assert [change_of(before, run(seed, slower=1.05, load=0.5)).verdict for seed in range(10)] == ["slower"] * 10
+    assert [change_of(before, run(seed, load=0.5)).verdict for seed in range(20)] == ["same"] * 20
+    assert [change_of(before, run(seed, slower=1 / 1.06, load=0.5)).verdict for seed in range(10)] == ["faster"] * 10
+
+
+def test_a_peer_of_another_version_says_nothing():
+    before, after = run(1), run(2, slower=1.2, peer={"version": "OpenBLAS 0.4"}, clock="0")
+    assert change_of(before, after) is None
+    (one,) = compared([before], [after])
+    assert one.before is before and one.change is None
+
+
+def test_without_a_peer_cycles_are_compared():
+    before, after = run(1, peer=None), run(1, peer=None, slower=1.3)
+    change = change_of(before, after)
+    assert change.against == "clock" and change.value == pytest.approx(1.3) and change.verdict == "slower"
+
+
+def test_runs_of_other_settings_are_no_baseline():
+    (one,) = compared([run(1)], [run(2, problem="gemm:8x8x8")])
+    assert one.before is None and one.change is None
+
+
+def test_the_last_run_of_a_name_counts(tmp_path):
+    with Store(tmp_path / "s.sqlite") as store:
+        for seed in (1, 2):
+            store.add_run(measurements(seed))
+            store.mark("monday", str(seed))
+        assert [one.ours.run for one in baseline(store, "monday")] == ["2"] and baseline(store, "tuesday") == []
+        assert [(name, count) for name, count, _ in store.marks()] == [("monday", 2)]
+        assert len(store.find()) == 4
+
+
+def test_history_shows_what_the_store_knows(tmp_path, monkeypatch):
+    with Store() as store:
+        for seed, slower in ((1, 1.0), (2, 1.3)):
+            store.add_run(measurements(seed, slower=slower))
+        store.mark("monday", "1")
+    every = document("history")
+    assert every["runs"] == [{"problem": SMALL, "machine": "zen4", "runs": 2, "last": "2026-11-03"}]
+    assert every["baselines"][0]["name"] == "monday"
+    first, last = document("history", SMALL)["changes"]
+    assert (first["change"], first["verdict"], last["verdict"]) == (1.0, "same", "slower") and 1.25 < last["change"] < 1.35
+    (only,) = document("history", SMALL, "--baseline", "monday")["changes"]
+    assert only["verdict"] == "slower" and "slower" in ok("history", "--baseline", "monday")
+    assert "there is monday" in refused(2, "history", "--baseline", "mondy")
+    assert "no measurement" in refused(2, "history", "gemm:8x8x8")
+
+
+@native
+def test_a_comparison_is_saved_resumed_and_compared_with(monkeypatch):
+    quick = ("--seconds", "0", "--json")
+    one, both = (SMALL,), (SMALL, "gemm:64x48x32")
+    ok("compare", *one, "--save", "monday", *quick)
+    again = invoke("compare", *both, "--save", "monday", "--resume", *quick)
+    assert '"monday" has 1 of 2 layers' in again.stderr
+    assert [found["problem"] for found in json.loads(again.stdout)["comparisons"]] == [both[1]]
+    assert "both" in invoke("compare", *both, "--resume").stderr
+    assert {one["problem"] for one in document("history", "--baseline", "monday")["changes"]} == {*both}
+    monkeypatch.setattr("pysim.comparison.history.change_of", lambda before, after: change_of(run(1), run(2, slower=1.3)))
+    told = invoke("compare", *one, "--baseline", "monday", "--seconds", "0")
+    assert told.exit_code == 1 and 'since "monday": 1 plan slower of 1' in told.output
