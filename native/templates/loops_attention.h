@@ -52,45 +52,62 @@ static void attention_keys(const pysim_attention *of, const T *k, int64_t count,
     for (int64_t d = 0; d < of->size && padded > count; d++) memset(to + d * KEYS + count, 0, (size_t)(padded - count) * sizeof(T));
 }
 
-/* Scores of a row, [KEYS], become shares exp(s - m); m and total are those of the row so far. Returns what its earlier sums are to be
- * multiplied by. */
-INLINE T attention_shares(T *s, int64_t count, const T *mask, int64_t mask_step, T *m, T *total) {
-    const int64_t padded = (count + LANES - 1) / LANES * LANES;
-    for (int64_t j = 0; mask && j < count; j++) s[j] += mask[j * mask_step];
-    for (int64_t j = count; j < padded; j++) s[j] = -(T)__builtin_inf();
-    VEC top = v_set1(*m), sum = v_zero();
-    for (int64_t j = 0; j < padded; j += LANES) top = v_larger(top, v_load(s + j));
-    const T most = across(1, top), from = most == -(T)__builtin_inf() ? 0 : most;
-    for (int64_t j = 0; j < padded; j += LANES) {
-        const VEC v = exponential(v_load(s + j) - v_set1(from));
-        v_store(s + j, v);
-        sum += v;
+/* Scores of a group of rows, [GROUP][KEYS], become shares exp(s - m). `most` and `total` are those of the rows so far; `factor` is what their
+ * earlier sums are to be multiplied by. Each step is done for all rows, since a row's own steps wait for each other. `padded`: count in
+ * whole vectors, a constant where all keys are there. */
+INLINE void attention_shares(T *scores, int64_t count, int64_t padded, T *most, T *total, T *factor) {
+    const T least = -(T)__builtin_inf();
+    T from[GROUP];
+    for (int64_t r = 0; r < GROUP; r++)
+        for (int64_t j = count; j < padded; j++) scores[r * KEYS + j] = least;
+    for (int64_t r = 0; r < GROUP; r++) {
+        VEC top = v_set1(most[r]);
+        for (int64_t j = 0; j < padded; j += LANES) top = v_larger(top, v_load(scores + r * KEYS + j));
+        const T highest = across(1, top);
+        from[r] = highest == least ? 0 : highest;
+        factor[r] = most[r] == from[r] ? 0 : most[r] - from[r];
+        most[r] = highest;
     }
-    const T factor = *m == from ? 1 : exponential(v_set1(*m) - v_set1(from))[0];
-    *total = *total * factor + across(0, sum);
-    *m = most;
-    return factor;
+    for (int64_t r = 0; r < GROUP; r += LANES) v_store(factor + r, exponential(v_load(factor + r)));
+    for (int64_t r = 0; r < GROUP; r++) {
+        VEC sum = v_zero();
+        for (int64_t j = 0; j < padded; j += LANES) {
+            const VEC v = exponential(v_load(scores + r * KEYS + j) - v_set1(from[r]));
+            v_store(scores + r * KEYS + j, v);
+            sum += v;
+        }
+        total[r] = total[r] * factor[r] + across(0, sum);
+    }
 }
 
 static void attention_group(const pysim_attention *of, int64_t rows, int64_t keys, const T *q, const T *columns, const T *values,
                             const T *mask, T *scores, T *sums, T *most, T *total) {
     const int64_t width = (of->width + LANES - 1) / LANES * LANES, padded = (keys + LANES - 1) / LANES * LANES;
+    T factor[(GROUP + LANES - 1) / LANES * LANES] = {0};
     attention_product(0, q, of->size, columns, KEYS, of->size, scores, KEYS, padded);
-    for (int64_t r = 0; r < rows; r++) {
-        const T factor = attention_shares(scores + r * KEYS, keys, mask ? mask + r * of->m_row : NULL, of->m_step, most + r, total + r);
-        for (int64_t n = 0; factor != 1 && n < width; n += LANES) v_store(sums + r * width + n, v_load(sums + r * width + n) * factor);
-    }
+    for (int64_t r = 0; mask && r < rows; r++)
+        for (int64_t j = 0; j < keys; j++) scores[r * KEYS + j] += mask[r * of->m_row + j * of->m_step];
+    if (padded == KEYS)
+        attention_shares(scores, keys, KEYS, most, total, factor);
+    else
+        attention_shares(scores, keys, padded, most, total, factor);
+    for (int64_t r = 0; r < GROUP; r++)
+        for (int64_t n = 0; factor[r] != 1 && n < width; n += LANES) v_store(sums + r * width + n, v_load(sums + r * width + n) * factor[r]);
     attention_product(1, scores, KEYS, values, width, keys, sums, width, width);
 }
 
 /* y = sums / total. A row whose keys are all masked has the total 0, and its shares are 0 / 0. */
 static void attention_result(const pysim_attention *of, int64_t rows, const T *sums, const T *total, T *y) {
     const int64_t width = (of->width + LANES - 1) / LANES * LANES;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t n = 0; n < of->width; n++) {
-            const T sum = sums[r * width + n];
-            y[r * of->y_row + n] = of->zero_rows && !(total[r] > 0) ? (total[r] == 0 ? sum : 0) : sum / total[r];
+    for (int64_t r = 0; r < rows; r++) {
+        const int is_number = total[r] == total[r], kept = of->zero_rows && total[r] == 0;
+        const VEC divisor = v_set1(kept ? 1 : total[r]);
+        for (int64_t n = 0; n < of->width; n += LANES) {
+            VEC v = v_zero();
+            if (is_number || !of->zero_rows) v = v_load(sums + r * width + n) / divisor;
+            v_store_mask(y + r * of->y_row + n, v, v_lanes(0, of->width - n));
         }
+    }
 }
 
 static void attention_rows(const pysim_attention *of, int64_t rows, const void *queries, const void *keys, const void *values,

@@ -92,13 +92,13 @@ def products_of(out: Array, inputs: Sequence[Array], attributes: Attributes) -> 
 
 def matmul(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     """In NumPy, for types that the kernels do not support; of half numbers in float32, rounded once."""
-    product, alpha = products_of(out, [widened(x) for x in inputs], attributes), attributes.get("alpha", 1.0)
+    product = products_of(out, [widened(x) for x in inputs], attributes)
     if out.dtype == np.float16:
-        product.out[...] = np.matmul(product.a, product.b, dtype=np.float32) * np.float32(alpha)
-        return
-    np.matmul(product.a, product.b, out=product.out)
-    if alpha != 1:
-        out *= out.dtype.type(alpha)
+        product.out[...] = np.matmul(product.a, product.b, dtype=np.float32)
+    else:
+        np.matmul(product.a, product.b, out=product.out)
+    if attributes.get("alpha", 1.0) != 1:
+        out *= out.dtype.type(attributes["alpha"])
 
 
 def shapes_of_products(node: Node, graph: Graph) -> Products:
@@ -138,7 +138,7 @@ def fuse_transpositions(graph: Graph) -> Graph:
 def _unscaled(node: Node, nodes: list[Node | None], graph: Graph, makers: Mapping[str, int], users: Mapping[str, list[int]]) -> Node:
     """The product with constant factors of its operands as its own factor."""
     inputs, alpha, absorbed = list(node.inputs), node.attributes.get("alpha", 1.0), list(node.absorbed)
-    for side, name in enumerate(inputs):
+    for side, name in enumerate(inputs if graph.tensors[node.output].native else ()):  # of others each operator rounds as it is defined
         place = makers.get(name)
         made = nodes[place] if place is not None else None
         if (

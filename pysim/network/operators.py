@@ -21,6 +21,7 @@ from pysim.network.graph import Array, Node
 from pysim.network.numpy_ops import convolutions
 from pysim.network.numpy_ops.convolutions import taps
 from pysim.network.numpy_ops.operators import DEFINED
+from pysim.network.numpy_ops.selecting import widened
 from pysim.runtime.operators import Window, copy_step, map_step, pool_step, reorder_step, takes
 from pysim.runtime.steps import Chain, Step
 
@@ -203,7 +204,8 @@ def _leaky_relu(out: Array, inputs: Sequence[Array], attributes: Attributes) -> 
 
 def _ufunc(function: Any) -> Run:
     def run(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-        function(*inputs, out=out)
+        with np.errstate(all="ignore"):
+            function(*inputs, out=out)
 
     return run
 
@@ -211,6 +213,11 @@ def _ufunc(function: Any) -> Run:
 def _where(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
     np.copyto(out, inputs[2])
     np.copyto(out, inputs[1], where=inputs[0])
+
+
+def _cast(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
+    with np.errstate(all="ignore"):
+        np.copyto(out, widened(inputs[0]) if out.dtype.kind == "f" else inputs[0], casting="unsafe")
 
 
 def _transpose(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
@@ -259,13 +266,23 @@ NATIVE: dict[str, Bind] = {
     "Sub": arrays.pair("Sub"), "Tanh": _activated(lambda of: "tanh"), "Transpose": _transposed, **arrays.NATIVE_ONLY,
 }  # fmt: skip
 _BY_NUMPY: dict[str, Run] = {
-    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Clip": _clip, "ConvByTaps": convolutions.convolution,
+    "Add": _add, "AveragePool": _pool_by_taps(largest=False), "Cast": _cast, "Clip": _clip, "ConvByTaps": convolutions.convolution,
     "ConvTranspose": convolutions.transposed, "Div": _ufunc(np.divide), "Gelu": _gelu, "GlobalAveragePool": _mean_of_planes,
     "Hardmax": _hardmax, "Identity": _copy, "LeakyRelu": _leaky_relu, "LogSoftmax": _log_softmax, "LpPool": _lp_pool,
     "MatMul": arrays.matmul, "MaxPool": _pool_by_taps(largest=True), "Mul": _ufunc(np.multiply), "Pad": _pad,
     "ReduceMean": _reduce_mean, "Relu": _relu, "Sigmoid": _sigmoid, "Slice": _slice, "Softmax": _softmax, "Sub": _ufunc(np.subtract),
     "Tanh": _ufunc(np.tanh), "Transpose": _transpose, "View": _copy, "Where": _where,
 }  # fmt: skip
+
+
+# elementwise operators that are a function of NumPy, for its own types
+UFUNCS: dict[str, Any] = {
+    "Abs": np.absolute, "And": np.logical_and, "Ceil": np.ceil, "Cos": np.cos, "Equal": np.equal, "Exp": np.exp, "Floor": np.floor,
+    "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "IsNaN": np.isnan, "Less": np.less, "LessOrEqual": np.less_equal,
+    "Log": np.log, "Max": np.maximum, "Min": np.minimum, "Neg": np.negative, "Not": np.logical_not, "Or": np.logical_or, "Sin": np.sin,
+    "Sqrt": np.sqrt, "Xor": np.logical_xor,
+}  # fmt: skip
+_BY_NUMPY |= {name: _ufunc(function) for name, function in UFUNCS.items()}
 
 
 def _natively(name: str) -> Run:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -75,12 +76,17 @@ def reaching(x: Sequence[int], out: Sequence[int], kernel: Sequence[int], attrib
 
 
 def convolution(out: Array, inputs: Sequence[Array], attributes: Attributes) -> None:
-    """A product for each tap, added to the outputs that it reaches."""
+    """A product for each tap, added to the outputs that it reaches; of one channel for each filter, elementwise products."""
     x, weights, *bias = inputs
     batch, groups, axes = x.shape[0], attributes["group"], x.ndim - 2
     out[...] = bias[0].reshape(-1, *[1] * axes) if bias else 0
+    more = np.empty_like(out)
     for lies in product(*reaching(x.shape[2:], out.shape[2:], weights.shape[2:], attributes)):
         at, to, of = ((..., *numbers) for numbers in zip(*lies, strict=True))
+        if weights.shape[:2] == (groups, 1):
+            np.multiply(x[of], weights[at].reshape(-1, *[1] * axes), out=more[to])
+            out[to] += more[to]
+            continue
         image = x[of].reshape(batch, groups, x.shape[1] // groups, -1)
         out[to] += (weights[at].reshape(groups, -1, image.shape[2]) @ image).reshape(out[to].shape)
 

@@ -19,7 +19,7 @@ from pysim.network.graph import Graph, Node
 from pysim.network.numpy_ops.operators import backward_too
 from pysim.network.numpy_ops.recurrent import INPUTS, WEIGHTS, recurrent
 from pysim.network.numpy_ops.selecting import with_places
-from pysim.network.operators import checked
+from pysim.network.operators import UFUNCS, checked
 from pysim.onnx import layers, shape_inference
 from pysim.onnx.lowering import array_operators
 from pysim.onnx.lowering.array_operators import Constants, Parts, constant_of
@@ -465,11 +465,24 @@ def _as_it_is(node: Node, graph: Graph, constants: Constants, opset: int) -> Nod
     return Node(node.op, node.name, node.inputs, node.outputs) if floating else None
 
 
+def _elementwise(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """A function of NumPy's, of one or two operands."""
+    kinds = {graph.tensors[name].dtype.kind for name in (*node.inputs, *node.outputs)}
+    fits = len(node.inputs) == UFUNCS[node.op].nin and kinds <= {*"biuf"} and "broadcast" not in node.attributes
+    return Node(node.op, node.name, node.inputs, node.outputs) if fits else None
+
+
+def _cast(node: Node, graph: Graph, constants: Constants, opset: int) -> Node | None:
+    """Between NumPy's own types."""
+    kinds = {graph.tensors[name].dtype.kind for name in (*node.inputs, *node.outputs)}
+    return Node(node.op, node.name, node.inputs, node.outputs) if kinds <= {*"biuf"} else None
+
+
 LOWER: dict[str, Callable[[Node, Graph, Constants, int], Node | None]] = {
-    "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Clip": _clip, "Concat": _concat, "Conv": _conv,
+    "Add": _channelwise, "AveragePool": _pool, "BatchNormalization": _norm, "Cast": _cast, "Clip": _clip, "Concat": _concat, "Conv": _conv,
     "ConvTranspose": _transposed, "Div": _as_it_is, "Gemm": _linear, "GlobalAveragePool": _as_it_is, "Hardmax": _softmax, "LRN": _lrn,
     "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax, "LpPool": _pool, "MatMul": _matmul, "MaxPool": _pool, "Mul": _channelwise,
     "Pad": _pad, "ReduceMean": _mean, "Relu": _as_it_is, "Sigmoid": _as_it_is, "Slice": _slice, "Softmax": _softmax,
     "Sub": _as_it_is, "Sum": _channelwise, "Tanh": _as_it_is, "Transpose": _transpose, **dict.fromkeys(_VIEWS, _view),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **array_operators.LOWER,
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent), **dict.fromkeys(UFUNCS, _elementwise), **array_operators.LOWER,
 }  # fmt: skip

@@ -73,7 +73,7 @@ def test_several_threads_may_call_a_network_with_attention_at_once():
     proto = random_attention(1)
     content, inputs = proto.SerializeToString(), [random_input(proto, seed) for seed in range(8)]
     model = model_of(proto)
-    assert [layer.node.op for layer in model.plan.layers].count("Softmax")
+    assert [layer.node.op for layer in model.plan.layers].count("Attention")
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda at: model(inputs[at % 8]), range(80)))
     for at, y in enumerate(found):
