@@ -13,6 +13,7 @@ from pysim.torch.layers.fused_layer import Decision, FusedLayer
 class _Graph(Protocol):
     layers: list[FusedLayer]
     reason: str
+    alone: str
 
 
 class Report(list[Decision]):
@@ -23,6 +24,8 @@ class Report(list[Decision]):
         for graph in graphs:
             if graph.reason:
                 self.append(Decision("a graph", "", "torch", graph.reason))
+            if graph.alone:
+                self.append(Decision("between layers", "", "torch", f"operators run one by one: {graph.alone}"))
             self += [decision for layer in graph.layers for decision in layer.decisions]
 
     def __str__(self) -> str:
