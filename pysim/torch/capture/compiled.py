@@ -115,6 +115,8 @@ def compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccur
 def _copy(graph: fx.Graph) -> fx.Graph:
     made, values = fx.Graph(), dict[fx.Node, fx.Node]()
     made.output(made.graph_copy(graph, values))
+    for node in made.nodes:
+        node.meta.pop("grapharg", None)  # a weak reference to a tensor of the model
     return made
 
 
