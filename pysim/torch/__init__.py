@@ -42,14 +42,14 @@ from pysim.torch.decisions import Report
 from pysim.torch.fingerprints import WatchedTensors
 from pysim.torch.layers.fused_layer import Decision, FusedLayer
 from pysim.torch.parameters import EPOCH, TrainedNorms, count_writes, forget_all, is_plain, is_traced
-from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy
+from pysim.torch.precision import MODEL_ACCURACIES, ModelAccuracy, is_plain_float32
 
 __all__ = ["Decision", "Report", "backend", "optimize", "refresh", "report"]
 
 CudaGraph = bool | Literal["caller"]
 
 
-class Settings(NamedTuple):
+class Options(NamedTuple):
     """What `optimize` and the backend take beside the model."""
 
     accuracy: ModelAccuracy = "strict"
@@ -57,7 +57,7 @@ class Settings(NamedTuple):
     compiler: bool = True
 
     @classmethod
-    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = True, **rest: Any) -> "Settings":
+    def checked(cls, accuracy: Any = "strict", cuda_graph: Any = False, compiler: Any = True, **rest: Any) -> "Options":
         """OperandError for what is none of them."""
         if rest:
             raise OperandError(f"the backend pysim has no option {', '.join(map(repr, rest))}; it has {', '.join(cls._fields)}")
@@ -70,7 +70,7 @@ class Settings(NamedTuple):
 def backend(module: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
     """The backend of `torch.compile`. A graph through which gradients flow stays PyTorch's. Its options are `optimize`'s: accuracy,
     cuda_graph and compiler."""
-    graph = _compiled(module, example_inputs, Settings.checked(**(options or {})))
+    graph = _compiled(module, example_inputs, Options.checked(**(options or {})))
     _GRAPHS.add(graph)
     return graph
 
@@ -98,7 +98,7 @@ def optimize(
     support, runs by PyTorch; `report` says why. OperandError for what is no module, and for parameters that have no shape yet."""
     if not isinstance(model, torch.nn.Module):
         raise OperandError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
-    settings = Settings.checked(accuracy, cuda_graph, compiler)
+    chosen = Options.checked(accuracy, cuda_graph, compiler)
     if lazy := [name for name, one in model.named_parameters() if isinstance(one, torch.nn.parameter.UninitializedParameter)]:
         raise OperandError(f"the parameter {lazy[0]} has no shape before the model's first call; call it once, then optimize it")
     model = model._pysim.model if isinstance(model, _Optimized) else model
@@ -106,7 +106,7 @@ def optimize(
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__slots__": ("_pysim",)}
     optimized: Any = object.__new__(type(kind.__name__, (_Optimized, kind), names))
     object.__setattr__(optimized, "__dict__", model.__dict__)
-    object.__setattr__(optimized, "_pysim", _Calls(model, settings))
+    object.__setattr__(optimized, "_pysim", _Calls(model, chosen))
     return cast("torch.nn.Module", optimized)
 
 
@@ -185,7 +185,7 @@ class Graph:
 _GRAPHS: WeakSet[Graph] = WeakSet()  # those of torch.compile
 
 
-def _compiled(module: fx.GraphModule, inputs: Sequence[Any], settings: Settings) -> Graph:
+def _compiled(module: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Graph:
     count_trainings(module)
     tensors = [one for one in inputs if isinstance(one, torch.Tensor)]
     if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
@@ -200,18 +200,19 @@ def _compiled(module: fx.GraphModule, inputs: Sequence[Any], settings: Settings)
     if effects_of(module.graph).draws_in_order:
         return Graph(module, module.forward, [], (), "it draws random numbers in the order of a value's memory")
     static = [at for at, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter) or hasattr(one, "_dynamo_static_input_type")]
-    on_gpu, in_cuda_graph, alone = any(one.is_cuda for one in tensors), bool(settings.cuda_graph), ""
+    on_gpu, in_cuda_graph, alone = any(one.is_cuda for one in tensors), bool(options.cuda_graph), ""
     made: Rewritten | Compiled | None = None
-    if on_gpu and settings.compiler:
-        alone = missing_compiler() or ("sizes differ between calls" if any(isinstance(one, torch.SymInt) for one in inputs) else "")
+    if on_gpu and options.compiler:
+        differ = any(isinstance(one, torch.SymInt) for one in inputs) and options.accuracy != "tf32" and is_plain_float32(tensors)
+        alone = missing_compiler() or ("sizes differ between calls" if differ else "")
         try:
-            made = None if alone else compiled(module, inputs, settings.accuracy, in_cuda_graph)
+            made = None if alone else compiled(module, inputs, options.accuracy, in_cuda_graph)
         except Exception as error:  # of the compiler, for operators that it does not know or a tool that is not there
             alone = f"the compiler failed: {str(error).strip().partition(chr(10))[0]}"
     if made is None:
-        made = rewrite(module, settings.accuracy, in_cuda_graph, on_cpu=not on_gpu, same=static)
+        made = rewrite(module, options.accuracy, in_cuda_graph, on_cpu=not on_gpu, same=static)
     call = made.call
-    if settings.cuda_graph is True and made.repeatable:
+    if options.cuda_graph is True and made.repeatable:
         call = GraphedCalls(call, {*made.parameters, *static})
     graph = Graph(module, call, made.layers, made.parameters)
     graph.alone = alone
@@ -249,8 +250,8 @@ _NAMES = count()
 class _Calls:
     """The calls of a model through torch.compile."""
 
-    def __init__(self, model: torch.nn.Module, settings: Settings) -> None:
-        self.model, self.settings = model, settings
+    def __init__(self, model: torch.nn.Module, options: Options) -> None:
+        self.model, self.options = model, options
         self.graphs: list[Graph] = []
         self.refusal = ""  # why all calls run by PyTorch
         self._hooks: list[dict[int, Any]] = []
@@ -272,7 +273,7 @@ class _Calls:
         return cast("Callable[..., Any]", torch.compile(own, backend=_of_optimized, options=options))
 
     def _capture(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
-        graph = _compiled(module, inputs, self.settings)
+        graph = _compiled(module, inputs, self.options)
         if graph.strange:
             raise OperandError(graph.reason)  # even its results may be of another type than a graph's
         self.graphs.append(graph)
@@ -363,4 +364,4 @@ class _Optimized(torch.nn.Module):  # type: ignore[misc]  # PyTorch need not be 
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles the model, and optimizes the copy."""
-        return optimize, (self._pysim.model, *self._pysim.settings)
+        return optimize, (self._pysim.model, *self._pysim.options)

@@ -269,3 +269,15 @@ def test_inductor_draws_pytorchs_numbers():
         wanted = model(x)
         torch.manual_seed(7)
         assert_close(optimized(x), wanted)
+
+
+@torch.no_grad()
+def test_inductor_has_the_layers_of_16_bits_whose_sizes_differ_between_calls():
+    model = settled(Block()).half()
+    optimized = pysim.torch.optimize(model)
+    for batch in (2, 3, 5):
+        x = images(batch, 3, 9, 9).half()
+        assert (optimized(x) - model(x)).abs().max() < 0.01
+    report = pysim.torch.report(optimized)
+    assert [one.runs for one in report] == ["pysim"] * 3 + ["torch"] * 3 and not report.notes
+    assert {one.reason for one in report[3:]} == {"its sizes are known in each call only"}
