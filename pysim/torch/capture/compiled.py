@@ -42,13 +42,21 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> Any:
         epoch, operands = self._known
-        if epoch is not EPOCH.now or epoch is None:
+        if self._written and self._writes_parameters(inputs):
+            operands = None
+        elif epoch is not EPOCH.now or epoch is None:
             operands = operands_of(self._layers, inputs)
             self._known = EPOCH.now, operands
         try:
             return self._captured(*inputs) if operands is None else self._call(*inputs, *operands)
         finally:
             count_writes(*[inputs[at] for at in self._written])
+
+    def _writes_parameters(self, inputs: Sequence[Any]) -> bool:
+        """Whether a layer's parameter lies now in memory to which the graph writes."""
+        memory = {inputs[at].untyped_storage().data_ptr() for at in self._written}
+        read = {at for one in self._layers for at in one.parameters if at is not None}
+        return any(inputs[at].untyped_storage().data_ptr() in memory for at in read)
 
 
 def operands_of(layers: Sequence[Taken | Kept], inputs: Sequence[Any]) -> list[Any] | None:
@@ -92,7 +100,7 @@ def compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccur
     only_results = not before.share_memory(results)
     if not before.needs_strides:
         views_to_reshapes(made)
-    static = {node: at for at, node in enumerate(places) if node not in written}
+    static = _unwritten(places, inputs, written)
     layers, taken, nodes = insert_layers(made, inputs, static, accuracy, in_cuda_graph)
     if before.needs_strides:
         restore_strides(made, nodes)
@@ -110,6 +118,13 @@ def compiled(module: fx.GraphModule, inputs: Sequence[Any], accuracy: ModelAccur
     call = CompiledGraph(inner, taken, module.forward, [at for at, one in enumerate(places) if one in written])
     parameters = sorted({at for one in taken for at in one.parameters if at is not None})
     return Compiled(call, layers, parameters, [at for at in parameters if "running_mean" in places[at].name], repeatable)
+
+
+def _unwritten(places: Sequence[fx.Node], inputs: Sequence[Any], written: Collection[fx.Node]) -> dict[fx.Node, int]:
+    """The inputs in whose memory the graph does not write, and their positions."""
+    tensors = [isinstance(one, torch.Tensor) for one in inputs]
+    memory = {inputs[at].untyped_storage().data_ptr() for at, node in enumerate(places) if node in written and tensors[at]}
+    return {node: at for at, node in enumerate(places) if tensors[at] and inputs[at].untyped_storage().data_ptr() not in memory}
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

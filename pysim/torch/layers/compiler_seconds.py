@@ -50,7 +50,7 @@ _SHARES = {  # by type and kind of layer
     "tf32": {
         "1x1": _Shares(0.51, 0.85, 6.5e-6),
         "dense": _Shares(0.75, 0.49, 14.1e-6),
-        "few channels": _Shares(0.82, 0.34, 6.5e-6),
+        "few channels": _Shares(0.08, 0.45, 6.5e-6),
         "by channel": _Shares(0.07, 1.00, 1.8e-6),
         "by group": _Shares(0.22, 0.99, 11.9e-6),
         "product": _Shares(0.29, 0.53, 7.6e-6),

@@ -186,12 +186,36 @@ class OwnWeights(nn.Module):
 
 @torch.no_grad()
 def test_layers_of_computed_or_written_weights_are_the_compilers(traced):
-    model, x = OwnWeights().eval(), images()
-    other = copy.deepcopy(model)
+    (model, other), x = (OwnWeights().eval() for _ in range(2)), images()
+    other.load_state_dict(model.state_dict())
     optimized = pysim.torch.optimize(model)
     for _ in range(3):
         assert_close(optimized(x), other(x))
     assert set(runs(optimized).values()) == {"torch"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_parameter_that_lies_where_the_graph_writes_is_read_afterwards(traced, at_once):
+    class Halving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+            self.register_buffer("other", torch.ones(12))
+
+        def forward(self, x):
+            self.other.mul_(0.5)
+            return self.conv(x)
+
+    (model, other), x = (Halving().eval() for _ in range(2)), images()
+    other.load_state_dict(model.state_dict())
+    optimized = pysim.torch.optimize(model)
+    if not at_once:
+        assert_close(optimized(x), other(x))
+    for one in (model, other):
+        one.other = one.conv.weight.detach().view(-1)
+    for _ in range(2):
+        assert_close(optimized(x), other(x))
 
 
 @torch.no_grad()
